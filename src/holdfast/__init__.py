@@ -1,0 +1,38 @@
+"""Holdfast: reliable events for Python services on Postgres.
+
+Three entry points: `Publisher` writes events inside your transaction, `Worker` delivers them to handlers, and the
+`holdfast` command (with `core.outbox_replay` in the database) is for the people who operate them.
+"""
+
+from holdfast.context import HandlerContext
+from holdfast.envelope import EventEnvelope
+from holdfast.errors import HoldfastError, TerminalHandlerError, TransientHandlerError
+from holdfast.handlers import HandlerRegistry
+from holdfast.outcome import Done, Reject, Retry, Snooze
+from holdfast.postgres.publisher import Publisher
+from holdfast.protocols import EventHandler, EventListener, EventPublisher
+from holdfast.publication import NewEvent
+from holdfast.retry import RetryPolicy
+from holdfast.settings import WorkerSettings
+from holdfast.worker.worker import Worker
+
+__all__ = [
+    "Done",
+    "EventEnvelope",
+    "EventHandler",
+    "EventListener",
+    "EventPublisher",
+    "HandlerContext",
+    "HandlerRegistry",
+    "HoldfastError",
+    "NewEvent",
+    "Publisher",
+    "Reject",
+    "Retry",
+    "RetryPolicy",
+    "Snooze",
+    "TerminalHandlerError",
+    "TransientHandlerError",
+    "Worker",
+    "WorkerSettings",
+]

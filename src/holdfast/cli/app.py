@@ -1,0 +1,59 @@
+"""The command tree: one file per group, put together here."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from importlib.metadata import version as package_version
+from typing import Annotated, Any
+
+import typer
+
+from holdfast.cli import migrate, uninstall
+from holdfast.cli.problems import REPORTED, report
+from holdfast.postgres.release import load
+from holdfast.redact import redact_dsn
+
+app = typer.Typer(
+    name="holdfast",
+    help="A transactional outbox for Postgres.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(migrate.app, name="migrate")
+app.command("uninstall")(uninstall.uninstall)
+
+
+@app.callback()
+def options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error. May stand anywhere.")] = False,
+) -> None:
+    """A transactional outbox for Postgres."""
+
+
+@app.command()
+def version() -> None:
+    """Print the version of the package and of the schema it needs."""
+    typer.echo(f"holdfast {package_version('holdfast')} (schema version {load().version})")
+
+
+def run(arguments: list[str]) -> int:
+    """Dispatch, and turn what went wrong into two lines and an exit code."""
+    # People add --debug at the end, after the command; typer would accept it only before.
+    debug = "--debug" in arguments
+    try:
+        # typer turns usage errors and typer.Exit into SystemExit; what a command raises passes through.
+        app(args=[argument for argument in arguments if argument != "--debug"], prog_name="holdfast")
+    except SystemExit as end:
+        return _code(end.code)
+    except REPORTED as error:
+        if debug:
+            print(redact_dsn(traceback.format_exc()), file=sys.stderr)
+        return report(error)
+    return 0
+
+
+def _code(code: Any) -> int:
+    return code if isinstance(code, int) else 0 if code is None else 1

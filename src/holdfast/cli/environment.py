@@ -1,0 +1,69 @@
+"""Where settings of the command line come from: the option, else the environment."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from typing import Annotated
+
+import typer
+
+from holdfast.errors import ConfigurationError
+from holdfast.redact import redact_dsn
+
+DsnOption = Annotated[
+    str | None,
+    typer.Option(
+        "--dsn",
+        metavar="URL",
+        help="Address of the database. Default: HOLDFAST_DSN, else DATABASE_URL. "
+        "A password belongs there and not here, where the process list shows it.",
+    ),
+]
+SchemaOption = Annotated[
+    str | None,
+    typer.Option("--schema", metavar="NAME", help="Schema of Holdfast. Default: HOLDFAST_SCHEMA, else core."),
+]
+
+
+def dsn(option: str | None) -> str:
+    """The database's address."""
+    found = option or os.environ.get("HOLDFAST_DSN") or os.environ.get("DATABASE_URL")
+    if not found:
+        raise ConfigurationError(
+            "HOLDFAST_DSN", "is not set", "export HOLDFAST_DSN=postgresql://user@host:5432/database"
+        )
+    if option and redact_dsn(option) != option:
+        print("note: --dsn shows its password in the process list; HOLDFAST_DSN does not", file=sys.stderr)
+    return _without_driver(found)
+
+
+def listen_dsn(option: str | None) -> str | None:
+    """The address for LISTEN, when it is not the one for everything else."""
+    found = option or os.environ.get("HOLDFAST_LISTEN_DSN")
+    return _without_driver(found) if found else None
+
+
+def schema(option: str | None) -> str:
+    """The schema's name."""
+    return option or os.environ.get("HOLDFAST_SCHEMA") or "core"
+
+
+def generation(option: int | None) -> int:
+    """The number of this deployment."""
+    if option is not None:
+        return option
+    found = os.environ.get("HOLDFAST_GENERATION") or "0"
+    if not re.fullmatch(r"[0-9]{1,18}", found):
+        raise ConfigurationError(
+            "HOLDFAST_GENERATION",
+            "is not a whole number of 0 or more",
+            "set it to the number of this deployment",
+        )
+    return int(found)
+
+
+def _without_driver(address: str) -> str:
+    # DATABASE_URL is often written for SQLAlchemy: postgresql+asyncpg://
+    return re.sub(r"^postgres(?:ql)?\+\w+://", "postgresql://", address)

@@ -1,0 +1,128 @@
+"""holdfast migrate: plan, apply, print."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+from rich.table import Table
+
+from holdfast.cli import environment
+from holdfast.cli.environment import DsnOption, SchemaOption
+from holdfast.postgres import migrate
+from holdfast.postgres.migrate import Plan, Step
+
+app = typer.Typer(help="Bring the database to the schema this version needs.", no_args_is_help=True)
+
+
+class Roles(StrEnum):
+    """Whether the schema belongs to roles of its own."""
+
+    AUTO = "auto"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
+RolesOption = Annotated[
+    Roles,
+    typer.Option(
+        "--roles",
+        help="auto: roles of its own where this login can have them, else everything belongs to this login. "
+        "always: refuse to do without. never: do without.",
+    ),
+]
+
+
+@app.command("plan")
+def plan(
+    dsn: DsnOption = None,
+    schema: SchemaOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say what is applied and what is pending. Changes nothing."""
+    name = environment.schema(schema)
+    found = asyncio.run(migrate.plan(environment.dsn(dsn), schema=name))
+    if as_json:
+        typer.echo(json.dumps(_as_json(name, found), indent=2))
+    else:
+        _show(name, found)
+
+
+@app.command("apply")
+def apply(dsn: DsnOption = None, schema: SchemaOption = None, roles: RolesOption = Roles.AUTO) -> None:
+    """Apply what is pending. Several processes may do it at once."""
+    name, address = environment.schema(schema), environment.dsn(dsn)
+    console = Console(stderr=True)
+    pending = len(asyncio.run(migrate.plan(address, schema=name)).pending)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        bar = progress.add_task("connecting", total=pending)
+
+        def on_step(step: Step) -> None:
+            progress.update(bar, description=step.text if step.action != "hint" else None)
+            if step.action == "applied":
+                progress.advance(bar)
+            if step.action in ("wait", "retry", "applied", "hint"):
+                progress.console.print(step.text, soft_wrap=True, highlight=False, markup=False)
+
+        done = asyncio.run(migrate.apply(address, schema=name, roles=roles.value, on_step=on_step))
+    typer.echo(f"schema {name}: {len(done)} migration{'s' if len(done) != 1 else ''} applied, now up to date")
+
+
+@app.command("print")
+def print_(
+    schema: SchemaOption = None,
+    roles: Annotated[bool, typer.Option("--roles/--no-roles", help="With or without the roles and grants.")] = True,
+    since: Annotated[int, typer.Option("--since", min=0, help="Leave out the migrations up to this number.")] = 0,
+) -> None:
+    """Print the SQL for review, psql, Alembic or Django. Needs no database."""
+    typer.echo(migrate.printable(environment.schema(schema), roles=roles, since=since), nl=False)
+
+
+def _as_json(schema: str, found: Plan) -> dict[str, object]:
+    return {
+        "schema": schema,
+        "database_version": found.database_version,
+        "code_version": found.code_version,
+        "up_to_date": found.up_to_date,
+        "functions_changed": found.functions_changed,
+        "applied": [
+            {
+                "version": line.version,
+                "name": line.name,
+                "checksum": line.checksum,
+                "applied_at": line.applied_at.isoformat(),
+                "applied_by": line.applied_by,
+            }
+            for line in found.applied
+        ],
+        "pending": [
+            {"version": migration.version, "name": migration.name, "checksum": migration.checksum}
+            for migration in found.pending
+        ],
+    }
+
+
+def _show(schema: str, found: Plan) -> None:
+    table = Table("migration", "state", "applied", "by")
+    for line in found.applied:
+        table.add_row(
+            f"{line.version:04d}_{line.name}",
+            "applied",
+            f"{line.applied_at:%Y-%m-%d %H:%M:%S %Z}",
+            line.applied_by,
+        )
+    for migration in found.pending:
+        table.add_row(str(migration), "pending", "", "")
+    if found.functions_changed:
+        table.add_row("functions", "pending", "", "")
+    Console().print(table)
+    typer.echo(
+        f"schema {schema}: the database has version {found.database_version}, the code {found.code_version}"
+        + ("" if not found.up_to_date else "; nothing to do")
+    )

@@ -1,0 +1,58 @@
+"""holdfast uninstall: asked twice, because nothing brings the events back."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import Annotated
+
+import typer
+
+from holdfast.cli import environment
+from holdfast.cli.environment import DsnOption, SchemaOption
+from holdfast.errors import ConfigurationError
+from holdfast.postgres import migrate
+from holdfast.postgres.queries import require_schema
+
+
+def uninstall(
+    dsn: DsnOption = None,
+    schema: SchemaOption = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask. Needs --i-know-this-deletes as well.")] = False,
+    deletes: Annotated[
+        str | None,
+        typer.Option("--i-know-this-deletes", metavar="SCHEMA", help="The schema's name, once more."),
+    ] = None,
+) -> None:
+    """Remove Holdfast from the database, with every event it holds."""
+    name, address = require_schema(environment.schema(schema)), environment.dsn(dsn)
+    if (yes or deletes is not None) and not (yes and deletes == name):
+        raise ConfigurationError(
+            "--i-know-this-deletes",
+            f"and --yes go together and name the schema {name}",
+            f"holdfast uninstall --yes --i-know-this-deletes {name}",
+        )
+    holdings = asyncio.run(migrate.holdings(address, name))
+    if not yes:
+        _ask(holdings)
+    removal = asyncio.run(migrate.uninstall(address, name))
+    typer.echo(f"schema {name} removed, {holdings.events} events deleted")
+    if removal.roles_dropped:
+        typer.echo(f"roles removed: {', '.join(removal.roles_dropped)}")
+    if removal.roles_kept:
+        typer.echo(f"roles kept (used elsewhere, or not yours to drop): {', '.join(removal.roles_kept)}")
+
+
+def _ask(holdings: migrate.Holdings) -> None:
+    if not sys.stdin.isatty():
+        raise ConfigurationError(
+            "uninstall",
+            "asks twice, and there is nobody to answer",
+            f"holdfast uninstall --yes --i-know-this-deletes {holdings.schema}",
+        )
+    typer.echo(f"The schema {holdings.schema} holds {holdings.events} events.")
+    typer.echo(f"Its tables: {', '.join(holdings.tables)}.")
+    if typer.prompt("Type the name of the schema to go on") != holdings.schema:
+        typer.echo("That is not its name. Nothing was changed.", err=True)
+        raise typer.Exit(1)
+    typer.confirm(f"{holdings.events} events will be lost for good. Go on?", abort=True)

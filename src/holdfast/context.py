@@ -1,0 +1,34 @@
+"""What a handler can know about the delivery at hand, beside the envelope."""
+
+from collections.abc import Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from uuid import UUID
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerContext:
+    """Passed to a handler that has a parameter named `context`.
+
+    What the handler publishes inherits `correlation_id` and names this event as its cause.
+    """
+
+    event_id: UUID
+    delivery_id: UUID
+    handler_name: str
+    attempt: int
+    headers: Mapping[str, str]
+    trace_context: str | None = None
+
+    @property
+    def correlation_id(self) -> str:
+        """The id that ties a chain of events together: inherited, or the first event's own."""
+        return self.headers.get("correlation_id") or str(self.event_id)
+
+    @property
+    def causation_id(self) -> str | None:
+        """The event whose handler published this one."""
+        return self.headers.get("causation_id")
+
+
+current_context: ContextVar[HandlerContext | None] = ContextVar("holdfast_context", default=None)

@@ -1,0 +1,98 @@
+"""Every error that Holdfast raises or understands.
+
+HoldfastError
+├── PublishError (ValueError)     the event was refused before any SQL; .field and .remedy
+│   ├── PayloadError              .field is the path of the value, e.g. payload.lines[2].at
+│   └── FieldError                any other argument of publish
+├── ConfigurationError            a setting or an argument of the library; .field and .remedy
+│   └── HandlerNameError
+├── SchemaMismatch                the database has another version; .found, .expected, .remedy
+├── MigrationError
+├── TerminalHandlerError          raise it in a handler: no retry, the event fails now
+│   ├── ValidationFault
+│   ├── AuthorizationFault
+│   ├── DomainFault
+│   └── NotFoundFault
+└── TransientHandlerError         raise it in a handler: retry, if given after .retry_after seconds
+"""
+
+
+class HoldfastError(Exception):
+    """Root of every error raised by this library."""
+
+
+class _Remedied(HoldfastError):
+    # The parts stay in args, so that the error survives pickling and copying.
+    def __init__(self, field: str, problem: str, remedy: str) -> None:
+        super().__init__(field, problem, remedy)
+        self.field = field
+        self.problem = problem
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.field} {self.problem}; {self.remedy}"
+
+
+class PublishError(_Remedied, ValueError):
+    """The event was refused before any SQL ran, so the caller's transaction is still usable."""
+
+
+class PayloadError(PublishError):
+    """A value in the payload cannot be stored as jsonb; `field` is its path."""
+
+
+class FieldError(PublishError):
+    """An argument of publish other than the payload is not acceptable."""
+
+
+class ConfigurationError(_Remedied):
+    """A setting or an argument of the library is not acceptable."""
+
+
+class HandlerNameError(ConfigurationError):
+    """A handler's name is not scope-qualified."""
+
+
+class SchemaMismatch(HoldfastError):
+    """The schema in the database is not the one this version of the library needs."""
+
+    def __init__(self, found: str, expected: str, remedy: str) -> None:
+        super().__init__(found, expected, remedy)
+        self.found = found
+        self.expected = expected
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"the database has schema {self.found}, this version needs {self.expected}; {self.remedy}"
+
+
+class MigrationError(HoldfastError):
+    """A migration could not be applied."""
+
+
+class TerminalHandlerError(HoldfastError):
+    """Raised by a handler for an event that no retry can help: it fails at once."""
+
+
+class ValidationFault(TerminalHandlerError):
+    """The event asks for something malformed."""
+
+
+class AuthorizationFault(TerminalHandlerError):
+    """The event asks for something that its originator may not do."""
+
+
+class DomainFault(TerminalHandlerError):
+    """A business rule forbids what the event asks for."""
+
+
+class NotFoundFault(TerminalHandlerError):
+    """What the event refers to does not exist."""
+
+
+class TransientHandlerError(HoldfastError):
+    """Raised by a handler for a fault that will pass; `retry_after` is a number of seconds."""
+
+    def __init__(self, *args: object, retry_after: float | None = None) -> None:
+        super().__init__(*args)
+        self.retry_after = retry_after

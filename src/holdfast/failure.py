@@ -1,0 +1,203 @@
+"""What is remembered of a failure: a bounded text, a signature that groups it, the cycles before a replay."""
+
+import re
+import reprlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Literal
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
+
+FailureReason = Literal["max_deliveries", "retry_terminal", "rejected", "cancelled", "expired"]
+Redactor = Callable[[str], str]
+
+MAX_ERROR_BYTES = 8192
+TRUNCATED = "…[truncated]"
+
+# More is read than is kept, so that a redactor sees whole the secret that straddles the end.
+_READ = 4 * MAX_ERROR_BYTES
+_DEEPEST_CAUSE = 10
+_MOST_MEMBERS = 5
+_MOST_FIELDS = 20
+_LONGEST_TYPE_NAME = 200
+_UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+class FailureCycle(BaseModel):
+    """One entry of `failure_history`: what a replay found and cleared. Fields are only ever added."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    attempts: int
+    last_error: str | None = None
+    first_failed_at: AwareDatetime | None = None
+    failed_at: AwareDatetime | None = None
+    generation: int
+    replayed_by: str | None = None
+    replayed_at: AwareDatetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorReport:
+    """An error as it is stored: safe for the database, for logs, and for grouping."""
+
+    text: str
+    type_name: str
+    signature: str
+
+
+def describe(exc: BaseException, redact: Redactor | None = None) -> ErrorReport:
+    """Put an error and its causes into a bounded, storable text. It never raises.
+
+    >>> describe(ValueError("no such order")).text
+    'ValueError: no such order'
+    """
+    type_name = _type_name(exc)
+    try:
+        text = "\n".join(_entries(exc))
+    except BaseException as error:
+        # Whatever an exotic exception does while it is read, the row still has to be settled.
+        text = f"{type_name}: <unreadable: {_type_name(error)}>"
+    text = bound(text, redact)
+    return ErrorReport(text, type_name, signature(text, type_name))
+
+
+def bound(text: str, redact: Redactor | None = None) -> str:
+    """The text redacted, free of what Postgres or a terminal chokes on, and at most 8 KiB of UTF-8."""
+    cut = len(text) > _READ
+    text = str.__getitem__(text, slice(_READ))
+    if redact is not None:
+        text = _redacted(text, redact)
+    safe = _UNSAFE.sub(_escaped, text[:_READ])
+    data = safe.encode()
+    if not cut and len(data) <= MAX_ERROR_BYTES:
+        return safe
+    return data[: MAX_ERROR_BYTES - len(TRUNCATED.encode())].decode(errors="ignore") + TRUNCATED
+
+
+def _redacted(text: str, redact: Redactor) -> str:
+    try:
+        redacted: object = redact(text)
+        if isinstance(redacted, str):
+            return str.__getitem__(redacted, slice(None))
+        problem = f"returned {_type_name(redacted)}"
+    except BaseException as error:
+        problem = f"raised {_type_name(error)}"
+    # Storing the text unredacted would be the leak that the redactor is there to prevent.
+    return f"<text withheld: the redactor {problem}>"
+
+
+def _escaped(match: re.Match[str]) -> str:
+    code = ord(match.group())
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def _type_name(value: object) -> str:
+    try:
+        cls = type(value)
+        module = str(cls.__module__)
+        name = cls.__qualname__ if module in ("builtins", "__main__") else f"{module}.{cls.__qualname__}"
+        return _UNSAFE.sub(_escaped, name[:_LONGEST_TYPE_NAME])
+    except BaseException:
+        return "<unnamed>"
+
+
+def _entries(exc: BaseException) -> Iterator[str]:
+    seen: set[int] = set()
+    error: BaseException | None = exc
+    prefix, size = "", 0
+    while error is not None and id(error) not in seen:
+        if len(seen) == _DEEPEST_CAUSE:
+            yield "… and more causes"
+            return
+        seen.add(id(error))
+        for line in _entry(error, prefix):
+            yield line
+            size += len(line)
+        if size > _READ:
+            return
+        if error.__cause__ is not None:
+            prefix, error = "caused by ", error.__cause__
+        else:
+            prefix, error = "while handling ", None if error.__suppress_context__ else error.__context__
+
+
+def _entry(error: BaseException, prefix: str) -> Iterator[str]:
+    yield f"{prefix}{_headline(error)}"
+    if isinstance(error, BaseExceptionGroup):
+        for member in error.exceptions[:_MOST_MEMBERS]:
+            yield f"  - {_headline(member)}"
+
+
+def _headline(error: BaseException) -> str:
+    try:
+        text = _message(error)
+    except BaseException as raised:
+        text = f"<unreadable: {_type_name(raised)}>"
+    name = _type_name(error)
+    return f"{name}: {text}" if text else name
+
+
+def _message(error: BaseException) -> str:
+    if isinstance(error, ValidationError):
+        return _validation_message(error)
+    if type(error).__str__ is BaseException.__str__:
+        # Like str(), but a huge argument is cut before it is turned into text.
+        if len(error.args) > 1:
+            return "(" + ", ".join(map(_shown, error.args[:_MOST_FIELDS])) + ")"
+        text = "".join(arg if isinstance(arg, str) else _shown(arg) for arg in error.args)
+    else:
+        text = str(error)
+    text = str.__getitem__(text, slice(_READ + 1))
+    if hasattr(error, "params") and hasattr(error, "statement"):
+        # SQLAlchemy appends the statement's parameters, which are the application's data.
+        text = text.partition("\n[parameters: ")[0]
+    return text
+
+
+def _validation_message(error: ValidationError) -> str:
+    # Pydantic's own text quotes the input, which is somebody's payload.
+    details = error.errors(include_url=False, include_context=False, include_input=False)
+    lines = [f"{error.error_count()} invalid in {error.title}"]
+    for detail in details[:_MOST_FIELDS]:
+        lines.append(f"  {'.'.join(map(str, detail['loc'])) or '(whole)'}: {detail['msg']}")
+    return "\n".join(lines)
+
+
+class _Repr(reprlib.Repr):
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxstring = self.maxother = _READ
+        self.maxlong = 100
+        self.maxdict = self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = _MOST_FIELDS
+
+    def repr_bytes(self, value: bytes, level: int) -> str:
+        return repr(value[:_READ])
+
+    def repr_bytearray(self, value: bytearray, level: int) -> str:
+        return repr(bytes(value[:_READ]))
+
+    def repr_str(self, value: str, level: int) -> str:
+        return repr(value[:_READ])
+
+
+_shown = _Repr().repr
+
+_VARYING = re.compile(
+    r"""
+      (?P<id>      \b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b )
+    | (?P<value>   (?<!\w)'[^'\n]*'(?!\w) | "[^"\n]*" | `[^`\n]*` )
+    | (?P<path>    (?<![\w/])(?:\w+://[^\s'"]+ | (?:[A-Za-z]:)?(?:[/\\][\w.@~+-]+){2,}[/\\]?) )
+    | (?P<address> (?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)+ | \b\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?\b )
+    | (?P<hex>     \b0x[0-9a-f]+\b | \b(?=[a-f]*[0-9])[0-9a-f]{8,}\b )
+    | (?P<n>       [-+]?\d+(?:[.,:]\d+)* )
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+
+
+def signature(text: str, type_name: str) -> str:
+    """A short name for a kind of failure: the same for texts that differ only in ids, numbers or values."""
+    normal = " ".join(_VARYING.sub(lambda match: f"<{match.lastgroup}>", text).split())
+    return f"{type_name}:{blake2b(normal.encode(errors='replace'), digest_size=8).hexdigest()}"

@@ -1,0 +1,203 @@
+"""Handlers and their registration: what an application writes and a worker runs.
+
+    registry = HandlerRegistry()
+
+    @registry.handler("order.placed", name="billing.charge_card")
+    async def charge_card(event: EventEnvelope) -> None: ...
+
+Further parameters are recognised by name: `payload` (annotated with a model of your own, which is validated),
+`tx` (a database transaction that commits together with the delivery) and `context` (a `HandlerContext`).
+"""
+
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar, get_type_hints
+
+from pydantic import TypeAdapter
+
+from holdfast.context import HandlerContext
+from holdfast.envelope import EventEnvelope
+from holdfast.errors import ConfigurationError, TerminalHandlerError
+from holdfast.outcome import Done, Outcome, Reject, Retry, Snooze
+from holdfast.protocols import require_handler_name
+from holdfast.retry import DEFAULT_RETRY_POLICY, RetryPolicy
+
+DEFAULT_TIMEOUT = 300.0
+
+OnError = Literal["retry", "reject"]
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_KNOWN = ("payload", "tx", "context")
+_EVENT_TYPE = re.compile(r"[^/\s\x00-\x1f\x7f-\x9f]{1,200}")
+
+
+@dataclass(frozen=True, slots=True)
+class Handler:
+    """One registered handler, with everything a worker needs to know about it."""
+
+    name: str
+    context: str
+    event_types: tuple[str, ...]
+    function: Callable[..., Any] = field(repr=False)
+    retry: RetryPolicy = DEFAULT_RETRY_POLICY
+    timeout: float = DEFAULT_TIMEOUT
+    on_error: OnError = "retry"
+    asynchronous: bool = True
+    transactional: bool = False
+    wants_context: bool = False
+    payload_model: TypeAdapter[Any] | None = field(default=None, repr=False)
+
+    @property
+    def plain(self) -> bool:
+        """True when the function takes the event and nothing else."""
+        return not (self.transactional or self.wants_context or self.payload_model)
+
+    def extras(self, event: EventEnvelope, context: HandlerContext, tx: object) -> dict[str, Any]:
+        """The arguments beside the event. Validates the payload: a `ValidationError` is terminal."""
+        extras: dict[str, Any] = {}
+        if self.payload_model is not None:
+            extras["payload"] = self.payload_model.validate_python(event.payload)
+        if self.wants_context:
+            extras["context"] = context
+        if self.transactional:
+            extras["tx"] = tx
+        return extras
+
+    def outcome_of(self, result: object) -> Outcome:
+        """What the function returned, as an outcome; nothing is `Done`."""
+        if result is None:
+            return Done()
+        if isinstance(result, Done | Retry | Snooze | Reject):
+            return result
+        raise TerminalHandlerError(
+            f"{self.name} returned {type(result).__name__}; return nothing, Done, Retry, Snooze or Reject"
+        )
+
+
+class HandlerRegistry:
+    """The handlers of an application. `context` overrides the part of each name before its first dot."""
+
+    def __init__(self, *, context: str | None = None) -> None:
+        self._context = context
+        self._handlers: dict[str, Handler] = {}
+
+    def __iter__(self) -> Iterator[Handler]:
+        return iter(self._handlers.values())
+
+    def __len__(self) -> int:
+        return len(self._handlers)
+
+    def __getitem__(self, name: str) -> Handler:
+        return self._handlers[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._handlers
+
+    def handler(
+        self,
+        *event_types: str,
+        name: str,
+        retry: RetryPolicy = DEFAULT_RETRY_POLICY,
+        timeout: float = DEFAULT_TIMEOUT,
+        on_error: OnError = "retry",
+    ) -> Callable[[Function], Function]:
+        """Register the decorated function for event types; `*` in a type stands for any characters.
+
+        `timeout` is the time limit of one attempt in seconds. With `on_error="reject"` an error fails the
+        event at once, with reason `rejected`.
+        """
+
+        def register(function: Function) -> Function:
+            self.add(name, event_types, function, retry=retry, timeout=timeout, on_error=on_error)
+            return function
+
+        return register
+
+    def add(
+        self,
+        name: str,
+        event_types: tuple[str, ...],
+        function: Callable[..., Any],
+        *,
+        retry: RetryPolicy = DEFAULT_RETRY_POLICY,
+        timeout: float = DEFAULT_TIMEOUT,
+        on_error: OnError = "retry",
+    ) -> Handler:
+        """Register a function without the decorator."""
+        require_handler_name(name)
+        if name in self._handlers:
+            remedy = "give every handler a name of its own: it is half of the key that makes effects happen once"
+            raise ConfigurationError(name, "is registered twice", remedy)
+        if not event_types:
+            raise ConfigurationError(name, "handles no event type", 'name at least one, like "order.placed"')
+        for event_type in event_types:
+            if not isinstance(event_type, str) or not _EVENT_TYPE.fullmatch(event_type):
+                remedy = 'write it like "order.placed" or "order.*", without spaces and slashes'
+                raise ConfigurationError(name, f"has the event type {event_type!r}", remedy)
+        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout <= 86_400:
+            raise ConfigurationError(f"{name}.timeout", "is not a time limit", "give seconds from 0.001 to 86400")
+        if on_error not in ("retry", "reject"):
+            raise ConfigurationError(f"{name}.on_error", "is unknown", 'use "retry" or "reject"')
+        handler = _describe(name, self._context, event_types, function, retry, float(timeout), on_error)
+        self._handlers[name] = handler
+        return handler
+
+    def include(self, other: "HandlerRegistry") -> None:
+        """Take over the handlers of another registry."""
+        for handler in other:
+            if handler.name in self._handlers:
+                raise ConfigurationError(handler.name, "is registered twice", "include each registry once")
+            self._handlers[handler.name] = handler
+
+
+def _describe(
+    name: str,
+    context: str | None,
+    event_types: tuple[str, ...],
+    function: Callable[..., Any],
+    retry: RetryPolicy,
+    timeout: float,
+    on_error: OnError,
+) -> Handler:
+    parameters = list(inspect.signature(function).parameters.values())
+    if not parameters or parameters[0].kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD):
+        raise ConfigurationError(name, "takes no event", "write def handler(event: EventEnvelope)")
+    others = parameters[1:]
+    unknown = [p.name for p in others if p.name not in _KNOWN and p.default is p.empty]
+    if unknown:
+        remedy = f"use {', '.join(_KNOWN)}, or give the others a default"
+        raise ConfigurationError(name, f"has the parameter {unknown[0]!r}, which nobody can fill", remedy)
+    wanted = {p.name for p in others if p.name in _KNOWN}
+    call = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
+    asynchronous = inspect.iscoroutinefunction(call)
+    if "tx" in wanted and not asynchronous:
+        remedy = "make it async def: the transaction lives on the worker's event loop"
+        raise ConfigurationError(name, "takes tx and is not asynchronous", remedy)
+    return Handler(
+        name=name,
+        context=context or name.partition(".")[0],
+        event_types=tuple(dict.fromkeys(event_types)),
+        function=function,
+        retry=retry,
+        timeout=timeout,
+        on_error=on_error,
+        asynchronous=asynchronous,
+        transactional="tx" in wanted,
+        wants_context="context" in wanted,
+        payload_model=_payload_model(name, call) if "payload" in wanted else None,
+    )
+
+
+def _payload_model(name: str, function: Callable[..., Any]) -> TypeAdapter[Any]:
+    try:
+        annotation = get_type_hints(function).get("payload")
+    except NameError as error:
+        raise ConfigurationError(
+            f"{name}.payload", f"has an annotation that is not defined: {error}", "import it"
+        ) from None
+    if annotation is None:
+        remedy = "annotate it with your model, like payload: OrderPlaced"
+        raise ConfigurationError(f"{name}.payload", "has no annotation", remedy)
+    return TypeAdapter(annotation)

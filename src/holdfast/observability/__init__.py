@@ -1,0 +1,1 @@
+"""Where facts go: logs now; metrics, traces and alerts beside them."""

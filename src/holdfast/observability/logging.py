@@ -1,0 +1,36 @@
+"""Structured logs of what a worker tells. Payloads are never part of it."""
+
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
+
+import structlog
+
+from holdfast.telemetry import Fact, Failed, Notice, Retried
+
+_log = structlog.get_logger("holdfast")
+
+
+def log_fact(fact: Fact) -> None:
+    """The default observer of a worker."""
+    match fact:
+        case Notice():
+            getattr(_log, fact.level)(fact.name, **fact.details)
+        case Retried():
+            fields = _fields(fact)
+            wait = fields.pop("retry_in")
+            fields["next_attempt_at"] = (datetime.now(UTC) + timedelta(seconds=fact.retry_in)).isoformat()
+            _log.warning(
+                "delivery_retried",
+                operation=fact.handler_name,
+                retry_in_s=round(float(str(wait)), 3),
+                **fields,
+            )
+        case Failed():
+            _log.error("delivery_failed", **_fields(fact))
+
+
+def _fields(fact: Retried | Failed) -> dict[str, object]:
+    fields = asdict(fact)
+    return {
+        name: value if value is None or isinstance(value, int | float) else str(value) for name, value in fields.items()
+    }

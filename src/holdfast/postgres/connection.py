@@ -1,0 +1,97 @@
+"""A database connection that one loop owns, and that comes back after every outage."""
+
+import asyncio
+
+import asyncpg
+
+from holdfast.errors import ConfigurationError
+
+# What ends a connection rather than a statement. A server that became read-only is a failover: look for the new one.
+CONNECTION_FAULTS = (
+    OSError,  # includes TimeoutError and ConnectionError
+    asyncpg.InterfaceError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.OperatorInterventionError,
+    asyncpg.InsufficientResourcesError,
+    asyncpg.ReadOnlySQLTransactionError,
+    asyncpg.InternalClientError,
+)
+# What a statement may meet on a healthy connection, and what passes when it is sent again.
+PASSING_FAULTS = (
+    asyncpg.QueryCanceledError,
+    asyncpg.LockNotAvailableError,
+    asyncpg.DeadlockDetectedError,
+    asyncpg.SerializationError,
+)
+CONNECT_TIMEOUT = 10.0
+
+
+async def connect(dsn: str, purpose: str, *, statement_timeout: float, idle_timeout: float = 0) -> asyncpg.Connection:
+    """One connection, set up so that neither side waits for a peer that is gone."""
+    settings = {
+        "application_name": f"holdfast {purpose}",
+        # Whatever the role's defaults are: claims skip what others hold, and must not fail on it.
+        "default_transaction_isolation": "read committed",
+        "statement_timeout": _milliseconds(statement_timeout),
+        "tcp_keepalives_idle": "5",
+        "tcp_keepalives_interval": "3",
+        "tcp_keepalives_count": "3",
+    }
+    if idle_timeout:
+        settings["idle_session_timeout"] = _milliseconds(idle_timeout)
+    try:
+        return await asyncpg.connect(
+            dsn,
+            timeout=CONNECT_TIMEOUT,
+            # Longer than the server's own limit: it should be the one to answer.
+            command_timeout=statement_timeout + 2 if statement_timeout else None,
+            server_settings=settings,
+        )
+    except (asyncpg.InvalidCatalogNameError, asyncpg.InvalidAuthorizationSpecificationError):
+        raise
+    except ValueError as error:
+        raise ConfigurationError("dsn", "cannot be understood", "write postgresql://user@host:5432/database") from error
+
+
+def _milliseconds(seconds: float) -> str:
+    return str(int(seconds * 1000))
+
+
+class ReservedConnection:
+    """Kept open for one purpose; `use()` opens it anew when it is gone. Only its owner's loop may use it."""
+
+    def __init__(self, dsn: str, purpose: str, *, statement_timeout: float = 0, idle_timeout: float = 0) -> None:
+        self._dsn = dsn
+        self._purpose = purpose
+        self._statement_timeout = statement_timeout
+        self._idle_timeout = idle_timeout
+        self._connection: asyncpg.Connection | None = None
+        self._lock = asyncio.Lock()
+
+    async def use(self) -> asyncpg.Connection:
+        connection = self._connection
+        if connection is not None and not connection.is_closed():
+            return connection
+        async with self._lock:
+            if self._connection is None or self._connection.is_closed():
+                self._connection = await connect(
+                    self._dsn,
+                    self._purpose,
+                    statement_timeout=self._statement_timeout,
+                    idle_timeout=self._idle_timeout,
+                )
+            return self._connection
+
+    def drop(self) -> None:
+        """Forget the connection after a fault; nothing is asked of the other side."""
+        if self._connection is not None:
+            self._connection.terminate()
+            self._connection = None
+
+    async def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None and not connection.is_closed():
+            try:
+                await connection.close(timeout=2)
+            except CONNECTION_FAULTS:
+                connection.terminate()

@@ -1,0 +1,179 @@
+"""Changing a schema that others are using: one changer at a time, short lock waits, retries."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import asyncpg
+
+from holdfast.errors import ConfigurationError, MigrationError
+from holdfast.postgres.queries import Queries
+from holdfast.redact import redact_dsn
+
+LOCK_TRIES = 10
+TURN_PATIENCE = 600.0
+
+_HOST = re.compile(r"(?:\[[^\]]*\]|[^:\[\]]*)(?::\d*)?")
+
+# lock_not_available, deadlock_detected, serialization_failure
+_PASSING = frozenset({"55P03", "40P01", "40001"})
+# Roles belong to the whole cluster, and the lock on migrations to one database: two databases that are set up
+# at the same moment meet as duplicate_object, unique_violation or "tuple concurrently updated".
+_PASSING_FOR_ROLES = _PASSING | {"42710", "23505", "XX000"}
+
+
+class MigrationRefused(MigrationError):
+    """The database was left as it was; `remedy` says what to do about `problem`."""
+
+    def __init__(self, problem: str, remedy: str) -> None:
+        super().__init__(problem, remedy)
+        self.problem = problem
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.problem}; {self.remedy}"
+
+
+async def connect(dsn: str) -> Any:
+    """An asyncpg connection for schema changes. Errors never quote the DSN's password."""
+    _require_readable(dsn)
+    try:
+        return await asyncpg.connect(
+            dsn,
+            timeout=15,
+            statement_cache_size=0,  # nothing here runs twice, and a pooler may not keep statements
+            server_settings={"application_name": "holdfast migrate"},
+        )
+    except asyncpg.exceptions.ClientConfigurationError as error:
+        raise ConfigurationError("dsn", f"was refused: {redact_dsn(str(error))}", "correct it") from None
+    except ValueError:
+        raise _unreadable() from None
+
+
+def _require_readable(dsn: str) -> None:
+    # A raw / or # in a password moves the rest of it into the port, the path or the fragment, from where
+    # drivers and servers quote it in their messages.
+    try:
+        parts = urlsplit(dsn)
+    except ValueError:
+        raise _unreadable() from None
+    hosts = parts.netloc.rpartition("@")[2].split(",")
+    if (
+        parts.scheme not in ("postgres", "postgresql")
+        or "#" in dsn
+        or "@" in parts.path
+        or not all(_HOST.fullmatch(host) for host in hosts)
+    ):
+        raise _unreadable()
+
+
+def _unreadable() -> ConfigurationError:
+    return ConfigurationError(
+        "dsn",
+        "is not a Postgres address that can be read",
+        "write postgresql://user:password@host:5432/database, with / # ? @ : and % in a password "
+        "percent-encoded (%2F %23 %3F %40 %3A %25)",
+    )
+
+
+@asynccontextmanager
+async def one_at_a_time(connection: Any, queries: Queries, on_wait: Callable[[], None]) -> AsyncIterator[bool]:
+    """Hold the installation's lock on schema changes. Yields False behind a connection pooler.
+
+    There a session lock could be left on a connection that serves somebody else next, so only the lock inside
+    each transaction is taken. It keeps two runs apart as well, but they may take turns.
+    """
+    direct = connection.get_server_pid() == await connection.fetchval(queries.asyncpg("backend").sql)
+    if not direct:
+        yield False
+        return
+    await _wait_for_turn(connection, queries.asyncpg("try_lock").sql, on_wait)
+    try:
+        yield True
+    finally:
+        if not connection.is_closed():
+            await connection.fetchval(queries.asyncpg("unlock").sql)
+
+
+async def _wait_for_turn(connection: Any, try_lock: str, on_wait: Callable[[], None]) -> None:
+    deadline = time.monotonic() + TURN_PATIENCE
+    waited = False
+    while not await connection.fetchval(try_lock):
+        if time.monotonic() > deadline:
+            raise _no_turn()
+        if not waited:
+            on_wait()
+            waited = True
+        await asyncio.sleep(random.uniform(0.05, 0.25))  # noqa: S311  (spreads load, protects nothing)
+
+
+async def change(
+    connection: Any,
+    queries: Queries,
+    what: str,
+    work: Callable[[], Awaitable[None]],
+    *,
+    roles: bool = False,
+    on_retry: Callable[[int], None] = lambda _attempt: None,
+) -> None:
+    """Run `work` in a transaction of its own, again when it could not get a lock in two seconds."""
+    passing = _PASSING_FOR_ROLES if roles else _PASSING
+    deadline = time.monotonic() + TURN_PATIENCE
+    attempt = 0
+    while True:
+        try:
+            async with connection.transaction(isolation="read_committed"):
+                if await connection.fetchval(queries.asyncpg("try_transaction_lock").sql):
+                    await connection.execute(queries.asyncpg("begin_change").sql)
+                    await work()
+                    return
+        except asyncpg.PostgresError as error:
+            if error.sqlstate not in passing:
+                raise _failed(what, error) from error
+            attempt += 1
+            if attempt == LOCK_TRIES:
+                raise await _no_lock(connection, queries, what) from error
+            on_retry(attempt)
+        if time.monotonic() > deadline:
+            raise _no_turn()
+        # Long enough for those who queued behind the change to go ahead of its next try.
+        await asyncio.sleep(random.uniform(0.1, min(4.0, 0.25 * 2**attempt)))  # noqa: S311
+
+
+def _no_turn() -> MigrationRefused:
+    return MigrationRefused(
+        f"another schema change has been running for {TURN_PATIENCE:.0f} s",
+        "look for application_name 'holdfast migrate' in pg_stat_activity, and run this again",
+    )
+
+
+def _failed(what: str, error: asyncpg.PostgresError) -> MigrationRefused:
+    if error.sqlstate == "42501":
+        return MigrationRefused(
+            f"{what}: {error}",
+            "run it as a login that may do this, or let an administrator run `holdfast migrate print`",
+        )
+    return MigrationRefused(
+        f"{what}: {error} ({error.sqlstate})", "nothing of this step was changed; fix it and run again"
+    )
+
+
+async def _no_lock(connection: Any, queries: Queries, what: str) -> MigrationRefused:
+    oldest = await connection.fetchrow(queries.asyncpg("oldest_transaction").sql)
+    holder = (
+        f"; the oldest transaction is {oldest['seconds']} s old: pid {oldest['pid']}, "
+        f"login {oldest['login']}, application {oldest['application']}"
+        if oldest
+        else ""
+    )
+    return MigrationRefused(
+        f"{what}: no lock within 2 s in {LOCK_TRIES} tries{holder}",
+        "end the long transaction (pg_stat_activity, pg_terminate_backend) or wait for it, and run again",
+    )

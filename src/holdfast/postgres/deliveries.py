@@ -1,0 +1,230 @@
+"""The worker's conversation with the outbox: claim, split, extend, settle. One method, one statement."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+import asyncpg
+
+from holdfast.handlers import Handler
+from holdfast.postgres.queries import Queries
+
+NO_MARK = (datetime(1, 1, 2, tzinfo=UTC), UUID(int=0))
+
+
+class Delivery:
+    """One claimed row: an event, the handler it is owed to, and the lease under which it is held."""
+
+    __slots__ = ("claimed_at", "handler", "id", "record", "token")
+
+    def __init__(self, record: asyncpg.Record, handler: Handler, claimed_at: float) -> None:
+        self.record = record
+        self.id: UUID = record["id"]
+        self.token: UUID = record["lease_token"]
+        self.handler = handler
+        self.claimed_at = claimed_at
+
+    @property
+    def event_id(self) -> UUID:
+        return self.record["origin_id"] or self.id
+
+    @property
+    def attempts(self) -> int:
+        return int(self.record["attempts"])
+
+
+@dataclass(frozen=True, slots=True)
+class Interest:
+    """Who wants which events, as the registry said at one version."""
+
+    version: int
+    subscriptions: tuple[tuple[str, str, str], ...]  # context, handler name, event type or pattern
+
+
+@dataclass(frozen=True, slots=True)
+class LaneClaim:
+    """One lane of a claim: at most `limit` rows at or after `mark`."""
+
+    route: str
+    priority: int
+    handler_name: str
+    limit: int
+    mark: tuple[datetime, UUID]
+
+
+class RegistryChanged(Exception):
+    """The claim was planned with an outdated registry of interest; nothing was claimed."""
+
+
+class Deliveries:
+    """The statements of one worker. Every method takes the connection it runs on."""
+
+    def __init__(self, queries: Queries, *, worker: UUID, generation: int, lease: float) -> None:
+        self._queries = queries
+        self._worker = worker
+        self._generation = generation
+        self._lease = timedelta(seconds=lease)
+
+    async def _fetch(self, connection: asyncpg.Connection, name: str, **values: object) -> list[asyncpg.Record]:
+        statement = self._queries.asyncpg(name)
+        records: list[asyncpg.Record] = await connection.fetch(statement.sql, *statement.bind(values))
+        return records
+
+    async def claim(
+        self, connection: asyncpg.Connection, registry: int, channel: str, lanes: Sequence[LaneClaim]
+    ) -> list[asyncpg.Record]:
+        records = await self._fetch(
+            connection,
+            "claim",
+            worker=self._worker,
+            lease=self._lease,
+            registry=registry,
+            channel=channel,
+            generation=self._generation,
+            routes=[lane.route for lane in lanes],
+            priorities=[lane.priority for lane in lanes],
+            handlers=[lane.handler_name for lane in lanes],
+            limits=[lane.limit for lane in lanes],
+            marks_at=[lane.mark[0] for lane in lanes],
+            marks_id=[lane.mark[1] for lane in lanes],
+        )
+        if records and records[0]["id"] is None:
+            raise RegistryChanged
+        return records
+
+    async def split(
+        self, connection: asyncpg.Connection, registry: int, channel: str, routes: Sequence[str], limit: int
+    ) -> int:
+        rows = await self._fetch(
+            connection,
+            "split",
+            registry=registry,
+            channel=channel,
+            generation=self._generation,
+            routes=list(routes),
+            limit=limit,
+        )
+        if rows[0][0] < 0:
+            raise RegistryChanged
+        return int(rows[0][0])
+
+    async def extend(self, connection: asyncpg.Connection, held: Sequence[Delivery]) -> list[UUID]:
+        """Extend the leases; returns the ids that are lost."""
+        rows = await self._fetch(connection, "extend", **_fence(held), lease=self._lease)
+        return [row[0] for row in rows]
+
+    async def deliver(self, connection: asyncpg.Connection, held: Sequence[Delivery], *, record: bool) -> list[UUID]:
+        rows = await self._fetch(connection, "deliver", **_fence(held), handlers=_names(held), record=record)
+        return [row[0] for row in rows]
+
+    async def retry(
+        self,
+        connection: asyncpg.Connection,
+        held: Sequence[Delivery],
+        delays: Iterable[float],
+        errors: Sequence[str],
+    ) -> list[UUID]:
+        rows = await self._fetch(
+            connection,
+            "retry",
+            **_fence(held),
+            handlers=_names(held),
+            delays=_intervals(delays),
+            errors=list(errors),
+        )
+        return [row[0] for row in rows]
+
+    async def fail(
+        self,
+        connection: asyncpg.Connection,
+        held: Sequence[Delivery],
+        reasons: Sequence[str],
+        errors: Sequence[str | None],
+        signatures: Sequence[str | None],
+    ) -> list[UUID]:
+        rows = await self._fetch(
+            connection,
+            "fail",
+            **_fence(held),
+            handlers=_names(held),
+            reasons=list(reasons),
+            errors=list(errors),
+            signatures=list(signatures),
+        )
+        return [row[0] for row in rows]
+
+    async def release(
+        self, connection: asyncpg.Connection, held: Sequence[Delivery], delays: Iterable[float]
+    ) -> list[UUID]:
+        rows = await self._fetch(connection, "release", **_fence(held), delays=_intervals(delays))
+        return [row[0] for row in rows]
+
+    async def enter(self, connection: asyncpg.Connection, delivery: Delivery, idle: float) -> str:
+        """The first statement of a transactional handler: `run`, `duplicate` or `lost`."""
+        rows = await self._fetch(
+            connection,
+            "enter",
+            id=delivery.id,
+            token=delivery.token,
+            handler=delivery.handler.name,
+            idle=timedelta(seconds=idle),
+        )
+        return str(rows[0][0])
+
+    async def leave(self, connection: asyncpg.Connection, delivery: Delivery) -> bool:
+        """The last statement of a transactional handler; false when the lease is lost."""
+        rows = await self._fetch(
+            connection, "leave", id=delivery.id, token=delivery.token, handler=delivery.handler.name
+        )
+        return bool(rows[0][0])
+
+    async def due_in(
+        self, connection: asyncpg.Connection, channel: str, lanes: Sequence[tuple[str, int]]
+    ) -> float | None:
+        """Seconds until the first delayed row of the lanes is due."""
+        rows = await self._fetch(
+            connection,
+            "due_in",
+            channel=channel,
+            generation=self._generation,
+            routes=[route for route, _ in lanes],
+            priorities=[priority for _, priority in lanes],
+        )
+        value = rows[0][0]
+        return None if value is None else float(value)
+
+    async def lanes(self, connection: asyncpg.Connection, channel: str) -> list[str]:
+        """The routes that have open rows on a channel."""
+        rows = await self._fetch(connection, "lanes", channel=channel, generation=self._generation)
+        return [row[0] for row in rows]
+
+    async def interest(self, connection: asyncpg.Connection) -> Interest:
+        rows = await self._fetch(connection, "interest")
+        wanted = tuple((row["context"], row["handler_name"], row["event_type"]) for row in rows if row["handler_name"])
+        return Interest(rows[0]["version"], wanted)
+
+    async def subscribe(self, connection: asyncpg.Connection, handlers: Iterable[Handler]) -> None:
+        async with connection.transaction():
+            for handler in sorted(handlers, key=lambda each: each.name):
+                await self._fetch(
+                    connection,
+                    "subscribe",
+                    context=handler.context,
+                    handler=handler.name,
+                    event_types=list(handler.event_types),
+                )
+
+
+def _fence(held: Sequence[Delivery]) -> dict[str, object]:
+    return {"ids": [each.id for each in held], "tokens": [each.token for each in held]}
+
+
+def _names(held: Sequence[Delivery]) -> list[str]:
+    return [each.handler.name for each in held]
+
+
+def _intervals(delays: Iterable[float]) -> list[timedelta]:
+    return [timedelta(seconds=delay) for delay in delays]

@@ -1,0 +1,115 @@
+"""The caller's transaction, whatever library it comes from. Nothing here opens, commits or rolls back one.
+
+A driver is recognised by the class of what the caller passes, so none of them has to be installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.errors import FieldError
+from holdfast.postgres.queries import Queries
+
+Values = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Driver:
+    """How to run one named statement and read the single value it returns, if it returns one."""
+
+    asynchronous: bool
+    run: Callable[[Any, Queries, str, Values], Any]
+    require_transaction: Callable[[Any], None]
+
+
+def driver_of(tx: object) -> Driver:
+    """The driver for a connection or session, or an error that lists what is accepted."""
+    for cls in type(tx).__mro__:
+        package = cls.__module__.partition(".")[0]
+        driver = _DRIVERS.get((package, cls.__name__))
+        if driver is not None:
+            return driver
+    raise FieldError(
+        "tx",
+        f"is {type(tx).__module__}.{type(tx).__qualname__}, which is no transaction that Holdfast knows",
+        "pass an asyncpg or psycopg connection, or a SQLAlchemy session or connection",
+    )
+
+
+async def _asyncpg(tx: Any, queries: Queries, name: str, values: Values) -> object:
+    statement = queries.asyncpg(name)
+    return await tx.fetchval(statement.sql, *statement.bind(values))
+
+
+def _psycopg(tx: Any, queries: Queries, name: str, values: Values) -> object:
+    with tx.cursor() as cursor:
+        cursor.execute(queries.psycopg(name), values)
+        return _first(cursor.fetchone()) if cursor.description else None
+
+
+async def _psycopg_async(tx: Any, queries: Queries, name: str, values: Values) -> object:
+    async with tx.cursor() as cursor:
+        await cursor.execute(queries.psycopg(name), values)
+        return _first(await cursor.fetchone()) if cursor.description else None
+
+
+def _sqlalchemy(tx: Any, queries: Queries, name: str, values: Values) -> object:
+    result = tx.execute(_text(queries, name), values)
+    return result.scalar() if result.returns_rows else None
+
+
+async def _sqlalchemy_async(tx: Any, queries: Queries, name: str, values: Values) -> object:
+    result = await tx.execute(_text(queries, name), values)
+    return result.scalar() if result.returns_rows else None
+
+
+def _text(queries: Queries, name: str) -> Any:
+    from sqlalchemy import text
+
+    return text(queries.sqlalchemy(name))
+
+
+def _first(row: Any) -> object:
+    # The caller's row factory decides what a row is.
+    return next(iter(row.values() if isinstance(row, Mapping) else row))
+
+
+_NO_TRANSACTION = FieldError(
+    "tx",
+    "has no open transaction, so the event would not be tied to your change",
+    "publish inside one, for example `async with connection.transaction():`",
+)
+
+
+def _asyncpg_transaction(tx: Any) -> None:
+    if not tx.is_in_transaction():
+        raise _NO_TRANSACTION
+
+
+def _psycopg_transaction(tx: Any) -> None:
+    # Outside autocommit psycopg opens a transaction with the first statement.
+    if tx.autocommit and tx.info.transaction_status.name == "IDLE":
+        raise _NO_TRANSACTION
+
+
+def _begins_by_itself(_tx: Any) -> None:
+    """SQLAlchemy opens a transaction with the first statement."""
+
+
+_ASYNCPG = Driver(True, _asyncpg, _asyncpg_transaction)
+_SQLALCHEMY = Driver(False, _sqlalchemy, _begins_by_itself)
+_SQLALCHEMY_ASYNC = Driver(True, _sqlalchemy_async, _begins_by_itself)
+_DRIVERS: dict[tuple[str, str], Driver] = {
+    ("asyncpg", "Connection"): _ASYNCPG,
+    ("asyncpg", "PoolConnectionProxy"): _ASYNCPG,
+    ("psycopg", "Connection"): Driver(False, _psycopg, _psycopg_transaction),
+    ("psycopg", "AsyncConnection"): Driver(True, _psycopg_async, _psycopg_transaction),
+    ("sqlalchemy", "Session"): _SQLALCHEMY,
+    ("sqlalchemy", "scoped_session"): _SQLALCHEMY,
+    ("sqlalchemy", "Connection"): _SQLALCHEMY,
+    ("sqlalchemy", "AsyncSession"): _SQLALCHEMY_ASYNC,
+    ("sqlalchemy", "async_scoped_session"): _SQLALCHEMY_ASYNC,
+    ("sqlalchemy", "AsyncConnection"): _SQLALCHEMY_ASYNC,
+}

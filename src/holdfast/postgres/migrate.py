@@ -1,0 +1,387 @@
+"""Bringing a database to the schema this version of the code needs, forward only.
+
+Migrations are numbered files, each applied in its own transaction and recorded in `core.migrations`. Two
+processes may start at once: the second waits, and finds nothing left to do. Functions and grants have no
+number; they are replaced as a whole at the end of every run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from importlib.resources.abc import Traversable
+from typing import Any, Literal
+
+import asyncpg
+
+from holdfast.errors import SchemaMismatch
+from holdfast.postgres.ddl import MigrationRefused, change, connect, one_at_a_time
+from holdfast.postgres.ownership import Facts, Ownership, RolesMode, decide, inspect
+from holdfast.postgres.queries import Queries, render, split
+from holdfast.postgres.release import Migration, Release, load
+from holdfast.postgres.uninstall import Holdings, Removal, holdings, uninstall
+
+__all__ = [
+    "AppliedMigration",
+    "Holdings",
+    "Migration",
+    "MigrationRefused",
+    "Plan",
+    "Removal",
+    "Step",
+    "apply",
+    "holdings",
+    "plan",
+    "printable",
+    "require_current",
+    "uninstall",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedMigration:
+    """A line of `core.migrations`."""
+
+    version: int
+    name: str
+    checksum: str
+    applied_at: datetime
+    applied_by: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a database has and what it lacks."""
+
+    applied: tuple[AppliedMigration, ...]
+    pending: tuple[Migration, ...]
+    database_version: int
+    code_version: int
+    functions_changed: bool
+
+    @property
+    def up_to_date(self) -> bool:
+        """Whether `apply` would change nothing."""
+        return not self.pending and not self.functions_changed
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Something `apply` did or waits for; `text` is for people."""
+
+    action: Literal["wait", "schema", "apply", "applied", "retry", "functions", "hint"]
+    text: str
+    migration: Migration | None = None
+
+
+OnStep = Callable[[Step], None]
+
+
+async def plan(dsn: str, *, schema: str = "core", source: Traversable | None = None) -> Plan:
+    """Compare the database with the code. Reads only; a schema that is not there has version 0."""
+    queries, release = Queries(schema), load(source)
+    async with _connected(dsn) as connection:
+        return await _compare(connection, queries, release, await inspect(connection, queries))
+
+
+async def apply(
+    dsn: str,
+    *,
+    schema: str = "core",
+    roles: RolesMode = "auto",
+    on_step: OnStep | None = None,
+    source: Traversable | None = None,
+) -> list[Migration]:
+    """Apply what is pending, and return it. Safe to run from several processes at once.
+
+    `roles="auto"` gives the schema to the NOLOGIN role holdfast_owner where this login can arrange that, and
+    otherwise keeps everything with this login; `"always"` refuses to do without, `"never"` does without.
+    """
+    queries, release = Queries(schema), load(source)
+    notify = on_step or (lambda _step: None)
+    async with _connected(dsn) as connection:
+        waiting = Step("wait", "another schema change is running, waiting for it to end")
+        async with one_at_a_time(connection, queries, lambda: notify(waiting)) as direct:
+            facts = await inspect(connection, queries)
+            runner = _Runner(connection, queries, release, decide(facts, roles, schema), notify, direct)
+            if facts.has_ledger:
+                await _compare(connection, queries, release, facts)  # refuses before anything is changed
+            await runner.prepare_schema(facts)
+            done = await runner.migrate()
+            await runner.replace_functions_and_grants()
+            return done
+
+
+def printable(schema: str = "core", *, roles: bool = True, since: int = 0, source: Traversable | None = None) -> str:
+    """Everything `apply` would run, as one script for review, psql, Alembic or Django's RunSQL.
+
+    `since` leaves out the migrations up to that number. The script records what it applies, so that
+    `holdfast migrate plan` knows afterwards. It begins no transaction: run it in one.
+    """
+    queries, release = Queries(schema), load(source)
+    parts = [
+        f"-- Holdfast, schema {schema}, version {release.version}. Run it in one transaction, for example:\n"
+        "--   psql --single-transaction --set ON_ERROR_STOP=1 --file <this file>"
+    ]
+    if roles:
+        parts.append(queries.script("roles.sql"))
+        parts.append(queries.script("owner.sql"))
+    if since == 0:
+        parts.append(queries.asyncpg("create_owned_schema" if roles else "create_schema").sql + ";")
+    elif roles:
+        parts.append(queries.script("adopt.sql"))
+    if roles:
+        parts.append(queries.asyncpg("become_owner_for_session").sql + ";")
+    if since == 0:
+        parts.append(queries.script("ledger.sql"))
+    for migration in release.migrations[since:]:
+        alone = "" if migration.transactional else "\n-- Each statement of this one must run outside a transaction."
+        parts.append(f"-- Migration {migration}{alone}\n{render(migration.sql, schema)}")
+        parts.append(_record(queries, migration.version, migration.name, migration.checksum))
+    parts.extend(render(script, schema) for script in release.functions)
+    parts.append(_record(queries, 0, "functions", release.functions_checksum))
+    parts.append(render(release.grants, schema) if roles else queries.script("private.sql"))
+    if roles:
+        parts.append(queries.asyncpg("become_oneself").sql + ";")
+    return "\n\n".join(part.strip() for part in parts if part.strip()) + "\n"
+
+
+async def require_current(connection: Any, schema: str = "core", *, source: Traversable | None = None) -> None:
+    """Raise SchemaMismatch unless the database has exactly the version this code was written for."""
+    queries, release = Queries(schema), load(source)
+    facts = await inspect(connection, queries)
+    if facts.has_ledger and not facts.may_read_ledger:
+        raise MigrationRefused(
+            f"{facts.login} may not read {schema}.migrations",
+            f"as an administrator: GRANT holdfast_worker (or _producer, _operator) TO {facts.login}",
+        )
+    found = await connection.fetchval(queries.asyncpg("schema_version").sql) if facts.has_ledger else 0
+    if found != release.version:
+        raise _mismatch(schema, found, release.version)
+
+
+def _mismatch(schema: str, found: int, expected: int) -> SchemaMismatch:
+    option = "" if schema == "core" else f" --schema {schema}"
+    older = found < expected
+    remedy = f"holdfast migrate apply{option}" if older else "pip install --upgrade holdfast"
+    return SchemaMismatch(
+        f"{schema} version {found}" if found else f"{schema} version 0 (not installed)",
+        f"version {expected}",
+        remedy,
+    )
+
+
+def _record(queries: Queries, version: int, name: str, checksum: str) -> str:
+    # Names and checksums come from our own file names and hashes: [a-z0-9_] only.
+    statement = queries.asyncpg("record_migration")
+    sql = statement.sql
+    values = {"version": str(version), "name": f"'{name}'", "checksum": f"'{checksum}'"}
+    for number, parameter in enumerate(statement.parameters, start=1):
+        sql = sql.replace(f"${number}", values[parameter])
+    return sql + ";"
+
+
+@asynccontextmanager
+async def _connected(dsn: str) -> AsyncIterator[Any]:
+    connection = await connect(dsn)
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+async def _compare(connection: Any, queries: Queries, release: Release, facts: Facts) -> Plan:
+    rows = await _read_ledger(connection, queries, facts) if facts.has_ledger else []
+    lines = [AppliedMigration(**dict(row)) for row in rows]
+    applied = tuple(line for line in lines if line.version > 0)
+    functions = next((line.checksum for line in lines if line.version == 0), None)
+    _require_same_history(queries.schema, release, applied)
+    return Plan(
+        applied=applied,
+        pending=release.migrations[len(applied) :],
+        database_version=len(applied),
+        code_version=release.version,
+        functions_changed=functions != release.functions_checksum,
+    )
+
+
+async def _read_ledger(connection: Any, queries: Queries, facts: Facts) -> list[Any]:
+    async with connection.transaction(isolation="read_committed"):
+        if not facts.may_read_ledger:
+            if not facts.may_become_owner:
+                raise MigrationRefused(
+                    f"{facts.login} may not read {queries.schema}.migrations",
+                    f"as an administrator: GRANT {facts.schema_owner} TO {facts.login}",
+                )
+            await connection.execute(queries.asyncpg("become_owner").sql)
+        rows: list[Any] = await connection.fetch(queries.asyncpg("read_ledger").sql)
+        return rows
+
+
+def _require_same_history(schema: str, release: Release, applied: tuple[AppliedMigration, ...]) -> None:
+    for expected, line in enumerate(applied, start=1):
+        if line.version != expected:
+            raise MigrationRefused(
+                f"{schema}.migrations has a gap: {expected:04d} is missing before {line.version:04d}",
+                "restore the table from a backup, or apply the missing file by hand and insert its line",
+            )
+    if len(applied) > release.version:
+        raise _mismatch(schema, len(applied), release.version)
+    for line, migration in zip(applied, release.migrations, strict=False):
+        if line.checksum != migration.checksum:
+            raise MigrationRefused(
+                f"the migration {migration} is not the text that was applied on {line.applied_at:%Y-%m-%d}",
+                "restore the file as it was, and put the change into a new migration",
+            )
+
+
+class _Runner:
+    """One run of `apply`, holding the lock."""
+
+    def __init__(
+        self,
+        connection: Any,
+        queries: Queries,
+        release: Release,
+        ownership: Ownership,
+        notify: OnStep,
+        direct: bool,
+    ) -> None:
+        self.connection = connection
+        self.queries = queries
+        self.release = release
+        self.ownership = ownership
+        self.notify = notify
+        self.direct = direct
+
+    async def prepare_schema(self, facts: Facts) -> None:
+        """Roles, schema and ledger. One transaction, so that a refusal leaves nothing behind."""
+
+        async def work() -> None:
+            if self.ownership.roles:
+                await self._script("roles.sql")
+                await self._script("owner.sql")
+            if self.ownership.create_schema:
+                await self._run("create_owned_schema" if self.ownership.roles else "create_schema")
+            if self.ownership.adopt:
+                await self._script("adopt.sql")
+            if not facts.has_ledger:
+                await self._become_owner()
+                await self._script("ledger.sql")
+
+        owner = "holdfast_owner" if self.ownership.roles else facts.login
+        self.notify(Step("schema", f"schema {self.queries.schema}, owned by {owner}"))
+        if self.ownership.why_not:
+            self.notify(
+                Step(
+                    "hint",
+                    f"no roles: {self.ownership.why_not}. Everything belongs to {facts.login}. To add them "
+                    f"later, an administrator runs the output of: {self._print_command()}",
+                )
+            )
+        await self._change(f"preparing the schema {self.queries.schema}", work, roles=True)
+
+    async def migrate(self) -> list[Migration]:
+        done: list[Migration] = []
+        while True:
+            # Asked again each time: behind a pooler another run may be taking turns with this one.
+            facts = await inspect(self.connection, self.queries)
+            current = await _compare(self.connection, self.queries, self.release, facts)
+            if not current.pending:
+                return done
+            migration = current.pending[0]
+            self.notify(Step("apply", f"applying {migration}", migration))
+            if migration.transactional:
+                applied = await self._apply(migration)
+            else:
+                applied = await self._apply_without_transaction(migration)
+            if applied:
+                done.append(migration)
+                self.notify(Step("applied", f"applied {migration}", migration))
+
+    async def _apply(self, migration: Migration) -> bool:
+        applied = False
+
+        async def work() -> None:
+            nonlocal applied
+            await self._become_owner()
+            applied = await self._next_version() == migration.version
+            if applied:
+                await self.connection.execute(render(migration.sql, self.queries.schema))
+                await self._record(migration.version, migration.name, migration.checksum)
+
+        await self._change(f"migration {migration}", work)
+        return applied
+
+    async def _apply_without_transaction(self, migration: Migration) -> bool:
+        if not self.direct:
+            raise MigrationRefused(
+                f"migration {migration} cannot run through a connection pooler",
+                "use the address of the Postgres server itself",
+            )
+        await self._run("begin_without_transaction")
+        if self.ownership.roles:
+            await self._run("become_owner_for_session")
+        try:
+            for statement in split(render(migration.sql, self.queries.schema)):
+                await self.connection.execute(statement)
+        except asyncpg.PostgresError as error:
+            raise MigrationRefused(
+                f"migration {migration}: {error} ({error.sqlstate})",
+                "it runs without a transaction: drop an INVALID index that it left, and run this again",
+            ) from error
+        finally:
+            if not self.connection.is_closed():
+                await self._run("become_oneself")
+
+        async def record() -> None:
+            await self._become_owner()
+            await self._record(migration.version, migration.name, migration.checksum)
+
+        await self._change(f"recording {migration}", record)
+        return True
+
+    async def replace_functions_and_grants(self) -> None:
+        async def work() -> None:
+            await self._become_owner()
+            for script in self.release.functions:
+                await self.connection.execute(render(script, self.queries.schema))
+            await self._record(0, "functions", self.release.functions_checksum)
+            if self.ownership.roles:
+                await self.connection.execute(render(self.release.grants, self.queries.schema))
+            else:
+                await self._script("private.sql")
+
+        self.notify(Step("functions", "functions and grants"))
+        await self._change("functions and grants", work, roles=True)
+
+    async def _next_version(self) -> int:
+        version: int = await self.connection.fetchval(self.queries.asyncpg("schema_version").sql)
+        return version + 1
+
+    async def _become_owner(self) -> None:
+        if self.ownership.roles:
+            await self._run("become_owner")
+
+    async def _record(self, version: int, name: str, checksum: str) -> None:
+        statement = self.queries.asyncpg("record_migration")
+        values = {"version": version, "name": name, "checksum": checksum}
+        await self.connection.execute(statement.sql, *statement.bind(values))
+
+    async def _run(self, name: str) -> None:
+        await self.connection.execute(self.queries.asyncpg(name).sql)
+
+    async def _script(self, path: str) -> None:
+        await self.connection.execute(self.queries.script(path))
+
+    async def _change(self, what: str, work: Any, *, roles: bool = False) -> None:
+        def on_retry(attempt: int) -> None:
+            self.notify(Step("retry", f"{what}: no lock within 2 s, trying again ({attempt})"))
+
+        await change(self.connection, self.queries, what, work, roles=roles, on_retry=on_retry)
+
+    def _print_command(self) -> str:
+        option = "" if self.queries.schema == "core" else f" --schema {self.queries.schema}"
+        return f"holdfast migrate print --since {self.release.version}{option}"

@@ -1,0 +1,232 @@
+"""Publishing: events are written in the caller's transaction, and exist if and only if it commits.
+
+    publisher = Publisher(source="shop")
+
+    async with connection.transaction():
+        await connection.execute("INSERT INTO orders ...")
+        await publisher.publish(connection, "order.placed", {"order_id": 17})
+
+With a synchronous connection or session the same methods are called without `await`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Generator, Iterable, Mapping, Sequence
+from dataclasses import fields
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, Union, overload
+
+from holdfast.context import current_context
+from holdfast.envelope import EventEnvelope
+from holdfast.errors import FieldError
+from holdfast.outcome import Delay, delay_seconds
+from holdfast.postgres.drivers import driver_of
+from holdfast.postgres.queries import Queries
+from holdfast.publication import PAYLOAD_LIMIT, NewEvent, OutboxRow, envelope_of, inherited_headers, prepare
+from holdfast.settings import channel_of
+
+if TYPE_CHECKING:
+    import asyncpg
+    import psycopg
+    import sqlalchemy
+    import sqlalchemy.ext.asyncio
+    import sqlalchemy.orm
+    from asyncpg.pool import PoolConnectionProxy
+
+    AsyncTransaction = Union[  # noqa: UP007 - the names exist for type checkers only
+        "asyncpg.Connection",
+        "PoolConnectionProxy",
+        "psycopg.AsyncConnection[Any]",
+        "sqlalchemy.ext.asyncio.AsyncSession",
+        "sqlalchemy.ext.asyncio.AsyncConnection",
+    ]
+    SyncTransaction = Union[  # noqa: UP007
+        "psycopg.Connection[Any]", "sqlalchemy.orm.Session", "sqlalchemy.Connection"
+    ]
+
+T = TypeVar("T")
+
+# A statement with a hundred thousand rows is one long stall for everybody else.
+_MOST_ROWS = 5_000
+_COLUMNS = tuple(column.name for column in fields(OutboxRow))
+
+
+class _Command(NamedTuple):
+    statement: str
+    values: Mapping[str, object]
+
+
+# What to run, one statement at a time; the answer to each is sent back in. The same steps serve every driver.
+_Steps = Generator[_Command, Any, T]
+
+
+class Publisher:
+    """Writes events into the outbox. It holds no connection and no state: make one per source and share it."""
+
+    def __init__(
+        self,
+        source: str,
+        *,
+        schema: str = "core",
+        generation: int = 0,
+        channel: str | None = None,
+        payload_limit: int = PAYLOAD_LIMIT,
+    ) -> None:
+        self.source = source
+        self._queries = Queries(schema)
+        self._generation = generation
+        self._channel = channel or channel_of(generation)
+        self._payload_limit = payload_limit
+        # Refuse a bad source now, and not with the first order.
+        prepare(NewEvent("holdfast.check", {}), source=source, generation=generation, channel=self._channel)
+
+    @overload
+    def publish(
+        self, tx: AsyncTransaction, event_type: str, payload: dict[str, Any], **options: Any
+    ) -> Awaitable[EventEnvelope]: ...
+    @overload
+    def publish(
+        self, tx: SyncTransaction, event_type: str, payload: dict[str, Any], **options: Any
+    ) -> EventEnvelope: ...
+    def publish(self, tx: Any, event_type: str, payload: dict[str, Any], **options: Any) -> Any:
+        """Publish one event; `options` are those of `NewEvent`. Returns its envelope.
+
+        With `key`, the envelope has the id of the event that holds the key: this one, or a pending one.
+        """
+        return self._run(tx, self._publish(NewEvent(event_type, payload, **options)))
+
+    @overload
+    def publish_many(self, tx: AsyncTransaction, events: Iterable[NewEvent]) -> Awaitable[list[EventEnvelope]]: ...
+    @overload
+    def publish_many(self, tx: SyncTransaction, events: Iterable[NewEvent]) -> list[EventEnvelope]: ...
+    def publish_many(self, tx: Any, events: Iterable[NewEvent]) -> Any:
+        """Publish thousands of events in few statements. All are checked before the first is written."""
+        return self._run(tx, self._publish_many(list(events)))
+
+    @overload
+    def cancel(self, tx: AsyncTransaction, key: str) -> Awaitable[bool]: ...
+    @overload
+    def cancel(self, tx: SyncTransaction, key: str) -> bool: ...
+    def cancel(self, tx: Any, key: str) -> Any:
+        """Cancel the pending event that was published with `key`. False when there is none any more."""
+        return self._run(tx, self._move(_Command("cancel_key", {"source": self.source, "key": key})))
+
+    @overload
+    def reschedule(
+        self,
+        tx: AsyncTransaction,
+        key: str,
+        *,
+        delay: Delay | None = None,
+        available_at: datetime | None = None,
+    ) -> Awaitable[bool]: ...
+    @overload
+    def reschedule(
+        self,
+        tx: SyncTransaction,
+        key: str,
+        *,
+        delay: Delay | None = None,
+        available_at: datetime | None = None,
+    ) -> bool: ...
+    def reschedule(self, tx: Any, key: str, *, delay: Delay | None = None, available_at: datetime | None = None) -> Any:
+        """Move the pending event that was published with `key` to another time. False when there is none."""
+        # The same checks as for an event that is published with these values.
+        row = self._row(NewEvent("holdfast.check", {}, key=key, delay=delay, available_at=available_at))
+        values = {"source": self.source, "key": key, "available_at": row.available_at, "delay": row.delay}
+        return self._run(tx, self._move(_Command("reschedule_key", values)))
+
+    def bind(self, tx: AsyncTransaction) -> BoundPublisher:
+        """An `EventPublisher` for code that must not know about transactions."""
+        return BoundPublisher(self, tx)
+
+    # --- the steps ------------------------------------------------------------------------------------
+
+    def _run(self, tx: Any, steps: _Steps[T]) -> Any:
+        driver = driver_of(tx)
+        driver.require_transaction(tx)
+        if driver.asynchronous:
+            return self._run_async(tx, steps)
+        answer: object = None
+        while True:
+            try:
+                command = steps.send(answer)
+            except StopIteration as end:
+                return end.value
+            answer = driver.run(tx, self._queries, command.statement, command.values)
+
+    async def _run_async(self, tx: Any, steps: _Steps[T]) -> T:
+        run = driver_of(tx).run
+        answer: object = None
+        while True:
+            try:
+                command = steps.send(answer)
+            except StopIteration as end:
+                result: T = end.value
+                return result
+            answer = await run(tx, self._queries, command.statement, command.values)
+
+    def _publish(self, event: NewEvent) -> _Steps[EventEnvelope]:
+        row = self._row(event)
+        envelope = envelope_of(event, row)
+        if event.key is not None:
+            holder = yield self._hold_key(event, row)
+            if holder != row.id:
+                return envelope.model_copy(update={"event_id": type(envelope.event_id)(str(holder))})
+        yield _Command("publish_one", {name: getattr(row, name) for name in _COLUMNS})
+        return envelope
+
+    def _publish_many(self, events: Sequence[NewEvent]) -> _Steps[list[EventEnvelope]]:
+        now = datetime.now(UTC)
+        rows = [self._row(event, now) for event in events]
+        for event in events:
+            if event.key is not None:
+                raise FieldError("key", "is given to publish_many", "publish events with a key one by one")
+        for start in range(0, len(rows), _MOST_ROWS):
+            chunk = rows[start : start + _MOST_ROWS]
+            yield _Command("publish_many", {name: [getattr(row, name) for row in chunk] for name in _COLUMNS})
+        return [envelope_of(event, row) for event, row in zip(events, rows, strict=True)]
+
+    def _move(self, command: _Command) -> _Steps[bool]:
+        moved = yield command
+        return bool(moved)
+
+    def _hold_key(self, event: NewEvent, row: OutboxRow) -> _Command:
+        values: dict[str, object] = {
+            "source": row.source,
+            "key": row.dedupe_key,
+            "id": row.id,
+            "reschedule": "true" if event.on_duplicate == "reschedule" else "false",
+            "available_at": row.available_at,
+            "delay": None if event.delay is None else str(delay_seconds(event.delay)),
+        }
+        return _Command("hold_key", values)
+
+    def _row(self, event: NewEvent, now: datetime | None = None) -> OutboxRow:
+        if event.ordering_key is not None:
+            raise FieldError("ordering_key", "is not supported by this version", "leave it out")
+        cause = current_context.get()
+        return prepare(
+            event,
+            source=self.source,
+            generation=self._generation,
+            channel=self._channel,
+            payload_limit=self._payload_limit,
+            trace_context=None if cause is None else cause.trace_context,
+            inherited=None if cause is None else inherited_headers(cause.event_id, cause.headers),
+            now=now,
+        )
+
+
+class BoundPublisher:
+    """A publisher and the transaction it writes to, as the protocol `EventPublisher`."""
+
+    def __init__(self, publisher: Publisher, tx: AsyncTransaction) -> None:
+        self._publisher = publisher
+        self._tx = tx
+
+    async def publish(self, envelope: EventEnvelope) -> None:
+        event = NewEvent.from_envelope(envelope)
+        if envelope.source != self._publisher.source:
+            raise FieldError("source", f"is not {self._publisher.source!r}", "publish with that source's publisher")
+        await self._publisher._run(self._tx, self._publisher._publish(event))

@@ -1,0 +1,283 @@
+"""SQL from the package's `.sql` files, for any schema name and any driver.
+
+A file holds named statements, each with the reason it is the way it is:
+
+    -- name: publish_one
+    -- Why it looks like this.
+    INSERT INTO core.outbox (event_type) VALUES (:event_type)
+
+or it is a script (a migration, the functions, the grants) that is read as one text. The files are plain SQL
+that says `core`; `render` writes another schema name where `core` qualifies a name (`core.outbox`), follows
+`SCHEMA`, stands in a `search_path`, or is the whole or the last name of a string (`nspname = 'core'`,
+`'core.' || channel`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from typing import Literal
+
+from holdfast.errors import ConfigurationError
+
+SchemaName = str
+
+_SCHEMA_PATTERN = re.compile(r"[a-z_][a-z0-9_]{0,47}")
+
+
+def require_schema(name: str) -> SchemaName:
+    """Return `name` when Holdfast can live in a schema of that name, else say what to write."""
+    if not isinstance(name, str) or not _SCHEMA_PATTERN.fullmatch(name):
+        raise ConfigurationError(
+            "schema",
+            f"{name!r} is not a plain lower-case name",
+            "use 1 to 48 of a-z, 0-9 and _, not starting with a digit, for example core",
+        )
+    if name in ("public", "information_schema") or name.startswith("pg_"):
+        raise ConfigurationError(
+            "schema",
+            f"{name!r} belongs to others, and uninstalling drops the schema with everything in it",
+            "choose a name that Holdfast has for itself, for example core or holdfast",
+        )
+    return name
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """A statement in asyncpg's form: `$1` stands for the first of `parameters`."""
+
+    sql: str
+    parameters: tuple[str, ...]
+
+    def bind(self, values: Mapping[str, object]) -> tuple[object, ...]:
+        """The values in the order of the placeholders: `await c.fetch(s.sql, *s.bind({"id": 1}))`."""
+        return tuple(values[name] for name in self.parameters)
+
+
+class Queries:
+    """The statements and scripts of one installation, rendered for its schema and kept."""
+
+    def __init__(self, schema: SchemaName = "core") -> None:
+        self.schema = require_schema(schema)
+        self._asyncpg: dict[str, Statement] = {}
+        self._psycopg: dict[str, str] = {}
+        self._sqlalchemy: dict[str, str] = {}
+
+    def asyncpg(self, name: str) -> Statement:
+        """The statement with `$n` placeholders, and the names in their order."""
+        if name not in self._asyncpg:
+            self._asyncpg[name] = for_asyncpg(self._statement(name))
+        return self._asyncpg[name]
+
+    def psycopg(self, name: str) -> str:
+        """The statement with `%(name)s`. Pass a mapping, even an empty one: `%` is doubled for it."""
+        if name not in self._psycopg:
+            self._psycopg[name] = for_psycopg(self._statement(name))
+        return self._psycopg[name]
+
+    def sqlalchemy(self, name: str) -> str:
+        """The statement for `sqlalchemy.text()`."""
+        if name not in self._sqlalchemy:
+            self._sqlalchemy[name] = for_sqlalchemy(self._statement(name))
+        return self._sqlalchemy[name]
+
+    def script(self, path: str) -> str:
+        """A whole file under `sql/`, for example `grants.sql`."""
+        return render(_sql_folder().joinpath(*path.split("/")).read_text(encoding="utf-8"), self.schema)
+
+    def scripts(self, folder: str) -> list[str]:
+        """Every script of a folder under `sql/`, in the order of the file names."""
+        return [self.script(f"{folder}/{name}") for name in sql_files(_sql_folder().joinpath(folder))]
+
+    def _statement(self, name: str) -> str:
+        try:
+            return render(_statements()[name], self.schema)
+        except KeyError:
+            raise LookupError(f"no file under sql/ has a statement named {name!r}") from None
+
+
+def sql_files(folder: Traversable) -> list[str]:
+    """Names of the `.sql` files directly in a folder, sorted."""
+    return sorted(entry.name for entry in folder.iterdir() if entry.is_file() and entry.name.endswith(".sql"))
+
+
+def _sql_folder() -> Traversable:
+    return files("holdfast.postgres").joinpath("sql")
+
+
+@cache
+def _statements() -> Mapping[str, str]:
+    found: dict[str, str] = {}
+    for name in sql_files(_sql_folder()):
+        for statement, sql in parse(_sql_folder().joinpath(name).read_text(encoding="utf-8")).items():
+            if statement in found:
+                raise ValueError(f"{name}: a statement named {statement!r} stands in another file too")
+            found[statement] = sql
+    return found
+
+
+_NAME_LINE = re.compile(r"^-- name:[ \t]*([a-z_][a-z0-9_]*)[ \t]*\r?$", re.MULTILINE)
+
+
+def parse(text: str) -> dict[str, str]:
+    """The named statements of one file. Comments are for its readers, and are not sent to the server."""
+    statements: dict[str, str] = {}
+    _header, *parts = _NAME_LINE.split(text)
+    for name, body in zip(parts[::2], parts[1::2], strict=True):
+        if name in statements:
+            raise ValueError(f"the statement {name!r} stands in the file twice")
+        bare = "".join(" " if kind == "comment" else part for kind, part in _tokens(body))
+        lines = (line.rstrip() for line in bare.splitlines())
+        sql = "\n".join(line for line in lines if line).strip().rstrip(";").rstrip()
+        if not sql:
+            raise ValueError(f"the statement {name!r} is empty")
+        statements[name] = sql
+    return statements
+
+
+# --- reading SQL ------------------------------------------------------------------------------------
+
+_Kind = Literal["code", "comment", "string", "quoted", "dollar"]
+
+_TOKEN = re.compile(
+    r"""
+      (?P<comment> --[^\n]* | /\* )
+    | (?P<string> (?<![\w$])[eE]'(?:[^'\\]|\\.|'')*' | '[^']*(?:''[^']*)*' )
+    | (?P<quoted> "[^"]*(?:""[^"]*)*" )
+    | (?<![\w$]) (?P<dollar> (?P<tag>\$(?:[A-Za-z_]\w*)?\$) .*? (?P=tag) )
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_COMMENT_EDGE = re.compile(r"/\*|\*/")
+
+
+def _tokens(sql: str) -> Iterator[tuple[_Kind, str]]:
+    """Cut SQL where the rules for names and parameters change. The pieces joined are the text again."""
+    position = 0
+    while match := _TOKEN.search(sql, position):
+        if match.start() > position:
+            yield "code", sql[position : match.start()]
+        end = match.end()
+        if match["comment"] == "/*":
+            end = _end_of_block_comment(sql, match.start())
+        for kind in ("comment", "string", "quoted", "dollar"):
+            if match[kind] is not None:
+                yield kind, sql[match.start() : end]
+        position = end
+    if position < len(sql):
+        yield "code", sql[position:]
+
+
+def _end_of_block_comment(sql: str, start: int) -> int:
+    depth = 0
+    for edge in _COMMENT_EDGE.finditer(sql, start):
+        depth += 1 if edge[0] == "/*" else -1
+        if depth == 0:
+            return edge.end()
+    return len(sql)
+
+
+def split(script: str) -> list[str]:
+    """The single statements of a script, for what cannot run as one command."""
+    statements, current = [], ""
+    for kind, part in _tokens(script):
+        if kind != "code":
+            current += part if kind != "comment" else " "
+            continue
+        *ended, rest = part.split(";")
+        for piece in ended:
+            statements.append(current + piece)
+            current = ""
+        current += rest
+    statements.append(current)
+    return [statement.strip() for statement in statements if statement.strip()]
+
+
+# --- the schema's name ------------------------------------------------------------------------------
+
+_QUALIFIER = re.compile(r"(?<![\w.$])core(?=\.)")
+_NAMED = re.compile(r"(\bSCHEMA\s+(?:IF\s+(?:NOT\s+)?EXISTS\s+)?)core\b(?![.$])", re.IGNORECASE)
+_SEARCH_PATH = re.compile(r"\bsearch_path\s*(?:=|\bTO\b)\s*\w+(?:\s*,\s*\w+)*", re.IGNORECASE)
+_IN_SEARCH_PATH = re.compile(r"(?<=[\s,=])core\b")
+_QUALIFIER_IN_TEXT = re.compile(r'(?<![\w.$])core\.(?=[A-Za-z_%"])')
+_NAME_AS_TEXT = re.compile(r"(?<![\w.$])core(?=\.$)|^core(?=$|\s*,)")
+
+
+def render(sql: str, schema: SchemaName) -> str:
+    """Write `schema` where the SQL names the schema `core`."""
+    if require_schema(schema) == "core":
+        return sql
+    return _rename(sql, schema)
+
+
+def _rename(sql: str, schema: SchemaName) -> str:
+    identifier = f'"{schema}"'  # quoted, because a plain lower-case name may be a reserved word
+
+    def in_code(code: str) -> str:
+        code = _QUALIFIER.sub(identifier, code)
+        code = _NAMED.sub(lambda match: match[1] + identifier, code)
+        return _SEARCH_PATH.sub(lambda match: _IN_SEARCH_PATH.sub(identifier, match[0]), code)
+
+    def in_text(text: str) -> str:
+        # Followed by a name it is SQL in the making or a regclass; at the end it is a key to be continued.
+        return _NAME_AS_TEXT.sub(schema, _QUALIFIER_IN_TEXT.sub(f"{identifier}.", text))
+
+    out = []
+    for kind, part in _tokens(sql):
+        if kind == "code":
+            out.append(in_code(part))
+        elif kind == "dollar":
+            tag = part[: part.index("$", 1) + 1]
+            out.append(tag + _rename(part[len(tag) : -len(tag)], schema) + tag)
+        elif kind == "string":
+            start = part.index("'") + 1
+            out.append(part[:start] + in_text(part[start:-1]) + "'")
+        elif kind == "quoted":
+            out.append(identifier if part == '"core"' else part)
+        else:
+            out.append(in_text(part))
+    return "".join(out)
+
+
+# --- parameters -------------------------------------------------------------------------------------
+
+_PARAMETER = re.compile(r"(?<![:\w\])]):([A-Za-z_]\w*)")
+# What sqlalchemy.text() takes for a parameter, or for an escaped colon, wherever it stands.
+_SQLALCHEMY_SPECIAL = re.compile(r"(?<![:\w\\]):(?=\w+(?![:\w]))|\\(?=:\w*(?![:\w]))")
+
+
+def for_asyncpg(sql: str) -> Statement:
+    """`:name` as `$n`, one number for each name."""
+    names: dict[str, int] = {}
+    text = _substitute(sql, lambda name: f"${names.setdefault(name, len(names) + 1)}", lambda other: other)
+    return Statement(text, tuple(names))
+
+
+def for_psycopg(sql: str) -> str:
+    """`:name` as `%(name)s`, every other `%` doubled."""
+    return _substitute(sql, lambda name: f"%({name})s", lambda other: other.replace("%", "%%"))
+
+
+def for_sqlalchemy(sql: str) -> str:
+    """`:name` stays; a colon that text() would misread is escaped, and `:name::type` gets a space."""
+    text = _substitute(
+        sql,
+        lambda name: f":{name}",
+        lambda other: _SQLALCHEMY_SPECIAL.sub(lambda match: "\\" + match[0], other),
+    )
+    return re.sub(r"(?<![:\w\\])(:[A-Za-z_]\w*)(?=::)", r"\1 ", text)
+
+
+def _substitute(sql: str, parameter: Callable[[str], str], other: Callable[[str], str]) -> str:
+    out = []
+    for kind, part in _tokens(sql):
+        if kind != "code":
+            out.append(other(part))
+            continue
+        for index, piece in enumerate(_PARAMETER.split(part)):
+            out.append(parameter(piece) if index % 2 else other(piece))
+    return "".join(out)

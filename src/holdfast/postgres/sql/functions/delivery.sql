@@ -1,0 +1,264 @@
+-- Claim, extend, settle: the life of a lease. They stand together so that the fence, `lease_token = token AND
+-- status = 'in_flight'`, can be checked by eye: every statement below that ends a lease has it.
+--
+-- Only settling waits for row locks, always in id order; everything else skips locked rows. That is what keeps
+-- overlapping batches free of deadlocks.
+--
+-- The plans are pinned to index look-ups: one that was prepared while the table was empty would otherwise read
+-- the whole table once it is full.
+
+-- outbox_claim: takes up to p_limits[i] due rows from each lane i and leases them under one fresh token.
+-- p_routes, p_priorities, p_handlers, p_limits, p_marks_at, p_marks_id run in parallel, one entry per lane.
+-- Rows whose lease ran out are due again: there is no reaper to fail.
+-- Returns one row with a NULL id, and claims nothing, when the registry of interest has changed.
+-- Touches core.outbox (update); reads core.registry, core.event_handled.
+CREATE OR REPLACE FUNCTION core.outbox_claim(
+    p_worker uuid, p_lease interval, p_registry bigint, p_channel text, p_generation bigint,
+    p_routes text[], p_priorities smallint[], p_handlers text[], p_limits int[],
+    p_marks_at timestamptz[], p_marks_id uuid[])
+RETURNS TABLE (
+    id uuid, lease_token uuid, route text, priority smallint, available_at timestamptz,
+    origin_id uuid, event_type text, event_version int, occurred_at timestamptz, source text, target text,
+    domain_id uuid, payload jsonb, idempotency_key text, trace_context text, headers jsonb,
+    attempts int, failing_for float8, created_at timestamptz, expired boolean, handled boolean)
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    token uuid := gen_random_uuid();
+BEGIN
+    IF NOT EXISTS (SELECT FROM core.registry WHERE one AND version = p_registry) THEN
+        RETURN QUERY SELECT NULL::uuid, NULL::uuid, NULL, NULL::smallint, NULL::timestamptz, NULL::uuid, NULL,
+            NULL::int, NULL::timestamptz, NULL, NULL, NULL::uuid, NULL::jsonb, NULL, NULL, NULL::jsonb,
+            NULL::int, NULL::float8, NULL::timestamptz, NULL::boolean, NULL::boolean;
+        RETURN;
+    END IF;
+    RETURN QUERY
+    WITH due AS MATERIALIZED (
+        SELECT o.id
+        FROM unnest(p_routes, p_priorities, p_limits, p_marks_at, p_marks_id) AS lane (route, priority, n, mark_at, mark_id)
+        CROSS JOIN LATERAL (
+            SELECT o.id FROM core.outbox o
+            WHERE o.settled_at IS NULL AND o.ordering_key IS NULL
+              AND o.channel = p_channel AND o.generation = p_generation
+              AND o.route = lane.route AND o.priority = lane.priority
+              AND (o.available_at, o.id) >= (lane.mark_at, lane.mark_id)
+              AND o.available_at <= now()
+              AND (o.status = 'pending' OR o.lease_expires_at < now())
+            ORDER BY o.available_at, o.id
+            LIMIT lane.n
+            FOR UPDATE SKIP LOCKED) o)
+    UPDATE core.outbox AS o
+    SET status = 'in_flight', attempts = o.attempts + 1, claimed_by = p_worker,
+        lease_token = token, lease_expires_at = now() + p_lease
+    -- Not UPDATE ... FROM due: a generic plan may hash-join that with a scan of the whole table.
+    WHERE o.id = ANY (ARRAY(SELECT due.id FROM due))
+    RETURNING o.id, o.lease_token, o.route, o.priority, o.available_at,
+        o.origin_id, o.event_type, o.event_version, o.occurred_at, o.source, o.target,
+        o.domain_id, o.payload, o.idempotency_key, o.trace_context, o.headers,
+        o.attempts, extract(epoch FROM now() - o.first_failed_at)::float8, o.created_at, o.expires_at <= now(),
+        -- LIMIT keeps the planner from hashing the whole inbox for an EXISTS.
+        coalesce((SELECT true FROM core.event_handled h
+                  WHERE h.handler_name = p_handlers[array_position(p_routes, o.route)]
+                    AND h.idempotency_key = o.idempotency_key LIMIT 1), false);
+END
+$$;
+
+-- outbox_extend: a heartbeat. Returns the ids whose lease is lost; a row that a transactional handler has locked
+-- is skipped and not lost, because its lock protects it from every other claim.
+CREATE OR REPLACE FUNCTION core.outbox_extend(p_ids uuid[], p_tokens uuid[], p_lease interval)
+RETURNS SETOF uuid
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+BEGIN
+    WITH held AS MATERIALIZED (
+        SELECT o.id
+        FROM unnest(p_ids, p_tokens) AS t (id, token) JOIN core.outbox o ON o.id = t.id
+        WHERE o.lease_token = t.token AND o.status = 'in_flight'
+        FOR NO KEY UPDATE OF o SKIP LOCKED)
+    UPDATE core.outbox o SET lease_expires_at = now() + p_lease
+    WHERE o.id = ANY (ARRAY(SELECT id FROM held));
+
+    RETURN QUERY
+    SELECT t.id FROM unnest(p_ids, p_tokens) AS t (id, token)
+    WHERE NOT EXISTS (SELECT FROM core.outbox o
+                      WHERE o.id = t.id AND o.lease_token = t.token AND o.status = 'in_flight');
+END
+$$;
+
+-- outbox_deliver: settles rows as delivered and, with p_record, writes the inbox. Returns the ids whose lease
+-- was lost; nothing of theirs is written. The inbox rows are inserted plainly and, when one is there already (the
+-- same key published twice), once more around the conflict: ON CONFLICT on every insert costs a sixth of a settle.
+CREATE OR REPLACE FUNCTION core.outbox_deliver(p_ids uuid[], p_tokens uuid[], p_handlers text[], p_record boolean)
+RETURNS SETOF uuid
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+DECLARE
+    settled  uuid[];
+    handlers text[];
+    keys     text[];
+BEGIN
+    WITH mine AS MATERIALIZED (
+        SELECT o.id, t.handler
+        FROM unnest(p_ids, p_tokens, p_handlers) AS t (id, token, handler) JOIN core.outbox o ON o.id = t.id
+        WHERE o.lease_token = t.token AND o.status = 'in_flight'
+        ORDER BY o.id FOR NO KEY UPDATE OF o),
+    done AS (
+        UPDATE core.outbox o
+        SET status = 'delivered', delivered_at = now(), settled_at = now(), handler_name = mine.handler,
+            lease_token = NULL, lease_expires_at = NULL
+        FROM mine WHERE o.id = mine.id
+        RETURNING o.id, o.handler_name, o.idempotency_key)
+    SELECT array_agg(id), array_agg(handler_name), array_agg(idempotency_key)
+    INTO settled, handlers, keys FROM done;
+
+    IF p_record AND settled IS NOT NULL THEN
+        BEGIN
+            INSERT INTO core.event_handled (handler_name, idempotency_key)
+            SELECT h, k FROM unnest(handlers, keys) AS t (h, k) ORDER BY h, k;
+        EXCEPTION WHEN unique_violation THEN
+            INSERT INTO core.event_handled (handler_name, idempotency_key)
+            SELECT h, k FROM unnest(handlers, keys) AS t (h, k) ORDER BY h, k
+            ON CONFLICT DO NOTHING;
+        END;
+    END IF;
+
+    IF cardinality(settled) IS DISTINCT FROM cardinality(p_ids) THEN
+        RETURN QUERY SELECT unnest(p_ids) EXCEPT SELECT unnest(settled);
+    END IF;
+END
+$$;
+
+-- outbox_retry: back to pending, due again after a delay on the database's clock. Returns the ids of lost leases.
+CREATE OR REPLACE FUNCTION core.outbox_retry(
+    p_ids uuid[], p_tokens uuid[], p_handlers text[], p_delays interval[], p_errors text[])
+RETURNS SETOF uuid
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+BEGIN
+    RETURN QUERY
+    WITH mine AS MATERIALIZED (
+        SELECT o.id, t.handler, t.delay, t.error
+        FROM unnest(p_ids, p_tokens, p_handlers, p_delays, p_errors) AS t (id, token, handler, delay, error)
+        JOIN core.outbox o ON o.id = t.id
+        WHERE o.lease_token = t.token AND o.status = 'in_flight'
+        ORDER BY o.id FOR NO KEY UPDATE OF o),
+    done AS (
+        UPDATE core.outbox o
+        SET status = 'pending', available_at = now() + mine.delay, last_error = mine.error,
+            first_failed_at = coalesce(o.first_failed_at, now()), handler_name = mine.handler,
+            claimed_by = NULL, lease_token = NULL, lease_expires_at = NULL
+        FROM mine WHERE o.id = mine.id
+        RETURNING o.id)
+    SELECT t.id FROM unnest(p_ids) AS t (id) WHERE t.id NOT IN (SELECT done.id FROM done);
+END
+$$;
+
+-- outbox_fail: the dead letter. Cancelled and expired rows are kept, but are nobody's to put right: deleted_at is
+-- set at once and they are not in the dead-letter queue. Returns the ids of lost leases.
+CREATE OR REPLACE FUNCTION core.outbox_fail(
+    p_ids uuid[], p_tokens uuid[], p_handlers text[], p_reasons text[], p_errors text[], p_signatures text[])
+RETURNS SETOF uuid
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+BEGIN
+    RETURN QUERY
+    WITH mine AS MATERIALIZED (
+        SELECT o.id, t.handler, t.reason, t.error, t.signature
+        FROM unnest(p_ids, p_tokens, p_handlers, p_reasons, p_errors, p_signatures)
+             AS t (id, token, handler, reason, error, signature)
+        JOIN core.outbox o ON o.id = t.id
+        WHERE o.lease_token = t.token AND o.status = 'in_flight'
+        ORDER BY o.id FOR NO KEY UPDATE OF o),
+    done AS (
+        UPDATE core.outbox o
+        SET status = 'failed', failed_at = now(), settled_at = now(),
+            failure_reason = mine.reason, last_error = coalesce(mine.error, o.last_error),
+            error_signature = mine.signature, first_failed_at = coalesce(o.first_failed_at, now()),
+            deleted_at = CASE WHEN mine.reason = 'expired' THEN now() END,
+            handler_name = mine.handler, lease_token = NULL, lease_expires_at = NULL
+        FROM mine WHERE o.id = mine.id
+        RETURNING o.id)
+    SELECT t.id FROM unnest(p_ids) AS t (id) WHERE t.id NOT IN (SELECT done.id FROM done);
+END
+$$;
+
+-- outbox_release: gives rows back as if they had not been claimed. The attempt is not counted. A delay of zero is
+-- a give-back and keeps the row's place in its lane; a longer one is a snooze.
+CREATE OR REPLACE FUNCTION core.outbox_release(p_ids uuid[], p_tokens uuid[], p_delays interval[])
+RETURNS SETOF uuid
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+BEGIN
+    RETURN QUERY
+    WITH mine AS MATERIALIZED (
+        SELECT o.id, t.delay
+        FROM unnest(p_ids, p_tokens, p_delays) AS t (id, token, delay) JOIN core.outbox o ON o.id = t.id
+        WHERE o.lease_token = t.token AND o.status = 'in_flight'
+        ORDER BY o.id FOR NO KEY UPDATE OF o),
+    done AS (
+        UPDATE core.outbox o
+        SET status = 'pending', attempts = greatest(o.attempts - 1, 0),
+            available_at = CASE WHEN mine.delay > interval '0' THEN now() + mine.delay ELSE o.available_at END,
+            claimed_by = NULL, lease_token = NULL, lease_expires_at = NULL
+        FROM mine WHERE o.id = mine.id
+        RETURNING o.id, o.channel),
+    told AS (
+        -- Rows given back lie below the other workers' low-water marks.
+        SELECT pg_notify(c.channel, 'rescan') FROM (SELECT DISTINCT channel FROM done) c)
+    SELECT t.id FROM unnest(p_ids) AS t (id)
+    WHERE t.id NOT IN (SELECT done.id FROM done) AND (SELECT count(*) FROM told) >= 0;
+END
+$$;
+
+-- outbox_enter: the first statement of a transactional handler. The row stays locked until the transaction ends, so
+-- no heartbeat can move under a REPEATABLE READ snapshot and nobody else can claim it. A transaction whose client
+-- is gone is ended by the server p_idle after it fell silent. Answers run, duplicate or lost.
+CREATE OR REPLACE FUNCTION core.outbox_enter(p_id uuid, p_token uuid, p_handler text, p_idle interval)
+RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    key text;
+BEGIN
+    PERFORM set_config('idle_in_transaction_session_timeout', (extract(epoch FROM p_idle) * 1000)::bigint::text, true),
+            set_config('lock_timeout', '5s', true);
+    SELECT o.idempotency_key INTO key FROM core.outbox o
+    WHERE o.id = p_id AND o.lease_token = p_token AND o.status = 'in_flight'
+    FOR NO KEY UPDATE;
+    IF NOT FOUND THEN
+        RETURN 'lost';
+    END IF;
+    INSERT INTO core.event_handled (handler_name, idempotency_key) VALUES (p_handler, key) ON CONFLICT DO NOTHING;
+    RETURN CASE WHEN FOUND THEN 'run' ELSE 'duplicate' END;
+END
+$$;
+
+-- outbox_leave: the last statement of a transactional handler. True when the row is settled with the handler's
+-- effects; false means the lease is lost, and the caller must roll back.
+CREATE OR REPLACE FUNCTION core.outbox_leave(p_id uuid, p_token uuid, p_handler text)
+RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    UPDATE core.outbox o
+    SET status = 'delivered', delivered_at = now(), settled_at = now(), handler_name = p_handler,
+        lease_token = NULL, lease_expires_at = NULL
+    WHERE o.id = p_id AND o.lease_token = p_token AND o.status = 'in_flight';
+    RETURN FOUND;
+END
+$$;

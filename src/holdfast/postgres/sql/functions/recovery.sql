@@ -1,0 +1,174 @@
+-- What people do with single events: replay, cancel, reschedule.
+
+-- outbox_replay: puts one failed row back to pending, in place. The finished cycle moves into failure_history; id and
+-- idempotency_key stay, so a handler that already handled the event skips it. Callable from psql. Returns how many
+-- rows moved: 1, or 0 when the row is not failed (or is discarded, or not there).
+-- The history keeps the last 20 cycles with 2,000 characters of error each, which stays below 64 KiB.
+CREATE OR REPLACE FUNCTION core.outbox_replay(event_id uuid, p_new_generation bigint, p_replayed_by text)
+RETURNS int
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_channel text;
+BEGIN
+    IF p_new_generation IS NULL OR p_new_generation < 0 THEN
+        RAISE EXCEPTION 'p_new_generation must be a generation number, not %', coalesce(p_new_generation::text, 'NULL')
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Pass the generation whose workers should handle it; 0 without deployments.';
+    ELSIF coalesce(p_replayed_by, '') = '' OR octet_length(p_replayed_by) > 200 THEN
+        RAISE EXCEPTION 'p_replayed_by must name who replays, in 1 to 200 bytes'
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Pass an e-mail address, or sql-direct.';
+    END IF;
+
+    WITH failed AS (
+        SELECT o.id FROM core.outbox o
+        WHERE o.id = outbox_replay.event_id AND o.status = 'failed' AND o.deleted_at IS NULL
+        FOR UPDATE SKIP LOCKED)
+    UPDATE core.outbox o
+    SET failure_history = (
+            SELECT coalesce(jsonb_agg(entry ORDER BY n), '[]')
+            FROM (SELECT entry, n FROM jsonb_array_elements(o.failure_history || jsonb_build_object(
+                      'attempts', o.attempts,
+                      'last_error', left(o.last_error, 2000),
+                      'first_failed_at', o.first_failed_at,
+                      'failed_at', o.failed_at,
+                      'failure_reason', o.failure_reason,
+                      'generation', o.generation,
+                      'replayed_by', p_replayed_by,
+                      'replayed_at', now())) WITH ORDINALITY AS t (entry, n)
+                  ORDER BY n DESC LIMIT 20) kept),
+        status = 'pending', attempts = 0, last_error = NULL, first_failed_at = NULL, failed_at = NULL,
+        failure_reason = NULL, error_signature = NULL, settled_at = NULL, claimed_by = NULL,
+        generation = p_new_generation,
+        -- A generation's own channel follows it; a channel for a processing characteristic stays.
+        channel = CASE WHEN o.channel = core.channel_of(o.generation) THEN core.channel_of(p_new_generation) ELSE o.channel END,
+        available_at = now()
+    FROM failed WHERE o.id = failed.id
+    RETURNING o.channel INTO v_channel;
+
+    IF NOT FOUND THEN
+        RETURN 0;
+    END IF;
+    PERFORM pg_notify(v_channel, 'rescan');
+    RETURN 1;
+END
+$$;
+
+-- outbox_stop: cancels an event, waiting or running. Taking the lease away fences the handler's settle; the worker
+-- learns of it by the notification, or at its next heartbeat, and cancels the handler. Returns how many rows moved.
+CREATE OR REPLACE FUNCTION core.outbox_stop(p_id uuid, p_stopped_by text)
+RETURNS int
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_channel text;
+BEGIN
+    IF coalesce(p_stopped_by, '') = '' OR octet_length(p_stopped_by) > 200 THEN
+        RAISE EXCEPTION 'p_stopped_by must name who cancels, in 1 to 200 bytes'
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Pass an e-mail address, or sql-direct.';
+    END IF;
+    UPDATE core.outbox o
+    SET status = 'failed', failure_reason = 'cancelled', failed_at = now(), settled_at = now(), deleted_at = now(),
+        last_error = 'cancelled by ' || p_stopped_by, lease_token = NULL, lease_expires_at = NULL
+    WHERE o.id = p_id AND o.settled_at IS NULL
+    RETURNING o.channel INTO v_channel;
+    IF NOT FOUND THEN
+        RETURN 0;
+    END IF;
+    PERFORM pg_notify(v_channel, 'stop ' || p_id);
+    RETURN 1;
+END
+$$;
+
+-- require_source: a source that no role owns is open to every producer; an owned one only to its roles.
+CREATE OR REPLACE FUNCTION core.require_source(p_source text)
+RETURNS void
+LANGUAGE plpgsql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF EXISTS (SELECT FROM core.sources s WHERE s.source = p_source)
+       AND NOT EXISTS (SELECT FROM core.sources s WHERE s.source = p_source
+                       AND pg_has_role(session_user, to_regrole(quote_ident(s.role_name)), 'MEMBER')) THEN
+        RAISE EXCEPTION 'source % belongs to another role', p_source USING ERRCODE = 'insufficient_privilege';
+    END IF;
+END
+$$;
+
+-- outbox_hold_key: a producer's key belongs to one pending event. Answers the id of the event that holds it: the new
+-- one, which the caller then inserts, or the one that is there, which p_available_at (if given) reschedules.
+CREATE OR REPLACE FUNCTION core.outbox_hold_key(p_source text, p_key text, p_id uuid, p_reschedule boolean, p_available_at timestamptz)
+RETURNS uuid
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    holder uuid;
+BEGIN
+    PERFORM core.require_source(p_source);
+    INSERT INTO core.outbox_keys AS k (source, dedupe_key, event_id) VALUES (p_source, p_key, p_id)
+    ON CONFLICT (source, dedupe_key) DO UPDATE SET event_id = k.event_id   -- takes the row lock: one producer at a time
+    RETURNING k.event_id INTO holder;
+    IF holder = p_id THEN
+        RETURN p_id;
+    END IF;
+    IF p_reschedule THEN
+        UPDATE core.outbox o SET available_at = coalesce(p_available_at, now())
+        WHERE o.id = holder AND o.status = 'pending';
+    ELSE
+        PERFORM FROM core.outbox o WHERE o.id = holder AND o.status = 'pending';
+    END IF;
+    IF FOUND THEN
+        RETURN holder;
+    END IF;
+    UPDATE core.outbox_keys k SET event_id = p_id WHERE k.source = p_source AND k.dedupe_key = p_key;
+    RETURN p_id;
+END
+$$;
+
+-- outbox_cancel: by the producer's key, while the event is pending. Returns how many rows moved.
+CREATE OR REPLACE FUNCTION core.outbox_cancel(p_source text, p_key text)
+RETURNS int
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    holder uuid;
+    n      int;
+BEGIN
+    PERFORM core.require_source(p_source);
+    DELETE FROM core.outbox_keys k WHERE k.source = p_source AND k.dedupe_key = p_key RETURNING k.event_id INTO holder;
+    UPDATE core.outbox o
+    SET status = 'failed', failure_reason = 'cancelled', failed_at = now(), settled_at = now(), deleted_at = now(),
+        last_error = 'cancelled by its producer'
+    WHERE o.id = holder AND o.status = 'pending';
+    GET DIAGNOSTICS n = ROW_COUNT;
+    RETURN n;
+END
+$$;
+
+-- outbox_reschedule: likewise, to another time.
+CREATE OR REPLACE FUNCTION core.outbox_reschedule(p_source text, p_key text, p_available_at timestamptz)
+RETURNS int
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_channel text;
+BEGIN
+    PERFORM core.require_source(p_source);
+    IF p_available_at IS NULL OR NOT isfinite(p_available_at) THEN
+        RAISE EXCEPTION 'p_available_at must be a time' USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    UPDATE core.outbox o SET available_at = p_available_at
+    FROM core.outbox_keys k
+    WHERE k.source = p_source AND k.dedupe_key = p_key AND o.id = k.event_id AND o.status = 'pending'
+    RETURNING o.channel INTO v_channel;
+    IF NOT FOUND THEN
+        RETURN 0;
+    END IF;
+    PERFORM pg_notify(v_channel, 'rescan');
+    RETURN 1;
+END
+$$;

@@ -1,0 +1,26 @@
+-- The fleet: who runs, and since when it was last heard of.
+
+CREATE OR REPLACE FUNCTION core.worker_beat(
+    p_id uuid, p_name text, p_host text, p_pid int, p_version text, p_generation bigint, p_channels text[], p_handlers text[])
+RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    INSERT INTO core.workers (id, name, host, pid, version, generation, channels, handlers)
+    VALUES (p_id, p_name, p_host, p_pid, p_version, p_generation, p_channels, p_handlers)
+    ON CONFLICT (id) DO UPDATE SET heartbeat_at = now(), stopped_at = NULL;
+    -- Kept a day for people who ask what ran last night.
+    DELETE FROM core.workers w WHERE w.heartbeat_at < now() - interval '1 day';
+END
+$$;
+
+CREATE OR REPLACE FUNCTION core.worker_stopped(p_id uuid)
+RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    UPDATE core.workers w SET stopped_at = now() WHERE w.id = p_id;
+END
+$$;

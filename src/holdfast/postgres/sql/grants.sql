@@ -1,0 +1,45 @@
+-- Who may do what, applied after every migration. Runtime roles change rows only through functions.
+REVOKE ALL ON SCHEMA core FROM PUBLIC;
+REVOKE ALL ON ALL TABLES IN SCHEMA core FROM PUBLIC, holdfast_producer, holdfast_worker, holdfast_operator;
+REVOKE ALL ON ALL SEQUENCES IN SCHEMA core FROM PUBLIC, holdfast_producer, holdfast_worker, holdfast_operator;
+REVOKE ALL ON ALL FUNCTIONS IN SCHEMA core FROM PUBLIC, holdfast_producer, holdfast_worker, holdfast_operator;
+ALTER DEFAULT PRIVILEGES IN SCHEMA core REVOKE ALL ON TABLES FROM PUBLIC;
+-- Without a schema: the built-in grant to PUBLIC can only be taken back for the role as a whole.
+ALTER DEFAULT PRIVILEGES REVOKE EXECUTE ON FUNCTIONS FROM PUBLIC;
+GRANT USAGE ON SCHEMA core TO holdfast_producer, holdfast_worker, holdfast_operator;
+GRANT SELECT ON core.migrations TO holdfast_producer, holdfast_worker, holdfast_operator;
+
+-- Producers write events, and may look after those of their own sources.
+GRANT INSERT (id, event_type, event_version, occurred_at, source, target, content_class, channel, generation, domain_id,
+              payload, headers, idempotency_key, trace_context, available_at, expires_at, priority, ordering_key, dedupe_key)
+    ON core.outbox TO holdfast_producer;
+GRANT SELECT ON core.my_outbox TO holdfast_producer;
+GRANT EXECUTE ON FUNCTION
+    core.uuid7(), core.current_generation(), core.current_channel(), core.channel_of(bigint),
+    core.outbox_hold_key(text, text, uuid, boolean, timestamptz),
+    core.outbox_cancel(text, text), core.outbox_reschedule(text, text, timestamptz)
+    TO holdfast_producer;
+
+-- Workers have functions and no table.
+GRANT EXECUTE ON FUNCTION
+    core.outbox_claim(uuid, interval, bigint, text, bigint, text[], smallint[], text[], int[], timestamptz[], uuid[]),
+    core.outbox_extend(uuid[], uuid[], interval),
+    core.outbox_deliver(uuid[], uuid[], text[], boolean),
+    core.outbox_retry(uuid[], uuid[], text[], interval[], text[]),
+    core.outbox_fail(uuid[], uuid[], text[], text[], text[], text[]),
+    core.outbox_release(uuid[], uuid[], interval[]),
+    core.outbox_enter(uuid, uuid, text, interval), core.outbox_leave(uuid, uuid, text),
+    core.outbox_split(bigint, text, bigint, text[], int),
+    core.outbox_lanes(text, bigint), core.outbox_channels(),
+    core.outbox_due_in(text, bigint, text[], smallint[]),
+    core.subscribe(text, text, text[]), core.interest(),
+    core.worker_beat(uuid, text, text, int, text, bigint, text[], text[]), core.worker_stopped(uuid)
+    TO holdfast_worker;
+
+-- Operators read everything and repair through functions.
+GRANT SELECT ON core.outbox, core.failed, core.event_handled, core.subscriptions, core.registry, core.workers,
+    core.deployments, core.outbox_keys, core.sources TO holdfast_operator;
+GRANT EXECUTE ON FUNCTION
+    core.outbox_replay(uuid, bigint, text), core.outbox_stop(uuid, text), core.retire(text),
+    core.outbox_lanes(text, bigint), core.outbox_channels(), core.interest()
+    TO holdfast_operator;

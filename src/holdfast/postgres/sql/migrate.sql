@@ -1,0 +1,133 @@
+-- What the migration runner asks and writes. The tables themselves are in sql/migrations.
+
+-- name: inspect_server
+-- Everything that decides who will own the schema, read from catalogs that every role may read. Postgres 16 made
+-- "may become this role" a privilege of its own (SET); before that, being a member was enough.
+SELECT current_setting('server_version_num')::int AS version,
+       current_setting('server_encoding') AS encoding,
+       quote_ident(current_database()) AS database,
+       quote_ident(me.rolname) AS login,
+       me.rolsuper AS superuser,
+       me.rolcreaterole AS may_create_roles,
+       has_database_privilege(current_database(), 'CREATE') AS may_create_schema,
+       ARRAY(SELECT rolname::text FROM pg_catalog.pg_roles WHERE rolname = ANY (:roles::text[])) AS roles,
+       coalesce(pg_has_role(owner.oid, CASE WHEN current_setting('server_version_num')::int >= 160000
+                                            THEN 'SET' ELSE 'MEMBER' END), false) AS may_become_owner,
+       coalesce(pg_has_role(owner.oid, 'MEMBER WITH ADMIN OPTION'), false) AS may_grant_owner,
+       quote_ident(pg_get_userbyid(space.nspowner)) AS schema_owner,
+       coalesce(has_schema_privilege(space.oid, 'CREATE'), false) AS may_create_in_schema,
+       (SELECT count(*) FROM pg_catalog.pg_class WHERE relnamespace = space.oid)
+         + (SELECT count(*) FROM pg_catalog.pg_proc WHERE pronamespace = space.oid) AS schema_objects,
+       ledger.oid IS NOT NULL AS has_ledger,
+       coalesce(has_schema_privilege(space.oid, 'USAGE')
+                AND has_table_privilege(ledger.oid, 'SELECT'), false) AS may_read_ledger
+FROM pg_catalog.pg_roles me
+LEFT JOIN pg_catalog.pg_roles owner ON owner.rolname = 'holdfast_owner'
+LEFT JOIN pg_catalog.pg_namespace space ON space.nspname = 'core'
+LEFT JOIN pg_catalog.pg_class ledger ON ledger.relnamespace = space.oid AND ledger.relname = 'migrations'
+                                    AND ledger.relkind = 'r'
+WHERE me.rolname = current_user
+
+-- name: backend
+SELECT pg_backend_pid()
+
+-- name: read_ledger
+SELECT version, name, checksum, applied_at, applied_by FROM core.migrations ORDER BY version
+
+-- name: schema_version
+SELECT coalesce(max(version), 0) FROM core.migrations
+
+-- name: record_migration
+-- Version 0 is not a migration: it holds the checksum of the functions, which are replaced as a whole.
+INSERT INTO core.migrations (version, name, checksum) VALUES (:version, :name, :checksum)
+ON CONFLICT (version) DO UPDATE
+    SET checksum = EXCLUDED.checksum, applied_at = EXCLUDED.applied_at, applied_by = EXCLUDED.applied_by
+    WHERE migrations.version = 0
+
+-- name: try_lock
+-- Tried again and again instead of waited for: a session that waits inside a statement holds a snapshot, and
+-- CREATE INDEX CONCURRENTLY in the session that has the lock would wait for that snapshot for ever.
+SELECT pg_try_advisory_lock(hashtextextended('holdfast migrate ' || 'core', 0))
+
+-- name: unlock
+SELECT pg_advisory_unlock(hashtextextended('holdfast migrate ' || 'core', 0))
+
+-- name: try_transaction_lock
+-- Behind a connection pooler a session's lock may stay on a server connection that is no longer ours.
+SELECT pg_try_advisory_xact_lock(hashtextextended('holdfast migrate ' || 'core', 0))
+
+-- name: begin_change
+-- A waiting ALTER TABLE stops everybody who comes after it, so it waits two seconds and then lets them pass.
+-- The search path holds nothing that another role could write to.
+SELECT set_config('lock_timeout', '2s', true), set_config('statement_timeout', '0', true),
+       set_config('idle_in_transaction_session_timeout', '60s', true),
+       set_config('search_path', 'pg_catalog, pg_temp', true), set_config('client_min_messages', 'warning', true)
+
+-- name: begin_without_transaction
+-- CREATE INDEX CONCURRENTLY blocks nobody while it waits for old transactions, so it may wait.
+SELECT set_config('lock_timeout', '0', false), set_config('statement_timeout', '0', false),
+       set_config('search_path', 'pg_catalog, pg_temp', false), set_config('client_min_messages', 'warning', false)
+
+-- name: become_owner
+SET LOCAL ROLE holdfast_owner
+
+-- name: become_owner_for_session
+SET ROLE holdfast_owner
+
+-- name: become_oneself
+RESET ROLE
+
+-- name: create_schema
+CREATE SCHEMA core
+
+-- name: create_owned_schema
+CREATE SCHEMA core AUTHORIZATION holdfast_owner
+
+-- name: oldest_transaction
+-- Who most likely holds the lock that a migration could not get.
+SELECT pid, coalesce(nullif(application_name, ''), '?') AS application, coalesce(usename::text, '?') AS login,
+       coalesce(extract(epoch FROM clock_timestamp() - xact_start), 0)::int AS seconds
+FROM pg_catalog.pg_stat_activity
+WHERE datname = current_database() AND pid <> pg_backend_pid() AND xact_start IS NOT NULL
+ORDER BY xact_start
+LIMIT 1
+
+-- name: count_events
+SELECT count(*) FROM core.outbox
+
+-- name: list_tables
+SELECT relname::text FROM pg_catalog.pg_class
+WHERE relnamespace = (SELECT oid FROM pg_catalog.pg_namespace WHERE nspname = 'core') AND relkind IN ('r', 'p')
+ORDER BY relname
+
+-- name: drop_schema
+DROP SCHEMA core CASCADE
+
+-- name: owner_has_other_schemas
+SELECT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE pg_get_userbyid(nspowner) = 'holdfast_owner')
+
+-- name: drop_owned
+-- Default privileges are kept outside the schema. Without CASCADE: what others built on it stays.
+DROP OWNED BY holdfast_owner
+
+-- name: unused_roles
+-- Of our roles, those that own nothing and hold no privilege in any database of the cluster. Membership alone is
+-- no use: a role without privileges gives its members nothing.
+SELECT r.rolname::text
+FROM pg_catalog.pg_roles r
+WHERE r.rolname = ANY (:roles::text[])
+  AND NOT EXISTS (SELECT FROM pg_catalog.pg_shdepend d
+                  WHERE d.refclassid = 'pg_catalog.pg_authid'::regclass AND d.refobjid = r.oid
+                    AND d.classid <> 'pg_catalog.pg_auth_members'::regclass)
+
+-- name: drop_producer
+DROP ROLE holdfast_producer
+
+-- name: drop_worker
+DROP ROLE holdfast_worker
+
+-- name: drop_operator
+DROP ROLE holdfast_operator
+
+-- name: drop_owner
+DROP ROLE holdfast_owner

@@ -1,0 +1,13 @@
+-- Lets the login that migrates become holdfast_owner. Since Postgres 16 a role that has CREATEROLE may
+-- administer the roles it made, and still has to give itself the right to become one of them. INHERIT FALSE keeps
+-- its everyday statements from having the owner's rights.
+DO $$
+DECLARE
+    since_16 CONSTANT boolean := pg_catalog.current_setting('server_version_num')::int >= 160000;
+BEGIN
+    IF NOT pg_catalog.pg_has_role('holdfast_owner', CASE WHEN since_16 THEN 'SET' ELSE 'MEMBER' END) THEN
+        EXECUTE 'GRANT holdfast_owner TO CURRENT_USER'
+            || CASE WHEN since_16 THEN ' WITH SET TRUE, INHERIT FALSE' ELSE '' END;
+    END IF;
+END
+$$;

@@ -1,0 +1,5 @@
+-- For an installation without roles: everything belongs to one login, and nobody else may use it.
+REVOKE ALL ON SCHEMA core FROM PUBLIC;
+REVOKE ALL ON ALL TABLES IN SCHEMA core FROM PUBLIC;
+REVOKE ALL ON ALL SEQUENCES IN SCHEMA core FROM PUBLIC;
+REVOKE ALL ON ALL FUNCTIONS IN SCHEMA core FROM PUBLIC;

@@ -1,0 +1,54 @@
+-- name: publish_one
+-- Values travel as text and are cast here, so that every driver sends the same thing. Delays are added to the
+-- database's clock: a producer whose own clock is wrong must not decide when an event is due.
+INSERT INTO core.outbox (
+    id, event_type, event_version, occurred_at, source, target, content_class, channel, generation, domain_id,
+    payload, headers, idempotency_key, trace_context, priority, ordering_key, dedupe_key,
+    available_at, expires_at)
+VALUES (
+    :id::text::uuid, :event_type::text, :event_version::text::int, :occurred_at::text::timestamptz, :source::text,
+    :target::text, :content_class::text, :channel::text, :generation::text::bigint, :domain_id::text::uuid,
+    :payload::text::jsonb, :headers::text::jsonb, :idempotency_key::text, :trace_context::text,
+    :priority::text::smallint, :ordering_key::text, :dedupe_key::text,
+    coalesce(:available_at::text::timestamptz, now() + coalesce(:delay::text::float8, 0) * interval '1 second'),
+    coalesce(:expires_at::text::timestamptz, now() + :expires_in::text::float8 * interval '1 second'));
+
+-- name: publish_many
+-- One statement for thousands: the trigger's deferred event is made once, and the rows share one round trip.
+INSERT INTO core.outbox (
+    id, event_type, event_version, occurred_at, source, target, content_class, channel, generation, domain_id,
+    payload, headers, idempotency_key, trace_context, priority, ordering_key, dedupe_key,
+    available_at, expires_at)
+SELECT
+    id::uuid, event_type, event_version::int, occurred_at::timestamptz, source,
+    target, content_class, channel, generation::bigint, domain_id::uuid,
+    payload::jsonb, headers::jsonb, idempotency_key, trace_context,
+    priority::smallint, ordering_key, dedupe_key,
+    coalesce(available_at::timestamptz, now() + coalesce(delay::float8, 0) * interval '1 second'),
+    coalesce(expires_at::timestamptz, now() + expires_in::float8 * interval '1 second')
+FROM unnest(
+    :id::text[], :event_type::text[], :event_version::text[], :occurred_at::text[], :source::text[],
+    :target::text[], :content_class::text[], :channel::text[], :generation::text[], :domain_id::text[],
+    :payload::text[], :headers::text[], :idempotency_key::text[], :trace_context::text[],
+    :priority::text[], :ordering_key::text[], :dedupe_key::text[],
+    :available_at::text[], :delay::text[], :expires_at::text[], :expires_in::text[])
+AS e (
+    id, event_type, event_version, occurred_at, source,
+    target, content_class, channel, generation, domain_id,
+    payload, headers, idempotency_key, trace_context,
+    priority, ordering_key, dedupe_key,
+    available_at, delay, expires_at, expires_in);
+
+-- name: hold_key
+-- Who holds a producer's key: the new event, or a pending one that is already there.
+SELECT core.outbox_hold_key(
+    :source::text, :key::text, :id::text::uuid, :reschedule::text::boolean,
+    coalesce(:available_at::text::timestamptz, now() + coalesce(:delay::text::float8, 0) * interval '1 second'))::text;
+
+-- name: cancel_key
+SELECT core.outbox_cancel(:source::text, :key::text);
+
+-- name: reschedule_key
+SELECT core.outbox_reschedule(
+    :source::text, :key::text,
+    coalesce(:available_at::text::timestamptz, now() + coalesce(:delay::text::float8, 0) * interval '1 second'));

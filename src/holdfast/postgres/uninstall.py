@@ -1,0 +1,106 @@
+"""Taking Holdfast out of a database, with everything it holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import asyncpg
+
+from holdfast.postgres.ddl import MigrationRefused, change, connect, one_at_a_time
+from holdfast.postgres.ownership import OWNER, ROLES, Facts, inspect
+from holdfast.postgres.queries import Queries
+
+
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """What would be lost."""
+
+    schema: str
+    events: int
+    tables: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """What was removed. A role stays when another database uses it or this login may not drop it."""
+
+    schema: str
+    roles_dropped: tuple[str, ...]
+    roles_kept: tuple[str, ...]
+
+
+async def holdings(dsn: str, schema: str = "core") -> Holdings:
+    """Count what an uninstall would delete. Reads only."""
+    queries = Queries(schema)
+    connection = await connect(dsn)
+    try:
+        facts = await _require_ours(connection, queries)
+        tables = [row[0] for row in await connection.fetch(queries.asyncpg("list_tables").sql)]
+        async with connection.transaction(isolation="read_committed"):
+            await _become_owner(connection, queries, facts)
+            events = await connection.fetchval(queries.asyncpg("count_events").sql) if "outbox" in tables else 0
+        return Holdings(schema, events, tuple(tables))
+    finally:
+        await connection.close()
+
+
+async def uninstall(dsn: str, schema: str = "core") -> Removal:
+    """Drop the schema with everything in it, and the roles that nothing else uses."""
+    queries = Queries(schema)
+    connection = await connect(dsn)
+    try:
+        async with one_at_a_time(connection, queries, lambda: None):
+            facts = await _require_ours(connection, queries)
+
+            async def work() -> None:
+                await _become_owner(connection, queries, facts)
+                await _run(connection, queries, "drop_schema")
+                if facts.schema_owner == OWNER and not await connection.fetchval(
+                    queries.asyncpg("owner_has_other_schemas").sql
+                ):
+                    await _run(connection, queries, "drop_owned")
+
+            await change(connection, queries, f"dropping the schema {schema}", work)
+            dropped = await _drop_roles(connection, queries)
+            kept = tuple(role for role in ROLES if role in facts.roles and role not in dropped)
+            return Removal(schema, dropped, kept)
+    finally:
+        await connection.close()
+
+
+async def _require_ours(connection: Any, queries: Queries) -> Facts:
+    facts = await inspect(connection, queries)
+    if not facts.has_ledger:
+        raise MigrationRefused(
+            f"there is no Holdfast in the schema {queries.schema} of the database {facts.database}",
+            "name the schema it was installed in: --schema",
+        )
+    return facts
+
+
+async def _become_owner(connection: Any, queries: Queries, facts: Facts) -> None:
+    if facts.schema_owner != OWNER:
+        return
+    if not facts.may_become_owner:
+        raise MigrationRefused(
+            f"{facts.login} may not become {OWNER}", f"as an administrator: GRANT {OWNER} TO {facts.login}"
+        )
+    await _run(connection, queries, "become_owner")
+
+
+async def _drop_roles(connection: Any, queries: Queries) -> tuple[str, ...]:
+    statement = queries.asyncpg("unused_roles")
+    dropped = []
+    for row in await connection.fetch(statement.sql, *statement.bind({"roles": list(ROLES)})):
+        role = row[0]
+        try:
+            await _run(connection, queries, f"drop_{role.removeprefix('holdfast_')}")
+        except (asyncpg.InsufficientPrivilegeError, asyncpg.DependentObjectsStillExistError):
+            continue  # somebody else's to drop, or taken into use this moment
+        dropped.append(role)
+    return tuple(dropped)
+
+
+async def _run(connection: Any, queries: Queries, name: str) -> None:
+    await connection.execute(queries.asyncpg(name).sql)

@@ -1,0 +1,102 @@
+"""The guard of a channel: the sleeping worker on whose behalf producers ring the bell.
+
+A NOTIFY makes committing producers wait for each other, so they send one only while somebody sleeps. An idle worker
+becomes the channel's guard and takes the channel's lock exclusively; commits that cannot share it notify. It waits
+for the commits that could still share it, looks once more, and sleeps. There is one guard per channel: its
+notifications wake every listener, so the others may sleep as well. A guard that gets busy stands down and says so;
+one that dies loses its locks, and the others find out within a second.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from uuid import UUID
+
+from holdfast.postgres.connection import CONNECTION_FAULTS, ReservedConnection
+from holdfast.postgres.queries import Queries
+
+
+class Guard:
+    """Owns one connection. `on_asleep` is called when a lock that had to be waited for is granted."""
+
+    def __init__(
+        self, connection: ReservedConnection, queries: Queries, worker: UUID, on_asleep: Callable[[], None]
+    ) -> None:
+        self._connection = connection
+        self._queries = queries
+        self._worker = str(worker)
+        self._on_asleep = on_asleep
+        self._standing: set[str] = set()  # we are the guard, with the lock granted
+        self._waiting: asyncio.Task[None] | None = None  # we are the guard, the lock is not granted yet
+
+    @property
+    def standing(self) -> bool:
+        return bool(self._standing) or self._waiting is not None
+
+    def guards(self, channel: str) -> bool:
+        return channel in self._standing
+
+    async def stand(self, channel: str) -> bool:
+        """Try to become the guard. True when the worker has just become it and must look once more.
+
+        Without a connection there is no bell, and the polling interval covers it.
+        """
+        if channel in self._standing or self._waiting is not None:
+            return False
+        try:
+            answer = await self._ask("guard", channel=channel)
+            if answer == 2:
+                await self._announce(channel)
+        except CONNECTION_FAULTS:
+            return False
+        if answer == 1:
+            self._waiting = asyncio.create_task(self._fall_asleep(channel))
+        return answer == 2
+
+    async def _fall_asleep(self, channel: str) -> None:
+        try:
+            with contextlib.suppress(*CONNECTION_FAULTS):
+                await self._ask("fall_asleep", channel=channel)
+                await self._announce(channel)
+        finally:
+            self._waiting = None
+            self._on_asleep()
+
+    async def _announce(self, channel: str) -> None:
+        self._standing.add(channel)
+        await self._ask("announce_guard", channel=channel, worker=self._worker)
+
+    async def stand_down(self) -> None:
+        """Busy: producers need not ring. A lock that is still being waited for is given up once it is granted."""
+        with contextlib.suppress(*CONNECTION_FAULTS):
+            for channel in tuple(self._standing):
+                self._standing.discard(channel)
+                await self._ask("stand_down", channel=channel, worker=self._worker)
+
+    async def ping(self) -> None:
+        """Tells a dead connection, and keeps the server from ending it as idle."""
+        if self._standing and self._waiting is None:
+            with contextlib.suppress(*CONNECTION_FAULTS):
+                await self._ask("ping")
+
+    async def _ask(self, name: str, **values: object) -> object:
+        statement = self._queries.asyncpg(name)
+        connection = await self._connection.use()
+        try:
+            return await connection.fetchval(statement.sql, *statement.bind(values))
+        except CONNECTION_FAULTS:
+            self.reset()
+            raise
+
+    def reset(self) -> None:
+        """The connection is gone, and with it the locks."""
+        self._standing.clear()
+        self._connection.drop()
+
+    async def close(self) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+            await asyncio.gather(self._waiting, return_exceptions=True)
+            self._connection.drop()  # it is blocked in the server: there is nobody to say goodbye to
+        self._standing.clear()
+        await self._connection.close()

@@ -1,0 +1,80 @@
+"""How long rows are kept, and what is left of them afterwards."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+
+from holdfast.errors import ConfigurationError
+
+_LONGEST_DAYS = 36_500
+# Rows of these entities can be replayed, so the inbox must remember longer than they live.
+_REPLAYABLE = ("outbox_row", "archive_row")
+_INBOX = "event_handled"
+
+
+class Disposal(StrEnum):
+    """What happens to a row when its grace is over."""
+
+    HARD_DELETE = "HARD_DELETE"
+    STRIP_PAYLOAD = "STRIP_PAYLOAD"
+    RETAIN_METADATA = "RETAIN_METADATA"
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionPolicy:
+    """Days until a settled row is tombstoned, days from there to its disposal, and the disposal."""
+
+    active_ttl_days: int
+    tombstoned_grace_days: int
+    disposal: Disposal = Disposal.HARD_DELETE
+
+    def __post_init__(self) -> None:
+        for field in ("active_ttl_days", "tombstoned_grace_days"):
+            days = getattr(self, field)
+            if isinstance(days, bool) or not isinstance(days, int) or not 0 <= days <= _LONGEST_DAYS:
+                problem = "is not a whole number of days"
+                raise ConfigurationError(field, problem, f"give a number from 0 to {_LONGEST_DAYS}")
+        if not isinstance(self.disposal, Disposal):
+            raise ConfigurationError("disposal", "is unknown", f"use one of {', '.join(Disposal)}")
+
+    @property
+    def total_days(self) -> int:
+        return self.active_ttl_days + self.tombstoned_grace_days
+
+
+Registry = Mapping[tuple[str, str], RetentionPolicy]
+
+POLICY_REGISTRY: Registry = MappingProxyType(
+    {
+        ("outbox_row", "*"): RetentionPolicy(45, 7, Disposal.HARD_DELETE),
+        (_INBOX, "*"): RetentionPolicy(60, 7, Disposal.HARD_DELETE),
+    }
+)
+
+
+def policy_for(entity: str, content_class: str, registry: Registry = POLICY_REGISTRY) -> RetentionPolicy:
+    """The policy of a content class, or else the one its entity has for all classes."""
+    policy = registry.get((entity, content_class)) or registry.get((entity, "*"))
+    if policy is None:
+        problem = f"has no policy for {entity!r}"
+        raise ConfigurationError("retention", problem, f"add an entry ({entity!r}, '*')")
+    return policy
+
+
+def check_registry(registry: Registry = POLICY_REGISTRY) -> None:
+    """Refuse a registry under which a replayed event could run twice.
+
+    The inbox must outlive every row that can be replayed; otherwise a replay finds no trace of the first
+    run and repeats its effects.
+    """
+    for entity in ("outbox_row", _INBOX):
+        policy_for(entity, "*", registry)
+    inbox = min(policy.active_ttl_days for (entity, _), policy in registry.items() if entity == _INBOX)
+    for (entity, content_class), policy in registry.items():
+        if entity in _REPLAYABLE and inbox <= policy.total_days:
+            raise ConfigurationError(
+                f"retention.{_INBOX}.active_ttl_days",
+                f"is {inbox}, but ({entity}, {content_class}) rows live {policy.total_days} days",
+                f"set it to {policy.total_days + 1} or more, or keep {entity} for less time",
+            )

@@ -1,0 +1,74 @@
+"""What the library tells about itself: frozen facts for whoever observes, and plain counters.
+
+The core knows neither loggers nor exporters. A worker hands each fact to its observers; `observability` has the
+one that writes structured logs.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from uuid import UUID
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryFact:
+    """What every fact about one delivery names. Payloads are never part of it."""
+
+    event_id: UUID
+    delivery_id: UUID
+    event_type: str
+    source: str
+    target: str | None
+    handler_name: str
+    attempts: int
+    correlation_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Retried(DeliveryFact):
+    """An attempt failed and will be repeated (RTY-3)."""
+
+    last_error: str
+    retry_in: float
+
+
+@dataclass(frozen=True, slots=True)
+class Failed(DeliveryFact):
+    """A delivery failed for good (DLQ-6)."""
+
+    failure_reason: str
+    last_error: str | None
+    error_signature: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something an operator should know about the worker itself."""
+
+    level: str  # info, warning or error
+    name: str
+    details: dict[str, object] = field(default_factory=dict)
+
+
+Fact = Retried | Failed | Notice
+Observer = Callable[[Fact], None]
+
+
+@dataclass(slots=True)
+class Counters:
+    """What a worker has done since it started."""
+
+    claims: int = 0
+    claimed: int = 0
+    delivered: int = 0
+    duplicates: int = 0
+    retried: int = 0
+    snoozed: int = 0
+    failed: int = 0
+    expired: int = 0
+    released: int = 0
+    split: int = 0
+    lost_leases: int = 0
+    wakeups: int = 0
+    polls: int = 0
+    listen_reconnects: int = 0
+    settles: int = 0

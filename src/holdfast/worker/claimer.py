@@ -1,0 +1,245 @@
+"""Keeps the dispatcher's buffer filled: claim while there is something, sleep under the bell when there is not."""
+
+import asyncio
+import random
+import time
+from uuid import UUID
+
+import asyncpg
+
+from holdfast.handlers import Handler
+from holdfast.postgres.connection import CONNECTION_FAULTS, PASSING_FAULTS, ReservedConnection
+from holdfast.postgres.deliveries import Deliveries, Delivery, Interest, RegistryChanged
+from holdfast.postgres.wakeup import Guard
+from holdfast.telemetry import Counters, Observer
+from holdfast.worker.dispatcher import Dispatcher
+from holdfast.worker.held import Held
+from holdfast.worker.lanes import Lanes, plan
+from holdfast.worker.outage import Outage
+
+# A worker that finds work this many times in a row is busy, and producers need not ring for it.
+_BUSY_AFTER = 3
+# What the buffer holds is what can be handled in this time, so that a slow worker leaves the rest to others.
+_BUFFER_SECONDS = 0.25
+# Another worker's guard may have died: ask this often.
+_GUARD_INTERVAL = 1.0
+# A wake-up that finds nothing is somebody else's event, or noise: so many per second are answered at once.
+_IDLE_WAKEUPS = 20
+_LONGEST_PACE = 0.005
+
+
+class Claimer:
+    """One loop, one connection. `wake` may be called at any time from the worker's loop."""
+
+    def __init__(
+        self,
+        connection: ReservedConnection,
+        deliveries: Deliveries,
+        dispatcher: Dispatcher,
+        held: Held,
+        handlers: list[Handler],
+        channels: tuple[str, ...],
+        counters: Counters,
+        observe: Observer,
+        *,
+        guard: Guard | None,
+        batch: int,
+        poll_interval: float,
+    ) -> None:
+        self._connection = connection
+        self._deliveries = deliveries
+        self._dispatcher = dispatcher
+        self._held = held
+        self._handlers = handlers
+        self._counters = counters
+        self._guard = guard
+        self._batch = batch
+        self._poll_interval = poll_interval
+        self._lanes = {channel: Lanes() for channel in channels}
+        self._splits: dict[str, tuple[str, ...]] = {}
+        self._interest: Interest | None = None
+        self._patterns = False
+        self._wakened = asyncio.Event()
+        self._rescan = True
+        self._streak = 0
+        self._pace = 0.0
+        self._rate = 0.0
+        self._rated_at, self._rated = time.monotonic(), 0
+        self._polled_at = 0.0
+        self._idle_wakeups: list[float] = []
+        self._outage = Outage("claim", observe)
+        self.stopped = asyncio.Event()
+
+    def wake(self, rescan: bool = False) -> None:
+        self._rescan = self._rescan or rescan
+        self._wakened.set()
+
+    def stop(self) -> None:
+        self.stopped.set()
+        self._wakened.set()
+
+    async def run(self) -> None:
+        while not self.stopped.is_set():
+            try:
+                await self._turn()
+                self._outage.over()
+            except RegistryChanged:
+                self._interest = None
+            except PASSING_FAULTS:
+                await asyncio.sleep(random.uniform(0.02, 0.2))
+            except CONNECTION_FAULTS as fault:
+                self._connection.drop()
+                self._rescan = True
+                await self._wait(self._outage.begin(fault))
+
+    async def _turn(self) -> None:
+        room = self._room()
+        if room <= 0:
+            await self._dispatcher.wait_for_room()
+            return
+        self._wakened.clear()
+        if self._rescan:
+            self._rescan = False
+            for lanes in self._lanes.values():
+                lanes.rescan()
+        started = time.monotonic()
+        found, exhausted = await self.run_once(room)
+        took = time.monotonic() - started
+        if found:
+            self._streak += 1
+            if self._guard is not None and self._guard.standing and self._streak >= _BUSY_AFTER:
+                await self._guard.stand_down()
+            if found < room:
+                # Few rows: wait as long as the claim took, so that the next one is worth its round trip.
+                await self._wait(min(took, _LONGEST_PACE))
+            return
+        if not exhausted and self._rescan_if_cheap():
+            return
+        await self._idle()
+
+    async def run_once(self, room: int) -> tuple[int, bool]:
+        """Claim from every channel. How many rows came, and whether nothing more is there."""
+        connection = await self._connection.use()
+        interest = self._interest or await self._reload(connection)
+        found, exhausted = 0, True
+        for channel, lanes in self._lanes.items():
+            if self._splits.get(channel):
+                split = await self._deliveries.split(
+                    connection, interest.version, channel, self._splits[channel], self._batch
+                )
+                self._counters.split += split
+                found += split
+            started = time.monotonic()
+            records = await self._deliveries.claim(connection, interest.version, channel, lanes.claims(room))
+            ended = time.monotonic()
+            self._counters.claims += 1
+            if self.stopped.is_set() and not records:
+                return 0, True
+            empty = lanes.observe(
+                [(r["route"], r["priority"], r["available_at"], r["id"]) for r in records], started, ended
+            )
+            exhausted = exhausted and empty
+            if records:
+                found += len(records)
+                self._accept(lanes, records, ended)
+        return found, exhausted
+
+    def _accept(self, lanes: Lanes, records: list[asyncpg.Record], now: float) -> None:
+        handlers = lanes.handlers
+        claimed = [Delivery(record, handlers[record["route"]], now) for record in records]
+        claimed.sort(key=_urgency)
+        self._counters.claimed += len(claimed)
+        self._held.add(claimed)
+        self._dispatcher.feed(claimed)
+
+    async def _reload(self, connection: asyncpg.Connection) -> Interest:
+        """Read the registry of interest and plan the lanes anew."""
+        interest = await self._deliveries.interest(connection)
+        for channel, lanes in self._lanes.items():
+            present = await self._deliveries.lanes(connection, channel) if self._patterns else []
+            routing = plan(interest, self._handlers, present)
+            if routing.patterns and not self._patterns:
+                self._patterns = True
+                present = await self._deliveries.lanes(connection, channel)
+                routing = plan(interest, self._handlers, present)
+            lanes.replace(routing.claimed)
+            self._splits[channel] = routing.split
+        self._interest = interest
+        return interest
+
+    def _room(self) -> int:
+        """How many rows to claim: for the idle runners, and for what they will have done a moment later."""
+        now = time.monotonic()
+        elapsed = now - self._rated_at
+        if elapsed > 0.05:
+            finished = self._dispatcher.finished
+            self._rate += 0.5 * ((finished - self._rated) / elapsed - self._rate)
+            self._rated_at, self._rated = now, finished
+        ahead = min(int(self._rate * _BUFFER_SECONDS), 2 * self._batch)
+        wanted = self._dispatcher.idle + ahead - self._dispatcher.buffered
+        # Not in dribs and drabs while there is still plenty to do.
+        if self._dispatcher.buffered and wanted < self._batch // 2:
+            return 0
+        return min(wanted, self._batch)
+
+    def _rescan_if_cheap(self) -> bool:
+        now = time.monotonic()
+        cheap = [lanes for lanes in self._lanes.values() if lanes.rescan_due(now)]
+        for lanes in cheap:
+            lanes.rescan()
+        return bool(cheap)
+
+    # --- nothing to do --------------------------------------------------------------------------------
+
+    async def _idle(self) -> None:
+        self._streak = 0
+        connection = await self._connection.use()
+        if self._patterns:
+            self._interest = None  # new event types may have appeared
+        if self._guard is not None:
+            for channel in self._lanes:
+                if await self._guard.stand(channel):
+                    self._rescan = True
+                    return  # look once more: what was committed before the bell was ours rang for nobody
+        timeout = self._poll_interval
+        if self._guard is not None and not all(map(self._guard.guards, self._lanes)):
+            timeout = min(timeout, _GUARD_INTERVAL)
+        now = time.monotonic()
+        for channel, lanes in self._lanes.items():
+            due = await self._deliveries.due_in(connection, channel, lanes.keys)
+            if due is not None:
+                timeout = min(timeout, max(due, 0.001))
+            if not lanes.rescan_due(now):
+                timeout = min(timeout, max(lanes.rescan_at() - now, 0.001))
+        if await self._wait(timeout):
+            await self._temper()
+        elif time.monotonic() - self._polled_at >= self._poll_interval:
+            self._polled_at = time.monotonic()
+            self._counters.polls += 1
+            self._rescan = True
+            if self._guard is not None:
+                await self._guard.ping()
+
+    async def _temper(self) -> None:
+        """A flood of notifications that bring nothing costs at most one look in 50 ms."""
+        now = time.monotonic()
+        self._idle_wakeups = [at for at in self._idle_wakeups if now - at < 1.0]
+        self._idle_wakeups.append(now)
+        if len(self._idle_wakeups) > _IDLE_WAKEUPS:
+            await asyncio.sleep(0.05)
+
+    async def _wait(self, timeout: float) -> bool:
+        """Until woken; false when the time is over."""
+        if self._wakened.is_set():
+            return True
+        try:
+            async with asyncio.timeout(timeout):
+                await self._wakened.wait()
+        except TimeoutError:
+            return False
+        return True
+
+
+def _urgency(delivery: Delivery) -> tuple[int, object, UUID]:
+    record = delivery.record
+    return record["priority"], record["available_at"], delivery.id

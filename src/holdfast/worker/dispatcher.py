@@ -1,0 +1,342 @@
+"""Runs handlers with bounded concurrency and turns what they did into settlements.
+
+Runners take deliveries from one buffer; there is no task per event. One attempt reads like this: skip what is
+already handled, expired or over its budget; decode; run; classify; settle.
+"""
+
+import asyncio
+import contextlib
+import contextvars
+import json
+import time
+from collections import deque
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from uuid import UUID
+
+from holdfast.context import HandlerContext, current_context
+from holdfast.envelope import EventEnvelope
+from holdfast.errors import TerminalHandlerError
+from holdfast.failure import Redactor, bound, describe, signature
+from holdfast.handlers import Handler
+from holdfast.outcome import Done, Outcome, Reject, Retry, Snooze
+from holdfast.postgres.deliveries import Delivery
+from holdfast.retry import classify
+from holdfast.telemetry import Counters, Failed, Observer, Retried
+from holdfast.versions import warn_if_deprecated
+from holdfast.worker.held import Held
+from holdfast.worker.settler import Dead, Delivered, GivenBack, Postponed, Settler
+from holdfast.worker.transactions import LeaseLost, Transactions
+
+# Handlers that never wait would otherwise keep the loop from claiming and settling.
+_YIELD_EVERY = 50
+_LONGEST_TICK = 0.5
+_CANCEL_PATIENCE = 1.0
+
+
+class _Runner:
+    """One slot of the concurrency: its task, and what it is doing."""
+
+    __slots__ = ("cause", "deadline", "delivery", "task")
+
+    def __init__(self) -> None:
+        self.task: asyncio.Task[None] | None = None
+        self.delivery: Delivery | None = None
+        self.deadline = 0.0
+        self.cause = ""  # why the handler is being cancelled: timeout, lost or stopping
+
+    def cancel(self, cause: str) -> None:
+        if self.task is not None and not self.cause:
+            self.cause = cause
+            self.task.cancel()
+
+
+class Dispatcher:
+    """`feed` it claimed deliveries; it hands settlements to the settler."""
+
+    def __init__(
+        self,
+        settler: Settler,
+        held: Held,
+        transactions: Transactions,
+        counters: Counters,
+        observe: Observer,
+        *,
+        concurrency: int,
+        threads: int,
+        shortest_timeout: float,
+        redact: Redactor | None = None,
+    ) -> None:
+        self._settler = settler
+        self._held = held
+        self._transactions = transactions
+        self._counters = counters
+        self._observe = observe
+        self._redact = redact
+        self._tick = min(max(shortest_timeout / 10, 0.01), _LONGEST_TICK)
+        self._buffer: deque[Delivery] = deque()
+        self._idle: deque[asyncio.Future[None]] = deque()
+        self._runners = [_Runner() for _ in range(concurrency)]
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="holdfast-handler")
+        self._stopping = False
+        self._drained = asyncio.Event()
+        self._quiet = asyncio.Event()
+        self.finished = 0  # attempts that ended, for the claimer's sense of pace
+        self.beat = time.monotonic()  # when the loop last turned, for the heartbeat thread
+
+    # --- for the claimer ------------------------------------------------------------------------------
+
+    @property
+    def buffered(self) -> int:
+        return len(self._buffer)
+
+    @property
+    def idle(self) -> int:
+        return len(self._idle)
+
+    def running(self) -> list[Delivery]:
+        return [runner.delivery for runner in self._runners if runner.delivery is not None]
+
+    async def wait_for_room(self) -> None:
+        """Until the buffer has run low."""
+        self._drained.clear()
+        await self._drained.wait()
+
+    def nudge(self) -> None:
+        """Let a claimer that waits for room look again."""
+        self._drained.set()
+
+    def feed(self, deliveries: Iterable[Delivery]) -> None:
+        self._buffer.extend(deliveries)
+        for _ in range(min(len(self._buffer), len(self._idle))):
+            future = self._idle.popleft()
+            if not future.done():
+                future.set_result(None)
+
+    def cancel(self, identities: Iterable[UUID]) -> None:
+        """Stop handlers whose lease is lost or whose event was cancelled; whatever they return is ignored."""
+        gone = set(identities)
+        for runner in self._runners:
+            if runner.delivery is not None and runner.delivery.id in gone:
+                runner.cancel("lost")
+        for delivery in [each for each in self._buffer if each.id in gone]:
+            self._buffer.remove(delivery)
+            self._held.drop(delivery)
+            self._counters.lost_leases += 1
+
+    # --- life -----------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """The watch over time limits; the runners are started with it and end with it."""
+        for runner in self._runners:
+            runner.task = asyncio.create_task(self._run(runner))
+        try:
+            while True:
+                self.beat = now = time.monotonic()
+                for runner in self._runners:
+                    if runner.delivery is not None and now >= runner.deadline:
+                        runner.cancel("timeout")
+                await asyncio.sleep(self._tick)
+        finally:
+            for runner in self._runners:
+                if runner.task is not None:
+                    runner.task.cancel()
+            await asyncio.gather(*(r.task for r in self._runners if r.task), return_exceptions=True)
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def stop(self, grace: float) -> None:
+        """Give back what has not started, let the rest finish within the grace, give back what has not."""
+        self._stopping = True
+        while self._buffer:
+            self._settler.add(GivenBack(self._buffer.popleft()))
+        await self._settler.flush()
+        await self._quiet_within(grace)
+        for runner in self._runners:
+            if runner.delivery is not None:
+                runner.cancel("stopping")
+        await self._quiet_within(_CANCEL_PATIENCE)
+        for delivery in self.running():  # threads, and handlers that refuse to be cancelled
+            self._settler.add(GivenBack(delivery))
+        await self._settler.flush()
+
+    async def _quiet_within(self, seconds: float) -> None:
+        if self.running():
+            self._quiet.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._quiet.wait()
+
+    async def _run(self, runner: _Runner) -> None:
+        streak = 0
+        while True:
+            if not self._buffer:
+                streak = 0
+                self._drained.set()
+                future = asyncio.get_running_loop().create_future()
+                self._idle.append(future)
+                await future
+                continue
+            delivery = self._buffer.popleft()
+            runner.delivery = delivery
+            runner.deadline = time.monotonic() + delivery.handler.timeout
+            try:
+                await self._attempt(runner, delivery)
+            finally:
+                runner.delivery = None
+                if self._stopping and not self.running():
+                    self._quiet.set()
+            self.finished += 1
+            streak += 1
+            if streak % _YIELD_EVERY == 0:
+                self._drained.set()
+                await asyncio.sleep(0)
+
+    # --- one attempt ----------------------------------------------------------------------------------
+
+    async def _attempt(self, runner: _Runner, delivery: Delivery) -> None:
+        record, handler = delivery.record, delivery.handler
+        if record["handled"]:
+            self._settler.add(Delivered(delivery, record=False))
+        elif record["expired"]:
+            self._settler.add(Dead(delivery, "expired", "expired before it could be delivered"))
+        elif delivery.attempts > handler.retry.max_attempts:
+            self._fail(delivery, "max_deliveries", None)
+        else:
+            try:
+                outcome = await self._invoke(delivery, handler)
+            except LeaseLost:
+                self._counters.lost_leases += 1
+                self._held.drop(delivery)
+            except BaseException as error:
+                self._faulted(runner, delivery, error)
+            else:
+                self._settle(delivery, outcome)
+
+    async def _invoke(self, delivery: Delivery, handler: Handler) -> Outcome | None:
+        """Decode and run. None means that the transaction settled the delivery already."""
+        event, context = _decode(delivery)
+        warn_if_deprecated(event.event_type)
+        token = current_context.set(context)
+        try:
+            if handler.transactional:
+                return await self._transactions.run(delivery, event, context)
+            extras: dict[str, Any] = {} if handler.plain else handler.extras(event, context, None)
+            if handler.asynchronous:
+                result = await handler.function(event, **extras)
+            else:
+                call = contextvars.copy_context().run
+                loop = asyncio.get_running_loop()
+                result = await loop.run_in_executor(self._threads, lambda: call(handler.function, event, **extras))
+        finally:
+            current_context.reset(token)
+        return handler.outcome_of(result)
+
+    def _settle(self, delivery: Delivery, outcome: Outcome | None) -> None:
+        match outcome:
+            case Done():
+                self._settler.delivered(delivery)
+            case None:
+                self._held.drop(delivery)
+            case Snooze():
+                self._settler.add(GivenBack(delivery, outcome.seconds))
+            case Reject():
+                text = None if outcome.reason is None else bound(outcome.reason, self._redact)
+                self._fail(delivery, "rejected", text)
+            case Retry():
+                text = bound(outcome.reason or "the handler asked for a retry", self._redact)
+                self._retry(delivery, text, "Retry", outcome.seconds)
+
+    def _faulted(self, runner: _Runner, delivery: Delivery, error: BaseException) -> None:
+        task = asyncio.current_task()
+        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+            cause, runner.cause = runner.cause, ""
+            if not cause:
+                raise error  # the dispatcher itself is being ended
+            task.uncancel()
+            if cause == "lost":
+                self._counters.lost_leases += 1
+                self._held.drop(delivery)
+                return
+            if cause == "stopping":
+                self._settler.add(GivenBack(delivery))
+                return
+            error = TimeoutError(f"the handler ran longer than its limit of {delivery.handler.timeout:g} s")
+        runner.cause = ""
+        handler = delivery.handler
+        report = describe(error, self._redact)
+        if handler.on_error == "reject":
+            self._fail(delivery, "rejected", report.text, report.signature)
+            return
+        verdict = classify(error, handler.retry)
+        if verdict.terminal:
+            self._fail(delivery, "retry_terminal", report.text, report.signature)
+        else:
+            self._retry(delivery, report.text, report.type_name, verdict.retry_after, report.signature)
+
+    def _retry(
+        self, delivery: Delivery, text: str, type_name: str, wait: float | None, group: str | None = None
+    ) -> None:
+        """Postpone within the policy's budget; past it the delivery has failed."""
+        policy = delivery.handler.retry
+        if policy.exhausted(delivery.attempts, delivery.record["failing_for"] or 0.0):
+            self._fail(delivery, "retry_terminal", text, group or signature(text, type_name))
+            return
+        # What the other side asked for is the least; jitter comes on top, so that not all return together.
+        delay = policy.delay(delivery.attempts) if wait is None else wait + policy.delay(1)
+        self._settler.add(Postponed(delivery, delay, text))
+        self._observe(Retried(*_facts(delivery), last_error=text, retry_in=delay))
+
+    def _fail(self, delivery: Delivery, reason: str, text: str | None, group: str | None = None) -> None:
+        if group is None:
+            group = signature(text, reason) if text else reason
+        self._settler.add(Dead(delivery, reason, text, group))
+        self._observe(Failed(*_facts(delivery), failure_reason=reason, last_error=text, error_signature=group))
+
+
+def _decode(delivery: Delivery) -> tuple[EventEnvelope, HandlerContext]:
+    """Row by row, after the claim: a row that cannot be decoded fails alone."""
+    record = delivery.record
+    try:
+        payload = json.loads(record["payload"])
+        headers = json.loads(record["headers"]) if record["headers"] else {}
+    except (ValueError, RecursionError, TypeError) as error:
+        raise TerminalHandlerError(f"the row cannot be decoded: {type(error).__name__}") from None
+    event = EventEnvelope(
+        event_id=delivery.event_id,
+        event_type=record["event_type"],
+        event_version=record["event_version"],
+        occurred_at=record["occurred_at"],
+        source=record["source"],
+        target=record["target"],
+        domain_id=record["domain_id"],
+        payload=payload,
+        idempotency_key=record["idempotency_key"],
+        trace_context=record["trace_context"],
+    )
+    context = HandlerContext(
+        event_id=event.event_id,
+        delivery_id=delivery.id,
+        handler_name=delivery.handler.name,
+        attempt=record["attempts"],
+        headers=headers if isinstance(headers, dict) else {},
+        trace_context=record["trace_context"],
+    )
+    return event, context
+
+
+def _facts(delivery: Delivery) -> tuple[UUID, UUID, str, str, str | None, str, int, str]:
+    record = delivery.record
+    correlation = str(delivery.event_id)
+    with contextlib.suppress(ValueError, TypeError, AttributeError):
+        correlation = str(json.loads(record["headers"]).get("correlation_id") or correlation)
+    return (
+        delivery.event_id,
+        delivery.id,
+        record["event_type"],
+        record["source"],
+        record["target"],
+        delivery.handler.name,
+        delivery.attempts,
+        correlation,
+    )

@@ -1,0 +1,115 @@
+"""Extends leases from a thread with a loop and a connection of its own.
+
+A handler that blocks the worker's loop (a forgotten time.sleep, a long computation) would otherwise lose its lease
+while it still runs, and another worker would run it a second time.
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterable
+from uuid import UUID
+
+import asyncpg
+
+from holdfast.postgres.connection import CONNECTION_FAULTS, ReservedConnection
+from holdfast.postgres.deliveries import Deliveries, Delivery
+from holdfast.telemetry import Notice, Observer
+from holdfast.worker.held import Held
+from holdfast.worker.outage import Outage
+
+_CHUNK = 500
+_STOP_PATIENCE = 5.0
+
+
+class Heartbeat:
+    """Beats every third of the lease. `lost` is called, on the worker's loop, with ids whose lease is gone."""
+
+    def __init__(
+        self,
+        dsn: str,
+        deliveries: Deliveries,
+        held: Held,
+        observe: Observer,
+        *,
+        lease: float,
+        lost: Callable[[Iterable[UUID]], None],
+        running: Callable[[], list[Delivery]],
+        last_turn: Callable[[], float],
+    ) -> None:
+        self._dsn = dsn
+        self._deliveries = deliveries
+        self._held = held
+        self._observe = observe
+        self._lease = lease
+        self._lost = lost
+        self._running = running
+        self._last_turn = last_turn
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._home: asyncio.AbstractEventLoop | None = None
+        self._warned_at = 0.0
+
+    def start(self) -> None:
+        self._home = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._beat_forever, name="holdfast-heartbeat", daemon=True)
+        self._thread.start()
+
+    async def stop(self) -> None:
+        self._stopping.set()
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join, _STOP_PATIENCE)
+
+    def _beat_forever(self) -> None:
+        asyncio.run(self.run())
+
+    async def run(self) -> None:
+        interval = self._lease / 3
+        connection = ReservedConnection(self._dsn, "heartbeat", statement_timeout=interval)
+        outage = Outage("heartbeat", self._observe)
+        due = time.monotonic() + interval
+        try:
+            while not self._stopping.is_set():
+                now = time.monotonic()
+                if now < due:
+                    # Short steps, so that stopping is prompt without a signal between threads.
+                    await asyncio.sleep(min(0.1, due - now))
+                    continue
+                due = now + interval
+                self._watch(now)
+                try:
+                    await self.run_once(await connection.use(), now)
+                    outage.over()
+                except asyncpg.QueryCanceledError:
+                    due = time.monotonic() + 0.1
+                except CONNECTION_FAULTS as fault:
+                    connection.drop()
+                    due = time.monotonic() + min(outage.begin(fault), interval)
+        finally:
+            await connection.close()
+
+    async def run_once(self, connection: asyncpg.Connection, now: float) -> None:
+        """Extend every lease that is old enough to need it."""
+        # Not for ever: a handler past its limit that could not be cancelled gives its event up.
+        held = [
+            each
+            for each in self._held.snapshot()
+            if self._lease / 6 < now - each.claimed_at < each.handler.timeout + 2 * self._lease
+        ]
+        for start in range(0, len(held), _CHUNK):
+            lost = await self._deliveries.extend(connection, held[start : start + _CHUNK])
+            if lost and self._home is not None and not self._home.is_closed():
+                self._home.call_soon_threadsafe(self._lost, lost)
+
+    def _watch(self, now: float) -> None:
+        """Name the handlers that keep the loop from turning."""
+        silent = now - self._last_turn()
+        if silent > max(2.0, self._lease / 3) and now - self._warned_at > 30:
+            self._warned_at = now
+            suspects = sorted({each.handler.name for each in self._running() if each.handler.asynchronous})
+            details: dict[str, object] = {
+                "blocked_s": round(silent, 1),
+                "handlers": suspects,
+                "remedy": "the handler blocks the event loop: await instead, or make it a plain def",
+            }
+            self._observe(Notice("warning", "loop_blocked", details))

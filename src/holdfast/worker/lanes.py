@@ -1,0 +1,156 @@
+"""Which lanes a worker claims from, how much from each, and from which mark on. Pure: no I/O.
+
+A lane is a route and a priority. The route of an event is `<target or *>/<event type>` until it is known which
+handler it is owed to, and the handler's name from then on.
+
+The low-water mark of a lane is the smallest `(available_at, id)` of its last full batch. Rows before it were claimed
+already, but under a held snapshot their dead index entries cannot be removed, and walking them on every claim is how
+queues in Postgres die. Rows may appear below the mark later (late commits, expired leases, rows given back), so the
+lane is scanned from its start again: at once when something says so, else when that is cheap compared with the time
+since the last full scan, and in any case once per polling interval.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cache
+from uuid import UUID
+
+from holdfast.handlers import Handler
+from holdfast.postgres.deliveries import NO_MARK, Interest, LaneClaim
+
+PRIORITIES = (0, 1, 2)
+# A full scan may take this share of the time.
+_SCAN_SHARE = 20
+# What a lane may take that was empty the last time, as a share of the room: enough to notice it has filled.
+_PROBE_SHARE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """What one worker does with the routes it knows."""
+
+    claimed: dict[str, Handler]  # route -> the only handler it is owed to, which is ours
+    split: tuple[str, ...]  # routes that several handlers want, at least one of them ours
+    patterns: bool  # some interest has a wildcard: routes are discovered from what is in the outbox
+
+
+def plan(interest: Interest, handlers: Iterable[Handler], present: Iterable[str]) -> Routing:
+    """Decide from the registry, never from the local handlers alone, who is owed what."""
+    ours = {handler.name: handler for handler in handlers}
+    claimed: dict[str, Handler] = dict(ours)
+    split: list[str] = []
+    routes = {route for route in present if "/" in route}
+    patterns = False
+    for context, name, event_type in interest.subscriptions:
+        if name not in ours:
+            continue
+        if "*" in event_type:
+            patterns = True
+        else:
+            routes.update((f"*/{event_type}", f"{context}/{event_type}"))
+    for route in sorted(routes):
+        wanted = subscribers(interest, route)
+        mine = wanted & ours.keys()
+        if mine and len(wanted) > 1:
+            split.append(route)
+        elif mine:
+            claimed[route] = ours[next(iter(mine))]
+    return Routing(claimed, tuple(split), patterns)
+
+
+def subscribers(interest: Interest, route: str) -> set[str]:
+    """The handlers that want the events of a route."""
+    target, _, event_type = route.partition("/")
+    return {
+        name
+        for context, name, pattern in interest.subscriptions
+        if target in ("*", context) and _pattern(pattern).fullmatch(event_type)
+    }
+
+
+@cache
+def _pattern(event_type: str) -> re.Pattern[str]:
+    return re.compile(".*".join(map(re.escape, event_type.split("*"))), re.DOTALL)
+
+
+@dataclass(slots=True)
+class _Lane:
+    route: str
+    priority: int
+    handler: Handler
+    mark: tuple[datetime, UUID] = NO_MARK
+    limit: int = 0
+    full: bool = False
+
+
+@dataclass(slots=True)
+class Lanes:
+    """The lanes of one channel, with their marks."""
+
+    handlers: dict[str, Handler] = field(default_factory=dict)
+    _lanes: dict[tuple[str, int], _Lane] = field(default_factory=dict)
+    _scanned_at: float = float("-inf")  # when all lanes were last claimed from their start, and how long it took
+    _scan_took: float = 0.0
+    _marked: bool = False
+
+    def replace(self, claimed: dict[str, Handler]) -> None:
+        """Serve these routes from now on; marks of routes that stay are kept."""
+        before = self._lanes
+        self.handlers = claimed
+        self._lanes = {
+            (route, priority): before.get((route, priority)) or _Lane(route, priority, handler)
+            for priority in PRIORITIES
+            for route, handler in claimed.items()
+        }
+        for lane in self._lanes.values():
+            lane.handler = claimed[lane.route]
+
+    @property
+    def keys(self) -> list[tuple[str, int]]:
+        return list(self._lanes)
+
+    def rescan(self) -> None:
+        """Something may lie below a mark."""
+        for lane in self._lanes.values():
+            lane.mark = NO_MARK
+
+    def rescan_due(self, now: float) -> bool:
+        """Whether a scan from the start is cheap compared with the time since the last one."""
+        return now - self._scanned_at >= _SCAN_SHARE * self._scan_took
+
+    def rescan_at(self) -> float:
+        return self._scanned_at + _SCAN_SHARE * self._scan_took
+
+    def claims(self, room: int) -> list[LaneClaim]:
+        """What to ask for: the lanes that were full share the room, the others get enough to notice they filled."""
+        busy = sum(lane.full for lane in self._lanes.values())
+        # However many lanes there are, probes together stay within a few times the room.
+        probe = max(1, min(room // _PROBE_SHARE, 4 * room // max(1, len(self._lanes))))
+        share = max(probe, room // busy) if busy else max(probe, 2 * room // max(1, len(self._lanes)))
+        self._marked = False
+        result = []
+        for lane in self._lanes.values():
+            lane.limit = share if lane.full or not busy else probe
+            self._marked = self._marked or lane.mark != NO_MARK
+            result.append(LaneClaim(lane.route, lane.priority, lane.handler.name, lane.limit, lane.mark))
+        return result
+
+    def observe(self, rows: Sequence[tuple[str, int, datetime, UUID]], started: float, ended: float) -> bool:
+        """Learn from what came back. True when every lane came back short and nothing lies below a mark."""
+        if not self._marked:
+            self._scanned_at, self._scan_took = ended, ended - started
+        found: dict[tuple[str, int], tuple[int, tuple[datetime, UUID]]] = {}
+        for route, priority, available_at, identity in rows:
+            position = (available_at, identity)
+            count, lowest = found.get((route, priority), (0, position))
+            found[route, priority] = (count + 1, min(lowest, position))
+        exhausted = not self._marked
+        for key, lane in self._lanes.items():
+            count, lowest = found.get(key, (0, NO_MARK))
+            lane.full = count >= lane.limit
+            if lane.full:
+                lane.mark = lowest
+                exhausted = False
+        return exhausted

@@ -1,0 +1,142 @@
+"""Listens for the bell: one direct connection, reconnected from 1 s to 30 s, checked at every polling interval.
+
+A notification is a hint and nothing more: any role may send one. What it says is only ever a reason to look.
+"""
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+
+from holdfast.postgres.connection import CONNECTION_FAULTS, ReservedConnection
+from holdfast.postgres.queries import Queries
+from holdfast.telemetry import Counters, Notice, Observer
+from holdfast.worker.outage import Outage
+
+_LONGEST_WAIT = 30.0
+_PROBE_PATIENCE = 2.0
+
+
+class Listener:
+    """Calls `wake(rescan)` for the bell, `stop(id)` for a cancelled event, `lost()` when it cannot hear any more."""
+
+    def __init__(
+        self,
+        connection: ReservedConnection,
+        queries: Queries,
+        channels: tuple[str, ...],
+        worker: UUID,
+        counters: Counters,
+        observe: Observer,
+        *,
+        poll_interval: float,
+        wake: Callable[[bool], None],
+        stop: Callable[[UUID], None],
+        lost: Callable[[], None],
+    ) -> None:
+        self._connection = connection
+        self._queries = queries
+        self._channels = channels
+        self._worker = str(worker)
+        self._counters = counters
+        self._observe = observe
+        self._poll_interval = poll_interval
+        self._wake = wake
+        self._stop = stop
+        self._lost = lost
+        self._outage = Outage("listen", observe, longest_wait=_LONGEST_WAIT)
+        self._gone = asyncio.Event()
+        self.healthy = False
+        self.pooled = False
+
+    async def run(self) -> None:
+        first = True
+        while not self.pooled:
+            try:
+                await self._listen()
+                self._outage.over()
+                if not first:
+                    self._counters.listen_reconnects += 1
+                first = False
+                self.healthy = True
+                self._wake(True)  # what was published while nobody listened rang for nobody
+                await self._watch()
+            except CONNECTION_FAULTS as fault:
+                self.healthy = False
+                self._connection.drop()
+                self._lost()
+                self._wake(True)
+                await self._outage.wait(fault)
+
+    async def close(self) -> None:
+        await self._connection.close()
+
+    async def _listen(self) -> None:
+        connection = await self._connection.use()
+        self._gone.clear()
+        connection.add_termination_listener(self._terminated)
+        if not await self._probe(connection):
+            self.pooled = True
+            self.healthy = False
+            await self._connection.close()
+            details: dict[str, object] = {
+                "cause": "notifications do not arrive: the connection goes through a transaction pooler",
+                "action": f"polling every {self._poll_interval:g} s",
+                "remedy": "give listen_dsn (HOLDFAST_LISTEN_DSN) a direct connection",
+            }
+            self._observe(Notice("error", "listener_pooled", details))
+            return
+        for channel in self._channels:
+            await connection.add_listener(channel, self._heard)
+
+    async def _probe(self, connection: asyncpg.Connection) -> bool:
+        """Whether a notification reaches this session at all."""
+        channel = f"holdfast_probe_{secrets.token_hex(8)}"
+        arrived = asyncio.Event()
+
+        def heard(*_: object) -> None:
+            arrived.set()
+
+        await connection.add_listener(channel, heard)
+        try:
+            await self._ask(connection, "probe", channel=channel)
+            async with asyncio.timeout(_PROBE_PATIENCE):
+                await arrived.wait()
+        except TimeoutError:
+            return False
+        await connection.remove_listener(channel, heard)
+        return True
+
+    async def _ask(self, connection: asyncpg.Connection, name: str, **values: object) -> None:
+        statement = self._queries.asyncpg(name)
+        await connection.execute(statement.sql, *statement.bind(values), timeout=min(self._poll_interval, 5.0))
+
+    async def _watch(self) -> None:
+        """Until the connection is gone. A half-open one does not say so: it has to be asked."""
+        while not self.pooled:
+            try:
+                async with asyncio.timeout(self._poll_interval):
+                    await self._gone.wait()
+                raise ConnectionResetError("the listening connection was closed")
+            except TimeoutError:
+                connection = await self._connection.use()
+                await self._ask(connection, "ping")
+
+    def _terminated(self, _connection: Any) -> None:
+        self._gone.set()
+
+    def _heard(self, _connection: Any, _pid: int, _channel: str, hint: object) -> None:
+        word, _, rest = str(hint).partition(" ")
+        self._counters.wakeups += 1
+        if word == "stop":
+            with contextlib.suppress(ValueError):  # not from us
+                self._stop(UUID(rest))
+        elif word in ("guarded", "unguarded"):
+            if rest != self._worker:
+                self._wake(False)
+        else:
+            self._wake(word == "rescan")

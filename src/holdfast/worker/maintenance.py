@@ -1,0 +1,89 @@
+"""What a worker does now and then: say that it lives, and report events that nobody will take."""
+
+import asyncio
+import os
+import socket
+import time
+from importlib.metadata import version
+from uuid import UUID
+
+import asyncpg
+
+from holdfast.postgres.connection import CONNECTION_FAULTS, PASSING_FAULTS, ReservedConnection
+from holdfast.postgres.deliveries import Deliveries, Interest
+from holdfast.postgres.fleet import Fleet, Registration
+from holdfast.settings import WorkerSettings
+from holdfast.telemetry import Notice, Observer
+from holdfast.worker.lanes import subscribers
+
+_INTERVAL = 10.0
+_REPEAT_AFTER = 3600.0
+
+
+class Maintenance:
+    """Never urgent: a connection of its own, so that it is in nobody's way."""
+
+    def __init__(
+        self,
+        connection: ReservedConnection,
+        deliveries: Deliveries,
+        fleet: Fleet,
+        observe: Observer,
+        settings: WorkerSettings,
+        worker: UUID,
+        handlers: list[str],
+    ) -> None:
+        self._connection = connection
+        self._deliveries = deliveries
+        self._fleet = fleet
+        self._observe = observe
+        self._settings = settings
+        self._reported: dict[str, float] = {}
+        host = socket.gethostname()
+        self._registration = Registration(
+            id=worker,
+            name=settings.name or f"{host}:{os.getpid()}",
+            host=host,
+            pid=os.getpid(),
+            version=version("holdfast"),
+            generation=settings.generation,
+            channels=list(settings.served_channels),
+            handlers=handlers,
+        )
+
+    async def run(self) -> None:
+        while True:
+            try:
+                await self.run_once(await self._connection.use())
+            except (*PASSING_FAULTS, *CONNECTION_FAULTS):
+                pass  # the loops that matter report outages
+            await asyncio.sleep(_INTERVAL)
+
+    async def run_once(self, connection: asyncpg.Connection) -> None:
+        await self._fleet.beat(connection, self._registration)
+        interest = await self._deliveries.interest(connection)
+        for channel in self._settings.served_channels:
+            for route in await self._deliveries.lanes(connection, channel):
+                if "/" in route and not subscribers(interest, route):
+                    self._report_unrouted(channel, route, interest)
+
+    def _report_unrouted(self, channel: str, route: str, interest: Interest) -> None:
+        now = time.monotonic()
+        if now - self._reported.get(route, -_REPEAT_AFTER) < _REPEAT_AFTER:
+            return
+        self._reported[route] = now
+        target, _, event_type = route.partition("/")
+        details: dict[str, object] = {
+            "event_type": event_type,
+            "target": None if target == "*" else target,
+            "channel": channel,
+            "known_handlers": len({name for _, name, _ in interest.subscriptions}),
+            "remedy": "start a worker with a handler for this type; the events wait and burn no attempts",
+        }
+        self._observe(Notice("warning", "events_unrouted", details))
+
+    async def say_goodbye(self) -> None:
+        try:
+            await self._fleet.gone(await self._connection.use(), self._registration.id)
+        except (*PASSING_FAULTS, *CONNECTION_FAULTS):
+            pass  # its heartbeat stops anyway

@@ -1,0 +1,295 @@
+"""A worker: claims events, runs their handlers, settles them. In a process of its own or beside a service.
+
+Worker(dsn, registry).run()            until it is told to stop
+async with Worker(dsn, registry): ...  beside something else, for example a FastAPI lifespan
+"""
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable, Iterable
+from types import TracebackType
+from typing import Self
+from uuid import UUID
+
+from holdfast.envelope import uuid7
+from holdfast.errors import ConfigurationError
+from holdfast.failure import Redactor, describe
+from holdfast.handlers import HandlerRegistry
+from holdfast.observability.logging import log_fact
+from holdfast.postgres import migrate
+from holdfast.postgres.connection import CONNECTION_FAULTS, PASSING_FAULTS, ReservedConnection
+from holdfast.postgres.deliveries import Deliveries
+from holdfast.postgres.fleet import Fleet
+from holdfast.postgres.queries import Queries
+from holdfast.postgres.wakeup import Guard
+from holdfast.settings import WorkerSettings
+from holdfast.telemetry import Counters, Fact, Notice, Observer
+from holdfast.worker.claimer import Claimer
+from holdfast.worker.dispatcher import Dispatcher
+from holdfast.worker.exits import exit_now
+from holdfast.worker.heartbeat import Heartbeat
+from holdfast.worker.held import Held
+from holdfast.worker.listener import Listener
+from holdfast.worker.maintenance import Maintenance
+from holdfast.worker.outage import Outage
+from holdfast.worker.settler import Settler
+from holdfast.worker.transactions import Transactions
+
+_GOODBYE = 4.0
+
+
+class Worker:
+    """Everything of one worker process; each part is one loop in one module of this package."""
+
+    def __init__(
+        self,
+        dsn: str,
+        registry: HandlerRegistry,
+        settings: WorkerSettings | None = None,
+        *,
+        observers: Iterable[Observer] = (log_fact,),
+        redact: Redactor | None = None,
+    ) -> None:
+        if not len(registry):
+            raise ConfigurationError("registry", "has no handlers", "register at least one with @registry.handler")
+        self.settings = settings = settings or WorkerSettings()
+        self.id: UUID = uuid7()
+        self.counters = Counters()
+        self._dsn = dsn
+        self._registry = registry
+        self._observers = tuple(observers)
+        self._stop = asyncio.Event()
+        self._started = asyncio.Event()
+        self._beside: asyncio.Task[None] | None = None
+
+        queries = Queries(settings.schema)
+        self._deliveries = Deliveries(queries, worker=self.id, generation=settings.generation, lease=settings.lease)
+        self._held = Held()
+        handlers = list(registry)
+        # A statement that takes longer than this is a sign of trouble, and must end before the lease does.
+        limit = settings.lease / 3
+        self._claim_connection = ReservedConnection(dsn, "claim", statement_timeout=limit)
+        self._settle_connection = ReservedConnection(dsn, "settle", statement_timeout=limit)
+        self._maintenance_connection = ReservedConnection(dsn, "maintenance", statement_timeout=limit)
+        self._settler = Settler(
+            self._settle_connection,
+            self._deliveries,
+            self._held,
+            self.counters,
+            self._observe,
+            lease=settings.lease,
+            settle_after=settings.settle_after,
+        )
+        self._transactions = Transactions(dsn, self._deliveries, self.counters, size=settings.connections)
+        self._dispatcher = Dispatcher(
+            self._settler,
+            self._held,
+            self._transactions,
+            self.counters,
+            self._observe,
+            concurrency=settings.concurrency,
+            threads=settings.threads,
+            shortest_timeout=min(handler.timeout for handler in handlers),
+            redact=redact,
+        )
+        self._guard: Guard | None = None
+        self._listener: Listener | None = None
+        if settings.listen:
+            # A process that is frozen while it sleeps makes producers notify: the server ends it as idle.
+            idle = 3 * settings.poll_interval + 10
+            listen_dsn = settings.listen_dsn or dsn
+            self._guard = Guard(
+                ReservedConnection(listen_dsn, "guard", idle_timeout=idle),
+                queries,
+                self.id,
+                lambda: self._claimer.wake(True),
+            )
+            self._listener = Listener(
+                ReservedConnection(listen_dsn, "listen", statement_timeout=limit, idle_timeout=idle),
+                queries,
+                settings.served_channels,
+                self.id,
+                self.counters,
+                self._observe,
+                poll_interval=settings.poll_interval,
+                wake=lambda rescan: self._claimer.wake(rescan),
+                stop=lambda identity: self._dispatcher.cancel([identity]),
+                lost=self._guard.reset,
+            )
+        self._claimer = Claimer(
+            self._claim_connection,
+            self._deliveries,
+            self._dispatcher,
+            self._held,
+            handlers,
+            settings.served_channels,
+            self.counters,
+            self._observe,
+            guard=self._guard,
+            batch=settings.batch,
+            poll_interval=settings.poll_interval,
+        )
+        self._heartbeat = Heartbeat(
+            dsn,
+            self._deliveries,
+            self._held,
+            self._observe,
+            lease=settings.lease,
+            lost=self._dispatcher.cancel,
+            running=self._dispatcher.running,
+            last_turn=lambda: self._dispatcher.beat,
+        )
+        self._maintenance = Maintenance(
+            self._maintenance_connection,
+            self._deliveries,
+            Fleet(queries),
+            self._observe,
+            settings,
+            self.id,
+            sorted(handler.name for handler in handlers),
+        )
+
+    # --- using it -------------------------------------------------------------------------------------
+
+    async def run(self, *, signals: bool = False) -> None:
+        """Work until `stop` is called. With `signals`, SIGTERM and SIGINT stop it; a second one exits at once."""
+        if signals:
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, self._signalled, number)
+        try:
+            await self._run()
+        finally:
+            if signals:
+                for number in (signal.SIGTERM, signal.SIGINT):
+                    loop.remove_signal_handler(number)
+
+    def stop(self) -> None:
+        """Stop claiming, finish what runs within the grace, give the rest back. `run` then returns."""
+        self._stop.set()
+
+    async def __aenter__(self) -> Self:
+        self._beside = asyncio.create_task(self._run())
+        started = asyncio.create_task(self._started.wait())
+        await asyncio.wait((self._beside, started), return_when=asyncio.FIRST_COMPLETED)
+        started.cancel()
+        if self._beside.done():
+            self._beside.result()
+        return self
+
+    async def __aexit__(
+        self, _type: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self.stop()
+        if self._beside is not None:
+            await self._beside
+
+    @property
+    def held(self) -> int:
+        """How many deliveries this worker holds a lease on."""
+        return len(self._held)
+
+    @property
+    def listening(self) -> bool:
+        return self._listener is not None and self._listener.healthy
+
+    # --- running it -----------------------------------------------------------------------------------
+
+    def _signalled(self, number: int) -> None:
+        if self._stop.is_set():
+            exit_now(number)
+        self.stop()
+
+    def _observe(self, fact: Fact) -> None:
+        for observer in self._observers:
+            observer(fact)
+
+    async def _run(self) -> None:
+        if not await self._prepare():
+            return
+        self._heartbeat.start()
+        settling = asyncio.create_task(self._keep("settle", self._settler.run))
+        dispatching = asyncio.create_task(self._keep("dispatch", self._dispatcher.run))
+        claiming = asyncio.create_task(self._keep("claim", self._claimer.run))
+        others = [asyncio.create_task(self._keep("maintain", self._maintenance.run))]
+        if self._listener is not None:
+            others.append(asyncio.create_task(self._keep("listen", self._listener.run)))
+        self._started.set()
+        self._observe(Notice("info", "worker_started", self._introduction()))
+        try:
+            await self._stop.wait()
+        finally:
+            self._claimer.stop()
+            self._dispatcher.nudge()
+            await _end(claiming, patience=self.settings.lease / 3 + 2)
+            for task in others:
+                task.cancel()
+            try:
+                async with asyncio.timeout(self.settings.grace + _GOODBYE):
+                    await self._dispatcher.stop(self.settings.grace)
+                    await self._maintenance.say_goodbye()
+            except TimeoutError:
+                remedy = "the database does not answer; the leases give the events back"
+                self._observe(Notice("error", "stop_incomplete", {"held": len(self._held), "remedy": remedy}))
+            for task in (dispatching, settling):
+                task.cancel()
+            await asyncio.gather(dispatching, settling, *others, return_exceptions=True)
+            await self._close()
+            self._observe(Notice("info", "worker_stopped", {"worker_id": str(self.id)}))
+
+    async def _prepare(self) -> bool:
+        """Wait for the database, refuse a schema of another version, record interest. False when told to stop."""
+        outage = Outage("start", self._observe)
+        while not self._stop.is_set():
+            try:
+                connection = await self._claim_connection.use()
+                await migrate.require_current(connection, self.settings.schema)
+                await self._deliveries.subscribe(connection, self._registry)
+                outage.over()
+                return True
+            except (*PASSING_FAULTS, *CONNECTION_FAULTS) as fault:
+                self._claim_connection.drop()
+                try:
+                    async with asyncio.timeout(outage.begin(fault)):
+                        await self._stop.wait()
+                except TimeoutError:
+                    pass
+        return False
+
+    async def _keep(self, name: str, loop: Callable[[], Awaitable[None]]) -> None:
+        """A loop that ends by a defect is told and started again: the others must not die with it."""
+        while True:
+            try:
+                await loop()
+                return
+            except Exception as error:
+                details: dict[str, object] = {"loop": name, "error": describe(error).text}
+                self._observe(Notice("error", "loop_failed", details))
+                await asyncio.sleep(1.0)
+
+    async def _close(self) -> None:
+        await self._heartbeat.stop()
+        await self._transactions.close()
+        for connection in (self._claim_connection, self._settle_connection, self._maintenance_connection):
+            await connection.close()
+        if self._listener is not None:
+            await self._listener.close()
+        if self._guard is not None:
+            await self._guard.close()
+
+    def _introduction(self) -> dict[str, object]:
+        transactional = any(handler.transactional for handler in self._registry)
+        return {
+            "worker_id": str(self.id),
+            "generation": self.settings.generation,
+            "channels": list(self.settings.served_channels),
+            "handlers": sorted(handler.name for handler in self._registry),
+            "connections_at_most": self.settings.connections_needed(transactional),
+        }
+
+
+async def _end(task: asyncio.Task[None], *, patience: float) -> None:
+    done, _ = await asyncio.wait((task,), timeout=patience)
+    if not done:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

@@ -1,0 +1,96 @@
+"""Fixtures of all tests: real servers, a database per test, and the checks at the end of each.
+
+postgres_server  the session's server; tests that use it, or any fixture below, run once per major version
+dsn              a fresh database with Holdfast's schema
+empty_dsn        a fresh database without it
+conn             an asyncpg connection to `dsn`
+own_server       a server of the test's own, with fsync on, to restart, stop and kill
+own_dsn          a database with Holdfast's schema on `own_server`
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+
+import asyncpg
+import pytest
+
+from holdfast.embedded import EmbeddedPostgres
+from tests.report import Report
+from tests.servers import SUPPORTED_MAJORS, SessionServer, apply_schema, servers_by_major
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    choices = [*(str(major) for major in SUPPORTED_MAJORS), "all"]
+    parser.addoption(
+        "--postgres", choices=choices, default="all", help="the Postgres to test on (default: all found)"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Report(config), "holdfast-report")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "postgres_server" not in metafunc.fixturenames:
+        return
+    wanted = metafunc.config.getoption("--postgres")
+    found = [major for major in SUPPORTED_MAJORS if major in servers_by_major()]
+    majors = found if wanted == "all" else [int(wanted)]
+    # With no server at all the tests must fail, not vanish: the fixture says which one is missing.
+    majors = majors or [SUPPORTED_MAJORS[0]]
+    metafunc.parametrize(
+        "postgres_server", majors, indirect=True, scope="session", ids=[f"pg{m}" for m in majors]
+    )
+
+
+@pytest.fixture(scope="session")
+def postgres_server(request: pytest.FixtureRequest) -> Iterator[SessionServer]:
+    binaries = servers_by_major().get(request.param)
+    if binaries is None:
+        pytest.fail(f"Postgres {request.param} is not on this machine", pytrace=False)
+    server = SessionServer(binaries)
+    server.start()
+    yield server
+    server.stop()
+
+
+def _database(request: pytest.FixtureRequest, server: SessionServer, *, schema: bool) -> Iterator[str]:
+    name = server.create(schema=schema)
+    try:
+        yield server.dsn(name)
+        faults = server.faults_left(name, leases=request.node.get_closest_marker("abandons_leases") is None)
+    finally:
+        server.drop(name)
+    if faults:
+        pytest.fail("left behind by the test:\n  " + "\n  ".join(faults), pytrace=False)
+
+
+@pytest.fixture
+def dsn(request: pytest.FixtureRequest, postgres_server: SessionServer) -> Iterator[str]:
+    yield from _database(request, postgres_server, schema=True)
+
+
+@pytest.fixture
+def empty_dsn(request: pytest.FixtureRequest, postgres_server: SessionServer) -> Iterator[str]:
+    yield from _database(request, postgres_server, schema=False)
+
+
+@pytest.fixture
+async def conn(dsn: str) -> AsyncIterator[asyncpg.Connection]:
+    connection = await asyncpg.connect(dsn)
+    yield connection
+    await connection.close()
+
+
+@pytest.fixture
+def own_server(postgres_server: SessionServer) -> Iterator[EmbeddedPostgres]:
+    with EmbeddedPostgres(binaries=postgres_server.binaries) as server:
+        yield server
+
+
+@pytest.fixture
+def own_dsn(own_server: EmbeddedPostgres) -> str:
+    dsn = own_server.create_database("holdfast")
+    apply_schema(dsn)
+    return dsn

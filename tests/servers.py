@@ -1,0 +1,128 @@
+"""The Postgres servers of a test session, and what must hold when a test is over."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import time
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psycopg
+from psycopg import sql
+from psycopg.rows import dict_row
+
+from holdfast.embedded import EmbeddedPostgres, PostgresBinaries, available_servers
+
+SUPPORTED_MAJORS = (18, 15)
+TEMPLATE = "holdfast_template"
+# A backend leaves pg_stat_activity a moment after its client closed the connection.
+QUIET_SECONDS = 5.0
+
+
+def servers_by_major() -> dict[int, PostgresBinaries]:
+    """The preferred server of each major version on this machine."""
+    found: dict[int, PostgresBinaries] = {}
+    for binaries in available_servers():
+        found.setdefault(binaries.major, binaries)
+    return found
+
+
+def run_coroutine(make: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    """Run a coroutine from a plain fixture, in a thread so that the test's own event loop is left alone."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(lambda: asyncio.run(make())).result()
+
+
+def apply_schema(dsn: str) -> None:
+    from holdfast.postgres import migrate
+
+    run_coroutine(lambda: migrate.apply(dsn))
+
+
+class SessionServer:
+    """One server for the whole session; every test gets a database of its own on it."""
+
+    def __init__(self, binaries: PostgresBinaries) -> None:
+        # The data lives for minutes and a crash of the machine ends the session anyway.
+        self.server = EmbeddedPostgres(
+            binaries=binaries, settings={"fsync": "off", "full_page_writes": "off"}
+        )
+        self.binaries = binaries
+        self._numbers = itertools.count(1)
+        self._has_template = False
+        self._admin: psycopg.Connection[dict[str, Any]] | None = None
+
+    @property
+    def major(self) -> int:
+        return self.binaries.major
+
+    def start(self) -> None:
+        self.server.start()
+
+    def stop(self) -> None:
+        if self._admin is not None:
+            self._admin.close()
+        self.server.stop("immediate")
+
+    def create(self, *, schema: bool) -> str:
+        """A fresh database, with Holdfast's schema or empty; returns its name."""
+        if schema and not self._has_template:
+            self._create(TEMPLATE, None)
+            apply_schema(self.server.database_dsn(TEMPLATE))
+            self._has_template = True
+        name = f"t{os.getpid()}_{next(self._numbers)}"
+        self._create(name, TEMPLATE if schema else None)
+        return name
+
+    def dsn(self, name: str) -> str:
+        return self.server.database_dsn(name)
+
+    def drop(self, name: str) -> None:
+        self.admin().execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
+
+    def _create(self, name: str, template: str | None) -> None:
+        clause = sql.SQL("TEMPLATE {}").format(sql.Identifier(template)) if template else sql.SQL("")
+        self.admin().execute(sql.SQL("CREATE DATABASE {} {}").format(sql.Identifier(name), clause))
+
+    def admin(self) -> psycopg.Connection[dict[str, Any]]:
+        if self._admin is None or self._admin.closed:
+            self._admin = psycopg.connect(self.server.dsn, autocommit=True, row_factory=dict_row)
+        return self._admin
+
+    # --- what must hold at the end of every test ---
+
+    def faults_left(self, name: str, *, leases: bool = True) -> list[str]:
+        """Connections, transactions and rows that the test left behind, in words."""
+        deadline = time.monotonic() + QUIET_SECONDS
+        while (left := self._backends(name)) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        faults = [
+            f"backend {row['pid']} {row['application_name']!r} is {row['state']}: {row['query'][:120]!r}"
+            for row in left
+        ]
+        return faults + (self._rows_without_lease(name) if leases else [])
+
+    def _backends(self, name: str) -> list[dict[str, Any]]:
+        query = """
+            SELECT pid, application_name, coalesce(state, 'starting') AS state, coalesce(query, '') AS query
+            FROM pg_stat_activity WHERE datname = %s AND backend_type = 'client backend' ORDER BY pid
+        """
+        return self.admin().execute(query, [name]).fetchall()
+
+    def _rows_without_lease(self, name: str) -> list[str]:
+        with psycopg.connect(self.dsn(name), autocommit=True, row_factory=dict_row) as connection:
+            found = connection.execute("SELECT to_regclass('core.outbox') IS NOT NULL AS present").fetchone()
+            if not found or not found["present"]:
+                return []
+            rows = connection.execute(
+                """
+                SELECT id, claimed_by, lease_expires_at FROM core.outbox
+                WHERE status = 'in_flight' AND (lease_expires_at IS NULL OR lease_expires_at < now()) LIMIT 20
+                """
+            ).fetchall()
+        return [
+            f"row {r['id']} is in flight without a live lease (until {r['lease_expires_at']})" for r in rows
+        ]

@@ -1,0 +1,251 @@
+"""SQL files, schema names and parameters (OBX-1, RELIABILITY S5)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import psycopg
+import pytest
+import sqlalchemy
+from hypothesis import given
+from hypothesis import strategies as st
+from sqlalchemy.dialects import postgresql
+
+from holdfast.errors import ConfigurationError
+from holdfast.postgres import queries
+from holdfast.postgres.queries import (
+    Queries,
+    for_asyncpg,
+    for_psycopg,
+    for_sqlalchemy,
+    parse,
+    render,
+    require_schema,
+    split,
+)
+
+FILE = """
+-- What the publisher writes.
+
+-- name: publish_one
+-- One event. The reason stands here; it's not: sent.
+INSERT INTO core.outbox (event_type) VALUES (:event_type)  -- inner
+RETURNING id;
+
+-- name: count
+SELECT count(*) /* all /* of */ them */ FROM core.outbox
+"""
+
+
+def test_a_file_is_read_as_named_statements_without_comments() -> None:
+    """STYLE: SQL lives in files, with a name and a why paragraph that only readers see."""
+    assert parse(FILE) == {
+        "publish_one": "INSERT INTO core.outbox (event_type) VALUES (:event_type)\nRETURNING id",
+        "count": "SELECT count(*)   FROM core.outbox",
+    }
+
+
+@pytest.mark.parametrize(
+    "text", ["-- name: a\nSELECT 1\n-- name: a\nSELECT 2", "-- name: a\n-- only words\n"]
+)
+def test_a_file_with_a_mistake_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="'a'"):
+        parse(text)
+
+
+def test_every_packaged_statement_renders_in_every_dialect() -> None:
+    """OBX-1: the schema name is a setting, for all of the SQL."""
+    other = Queries("acme")
+    for name in queries._statements():
+        for text in (other.asyncpg(name).sql, other.psycopg(name), other.sqlalchemy(name)):
+            assert not re.search(r"(?<![\w.])core\.|SCHEMA core|'core'", text), (name, text)
+        assert set(other.asyncpg(name).parameters) == set(re.findall(r"%\((\w+)\)s", other.psycopg(name)))
+
+
+def test_an_unknown_statement_is_named_in_the_error() -> None:
+    with pytest.raises(LookupError, match="'nonsense'"):
+        Queries().asyncpg("nonsense")
+
+
+def test_statements_are_kept() -> None:
+    found = Queries()
+    assert found.asyncpg("read_ledger") is found.asyncpg("read_ledger")
+
+
+# --- the schema's name ---
+
+
+@pytest.mark.parametrize("name", ["core", "_", "acme_events", "order", "a" * 48])
+def test_plain_names_are_schemas(name: str) -> None:
+    assert require_schema(name) == name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "Core",
+        "9a",
+        "a" * 49,
+        "a-b",
+        'a"b',
+        "a.b",
+        "a;b",
+        "a\0",
+        "é",
+        "a\n",
+        "public",
+        "pg_x",
+        "information_schema",
+    ],
+)
+def test_other_names_are_refused_by_field(name: str) -> None:
+    """S5: no identifier that would have to be escaped, and none that belongs to others."""
+    with pytest.raises(ConfigurationError) as refused:
+        Queries(name)
+    assert refused.value.field == "schema"
+    assert refused.value.remedy
+
+
+@given(st.text())
+def test_only_plain_names_ever_pass(name: str) -> None:
+    """S5: quotes, NUL and long names never reach SQL."""
+    try:
+        assert re.fullmatch(r"[a-z_][a-z0-9_]{0,47}", require_schema(name))
+    except ConfigurationError:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("sql", "expected"),
+    [
+        ("SELECT * FROM core.outbox", 'SELECT * FROM "acme".outbox'),
+        ('SELECT * FROM "core"."outbox"', 'SELECT * FROM "acme"."outbox"'),
+        ("CREATE SCHEMA IF NOT EXISTS core", 'CREATE SCHEMA IF NOT EXISTS "acme"'),
+        ("GRANT USAGE ON SCHEMA core TO x", 'GRANT USAGE ON SCHEMA "acme" TO x'),
+        (
+            "grant select on all tables in schema core to x",
+            'grant select on all tables in schema "acme" to x',
+        ),
+        ("SET search_path = core, pg_catalog, pg_temp", 'SET search_path = "acme", pg_catalog, pg_temp'),
+        ("SET search_path TO pg_catalog, core AS $$", 'SET search_path TO pg_catalog, "acme" AS $$'),
+        (
+            "DO $x$ BEGIN PERFORM core.f('core.' || c); END $x$",
+            "DO $x$ BEGIN PERFORM \"acme\".f('acme.' || c); END $x$",
+        ),
+        ("hashtextextended('core.' || NEW.channel, 0)", "hashtextextended('acme.' || NEW.channel, 0)"),
+        ("nspname = 'core'", "nspname = 'acme'"),
+        ("'core, pg_catalog'", "'acme, pg_catalog'"),
+        ("'core.outbox'::regclass", "'\"acme\".outbox'::regclass"),
+        ("EXECUTE format('SELECT core.%I()', f)", "EXECUTE format('SELECT \"acme\".%I()', f)"),
+        ("core.outbox%ROWTYPE", '"acme".outbox%ROWTYPE'),
+        ("-- see core.outbox", '-- see "acme".outbox'),
+        # What only looks like the schema.
+        (
+            "SELECT score.x, x.core.y, hardcore.z, core FROM a",
+            "SELECT score.x, x.core.y, hardcore.z, core FROM a",
+        ),
+        ("'the core. Then'", "'the core. Then'"),
+        ("'encore'", "'encore'"),
+        ('"core x".y', '"core x".y'),
+    ],
+)
+def test_render_writes_the_schema_where_core_names_it(sql: str, expected: str) -> None:
+    """OBX-1: the schema name is a setting."""
+    assert render(sql, "acme") == expected
+    assert render(sql, "core") == sql
+
+
+def test_render_refuses_a_bad_name() -> None:
+    with pytest.raises(ConfigurationError):
+        render("SELECT 1", 'x"; DROP TABLE y; --')
+
+
+# --- parameters ---
+
+TRICKY = "SELECT :id::uuid, a[1:2], ':text' || E'\\':text', $$:body$$, \"a:b\", x % 2, '100%' FROM t WHERE b = :name AND c = :id"
+
+
+def test_asyncpg_gets_numbers_and_the_names_in_their_order() -> None:
+    statement = for_asyncpg(TRICKY)
+    assert statement.parameters == ("id", "name")
+    assert statement.sql == TRICKY.replace(":id", "$1").replace(":name", "$2")
+    assert statement.bind({"name": "n", "id": 1, "more": None}) == (1, "n")
+
+
+def test_psycopg_gets_names_and_doubled_percent_signs() -> None:
+    text = for_psycopg(TRICKY)
+    assert text == TRICKY.replace("%", "%%").replace(":id", "%(id)s").replace(":name", "%(name)s")
+    query = psycopg._queries.PostgresQuery(psycopg.adapt.Transformer())
+    query.convert(text, {"id": 1, "name": "n"})
+    assert query.query.decode() == TRICKY.replace(":id", "$1").replace(":name", "$2")
+
+
+def _compiled(text: str) -> tuple[str, set[str]]:
+    compiled = sqlalchemy.text(text).compile(dialect=postgresql.dialect(paramstyle="named"))
+    return str(compiled), set(compiled.params)
+
+
+def test_sqlalchemy_sees_the_same_parameters_and_the_same_text() -> None:
+    """PUB-1: text() looks into strings and casts, so they are escaped for it."""
+    text, parameters = _compiled(for_sqlalchemy(TRICKY))
+    assert parameters == {"id", "name"}
+    assert text == TRICKY.replace(":id::uuid", ":id ::uuid")
+
+
+@pytest.mark.parametrize(
+    "sql", ["SELECT '\\:a'", "SELECT 'x :a:b'", "SELECT ' :a '", "SELECT x := 1", "SELECT '::a'"]
+)
+def test_sqlalchemy_leaves_other_colons_as_they_are(sql: str) -> None:
+    assert _compiled(for_sqlalchemy(sql)) == (sql, set())
+
+
+_PIECES = st.lists(
+    st.sampled_from(
+        [
+            "'",
+            "''",
+            '"',
+            "$$",
+            "$t$",
+            "--",
+            "\n",
+            "/*",
+            "*/",
+            ":a",
+            "::b",
+            "%",
+            "core.",
+            "x",
+            " ",
+            ";",
+            "E'",
+            "\\",
+            "é",
+        ]
+    ),
+    max_size=30,
+).map("".join)
+
+
+@given(_PIECES)
+def test_cutting_sql_into_tokens_loses_nothing(sql: str) -> None:
+    assert "".join(part for _, part in queries._tokens(sql)) == sql
+
+
+@given(_PIECES)
+def test_psycopg_undoes_what_was_doubled(sql: str) -> None:
+    text = for_psycopg(sql)
+    assert text.replace("%%", "").count("%") == len(re.findall(r"%\(\w+\)s", text))
+
+
+@pytest.mark.parametrize("convert", [for_psycopg, for_sqlalchemy, lambda sql: for_asyncpg(sql).sql])
+def test_a_statement_without_parameters_is_unchanged(convert: Callable[[str], str]) -> None:
+    assert convert("SELECT now()") == "SELECT now()"
+
+
+def test_split_cuts_at_statements_and_nowhere_else() -> None:
+    """OBX-3: a migration outside a transaction runs statement by statement."""
+    script = "-- a; b\nSELECT ';' ; DO $$ BEGIN; END $$;\n/* ; */ SELECT \"x;y\"\n;"
+    assert split(script) == ["SELECT ';'", "DO $$ BEGIN; END $$", 'SELECT "x;y"']

@@ -1,0 +1,91 @@
+"""How long rows live, and that the inbox remembers longer than anything that can be replayed."""
+
+import re
+from typing import Any
+
+import pytest
+
+from holdfast.errors import ConfigurationError
+from holdfast.retention import POLICY_REGISTRY, Disposal, RetentionPolicy, check_registry, policy_for
+
+
+def test_the_default_policies() -> None:
+    """OBX-5: outbox 45 + 7 days, inbox 60 + 7, hard delete."""
+    assert dict(POLICY_REGISTRY) == {
+        ("outbox_row", "*"): RetentionPolicy(45, 7, Disposal.HARD_DELETE),
+        ("event_handled", "*"): RetentionPolicy(60, 7, Disposal.HARD_DELETE),
+    }
+
+
+def test_the_inbox_outlives_the_outbox() -> None:
+    """OBX-5: the inequality that makes de-duplication correct."""
+    outbox, inbox = policy_for("outbox_row", "*"), policy_for("event_handled", "*")
+    assert inbox.active_ttl_days > outbox.active_ttl_days + outbox.tombstoned_grace_days
+    check_registry()
+
+
+def test_the_disposals_are_a_closed_set() -> None:
+    """OBX-5."""
+    assert {*Disposal} == {"HARD_DELETE", "STRIP_PAYLOAD", "RETAIN_METADATA"}
+
+
+@pytest.mark.parametrize(("inbox", "accepted"), [(53, True), (52, False), (51, False), (0, False)])
+def test_an_inbox_that_forgets_too_early_is_refused(inbox: int, accepted: bool) -> None:
+    """OBX-5: refused at start, with the number that would do."""
+    registry = {**POLICY_REGISTRY, ("event_handled", "*"): RetentionPolicy(inbox, 0)}
+    if accepted:
+        check_registry(registry)
+    else:
+        with pytest.raises(ConfigurationError, match="53 or more") as caught:
+            check_registry(registry)
+        assert caught.value.field == "retention.event_handled.active_ttl_days"
+
+
+@pytest.mark.parametrize("key", [("outbox_row", "audit"), ("archive_row", "*")])
+def test_every_content_class_and_the_archive_count(key: tuple[str, str]) -> None:
+    """OBX-5: the longest life of what can be replayed decides."""
+    with pytest.raises(ConfigurationError, match=re.escape(f"({key[0]}, {key[1]})")):
+        check_registry({**POLICY_REGISTRY, key: RetentionPolicy(60, 0)})
+    check_registry({**POLICY_REGISTRY, key: RetentionPolicy(59, 0)})
+
+
+def test_every_inbox_class_must_remember() -> None:
+    """OBX-5: a shorter inbox policy for one content class counts as well."""
+    with pytest.raises(ConfigurationError):
+        check_registry({**POLICY_REGISTRY, ("event_handled", "audit"): RetentionPolicy(52, 0)})
+
+
+def test_other_entities_do_not_matter() -> None:
+    check_registry({**POLICY_REGISTRY, ("idempotency_record", "*"): RetentionPolicy(3_650, 0)})
+
+
+@pytest.mark.parametrize("entity", ["outbox_row", "event_handled"])
+def test_a_registry_without_a_default_is_refused(entity: str) -> None:
+    registry = {key: policy for key, policy in POLICY_REGISTRY.items() if key[0] != entity}
+    with pytest.raises(ConfigurationError, match=entity):
+        check_registry(registry)
+
+
+def test_a_content_class_may_have_a_policy_of_its_own() -> None:
+    """OBX-5: keyed by entity and content class."""
+    audit = RetentionPolicy(10, 0, Disposal.RETAIN_METADATA)
+    registry = {**POLICY_REGISTRY, ("outbox_row", "audit"): audit}
+    assert policy_for("outbox_row", "audit", registry) is audit
+    assert policy_for("outbox_row", "operations", registry) == RetentionPolicy(45, 7)
+
+
+def test_zero_days_are_a_policy() -> None:
+    """OBX-5: the settle statement deletes the row."""
+    assert RetentionPolicy(0, 0).total_days == 0
+
+
+@pytest.mark.parametrize("days", [-1, True, 1.5, "45", None, 100_000])
+def test_days_are_checked(days: Any) -> None:
+    for arguments in ((days, 0), (0, days)):
+        with pytest.raises(ConfigurationError, match="days"):
+            RetentionPolicy(*arguments)
+
+
+def test_the_disposal_is_checked() -> None:
+    with pytest.raises(ConfigurationError, match="STRIP_PAYLOAD"):
+        RetentionPolicy(1, 1, "SHRED")  # type: ignore[arg-type]
