@@ -113,7 +113,7 @@ def uuid7_time(uuid: UUID) -> datetime:
         raise FieldError("uuid", "carries a time past the year 9999", "pass an id made by uuid7()") from None
 
 
-# These separators are the ones jsonb prints, so the database measures the same size. Cycles are caught by depth.
+# jsonb prints the same separators, so the database measures the same size. Cycles are caught by depth.
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False).encode
 
 _SCALARS = frozenset((str, int, float, bool, type(None)))

@@ -116,7 +116,10 @@ CREATE INDEX CONCURRENTLY thing_both ON core.thing (note, id);
     assert sorted(len(each) for each in done) == [0, 3]
     indexes = """SELECT c.relname::text, pg_get_userbyid(c.relowner)::text FROM pg_index i
                  JOIN pg_class c ON c.oid = i.indexrelid WHERE i.indisvalid AND c.relname ~ '^thing_[nb]' ORDER BY 1"""
-    assert await fetch(empty_dsn, indexes) == [("thing_both", "holdfast_owner"), ("thing_note", "holdfast_owner")]
+    assert await fetch(empty_dsn, indexes) == [
+        ("thing_both", "holdfast_owner"),
+        ("thing_note", "holdfast_owner"),
+    ]
 
 
 async def test_a_failed_migration_outside_a_transaction_is_not_recorded(
@@ -137,7 +140,7 @@ async def test_a_changed_migration_is_refused(empty_dsn: str, make_source: MakeS
     await migrate.apply(empty_dsn, source=make_source(FIRST))
     changed = make_source(FIRST.replace("int", "bigint"), SECOND)
     for attempt in (migrate.plan, migrate.apply):
-        with pytest.raises(MigrationError, match="0001_step is not the text that was applied.*new migration"):
+        with pytest.raises(MigrationError, match=r"0001_step is not the text that was applied.*new migration"):
             await attempt(empty_dsn, source=changed)
     assert await fetch(empty_dsn, LEDGER) == [(1, "step")]
 
@@ -154,7 +157,7 @@ async def test_a_gap_in_the_ledger_is_refused(empty_dsn: str, make_source: MakeS
     await migrate.apply(empty_dsn, source=source)
     await execute(empty_dsn, "DELETE FROM core.migrations WHERE version = 1")
     for attempt in (migrate.plan, migrate.apply):
-        with pytest.raises(MigrationError, match="gap: 0001 is missing before 0002.*restore"):
+        with pytest.raises(MigrationError, match=r"gap: 0001 is missing before 0002.*restore"):
             await attempt(empty_dsn, source=source)
 
 
@@ -183,7 +186,7 @@ async def test_a_database_newer_than_the_code_is_refused(empty_dsn: str, make_so
 async def test_a_schema_with_other_things_in_it_is_refused(empty_dsn: str) -> None:
     """OBX-7: uninstalling drops the schema, so it must never hold what is not Holdfast's."""
     await execute(empty_dsn, "CREATE SCHEMA core; CREATE TABLE core.customers (id int)")
-    with pytest.raises(MigrationError, match="not Holdfast's.*--schema"):
+    with pytest.raises(MigrationError, match=r"not Holdfast's.*--schema"):
         await migrate.apply(empty_dsn)
     with pytest.raises(MigrationError, match="no Holdfast in the schema core"):
         await migrate.uninstall(empty_dsn)
@@ -196,7 +199,7 @@ async def test_another_encoding_is_refused(empty_dsn: str, postgres_server: Sess
     admin.execute(f"CREATE DATABASE {name} ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
     try:
         for attempt in (migrate.plan, migrate.apply):
-            with pytest.raises(MigrationError, match="LATIN1.*ENCODING 'UTF8'"):
+            with pytest.raises(MigrationError, match=r"LATIN1.*ENCODING 'UTF8'"):
                 await attempt(postgres_server.dsn(name))
     finally:
         postgres_server.drop(name)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from holdfast.cli import migrate, uninstall
+from holdfast.cli import migrate, uninstall, worker
 from holdfast.cli.problems import REPORTED, report
 from holdfast.postgres.release import load
 from holdfast.redact import redact_dsn
@@ -23,6 +23,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(migrate.app, name="migrate")
+app.command("worker")(worker.worker)
 app.command("uninstall")(uninstall.uninstall)
 
 

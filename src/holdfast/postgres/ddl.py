@@ -94,6 +94,7 @@ async def one_at_a_time(connection: Any, queries: Queries, on_wait: Callable[[],
     if not direct:
         yield False
         return
+    await connection.execute(queries.asyncpg("begin_session").sql)
     await _wait_for_turn(connection, queries.asyncpg("try_lock").sql, on_wait)
     try:
         yield True
@@ -111,7 +112,15 @@ async def _wait_for_turn(connection: Any, try_lock: str, on_wait: Callable[[], N
         if not waited:
             on_wait()
             waited = True
-        await asyncio.sleep(random.uniform(0.05, 0.25))  # noqa: S311  (spreads load, protects nothing)
+        await asyncio.sleep(random.uniform(0.05, 0.25))
+
+
+@asynccontextmanager
+async def transaction(connection: Any, queries: Queries) -> AsyncIterator[None]:
+    """A transaction that no setting of the database or the login can change the meaning of."""
+    async with connection.transaction(isolation="read_committed"):
+        await connection.execute(queries.asyncpg("begin_change").sql)
+        yield
 
 
 async def change(
@@ -129,9 +138,8 @@ async def change(
     attempt = 0
     while True:
         try:
-            async with connection.transaction(isolation="read_committed"):
+            async with transaction(connection, queries):
                 if await connection.fetchval(queries.asyncpg("try_transaction_lock").sql):
-                    await connection.execute(queries.asyncpg("begin_change").sql)
                     await work()
                     return
         except asyncpg.PostgresError as error:
@@ -144,7 +152,7 @@ async def change(
         if time.monotonic() > deadline:
             raise _no_turn()
         # Long enough for those who queued behind the change to go ahead of its next try.
-        await asyncio.sleep(random.uniform(0.1, min(4.0, 0.25 * 2**attempt)))  # noqa: S311
+        await asyncio.sleep(random.uniform(0.1, min(4.0, 0.25 * 2**attempt)))
 
 
 def _no_turn() -> MigrationRefused:

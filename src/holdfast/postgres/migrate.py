@@ -17,7 +17,7 @@ from typing import Any, Literal
 import asyncpg
 
 from holdfast.errors import SchemaMismatch
-from holdfast.postgres.ddl import MigrationRefused, change, connect, one_at_a_time
+from holdfast.postgres.ddl import MigrationRefused, change, connect, one_at_a_time, transaction
 from holdfast.postgres.ownership import Facts, Ownership, RolesMode, decide, inspect
 from holdfast.postgres.queries import Queries, render, split
 from holdfast.postgres.release import Migration, Release, load
@@ -83,7 +83,7 @@ async def plan(dsn: str, *, schema: str = "core", source: Traversable | None = N
     """Compare the database with the code. Reads only; a schema that is not there has version 0."""
     queries, release = Queries(schema), load(source)
     async with _connected(dsn) as connection:
-        return await _compare(connection, queries, release, await inspect(connection, queries))
+        return await _compare(connection, queries, release)
 
 
 async def apply(
@@ -104,11 +104,9 @@ async def apply(
     async with _connected(dsn) as connection:
         waiting = Step("wait", "another schema change is running, waiting for it to end")
         async with one_at_a_time(connection, queries, lambda: notify(waiting)) as direct:
-            facts = await inspect(connection, queries)
-            runner = _Runner(connection, queries, release, decide(facts, roles, schema), notify, direct)
-            if facts.has_ledger:
-                await _compare(connection, queries, release, facts)  # refuses before anything is changed
-            await runner.prepare_schema(facts)
+            await _compare(connection, queries, release)  # refuses before anything is changed
+            runner = _Runner(connection, queries, release, notify, direct)
+            await runner.prepare_schema(roles)
             done = await runner.migrate()
             await runner.replace_functions_and_grants()
             return done
@@ -192,8 +190,10 @@ async def _connected(dsn: str) -> AsyncIterator[Any]:
         await connection.close()
 
 
-async def _compare(connection: Any, queries: Queries, release: Release, facts: Facts) -> Plan:
-    rows = await _read_ledger(connection, queries, facts) if facts.has_ledger else []
+async def _compare(connection: Any, queries: Queries, release: Release) -> Plan:
+    async with transaction(connection, queries):
+        facts = await inspect(connection, queries)
+        rows = await _read_ledger(connection, queries, facts) if facts.has_ledger else []
     lines = [AppliedMigration(**dict(row)) for row in rows]
     applied = tuple(line for line in lines if line.version > 0)
     functions = next((line.checksum for line in lines if line.version == 0), None)
@@ -208,16 +208,15 @@ async def _compare(connection: Any, queries: Queries, release: Release, facts: F
 
 
 async def _read_ledger(connection: Any, queries: Queries, facts: Facts) -> list[Any]:
-    async with connection.transaction(isolation="read_committed"):
-        if not facts.may_read_ledger:
-            if not facts.may_become_owner:
-                raise MigrationRefused(
-                    f"{facts.login} may not read {queries.schema}.migrations",
-                    f"as an administrator: GRANT {facts.schema_owner} TO {facts.login}",
-                )
-            await connection.execute(queries.asyncpg("become_owner").sql)
-        rows: list[Any] = await connection.fetch(queries.asyncpg("read_ledger").sql)
-        return rows
+    if not facts.may_read_ledger:
+        if not facts.may_become_owner:
+            raise MigrationRefused(
+                f"{facts.login} may not read {queries.schema}.migrations",
+                f"as an administrator: GRANT {facts.schema_owner} TO {facts.login}",
+            )
+        await connection.execute(queries.asyncpg("become_owner").sql)
+    rows: list[Any] = await connection.fetch(queries.asyncpg("read_ledger").sql)
+    return rows
 
 
 def _require_same_history(schema: str, release: Release, applied: tuple[AppliedMigration, ...]) -> None:
@@ -240,55 +239,54 @@ def _require_same_history(schema: str, release: Release, applied: tuple[AppliedM
 class _Runner:
     """One run of `apply`, holding the lock."""
 
-    def __init__(
-        self,
-        connection: Any,
-        queries: Queries,
-        release: Release,
-        ownership: Ownership,
-        notify: OnStep,
-        direct: bool,
-    ) -> None:
+    def __init__(self, connection: Any, queries: Queries, release: Release, notify: OnStep, direct: bool) -> None:
         self.connection = connection
         self.queries = queries
         self.release = release
-        self.ownership = ownership
         self.notify = notify
         self.direct = direct
+        self.roles = False
 
-    async def prepare_schema(self, facts: Facts) -> None:
+    async def prepare_schema(self, mode: RolesMode) -> None:
         """Roles, schema and ledger. One transaction, so that a refusal leaves nothing behind."""
+        told = Step("hint", "")
 
         async def work() -> None:
-            if self.ownership.roles:
+            nonlocal told
+            facts = await inspect(self.connection, self.queries)
+            ownership = decide(facts, mode, self.queries.schema)
+            self.roles = ownership.roles
+            if ownership.roles:
                 await self._script("roles.sql")
                 await self._script("owner.sql")
-            if self.ownership.create_schema:
-                await self._run("create_owned_schema" if self.ownership.roles else "create_schema")
-            if self.ownership.adopt:
+            if ownership.create_schema:
+                await self._run("create_owned_schema" if ownership.roles else "create_schema")
+            if ownership.adopt:
                 await self._script("adopt.sql")
             if not facts.has_ledger:
                 await self._become_owner()
                 await self._script("ledger.sql")
+            told = self._ownership_step(facts.login, ownership)
 
-        owner = "holdfast_owner" if self.ownership.roles else facts.login
-        self.notify(Step("schema", f"schema {self.queries.schema}, owned by {owner}"))
-        if self.ownership.why_not:
-            self.notify(
-                Step(
-                    "hint",
-                    f"no roles: {self.ownership.why_not}. Everything belongs to {facts.login}. To add them "
-                    f"later, an administrator runs the output of: {self._print_command()}",
-                )
-            )
         await self._change(f"preparing the schema {self.queries.schema}", work, roles=True)
+        self.notify(told)
+
+    def _ownership_step(self, login: str, ownership: Ownership) -> Step:
+        if not ownership.why_not:
+            owner = "holdfast_owner" if ownership.roles else login
+            return Step("schema", f"schema {self.queries.schema}, owned by {owner}")
+        option = "" if self.queries.schema == "core" else f" --schema {self.queries.schema}"
+        return Step(
+            "hint",
+            f"no roles: {ownership.why_not}. Everything belongs to {login}. To add them later, an administrator "
+            f"runs the output of: holdfast migrate print --since {self.release.version}{option}",
+        )
 
     async def migrate(self) -> list[Migration]:
         done: list[Migration] = []
         while True:
             # Asked again each time: behind a pooler another run may be taking turns with this one.
-            facts = await inspect(self.connection, self.queries)
-            current = await _compare(self.connection, self.queries, self.release, facts)
+            current = await _compare(self.connection, self.queries, self.release)
             if not current.pending:
                 return done
             migration = current.pending[0]
@@ -309,7 +307,7 @@ class _Runner:
             await self._become_owner()
             applied = await self._next_version() == migration.version
             if applied:
-                await self.connection.execute(render(migration.sql, self.queries.schema))
+                await self._execute(render(migration.sql, self.queries.schema))
                 await self._record(migration.version, migration.name, migration.checksum)
 
         await self._change(f"migration {migration}", work)
@@ -322,7 +320,7 @@ class _Runner:
                 "use the address of the Postgres server itself",
             )
         await self._run("begin_without_transaction")
-        if self.ownership.roles:
+        if self.roles:
             await self._run("become_owner_for_session")
         try:
             for statement in split(render(migration.sql, self.queries.schema)):
@@ -347,10 +345,10 @@ class _Runner:
         async def work() -> None:
             await self._become_owner()
             for script in self.release.functions:
-                await self.connection.execute(render(script, self.queries.schema))
+                await self._execute(render(script, self.queries.schema))
             await self._record(0, "functions", self.release.functions_checksum)
-            if self.ownership.roles:
-                await self.connection.execute(render(self.release.grants, self.queries.schema))
+            if self.roles:
+                await self._execute(render(self.release.grants, self.queries.schema))
             else:
                 await self._script("private.sql")
 
@@ -362,7 +360,7 @@ class _Runner:
         return version + 1
 
     async def _become_owner(self) -> None:
-        if self.ownership.roles:
+        if self.roles:
             await self._run("become_owner")
 
     async def _record(self, version: int, name: str, checksum: str) -> None:
@@ -374,14 +372,14 @@ class _Runner:
         await self.connection.execute(self.queries.asyncpg(name).sql)
 
     async def _script(self, path: str) -> None:
-        await self.connection.execute(self.queries.script(path))
+        await self._execute(self.queries.script(path))
+
+    async def _execute(self, script: str) -> None:
+        if split(script):  # asyncpg cannot run a script of comments only
+            await self.connection.execute(script)
 
     async def _change(self, what: str, work: Any, *, roles: bool = False) -> None:
         def on_retry(attempt: int) -> None:
             self.notify(Step("retry", f"{what}: no lock within 2 s, trying again ({attempt})"))
 
         await change(self.connection, self.queries, what, work, roles=roles, on_retry=on_retry)
-
-    def _print_command(self) -> str:
-        option = "" if self.queries.schema == "core" else f" --schema {self.queries.schema}"
-        return f"holdfast migrate print --since {self.release.version}{option}"

@@ -7,7 +7,7 @@ from typing import Any
 
 import asyncpg
 
-from holdfast.postgres.ddl import MigrationRefused, change, connect, one_at_a_time
+from holdfast.postgres.ddl import MigrationRefused, change, connect, one_at_a_time, transaction
 from holdfast.postgres.ownership import OWNER, ROLES, Facts, inspect
 from holdfast.postgres.queries import Queries
 
@@ -35,9 +35,9 @@ async def holdings(dsn: str, schema: str = "core") -> Holdings:
     queries = Queries(schema)
     connection = await connect(dsn)
     try:
-        facts = await _require_ours(connection, queries)
-        tables = [row[0] for row in await connection.fetch(queries.asyncpg("list_tables").sql)]
-        async with connection.transaction(isolation="read_committed"):
+        async with transaction(connection, queries):
+            facts = await _require_ours(connection, queries)
+            tables = [row[0] for row in await connection.fetch(queries.asyncpg("list_tables").sql)]
             await _become_owner(connection, queries, facts)
             events = await connection.fetchval(queries.asyncpg("count_events").sql) if "outbox" in tables else 0
         return Holdings(schema, events, tuple(tables))
@@ -51,7 +51,8 @@ async def uninstall(dsn: str, schema: str = "core") -> Removal:
     connection = await connect(dsn)
     try:
         async with one_at_a_time(connection, queries, lambda: None):
-            facts = await _require_ours(connection, queries)
+            async with transaction(connection, queries):
+                facts = await _require_ours(connection, queries)
 
             async def work() -> None:
                 await _become_owner(connection, queries, facts)

@@ -62,7 +62,7 @@ class Claimer:
         self._wakened = asyncio.Event()
         self._rescan = True
         self._streak = 0
-        self._pace = 0.0
+        self._woken = False
         self._rate = 0.0
         self._rated_at, self._rated = time.monotonic(), 0
         self._polled_at = 0.0
@@ -98,24 +98,36 @@ class Claimer:
             await self._dispatcher.wait_for_room()
             return
         self._wakened.clear()
-        if self._rescan:
-            self._rescan = False
-            for lanes in self._lanes.values():
-                lanes.rescan()
         started = time.monotonic()
+        for lanes in self._lanes.values():
+            if self._rescan or lanes.overdue(started - self._poll_interval):
+                lanes.rescan()
+        self._rescan = False
         found, exhausted = await self.run_once(room)
         took = time.monotonic() - started
-        if found:
+        woken, self._woken = self._woken, False
+        if not found:
+            if woken:
+                await self._temper()
+            if self._streak and not self._guarded:
+                # A lull between bursts: look once more before producers have to ring.
+                self._streak = 0
+                await self._wait(_LONGEST_PACE)
+            elif exhausted or not self._rescan_if_cheap():
+                await self._idle()
+        elif exhausted and self._guarded and not self._wakened.is_set():
+            await self._idle()  # everything is claimed, and whatever is committed from now on rings
+        else:
             self._streak += 1
             if self._guard is not None and self._guard.standing and self._streak >= _BUSY_AFTER:
                 await self._guard.stand_down()
             if found < room:
                 # Few rows: wait as long as the claim took, so that the next one is worth its round trip.
                 await self._wait(min(took, _LONGEST_PACE))
-            return
-        if not exhausted and self._rescan_if_cheap():
-            return
-        await self._idle()
+
+    @property
+    def _guarded(self) -> bool:
+        return self._guard is not None and all(map(self._guard.guards, self._lanes))
 
     async def run_once(self, room: int) -> tuple[int, bool]:
         """Claim from every channel. How many rows came, and whether nothing more is there."""
@@ -129,6 +141,7 @@ class Claimer:
                 )
                 self._counters.split += split
                 found += split
+                exhausted = exhausted and split < self._batch
             started = time.monotonic()
             records = await self._deliveries.claim(connection, interest.version, channel, lanes.claims(room))
             ended = time.monotonic()
@@ -192,7 +205,6 @@ class Claimer:
     # --- nothing to do --------------------------------------------------------------------------------
 
     async def _idle(self) -> None:
-        self._streak = 0
         connection = await self._connection.use()
         if self._patterns:
             self._interest = None  # new event types may have appeared
@@ -202,7 +214,7 @@ class Claimer:
                     self._rescan = True
                     return  # look once more: what was committed before the bell was ours rang for nobody
         timeout = self._poll_interval
-        if self._guard is not None and not all(map(self._guard.guards, self._lanes)):
+        if self._guard is not None and not self._guarded:
             timeout = min(timeout, _GUARD_INTERVAL)
         now = time.monotonic()
         for channel, lanes in self._lanes.items():
@@ -211,9 +223,10 @@ class Claimer:
                 timeout = min(timeout, max(due, 0.001))
             if not lanes.rescan_due(now):
                 timeout = min(timeout, max(lanes.rescan_at() - now, 0.001))
-        if await self._wait(timeout):
-            await self._temper()
-        elif time.monotonic() - self._polled_at >= self._poll_interval:
+        if not self._wakened.is_set():
+            self._streak = 0
+        self._woken = await self._wait(timeout)
+        if not self._woken and time.monotonic() - self._polled_at >= self._poll_interval:
             self._polled_at = time.monotonic()
             self._counters.polls += 1
             self._rescan = True

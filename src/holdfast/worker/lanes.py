@@ -120,6 +120,10 @@ class Lanes:
         """Whether a scan from the start is cheap compared with the time since the last one."""
         return now - self._scanned_at >= _SCAN_SHARE * self._scan_took
 
+    def overdue(self, horizon: float) -> bool:
+        """Whether the last scan from the start was before the given moment."""
+        return self._scanned_at < horizon
+
     def rescan_at(self) -> float:
         return self._scanned_at + _SCAN_SHARE * self._scan_took
 

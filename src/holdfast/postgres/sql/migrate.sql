@@ -29,7 +29,7 @@ LEFT JOIN pg_catalog.pg_class ledger ON ledger.relnamespace = space.oid AND ledg
 WHERE me.rolname = current_user
 
 -- name: backend
-SELECT pg_backend_pid()
+SELECT pg_catalog.pg_backend_pid()
 
 -- name: read_ledger
 SELECT version, name, checksum, applied_at, applied_by FROM core.migrations ORDER BY version
@@ -43,6 +43,9 @@ INSERT INTO core.migrations (version, name, checksum) VALUES (:version, :name, :
 ON CONFLICT (version) DO UPDATE
     SET checksum = EXCLUDED.checksum, applied_at = EXCLUDED.applied_at, applied_by = EXCLUDED.applied_by
     WHERE migrations.version = 0
+
+-- name: begin_session
+SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', false)
 
 -- name: try_lock
 -- Tried again and again instead of waited for: a session that waits inside a statement holds a snapshot, and
@@ -59,14 +62,16 @@ SELECT pg_try_advisory_xact_lock(hashtextextended('holdfast migrate ' || 'core',
 -- name: begin_change
 -- A waiting ALTER TABLE stops everybody who comes after it, so it waits two seconds and then lets them pass.
 -- The search path holds nothing that another role could write to.
-SELECT set_config('lock_timeout', '2s', true), set_config('statement_timeout', '0', true),
-       set_config('idle_in_transaction_session_timeout', '60s', true),
-       set_config('search_path', 'pg_catalog, pg_temp', true), set_config('client_min_messages', 'warning', true)
+SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true),
+       pg_catalog.set_config('lock_timeout', '2s', true),
+       pg_catalog.set_config('statement_timeout', '0', true),
+       pg_catalog.set_config('idle_in_transaction_session_timeout', '60s', true),
+       pg_catalog.set_config('client_min_messages', 'warning', true)
 
 -- name: begin_without_transaction
 -- CREATE INDEX CONCURRENTLY blocks nobody while it waits for old transactions, so it may wait.
 SELECT set_config('lock_timeout', '0', false), set_config('statement_timeout', '0', false),
-       set_config('search_path', 'pg_catalog, pg_temp', false), set_config('client_min_messages', 'warning', false)
+       set_config('client_min_messages', 'warning', false)
 
 -- name: become_owner
 SET LOCAL ROLE holdfast_owner

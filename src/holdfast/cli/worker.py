@@ -1,0 +1,234 @@
+"""holdfast worker: runs the handlers of an application, in one process or several."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import importlib.util
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Coroutine, Sequence
+from typing import Annotated, Any
+
+import asyncpg
+import typer
+
+from holdfast.cli import environment, logs
+from holdfast.cli.environment import DsnOption, SchemaOption
+from holdfast.errors import ConfigurationError
+from holdfast.handlers import HandlerRegistry
+from holdfast.observability.logging import log_fact
+from holdfast.postgres import migrate
+from holdfast.postgres.connection import CONNECTION_FAULTS, connect
+from holdfast.settings import WorkerSettings
+from holdfast.worker.supervisor import Supervisor, end_with_parent
+from holdfast.worker.worker import Worker
+
+_DEFAULT = WorkerSettings()
+_LIMIT_PAST_GRACE = 15.0
+
+
+def worker(
+    target: Annotated[
+        str,
+        typer.Argument(metavar="MODULE:REGISTRY", help="Where the handlers are, like app.handlers:registry."),
+    ],
+    channel: Annotated[
+        list[str] | None,
+        typer.Option("--channel", help="Serve this channel; may be repeated. Default: the generation's own."),
+    ] = None,
+    concurrency: Annotated[int, typer.Option(help="Handlers running at once.")] = _DEFAULT.concurrency,
+    threads: Annotated[int, typer.Option(help="Threads for handlers that are not async.")] = _DEFAULT.threads,
+    connections: Annotated[
+        int, typer.Option(help="Connections for handlers that take tx.")
+    ] = _DEFAULT.connections,
+    batch: Annotated[int, typer.Option(help="Rows per claim and lane.")] = _DEFAULT.batch,
+    processes: Annotated[
+        int, typer.Option(min=1, max=256, help="Worker processes, each with all of the above.")
+    ] = 1,
+    lease: Annotated[
+        float, typer.Option(help="Seconds until a dead worker's events come back.")
+    ] = _DEFAULT.lease,
+    poll_interval: Annotated[
+        float, typer.Option("--poll-interval", help="Seconds between looks when nothing wakes the worker.")
+    ] = _DEFAULT.poll_interval,
+    grace: Annotated[
+        float, typer.Option(help="Seconds for running handlers after SIGTERM.")
+    ] = _DEFAULT.grace,
+    settle_after: Annotated[
+        float,
+        typer.Option("--settle-after", help="Seconds a finished delivery waits for others to settle with."),
+    ] = _DEFAULT.settle_after,
+    no_listen: Annotated[bool, typer.Option("--no-listen", help="Only poll: no LISTEN connection.")] = False,
+    name: Annotated[str, typer.Option(help="Name shown to operators. Default: host and process id.")] = "",
+    generation: Annotated[
+        int | None, typer.Option(min=0, help="Deployment generation. Default: HOLDFAST_GENERATION, else 0.")
+    ] = None,
+    schema: SchemaOption = None,
+    dsn: DsnOption = None,
+    listen_dsn: Annotated[
+        str | None,
+        typer.Option(
+            "--listen-dsn",
+            metavar="URL",
+            help="A direct address for LISTEN, when the other one goes through a pooler. Default: HOLDFAST_LISTEN_DSN.",
+        ),
+    ] = None,
+    lifeline: Annotated[int | None, typer.Option("--lifeline", hidden=True)] = None,
+) -> None:
+    """Deliver events to the handlers of an application, until SIGTERM."""
+    settings = WorkerSettings(
+        schema=environment.schema(schema),
+        generation=environment.generation(generation),
+        channels=tuple(channel or ()),
+        name=name,
+        concurrency=concurrency,
+        threads=threads,
+        connections=connections,
+        batch=batch,
+        lease=lease,
+        poll_interval=poll_interval,
+        grace=grace,
+        settle_after=settle_after,
+        listen=not no_listen,
+        listen_dsn=environment.listen_dsn(listen_dsn),
+    )
+    address = environment.dsn(dsn)
+    registry = load_registry(target)
+    logs.configure()
+    if processes == 1:
+        _run(_work(Worker(address, registry, settings), lifeline))
+    else:
+        asyncio.run(_supervise(target, address, settings, processes))
+    _leave()
+
+
+def load_registry(target: str) -> HandlerRegistry:
+    """Import `module:attribute`, looking in the current directory first."""
+    module_name, _, attribute = target.partition(":")
+    if not module_name or not attribute:
+        raise ConfigurationError(
+            target, "does not name a registry", "write MODULE:REGISTRY, like app.handlers:registry"
+        )
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
+            remedy = "run this in the directory that holds it, or correct the name"
+            raise ConfigurationError(
+                module_name, f"cannot be imported: no module named {error.name}", remedy
+            ) from error
+        raise _broken(module_name, error) from error
+    except Exception as error:
+        raise _broken(module_name, error) from error
+    if not hasattr(module, attribute):
+        found = [name for name, value in vars(module).items() if isinstance(value, HandlerRegistry)]
+        remedy = (
+            f"did you mean {module_name}:{found[0]}?" if found else "make one: registry = HandlerRegistry()"
+        )
+        raise ConfigurationError(module_name, f"has no attribute {attribute}", remedy)
+    registry = getattr(module, attribute)
+    if not isinstance(registry, HandlerRegistry):
+        problem = f"is {type(registry).__name__}, not a HandlerRegistry"
+        raise ConfigurationError(target, problem, "name the registry that your handlers are registered with")
+    return registry
+
+
+def _broken(module: str, error: Exception) -> ConfigurationError:
+    problem = f"failed while it was imported: {type(error).__name__}: {error}"
+    return ConfigurationError(module, problem, "correct it; --debug shows where it happened")
+
+
+def _run(work: Coroutine[Any, Any, None]) -> None:
+    if importlib.util.find_spec("uvloop") is None:
+        asyncio.run(work)
+    else:
+        import uvloop
+
+        uvloop.run(work)
+
+
+async def _work(worker: Worker, lifeline: int | None) -> None:
+    if lifeline is None:
+        await worker.run(signals=True)
+        return
+    # Under a supervisor only that decides when patience is over: service managers signal parent and child alike, and
+    # the second signal to a child must not cut its handlers short.
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, worker.stop)
+    patience = worker.settings.grace + _LIMIT_PAST_GRACE
+    end_with_parent(lifeline, lambda: _call_soon(loop, worker), patience)
+    await worker.run()
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, worker: Worker) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop is closed: the worker has stopped already
+        loop.call_soon_threadsafe(worker.stop)
+
+
+async def _supervise(target: str, address: str, settings: WorkerSettings, processes: int) -> None:
+    await _require_current(address, settings.schema)
+    # Addresses hold passwords and travel in the environment, where the process list does not show them.
+    variables = {**os.environ, "HOLDFAST_DSN": address}
+    if settings.listen_dsn:
+        variables["HOLDFAST_LISTEN_DSN"] = settings.listen_dsn
+
+    def command(number: int, lifeline: int) -> Sequence[str]:
+        return child_command(target, settings, number, lifeline)
+
+    await Supervisor(command, processes, log_fact, environment=variables).run()
+
+
+async def _require_current(address: str, schema: str) -> None:
+    """Say once what every child would say; a database that is not there yet is for them to wait for."""
+    try:
+        connection = await connect(address, "worker", statement_timeout=10)
+        try:
+            await migrate.require_current(connection, schema)
+        finally:
+            await connection.close(timeout=2)
+    except (*CONNECTION_FAULTS, asyncpg.QueryCanceledError):
+        pass
+
+
+def child_command(target: str, settings: WorkerSettings, number: int, lifeline: int) -> list[str]:
+    """The command of one process under the supervisor."""
+    options: dict[str, object] = {
+        "--concurrency": settings.concurrency,
+        "--threads": settings.threads,
+        "--connections": settings.connections,
+        "--batch": settings.batch,
+        "--lease": settings.lease,
+        "--poll-interval": settings.poll_interval,
+        "--grace": settings.grace,
+        "--settle-after": settings.settle_after,
+        "--generation": settings.generation,
+        "--schema": settings.schema,
+        "--lifeline": lifeline,
+    }
+    if settings.name:
+        options["--name"] = f"{settings.name}/{number}"
+    # -P: the directory we stand in must not come before the installed packages.
+    command = [sys.executable, "-P", "-c", "from holdfast.cli import main; main()", "worker", target]
+    command += [word for option, value in options.items() for word in (option, str(value))]
+    command += [word for channel in settings.channels for word in ("--channel", channel)]
+    return command if settings.listen else [*command, "--no-listen"]
+
+
+def _leave() -> None:
+    """End although a handler's thread cannot be ended: its event was given back when the grace was over."""
+    deadline = time.monotonic() + 0.5
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join(max(0.0, deadline - time.monotonic()))
+            if thread.is_alive():
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(0)

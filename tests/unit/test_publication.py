@@ -1,0 +1,513 @@
+"""New events: every argument is checked before any SQL, and becomes the text of a column."""
+
+import dataclasses
+import enum
+import json
+import math
+import warnings
+from collections.abc import Iterator
+from datetime import UTC, date, datetime, timedelta, timezone, tzinfo
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
+
+from holdfast import versions
+from holdfast.envelope import EventEnvelope
+from holdfast.errors import ConfigurationError, FieldError, PayloadError, PublishError
+from holdfast.publication import (
+    HEADERS_LIMIT,
+    MAX_HEADERS,
+    NewEvent,
+    OutboxRow,
+    envelope_of,
+    inherited_headers,
+    prepare,
+)
+
+NOW = datetime(2026, 4, 25, 12, tzinfo=UTC)
+ID = UUID("01890a5d-ac96-774b-bcce-b302099a8057")
+SOON = datetime.now(UTC) + timedelta(hours=1)
+
+
+class Type(enum.StrEnum):
+    PLACED = "order.placed"
+
+
+class OldStyle(str, enum.Enum):  # noqa: UP042 - the kind whose str() is not its value
+    PLACED = "order.placed"
+
+
+class Nowhere(tzinfo):
+    def utcoffset(self, _: datetime | None) -> None:
+        return None
+
+    def dst(self, _: datetime | None) -> None:
+        return None
+
+    def tzname(self, _: datetime | None) -> None:
+        return None
+
+
+def new(**arguments: Any) -> NewEvent:
+    return NewEvent(**{"event_type": "order.placed", "payload": {"order_id": "o-1"}} | arguments)
+
+
+def refused(**arguments: Any) -> FieldError:
+    with pytest.raises(FieldError) as caught:
+        new(**arguments)
+    assert caught.value.remedy
+    return caught.value
+
+
+# --- arguments
+
+
+@pytest.mark.parametrize("name", ["event_type", "target", "content_class"])
+@pytest.mark.parametrize(
+    "value",
+    ["", " ", "a b", "a/b", "a*", "*", "a\0", "a\n", "a\u2028b", "a\u00a0b", "\ud800", "x" * 201, "ü" * 101, 5, b"a"],
+)
+def test_names_are_checked(name: str, value: Any) -> None:
+    """PUB-3: a name that Postgres or a lane could not hold is refused by field."""
+    assert refused(**{name: value}).field == name
+
+
+@pytest.mark.parametrize("value", ["order.placed", "Order_Placed-2", "bestellung.geprüft", "x" * 200, "订单.已创建"])
+def test_names_are_lenient_otherwise(value: str) -> None:
+    assert new(event_type=value, target=value).event_type == value
+
+
+def test_the_message_recommends_a_form() -> None:
+    assert "order.placed" in str(refused(event_type="order placed"))
+
+
+TEXTS = ["idempotency_key", "trace_context", "correlation_id", "causation_id", "ordering_key", "key"]
+
+
+@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("value", ["", "a\0b", "a\nb", "\x1b[31m", "\x85", "\udc80", "x" * 256, 7, b"k"])
+def test_texts_are_checked(name: str, value: Any) -> None:
+    """PUB-3."""
+    assert refused(**{name: value}).field == name
+
+
+@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("value", ["x" * 255, "job:1:send reminder/7", "👩\u200d💻", "😀" * 255])
+def test_texts_are_lenient_otherwise(name: str, value: str) -> None:
+    assert getattr(new(**{name: value}), name) == value
+
+
+def test_enum_members_become_plain_text() -> None:
+    """A driver may write an enum member's name where its value is meant."""
+    for member in (Type.PLACED, OldStyle.PLACED):
+        row = prepare(new(event_type=member, key=member, target=member), source=member)
+        for value in (row.event_type, row.dedupe_key, row.target, row.source):
+            assert type(value) is str and value == "order.placed"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"event_version": 0},
+        {"event_version": 2**31},
+        {"event_version": True},
+        {"event_version": 1.0},
+        {"event_version": "1"},
+        {"priority": -1},
+        {"priority": 3},
+        {"priority": True},
+        {"priority": 1.0},
+        {"domain_id": str(ID)},
+        {"domain_id": 5},
+        {"event_id": str(ID)},
+        {"channel": ""},
+        {"channel": "Hot"},
+        {"channel": "1st"},
+        {"channel": "a-b"},
+        {"channel": "a\n"},
+        {"channel": "x" * 64},
+        {"channel": "ü"},
+        {"channel": 5},
+        {"on_duplicate": "replace", "key": "k"},
+        {"on_duplicate": "reschedule"},
+    ],
+)
+def test_other_arguments_are_checked(arguments: dict[str, Any]) -> None:
+    """PUB-3: each refusal names its field."""
+    assert refused(**arguments).field == next(iter(arguments))
+
+
+def test_rescheduling_needs_the_key_it_compares() -> None:
+    """PUB-2."""
+    assert "key=" in refused(on_duplicate="reschedule").remedy
+    assert new(on_duplicate="reschedule", key="reminder:7").key == "reminder:7"
+
+
+MOMENTS = ["occurred_at", "available_at", "expires_at"]
+
+
+@pytest.mark.parametrize("name", MOMENTS)
+@pytest.mark.parametrize(
+    "value",
+    [
+        datetime(2026, 1, 1),
+        datetime(2026, 1, 1, tzinfo=Nowhere()),
+        date(2026, 1, 1),
+        "2026-01-01T00:00:00Z",
+        1_767_225_600,
+        datetime.min.replace(tzinfo=timezone(timedelta(hours=14))),
+        datetime.max.replace(tzinfo=timezone(timedelta(hours=-12))),
+        datetime(1, 1, 1, tzinfo=UTC),
+        datetime(9999, 12, 31, tzinfo=UTC),
+    ],
+)
+def test_moments_are_aware_and_within_the_calendar(name: str, value: Any) -> None:
+    """PUB-3: a time the database or a driver could not show is refused by field."""
+    assert refused(**{name: value}).field == name
+
+
+@pytest.mark.parametrize("name", ["delay", "expires_in"])
+@pytest.mark.parametrize(
+    "value",
+    [-1, -0.001, timedelta(seconds=-1), math.nan, math.inf, -math.inf, 10**400, True, "5", timedelta(days=3_654)],
+)
+def test_durations_are_checked(name: str, value: Any) -> None:
+    """PUB-3."""
+    assert refused(**{name: value}).field == name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        ({"delay": 1, "available_at": SOON}, "delay"),
+        ({"expires_in": 1, "expires_at": SOON}, "expires_in"),
+        ({"delay": 60, "expires_in": 60}, "expires_in"),
+        ({"delay": 60, "expires_in": 59}, "expires_in"),
+        ({"available_at": SOON, "expires_at": SOON}, "expires_at"),
+        ({"available_at": SOON, "expires_in": 60}, "expires_in"),
+        ({"delay": 7_200, "expires_at": SOON}, "expires_at"),
+        ({"expires_in": 0}, "expires_in"),
+        ({"expires_at": SOON - timedelta(days=1)}, "expires_at"),
+        ({"available_at": SOON - timedelta(days=9), "expires_at": SOON - timedelta(days=8)}, "expires_at"),
+    ],
+)
+def test_an_event_must_be_available_before_it_expires(arguments: dict[str, Any], field: str) -> None:
+    """PUB-2: a delay and an expiry that leave no time to run are a mistake of the producer."""
+    assert refused(**arguments).field == field
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"delay": 0},
+        {"delay": timedelta(days=3_650)},
+        {"delay": 60, "expires_in": 61},
+        {"available_at": datetime(2020, 1, 1, tzinfo=UTC)},
+        {"available_at": SOON, "expires_at": SOON + timedelta(seconds=1)},
+        {"available_at": SOON, "expires_in": 3_700},
+        {"delay": 60, "expires_at": SOON},
+        {"expires_in": 0.5},
+    ],
+)
+def test_schedules_that_make_sense(arguments: dict[str, Any]) -> None:
+    """PUB-2."""
+    row = prepare(new(**arguments), source="shop")
+    for name in ("delay", "available_at", "expires_in", "expires_at"):
+        assert (getattr(row, name) is None) == (name not in arguments)
+
+
+def test_headers_are_bounded() -> None:
+    """PUB-3, RELIABILITY S9: count, size and characters."""
+    assert refused(headers={f"h{n}": "x" for n in range(MAX_HEADERS + 1)}).field == "headers"
+    assert refused(headers={"a": "x" * HEADERS_LIMIT}).field == "headers"
+    assert refused(headers={"a": "ü" * 8_190}).field == "headers"
+    assert refused(headers={"a": 5}).field == "headers.a"
+    assert refused(headers={"a": ""}).field == "headers.a"
+    assert refused(headers={"a": "x\0"}).field == "headers.a"
+    assert refused(headers={"a\r\n": "x"}).field == "headers"
+    assert refused(headers={5: "x"}).field == "headers"
+    assert refused(headers={"x" * 256: "x"}).field == "headers"
+    assert refused(headers=[("a", "b")]).field == "headers"
+    for headers in ({f"h{n}": "x" for n in range(MAX_HEADERS)}, {"tracestate": "x" * 512}):
+        row = prepare(new(headers=headers), source="shop")
+        assert row.headers is not None and json.loads(row.headers) == headers
+
+
+@pytest.mark.parametrize("name", ["correlation_id", "causation_id"])
+def test_headers_with_arguments_of_their_own_are_refused(name: str) -> None:
+    """PUB-2."""
+    assert refused(headers={name: "c-1"}).remedy == f"use {name}="
+
+
+def test_an_event_is_frozen_and_keeps_its_payload_out_of_its_repr() -> None:
+    """RELIABILITY S7."""
+    event = new(payload={"secret": "canary"})
+    assert "canary" not in repr(event)
+    assert "canary" not in repr(prepare(event, source="shop"))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        event.priority = 0  # type: ignore[misc]
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from([field.name for field in dataclasses.fields(NewEvent)]),
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary() | st.datetimes() | st.uuids(),
+    )
+)
+def test_whatever_is_passed_is_accepted_or_refused_by_field(arguments: dict[str, Any]) -> None:
+    """PUB-3: no argument gets past as another kind of error."""
+    try:
+        row = prepare(new(**arguments), source="shop")
+    except PublishError as error:
+        assert error.field.split(".")[0] in arguments
+    else:
+        for field in dataclasses.fields(row):
+            assert type(getattr(row, field.name)) in (str, type(None))
+
+
+# --- rows
+
+
+def test_an_event_becomes_text_columns() -> None:
+    """PUB-1, PUB-2: every column that the library writes."""
+    event = new(
+        event_id=ID,
+        event_version=2,
+        occurred_at=NOW.astimezone(timezone(timedelta(hours=2))),
+        target="billing",
+        domain_id=ID,
+        idempotency_key="k-1",
+        trace_context="00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+        content_class="audit",
+        channel="hot",
+        headers={"tenant": "ü"},
+        correlation_id="c-1",
+        causation_id="e-0",
+        ordering_key="customer-7",
+        priority=0,
+        delay=timedelta(minutes=1),
+        expires_in=90.5,
+        key="reminder:7",
+    )
+    assert prepare(event, source="shop", generation=7, channel="outbox_gen_7") == OutboxRow(
+        id=str(ID),
+        event_type="order.placed",
+        event_version="2",
+        occurred_at="2026-04-25T12:00:00+00:00",
+        source="shop",
+        target="billing",
+        content_class="audit",
+        channel="hot",
+        generation="7",
+        domain_id=str(ID),
+        payload='{"order_id": "o-1"}',
+        idempotency_key="k-1",
+        trace_context="00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+        headers='{"tenant": "ü", "correlation_id": "c-1", "causation_id": "e-0"}',
+        available_at=None,
+        delay="60.000000",
+        priority="0",
+        ordering_key="customer-7",
+        dedupe_key="reminder:7",
+        expires_at=None,
+        expires_in="90.500000",
+    )
+
+
+def test_what_is_left_out_is_filled_in_or_left_to_the_database() -> None:
+    """PUB-1: the key is the id, the time is now; generation and channel may be the database's."""
+    row = prepare(new(), source="shop", now=NOW)
+    assert UUID(row.id).version == 7
+    assert row.idempotency_key == row.id
+    assert row.occurred_at == "2026-04-25T12:00:00+00:00"
+    left = {field.name for field in dataclasses.fields(row) if getattr(row, field.name) is None}
+    assert left == {
+        "target",
+        "channel",
+        "generation",
+        "domain_id",
+        "trace_context",
+        "headers",
+        "available_at",
+        "delay",
+        "ordering_key",
+        "dedupe_key",
+        "expires_at",
+        "expires_in",
+    }
+
+
+def test_the_publishers_channel_and_trace_apply_where_the_event_has_none() -> None:
+    row = prepare(new(), source="shop", generation=0, channel="outbox_default", trace_context="t-1")
+    assert (row.generation, row.channel, row.trace_context) == ("0", "outbox_default", "t-1")
+    row = prepare(new(channel="hot", trace_context="t-2"), source="shop", channel="cold", trace_context="t-1")
+    assert (row.channel, row.trace_context) == ("hot", "t-2")
+
+
+def test_moments_are_written_with_their_offset() -> None:
+    at = SOON.astimezone(timezone(timedelta(hours=-5)))
+    row = prepare(new(available_at=at, expires_at=at + timedelta(hours=1)), source="shop")
+    assert row.available_at is not None and row.expires_at is not None
+    assert datetime.fromisoformat(row.available_at) == at and row.available_at.endswith("+00:00")
+    assert datetime.fromisoformat(row.expires_at) == at + timedelta(hours=1)
+
+
+@pytest.mark.parametrize(("delay", "text"), [(1e-7, "0.000000"), (0.1, "0.100000"), (315_000_000, "315000000.000000")])
+def test_delays_are_written_without_exponents(delay: float, text: str) -> None:
+    assert prepare(new(delay=delay), source="shop").delay == text
+
+
+@pytest.mark.parametrize("source", ["", "a b", "a/b", "*", None, "x" * 201])
+def test_the_source_is_checked(source: Any) -> None:
+    """PUB-3."""
+    with pytest.raises(FieldError) as caught:
+        prepare(new(), source=source)
+    assert caught.value.field == "source"
+
+
+def test_the_publishers_channel_is_checked() -> None:
+    """PUB-3."""
+    with pytest.raises(FieldError, match="channel"):
+        prepare(new(), source="shop", channel="Not a channel")
+
+
+def test_the_payload_is_checked_against_the_publishers_limit() -> None:
+    """PUB-3, RELIABILITY D2."""
+    with pytest.raises(PayloadError, match="10 are allowed"):
+        prepare(new(), source="shop", payload_limit=10)
+    with pytest.raises(PayloadError, match=r"payload\.raw"):
+        prepare(new(payload={"raw": b""}), source="shop")
+
+
+# --- inheritance
+
+
+def test_what_a_handler_publishes_inherits_headers_and_names_its_cause() -> None:
+    """PUB-2: correlation id and headers are inherited, the causation id is the handled event."""
+    inherited = inherited_headers(ID, {"tenant": "t-1", "correlation_id": "c-1", "causation_id": "older"})
+    row = prepare(new(headers={"step": "2"}), source="shop", inherited=inherited)
+    assert row.headers is not None
+    assert json.loads(row.headers) == {
+        "tenant": "t-1",
+        "step": "2",
+        "correlation_id": "c-1",
+        "causation_id": str(ID),
+    }
+
+
+@pytest.mark.parametrize("headers", [None, {}, {"correlation_id": ""}])
+def test_the_first_event_of_a_chain_names_the_chain(headers: dict[str, str] | None) -> None:
+    """PUB-2."""
+    assert inherited_headers(ID, headers) == {"correlation_id": str(ID), "causation_id": str(ID)}
+
+
+def test_an_event_overrides_what_it_inherits() -> None:
+    """PUB-2."""
+    event = new(headers={"tenant": "mine"}, correlation_id="c-2", causation_id="e-2")
+    row = prepare(event, source="shop", inherited=inherited_headers(ID, {"tenant": "theirs"}))
+    assert row.headers is not None
+    assert json.loads(row.headers) == {"tenant": "mine", "correlation_id": "c-2", "causation_id": "e-2"}
+
+
+def test_inherited_headers_count() -> None:
+    """RELIABILITY S9: a chain of events cannot grow its headers without end."""
+    with pytest.raises(FieldError, match="inherits"):
+        prepare(new(headers={"a": "x" * 9_000}), source="shop", inherited={"b": "x" * 9_000})
+
+
+# --- envelopes
+
+
+def test_the_envelope_is_what_handlers_will_see() -> None:
+    """ENV-1."""
+    event = new(target="billing", domain_id=ID, payload={"n": 1})
+    row = prepare(event, source="shop", trace_context="t-1")
+    assert envelope_of(event, row) == EventEnvelope(
+        event_id=UUID(row.id),
+        event_type="order.placed",
+        event_version=1,
+        occurred_at=datetime.fromisoformat(row.occurred_at),
+        source="shop",
+        target="billing",
+        domain_id=ID,
+        payload={"n": 1},
+        idempotency_key=row.id,
+        trace_context="t-1",
+    )
+
+
+def test_an_envelope_can_be_published_as_it_is() -> None:
+    """ENV-2: the EventPublisher protocol takes an envelope; ids and keys stay."""
+    event = new(event_id=uuid4(), idempotency_key="k-1", occurred_at=NOW, event_version=3)
+    envelope = envelope_of(event, prepare(event, source="shop"))
+    again = NewEvent.from_envelope(envelope, delay=5, priority=2)
+    assert (again.delay, again.priority) == (5, 2)
+    assert envelope_of(again, prepare(again, source=envelope.source)) == envelope
+    assert NewEvent.from_envelope(envelope, idempotency_key="k-2").idempotency_key == "k-2"
+
+
+# --- versions
+
+
+@pytest.fixture
+def deprecations() -> Iterator[None]:
+    yield
+    versions._deprecations.clear()
+    versions._warned.clear()
+
+
+@pytest.mark.parametrize(
+    ("old", "expected"),
+    [
+        ("decision.recorded", "decision.recorded.v2"),
+        ("decision.recorded.v2", "decision.recorded.v3"),
+        ("decision.recorded.v9", "decision.recorded.v10"),
+        ("v2", "v2.v2"),
+        ("a.v02", "a.v02.v2"),
+    ],
+)
+def test_a_breaking_change_takes_the_next_suffix(old: str, expected: str) -> None:
+    """ENV-3."""
+    assert versions.successor(old) == expected
+
+
+@pytest.mark.usefixtures("deprecations")
+def test_publishing_past_the_deadline_warns_once() -> None:
+    """ENV-3: the deadline warns when it passes, and names the successor."""
+    versions.deprecate("order.placed", date(2026, 1, 31), "order.placed.v2")
+    with capture_logs() as logs, pytest.warns(DeprecationWarning, match=r"order\.placed\.v2"):
+        prepare(new(), source="shop")
+    assert [(log["log_level"], log["event_type"], log["successor"]) for log in logs] == [
+        ("warning", "order.placed", "order.placed.v2")
+    ]
+    with capture_logs() as logs, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        prepare(new(), source="shop")
+    assert logs == []
+
+
+@pytest.mark.usefixtures("deprecations")
+def test_until_the_deadline_nobody_is_told() -> None:
+    """ENV-3: the last day is still a day of use."""
+    versions.deprecate("order.placed", date(2026, 1, 31), "order.placed.v2")
+    versions.warn_if_deprecated("order.placed", today=date(2026, 1, 31))
+    versions.warn_if_deprecated("order.placed.v2", today=date(2030, 1, 1))
+    with capture_logs(), pytest.warns(DeprecationWarning):
+        versions.warn_if_deprecated("order.placed", today=date(2026, 2, 1))
+
+
+@pytest.mark.usefixtures("deprecations")
+def test_a_deprecation_is_checked() -> None:
+    for deadline, successor, field in (
+        (NOW, "order.placed.v2", "deadline"),
+        ("2026-01-31", "order.placed.v2", "deadline"),
+        (date(2026, 1, 31), "", "successor"),
+        (date(2026, 1, 31), "order.placed", "successor"),
+    ):
+        with pytest.raises(ConfigurationError) as caught:
+            versions.deprecate("order.placed", deadline, successor)  # type: ignore[arg-type]
+        assert caught.value.field == field
