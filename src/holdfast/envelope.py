@@ -118,7 +118,6 @@ _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=F
 
 _SCALARS = frozenset((str, int, float, bool, type(None)))
 _ARRAYS = (list, tuple)
-_CONTAINERS = (dict, list, tuple)
 _EXPONENT = re.compile(r"[0-9]e[+-]?[0-9]")
 # jsonb prints 5e-324 without exponent: the worst that can happen to the length of a number.
 _WORST_GROWTH = 64
@@ -178,16 +177,16 @@ def _survey(payload: object, limit: int) -> None:
             if isinstance(node, dict):
                 "".join(node)  # TypeError for a key that is not text, which json.dumps would convert
                 children: Any = node.values()
-            else:
+            elif isinstance(node, _ARRAYS):
                 children = node
+            else:
+                continue  # whatever it is, the encoder refuses it
             # Each value takes a byte at least. A few lists that contain each other many times are more
             # values than memory can hold, so they are counted before they are written out.
             count += len(node)
             if count > limit:
                 raise PayloadError("payload", f"has more values than the {limit} bytes allowed", _REFERENCE)
-            for child in children:
-                if type(child) not in _SCALARS and isinstance(child, _CONTAINERS):
-                    below.append(child)
+            below += [child for child in children if type(child) not in _SCALARS]
         level = below
 
 
@@ -259,7 +258,7 @@ def _problem(value: object) -> tuple[str, str] | None:
             int.__repr__(value)
         except ValueError:
             return "has too many digits", "pass text"
-    elif value is not None and not isinstance(value, _CONTAINERS):
+    elif value is not None and not isinstance(value, (dict, *_ARRAYS)):
         return f"is {type(value).__name__}, which JSON does not have", _cure(value, _PLAIN_VALUES)
     return None
 

@@ -302,7 +302,8 @@ async def test_functions_are_replaced_as_a_whole(empty_dsn: str, make_source: Ma
 
 
 CATALOG = """
-SELECT 'relation', c.relname::text, c.relkind::text, pg_get_userbyid(c.relowner)::text, c.relacl::text, c.reloptions::text
+SELECT 'relation', c.relname::text, c.relkind::text, pg_get_userbyid(c.relowner)::text, c.relacl::text,
+       c.reloptions::text
 FROM pg_class c WHERE c.relnamespace = $1::regnamespace
 UNION ALL
 SELECT 'column', c.relname::text, a.attname::text, format_type(a.atttypid, a.atttypmod), a.attacl::text,
@@ -319,10 +320,12 @@ UNION ALL
 SELECT 'trigger', t.tgname::text, pg_get_triggerdef(t.oid), '', '', ''
 FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid WHERE c.relnamespace = $1::regnamespace AND NOT t.tgisinternal
 UNION ALL
-SELECT 'function', p.oid::regprocedure::text, p.prosrc, pg_get_userbyid(p.proowner)::text, p.proacl::text, p.proconfig::text
+SELECT 'function', p.oid::regprocedure::text, p.prosrc, pg_get_userbyid(p.proowner)::text, p.proacl::text,
+       p.proconfig::text
 FROM pg_proc p WHERE p.pronamespace = $1::regnamespace
 UNION ALL
-SELECT 'schema', '', '', pg_get_userbyid(n.nspowner)::text, n.nspacl::text, '' FROM pg_namespace n WHERE n.oid = $1::regnamespace
+SELECT 'schema', '', '', pg_get_userbyid(n.nspowner)::text, n.nspacl::text, ''
+FROM pg_namespace n WHERE n.oid = $1::regnamespace
 ORDER BY 1, 2, 3, 4, 5
 """
 

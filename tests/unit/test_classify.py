@@ -360,8 +360,14 @@ def test_cycles_and_long_chains_end() -> None:
     first.__cause__, second.__cause__ = second, first
     assert classify(first) == TRANSIENT
     wrapper = sqlalchemy.exc.DBAPIError("s", {}, first)
-    first.__cause__ = wrapper
     assert classify(wrapper) == TRANSIENT
+    first.__cause__, wrapper.__cause__ = wrapper, first
+    assert classify(wrapper) == TRANSIENT
+    near = caused(RuntimeError(), DomainFault())
+    for _ in range(8):
+        near = caused(RuntimeError(), near)
+    far = caused(RuntimeError(), near)
+    assert (classify(near), classify(far)) == (TERMINAL, TRANSIENT)
     chain: BaseException = DomainFault()
     for _ in range(10_000):
         chain = caused(RuntimeError(), chain)

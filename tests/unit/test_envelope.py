@@ -87,15 +87,15 @@ def test_an_envelope_survives_json() -> None:
         ("event_version", 0),
         ("event_type", ""),
         ("idempotency_key", ""),
-        ("payload", ["not", "an", "object"]),
-        ("event_id", "not a uuid"),
+        ("payload", ["canary", "not an object"]),
+        ("event_id", "canary"),
     ],
 )
 def test_a_malformed_envelope_is_refused_without_quoting_it(field: str, value: object) -> None:
     """ENV-1, and RELIABILITY S7: what is refused may be somebody's data."""
     with pytest.raises(ValidationError) as caught:
-        EventEnvelope(**FIELDS | {field: value, "payload": {"secret": "canary"}} | {field: value})
-    assert "canary" not in str(caught.value)
+        EventEnvelope(**FIELDS | {field: value})
+    assert field in str(caught.value) and "canary" not in str(caught.value)
 
 
 def test_the_payload_is_not_part_of_the_repr() -> None:

@@ -161,21 +161,24 @@ def test_a_bounded_text_is_a_fixed_point(text: str) -> None:
 # --- redaction
 
 
+SECRET = "hunter2-" * 5
+
+
 def redact(text: str) -> str:
-    return text.replace("hunter2-hunter2", "***")
+    return text.replace(SECRET, "***")
 
 
 def test_the_redactor_sees_the_whole_text() -> None:
     """DLQ-1, RELIABILITY D5: causes included, before anything is stored."""
-    error = ValueError("login hunter2-hunter2")
-    error.__cause__ = ConnectionError("postgres://u:hunter2-hunter2@db")
+    error = ValueError(f"login {SECRET}")
+    error.__cause__ = ConnectionError(f"postgres://u:{SECRET}@db")
     assert describe(error, redact).text == ("ValueError: login ***\ncaused by ConnectionError: postgres://u:***@db")
 
 
-@pytest.mark.parametrize("length", range(8_150, 8_200))
+@pytest.mark.parametrize("length", range(8_120, 8_200))
 def test_a_secret_across_the_cut_does_not_leak_in_part(length: int) -> None:
     """RELIABILITY D5."""
-    text = describe(ValueError("x" * length + "hunter2-hunter2" + "y" * 100_000), redact).text
+    text = describe(ValueError("x" * length + SECRET + "y" * 100_000), redact).text
     assert "hunter" not in text and text.endswith(TRUNCATED)
 
 
@@ -263,9 +266,9 @@ def test_a_signature_is_the_type_and_16_hex_digits() -> None:
 @pytest.mark.parametrize("text", ["a", "1", "a.", "'", "/", "a@", "0x", "-", "a-", "://", '"', "a:/"])
 def test_no_text_makes_the_signature_slow(text: str) -> None:
     """RELIABILITY D4: the expressions stay linear on what fills 8 KiB."""
-    started = time.monotonic()
+    started = time.process_time()
     signature(text * (MAX_ERROR_BYTES // len(text)), "E")
-    assert time.monotonic() - started < 0.5
+    assert time.process_time() - started < 0.1
 
 
 # --- cycles

@@ -25,9 +25,11 @@ from holdfast.publication import (
     OutboxRow,
     envelope_of,
     inherited_headers,
+    origin,
     prepare,
 )
 
+SHOP = origin("shop", 0, "outbox_default")
 NOW = datetime(2026, 4, 25, 12, tzinfo=UTC)
 ID = UUID("01890a5d-ac96-774b-bcce-b302099a8057")
 SOON = datetime.now(UTC) + timedelta(hours=1)
@@ -104,7 +106,7 @@ def test_texts_are_lenient_otherwise(name: str, value: str) -> None:
 def test_enum_members_become_plain_text() -> None:
     """A driver may write an enum member's name where its value is meant."""
     for member in (Type.PLACED, OldStyle.PLACED):
-        row = prepare(new(event_type=member, key=member, target=member), source=member)
+        row = prepare(new(event_type=member, key=member, target=member), origin(member, 0, "hot"))
         for value in (row.event_type, row.dedupe_key, row.target, row.source):
             assert type(value) is str and value == "order.placed"
 
@@ -215,7 +217,7 @@ def test_an_event_must_be_available_before_it_expires(arguments: dict[str, Any],
 )
 def test_schedules_that_make_sense(arguments: dict[str, Any]) -> None:
     """PUB-2."""
-    row = prepare(new(**arguments), source="shop")
+    row = prepare(new(**arguments), SHOP)
     for name in ("delay", "available_at", "expires_in", "expires_at"):
         assert (getattr(row, name) is None) == (name not in arguments)
 
@@ -233,7 +235,7 @@ def test_headers_are_bounded() -> None:
     assert refused(headers={"x" * 256: "x"}).field == "headers"
     assert refused(headers=[("a", "b")]).field == "headers"
     for headers in ({f"h{n}": "x" for n in range(MAX_HEADERS)}, {"tracestate": "x" * 512}):
-        row = prepare(new(headers=headers), source="shop")
+        row = prepare(new(headers=headers), SHOP)
         assert row.headers is not None and json.loads(row.headers) == headers
 
 
@@ -247,7 +249,7 @@ def test_an_event_is_frozen_and_keeps_its_payload_out_of_its_repr() -> None:
     """RELIABILITY S7."""
     event = new(payload={"secret": "canary"})
     assert "canary" not in repr(event)
-    assert "canary" not in repr(prepare(event, source="shop"))
+    assert "canary" not in repr(prepare(event, SHOP))
     with pytest.raises(dataclasses.FrozenInstanceError):
         event.priority = 0  # type: ignore[misc]
 
@@ -261,12 +263,11 @@ def test_an_event_is_frozen_and_keeps_its_payload_out_of_its_repr() -> None:
 def test_whatever_is_passed_is_accepted_or_refused_by_field(arguments: dict[str, Any]) -> None:
     """PUB-3: no argument gets past as another kind of error."""
     try:
-        row = prepare(new(**arguments), source="shop")
+        row = prepare(new(**arguments), SHOP)
     except PublishError as error:
         assert error.field.split(".")[0] in arguments
     else:
-        for field in dataclasses.fields(row):
-            assert type(getattr(row, field.name)) in (str, type(None))
+        assert {type(value) for value in row} <= {str, type(None)}
 
 
 # --- rows
@@ -293,7 +294,7 @@ def test_an_event_becomes_text_columns() -> None:
         expires_in=90.5,
         key="reminder:7",
     )
-    assert prepare(event, source="shop", generation=7, channel="outbox_gen_7") == OutboxRow(
+    assert prepare(event, origin("shop", 7, "outbox_gen_7")) == OutboxRow(
         id=str(ID),
         event_type="order.placed",
         event_version="2",
@@ -319,16 +320,14 @@ def test_an_event_becomes_text_columns() -> None:
 
 
 def test_what_is_left_out_is_filled_in_or_left_to_the_database() -> None:
-    """PUB-1: the key is the id, the time is now; generation and channel may be the database's."""
-    row = prepare(new(), source="shop", now=NOW)
+    """PUB-1: the key is the id, the time is now, generation and channel are the publisher's."""
+    row = prepare(new(), origin("shop", 7, "outbox_gen_7"), now=NOW.isoformat())
     assert UUID(row.id).version == 7
     assert row.idempotency_key == row.id
     assert row.occurred_at == "2026-04-25T12:00:00+00:00"
-    left = {field.name for field in dataclasses.fields(row) if getattr(row, field.name) is None}
-    assert left == {
+    assert (row.source, row.generation, row.channel) == ("shop", "7", "outbox_gen_7")
+    assert {name for name, value in row._asdict().items() if value is None} == {
         "target",
-        "channel",
-        "generation",
         "domain_id",
         "trace_context",
         "headers",
@@ -341,16 +340,21 @@ def test_what_is_left_out_is_filled_in_or_left_to_the_database() -> None:
     }
 
 
+def test_an_event_occurs_now_unless_it_says_when() -> None:
+    before = datetime.now(UTC)
+    assert before <= datetime.fromisoformat(prepare(new(), SHOP).occurred_at) <= datetime.now(UTC)
+    assert prepare(new(occurred_at=NOW), SHOP, now="never").occurred_at == NOW.isoformat()
+
+
 def test_the_publishers_channel_and_trace_apply_where_the_event_has_none() -> None:
-    row = prepare(new(), source="shop", generation=0, channel="outbox_default", trace_context="t-1")
-    assert (row.generation, row.channel, row.trace_context) == ("0", "outbox_default", "t-1")
-    row = prepare(new(channel="hot", trace_context="t-2"), source="shop", channel="cold", trace_context="t-1")
+    assert prepare(new(), SHOP, trace_context="t-1").trace_context == "t-1"
+    row = prepare(new(channel="hot", trace_context="t-2"), SHOP, trace_context="t-1")
     assert (row.channel, row.trace_context) == ("hot", "t-2")
 
 
 def test_moments_are_written_with_their_offset() -> None:
     at = SOON.astimezone(timezone(timedelta(hours=-5)))
-    row = prepare(new(available_at=at, expires_at=at + timedelta(hours=1)), source="shop")
+    row = prepare(new(available_at=at, expires_at=at + timedelta(hours=1)), SHOP)
     assert row.available_at is not None and row.expires_at is not None
     assert datetime.fromisoformat(row.available_at) == at and row.available_at.endswith("+00:00")
     assert datetime.fromisoformat(row.expires_at) == at + timedelta(hours=1)
@@ -358,29 +362,30 @@ def test_moments_are_written_with_their_offset() -> None:
 
 @pytest.mark.parametrize(("delay", "text"), [(1e-7, "0.000000"), (0.1, "0.100000"), (315_000_000, "315000000.000000")])
 def test_delays_are_written_without_exponents(delay: float, text: str) -> None:
-    assert prepare(new(delay=delay), source="shop").delay == text
+    assert prepare(new(delay=delay), SHOP).delay == text
 
 
-@pytest.mark.parametrize("source", ["", "a b", "a/b", "*", None, "x" * 201])
-def test_the_source_is_checked(source: Any) -> None:
-    """PUB-3."""
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        *(((source, 0, "hot"), "source") for source in ("", "a b", "a/b", "*", None, "x" * 201)),
+        *((("shop", generation, "hot"), "generation") for generation in (-1, 2**63, True, "7", None)),
+        *((("shop", 0, channel), "channel") for channel in ("", "Not a channel", "x" * 64, None)),
+    ],
+)
+def test_where_events_come_from_is_checked(arguments: Any, field: str) -> None:
+    """PUB-3: once, when the publisher is made."""
     with pytest.raises(FieldError) as caught:
-        prepare(new(), source=source)
-    assert caught.value.field == "source"
-
-
-def test_the_publishers_channel_is_checked() -> None:
-    """PUB-3."""
-    with pytest.raises(FieldError, match="channel"):
-        prepare(new(), source="shop", channel="Not a channel")
+        origin(*arguments)
+    assert caught.value.field == field
 
 
 def test_the_payload_is_checked_against_the_publishers_limit() -> None:
     """PUB-3, RELIABILITY D2."""
     with pytest.raises(PayloadError, match="10 are allowed"):
-        prepare(new(), source="shop", payload_limit=10)
+        prepare(new(), SHOP, payload_limit=10)
     with pytest.raises(PayloadError, match=r"payload\.raw"):
-        prepare(new(payload={"raw": b""}), source="shop")
+        prepare(new(payload={"raw": b""}), SHOP)
 
 
 # --- inheritance
@@ -389,7 +394,7 @@ def test_the_payload_is_checked_against_the_publishers_limit() -> None:
 def test_what_a_handler_publishes_inherits_headers_and_names_its_cause() -> None:
     """PUB-2: correlation id and headers are inherited, the causation id is the handled event."""
     inherited = inherited_headers(ID, {"tenant": "t-1", "correlation_id": "c-1", "causation_id": "older"})
-    row = prepare(new(headers={"step": "2"}), source="shop", inherited=inherited)
+    row = prepare(new(headers={"step": "2"}), SHOP, inherited=inherited)
     assert row.headers is not None
     assert json.loads(row.headers) == {
         "tenant": "t-1",
@@ -408,7 +413,7 @@ def test_the_first_event_of_a_chain_names_the_chain(headers: dict[str, str] | No
 def test_an_event_overrides_what_it_inherits() -> None:
     """PUB-2."""
     event = new(headers={"tenant": "mine"}, correlation_id="c-2", causation_id="e-2")
-    row = prepare(event, source="shop", inherited=inherited_headers(ID, {"tenant": "theirs"}))
+    row = prepare(event, SHOP, inherited=inherited_headers(ID, {"tenant": "theirs"}))
     assert row.headers is not None
     assert json.loads(row.headers) == {"tenant": "mine", "correlation_id": "c-2", "causation_id": "e-2"}
 
@@ -416,7 +421,7 @@ def test_an_event_overrides_what_it_inherits() -> None:
 def test_inherited_headers_count() -> None:
     """RELIABILITY S9: a chain of events cannot grow its headers without end."""
     with pytest.raises(FieldError, match="inherits"):
-        prepare(new(headers={"a": "x" * 9_000}), source="shop", inherited={"b": "x" * 9_000})
+        prepare(new(headers={"a": "x" * 9_000}), SHOP, inherited={"b": "x" * 9_000})
 
 
 # --- envelopes
@@ -425,7 +430,7 @@ def test_inherited_headers_count() -> None:
 def test_the_envelope_is_what_handlers_will_see() -> None:
     """ENV-1."""
     event = new(target="billing", domain_id=ID, payload={"n": 1})
-    row = prepare(event, source="shop", trace_context="t-1")
+    row = prepare(event, SHOP, trace_context="t-1")
     assert envelope_of(event, row) == EventEnvelope(
         event_id=UUID(row.id),
         event_type="order.placed",
@@ -443,10 +448,10 @@ def test_the_envelope_is_what_handlers_will_see() -> None:
 def test_an_envelope_can_be_published_as_it_is() -> None:
     """ENV-2: the EventPublisher protocol takes an envelope; ids and keys stay."""
     event = new(event_id=uuid4(), idempotency_key="k-1", occurred_at=NOW, event_version=3)
-    envelope = envelope_of(event, prepare(event, source="shop"))
+    envelope = envelope_of(event, prepare(event, SHOP))
     again = NewEvent.from_envelope(envelope, delay=5, priority=2)
     assert (again.delay, again.priority) == (5, 2)
-    assert envelope_of(again, prepare(again, source=envelope.source)) == envelope
+    assert envelope_of(again, prepare(again, SHOP)) == envelope
     assert NewEvent.from_envelope(envelope, idempotency_key="k-2").idempotency_key == "k-2"
 
 
@@ -480,13 +485,13 @@ def test_publishing_past_the_deadline_warns_once() -> None:
     """ENV-3: the deadline warns when it passes, and names the successor."""
     versions.deprecate("order.placed", date(2026, 1, 31), "order.placed.v2")
     with capture_logs() as logs, pytest.warns(DeprecationWarning, match=r"order\.placed\.v2"):
-        prepare(new(), source="shop")
+        prepare(new(), SHOP)
     assert [(log["log_level"], log["event_type"], log["successor"]) for log in logs] == [
         ("warning", "order.placed", "order.placed.v2")
     ]
     with capture_logs() as logs, warnings.catch_warnings():
         warnings.simplefilter("error")
-        prepare(new(), source="shop")
+        prepare(new(), SHOP)
     assert logs == []
 
 

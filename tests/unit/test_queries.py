@@ -161,7 +161,10 @@ def test_render_refuses_a_bad_name() -> None:
 
 # --- parameters ---
 
-TRICKY = "SELECT :id::uuid, a[1:2], ':text' || E'\\':text', $$:body$$, \"a:b\", x % 2, '100%' FROM t WHERE b = :name AND c = :id"
+TRICKY = (
+    "SELECT :id::uuid, a[1:2], ':text' || E'\\':text', $$:body$$, \"a:b\", x % 2, '100%' "
+    "FROM t WHERE b = :name AND c = :id"
+)
 
 
 def test_asyncpg_gets_numbers_and_the_names_in_their_order() -> None:

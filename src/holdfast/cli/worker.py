@@ -43,22 +43,14 @@ def worker(
     ] = None,
     concurrency: Annotated[int, typer.Option(help="Handlers running at once.")] = _DEFAULT.concurrency,
     threads: Annotated[int, typer.Option(help="Threads for handlers that are not async.")] = _DEFAULT.threads,
-    connections: Annotated[
-        int, typer.Option(help="Connections for handlers that take tx.")
-    ] = _DEFAULT.connections,
+    connections: Annotated[int, typer.Option(help="Connections for handlers that take tx.")] = _DEFAULT.connections,
     batch: Annotated[int, typer.Option(help="Rows per claim and lane.")] = _DEFAULT.batch,
-    processes: Annotated[
-        int, typer.Option(min=1, max=256, help="Worker processes, each with all of the above.")
-    ] = 1,
-    lease: Annotated[
-        float, typer.Option(help="Seconds until a dead worker's events come back.")
-    ] = _DEFAULT.lease,
+    processes: Annotated[int, typer.Option(min=1, max=256, help="Worker processes, each with all of the above.")] = 1,
+    lease: Annotated[float, typer.Option(help="Seconds until a dead worker's events come back.")] = _DEFAULT.lease,
     poll_interval: Annotated[
         float, typer.Option("--poll-interval", help="Seconds between looks when nothing wakes the worker.")
     ] = _DEFAULT.poll_interval,
-    grace: Annotated[
-        float, typer.Option(help="Seconds for running handlers after SIGTERM.")
-    ] = _DEFAULT.grace,
+    grace: Annotated[float, typer.Option(help="Seconds for running handlers after SIGTERM.")] = _DEFAULT.grace,
     settle_after: Annotated[
         float,
         typer.Option("--settle-after", help="Seconds a finished delivery waits for others to settle with."),
@@ -129,9 +121,7 @@ def load_registry(target: str) -> HandlerRegistry:
         raise _broken(module_name, error) from error
     if not hasattr(module, attribute):
         found = [name for name, value in vars(module).items() if isinstance(value, HandlerRegistry)]
-        remedy = (
-            f"did you mean {module_name}:{found[0]}?" if found else "make one: registry = HandlerRegistry()"
-        )
+        remedy = f"did you mean {module_name}:{found[0]}?" if found else "make one: registry = HandlerRegistry()"
         raise ConfigurationError(module_name, f"has no attribute {attribute}", remedy)
     registry = getattr(module, attribute)
     if not isinstance(registry, HandlerRegistry):

@@ -12,9 +12,9 @@ With a synchronous connection or session the same methods are called without `aw
 from __future__ import annotations
 
 from collections.abc import Awaitable, Generator, Iterable, Mapping, Sequence
-from dataclasses import fields
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, Union, overload
+from uuid import UUID
 
 from holdfast.context import current_context
 from holdfast.envelope import EventEnvelope
@@ -22,7 +22,7 @@ from holdfast.errors import FieldError
 from holdfast.outcome import Delay, delay_seconds
 from holdfast.postgres.drivers import driver_of
 from holdfast.postgres.queries import Queries
-from holdfast.publication import PAYLOAD_LIMIT, NewEvent, OutboxRow, envelope_of, inherited_headers, prepare
+from holdfast.publication import PAYLOAD_LIMIT, NewEvent, OutboxRow, envelope_of, inherited_headers, origin, prepare
 from holdfast.settings import channel_of
 
 if TYPE_CHECKING:
@@ -48,7 +48,8 @@ T = TypeVar("T")
 
 # A statement with a hundred thousand rows is one long stall for everybody else.
 _MOST_ROWS = 5_000
-_COLUMNS = tuple(column.name for column in fields(OutboxRow))
+# What publish_many.sql fills in by itself.
+_DEFAULTS: dict[str, str | None] = {"event_version": "1", "content_class": "operations", "priority": "1"}
 
 
 class _Command(NamedTuple):
@@ -74,11 +75,8 @@ class Publisher:
     ) -> None:
         self.source = source
         self._queries = Queries(schema)
-        self._generation = generation
-        self._channel = channel or channel_of(generation)
+        self._origin = origin(source, generation, channel or channel_of(generation))
         self._payload_limit = payload_limit
-        # Refuse a bad source now, and not with the first order.
-        prepare(NewEvent("holdfast.check", {}), source=source, generation=generation, channel=self._channel)
 
     @overload
     def publish(
@@ -96,11 +94,11 @@ class Publisher:
         return self._run(tx, self._publish(NewEvent(event_type, payload, **options)))
 
     @overload
-    def publish_many(self, tx: AsyncTransaction, events: Iterable[NewEvent]) -> Awaitable[list[EventEnvelope]]: ...
+    def publish_many(self, tx: AsyncTransaction, events: Iterable[NewEvent]) -> Awaitable[list[UUID]]: ...
     @overload
-    def publish_many(self, tx: SyncTransaction, events: Iterable[NewEvent]) -> list[EventEnvelope]: ...
+    def publish_many(self, tx: SyncTransaction, events: Iterable[NewEvent]) -> list[UUID]: ...
     def publish_many(self, tx: Any, events: Iterable[NewEvent]) -> Any:
-        """Publish thousands of events in few statements. All are checked before the first is written."""
+        """Publish thousands of events in few statements; returns their ids. All are checked before one is written."""
         return self._run(tx, self._publish_many(list(events)))
 
     @overload
@@ -172,20 +170,36 @@ class Publisher:
         if event.key is not None:
             holder = yield self._hold_key(event, row)
             if holder != row.id:
-                return envelope.model_copy(update={"event_id": type(envelope.event_id)(str(holder))})
-        yield _Command("publish_one", {name: getattr(row, name) for name in _COLUMNS})
+                return envelope.model_copy(update={"event_id": UUID(str(holder))})
+        yield _Command("publish_one", row._asdict())
         return envelope
 
-    def _publish_many(self, events: Sequence[NewEvent]) -> _Steps[list[EventEnvelope]]:
-        now = datetime.now(UTC)
+    def _publish_many(self, events: Sequence[NewEvent]) -> _Steps[list[UUID]]:
+        now = datetime.now(UTC).isoformat()
         rows = [self._row(event, now) for event in events]
         for event in events:
             if event.key is not None:
                 raise FieldError("key", "is given to publish_many", "publish events with a key one by one")
         for start in range(0, len(rows), _MOST_ROWS):
             chunk = rows[start : start + _MOST_ROWS]
-            yield _Command("publish_many", {name: [getattr(row, name) for row in chunk] for name in _COLUMNS})
-        return [envelope_of(event, row) for event, row in zip(events, rows, strict=True)]
+            yield _Command("publish_many", self._columns(chunk, now))
+        return [UUID(row.id) for row in rows]
+
+    def _columns(self, rows: Sequence[OutboxRow], now: str) -> dict[str, object]:
+        """The rows as columns. One that is all default is left to the statement: most are."""
+        columns = dict(zip(OutboxRow._fields, map(list, zip(*rows, strict=True)), strict=True))
+        defaults = _DEFAULTS | {"occurred_at": now, "channel": self._origin.channel}
+        values: dict[str, object] = {
+            name: None if column.count(defaults.get(name)) == len(rows) else column for name, column in columns.items()
+        }
+        if columns["idempotency_key"] == columns["id"]:
+            values["idempotency_key"] = None
+        return values | {
+            "now": now,
+            "default_channel": self._origin.channel,
+            "source": self._origin.source,
+            "generation": self._origin.generation,
+        }
 
     def _move(self, command: _Command) -> _Steps[bool]:
         moved = yield command
@@ -202,15 +216,13 @@ class Publisher:
         }
         return _Command("hold_key", values)
 
-    def _row(self, event: NewEvent, now: datetime | None = None) -> OutboxRow:
+    def _row(self, event: NewEvent, now: str | None = None) -> OutboxRow:
         if event.ordering_key is not None:
             raise FieldError("ordering_key", "is not supported by this version", "leave it out")
         cause = current_context.get()
         return prepare(
             event,
-            source=self.source,
-            generation=self._generation,
-            channel=self._channel,
+            self._origin,
             payload_limit=self._payload_limit,
             trace_context=None if cause is None else cause.trace_context,
             inherited=None if cause is None else inherited_headers(cause.event_id, cause.headers),

@@ -11,6 +11,13 @@ from holdfast.postgres.ddl import MigrationRefused, change, connect, one_at_a_ti
 from holdfast.postgres.ownership import OWNER, ROLES, Facts, inspect
 from holdfast.postgres.queries import Queries
 
+_NOT_DROPPED = (
+    asyncpg.InsufficientPrivilegeError,  # somebody else's to drop
+    asyncpg.DependentObjectsStillExistError,  # taken into use this moment
+    asyncpg.UndefinedObjectError,  # dropped this moment, by an uninstall in another database
+    asyncpg.InternalServerError,  # the same, met half-way: "tuple concurrently deleted"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
@@ -64,8 +71,9 @@ async def uninstall(dsn: str, schema: str = "core") -> Removal:
 
             await change(connection, queries, f"dropping the schema {schema}", work)
             dropped = await _drop_roles(connection, queries)
-            kept = tuple(role for role in ROLES if role in facts.roles and role not in dropped)
-            return Removal(schema, dropped, kept)
+            async with transaction(connection, queries):
+                kept = (await inspect(connection, queries)).roles
+            return Removal(schema, dropped, tuple(kept))
     finally:
         await connection.close()
 
@@ -97,8 +105,8 @@ async def _drop_roles(connection: Any, queries: Queries) -> tuple[str, ...]:
         role = row[0]
         try:
             await _run(connection, queries, f"drop_{role.removeprefix('holdfast_')}")
-        except (asyncpg.InsufficientPrivilegeError, asyncpg.DependentObjectsStillExistError):
-            continue  # somebody else's to drop, or taken into use this moment
+        except _NOT_DROPPED:
+            continue
         dropped.append(role)
     return tuple(dropped)
 

@@ -5,6 +5,7 @@ went, the pipe ends, and `end_with_parent` in the child stops the worker. It nee
 """
 
 import asyncio
+import contextlib
 import os
 import signal
 import threading
@@ -71,7 +72,9 @@ class Supervisor:
             lived = time.monotonic() - started
             if lived >= STEADY_AFTER:
                 wait = FIRST_WAIT
-            self._notice("error", "worker_died", number=number, lived_s=round(lived, 1), restart_in_s=wait, **_end(code))
+            self._notice(
+                "error", "worker_died", number=number, lived_s=round(lived, 1), restart_in_s=wait, **_end(code)
+            )
             try:
                 async with asyncio.timeout(wait):
                     await self._stopping.wait()
@@ -112,10 +115,8 @@ def end_with_parent(lifeline: int, stop: Callable[[], None], patience: float) ->
     """In the child: call `stop` when the parent is gone, and exit when that has not helped after `patience` seconds."""
 
     def watch() -> None:
-        try:
+        with contextlib.suppress(OSError):
             os.read(lifeline, 1)  # nobody ever writes: it returns when the other end is closed
-        except OSError:
-            pass
         stop()
         time.sleep(patience)
         os._exit(1)

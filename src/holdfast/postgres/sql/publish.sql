@@ -14,27 +14,28 @@ VALUES (
     coalesce(:expires_at::text::timestamptz, now() + :expires_in::text::float8 * interval '1 second'));
 
 -- name: publish_many
--- One statement for thousands: the trigger's deferred event is made once, and the rows share one round trip.
+-- One statement for thousands: the trigger's deferred event is made once, and the rows share one round trip. A column
+-- that has its default in every row is not sent at all: unnest fills it up with NULL.
 INSERT INTO core.outbox (
     id, event_type, event_version, occurred_at, source, target, content_class, channel, generation, domain_id,
     payload, headers, idempotency_key, trace_context, priority, ordering_key, dedupe_key,
     available_at, expires_at)
 SELECT
-    id::uuid, event_type, event_version::int, occurred_at::timestamptz, source,
-    target, content_class, channel, generation::bigint, domain_id::uuid,
-    payload::jsonb, headers::jsonb, idempotency_key, trace_context,
-    priority::smallint, ordering_key, dedupe_key,
+    id::uuid, event_type, coalesce(event_version::int, 1), coalesce(occurred_at, :now::text)::timestamptz, :source::text,
+    target, coalesce(content_class, 'operations'), coalesce(channel, :default_channel::text), :generation::text::bigint,
+    domain_id::uuid, payload::jsonb, headers::jsonb, coalesce(idempotency_key, id), trace_context,
+    coalesce(priority::smallint, 1), ordering_key, dedupe_key,
     coalesce(available_at::timestamptz, now() + coalesce(delay::float8, 0) * interval '1 second'),
     coalesce(expires_at::timestamptz, now() + expires_in::float8 * interval '1 second')
 FROM unnest(
-    :id::text[], :event_type::text[], :event_version::text[], :occurred_at::text[], :source::text[],
-    :target::text[], :content_class::text[], :channel::text[], :generation::text[], :domain_id::text[],
+    :id::text[], :event_type::text[], :event_version::text[], :occurred_at::text[],
+    :target::text[], :content_class::text[], :channel::text[], :domain_id::text[],
     :payload::text[], :headers::text[], :idempotency_key::text[], :trace_context::text[],
     :priority::text[], :ordering_key::text[], :dedupe_key::text[],
     :available_at::text[], :delay::text[], :expires_at::text[], :expires_in::text[])
 AS e (
-    id, event_type, event_version, occurred_at, source,
-    target, content_class, channel, generation, domain_id,
+    id, event_type, event_version, occurred_at,
+    target, content_class, channel, domain_id,
     payload, headers, idempotency_key, trace_context,
     priority, ordering_key, dedupe_key,
     available_at, delay, expires_at, expires_in);

@@ -29,12 +29,6 @@ AS $$
 DECLARE
     token uuid := gen_random_uuid();
 BEGIN
-    IF NOT EXISTS (SELECT FROM core.registry WHERE one AND version = p_registry) THEN
-        RETURN QUERY SELECT NULL::uuid, NULL::uuid, NULL, NULL::smallint, NULL::timestamptz, NULL::uuid, NULL,
-            NULL::int, NULL::timestamptz, NULL, NULL, NULL::uuid, NULL::jsonb, NULL, NULL, NULL::jsonb,
-            NULL::int, NULL::float8, NULL::timestamptz, NULL::boolean, NULL::boolean;
-        RETURN;
-    END IF;
     RETURN QUERY
     WITH due AS MATERIALIZED (
         SELECT o.id
@@ -49,7 +43,10 @@ BEGIN
               AND (o.status = 'pending' OR o.lease_expires_at < now())
             ORDER BY o.available_at, o.id
             LIMIT lane.n
-            FOR UPDATE SKIP LOCKED) o)
+            FOR UPDATE SKIP LOCKED) o
+        -- Under the snapshot that shows the rows: in a statement before this one the answer could be older than an
+        -- event which is owed to a handler that was subscribed in between.
+        WHERE EXISTS (SELECT FROM core.registry WHERE one AND version = p_registry))
     UPDATE core.outbox AS o
     SET status = 'in_flight', attempts = o.attempts + 1, claimed_by = p_worker,
         lease_token = token, lease_expires_at = now() + p_lease
@@ -63,6 +60,11 @@ BEGIN
         coalesce((SELECT true FROM core.event_handled h
                   WHERE h.handler_name = p_handlers[array_position(p_routes, o.route)]
                     AND h.idempotency_key = o.idempotency_key LIMIT 1), false);
+    IF NOT FOUND AND NOT EXISTS (SELECT FROM core.registry WHERE one AND version = p_registry) THEN
+        RETURN QUERY SELECT NULL::uuid, NULL::uuid, NULL, NULL::smallint, NULL::timestamptz, NULL::uuid, NULL,
+            NULL::int, NULL::timestamptz, NULL, NULL, NULL::uuid, NULL::jsonb, NULL, NULL, NULL::jsonb,
+            NULL::int, NULL::float8, NULL::timestamptz, NULL::boolean, NULL::boolean;
+    END IF;
 END
 $$;
 
@@ -185,7 +187,7 @@ BEGIN
         SET status = 'failed', failed_at = now(), settled_at = now(),
             failure_reason = mine.reason, last_error = coalesce(mine.error, o.last_error),
             error_signature = mine.signature, first_failed_at = coalesce(o.first_failed_at, now()),
-            deleted_at = CASE WHEN mine.reason = 'expired' THEN now() END,
+            deleted_at = CASE WHEN mine.reason IN ('cancelled', 'expired') THEN now() END,
             handler_name = mine.handler, lease_token = NULL, lease_expires_at = NULL
         FROM mine WHERE o.id = mine.id
         RETURNING o.id)

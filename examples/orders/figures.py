@@ -1,0 +1,135 @@
+"""What the tables say about the demo. Times are the database's."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from uuid import UUID
+
+import asyncpg
+
+from examples.orders.handlers import registry
+
+HANDLERS = sorted(handler.name for handler in registry)
+
+# An event that was not yet split among its handlers owes one delivery to each of them.
+_SNAPSHOT = """
+SELECT count(*) FILTER (WHERE status = 'in_flight') AS in_flight,
+       coalesce(sum(CASE WHEN handler_name IS NULL THEN $2::int ELSE 1 END)
+                FILTER (WHERE status = 'pending'), 0)::int AS waiting,
+       coalesce(extract(epoch FROM clock_timestamp() - min(created_at)), 0)::float8 AS oldest,
+       coalesce(extract(epoch FROM max(lease_expires_at) - clock_timestamp()), 0)::float8 AS lease_left,
+       (SELECT count(*) FROM core.outbox
+        WHERE settled_at >= $1 AND status = 'delivered' AND handler_name <> '*') AS delivered,
+       (SELECT count(*) FROM core.failed) AS failed,
+       (SELECT count(*) FROM orders WHERE placed_at >= $1) AS orders,
+       (SELECT count(*) FROM ledger WHERE recorded_at >= $1) AS ledger,
+       (SELECT count(*) - count(DISTINCT order_id) FROM ledger WHERE recorded_at >= $1) AS ledger_duplicates,
+       EXISTS (SELECT FROM core.workers WHERE pid = $3 AND stopped_at IS NULL AND started_at >= $1) AS worker_ready
+FROM core.outbox WHERE settled_at IS NULL
+"""
+
+# Delivered is what the outbox, the inbox and the ledger all say was delivered.
+_DELIVERED = """
+SELECT o.domain_id
+FROM core.outbox o
+JOIN core.event_handled h ON h.handler_name = o.handler_name AND h.idempotency_key = o.idempotency_key
+WHERE o.domain_id = ANY ($1::uuid[]) AND o.status = 'delivered' AND o.handler_name = ANY ($2::text[])
+GROUP BY o.domain_id
+HAVING count(DISTINCT o.handler_name) = cardinality($2::text[])
+   AND EXISTS (SELECT FROM ledger WHERE order_id = o.domain_id)
+"""
+
+_LATENCIES = """
+SELECT extract(epoch FROM l.recorded_at - o.created_at)::float8 * 1000 AS ms
+FROM core.outbox o JOIN ledger l ON l.order_id = o.domain_id
+WHERE o.handler_name = 'ledger.record_sale'
+  AND EXISTS (SELECT FROM unnest($1::timestamptz[], $2::timestamptz[]) AS calm (since, until)
+              WHERE o.created_at >= calm.since AND o.created_at < calm.until)
+ORDER BY ms
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One moment. Counts are since the demo started, but for what is open."""
+
+    waiting: int = 0
+    in_flight: int = 0
+    delivered: int = 0
+    failed: int = 0
+    oldest: float = 0.0
+    lease_left: float = 0.0
+    orders: int = 0
+    ledger: int = 0
+    ledger_duplicates: int = 0
+    worker_ready: bool = False
+
+    @property
+    def owed(self) -> int:
+        return self.waiting + self.in_flight
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """The reckoning at the end."""
+
+    delivered: int
+    lost: int
+    effect_duplicates: int
+    confirmation_duplicates: int
+
+
+class Figures:
+    """Reads, on a connection of its own."""
+
+    def __init__(self, connection: asyncpg.Connection, since: datetime, sent: Path) -> None:
+        self._connection = connection
+        self._since = since
+        self._sent = sent
+
+    @classmethod
+    async def open(cls, dsn: str, sent: Path) -> "Figures":
+        connection = await asyncpg.connect(dsn, server_settings={"application_name": "orders demo"})
+        return cls(connection, await connection.fetchval("SELECT clock_timestamp()"), sent)
+
+    async def close(self) -> None:
+        await self._connection.close(timeout=2)
+
+    async def now(self) -> datetime:
+        moment: datetime = await self._connection.fetchval("SELECT clock_timestamp()")
+        return moment
+
+    async def snapshot(self, worker_pid: int | None) -> Snapshot:
+        return Snapshot(**await self._connection.fetchrow(_SNAPSHOT, self._since, len(HANDLERS), worker_pid))
+
+    async def account(self, acknowledged: Iterable[UUID]) -> Account:
+        """What became of the orders that the API acknowledged."""
+        orders = set(acknowledged)
+        rows = await self._connection.fetch(_DELIVERED, list(orders), HANDLERS)
+        confirmed = self.confirmations()
+        delivered = {row[0] for row in rows} & confirmed.keys()
+        duplicates = "SELECT count(*) - count(DISTINCT order_id) FROM ledger WHERE recorded_at >= $1"
+        return Account(
+            delivered=len(delivered),
+            lost=len(orders - delivered),
+            effect_duplicates=await self._connection.fetchval(duplicates, self._since),
+            confirmation_duplicates=confirmed.total() - len(confirmed),
+        )
+
+    def confirmations(self) -> Counter[UUID]:
+        """How often each order was confirmed."""
+        if not self._sent.exists():
+            return Counter()
+        return Counter(UUID(line.split(" ", 1)[0]) for line in self._sent.read_text().splitlines())
+
+    async def latencies(self, calm: list[tuple[datetime, datetime]]) -> list[float]:
+        """Milliseconds from publishing to the ledger's handler, for orders placed in calm times, sorted."""
+        since, until = [start for start, _ in calm], [end for _, end in calm]
+        return [row[0] for row in await self._connection.fetch(_LATENCIES, since, until)]
+
+
+def percentile(values: list[float], share: float) -> float | None:
+    """The nearest-rank percentile of sorted values."""
+    return values[min(len(values) - 1, int(share * len(values)))] if values else None

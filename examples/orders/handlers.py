@@ -1,0 +1,40 @@
+"""What follows an order. A worker runs these: `holdfast worker examples.orders.handlers:registry`."""
+
+import asyncio
+import os
+from uuid import UUID
+
+import asyncpg
+from pydantic import BaseModel
+
+from holdfast import EventEnvelope, HandlerRegistry
+
+registry = HandlerRegistry()
+
+
+class OrderPlaced(BaseModel):
+    """What these handlers need of the event; whatever else it carries is ignored."""
+
+    order_id: UUID
+    customer: str
+    total_cents: int
+
+
+@registry.handler("order.placed", name="notifications.send_confirmation")
+async def send_confirmation(event: EventEnvelope, payload: OrderPlaced) -> None:
+    """An effect outside the database: at least once. A worker killed after it and before the settle repeats it."""
+    await asyncio.sleep(0.02)  # mail servers take their time
+    line = f"{payload.order_id} {event.event_id} Thank you, {payload.customer!a}\n"
+    sent = os.open(os.environ["ORDERS_SENT"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        os.write(sent, line.encode())
+    finally:
+        os.close(sent)
+
+
+@registry.handler("order.placed", name="ledger.record_sale")
+async def record_sale(event: EventEnvelope, payload: OrderPlaced, tx: asyncpg.Connection) -> None:
+    """An effect in the database: exactly once. It commits together with the delivery, or not at all."""
+    await tx.execute(
+        "INSERT INTO ledger (order_id, total_cents) VALUES ($1, $2)", payload.order_id, payload.total_cents
+    )

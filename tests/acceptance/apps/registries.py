@@ -1,0 +1,120 @@
+"""The registries that worker processes of the tests run. Each function takes the DSN and returns one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+
+import asyncpg
+
+from holdfast import EventEnvelope, HandlerContext, HandlerRegistry, RetryPolicy
+
+
+def say(**line: object) -> None:
+    # One write: threads and the loop share the pipe.
+    sys.stdout.write(json.dumps(line, default=str) + "\n")
+    sys.stdout.flush()
+
+
+class Outside:
+    """Writes to the table `outside` on a connection of its own, beyond any handler's transaction."""
+
+    def __init__(self, dsn: str) -> None:
+        self._dsn = dsn
+        self._connection: asyncpg.Connection | None = None
+        self._lock = asyncio.Lock()
+
+    async def note(self, event: EventEnvelope, context: HandlerContext) -> None:
+        async with self._lock:
+            if self._connection is None:
+                self._connection = await asyncpg.connect(self._dsn)
+            await self._connection.execute(
+                "INSERT INTO outside (handler, event_id, n, attempt, worker) VALUES ($1, $2, $3, $4, $5)",
+                context.handler_name,
+                event.event_id,
+                event.payload.get("n"),
+                context.attempt,
+                os.getpid(),
+            )
+
+
+def ledger(dsn: str) -> HandlerRegistry:
+    """Transactional: notes the run outside, then the effect in the transaction."""
+    registry, outside = HandlerRegistry(), Outside(dsn)
+
+    @registry.handler("order.placed", name="billing.charge")
+    async def charge(event: EventEnvelope, tx: asyncpg.Connection, context: HandlerContext) -> None:
+        await outside.note(event, context)
+        await asyncio.sleep(0.002)
+        await tx.execute(
+            "INSERT INTO ledger (handler, event_id, n) VALUES ('billing.charge', $1, $2)",
+            event.event_id,
+            event.payload["n"],
+        )
+
+    return registry
+
+
+def slow(dsn: str) -> HandlerRegistry:
+    """Handlers that take as long as the event says."""
+    registry, outside = HandlerRegistry(), Outside(dsn)
+
+    @registry.handler("order.placed", "order.slow", name="billing.slow", timeout=60)
+    async def wait(event: EventEnvelope, context: HandlerContext) -> None:
+        await outside.note(event, context)
+        say(told="handler_started", n=event.payload.get("n"))
+        await asyncio.sleep(event.payload.get("seconds", 0))
+        say(told="handler_finished", n=event.payload.get("n"))
+
+    @registry.handler("order.threaded", name="billing.threaded", timeout=60)
+    def block(event: EventEnvelope) -> None:
+        say(told="handler_started", n=event.payload.get("n"))
+        time.sleep(event.payload["seconds"])
+        say(told="handler_finished", n=event.payload.get("n"))
+
+    return registry
+
+
+def settles_late(dsn: str) -> HandlerRegistry:
+    """Dies after the effect is committed and before the delivery is settled, when the event is new."""
+    registry, outside = HandlerRegistry(), Outside(dsn)
+
+    @registry.handler("order.placed", name="billing.charge")
+    async def charge(event: EventEnvelope, context: HandlerContext) -> None:
+        await outside.note(event, context)
+        if context.attempt == 1 and event.payload["n"] == 0:
+            os._exit(137)
+
+    return registry
+
+
+def crashing(dsn: str) -> HandlerRegistry:
+    """One type of event always kills the process."""
+    registry, outside = HandlerRegistry(), Outside(dsn)
+    policy = RetryPolicy(max_attempts=3, base_delay=0.01, max_delay=0.02)
+
+    @registry.handler("order.deadly", name="billing.deadly", retry=policy)
+    async def deadly(event: EventEnvelope, context: HandlerContext) -> None:
+        await outside.note(event, context)
+        os._exit(137)
+
+    @registry.handler("order.placed", name="billing.charge", retry=policy)
+    async def charge(event: EventEnvelope, context: HandlerContext) -> None:
+        await outside.note(event, context)
+
+    return registry
+
+
+def blocking(dsn: str) -> HandlerRegistry:
+    """Blocks the event loop for as long as the event says."""
+    registry, outside = HandlerRegistry(), Outside(dsn)
+
+    @registry.handler("order.placed", name="billing.blocking")
+    async def block(event: EventEnvelope, context: HandlerContext) -> None:
+        await outside.note(event, context)
+        time.sleep(event.payload["seconds"])
+
+    return registry

@@ -1,0 +1,208 @@
+"""Plans of the hot statements beside a full outbox: 50,000 due rows, a million kept, and crowds in other lanes.
+
+The plans are those that ran, as auto_explain saw them inside the functions. Work is counted in pages, which no noise
+of the machine can move.
+"""
+
+import json
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import asyncpg
+import pytest
+
+from tests.servers import SessionServer, run_coroutine
+
+DUE, KEPT, CROWD = 50_000, 1_000_000, 100_000
+NO_MARK = (datetime(1, 1, 2, tzinfo=UTC), uuid.UUID(int=0))
+
+ROWS = """
+INSERT INTO core.outbox (id, event_type, source, target, payload, idempotency_key, channel, generation, available_at,
+                         status, settled_at, delivered_at, handler_name)
+SELECT i, $1, 'shop', $2, '{"order_id": 1, "lines": [{"sku": "abc", "qty": 2}]}', i::text, 'outbox_default', $3,
+       now() + $4::interval, $5::text, CASE $5::text WHEN 'delivered' THEN now() END,
+       CASE $5::text WHEN 'delivered' THEN now() END, CASE $5::text WHEN 'delivered' THEN 'billing.charge' END
+FROM (SELECT core.uuid7() AS i FROM generate_series(1, $6)) ids
+"""
+
+
+@dataclass
+class Explained:
+    """One statement that ran: its text, and the nodes of its plan."""
+
+    text: str
+    nodes: list[dict[str, Any]]
+
+    def pages(self) -> int:
+        return int(self.nodes[0]["Shared Hit Blocks"] + self.nodes[0]["Shared Read Blocks"])
+
+    def indexes(self) -> set[str]:
+        return {node["Index Name"] for node in self.nodes if "Index Name" in node}
+
+    def scanned_whole(self) -> set[str]:
+        return {node["Relation Name"] for node in self.nodes if node["Node Type"] in ("Seq Scan", "Bitmap Heap Scan")}
+
+    def rows_thrown_away(self) -> int:
+        return sum(node.get("Rows Removed by Filter", 0) for node in self.nodes)
+
+
+def flatten(node: dict[str, Any]) -> list[dict[str, Any]]:
+    return [node, *(each for child in node.get("Plans", []) for each in flatten(child))]
+
+
+class Watched:
+    """A connection that explains every statement inside the functions it calls."""
+
+    def __init__(self, connection: asyncpg.Connection) -> None:
+        self.connection = connection
+        self.explained: list[Explained] = []
+        connection.add_log_listener(self._logged)
+
+    def _logged(self, _connection: object, message: Any) -> None:
+        _, found, plan = message.message.partition("plan:\n")
+        if found:
+            parsed = json.loads(plan)
+            self.explained.append(Explained(parsed["Query Text"], flatten(parsed["Plan"])))
+
+    async def fetch(self, sql: str, *args: object) -> list[asyncpg.Record]:
+        self.explained.clear()
+        rows: list[asyncpg.Record] = await self.connection.fetch(sql, *args)
+        return rows
+
+    def statement(self, fragment: str) -> Explained:
+        (found,) = [each for each in self.explained if fragment in each.text and "SELECT * FROM core." not in each.text]
+        return found
+
+    async def claim(self, route: str, limit: int = 300, handler: str = "billing.charge") -> list[asyncpg.Record]:
+        version = await self.connection.fetchval("SELECT version FROM core.registry")
+        return await self.fetch(
+            "SELECT * FROM core.outbox_claim($1, $2, $3, 'outbox_default', 0, $4, $5, $6, $7, $8, $9)",
+            uuid.uuid4(),
+            timedelta(seconds=30),
+            version,
+            [route],
+            [1],
+            [handler],
+            [limit],
+            [NO_MARK[0]],
+            [NO_MARK[1]],
+        )
+
+
+@pytest.fixture(scope="module")
+def full_dsn(postgres_server: SessionServer) -> Iterator[str]:
+    """Filled without statistics and without a vacuum: the plans must not depend on either."""
+    name = postgres_server.create(schema=True)
+    run_coroutine(lambda: fill(postgres_server.dsn(name)))
+    yield postgres_server.dsn(name)
+    postgres_server.drop(name)
+
+
+async def fill(dsn: str) -> None:
+    connection = await asyncpg.connect(dsn)
+    try:
+        await connection.execute("SET session_replication_role = replica")  # the bell has no part in this
+        await connection.execute("ALTER TABLE core.outbox SET (autovacuum_enabled = off)")
+        zero, earlier = timedelta(0), timedelta(hours=-1)
+        await connection.execute(ROWS, "order.placed", None, 0, earlier, "delivered", KEPT)
+        await connection.execute(ROWS, "nobody.cares", None, 0, earlier, "pending", CROWD)
+        await connection.execute(ROWS, "order.placed", None, 0, timedelta(days=1), "pending", CROWD)
+        await connection.execute(ROWS, "order.placed", "warehouse", 0, earlier, "pending", CROWD)
+        await connection.execute(ROWS, "order.placed", None, 7, earlier, "pending", CROWD)
+        await connection.execute(ROWS, "order.placed", None, 0, zero, "pending", DUE)
+        await connection.execute(
+            "INSERT INTO core.event_handled SELECT 'billing.charge', core.uuid7()::text FROM generate_series(1, $1)", DUE
+        )
+    finally:
+        await connection.close()
+
+
+@pytest.fixture
+async def watched(full_dsn: str) -> AsyncIterator[Watched]:
+    connection = await asyncpg.connect(full_dsn)
+    await connection.execute(
+        """
+        LOAD 'auto_explain'; SET auto_explain.log_min_duration = 0; SET auto_explain.log_nested_statements = on;
+        SET auto_explain.log_analyze = on; SET auto_explain.log_buffers = on; SET auto_explain.log_timing = off;
+        SET auto_explain.log_format = 'json'; SET client_min_messages = 'log'
+        """
+    )
+    yield Watched(connection)
+    await connection.close()
+
+
+async def test_claim_reads_only_its_lane(watched: Watched) -> None:
+    """LSN-1: rows for others, unrouted, delayed and of other generations are never scanned."""
+    assert len(await watched.claim("*/order.placed")) == 300
+    claim = watched.statement("FOR UPDATE SKIP LOCKED")
+    assert claim.scanned_whole() == set()
+    assert {"outbox_lane", "outbox_pkey"} <= claim.indexes()
+    assert claim.rows_thrown_away() == 0
+    # Per row: its lane entry, lock, primary key, new version and inbox probe. The crowd of 400,000 adds nothing.
+    assert claim.pages() < 300 * 30
+
+
+async def test_empty_lane_costs_a_probe(watched: Watched) -> None:
+    """LSN-1: an empty lane beside crowded ones is one descent of the index."""
+    assert await watched.claim("billing.charge") == []
+    assert watched.statement("FOR UPDATE SKIP LOCKED").pages() < 20
+
+
+async def test_settle_looks_up_by_primary_key(watched: Watched) -> None:
+    """LSN-3: settling touches the rows it names, in an inbox and an outbox of any size."""
+    rows = await watched.claim("*/order.placed")
+    ids, tokens = [row["id"] for row in rows], [row["lease_token"] for row in rows]
+    lost = await watched.fetch("SELECT core.outbox_deliver($1, $2, $3, true)", ids, tokens, ["billing.charge"] * len(ids))
+    assert lost == []
+    settle = watched.statement("status = 'delivered'")
+    assert settle.scanned_whole() == set()
+    assert settle.indexes() == {"outbox_pkey"}
+    assert settle.pages() < 300 * 40
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "core.outbox_retry($1, $2, array_fill('billing.charge'::text, ARRAY[100]), array_fill('1h'::interval, ARRAY[100]), "
+        "array_fill('boom'::text, ARRAY[100]))",
+        "core.outbox_fail($1, $2, array_fill('billing.charge'::text, ARRAY[100]), array_fill('rejected'::text, ARRAY[100]), "
+        "array_fill('boom'::text, ARRAY[100]), array_fill('sig'::text, ARRAY[100]))",
+        "core.outbox_release($1, $2, array_fill('0'::interval, ARRAY[100]))",
+        "core.outbox_extend($1, $2, '30 s')",
+    ],
+    ids=["retry", "fail", "release", "extend"],
+)
+async def test_every_other_fenced_statement_too(watched: Watched, call: str) -> None:
+    """LSN-3: retry, fail, release and extend look up by primary key as well."""
+    rows = await watched.claim("*/order.placed", limit=100)
+    lost = await watched.fetch(f"SELECT {call}", [row["id"] for row in rows], [row["lease_token"] for row in rows])
+    assert lost == []
+    inner = [each for each in watched.explained if "core.outbox o" in each.text and "SELECT core." not in each.text]
+    assert inner
+    for statement in inner:
+        assert statement.scanned_whole() == set(), statement.text
+        assert statement.indexes() == {"outbox_pkey"}
+        assert statement.pages() < 100 * 40
+
+
+async def test_due_in_and_lanes_probe(watched: Watched) -> None:
+    """PUB-2, LSN-7: what an idle worker asks costs a few pages, whatever the backlog."""
+    await watched.fetch("SELECT core.outbox_due_in('outbox_default', 0, '{*/order.placed,billing.charge}', '{1,1}')")
+    due = watched.statement("min(next.available_at)")
+    assert due.scanned_whole() == set() and due.pages() < 30
+    rows = await watched.fetch("SELECT core.outbox_lanes('outbox_default', 0)")
+    assert {row[0] for row in rows} >= {"*/order.placed", "*/nobody.cares", "warehouse/order.placed"}
+    lanes = watched.statement("WITH RECURSIVE lane")
+    assert lanes.scanned_whole() == set() and lanes.pages() < 100
+
+
+async def test_dead_letters_beside_a_million_delivered(watched: Watched) -> None:
+    """DLQ-1: the dead-letter queue is read through its index."""
+    rows = await watched.fetch("SELECT id, handler_name, last_error FROM core.failed ORDER BY failed_at DESC LIMIT 50")
+    assert len(rows) <= 50
+    (query,) = watched.explained
+    assert query.indexes() == {"outbox_dlq"}
+    assert query.pages() < 500

@@ -1,0 +1,636 @@
+"""Claiming, extending, settling: what the functions of the delivery do to a row, and what they refuse to do."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+import uuid
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+import asyncpg
+import pytest
+
+from tests.outbox import CHANNEL, EVENT, HANDLER, LANE, NOBODY, Held, Lane, Outbox, connect
+
+Settle = Callable[[Outbox, Held], Awaitable[list[UUID]]]
+SETTLES: dict[str, Settle] = {
+    "deliver": lambda outbox, held: outbox.deliver(held),
+    "deliver_duplicate": lambda outbox, held: outbox.deliver(held, record=False),
+    "retry": lambda outbox, held: outbox.retry(held),
+    "fail": lambda outbox, held: outbox.fail(held),
+    "release": lambda outbox, held: outbox.release(held),
+    "snooze": lambda outbox, held: outbox.release(held, delay=5),
+    "extend": lambda outbox, held: outbox.extend(held),
+}
+
+
+@pytest.fixture
+async def other(shared_dsn: str) -> AsyncIterator[Outbox]:
+    connection = await connect(shared_dsn)
+    yield Outbox(connection)
+    await connection.close()
+
+
+async def inbox(outbox: Outbox) -> list[tuple[str, str]]:
+    rows = await outbox.connection.fetch("SELECT handler_name, idempotency_key FROM core.event_handled ORDER BY 1, 2")
+    return [(row[0], row[1]) for row in rows]
+
+
+# --- claiming ---
+
+
+async def test_a_claim_leases_the_row_and_counts_the_attempt(outbox: Outbox) -> None:
+    """LSN-1, LSN-3: one UPDATE; the lease runs on the database's clock, and the attempt counts from the claim on."""
+    id = await outbox.insert(payload={"n": 1}, headers={"a": "b"}, domain_id=uuid.uuid4(), trace_context="00-1")
+    worker = uuid.uuid4()
+    [claimed] = await outbox.claim(worker=worker, lease=30)
+    row = await outbox.row(id)
+    assert row["status"] == "in_flight"
+    assert (row["attempts"], row["claimed_by"]) == (1, worker)
+    assert row["lease_token"] == claimed["lease_token"]
+    left = row["lease_expires_at"] - await outbox.value("SELECT now()")
+    assert timedelta(seconds=29) < left <= timedelta(seconds=30)
+    same = set(claimed.keys()) & set(row.keys())
+    assert {name: claimed[name] for name in same} == {name: row[name] for name in same}
+    assert (claimed["failing_for"], claimed["handled"], claimed["expired"]) == (None, False, None)
+    assert await outbox.claim() == []
+
+
+async def test_every_claim_has_a_token_of_its_own(outbox: Outbox) -> None:
+    """LSN-3: a fresh random token per claim, never the last one again."""
+    await outbox.insert_many(30)
+    tokens = {row["lease_token"] for _ in range(3) for row in await outbox.claim()}
+    assert len(tokens) == 3
+    assert {token.version for token in tokens} == {4}
+
+
+async def test_an_expired_lease_is_claimed_again_and_fences_the_old_one(outbox: Outbox) -> None:
+    """LSN-3: the crashed worker's row comes back by itself, with the attempt of the crash counted."""
+    before = await outbox.held()
+    assert await outbox.claim() == []
+    await outbox.expire_lease(before.id)
+    [claimed] = await outbox.claim()
+    assert claimed["id"] == before.id
+    assert claimed["lease_token"] != before.token
+    assert claimed["attempts"] == 2
+    after = await outbox.row(before.id)
+    for name, settle in SETTLES.items():
+        assert await settle(outbox, before) == [before.id], name
+        assert await outbox.row(before.id) == after, name
+    assert await inbox(outbox) == []
+
+
+async def test_an_expired_lease_is_still_its_holders_until_somebody_claims_it(outbox: Outbox) -> None:
+    """LSN-3: late is not lost; the token decides, not the clock."""
+    held = await outbox.held()
+    await outbox.expire_lease(held.id)
+    assert await outbox.deliver(held) == []
+    assert await outbox.states(held.id) == ["delivered"]
+
+
+async def test_a_worker_that_crashes_every_time_uses_up_its_attempts(outbox: Outbox) -> None:
+    """LSN-3, DLQ-1: attempts are counted at the claim, so a handler that kills its worker is counted too."""
+    id = await outbox.insert()
+    for attempt in range(1, 7):
+        [claimed] = await outbox.claim()
+        assert (claimed["id"], claimed["attempts"]) == (id, attempt)
+        await outbox.expire_lease(id)
+
+
+async def test_only_due_rows_are_claimed(outbox: Outbox) -> None:
+    """PUB-2, LSN-1: neither delayed, settled nor held ones."""
+    due = await outbox.insert()
+    await outbox.value("SELECT now()")
+    now = datetime.now(UTC)
+    await outbox.insert(available_at=now + timedelta(hours=1))
+    settled = await outbox.held(channel="other")
+    await outbox.deliver(settled)
+    await outbox.failed(channel="other")
+    assert [row["id"] for row in await outbox.claim()] == [due]
+
+
+async def test_channels_generations_and_routes_are_kept_apart(outbox: Outbox) -> None:
+    """E9, GEN-1, OBX-4: what another generation, channel or context is owed is not claimed and burns no attempt."""
+    await outbox.connection.execute("INSERT INTO core.deployments (generation) VALUES (7)")
+    mine = await outbox.insert(generation=0, channel=CHANNEL)
+    foreign = [
+        await outbox.insert(),  # generation 7, on its own channel
+        await outbox.insert(generation=7, channel=CHANNEL),
+        await outbox.insert(generation=0, channel="outbox_slow"),
+        await outbox.insert(generation=0, channel=CHANNEL, target="shipping"),
+        await outbox.insert(generation=0, channel=CHANNEL, event_type="order.paid"),
+        await outbox.insert(generation=0, channel=CHANNEL, handler_name="shipping.send"),
+    ]
+    assert [row["id"] for row in await outbox.claim()] == [mine]
+    for id in foreign:
+        row = await outbox.row(id)
+        assert (row["status"], row["attempts"], row["lease_token"]) == ("pending", 0, None)
+    for id, channel, generation, route in [
+        (foreign[0], "outbox_gen_7", 7, LANE),
+        (foreign[1], CHANNEL, 7, LANE),
+        (foreign[2], "outbox_slow", 0, LANE),
+        (foreign[3], CHANNEL, 0, f"shipping/{EVENT}"),
+        (foreign[4], CHANNEL, 0, "*/order.paid"),
+        (foreign[5], CHANNEL, 0, "shipping.send"),
+    ]:
+        found = await outbox.claim(Lane(route), channel=channel, generation=generation)
+        assert [row["id"] for row in found] == [id]
+
+
+async def test_lanes_give_their_oldest_rows_up_to_their_limits(outbox: Outbox) -> None:
+    """LSN-10: priorities are lanes with limits of their own, oldest first within each."""
+    ids = {p: await outbox.insert_many(5, priority=str(p), available_at="now() - n * interval '1 s'") for p in range(3)}
+    claimed = await outbox.claim(Lane(priority=0, limit=2), Lane(priority=1, limit=1), Lane(priority=2, limit=9))
+    by_priority = {p: {row["id"] for row in claimed if row["priority"] == p} for p in range(3)}
+    # The higher n is, the longer the row has been due.
+    assert by_priority == {0: {ids[0][4], ids[0][3]}, 1: {ids[1][4]}, 2: set(ids[2])}
+
+
+async def test_a_mark_hides_what_lies_before_it(outbox: Outbox) -> None:
+    """LSN-1: the low-water mark is the pair (available_at, id), and the row it names is still claimed."""
+    ids = sorted(await outbox.insert_many(4))
+    at = (await outbox.row(ids[2]))["available_at"]
+    claimed = await outbox.claim(Lane(mark=(at, ids[2])))
+    assert sorted(row["id"] for row in claimed) == ids[2:]
+    assert sorted(row["id"] for row in await outbox.claim()) == ids[:2]
+
+
+async def test_a_locked_row_is_skipped_and_not_waited_for(outbox: Outbox, other: Outbox) -> None:
+    """LSN-1: FOR UPDATE SKIP LOCKED."""
+    ids = sorted(await outbox.insert_many(3))
+    async with other.connection.transaction():
+        await other.value("SELECT id FROM core.outbox WHERE id = $1 FOR UPDATE", ids[0])
+        async with asyncio.timeout(5):
+            assert sorted(row["id"] for row in await outbox.claim()) == ids[1:]
+    assert [row["id"] for row in await outbox.claim()] == ids[:1]
+
+
+async def test_concurrent_claims_share_the_rows(outbox: Outbox, shared_dsn: str) -> None:
+    """LSN-1: every row has one claimer."""
+    ids = await outbox.insert_many(400)
+    workers = [Outbox(await connect(shared_dsn)) for _ in range(4)]
+
+    async def drain(worker: Outbox) -> list[UUID]:
+        mine: list[UUID] = []
+        while rows := await worker.claim(Lane(limit=7), registry=1):
+            mine += [row["id"] for row in rows]
+        return mine
+
+    try:
+        taken = await asyncio.gather(*map(drain, workers))
+    finally:
+        for worker in workers:
+            await worker.connection.close()
+    assert sorted(id for mine in taken for id in mine) == sorted(ids)
+    assert sum(1 for mine in taken if mine) > 1
+
+
+async def test_an_outdated_registry_claims_nothing(outbox: Outbox) -> None:
+    """LSN-7: one row without an id says so; the row itself is untouched."""
+    id = await outbox.insert()
+    version = await outbox.registry()
+    [answer] = await outbox.claim(registry=version + 1)
+    assert set(answer.values()) == {None}
+    row = await outbox.row(id)
+    assert (row["status"], row["attempts"]) == ("pending", 0)
+
+
+async def test_a_subscription_that_arrives_during_a_claim_is_not_overlooked(outbox: Outbox, shared_dsn: str) -> None:
+    """LSN-7: a claim decides by the registry and the rows of one moment.
+
+    The claim is held up between its first look at the registry and its rows. Meanwhile a second handler is
+    subscribed, and then an event is published: both are owed it, so the claim planned for one must not have it.
+    """
+    holder, worker = await connect(shared_dsn), Outbox(await connect(shared_dsn))
+    try:
+        await outbox.subscribe(HANDLER, EVENT)
+        version = await outbox.registry()
+        transaction = holder.transaction()
+        await transaction.start()
+        await holder.execute("LOCK TABLE core.outbox IN ACCESS EXCLUSIVE MODE")
+        claim = asyncio.create_task(worker.claim(registry=version))
+        await outbox.somebody_waits()
+        await outbox.subscribe("shipping.send", EVENT)
+        id = await Outbox(holder).insert()
+        await transaction.commit()
+        assert [row["id"] for row in await claim if row["id"]] == []
+        assert await outbox.states(id) == ["pending"]
+        assert await outbox.split(LANE) == 1
+        siblings = await outbox.connection.fetch("SELECT handler_name FROM core.outbox WHERE origin_id = $1", id)
+        assert {row[0] for row in siblings} == {HANDLER, "shipping.send"}
+    finally:
+        await holder.close()
+        await worker.connection.close()
+
+
+async def test_a_claim_says_what_was_handled_already(outbox: Outbox) -> None:
+    """LSN-6: per handler and idempotency key, whichever row it came with."""
+    first = await outbox.held(idempotency_key="k")
+    await outbox.deliver(first)
+    await outbox.insert(idempotency_key="k")
+    await outbox.insert(idempotency_key="k", event_type="order.paid")
+    await outbox.insert(idempotency_key="k2")
+    rows = await outbox.claim(Lane(), Lane("*/order.paid", handler="shipping.send"))
+    assert {(row["route"], row["idempotency_key"]): row["handled"] for row in rows} == {
+        (LANE, "k"): True,
+        ("*/order.paid", "k"): False,
+        (LANE, "k2"): False,
+    }
+
+
+async def test_a_claim_says_what_has_expired(outbox: Outbox) -> None:
+    """PUB-2: expiry is judged by the database's clock at the claim."""
+    now = await outbox.value("SELECT now()")
+    past = await outbox.insert(expires_at=now - timedelta(seconds=1))
+    future = await outbox.insert(expires_at=now + timedelta(hours=1))
+    assert {row["id"]: row["expired"] for row in await outbox.claim()} == {past: True, future: False}
+
+
+async def test_a_claim_says_how_long_the_event_has_been_failing(outbox: Outbox) -> None:
+    """RTY-1: max_total_delay needs it."""
+    held = await outbox.held()
+    await outbox.retry(held)
+    await outbox.connection.execute(
+        "UPDATE core.outbox SET first_failed_at = first_failed_at - interval '90 seconds' WHERE id = $1", held.id
+    )
+    [row] = await outbox.claim(Lane(HANDLER))
+    assert 90 <= row["failing_for"] < 100
+
+
+# --- the fence ---
+
+
+@pytest.mark.parametrize("name", SETTLES)
+async def test_a_foreign_token_changes_nothing(outbox: Outbox, name: str) -> None:
+    """S4, LSN-3: a wrong token is answered with the id, whatever state the row is in."""
+    held = await outbox.held()
+    rows = {
+        "in_flight": held.id,
+        "delivered": (await outbox.held()).id,
+        "failed": await outbox.failed(),
+        "pending": await outbox.insert(),
+    }
+    delivered = await outbox.row(rows["delivered"])
+    await outbox.deliver(Held(delivered["id"], delivered["lease_token"]))
+    for status, id in rows.items():
+        before = await outbox.row(id)
+        assert before["status"] == status
+        assert await SETTLES[name](outbox, Held(id, NOBODY)) == [id], status
+        assert await outbox.row(id) == before, status
+    assert await SETTLES[name](outbox, Held(NOBODY, held.token)) == [NOBODY]
+
+
+@pytest.mark.parametrize("name", SETTLES)
+async def test_of_a_batch_only_the_lost_are_answered(outbox: Outbox, name: str) -> None:
+    """LSN-3: a lost lease in a batch costs nobody else anything."""
+    await outbox.insert_many(5)
+    held = await outbox.hold()
+    lost = [held[1]._replace(token=NOBODY), held[3]._replace(token=NOBODY)]
+    batch = [held[0], lost[0], held[2], lost[1], held[4]]
+    random.shuffle(batch)
+    calls: dict[str, Callable[..., Awaitable[list[UUID]]]] = {
+        "deliver": outbox.deliver,
+        "deliver_duplicate": lambda *held: outbox.deliver(*held, record=False),
+        "retry": outbox.retry,
+        "fail": outbox.fail,
+        "release": outbox.release,
+        "snooze": lambda *held: outbox.release(*held, delay=5),
+        "extend": outbox.extend,
+    }
+    assert sorted(await calls[name](*batch)) == sorted(each.id for each in lost)
+    assert await outbox.states(*(each.id for each in lost)) == ["in_flight", "in_flight"]
+
+
+@pytest.mark.parametrize("first", [name for name in SETTLES if name != "extend"])
+async def test_a_settle_that_is_sent_twice_is_done_once(outbox: Outbox, first: str) -> None:
+    """LSN-3: the answer to the first was lost on the way, and the worker asks again."""
+    held = await outbox.held()
+    assert await SETTLES[first](outbox, held) == []
+    settled = await outbox.row(held.id)
+    for name, settle in SETTLES.items():
+        assert await settle(outbox, held) == [held.id], name
+        assert await outbox.row(held.id) == settled, name
+
+
+async def test_an_empty_batch_is_no_error(outbox: Outbox) -> None:
+    assert await outbox.deliver() == await outbox.retry() == await outbox.fail() == []
+    assert await outbox.release() == await outbox.extend() == []
+
+
+# --- settling ---
+
+
+async def test_extending_moves_the_end_of_the_lease(outbox: Outbox) -> None:
+    """LSN-3: from the database's now on, with the same token and attempt."""
+    held = await outbox.held()
+    await outbox.expire_lease(held.id)
+    assert await outbox.extend(held, lease=120) == []
+    row = await outbox.row(held.id)
+    assert row["lease_expires_at"] - await outbox.value("SELECT now()") > timedelta(seconds=119)
+    assert (row["lease_token"], row["attempts"]) == (held.token, 1)
+    assert await outbox.claim() == []
+
+
+async def test_delivering_settles_the_row_and_writes_the_inbox(outbox: Outbox) -> None:
+    """LSN-3, LSN-6: both in one statement."""
+    held = await outbox.held(idempotency_key="k")
+    assert await outbox.deliver(held) == []
+    row = await outbox.row(held.id)
+    assert (row["status"], row["handler_name"], row["attempts"]) == ("delivered", HANDLER, 1)
+    assert row["delivered_at"] == row["settled_at"] is not None
+    assert (row["lease_token"], row["lease_expires_at"]) == (None, None)
+    assert row["claimed_by"] is not None, "operators ask who delivered it"
+    assert await inbox(outbox) == [(HANDLER, "k")]
+
+
+async def test_a_duplicate_is_settled_without_a_second_inbox_row(outbox: Outbox) -> None:
+    """PUB-5, LSN-6: the same key published twice, delivered in one batch, apart, and without recording."""
+    for key in ("k", "k", "k", "other"):
+        await outbox.insert(idempotency_key=key)
+    held = await outbox.hold()
+    assert await outbox.deliver(held[0], held[1], held[3]) == []
+    assert await outbox.deliver(held[2], record=False) == []
+    assert await outbox.states(*(each.id for each in held)) == ["delivered"] * 4
+    assert await inbox(outbox) == [(HANDLER, "k"), (HANDLER, "other")]
+    again = await outbox.held(idempotency_key="k")
+    assert await outbox.deliver(again) == []
+    assert len(await inbox(outbox)) == 2
+
+
+async def test_a_duplicate_that_is_settled_at_the_same_moment_waits_for_the_first(
+    outbox: Outbox, other: Outbox
+) -> None:
+    """PUB-5, E1: two rows with one key, two workers: one inbox row, both rows settled, no error."""
+    for _ in range(2):
+        await outbox.insert(idempotency_key="k")
+    one, two = await outbox.hold()
+    async with outbox.connection.transaction():
+        await outbox.deliver(one)
+        second = asyncio.create_task(other.deliver(two))
+        await outbox.somebody_waits()
+    async with asyncio.timeout(10):
+        assert await second == []
+    assert await outbox.states(one.id, two.id) == ["delivered", "delivered"]
+    assert await inbox(outbox) == [(HANDLER, "k")]
+
+
+async def test_retrying_returns_the_row_to_its_handlers_lane(outbox: Outbox) -> None:
+    """RTY-1: the delay runs on the database's clock, the first failure is kept, the attempt stays counted."""
+    held = await outbox.held()
+    assert await outbox.retry(held, delay=30, error="one") == []
+    row = await outbox.row(held.id)
+    now = await outbox.value("SELECT now()")
+    assert (row["status"], row["attempts"], row["last_error"]) == ("pending", 1, "one")
+    assert (row["handler_name"], row["route"]) == (HANDLER, HANDLER)
+    assert (row["claimed_by"], row["lease_token"], row["lease_expires_at"]) == (None, None, None)
+    assert timedelta(seconds=29) < row["available_at"] - now <= timedelta(seconds=30)
+    first = row["first_failed_at"]
+    await outbox.connection.execute("UPDATE core.outbox SET available_at = now()")
+    [again] = await outbox.hold(Lane(HANDLER))
+    await outbox.retry(again, error="two")
+    row = await outbox.row(held.id)
+    assert (row["first_failed_at"], row["attempts"], row["last_error"]) == (first, 2, "two")
+
+
+@pytest.mark.parametrize("reason", ["max_deliveries", "retry_terminal", "rejected", "cancelled", "expired"])
+async def test_failing_keeps_the_reason(outbox: Outbox, reason: str) -> None:
+    """DLQ-1, DLQ-5: a dead letter has a reason, an error and a signature; what is nobody's to put right is no
+    dead letter."""
+    held = await outbox.held()
+    assert await outbox.fail(held, reason=reason, error="boom", signature="ValueError:1") == []
+    row = await outbox.row(held.id)
+    assert (row["status"], row["failure_reason"], row["last_error"]) == ("failed", reason, "boom")
+    assert (row["error_signature"], row["handler_name"], row["attempts"]) == ("ValueError:1", HANDLER, 1)
+    assert row["failed_at"] == row["settled_at"] == row["first_failed_at"] is not None
+    assert (row["lease_token"], row["lease_expires_at"], row["delivered_at"]) == (None, None, None)
+    listed = await outbox.connection.fetch("SELECT id, event_id FROM core.failed")
+    literal = await outbox.connection.fetch("SELECT id FROM core.outbox WHERE status = 'failed' AND deleted_at IS NULL")
+    if reason in ("cancelled", "expired"):
+        assert row["deleted_at"] == row["failed_at"]
+        assert listed == literal == []
+    else:
+        assert row["deleted_at"] is None
+        assert [tuple(each) for each in listed] == [(held.id, held.id)]
+        assert [each["id"] for each in literal] == [held.id]
+    assert await inbox(outbox) == []
+
+
+async def test_failing_without_an_error_keeps_the_last_one(outbox: Outbox) -> None:
+    """DLQ-1: max_deliveries means that the handler was not invoked; what it said before is worth keeping."""
+    held = await outbox.held()
+    await outbox.retry(held, error="the last words")
+    [again] = await outbox.hold(Lane(HANDLER))
+    await outbox.fail(again, reason="max_deliveries", error=None, signature=None)
+    assert (await outbox.row(held.id))["last_error"] == "the last words"
+
+
+async def test_an_unknown_reason_is_refused_as_a_whole(outbox: Outbox) -> None:
+    """S4: an illegal transition is an error, and nothing of its batch is written."""
+    await outbox.insert_many(2)
+    held = await outbox.hold()
+    for reason in ("whatever", "", None):
+        with pytest.raises(asyncpg.CheckViolationError):
+            await outbox.fail(*held, reason=reason)  # type: ignore[arg-type]
+    assert await outbox.states(*(each.id for each in held)) == ["in_flight", "in_flight"]
+
+
+async def test_giving_back_burns_no_attempt(outbox: Outbox) -> None:
+    """LSN-4: the row is as if it had never been claimed, in its old place."""
+    id = await outbox.insert()
+    before = await outbox.row(id)
+    [held] = await outbox.hold()
+    assert await outbox.release(held) == []
+    assert await outbox.row(id) == before
+    [held] = await outbox.hold()
+    assert (await outbox.row(id))["attempts"] == 1
+
+
+async def test_snoozing_delays_and_burns_no_attempt(outbox: Outbox) -> None:
+    """LSN-8: like giving back, but due later, and still in the lane of its event."""
+    held = await outbox.held()
+    assert await outbox.release(held, delay=30) == []
+    row = await outbox.row(held.id)
+    left = row["available_at"] - await outbox.value("SELECT now()")
+    assert timedelta(seconds=29) < left <= timedelta(seconds=30)
+    assert (row["status"], row["attempts"], row["handler_name"], row["last_error"]) == ("pending", 0, None, None)
+
+
+async def test_giving_back_tells_the_others_to_look_again(outbox: Outbox, other: Outbox) -> None:
+    """LSN-4: the rows lie below the other workers' marks, so each channel gets one `rescan`."""
+    heard: list[tuple[str, str]] = []
+    told = asyncio.Event()
+
+    def hear(_connection: object, _pid: int, channel: str, text: object) -> None:
+        heard.append((channel, str(text)))
+        if channel == "done":
+            told.set()
+
+    for channel in (CHANNEL, "outbox_slow", "done"):
+        await other.connection.add_listener(channel, hear)
+    try:
+        await outbox.connection.execute("SET holdfast.notify = 'off'")  # no bell for the inserts
+        held = [await outbox.held() for _ in range(3)] + [await outbox.held(channel="outbox_slow")]
+        await outbox.release(*held)
+        await outbox.release(held[0])  # lost: nothing to tell
+        await outbox.connection.execute("NOTIFY done")
+        async with asyncio.timeout(5):
+            await told.wait()
+    finally:
+        await other.connection.reset()
+        await outbox.connection.execute("RESET holdfast.notify")
+    assert sorted(heard) == [("done", ""), (CHANNEL, "rescan"), ("outbox_slow", "rescan")]
+
+
+# --- transactional handlers ---
+
+
+async def test_a_transactional_handlers_writes_settle_with_it(outbox: Outbox, other: Outbox) -> None:
+    """LSN-5, LSN-6: inbox row, effects and settle are visible together or not at all."""
+    held = await outbox.held(idempotency_key="k")
+    transaction = outbox.connection.transaction()
+    await transaction.start()
+    assert await outbox.enter(held) == "run"
+    assert await outbox.leave(held) is True
+    assert await inbox(other) == []
+    assert await other.states(held.id) == ["in_flight"]
+    await transaction.commit()
+    assert await inbox(other) == [(HANDLER, "k")]
+    row = await other.row(held.id)
+    assert (row["status"], row["handler_name"], row["lease_token"]) == ("delivered", HANDLER, None)
+
+
+async def test_a_transactional_handler_that_fails_leaves_no_inbox_row(outbox: Outbox) -> None:
+    """E2: rolled back with the handler, so the retry runs."""
+    held = await outbox.held(idempotency_key="k")
+    transaction = outbox.connection.transaction()
+    await transaction.start()
+    assert await outbox.enter(held) == "run"
+    await transaction.rollback()
+    assert await inbox(outbox) == []
+    assert await outbox.retry(held) == []
+
+
+async def test_entering_tells_duplicates_and_lost_leases(outbox: Outbox) -> None:
+    """LSN-5, LSN-6: a duplicate is settled without running, a lost lease does nothing."""
+    first = await outbox.held(idempotency_key="k")
+    await outbox.deliver(first)
+    duplicate = await outbox.held(idempotency_key="k")
+    async with outbox.connection.transaction():
+        assert await outbox.enter(duplicate) == "duplicate"
+        assert await outbox.leave(duplicate) is True
+    assert await outbox.states(duplicate.id) == ["delivered"]
+    async with outbox.connection.transaction():
+        for lost in (first, Held(duplicate.id, NOBODY), Held(NOBODY, duplicate.token)):
+            assert await outbox.enter(lost) == "lost"
+            assert await outbox.leave(lost) is False
+    assert await inbox(outbox) == [(HANDLER, "k")]
+
+
+async def test_a_row_inside_a_transactional_handler_is_neither_claimed_nor_lost(outbox: Outbox, other: Outbox) -> None:
+    """LSN-3, LSN-5: its lock protects it from claims, even when the heartbeat cannot extend its lease."""
+    held = await outbox.held()
+    await outbox.expire_lease(held.id)
+    async with outbox.connection.transaction():
+        assert await outbox.enter(held) == "run"
+        async with asyncio.timeout(5):
+            assert await other.claim() == []
+            assert await other.extend(held) == []
+            assert await other.replay(held.id) == 0
+        assert await outbox.leave(held) is True
+
+
+async def test_a_heartbeat_does_not_break_a_repeatable_read_handler(outbox: Outbox, other: Outbox) -> None:
+    """LSN-5: under REPEATABLE READ a row that changes after the snapshot would fail the settle with 40001."""
+    held = await outbox.held()
+    async with outbox.connection.transaction(isolation="repeatable_read"):
+        assert await outbox.enter(held) == "run"
+        assert await other.extend(held, lease=300) == []
+        assert await outbox.leave(held) is True
+    assert await outbox.states(held.id) == ["delivered"]
+
+
+async def test_a_silent_transaction_is_ended_by_the_server(outbox: Outbox) -> None:
+    """LSN-5: a handler's limits are the server's too, and only for its transaction."""
+    held = await outbox.held()
+    async with outbox.connection.transaction():
+        await outbox.enter(held, idle=7.25)
+        assert await outbox.value("SHOW idle_in_transaction_session_timeout") == "7250ms"
+        assert await outbox.value("SHOW lock_timeout") == "5s"
+        await outbox.leave(held)
+    assert await outbox.value("SHOW idle_in_transaction_session_timeout") == "0"
+    assert await outbox.value("SHOW lock_timeout") == "0"
+
+
+# --- many at once ---
+
+
+async def test_overlapping_settles_never_deadlock(outbox: Outbox, shared_dsn: str) -> None:
+    """B12: eight connections settle, extend and replay the same rows in random order: no 40P01, and no row lost."""
+    ids = await outbox.insert_many(60, idempotency_key="'k' || n % 15")
+    sessions = [Outbox(await connect(shared_dsn)) for _ in range(8)]
+    known = {id: Held(id, NOBODY) for id in ids}
+    actions = ("claim", "claim", "fail", "fail", "retry", "release", "extend", "deliver", "replay", "replay")
+    lanes = (Lane(limit=60), Lane(HANDLER, limit=60))
+    counts: Counter[str] = Counter()
+    faults: list[str] = []
+    deadline = time.monotonic() + 3.0
+
+    async def churn(session: Outbox, choose: random.Random) -> None:
+        while time.monotonic() < deadline:
+            action = choose.choice(actions)
+            # Few are delivered, which is for good, and many fail, which a replay undoes.
+            batch = choose.sample(list(known.values()), 2 if action == "deliver" else 40)
+            if action == "claim":
+                claimed = await session.hold(*lanes, registry=1)
+                known.update((held.id, Held(held.id, held.token)) for held in claimed)
+                counts[action] += len(claimed)
+            elif action == "replay":
+                async with session.connection.transaction():
+                    for held in batch:
+                        counts[action] += await session.replay(held.id)
+            else:
+                counts[action] += len(batch) - len(await getattr(session, action)(*batch))
+
+    async def guarded(session: Outbox, seed: int) -> None:
+        while time.monotonic() < deadline:
+            try:
+                await churn(session, random.Random(seed))
+            except asyncpg.PostgresError as error:
+                faults.append(f"{error.sqlstate} {error}")
+
+    try:
+        await asyncio.gather(*(guarded(session, seed) for seed, session in enumerate(sessions)))
+    finally:
+        for session in sessions:
+            await session.connection.close()
+    assert faults == []
+    assert counts.keys() == set(actions), counts
+    assert min(counts["claim"], counts["fail"], counts["replay"]) > 60, counts
+    assert await outbox.value("SELECT count(*) FROM core.outbox") == len(ids)
+    delivered = await outbox.connection.fetch(
+        "SELECT DISTINCT idempotency_key FROM core.outbox WHERE status = 'delivered'"
+    )
+    assert await inbox(outbox) == sorted((HANDLER, row[0]) for row in delivered)
+
+
+async def test_the_same_keys_in_opposite_order_never_deadlock(outbox: Outbox, shared_dsn: str) -> None:
+    """B12, PUB-5: inbox rows are written in the order of their keys, whatever the order of the events."""
+    sessions = [Outbox(await connect(shared_dsn)) for _ in range(2)]
+    try:
+        for number in range(6):
+            batches = []
+            for start, key in ((0, "n"), (500, "501 - n")):
+                # Ids that grow with n, so that one batch meets the keys rising and the other falling.
+                id = f"lpad(to_hex(n + {start + 1000 * number}), 32, '0')::uuid"
+                await outbox.insert_many(500, id=id, idempotency_key=f"'{number}-' || {key}")
+                batches.append(await outbox.hold(Lane(limit=500)))
+            settles = (session.deliver(*batch) for session, batch in zip(sessions, batches, strict=True))
+            assert await asyncio.gather(*settles) == [[], []]
+    finally:
+        for session in sessions:
+            await session.connection.close()
+    assert len(await inbox(outbox)) == 6 * 500

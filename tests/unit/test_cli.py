@@ -1,0 +1,369 @@
+"""The command line (OPS-1): exit codes, two-line errors, and no password in what it prints (S8)."""
+
+from __future__ import annotations
+
+import io
+import json
+import socket
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import asyncpg
+import pytest
+
+from holdfast.cli import environment, main
+from holdfast.errors import ConfigurationError, SchemaMismatch
+from holdfast.postgres import migrate
+from holdfast.postgres.migrate import AppliedMigration, Holdings, Plan, Removal, Step
+from holdfast.postgres.release import Migration
+
+SECRET = "S3cr3tCanary"
+PENDING = Migration(2, "next", "b" * 64, "SELECT 1")
+PLAN = Plan(
+    (AppliedMigration(1, "core", "a" * 64, datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC), "app"),), (PENDING,), 1, 2, True
+)
+
+
+@pytest.fixture(autouse=True)
+def only_our_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("DSN", "SCHEMA", "GENERATION", "LISTEN_DSN"):
+        monkeypatch.delenv(f"HOLDFAST_{name}", raising=False)
+    monkeypatch.delenv("DATABASE_URL", raising=False)
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+@pytest.fixture
+def holdfast(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """holdfast("migrate", "plan") -> (exit code, standard output, standard error)."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as end:
+            main(arguments)
+        out, err = capsys.readouterr()
+        assert isinstance(end.value.code, int)
+        return end.value.code, out, err
+
+    return run
+
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """Stands in for the database, and keeps what the command asked it for."""
+    made: list[tuple[Any, ...]] = []
+
+    async def plan(dsn: str, *, schema: str) -> Plan:
+        made.append(("plan", dsn, schema))
+        return PLAN
+
+    async def apply(dsn: str, *, schema: str, roles: str, on_step: Callable[[Step], None]) -> list[Migration]:
+        made.append(("apply", dsn, schema, roles))
+        on_step(Step("hint", "no roles: [because]"))
+        on_step(Step("applied", "applied 0002_next", PENDING))
+        return [PENDING]
+
+    async def holdings(dsn: str, schema: str) -> Holdings:
+        made.append(("holdings", dsn, schema))
+        return Holdings(schema, 1234, ("migrations", "outbox"))
+
+    async def uninstall(dsn: str, schema: str) -> Removal:
+        made.append(("uninstall", dsn, schema))
+        return Removal(schema, ("holdfast_worker",), ("holdfast_owner",))
+
+    for stand_in in (plan, apply, holdings, uninstall):
+        monkeypatch.setattr(migrate, stand_in.__name__, stand_in)
+    return made
+
+
+# --- settings ---
+
+
+def test_the_environment_says_where_the_database_is(
+    holdfast: Run, calls: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OPS-1: HOLDFAST_DSN before DATABASE_URL, options before both, a SQLAlchemy driver name is dropped."""
+    monkeypatch.setenv("DATABASE_URL", "postgresql+asyncpg://h/fallback")
+    assert holdfast("migrate", "plan")[0] == 0
+    monkeypatch.setenv("HOLDFAST_DSN", "postgresql://h/db")
+    monkeypatch.setenv("HOLDFAST_SCHEMA", "acme")
+    assert holdfast("migrate", "plan")[0] == 0
+    assert holdfast("migrate", "plan", "--dsn", "postgresql://h/option", "--schema", "core")[0] == 0
+    assert calls == [
+        ("plan", "postgresql://h/fallback", "core"),
+        ("plan", "postgresql://h/db", "acme"),
+        ("plan", "postgresql://h/option", "core"),
+    ]
+
+
+def test_generation_and_listen_dsn_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (environment.generation(None), environment.listen_dsn(None)) == (0, None)
+    monkeypatch.setenv("HOLDFAST_GENERATION", "7")
+    monkeypatch.setenv("HOLDFAST_LISTEN_DSN", "postgres+psycopg://direct/db")
+    assert (environment.generation(None), environment.listen_dsn(None)) == (7, "postgresql://direct/db")
+    assert (environment.generation(3), environment.listen_dsn("postgresql://x")) == (3, "postgresql://x")
+    monkeypatch.setenv("HOLDFAST_GENERATION", "-1")
+    with pytest.raises(ConfigurationError) as refused:
+        environment.generation(None)
+    assert refused.value.field == "HOLDFAST_GENERATION"
+
+
+# --- errors ---
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("migrate", "plan"),  # no DSN
+        ("migrate", "plan", "--dsn", "postgresql://h/db", "--schema", "No Good"),
+        ("migrate", "plan", "--dsn", "mysql://h/db"),
+        ("migrate", "print", "--schema", "public"),
+        ("migrate", "nonsense"),
+        ("nonsense",),
+        ("migrate", "apply", "--roles", "sometimes"),
+        ("migrate", "print", "--since", "-1"),
+    ],
+)
+def test_bad_usage_exits_2_without_a_traceback(holdfast: Run, arguments: tuple[str, ...]) -> None:
+    """OPS-1: exit codes are 0 ok, 1 a problem, 2 bad usage."""
+    code, out, err = holdfast(*arguments)
+    assert (code, out) == (2, "")
+    assert err
+    assert "Traceback" not in err
+
+
+def test_an_error_is_one_line_and_one_line_that_helps(holdfast: Run) -> None:
+    code, _, err = holdfast("migrate", "plan")
+    assert code == 2
+    assert err.splitlines() == [
+        "error: HOLDFAST_DSN is not set",
+        "try: export HOLDFAST_DSN=postgresql://user@host:5432/database",
+    ]
+
+
+def test_a_server_that_is_not_there(holdfast: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        port = closed.getsockname()[1]
+        monkeypatch.setenv("HOLDFAST_DSN", f"postgresql://u:{SECRET}@127.0.0.1:{port}/db")
+        for command in (("plan",), ("apply",)):
+            code, _, err = holdfast("migrate", *command)
+            error, remedy = err.splitlines()
+            assert code == 1
+            assert error.startswith("error: ")
+            assert remedy == "try: check that Postgres runs, and the host and port in HOLDFAST_DSN"
+            assert SECRET not in err
+        code, _, err = holdfast("migrate", "plan", "--debug")
+        assert code == 1
+        assert "Traceback" in err
+        assert SECRET not in err
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        f"postgresql://u:{SECRET}/x@127.0.0.1/db",
+        f"postgresql://u:1/{SECRET}@127.0.0.1/db",
+        f"postgresql://u:1#{SECRET}@127.0.0.1/db",
+        f"postgresql://u:{SECRET}#x@127.0.0.1/db",
+        f"postgresql://u:{SECRET}?x@127.0.0.1/db",
+        f"postgresql://u:{SECRET}",
+        f"host=127.0.0.1 password={SECRET}",
+        f"u:{SECRET}@127.0.0.1/db",
+        f"postgresql://[{SECRET}@127.0.0.1/db",
+    ],
+)
+def test_a_malformed_address_never_shows_its_password(
+    holdfast: Run, monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    """S8: drivers and servers quote what they could not parse, so it does not get that far."""
+    monkeypatch.setenv("HOLDFAST_DSN", address)
+    for debug in ((), ("--debug",)):
+        code, out, err = holdfast("migrate", "plan", *debug)
+        assert code == 2
+        assert "percent-encoded" in err
+        assert SECRET not in out + err
+
+
+def test_a_password_on_the_command_line_is_pointed_out(holdfast: Run, calls: list[Any]) -> None:
+    """S8: not in argv."""
+    _, out, err = holdfast("migrate", "plan", "--dsn", f"postgresql://u:{SECRET}@h/db")
+    assert "process list" in err
+    assert SECRET not in out + err
+    assert "process list" not in holdfast("migrate", "plan", "--dsn", "postgresql://u@h/db")[2]
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (
+            SchemaMismatch("core version 1", "version 2", "holdfast migrate apply"),
+            [
+                "error: the database has schema core version 1, this version needs version 2",
+                "try: holdfast migrate apply",
+            ],
+        ),
+        (migrate.MigrationRefused("a\n  b", "c"), ["error: a b", "try: c"]),
+        (
+            asyncpg.InvalidPasswordError('password authentication failed for user "u"'),
+            [
+                'error: password authentication failed for user "u"',
+                "try: check the user and the password in HOLDFAST_DSN",
+            ],
+        ),
+        (
+            asyncpg.InvalidCatalogNameError('database "d" does not exist'),
+            ['error: database "d" does not exist', "try: create the database, or correct its name in HOLDFAST_DSN"],
+        ),
+        (
+            TimeoutError(),
+            ["error: TimeoutError", "try: check that Postgres runs, and the host and port in HOLDFAST_DSN"],
+        ),
+        (asyncpg.InterfaceError(f"bad postgresql://u:{SECRET}@h/db"), ["error: bad postgresql://u:***@h/db"]),
+    ],
+)
+def test_what_the_database_says_is_told_in_a_line(
+    holdfast: Run, monkeypatch: pytest.MonkeyPatch, error: Exception, expected: list[str]
+) -> None:
+    async def fail(*_arguments: Any, **_options: Any) -> Plan:
+        raise error
+
+    monkeypatch.setattr(migrate, "plan", fail)
+    code, _, err = holdfast("migrate", "plan", "--dsn", "postgresql://h/db")
+    assert (code, err.splitlines()) == (1, expected)
+
+
+def test_a_fault_of_ours_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(*_arguments: Any, **_options: Any) -> Plan:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(migrate, "plan", fail)
+    with pytest.raises(ZeroDivisionError):
+        main(["migrate", "plan", "--dsn", "postgresql://h/db"])
+
+
+def test_without_the_extra_the_command_says_what_to_install(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "holdfast.cli.app", raising=False)
+    monkeypatch.setitem(sys.modules, "typer", None)
+    with pytest.raises(SystemExit) as end:
+        main(["version"])
+    assert end.value.code == 2
+    assert "pip install 'holdfast[cli]'" in capsys.readouterr().err
+
+
+# --- commands ---
+
+
+def test_version(holdfast: Run) -> None:
+    code, out, _ = holdfast("version")
+    assert code == 0
+    assert out.startswith("holdfast ")
+    assert "schema version" in out
+
+
+def test_plan_as_json(holdfast: Run, calls: list[Any]) -> None:
+    """OPS-1: --json on every read."""
+    code, out, _ = holdfast("migrate", "plan", "--dsn", "postgresql://h/db", "--json")
+    assert code == 0
+    assert json.loads(out) == {
+        "schema": "core",
+        "database_version": 1,
+        "code_version": 2,
+        "up_to_date": False,
+        "functions_changed": True,
+        "applied": [
+            {
+                "version": 1,
+                "name": "core",
+                "checksum": "a" * 64,
+                "applied_at": "2026-01-02T03:04:05+00:00",
+                "applied_by": "app",
+            }
+        ],
+        "pending": [{"version": 2, "name": "next", "checksum": "b" * 64}],
+    }
+
+
+def test_plan_for_people(holdfast: Run, calls: list[Any]) -> None:
+    code, out, _ = holdfast("migrate", "plan", "--dsn", "postgresql://h/db")
+    assert code == 0
+    for word in ("0001_core", "0002_next", "pending", "functions", "the database has version 1, the code 2"):
+        assert word in out
+
+
+def test_apply_reports_its_steps(holdfast: Run, calls: list[Any]) -> None:
+    code, out, err = holdfast("migrate", "apply", "--dsn", "postgresql://h/db", "--roles", "never")
+    assert code == 0
+    assert calls[-1] == ("apply", "postgresql://h/db", "core", "never")
+    assert out == "schema core: 1 migration applied, now up to date\n"
+    assert err.splitlines() == ["no roles: [because]", "applied 0002_next"]
+
+
+def test_print_needs_no_database(holdfast: Run) -> None:
+    """OBX-3: printable for review."""
+    code, out, _ = holdfast("migrate", "print", "--schema", "acme")
+    assert (code, out) == (0, migrate.printable("acme"))
+    assert "CREATE ROLE" in out
+    assert "CREATE ROLE" not in holdfast("migrate", "print", "--no-roles")[1]
+
+
+# --- uninstalling ---
+
+
+def answer(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(sys, "stdin", Terminal("".join(f"{line}\n" for line in lines)))
+
+
+def test_uninstall_asks_twice(holdfast: Run, calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """OBX-7: the name of the schema, then the number of events that will be lost."""
+    answer(monkeypatch, "core", "y")
+    code, out, _ = holdfast("uninstall", "--dsn", "postgresql://h/db")
+    assert code == 0
+    assert "1234 events will be lost" in out
+    assert "outbox" in out
+    assert "roles removed: holdfast_worker" in out
+    assert [call[0] for call in calls] == ["holdings", "uninstall"]
+
+
+@pytest.mark.parametrize("lines", [("yes", "y"), ("core", "n"), ("core",), ()])
+def test_uninstall_stops_at_any_other_answer(
+    holdfast: Run, calls: list[Any], monkeypatch: pytest.MonkeyPatch, lines: tuple[str, ...]
+) -> None:
+    answer(monkeypatch, *lines)
+    assert holdfast("uninstall", "--dsn", "postgresql://h/db")[0] == 1
+    assert [call[0] for call in calls] == ["holdings"]
+
+
+def test_uninstall_in_a_script(holdfast: Run, calls: list[Any]) -> None:
+    arguments = ("uninstall", "--dsn", "postgresql://h/db", "--yes", "--i-know-this-deletes", "core")
+    assert holdfast(*arguments)[0] == 0
+    assert calls[-1] == ("uninstall", "postgresql://h/db", "core")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--yes",),
+        ("--i-know-this-deletes", "core"),
+        ("--yes", "--i-know-this-deletes", "other"),
+        ("--yes", "--i-know-this-deletes", "core", "--schema", "other"),
+        (),  # nobody at the terminal
+    ],
+)
+def test_uninstall_in_a_script_needs_both_options(
+    holdfast: Run, calls: list[Any], monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    code, _, err = holdfast("uninstall", "--dsn", "postgresql://h/db", *arguments)
+    assert code == 2
+    assert "try: holdfast uninstall --yes --i-know-this-deletes" in err
+    assert "uninstall" not in [call[0] for call in calls]
