@@ -53,7 +53,7 @@ class Outbox:
         self.queries = Queries(schema)
         self.schema = schema
 
-    async def call(self, name: str, **values: object) -> list[asyncpg.Record]:
+    async def call(self, name: str, /, **values: object) -> list[asyncpg.Record]:
         """A named statement of the package."""
         statement = self.queries.asyncpg(name)
         return await self.connection.fetch(statement.sql, *statement.bind(values))

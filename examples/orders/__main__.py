@@ -44,7 +44,10 @@ def main() -> int:
         print("demo: starting Postgres", file=sys.stderr, flush=True)
         data = None if wanted.seconds is not None else usable_data_dir(wanted.data)
         with EmbeddedPostgres(data) as server:
-            return asyncio.run(_play(server, wanted, started))
+            code = asyncio.run(_play(server, wanted, started))
+            if data is None:
+                server.stop("immediate")  # its data goes anyway
+            return code
     except KeyboardInterrupt:
         return 130
     except (HoldfastError, unattended.NotReady) as error:
@@ -60,7 +63,7 @@ async def _play(server: EmbeddedPostgres, wanted: argparse.Namespace, started: f
     me = asyncio.current_task()
     assert me is not None
     for number in (signal.SIGTERM, signal.SIGHUP):
-        asyncio.get_running_loop().add_signal_handler(number, me.cancel)
+        asyncio.get_running_loop().add_signal_handler(number, me.cancel, number)
     dsn = await _prepare(server)
     stage = Stage(dsn)
     figures = await Figures.open(dsn, stage.sent)
@@ -70,8 +73,10 @@ async def _play(server: EmbeddedPostgres, wanted: argparse.Namespace, started: f
                 return await live.play(stage, figures, customers, server)
             run = unattended.Run(stage, figures, customers, started=started, seconds=wanted.seconds)
             return unattended.report(await run.play(), as_json=wanted.json)
-    except asyncio.CancelledError:
-        return 130
+    except asyncio.CancelledError as ended:
+        if not ended.args:
+            raise  # by Ctrl-C
+        return 128 + int(ended.args[0])
     finally:
         await figures.close()
 

@@ -67,7 +67,7 @@ async def get_order(order_id: UUID, request: Request) -> dict[str, Any]:
 
 def main(listening: int, lifeline: int) -> None:
     """Serve on a socket that the demo has opened, until the demo is gone."""
-    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=2)
+    config = uvicorn.Config(app, log_level="warning", timeout_keep_alive=3600, timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
 
     def stop() -> None:

@@ -1,29 +1,35 @@
 """Customers: they place orders over HTTP and remember which were acknowledged."""
 
 import asyncio
+import http.client
 import itertools
+import json
 import random
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Self
+from urllib.parse import urlsplit
 from uuid import UUID
 
-import httpx
-
 _NAMES = ("Ada", "Grace", "Edsger", "Barbara", "Donald", "Frances", "Alan", "Radia", "Tim", "Margaret")
+_AT_ONCE = 8
 
 
 class Customers:
-    """`acknowledged` are the orders answered with 201; `unknown` counts those without an answer."""
+    """`acknowledged` are the orders answered with 201; `unanswered` counts the others."""
 
     def __init__(self, url: str) -> None:
-        self._url = url
-        limits = httpx.Limits(max_connections=16, max_keepalive_connections=16)
-        self._client = httpx.AsyncClient(limits=limits, timeout=30, trust_env=False)
-        self._numbers = itertools.count(1)
+        self._address = urlsplit(url)
+        self._names = itertools.cycle(_NAMES)
+        # In threads, each with a connection of its own, so that the screen never waits for a customer.
+        self._threads = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="customer")
+        self._own = threading.local()
+        self._closed = False
         self.acknowledged: list[UUID] = []
-        self.unknown = 0
+        self.unanswered = 0
 
     async def __aenter__(self) -> Self:
         return self
@@ -31,25 +37,20 @@ class Customers:
     async def __aexit__(
         self, _type: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        await self._client.aclose()
-
-    async def place_one(self) -> UUID | None:
-        order = {"customer": _NAMES[next(self._numbers) % len(_NAMES)], "total_cents": random.randint(100, 50_000)}
-        try:
-            reply = await self._client.post(self._url, json=order)
-        except httpx.TransportError:
-            self.unknown += 1
-            return None
-        if reply.status_code != 201:
-            self.unknown += 1
-            return None
-        order_id = UUID(reply.json()["order_id"])
-        self.acknowledged.append(order_id)
-        return order_id
+        self._closed = True
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def place(self, count: int) -> None:
-        """As many as the API takes at once."""
-        await asyncio.gather(*(self.place_one() for _ in range(count)))
+        """As fast as a few customers can."""
+        left = iter(range(count))
+
+        def customer() -> None:
+            for _ in left:
+                if self._closed:
+                    return
+                self._place_one()
+
+        await asyncio.gather(*(self._in_thread(customer) for _ in range(min(count, _AT_ONCE))))
 
     async def place_steadily(self, per_second: float, until: float) -> None:
         """Until the monotonic clock says so."""
@@ -57,17 +58,43 @@ class Customers:
         async with asyncio.TaskGroup() as group:
             while (now := time.monotonic()) < until:
                 if now >= due:
-                    group.create_task(self.place_one())
+                    group.create_task(self.place(1))
                     due += 1 / per_second
                 await asyncio.sleep(max(0.0, min(due, until) - time.monotonic()))
 
     async def wait_for_api(self, running: Callable[[], bool], patience: float = 60) -> bool:
         """Until the API answers; false when it does not, or is gone."""
+        answer = asyncio.ensure_future(self._in_thread(lambda: self._request("GET", f"/{UUID(int=0)}")))
         deadline = time.monotonic() + patience
-        while running() and time.monotonic() < deadline:
-            try:
-                await self._client.get(f"{self._url}/00000000-0000-0000-0000-000000000000", timeout=5)
-                return True
-            except httpx.TransportError:
-                await asyncio.sleep(0.05)
-        return False
+        while running() and not answer.done() and time.monotonic() < deadline:
+            await asyncio.wait((answer,), timeout=0.05)
+        return answer.done() and answer.exception() is None
+
+    async def _in_thread(self, call: Callable[[], object]) -> object:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+
+    def _place_one(self) -> None:
+        order = {"customer": next(self._names), "total_cents": random.randint(100, 50_000)}
+        try:
+            status, body = self._request("POST", "", json.dumps(order))
+        except (OSError, http.client.HTTPException):
+            status, body = 0, b""
+        if status == 201:
+            self.acknowledged.append(UUID(json.loads(body)["order_id"]))
+        else:
+            self.unanswered += 1
+
+    def _request(self, method: str, path: str, body: str | None = None) -> tuple[int, bytes]:
+        connection: http.client.HTTPConnection | None = getattr(self._own, "connection", None)
+        if connection is None:
+            connection = http.client.HTTPConnection(self._address.hostname or "", self._address.port, timeout=30)
+            self._own.connection = connection
+        try:
+            headers = {"Content-Type": "application/json"} if body else {}
+            connection.request(method, self._address.path + path, body, headers)
+            reply = connection.getresponse()
+            return reply.status, reply.read()
+        except BaseException:
+            self._own.connection = None
+            connection.close()
+            raise

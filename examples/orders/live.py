@@ -36,7 +36,7 @@ class Play:
         self._busy_since: float | None = None
 
     async def run(self, console: Console) -> None:
-        self._tell("the API and the worker are starting; press b for some work, then k while it is at it")
+        self._tell("starting; try b for work, k while it is at it, then w")
         with Keys() as keys, Live(console=console, screen=True, auto_refresh=False, transient=True) as live:
             watching = asyncio.create_task(self._watch(live))
             try:
@@ -84,7 +84,7 @@ class Play:
         if self._expected == "stopped":
             return
         self._expected = "stopped"
-        self._tell("SIGTERM: the worker finishes what it runs and gives the rest back")
+        self._tell("SIGTERM: it finishes what it runs and gives the rest back")
         await self._stage.worker.stop()
         self._tell("the worker has stopped; orders can still be placed")
 
@@ -92,16 +92,16 @@ class Play:
         self._stage.worker.kill()
         self._expected = "killed"
         self._scene.kills += 1
-        self._tell(f"kill -9, with about {self._scene.now.in_flight} deliveries in flight; w starts a new worker")
+        self._tell(f"kill -9 with about {self._scene.now.in_flight} in flight; w starts a new worker")
 
     async def _place(self, count: int) -> None:
         self._scene.placing += count
-        started, before = time.monotonic(), self._customers.unknown
+        started, before = time.monotonic(), self._customers.unanswered
         try:
             await self._customers.place(count)
         finally:
             self._scene.placing -= count
-        unanswered = self._customers.unknown - before
+        unanswered = self._customers.unanswered - before
         took = time.monotonic() - started
         orders = f"{count} orders" if count > 1 else "one order"
         self._tell(f"{orders} placed in {took:.2f} s" + (f", {unanswered} without an answer" if unanswered else ""))

@@ -92,7 +92,7 @@ class Stage:
         serve = [sys.executable, "-m", "examples.orders.api", str(listening), str(self._reading)]
         self.api = Child(serve, self.directory / "api.log", environment, (listening, self._reading))
         work = [*_holdfast(), "worker", "examples.orders.handlers:registry", "--lease", f"{LEASE:g}"]
-        work += ["--poll-interval", f"{POLL_INTERVAL:g}", "--lifeline", str(self._reading)]
+        work += ["--poll-interval", f"{POLL_INTERVAL:g}", "--grace", "5", "--lifeline", str(self._reading)]
         self.worker = Child(work, self.directory / "worker.log", environment, (self._reading,))
 
     async def __aenter__(self) -> Self:

@@ -92,7 +92,7 @@ class Run:
             "effect_duplicates": account.effect_duplicates,
             "confirmation_duplicates": account.confirmation_duplicates,
             "failed": failed,
-            "unanswered": self._customers.unknown,
+            "unanswered": self._customers.unanswered,
             "kills": self._kills,
             "p50_ms": _rounded(percentile(latencies, 0.50)),
             "p99_ms": _rounded(percentile(latencies, 0.99)),

@@ -17,9 +17,9 @@ from examples.orders.figures import Snapshot
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _KEYS = (
-    ("w", "stop or start the worker"),
+    ("w", "worker off/on"),
     ("k", "kill -9 it"),
-    ("o", "one order"),
+    ("o", "an order"),
     ("b", "500 orders"),
     ("q", "quit"),
 )
@@ -107,24 +107,24 @@ def _worker(scene: Scene) -> Panel:
     style, table = _WORKER_STYLES.get(scene.worker, "red"), _table()
     _figure(table, "state", f"● {scene.worker}", f"bold {style}")
     _figure(table, "process", str(scene.worker_pid or "–"))
-    _figure(table, "deliveries/s", f"{scene.per_second:,.0f}")
+    _figure(table, "per second", f"{scene.per_second:,.0f}")
     _figure(table, "killed", f"{scene.kills} time{'' if scene.kills == 1 else 's'}")
     if scene.worker_pid is None and scene.now.in_flight:
         left = scene.now.lease_left
-        _figure(table, "its lease", f"ends in {left:.1f} s" if left > 0 else "has ended", "bold yellow")
+        _figure(table, "its lease", f"{left:.1f} s left" if left > 0 else "ended", "bold yellow")
     return _panel("Worker", table, style)
 
 
 def _effects(scene: Scene) -> Panel:
     now, table = scene.now, _table()
-    _figure(table, "orders placed", f"{now.orders:,}" + (f" (+{scene.placing})" if scene.placing else ""))
-    _figure(table, "recorded in the ledger", f"{now.ledger:,}", _done(now.ledger, now.orders))
+    _figure(table, "orders", f"{now.orders:,}" + (f" (+{scene.placing})" if scene.placing else ""))
+    _figure(table, "in the ledger", f"{now.ledger:,}", _done(now.ledger, now.orders))
     _figure(
-        table, "  more than once", f"{now.ledger_duplicates:,}", "bold red" if now.ledger_duplicates else "bold green"
+        table, "  twice or more", f"{now.ledger_duplicates:,}", "bold red" if now.ledger_duplicates else "bold green"
     )
     sent = scene.confirmations - scene.confirmation_duplicates
-    _figure(table, "confirmations sent", f"{sent:,}", _done(sent, now.orders))
-    _figure(table, "  sent again after a kill", f"{scene.confirmation_duplicates:,}", "bold")
+    _figure(table, "confirmations", f"{sent:,}", _done(sent, now.orders))
+    _figure(table, "  sent again", f"{scene.confirmation_duplicates:,}", "bold")
     return _panel("Effects", table)
 
 
@@ -147,7 +147,7 @@ def _news(scene: Scene) -> Panel:
 def _keys() -> RenderableType:
     line = Text()
     for key, meaning in _KEYS:
-        line.append(f" {key} ", style="bold reverse").append(f" {meaning}   ", style="dim")
+        line.append(f" {key} ", style="bold reverse").append(f" {meaning}  ", style="dim")
     return Align.center(line)
 
 

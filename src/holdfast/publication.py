@@ -11,22 +11,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, NamedTuple, Self
 from uuid import UUID
 
-from holdfast.envelope import PAYLOAD_LIMIT, EventEnvelope, encode_payload, uuid7
+from holdfast.envelope import EventEnvelope, uuid7
 from holdfast.errors import FieldError
 from holdfast.outcome import Delay, delay_seconds
+from holdfast.payload import PAYLOAD_LIMIT, encode_payload
 from holdfast.versions import warn_if_deprecated
-
-__all__ = [
-    "HEADERS_LIMIT",
-    "MAX_HEADERS",
-    "PAYLOAD_LIMIT",
-    "NewEvent",
-    "OutboxRow",
-    "encode_payload",
-    "envelope_of",
-    "inherited_headers",
-    "prepare",
-]
 
 HEADERS_LIMIT = 16 * 1024
 MAX_HEADERS = 64

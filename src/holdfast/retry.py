@@ -58,6 +58,11 @@ class RetryPolicy:
         if not isinstance(errors, tuple) or not all(map(_is_exception_class, errors)):
             _refuse("terminal_errors", "is not a tuple of exception classes", "write (SomeError, OtherError)")
 
+    @property
+    def budget(self) -> int:
+        """How many times a handler is run at most."""
+        return 1 if self.strategy == "none" else self.max_attempts
+
     def ceiling(self, attempt: int) -> float:
         """The longest wait after the given attempt failed; the first attempt is 1."""
         attempt = max(attempt, 1)
@@ -78,7 +83,7 @@ class RetryPolicy:
 
     def exhausted(self, attempt: int, waited: float = 0.0) -> bool:
         """Whether the given attempt was the last one; `waited` is the time since the first failure."""
-        if self.strategy == "none" or attempt >= self.max_attempts:
+        if attempt >= self.budget:
             return True
         return self.max_total_delay is not None and waited >= self.max_total_delay
 

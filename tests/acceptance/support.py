@@ -172,7 +172,7 @@ async def publish_many(conn: asyncpg.Connection, event_type: str, count: int, **
     """Events with payloads {"n": 0}, {"n": 1}, ... in one transaction, due in that order."""
     events = [NewEvent(event_type, {"n": n}, **options) for n in range(count)]
     async with conn.transaction():
-        return [envelope.event_id for envelope in await PUBLISHER.publish_many(conn, events)]
+        return await PUBLISHER.publish_many(conn, events)
 
 
 async def insert(conn: asyncpg.Connection, event_type: str, payload: str = "{}") -> UUID:
@@ -228,7 +228,8 @@ async def terminate(conn: asyncpg.Connection, purposes: str = "%") -> int:
 async def make_tables(conn: asyncpg.Connection) -> None:
     await conn.execute(
         """
-        CREATE TABLE IF NOT EXISTS ledger (handler text, event_id uuid, n int, at timestamptz DEFAULT clock_timestamp());
+        CREATE TABLE IF NOT EXISTS ledger (handler text, event_id uuid, n int,
+                                           at timestamptz DEFAULT clock_timestamp());
         CREATE TABLE IF NOT EXISTS outside (handler text, event_id uuid, n int, attempt int, worker int,
                                             at timestamptz DEFAULT clock_timestamp());
         """

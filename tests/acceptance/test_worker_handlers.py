@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -179,20 +180,21 @@ async def test_context_object(dsn: str, conn: asyncpg.Connection) -> None:
 async def test_transaction_commits_effect_inbox_and_settle_together(dsn: str, conn: asyncpg.Connection) -> None:
     """LSN-5: nothing of the three is visible while the handler runs, all of them afterwards."""
     await make_tables(conn)
-    registry, inside = HandlerRegistry(), []
+    registry, inside, other = HandlerRegistry(), [], await asyncpg.connect(dsn)
 
     @registry.handler("order.placed", name="billing.charge")
     async def charge(event: EventEnvelope, tx: asyncpg.Connection) -> None:
         await tx.execute("INSERT INTO ledger (event_id, n) VALUES ($1, 1)", event.event_id)
-        inside.append(await effects(conn))
-        inside.append(await conn.fetchval("SELECT count(*) FROM core.event_handled"))
-        inside.append((await row(conn, event.event_id))["status"])
+        inside.append(await effects(other))
+        inside.append(await other.fetchval("SELECT count(*) FROM core.event_handled"))
+        inside.append((await row(other, event.event_id))["status"])
 
     identity = await publish(conn, "order.placed")
     async with running(dsn, registry) as worker:
         await settled(conn, identity)
         await until(lambda: worker.held == 0, what="the worker let go of the delivery")
         assert worker.counters.delivered == 1
+    await other.close()
     assert inside == [[], 0, "in_flight"]
     assert await effects(conn) == [1]
     assert await conn.fetchval("SELECT count(*) FROM core.event_handled") == 1
@@ -228,10 +230,8 @@ async def test_transaction_aborted_by_the_handlers_own_sql(dsn: str, conn: async
 
     @registry.handler("order.swallowed", name="billing.swallow", retry=RetryPolicy(strategy="none"))
     async def swallow(event: EventEnvelope, tx: asyncpg.Connection) -> None:
-        try:
+        with contextlib.suppress(asyncpg.DivisionByZeroError):  # the transaction is aborted all the same
             await tx.execute("SELECT 1 / 0")
-        except asyncpg.DivisionByZeroError:
-            pass  # the transaction is aborted all the same
 
     bad = await publish(conn, "order.placed", {"divisor": 0})
     swallowed = await publish(conn, "order.swallowed")

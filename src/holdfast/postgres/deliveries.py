@@ -18,7 +18,7 @@ NO_MARK = (datetime(1, 1, 2, tzinfo=UTC), UUID(int=0))
 class Delivery:
     """One claimed row: an event, the handler it is owed to, and the lease under which it is held."""
 
-    __slots__ = ("claimed_at", "handler", "id", "record", "token")
+    __slots__ = ("claimed_at", "handler", "id", "record", "started_at", "token")
 
     def __init__(self, record: asyncpg.Record, handler: Handler, claimed_at: float) -> None:
         self.record = record
@@ -26,6 +26,7 @@ class Delivery:
         self.token: UUID = record["lease_token"]
         self.handler = handler
         self.claimed_at = claimed_at
+        self.started_at: float | None = None  # when the handler began to run
 
     @property
     def event_id(self) -> UUID:

@@ -20,9 +20,10 @@ from holdfast.context import current_context
 from holdfast.envelope import EventEnvelope
 from holdfast.errors import FieldError
 from holdfast.outcome import Delay, delay_seconds
+from holdfast.payload import PAYLOAD_LIMIT
 from holdfast.postgres.drivers import driver_of
 from holdfast.postgres.queries import Queries
-from holdfast.publication import PAYLOAD_LIMIT, NewEvent, OutboxRow, envelope_of, inherited_headers, origin, prepare
+from holdfast.publication import NewEvent, OutboxRow, envelope_of, inherited_headers, origin, prepare
 from holdfast.settings import channel_of
 
 if TYPE_CHECKING:

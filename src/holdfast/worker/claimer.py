@@ -3,6 +3,7 @@
 import asyncio
 import random
 import time
+from itertools import product
 from uuid import UUID
 
 import asyncpg
@@ -14,7 +15,7 @@ from holdfast.postgres.wakeup import Guard
 from holdfast.telemetry import Counters, Observer
 from holdfast.worker.dispatcher import Dispatcher
 from holdfast.worker.held import Held
-from holdfast.worker.lanes import Lanes, plan
+from holdfast.worker.lanes import PRIORITIES, Lanes, plan
 from holdfast.worker.outage import Outage
 
 # A worker that finds work this many times in a row is busy, and producers need not ring for it.
@@ -218,10 +219,11 @@ class Claimer:
             timeout = min(timeout, _GUARD_INTERVAL)
         now = time.monotonic()
         for channel, lanes in self._lanes.items():
-            due = await self._deliveries.due_in(connection, channel, lanes.keys)
+            routes = [*lanes.keys, *product(self._splits[channel], PRIORITIES)]
+            due = await self._deliveries.due_in(connection, channel, routes)
             if due is not None:
                 timeout = min(timeout, max(due, 0.001))
-            if not lanes.rescan_due(now):
+            if lanes.marked and not lanes.rescan_due(now):
                 timeout = min(timeout, max(lanes.rescan_at() - now, 0.001))
         if not self._wakened.is_set():
             self._streak = 0

@@ -8,10 +8,12 @@ import asyncio
 import contextlib
 import contextvars
 import json
+import math
 import time
 from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -45,6 +47,12 @@ class _Runner:
         self.delivery: Delivery | None = None
         self.deadline = 0.0
         self.cause = ""  # why the handler is being cancelled: timeout, lost or stopping
+
+    def start(self) -> None:
+        """From now on the handler's own time runs."""
+        if self.delivery is not None:
+            self.delivery.started_at = now = time.monotonic()
+            self.deadline = now + self.delivery.handler.timeout
 
     def cancel(self, cause: str) -> None:
         if self.task is not None and not self.cause:
@@ -80,6 +88,7 @@ class Dispatcher:
         self._runners = [_Runner() for _ in range(concurrency)]
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="holdfast-handler")
         self._stopping = False
+        self._ending = False
         self._drained = asyncio.Event()
         self._quiet = asyncio.Event()
         self.finished = 0  # attempts that ended, for the claimer's sense of pace
@@ -129,6 +138,7 @@ class Dispatcher:
 
     async def run(self) -> None:
         """The watch over time limits; the runners are started with it and end with it."""
+        self._ending = False
         for runner in self._runners:
             runner.task = asyncio.create_task(self._run(runner))
         try:
@@ -139,6 +149,7 @@ class Dispatcher:
                         runner.cancel("timeout")
                 await asyncio.sleep(self._tick)
         finally:
+            self._ending = True
             for runner in self._runners:
                 if runner.task is not None:
                     runner.task.cancel()
@@ -178,19 +189,30 @@ class Dispatcher:
                 await future
                 continue
             delivery = self._buffer.popleft()
-            runner.delivery = delivery
-            runner.deadline = time.monotonic() + delivery.handler.timeout
+            runner.delivery, runner.deadline = delivery, math.inf
             try:
                 await self._attempt(runner, delivery)
             finally:
                 runner.delivery = None
                 if self._stopping and not self.running():
                     self._quiet.set()
+            if runner.task is not None and runner.task.cancelling():
+                await self._forget_cancellation(runner, runner.task)
             self.finished += 1
             streak += 1
             if streak % _YIELD_EVERY == 0:
                 self._drained.set()
                 await asyncio.sleep(0)
+
+    async def _forget_cancellation(self, runner: _Runner, task: asyncio.Task[None]) -> None:
+        """A handler may swallow its cancellation, or cancel itself: the next one must not be hit by it."""
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(0)  # where one that has not been raised yet is raised
+        if self._ending:
+            raise asyncio.CancelledError
+        runner.cause = ""
+        while task.cancelling():
+            task.uncancel()
 
     # --- one attempt ----------------------------------------------------------------------------------
 
@@ -200,34 +222,33 @@ class Dispatcher:
             self._settler.add(Delivered(delivery, record=False))
         elif record["expired"]:
             self._settler.add(Dead(delivery, "expired", "expired before it could be delivered"))
-        elif delivery.attempts > handler.retry.max_attempts:
+        elif delivery.attempts > handler.retry.budget:
             self._fail(delivery, "max_deliveries", None)
         else:
             try:
-                outcome = await self._invoke(delivery, handler)
+                self._settle(delivery, await self._invoke(runner, delivery, handler))
             except LeaseLost:
                 self._counters.lost_leases += 1
                 self._held.drop(delivery)
             except BaseException as error:
                 self._faulted(runner, delivery, error)
-            else:
-                self._settle(delivery, outcome)
 
-    async def _invoke(self, delivery: Delivery, handler: Handler) -> Outcome | None:
+    async def _invoke(self, runner: _Runner, delivery: Delivery, handler: Handler) -> Outcome | None:
         """Decode and run. None means that the transaction settled the delivery already."""
         event, context = _decode(delivery)
         warn_if_deprecated(event.event_type)
         token = current_context.set(context)
         try:
             if handler.transactional:
-                return await self._transactions.run(delivery, event, context)
+                # Waiting for one of few connections is not the handler's time.
+                return await self._transactions.run(delivery, event, context, runner.start)
+            runner.start()
             extras: dict[str, Any] = {} if handler.plain else handler.extras(event, context, None)
             if handler.asynchronous:
                 result = await handler.function(event, **extras)
             else:
-                call = contextvars.copy_context().run
-                loop = asyncio.get_running_loop()
-                result = await loop.run_in_executor(self._threads, lambda: call(handler.function, event, **extras))
+                call = partial(contextvars.copy_context().run, _call, handler, event, extras)
+                result = await asyncio.get_running_loop().run_in_executor(self._threads, call)
         finally:
             current_context.reset(token)
         return handler.outcome_of(result)
@@ -241,28 +262,25 @@ class Dispatcher:
             case Snooze():
                 self._settler.add(GivenBack(delivery, outcome.seconds))
             case Reject():
-                text = None if outcome.reason is None else bound(outcome.reason, self._redact)
+                text = None if outcome.reason is None else bound(str(outcome.reason), self._redact)
                 self._fail(delivery, "rejected", text)
             case Retry():
-                text = bound(outcome.reason or "the handler asked for a retry", self._redact)
+                text = bound(str(outcome.reason or "the handler asked for a retry"), self._redact)
                 self._retry(delivery, text, "Retry", outcome.seconds)
 
     def _faulted(self, runner: _Runner, delivery: Delivery, error: BaseException) -> None:
-        task = asyncio.current_task()
-        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
-            cause, runner.cause = runner.cause, ""
-            if not cause:
-                raise error  # the dispatcher itself is being ended
-            task.uncancel()
-            if cause == "lost":
+        if isinstance(error, asyncio.CancelledError):
+            if self._ending:
+                raise error
+            if runner.cause == "lost":
                 self._counters.lost_leases += 1
                 self._held.drop(delivery)
                 return
-            if cause == "stopping":
+            if runner.cause == "stopping":
                 self._settler.add(GivenBack(delivery))
                 return
-            error = TimeoutError(f"the handler ran longer than its limit of {delivery.handler.timeout:g} s")
-        runner.cause = ""
+            if runner.cause == "timeout":
+                error = TimeoutError(f"the handler ran longer than its limit of {delivery.handler.timeout:g} s")
         handler = delivery.handler
         report = describe(error, self._redact)
         if handler.on_error == "reject":
@@ -292,6 +310,14 @@ class Dispatcher:
             group = signature(text, reason) if text else reason
         self._settler.add(Dead(delivery, reason, text, group))
         self._observe(Failed(*_facts(delivery), failure_reason=reason, last_error=text, error_signature=group))
+
+
+def _call(handler: Handler, event: EventEnvelope, extras: dict[str, Any]) -> object:
+    """In a thread. A future cannot carry StopIteration: whoever waits for it would never be told."""
+    try:
+        return handler.function(event, **extras)
+    except StopIteration as error:
+        raise RuntimeError("the handler raised StopIteration") from error
 
 
 def _decode(delivery: Delivery) -> tuple[EventEnvelope, HandlerContext]:
@@ -328,7 +354,7 @@ def _decode(delivery: Delivery) -> tuple[EventEnvelope, HandlerContext]:
 def _facts(delivery: Delivery) -> tuple[UUID, UUID, str, str, str | None, str, int, str]:
     record = delivery.record
     correlation = str(delivery.event_id)
-    with contextlib.suppress(ValueError, TypeError, AttributeError):
+    with contextlib.suppress(ValueError, TypeError, AttributeError, RecursionError):
         correlation = str(json.loads(record["headers"]).get("correlation_id") or correlation)
     return (
         delivery.event_id,

@@ -12,7 +12,7 @@ from uuid import UUID
 
 import asyncpg
 
-from holdfast.postgres.connection import CONNECTION_FAULTS, ReservedConnection
+from holdfast.postgres.connection import PASSING_FAULTS, ReservedConnection
 from holdfast.postgres.deliveries import Deliveries, Delivery
 from holdfast.telemetry import Notice, Observer
 from holdfast.worker.held import Held
@@ -80,9 +80,9 @@ class Heartbeat:
                 try:
                     await self.run_once(await connection.use(), now)
                     outage.over()
-                except asyncpg.QueryCanceledError:
+                except PASSING_FAULTS:
                     due = time.monotonic() + 0.1
-                except CONNECTION_FAULTS as fault:
+                except Exception as fault:  # whatever it is: a worker without a heartbeat loses every lease
                     connection.drop()
                     due = time.monotonic() + min(outage.begin(fault), interval)
         finally:
@@ -94,7 +94,8 @@ class Heartbeat:
         held = [
             each
             for each in self._held.snapshot()
-            if self._lease / 6 < now - each.claimed_at < each.handler.timeout + 2 * self._lease
+            if self._lease / 6 < now - each.claimed_at
+            and now - (each.started_at or now) < each.handler.timeout + 2 * self._lease
         ]
         for start in range(0, len(held), _CHUNK):
             lost = await self._deliveries.extend(connection, held[start : start + _CHUNK])

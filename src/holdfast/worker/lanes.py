@@ -111,6 +111,11 @@ class Lanes:
     def keys(self) -> list[tuple[str, int]]:
         return list(self._lanes)
 
+    @property
+    def marked(self) -> bool:
+        """Whether the next claim leaves out what lies below some mark."""
+        return any(lane.mark != NO_MARK for lane in self._lanes.values())
+
     def rescan(self) -> None:
         """Something may lie below a mark."""
         for lane in self._lanes.values():

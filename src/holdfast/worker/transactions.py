@@ -1,6 +1,7 @@
 """Handlers that take `tx`: their writes, the inbox row and the settle commit together, so they happen exactly once."""
 
 import asyncio
+from collections.abc import Callable
 
 import asyncpg
 
@@ -50,12 +51,18 @@ class Transactions:
                 )
             return self._pool
 
-    async def run(self, delivery: Delivery, event: EventEnvelope, context: HandlerContext) -> Outcome | None:
-        """None when delivery and effects are committed; else the outcome to settle, with the effects rolled back."""
+    async def run(
+        self, delivery: Delivery, event: EventEnvelope, context: HandlerContext, start: Callable[[], None]
+    ) -> Outcome | None:
+        """None when delivery and effects are committed; else the outcome to settle, with the effects rolled back.
+
+        `start` is called once there is a connection.
+        """
         handler = delivery.handler
         pool = self._pool or await self._open()
         outcome: Outcome = Done()
         async with pool.acquire() as connection:
+            start()
             try:
                 async with connection.transaction():
                     try:

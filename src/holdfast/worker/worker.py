@@ -5,6 +5,7 @@ async with Worker(dsn, registry): ...  beside something else, for example a Fast
 """
 
 import asyncio
+import contextlib
 import signal
 from collections.abc import Awaitable, Callable, Iterable
 from types import TracebackType
@@ -202,10 +203,18 @@ class Worker:
 
     def _observe(self, fact: Fact) -> None:
         for observer in self._observers:
-            observer(fact)
+            # Whoever looks on must not be able to stop the work.
+            with contextlib.suppress(Exception):
+                observer(fact)
 
     async def _run(self) -> None:
-        if not await self._prepare():
+        prepared = False
+        try:
+            prepared = await self._prepare()
+        finally:
+            if not prepared:
+                await self._close()
+        if not prepared:
             return
         self._heartbeat.start()
         settling = asyncio.create_task(self._keep("settle", self._settler.run))

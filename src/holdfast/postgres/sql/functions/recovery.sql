@@ -3,7 +3,8 @@
 -- outbox_replay: puts one failed row back to pending, in place. The finished cycle moves into failure_history; id and
 -- idempotency_key stay, so a handler that already handled the event skips it. Callable from psql. Returns how many
 -- rows moved: 1, or 0 when the row is not failed (or is discarded, or not there).
--- The history keeps the last 20 cycles with 2,000 characters of error each, which stays below 64 KiB.
+-- The history keeps the last 20 cycles with 2,000 characters of error each, and of those what fits into 64 KiB: a
+-- character may take six bytes.
 CREATE OR REPLACE FUNCTION core.outbox_replay(event_id uuid, p_new_generation bigint, p_replayed_by text)
 RETURNS int
 LANGUAGE plpgsql SECURITY DEFINER
@@ -27,7 +28,8 @@ BEGIN
     UPDATE core.outbox o
     SET failure_history = (
             SELECT coalesce(jsonb_agg(entry ORDER BY n), '[]')
-            FROM (SELECT entry, n FROM jsonb_array_elements(o.failure_history || jsonb_build_object(
+            FROM (SELECT entry, n, sum(octet_length(entry::text) + 2) OVER (ORDER BY n DESC) AS size
+                  FROM jsonb_array_elements(o.failure_history || jsonb_build_object(
                       'attempts', o.attempts,
                       'last_error', left(o.last_error, 2000),
                       'first_failed_at', o.first_failed_at,
@@ -36,7 +38,8 @@ BEGIN
                       'generation', o.generation,
                       'replayed_by', p_replayed_by,
                       'replayed_at', now())) WITH ORDINALITY AS t (entry, n)
-                  ORDER BY n DESC LIMIT 20) kept),
+                  ORDER BY n DESC LIMIT 20) kept
+            WHERE kept.size <= 65536),
         status = 'pending', attempts = 0, last_error = NULL, first_failed_at = NULL, failed_at = NULL,
         failure_reason = NULL, error_signature = NULL, settled_at = NULL, claimed_by = NULL,
         generation = p_new_generation,

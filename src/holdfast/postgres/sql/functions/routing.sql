@@ -7,16 +7,18 @@ RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
+DECLARE
+    wanted text[] := ARRAY(SELECT DISTINCT t FROM unnest(p_event_types) AS t ORDER BY t);
 BEGIN
     -- Most starts change nothing: look before taking the lock that orders changes.
     IF (SELECT count(*) FROM core.subscriptions
-        WHERE handler_name = p_handler AND event_type = ANY (p_event_types)
-          AND context = p_context AND retired_at IS NULL) = cardinality(p_event_types) THEN
+        WHERE handler_name = p_handler AND event_type = ANY (wanted)
+          AND context = p_context AND retired_at IS NULL) = cardinality(wanted) THEN
         RETURN;
     END IF;
     UPDATE core.registry SET version = version + 1;
     INSERT INTO core.subscriptions AS s (context, handler_name, event_type)
-    SELECT p_context, p_handler, t FROM unnest(p_event_types) AS t ORDER BY t
+    SELECT p_context, p_handler, t FROM unnest(wanted) AS t
     ON CONFLICT (handler_name, event_type) DO UPDATE SET context = EXCLUDED.context, retired_at = NULL;
 END
 $$;
@@ -101,8 +103,8 @@ BEGIN
 END
 $$;
 
--- outbox_due_in: how long a worker with nothing to do may sleep: until the first delayed row or the first lease of
--- its lanes runs out. NULL when there is none.
+-- outbox_due_in: how long a worker with nothing to do may sleep: until the first delayed row of its lanes is due. NULL
+-- when there is none. Leases that run out are found by the poll.
 CREATE OR REPLACE FUNCTION core.outbox_due_in(p_channel text, p_generation bigint, p_routes text[], p_priorities smallint[])
 RETURNS float8
 LANGUAGE plpgsql STABLE SECURITY DEFINER
@@ -164,7 +166,11 @@ BEGIN
               AND (o.status = 'pending' OR o.lease_expires_at < now())
             ORDER BY o.available_at, o.id
             LIMIT p_limit
-            FOR UPDATE SKIP LOCKED) o),
+            FOR UPDATE SKIP LOCKED) o
+        -- What nobody wants, or nobody wants any more, waits: settled without a sibling it would be lost.
+        WHERE EXISTS (SELECT FROM core.subscriptions s
+                      WHERE s.retired_at IS NULL AND split_part(lane.route, '/', 2) LIKE s.pattern
+                        AND split_part(lane.route, '/', 1) IN ('*', s.context))),
     sibling AS (
         INSERT INTO core.outbox (
             id, origin_id, handler_name, event_type, event_version, occurred_at, source, target, content_class, channel,

@@ -1,0 +1,91 @@
+"""`./dev bench [NAME ...] [--quick] [--json]`: ratios in one interleaved run, with a progress bar while it runs."""
+
+import argparse
+import json
+import os
+import platform
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from benchmarks.runner import RunFailed, interleaved
+from benchmarks.suites import BENCHMARKS, Arm, Benchmark, Results
+from holdfast.embedded import EmbeddedPostgres
+
+# A checkpoint in the middle of a run would be the measurement.
+SERVER = {"shared_buffers": "512MB", "max_wal_size": "8GB", "checkpoint_timeout": "30min", "max_connections": "200"}
+errors = Console(stderr=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="./dev bench", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(BENCHMARKS)} (default: all)")
+    parser.add_argument("--quick", action="store_true", help="smaller counts and fewer repeats, under 50 s each")
+    parser.add_argument("--json", action="store_true", help="one JSON line per benchmark, the last line of the output")
+    parser.add_argument("--repeats", type=int, help="runs of each arm")
+    options = parser.parse_args()
+    unknown = [name for name in options.names if name not in BENCHMARKS]
+    if unknown:
+        parser.error(f"no benchmark is named {unknown[0]!r}; there are {', '.join(BENCHMARKS)}")
+    with EmbeddedPostgres(settings=SERVER) as server:
+        for name in options.names or BENCHMARKS:
+            benchmark = BENCHMARKS[name]
+            repeats = options.repeats or (benchmark.quick_repeats if options.quick else benchmark.repeats)
+            try:
+                summary = measure(server, benchmark, options.quick, repeats)
+            except RunFailed as failure:
+                errors.print(f"[red]error:[/red] {failure}")
+                return 1
+            if options.json:
+                print(json.dumps(summary), flush=True)
+    return 0
+
+
+def measure(server: EmbeddedPostgres, benchmark: Benchmark, quick: bool, repeats: int) -> dict[str, Any]:
+    arms = benchmark.arms(quick)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=errors, transient=True) as bar:
+        task = bar.add_task(benchmark.name, total=len(arms) * repeats)
+        started = 0
+
+        def progress(arm: Arm) -> None:
+            nonlocal started
+            bar.update(task, description=f"{benchmark.name}: {arm.label}", completed=started)
+            started += 1
+
+        results = interleaved(server, arms, repeats, progress)
+    summary = {
+        "bench": benchmark.name,
+        **benchmark.summary(results),
+        "repeats": repeats,
+        "options": {arm.label: dict(arm.options) for arm in arms},
+        "postgres": server.version,
+        "python": platform.python_version(),
+        "cores": os.cpu_count(),
+    }
+    show(benchmark, arms, results, summary)
+    return summary
+
+
+def show(benchmark: Benchmark, arms: list[Arm], results: Results, summary: dict[str, Any]) -> None:
+    table = Table(title=f"{benchmark.name}: {benchmark.question}", title_justify="left")
+    figures = list(dict.fromkeys(figure for runs in results.values() for figure in runs[0]))
+    table.add_column("arm")
+    for figure in figures:
+        table.add_column(figure, justify="right")
+    for arm in arms:
+        cells = []
+        for figure in figures:
+            values = sorted(run[figure] for run in results[arm.label] if figure in run)
+            cells.append(f"{values[len(values) // 2]:g}" if values else "")
+        table.add_row(arm.label, *cells)
+    errors.print(table)
+    ratios = {name: value for name, value in summary.items() if "to_" in name or name.endswith("_ms")}
+    errors.print("  ".join(f"{name} [bold]{value}[/bold]" for name, value in ratios.items()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

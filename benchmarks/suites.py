@@ -1,0 +1,136 @@
+"""What is measured: each benchmark is a set of arms that are run in turn, and what to make of their medians."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+Options = Mapping[str, Any]
+Results = Mapping[str, list[dict[str, Any]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One process to run: a system, a verb of it, and options."""
+
+    label: str
+    system: str
+    verb: str
+    options: Options = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    name: str
+    question: str
+    arms: Callable[[bool], list[Arm]]  # the argument: quick
+    summary: Callable[[Results], dict[str, Any]]
+    repeats: int = 5
+    quick_repeats: int = 2
+    peers: str = ""  # the verb with which peers can take part
+
+
+def middle(results: Results, label: str, figure: str = "per_second") -> float:
+    return float(median(run[figure] for run in results[label]))
+
+
+def ratio(results: Results, one: str, other: str, figure: str = "per_second") -> float:
+    """Of the medians. The arms ran in turn, so what slowed the machine slowed both."""
+    return round(middle(results, one, figure) / middle(results, other, figure), 3)
+
+
+def against_raw(results: Results) -> dict[str, Any]:
+    summary: dict[str, Any] = {
+        "holdfast": middle(results, "holdfast"),
+        "raw": middle(results, "raw"),
+        "ratio_to_raw": ratio(results, "holdfast", "raw"),
+    }
+    for figure in ("python_us", "postgres_us", "wal_bytes", "hot_share", "round_trips", "rss_mb"):
+        if figure in results["holdfast"][0]:
+            summary[figure] = round(middle(results, "holdfast", figure), 4)
+    return summary
+
+
+def drain(quick: bool) -> list[Arm]:
+    options = {"count": 20_000 if quick else 50_000}
+    return [Arm("holdfast", "holdfast", "drain", options), Arm("raw", "raw", "drain", options)]
+
+
+def publish(quick: bool) -> list[Arm]:
+    options = {"seconds": 3 if quick else 8, "connections": 8}
+    return [
+        Arm("holdfast", "holdfast", "publish", options),
+        Arm("never", "holdfast", "publish", options | {"notify": "never"}),
+        Arm("raw", "raw", "publish", options),
+    ]
+
+
+def publish_many(quick: bool) -> list[Arm]:
+    options = {"count": 20_000 if quick else 100_000}
+    return [
+        Arm("holdfast", "holdfast", "publish_many", options),
+        Arm("raw", "raw", "publish_many", options),
+        Arm("copy", "raw", "publish_many", options | {"kind": "copy"}),
+    ]
+
+
+def latency(quick: bool) -> list[Arm]:
+    seconds = 6 if quick else 20
+    return [
+        Arm("holdfast", "holdfast", "latency", {"seconds": seconds, "connections": 2, "rate": 50}),
+        Arm("busy", "holdfast", "latency", {"seconds": seconds, "connections": 8, "rate": 1_000}),
+        Arm("flood", "holdfast", "latency", {"seconds": seconds, "connections": 8, "rate": 0}),
+    ]
+
+
+def latency_summary(results: Results) -> dict[str, Any]:
+    return {
+        "holdfast": middle(results, "holdfast"),
+        "p50_ms": middle(results, "holdfast", "p50_ms"),
+        "p99_ms": middle(results, "holdfast", "p99_ms"),
+        "busy_per_second": middle(results, "busy"),
+        "busy_p50_ms": middle(results, "busy", "p50_ms"),
+        "busy_p99_ms": middle(results, "busy", "p99_ms"),
+        "flood_per_second": middle(results, "flood"),
+        "flood_notifications_per_event": middle(results, "flood", "notifications"),
+    }
+
+
+def horizon(quick: bool) -> list[Arm]:
+    options = {"count": 150_000 if quick else 200_000, "hold": True}
+    return [Arm("holdfast", "holdfast", "drain", options), Arm("raw", "raw", "drain", options)]
+
+
+def horizon_summary(results: Results) -> dict[str, Any]:
+    return against_raw(results) | {"last_to_first": middle(results, "holdfast", "last_to_first")}
+
+
+BENCHMARKS = {
+    each.name: each
+    for each in (
+        Benchmark("drain", "How fast does one process deliver what is waiting?", drain, against_raw, peers="drain"),
+        Benchmark(
+            "publish",
+            "What does publishing add to a business transaction, with 8 connections?",
+            publish,
+            lambda results: against_raw(results) | {"when_idle_to_never": ratio(results, "holdfast", "never")},
+        ),
+        Benchmark(
+            "publish_many",
+            "How fast is bulk publishing, beside the fastest insert of the same rows?",
+            publish_many,
+            lambda results: against_raw(results) | {"ratio_to_copy": ratio(results, "holdfast", "copy")},
+        ),
+        Benchmark(
+            "latency", "How long from commit to handler, idle and busy?", latency, latency_summary, quick_repeats=1
+        ),
+        Benchmark(
+            "horizon",
+            "Does a snapshot that is held open slow the drain down?",
+            horizon,
+            horizon_summary,
+            repeats=3,
+            quick_repeats=1,
+        ),
+    )
+}

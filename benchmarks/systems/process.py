@@ -1,0 +1,38 @@
+"""The shell of a system's process: options in, one JSON line out."""
+
+import argparse
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+Verb = Callable[[argparse.Namespace], Awaitable[Mapping[str, Any]]]
+
+
+def main(verbs: Mapping[str, Verb], *, uvloop: bool = False) -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("verb", choices=sorted(verbs))
+    parser.add_argument("--dsn", required=True)
+    parser.add_argument("--count", type=int, default=10_000)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--connections", type=int, default=8)
+    parser.add_argument("--rate", type=float, default=0.0)
+    parser.add_argument("--size", type=int, default=200)
+    parser.add_argument("--kept", type=int, default=0)
+    parser.add_argument("--handlers", type=int, default=1)
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--notify", default="when_idle")
+    parser.add_argument("--kind", default="")
+    parser.add_argument("--hold", action="store_true")
+    options = parser.parse_args()
+    coroutine = verbs[options.verb](options)
+    if uvloop:
+        import uvloop as loop
+
+        print(json.dumps(loop.run(coroutine)))
+    else:
+        print(json.dumps(asyncio.run(coroutine)))
+
+
+def database_of(dsn: str) -> str:
+    return dsn.rsplit("/", 1)[1].partition("?")[0]

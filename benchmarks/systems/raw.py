@@ -1,0 +1,145 @@
+"""The control: the shortest asyncpg program with the same guarantees on the same tables.
+
+Claim by one UPDATE ... RETURNING with a lease, settle by one fenced UPDATE, a row in event_handled, rows kept.
+"""
+
+import argparse
+import asyncio
+import json
+import time
+import uuid
+from typing import Any
+
+import asyncpg
+
+from benchmarks.counters import difference, snapshot
+from benchmarks.systems.process import database_of, main
+from benchmarks.systems.tables import held_snapshot, prepare, quarters
+from benchmarks.workload import EVENT_TYPE, PAYLOAD
+from holdfast.envelope import uuid7
+
+BATCH = 300
+CLAIM = """
+WITH due AS MATERIALIZED (
+    SELECT id FROM core.outbox
+    WHERE settled_at IS NULL AND ordering_key IS NULL AND channel = 'outbox_default' AND generation = 0
+      AND route = '*/order.placed' AND priority = 1 AND available_at <= now()
+      AND (status = 'pending' OR lease_expires_at < now()) AND (available_at, id) >= ($4, $5)
+    ORDER BY available_at, id LIMIT $1 FOR UPDATE SKIP LOCKED)
+UPDATE core.outbox o
+SET status = 'in_flight', attempts = attempts + 1, claimed_by = $2, lease_token = $3,
+    lease_expires_at = now() + interval '30 s'
+WHERE o.id = ANY (ARRAY(SELECT id FROM due))
+RETURNING o.id, event_type, event_version, occurred_at, source, target, domain_id, payload, idempotency_key,
+          trace_context, attempts, available_at
+"""
+SETTLE = """
+WITH done AS (
+    UPDATE core.outbox
+    SET status = 'delivered', delivered_at = now(), settled_at = now(), handler_name = 'bench.handle',
+        lease_token = NULL, lease_expires_at = NULL
+    WHERE id = ANY ($1::uuid[]) AND lease_token = $2 RETURNING idempotency_key)
+INSERT INTO core.event_handled (handler_name, idempotency_key) SELECT 'bench.handle', idempotency_key FROM done
+"""
+INSERT = """
+INSERT INTO core.outbox (id, event_type, source, payload, idempotency_key, channel, generation, occurred_at)
+VALUES ($1, 'order.placed', 'shop', $2, $3, 'outbox_default', 0, now())
+"""
+INSERT_MANY = """
+INSERT INTO core.outbox (id, event_type, source, payload, idempotency_key, channel, generation, occurred_at)
+SELECT id, 'order.placed', 'shop', payload, key, 'outbox_default', 0, now()
+FROM unnest($1::uuid[], $2::jsonb[], $3::text[]) AS e (id, payload, key)
+"""
+BUSINESS = "INSERT INTO orders (note) VALUES ('x')"
+
+
+async def drain(options: argparse.Namespace) -> dict[str, Any]:
+    observer = await prepare(options.dsn, due=options.count, size=options.size, kept=options.kept)
+    holder = await held_snapshot(options.dsn) if options.hold else None
+    connections = [await asyncpg.connect(options.dsn) for _ in range(2)]
+    marks: list[tuple[float, int]] = []
+    done = 0
+
+    async def loop(connection: asyncpg.Connection) -> None:
+        nonlocal done
+        claim, settle = await connection.prepare(CLAIM), await connection.prepare(SETTLE)
+        worker, mark = uuid.uuid4(), (await observer.fetchval("SELECT 'epoch'::timestamptz"), uuid.UUID(int=0))
+        while True:
+            token = uuid.uuid4()
+            rows = await claim.fetch(BATCH, worker, token, *mark)
+            if not rows:
+                return
+            mark = min((row["available_at"], row["id"]) for row in rows)
+            for row in rows:
+                json.loads(row["payload"])
+            await settle.fetch([row["id"] for row in rows], token)
+            done += len(rows)
+            marks.append((time.perf_counter(), done))
+
+    database = database_of(options.dsn)
+    before = await snapshot(observer, database)
+    await asyncio.gather(*map(loop, connections))
+    result = difference(before, await snapshot(observer, database), options.count)
+    result["last_to_first"] = round(quarters(marks), 3)
+    for connection in [*connections, observer, *([holder] if holder else [])]:
+        await connection.close()
+    return result
+
+
+async def publish(options: argparse.Namespace) -> dict[str, Any]:
+    """The same transaction with a plain INSERT, without the trigger."""
+    observer = await prepare(options.dsn, due=0)
+    await observer.execute("CREATE TABLE orders (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, note text)")
+    await observer.execute("ALTER TABLE core.outbox DISABLE TRIGGER outbox_bell")
+    body = json.dumps(PAYLOAD)
+    stop = time.perf_counter() + options.seconds
+    commits = 0
+
+    async def producer(connection: asyncpg.Connection) -> None:
+        nonlocal commits
+        while time.perf_counter() < stop:
+            async with connection.transaction():
+                await connection.execute(BUSINESS)
+                identity = uuid7()
+                await connection.execute(INSERT, identity, body, str(identity))
+            commits += 1
+
+    return await timed_producers(options, observer, producer, lambda: commits)
+
+
+async def timed_producers(options: argparse.Namespace, observer: Any, producer: Any, count: Any) -> dict[str, Any]:
+    connections = [await asyncpg.connect(options.dsn) for _ in range(options.connections)]
+    database = database_of(options.dsn)
+    before = await snapshot(observer, database)
+    await asyncio.gather(*map(producer, connections))
+    result = difference(before, await snapshot(observer, database), count())
+    for connection in [*connections, observer]:
+        await connection.close()
+    return result
+
+
+async def publish_many(options: argparse.Namespace) -> dict[str, Any]:
+    """The same rows by one INSERT ... SELECT FROM unnest (`--kind copy`: by COPY), trigger on."""
+    observer = await prepare(options.dsn, due=0)
+    database = database_of(options.dsn)
+    before = await snapshot(observer, database)
+    for start in range(0, options.count, 5_000):
+        ids = [uuid7() for _ in range(min(5_000, options.count - start))]
+        bodies = [json.dumps(PAYLOAD) for _ in ids]
+        async with observer.transaction():
+            if options.kind == "copy":
+                records = [
+                    (identity, EVENT_TYPE, "shop", body, str(identity), "outbox_default", 0)
+                    for identity, body in zip(ids, bodies, strict=True)
+                ]
+                columns = ["id", "event_type", "source", "payload", "idempotency_key", "channel", "generation"]
+                await observer.copy_records_to_table("outbox", schema_name="core", records=records, columns=columns)
+            else:
+                await observer.execute(INSERT_MANY, ids, bodies, [str(each) for each in ids])
+    result = difference(before, await snapshot(observer, database), options.count)
+    await observer.close()
+    return result
+
+
+if __name__ == "__main__":
+    main({"drain": drain, "publish": publish, "publish_many": publish_many}, uvloop=True)

@@ -1,0 +1,180 @@
+"""A payload as JSON text that Postgres stores as it is, or an error that names the value it cannot store."""
+
+import json
+import re
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from math import isfinite
+from typing import Any, TypeAlias
+from uuid import UUID
+
+from pydantic import BaseModel
+
+from holdfast.errors import PayloadError
+
+PAYLOAD_LIMIT = 256 * 1024
+MAX_DEPTH = 100
+
+# jsonb prints the same separators, so the database measures the same size. Cycles are caught by depth.
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False).encode
+
+_SCALARS = frozenset((str, int, float, bool, type(None)))
+_ARRAYS = (list, tuple)
+_CONTAINERS = (dict, *_ARRAYS)
+_EXPONENT = re.compile(r"[0-9]e[+-]?[0-9]")
+# jsonb prints 5e-324 without exponent: the worst that can happen to the length of a number.
+_WORST_GROWTH = 64
+_PLAIN_KEY = re.compile(r"[A-Za-z0-9_-]{1,40}")
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
+
+_REFERENCE = "store the data elsewhere and publish a reference to it"
+_PLAIN_VALUES = "pass text, numbers, bools, None, lists and dicts only"
+_CURES: tuple[tuple[type | tuple[type, ...], str], ...] = (
+    ((bytes, bytearray, memoryview), "encode it as text, e.g. base64.b64encode(value).decode()"),
+    ((set, frozenset), "pass a list, e.g. sorted(value)"),
+    ((datetime, date, time), "pass value.isoformat()"),
+    (timedelta, "pass value.total_seconds()"),
+    ((Decimal, UUID), "pass str(value)"),
+    (Enum, "pass value.value"),
+    (BaseModel, 'pass value.model_dump(mode="json")'),
+)
+
+
+def encode_payload(payload: dict[str, Any], limit: int = PAYLOAD_LIMIT) -> str:
+    """The payload as JSON text that Postgres will accept, or a `PayloadError` that names the bad value.
+
+    >>> encode_payload({"order_id": "o-1", "lines": [1, 2]})
+    '{"order_id": "o-1", "lines": [1, 2]}'
+    """
+    try:
+        _survey(payload, limit)
+        text = _encode(payload)
+        size = len(text) if text.isascii() else len(text.encode())
+    except (PayloadError, MemoryError):
+        raise
+    except Exception as error:
+        generic = PayloadError("payload", f"cannot be written as JSON ({type(error).__name__})", _PLAIN_VALUES)
+        raise _fault(payload, limit) or generic from None
+    if "\\u0000" in text and (fault := _fault(payload, limit)):
+        raise fault
+    if size <= limit < size * _WORST_GROWTH and _EXPONENT.search(text):
+        size += _growth_in_jsonb(payload)
+    if size > limit:
+        raise PayloadError("payload", f"has {size} bytes of JSON, {limit} are allowed", _REFERENCE)
+    return text
+
+
+def _survey(payload: object, limit: int) -> None:
+    """Refuse what json.dumps would quietly convert or never finish."""
+    if not isinstance(payload, dict):
+        problem = f"is {type(payload).__name__}, not dict"
+        raise PayloadError("payload", problem, _cure(payload, 'wrap it, e.g. {"value": value}'))
+    level: list[Any] = [payload]
+    depth = count = 0
+    while level:
+        depth += 1
+        if depth > MAX_DEPTH:
+            raise RecursionError
+        below: list[Any] = []
+        for node in level:
+            if isinstance(node, dict):
+                "".join(node)  # TypeError for a key that is not text, which json.dumps would convert
+                children: Any = node.values()
+            else:
+                children = node
+            # Each value takes a byte at least. A few lists that contain each other many times are more
+            # values than memory can hold, so they are counted before they are written out.
+            count += len(node)
+            if count > limit:
+                raise PayloadError("payload", f"has more values than the {limit} bytes allowed", _REFERENCE)
+            below += [child for child in children if type(child) not in _SCALARS and isinstance(child, _CONTAINERS)]
+        level = below
+
+
+def _growth_in_jsonb(payload: dict[str, Any]) -> int:
+    growth = 0
+    stack: list[Any] = [payload]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, float):
+            text = float.__repr__(node)
+            growth += len(format(Decimal(text), "f")) - len(text)
+        elif isinstance(node, dict):
+            stack.extend(node.values())
+        elif isinstance(node, _ARRAYS):
+            stack.extend(node)
+    return growth
+
+
+# The way to a value, innermost step first; it becomes text only for the value that is refused.
+_Steps: TypeAlias = "tuple[str | int, _Steps] | None"
+
+
+def _fault(payload: dict[str, Any], limit: int) -> PayloadError | None:
+    """The first value that cannot be stored, with its path."""
+    visits = iter(range(max(limit, 1_000) + 1))
+
+    def look(value: Any, steps: _Steps, depth: int) -> PayloadError | None:
+        if next(visits, None) is None:
+            return None
+        if problem := _problem(value):
+            return PayloadError(_path(steps), *problem)
+        if isinstance(value, dict):
+            children: Any = value.items()
+            for key in value:
+                if not isinstance(key, str):
+                    problem = (f"has a key of type {type(key).__name__}", "use text for keys, e.g. str(key)")
+                    return PayloadError(_path(steps), *problem)
+                if problem := _problem(key):
+                    return PayloadError(_path(steps), f"has a key that {problem[0]}", problem[1])
+        elif isinstance(value, _ARRAYS):
+            children = enumerate(value)
+        else:
+            return None
+        if depth > MAX_DEPTH:
+            problem = (f"is nested deeper than {MAX_DEPTH} levels, or contains itself", "flatten it")
+            return PayloadError(_path(steps), *problem)
+        for step, child in children:
+            if found := look(child, (step, steps), depth + 1):
+                return found
+        return None
+
+    try:
+        return look(payload, None, 1)
+    except Exception:
+        return None  # a container that cannot even be read has no better name than "payload"
+
+
+def _problem(value: object) -> tuple[str, str] | None:
+    if isinstance(value, str):
+        if "\0" in value:
+            return "contains a NUL character", "remove it, or encode binary data as base64"
+        if _SURROGATE.search(value):
+            return "contains a lone surrogate", "decode the text with the right encoding"
+    elif isinstance(value, float):
+        if not isfinite(value):
+            return "is NaN or infinite", "pass None or text"
+    elif isinstance(value, int):
+        try:
+            int.__repr__(value)
+        except ValueError:
+            return "has too many digits", "pass text"
+    elif value is not None and not isinstance(value, _CONTAINERS):
+        return f"is {type(value).__name__}, which JSON does not have", _cure(value, _PLAIN_VALUES)
+    return None
+
+
+def _cure(value: object, otherwise: str) -> str:
+    return next((cure for types, cure in _CURES if isinstance(value, types)), otherwise)
+
+
+def _path(steps: _Steps) -> str:
+    parts = []
+    while steps is not None:
+        step, steps = steps
+        if isinstance(step, int):
+            parts.append(f"[{step}]")
+        else:
+            parts.append(f".{step}" if _PLAIN_KEY.fullmatch(step) else f"[{step[:40]!r}]")
+    return "payload" + "".join(reversed(parts))
