@@ -64,11 +64,9 @@ async def _play(server: EmbeddedPostgres, wanted: argparse.Namespace, started: f
     assert me is not None
     for number in (signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, me.cancel, number)
-    dsn = await _prepare(server)
-    stage = Stage(dsn)
-    figures = await Figures.open(dsn, stage.sent)
     try:
-        async with stage, Customers(stage.url) as customers:
+        dsn = await _prepare(server)
+        async with Stage(dsn) as stage, Figures(dsn, stage.sent) as figures, Customers(stage.url) as customers:
             if wanted.seconds is None:
                 return await live.play(stage, figures, customers, server)
             run = unattended.Run(stage, figures, customers, started=started, seconds=wanted.seconds)
@@ -77,8 +75,6 @@ async def _play(server: EmbeddedPostgres, wanted: argparse.Namespace, started: f
         if not ended.args:
             raise  # by Ctrl-C
         return 128 + int(ended.args[0])
-    finally:
-        await figures.close()
 
 
 async def _prepare(server: EmbeddedPostgres) -> str:

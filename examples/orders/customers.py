@@ -64,11 +64,17 @@ class Customers:
 
     async def wait_for_api(self, running: Callable[[], bool], patience: float = 60) -> bool:
         """Until the API answers; false when it does not, or is gone."""
-        answer = asyncio.ensure_future(self._in_thread(lambda: self._request("GET", f"/{UUID(int=0)}")))
+        answer = asyncio.ensure_future(self._in_thread(self._knock))
         deadline = time.monotonic() + patience
         while running() and not answer.done() and time.monotonic() < deadline:
             await asyncio.wait((answer,), timeout=0.05)
-        return answer.done() and answer.exception() is None
+        return answer.done() and bool(answer.result())
+
+    def _knock(self) -> bool:
+        try:
+            return self._request("GET", f"/{UUID(int=0)}")[0] == 404
+        except (OSError, http.client.HTTPException):
+            return False
 
     async def _in_thread(self, call: Callable[[], object]) -> object:
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)

@@ -5,6 +5,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 from uuid import UUID
 
 import asyncpg
@@ -84,18 +86,19 @@ class Account:
 class Figures:
     """Reads, on a connection of its own."""
 
-    def __init__(self, connection: asyncpg.Connection, since: datetime, sent: Path) -> None:
-        self._connection = connection
-        self._since = since
+    def __init__(self, dsn: str, sent: Path) -> None:
+        self._dsn = dsn
         self._sent = sent
 
-    @classmethod
-    async def open(cls, dsn: str, sent: Path) -> "Figures":
-        connection = await asyncpg.connect(dsn, server_settings={"application_name": "orders demo"})
-        return cls(connection, await connection.fetchval("SELECT clock_timestamp()"), sent)
+    async def __aenter__(self) -> Self:
+        self._connection = await asyncpg.connect(self._dsn, server_settings={"application_name": "orders demo"})
+        self._since = await self.now()
+        return self
 
-    async def close(self) -> None:
-        await self._connection.close(timeout=2)
+    async def __aexit__(
+        self, _type: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self._connection.terminate()  # a read that was cut short leaves nothing to say goodbye to
 
     async def now(self) -> datetime:
         moment: datetime = await self._connection.fetchval("SELECT clock_timestamp()")

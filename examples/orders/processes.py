@@ -80,22 +80,23 @@ class Stage:
     """A directory for logs and sent confirmations, the API on a free loopback port, and the worker."""
 
     def __init__(self, dsn: str) -> None:
+        self._dsn = dsn
+
+    async def __aenter__(self) -> Self:
         self.directory = Path(tempfile.mkdtemp(prefix="orders-demo-"))
         self.sent = self.directory / "sent.txt"
-        environment = {**os.environ, "HOLDFAST_DSN": dsn, "ORDERS_SENT": str(self.sent)}
+        environment = {**os.environ, "HOLDFAST_DSN": self._dsn, "ORDERS_SENT": str(self.sent)}
         self._reading, self._writing = os.pipe()
         self._socket = socket.socket()
         self._socket.bind(("127.0.0.1", 0))
         self._socket.listen(128)
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}/orders"
-        listening = self._socket.fileno()
-        serve = [sys.executable, "-m", "examples.orders.api", str(listening), str(self._reading)]
-        self.api = Child(serve, self.directory / "api.log", environment, (listening, self._reading))
+        listening, lifeline = self._socket.fileno(), self._reading
+        serve = [sys.executable, "-m", "examples.orders.api", str(listening), str(lifeline)]
         work = [*_holdfast(), "worker", "examples.orders.handlers:registry", "--lease", f"{LEASE:g}"]
-        work += ["--poll-interval", f"{POLL_INTERVAL:g}", "--grace", "5", "--lifeline", str(self._reading)]
-        self.worker = Child(work, self.directory / "worker.log", environment, (self._reading,))
-
-    async def __aenter__(self) -> Self:
+        work += ["--poll-interval", f"{POLL_INTERVAL:g}", "--grace", "5", "--lifeline", str(lifeline)]
+        self.api = Child(serve, self.directory / "api.log", environment, (listening, lifeline))
+        self.worker = Child(work, self.directory / "worker.log", environment, (lifeline,))
         self.api.start()
         self.worker.start()
         return self

@@ -111,7 +111,7 @@ def _worker(scene: Scene) -> Panel:
     _figure(table, "killed", f"{scene.kills} time{'' if scene.kills == 1 else 's'}")
     if scene.worker_pid is None and scene.now.in_flight:
         left = scene.now.lease_left
-        _figure(table, "its lease", f"{left:.1f} s left" if left > 0 else "ended", "bold yellow")
+        _figure(table, "lease", f"{left:.1f} s left" if left > 0 else "ended", "bold yellow")
     return _panel("Worker", table, style)
 
 

@@ -10,6 +10,8 @@ from uuid import UUID
 import asyncpg
 import pytest
 
+from holdfast.postgres.deliveries import Interest
+from holdfast.worker.lanes import subscribers
 from tests.outbox import CHANNEL, EVENT, HANDLER, LANE, Lane, Outbox, connect
 
 MAIL, SHIP = "mail.thank", "shipping.send"
@@ -355,9 +357,6 @@ PATTERNS = {
 )
 async def test_only_a_star_is_a_wildcard(outbox: Outbox, event_type: str, wanted: set[str]) -> None:
     """LSN-7: `_`, `%` and `\\` in names stand for themselves, in the database as in the worker's own plan."""
-    from holdfast.postgres.deliveries import Interest
-    from holdfast.worker.lanes import subscribers
-
     for handler, pattern in PATTERNS.items():
         await outbox.subscribe(handler, pattern)
     assert await wanting(outbox, event_type) == wanted

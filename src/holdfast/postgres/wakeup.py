@@ -15,6 +15,8 @@ from uuid import UUID
 from holdfast.postgres.connection import CONNECTION_FAULTS, ReservedConnection
 from holdfast.postgres.queries import Queries
 
+_PATIENCE = 5.0
+
 
 class Guard:
     """Owns one connection. `on_asleep` is called when a lock that had to be waited for is granted."""
@@ -26,6 +28,7 @@ class Guard:
         self._queries = queries
         self._worker = str(worker)
         self._on_asleep = on_asleep
+        self._turn = asyncio.Lock()
         self._standing: set[str] = set()  # we are the guard, with the lock granted
         self._waiting: asyncio.Task[None] | None = None  # we are the guard, the lock is not granted yet
 
@@ -56,7 +59,8 @@ class Guard:
     async def _fall_asleep(self, channel: str) -> None:
         try:
             with contextlib.suppress(*CONNECTION_FAULTS):
-                await self._ask("fall_asleep", channel=channel)
+                # For as long as it takes: from the moment it queues, commits notify.
+                await self._ask("fall_asleep", patience=None, channel=channel)
                 await self._announce(channel)
         finally:
             self._waiting = None
@@ -68,6 +72,8 @@ class Guard:
 
     async def stand_down(self) -> None:
         """Busy: producers need not ring. A lock that is still being waited for is given up once it is granted."""
+        if self._waiting is not None:
+            return
         with contextlib.suppress(*CONNECTION_FAULTS):
             for channel in tuple(self._standing):
                 self._standing.discard(channel)
@@ -79,14 +85,15 @@ class Guard:
             with contextlib.suppress(*CONNECTION_FAULTS):
                 await self._ask("ping")
 
-    async def _ask(self, name: str, **values: object) -> object:
+    async def _ask(self, name: str, *, patience: float | None = _PATIENCE, **values: object) -> object:
         statement = self._queries.asyncpg(name)
-        connection = await self._connection.use()
-        try:
-            return await connection.fetchval(statement.sql, *statement.bind(values))
-        except CONNECTION_FAULTS:
-            self.reset()
-            raise
+        async with self._turn:
+            connection = await self._connection.use()
+            try:
+                return await connection.fetchval(statement.sql, *statement.bind(values), timeout=patience)
+            except CONNECTION_FAULTS:
+                self.reset()
+                raise
 
     def reset(self) -> None:
         """The connection is gone, and with it the locks."""

@@ -232,8 +232,6 @@ class Claimer:
             self._polled_at = time.monotonic()
             self._counters.polls += 1
             self._rescan = True
-            if self._guard is not None:
-                await self._guard.ping()
 
     async def _temper(self) -> None:
         """A flood of notifications that bring nothing costs at most one look in 50 ms."""

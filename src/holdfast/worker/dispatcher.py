@@ -25,7 +25,7 @@ from holdfast.handlers import Handler
 from holdfast.outcome import Done, Outcome, Reject, Retry, Snooze
 from holdfast.postgres.deliveries import Delivery
 from holdfast.retry import classify
-from holdfast.telemetry import Counters, Failed, Observer, Retried
+from holdfast.telemetry import Counters, Failed, Retried
 from holdfast.versions import warn_if_deprecated
 from holdfast.worker.held import Held
 from holdfast.worker.settler import Dead, Delivered, GivenBack, Postponed, Settler
@@ -69,7 +69,6 @@ class Dispatcher:
         held: Held,
         transactions: Transactions,
         counters: Counters,
-        observe: Observer,
         *,
         concurrency: int,
         threads: int,
@@ -80,7 +79,6 @@ class Dispatcher:
         self._held = held
         self._transactions = transactions
         self._counters = counters
-        self._observe = observe
         self._redact = redact
         self._tick = min(max(shortest_timeout / 10, 0.01), _LONGEST_TICK)
         self._buffer: deque[Delivery] = deque()
@@ -123,13 +121,13 @@ class Dispatcher:
             if not future.done():
                 future.set_result(None)
 
-    def cancel(self, identities: Iterable[UUID]) -> None:
+    def cancel(self, lost: Iterable[Delivery]) -> None:
         """Stop handlers whose lease is lost or whose event was cancelled; whatever they return is ignored."""
-        gone = set(identities)
+        gone = set(lost)
         for runner in self._runners:
-            if runner.delivery is not None and runner.delivery.id in gone:
+            if runner.delivery in gone:
                 runner.cancel("lost")
-        for delivery in [each for each in self._buffer if each.id in gone]:
+        for delivery in [each for each in self._buffer if each in gone]:
             self._buffer.remove(delivery)
             self._held.drop(delivery)
             self._counters.lost_leases += 1
@@ -221,7 +219,7 @@ class Dispatcher:
         if record["handled"]:
             self._settler.add(Delivered(delivery, record=False))
         elif record["expired"]:
-            self._settler.add(Dead(delivery, "expired", "expired before it could be delivered"))
+            self._fail(delivery, "expired", "expired before it could be delivered")
         elif delivery.attempts > handler.retry.budget:
             self._fail(delivery, "max_deliveries", None)
         else:
@@ -302,14 +300,14 @@ class Dispatcher:
             return
         # What the other side asked for is the least; jitter comes on top, so that not all return together.
         delay = policy.delay(delivery.attempts) if wait is None else wait + policy.delay(1)
-        self._settler.add(Postponed(delivery, delay, text))
-        self._observe(Retried(*_facts(delivery), last_error=text, retry_in=delay))
+        fact = Retried(*_facts(delivery), last_error=text, retry_in=delay)
+        self._settler.add(Postponed(delivery, delay, text, fact))
 
     def _fail(self, delivery: Delivery, reason: str, text: str | None, group: str | None = None) -> None:
         if group is None:
             group = signature(text, reason) if text else reason
-        self._settler.add(Dead(delivery, reason, text, group))
-        self._observe(Failed(*_facts(delivery), failure_reason=reason, last_error=text, error_signature=group))
+        fact = Failed(*_facts(delivery), failure_reason=reason, last_error=text, error_signature=group)
+        self._settler.add(Dead(delivery, reason, text, group, fact))
 
 
 def _call(handler: Handler, event: EventEnvelope, extras: dict[str, Any]) -> object:

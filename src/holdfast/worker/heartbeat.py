@@ -8,7 +8,6 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterable
-from uuid import UUID
 
 import asyncpg
 
@@ -23,7 +22,7 @@ _STOP_PATIENCE = 5.0
 
 
 class Heartbeat:
-    """Beats every third of the lease. `lost` is called, on the worker's loop, with ids whose lease is gone."""
+    """Beats every third of the lease. `lost` is called, on the worker's loop, with what is not ours any more."""
 
     def __init__(
         self,
@@ -33,7 +32,7 @@ class Heartbeat:
         observe: Observer,
         *,
         lease: float,
-        lost: Callable[[Iterable[UUID]], None],
+        lost: Callable[[Iterable[Delivery]], None],
         running: Callable[[], list[Delivery]],
         last_turn: Callable[[], float],
     ) -> None:
@@ -98,7 +97,10 @@ class Heartbeat:
             and now - (each.started_at or now) < each.handler.timeout + 2 * self._lease
         ]
         for start in range(0, len(held), _CHUNK):
-            lost = await self._deliveries.extend(connection, held[start : start + _CHUNK])
+            chunk = held[start : start + _CHUNK]
+            gone = set(await self._deliveries.extend(connection, chunk))
+            # The deliveries and not their ids: the row may be ours again by now, under another lease.
+            lost = [each for each in chunk if each.id in gone]
             if lost and self._home is not None and not self._home.is_closed():
                 self._home.call_soon_threadsafe(self._lost, lost)
 

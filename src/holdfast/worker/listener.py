@@ -6,7 +6,7 @@ A notification is a hint and nothing more: any role may send one. What it says i
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 from uuid import UUID
 
@@ -18,7 +18,9 @@ from holdfast.telemetry import Counters, Notice, Observer
 from holdfast.worker.outage import Outage
 
 _LONGEST_WAIT = 30.0
+_PATIENCE = 5.0
 _PROBE_PATIENCE = 2.0
+PING_INTERVAL = 5.0
 
 
 class Listener:
@@ -37,6 +39,7 @@ class Listener:
         wake: Callable[[bool], None],
         stop: Callable[[UUID], None],
         lost: Callable[[], None],
+        pinged: Callable[[], Awaitable[None]],
     ) -> None:
         self._connection = connection
         self._queries = queries
@@ -48,6 +51,7 @@ class Listener:
         self._wake = wake
         self._stop = stop
         self._lost = lost
+        self._pinged = pinged
         self._outage = Outage("listen", observe, longest_wait=_LONGEST_WAIT)
         self._gone = asyncio.Event()
         self.healthy = False
@@ -113,18 +117,19 @@ class Listener:
 
     async def _ask(self, connection: asyncpg.Connection, name: str, **values: object) -> None:
         statement = self._queries.asyncpg(name)
-        await connection.execute(statement.sql, *statement.bind(values), timeout=min(self._poll_interval, 5.0))
+        await connection.execute(statement.sql, *statement.bind(values), timeout=_PATIENCE)
 
     async def _watch(self) -> None:
         """Until the connection is gone. A half-open one does not say so: it has to be asked."""
         while not self.pooled:
             try:
-                async with asyncio.timeout(self._poll_interval):
+                async with asyncio.timeout(min(self._poll_interval, PING_INTERVAL)):
                     await self._gone.wait()
                 raise ConnectionResetError("the listening connection was closed")
             except TimeoutError:
                 connection = await self._connection.use()
                 await self._ask(connection, "ping")
+                await self._pinged()
 
     def _terminated(self, _connection: Any) -> None:
         self._gone.set()

@@ -12,7 +12,7 @@ import asyncpg
 
 from holdfast.postgres.connection import CONNECTION_FAULTS, PASSING_FAULTS, ReservedConnection
 from holdfast.postgres.deliveries import Deliveries, Delivery
-from holdfast.telemetry import Counters, Notice, Observer
+from holdfast.telemetry import Counters, Failed, Notice, Observer, Retried
 from holdfast.worker.held import Held
 from holdfast.worker.outage import Outage
 
@@ -30,14 +30,16 @@ class Postponed:
     delivery: Delivery
     delay: float
     error: str
+    fact: Retried
 
 
 @dataclass(frozen=True, slots=True)
 class Dead:
     delivery: Delivery
     reason: str
-    error: str | None = None
-    signature: str | None = None
+    error: str | None
+    signature: str | None
+    fact: Failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ class Settler:
         *,
         lease: float,
         settle_after: float,
-        on_settled: Callable[[], None] = lambda: None,
+        on_postponed: Callable[[], None] = lambda: None,
     ) -> None:
         self._connection = connection
         self._deliveries = deliveries
@@ -84,7 +86,7 @@ class Settler:
         self._observe = observe
         self._lease = lease
         self._settle_after = settle_after
-        self._on_settled = on_settled
+        self._on_postponed = on_postponed
         self._pending = _Pending()
         self._some = asyncio.Event()
         self._many = asyncio.Event()
@@ -132,7 +134,8 @@ class Settler:
             await self._settle([s for s in settlements if isinstance(s, Postponed)], self._send_postponed)
             await self._settle([s for s in settlements if isinstance(s, Dead)], self._send_dead)
             await self._settle([s for s in settlements if isinstance(s, GivenBack)], self._send_given_back)
-            self._on_settled()
+            if any(isinstance(s, Postponed) or (isinstance(s, GivenBack) and s.delay) for s in pending.others):
+                self._on_postponed()
 
     async def _settle(self, settlements: list[Some], send: Send[Some]) -> None:
         for start in range(0, len(settlements), MAX_BATCH):
@@ -202,6 +205,7 @@ class Settler:
         held = [s.delivery for s in batch]
         lost = await self._deliveries.retry(connection, held, [s.delay for s in batch], [s.error for s in batch])
         self._counters.retried += len(batch) - len(lost)
+        self._tell(batch, lost)
         return lost
 
     async def _send_dead(self, connection: asyncpg.Connection, batch: Sequence[Dead]) -> list[UUID]:
@@ -215,7 +219,14 @@ class Settler:
         expired = sum(s.reason == "expired" for s in batch)
         self._counters.expired += expired
         self._counters.failed += len(batch) - len(lost) - expired
+        self._tell(batch, lost)
         return lost
+
+    def _tell(self, batch: Sequence[Postponed | Dead], lost: list[UUID]) -> None:
+        """Only what is settled is told: a lost lease is somebody else's story."""
+        for settlement in batch:
+            if settlement.delivery.id not in lost:
+                self._observe(settlement.fact)
 
     async def _send_given_back(self, connection: asyncpg.Connection, batch: Sequence[GivenBack]) -> list[UUID]:
         lost = await self._deliveries.release(connection, [s.delivery for s in batch], [s.delay for s in batch])

@@ -30,7 +30,7 @@ from holdfast.worker.dispatcher import Dispatcher
 from holdfast.worker.exits import exit_now
 from holdfast.worker.heartbeat import Heartbeat
 from holdfast.worker.held import Held
-from holdfast.worker.listener import Listener
+from holdfast.worker.listener import PING_INTERVAL, Listener
 from holdfast.worker.maintenance import Maintenance
 from holdfast.worker.outage import Outage
 from holdfast.worker.settler import Settler
@@ -80,6 +80,8 @@ class Worker:
             self._observe,
             lease=settings.lease,
             settle_after=settings.settle_after,
+            # They are due before the moment until which the claimer means to sleep.
+            on_postponed=lambda: self._claimer.wake(),
         )
         self._transactions = Transactions(dsn, self._deliveries, self.counters, size=settings.connections)
         self._dispatcher = Dispatcher(
@@ -87,7 +89,6 @@ class Worker:
             self._held,
             self._transactions,
             self.counters,
-            self._observe,
             concurrency=settings.concurrency,
             threads=settings.threads,
             shortest_timeout=min(handler.timeout for handler in handlers),
@@ -97,7 +98,7 @@ class Worker:
         self._listener: Listener | None = None
         if settings.listen:
             # A process that is frozen while it sleeps makes producers notify: the server ends it as idle.
-            idle = 3 * settings.poll_interval + 10
+            idle = 5 * PING_INTERVAL
             listen_dsn = settings.listen_dsn or dsn
             self._guard = Guard(
                 ReservedConnection(listen_dsn, "guard", idle_timeout=idle),
@@ -114,8 +115,9 @@ class Worker:
                 self._observe,
                 poll_interval=settings.poll_interval,
                 wake=lambda rescan: self._claimer.wake(rescan),
-                stop=lambda identity: self._dispatcher.cancel([identity]),
+                stop=self._stopped,
                 lost=self._guard.reset,
+                pinged=self._guard.ping,
             )
         self._claimer = Claimer(
             self._claim_connection,
@@ -200,6 +202,11 @@ class Worker:
         if self._stop.is_set():
             exit_now(number)
         self.stop()
+
+    def _stopped(self, identity: UUID) -> None:
+        delivery = self._held.get(identity)
+        if delivery is not None:
+            self._dispatcher.cancel([delivery])
 
     def _observe(self, fact: Fact) -> None:
         for observer in self._observers:

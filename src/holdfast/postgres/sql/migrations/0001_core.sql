@@ -118,8 +118,12 @@ CREATE TABLE core.outbox (
                                   AND octet_length(dedupe_key) BETWEEN 1 AND 1020),
     CONSTRAINT outbox_numbers CHECK (event_version >= 1 AND generation >= 0 AND attempts >= 0
                                      AND priority BETWEEN 0 AND 2),
-    -- Every driver can represent these years.
-    CONSTRAINT outbox_times CHECK (occurred_at >= '0001-01-02 00:00:00+00' AND occurred_at < '9999-12-31 00:00:00+00'),
+    -- Every driver can represent these years, and every claim looks at them. An event may be held until infinity.
+    CONSTRAINT outbox_times CHECK (
+        occurred_at >= '0001-01-02 00:00:00+00' AND occurred_at < '9999-12-31 00:00:00+00'
+        AND available_at >= '0001-01-02 00:00:00+00'
+        AND (available_at < '9999-12-31 00:00:00+00' OR available_at = 'infinity')
+        AND expires_at >= '0001-01-02 00:00:00+00' AND expires_at < '9999-12-31 00:00:00+00'),
     -- A handler's lane is its name, an event's lane has a slash: they never meet.
     CONSTRAINT outbox_handler_name CHECK (strpos(handler_name, '/') = 0),
     -- Deliveries in order per key are not built yet; until they are, a key must not be accepted and then ignored.
