@@ -275,7 +275,27 @@ async def test_every_kind_of_error_is_an_attempt(dsn: str, conn: asyncpg.Connect
         for identity in good:
             await settled(conn, identity)
         await until(lambda: worker.held == 0, what="nothing is held")
+    assert facts.notices("runner_failed") == []
     assert len(facts.of(Retried)) == len(facts.of(Failed)) == len(bad)
+
+
+async def test_runner_that_ends_is_replaced(dsn: str, conn: asyncpg.Connection) -> None:
+    """A12: a future that carries GeneratorExit tears through every coroutine above it; the worker goes on."""
+    registry, facts = HandlerRegistry(), Facts()
+
+    @registry.handler("order.placed", name="billing.charge", retry=RetryPolicy(strategy="none"))
+    async def charge(event: EventEnvelope) -> None:
+        if "bad" in event.payload:
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            asyncio.get_running_loop().call_soon(future.set_exception, GeneratorExit())
+            await future
+
+    bad = await publish(conn, "order.placed", {"bad": True})
+    async with running(dsn, registry, facts, concurrency=1):
+        await settled(conn, bad, "failed")
+        good = await publish(conn, "order.placed")
+        await settled(conn, good)
+    assert len(facts.notices("runner_failed")) == 1
 
 
 async def test_handler_that_cancels_itself(dsn: str, conn: asyncpg.Connection) -> None:

@@ -86,6 +86,8 @@ LEGAL: dict[str, dict[str, Any]] = {
     "stripped": DELIVERED | {"deleted_at": NOW},
     "longest channel": {"channel": "c" * 63},
     "longest key": {"idempotency_key": "\u20ac" * 340},
+    "headers": {"headers": {"tenant": "acme"}},
+    "longest texts": {"trace_context": "t" * 1020, "content_class": "c" * 800},
     "longest name": {"event_type": "e" * 200, "source": "s" * 200, "target": "t" * 200},
     "far ahead": {"available_at": datetime(9999, 12, 30, tzinfo=UTC), "expires_at": datetime(9999, 12, 30, tzinfo=UTC)},
     "held": {"available_at": datetime.max.replace(tzinfo=UTC)},  # asyncpg writes it as infinity
@@ -107,6 +109,11 @@ ILLEGAL: dict[str, tuple[str, dict[str, Any]]] = {
     "failed for an unknown reason": ("outbox_failure_reason", FAILED | {"failure_reason": "bad luck"}),
     "a payload of megabytes": ("outbox_payload_size", {"payload": {"x": "y" * 600_000}}),
     "headers of a hundred kilobytes": ("outbox_headers_size", {"headers": {"x": "y" * 100_000}}),
+    "a payload of numbers that only look small": ("outbox_payload_size", {"payload": {"n": [10**4000] * 200}}),
+    "headers of numbers that only look small": ("outbox_headers_size", {"headers": {"n": [10**4000] * 20}}),
+    "trace context of 1,021 bytes": ("outbox_texts", {"trace_context": "t" * 1021}),
+    "empty content class": ("outbox_texts", {"content_class": ""}),
+    "content class of 801 bytes": ("outbox_texts", {"content_class": "c" * 801}),
     "empty channel": ("outbox_channel", {"channel": ""}),
     "channel of 64 bytes": ("outbox_channel", {"channel": "c" * 64}),
     "channel of 66 bytes in 22 characters": ("outbox_channel", {"channel": "\u20ac" * 22}),
@@ -157,6 +164,8 @@ FILLED = {
     "payload is a number": ("payload", {"payload": 1}, "number"),
     "payload is JSON null": ("payload", {"payload": "null"}, "null"),
     "payload is NULL": ("payload", {"payload": None}, "NULL"),
+    "headers are an array": ("headers", {"headers": ["a"]}, "array"),
+    "headers are JSON null": ("headers", {"headers": "null"}, "null"),
     "empty type": ("event_type", {"event_type": ""}, ""),
     "type with a slash": ("event_type", {"event_type": "a/b"}, ""),
     "type with a star": ("event_type", {"event_type": "order.*"}, ""),
@@ -179,7 +188,8 @@ async def test_a_bad_event_is_refused_with_what_to_write(
     outbox: Outbox, field: str, columns: dict[str, Any], found: str, key: str | None
 ) -> None:
     """PUB-1, PUB-3: a writer in another language learns the field and the remedy."""
-    if columns.get("payload") == "null":
+    if "null" in columns.values():
+        columns = {"payload": "{}"} | columns
         await outbox.connection.reset_type_codec("jsonb", schema="pg_catalog")
     with pytest.raises(asyncpg.InvalidParameterValueError) as refused:
         await outbox.insert(**columns, idempotency_key=key)
@@ -200,8 +210,19 @@ async def test_payloads_are_measured_as_json_text(outbox: Outbox) -> None:
     many_numbers = {"n": [1] * 80_000}  # 240 KB of text, more than a megabyte of jsonb
     assert await outbox.insert(payload=many_numbers)
     assert await outbox.insert(payload={"x": "y" * 524_000})
-    with pytest.raises(asyncpg.CheckViolationError):
+    with pytest.raises(asyncpg.CheckViolationError, match=r"payload has 5242\d\d bytes.*524288 are allowed") as refused:
         await outbox.insert(payload={"x": "y" * 524_290})
+    assert "reference" in refused.value.hint
+
+
+async def test_numbers_that_jsonb_stores_in_a_few_bytes_are_measured_as_text(outbox: Outbox) -> None:
+    """D2, P6: such a payload would fail every claim that meets it, and with it its whole lane."""
+    await outbox.connection.reset_type_codec("jsonb", schema="pg_catalog")
+    payload = '{"n": [' + ", ".join(["1e131071"] * 5) + "]}"
+    assert await outbox.value("SELECT pg_column_size($1::jsonb) < 200", payload)
+    with pytest.raises(asyncpg.CheckViolationError) as refused:
+        await outbox.insert(payload=payload)
+    assert refused.value.constraint_name == "outbox_payload_size"
 
 
 async def test_a_large_multibyte_payload_does_not_break_the_bell(outbox: Outbox) -> None:

@@ -23,7 +23,7 @@ from holdfast.errors import ConfigurationError
 from holdfast.handlers import HandlerRegistry
 from holdfast.observability.logging import log_fact
 from holdfast.postgres import migrate
-from holdfast.postgres.connection import CONNECTION_FAULTS, connect
+from holdfast.postgres.connection import CONNECTION_FAULTS, Address, connect
 from holdfast.settings import WorkerSettings
 from holdfast.worker.supervisor import Supervisor, end_with_parent
 from holdfast.worker.worker import Worker
@@ -179,7 +179,7 @@ async def _supervise(target: str, address: str, settings: WorkerSettings, proces
 async def _require_current(address: str, schema: str) -> None:
     """Say once what every child would say; a database that is not there yet is for them to wait for."""
     try:
-        connection = await connect(address, "worker", statement_timeout=10)
+        connection = await connect(Address(address), "worker", statement_timeout=10)
         try:
             await migrate.require_current(connection, schema)
         finally:

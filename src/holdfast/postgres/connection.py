@@ -1,6 +1,8 @@
 """A database connection that one loop owns, and that comes back after every outage."""
 
 import asyncio
+from collections.abc import Mapping
+from typing import Any
 
 import asyncpg
 
@@ -26,12 +28,42 @@ PASSING_FAULTS = (
 CONNECT_TIMEOUT = 10.0
 
 
-async def connect(dsn: str, purpose: str, *, statement_timeout: float, idle_timeout: float = 0) -> asyncpg.Connection:
+class Address:
+    """Where a database is, and whether a transaction pooler stands in between.
+
+    Behind one, a session is not ours from one transaction to the next: nothing may be set, prepared, locked or
+    listened for in it, and every statement needs a transaction of its own.
+    """
+
+    def __init__(self, dsn: str) -> None:
+        self.dsn = dsn
+        self.pooled = False
+
+    async def probe(self) -> None:
+        """Find out: a pooler tells its clients another backend than the one that answers."""
+        connection = await _open(self.dsn, statement_cache_size=0, command_timeout=CONNECT_TIMEOUT)
+        try:
+            async with connection.transaction():
+                answering = await connection.fetchval("SELECT pg_backend_pid()")
+            self.pooled = answering != connection.get_server_pid()
+        finally:
+            await connection.close(timeout=2)
+
+    def options(self, purpose: str, settings: Mapping[str, str]) -> dict[str, Any]:
+        """For asyncpg.connect and create_pool."""
+        name = {"application_name": f"holdfast {purpose}"}
+        if self.pooled:
+            return {"server_settings": name, "statement_cache_size": 0}
+        # Whatever the role's defaults are: claims skip what others hold, and must not fail on it.
+        defaults = {"default_transaction_isolation": "read committed"}
+        return {"server_settings": {**name, **defaults, **settings}}
+
+
+async def connect(
+    address: Address, purpose: str, *, statement_timeout: float, idle_timeout: float = 0
+) -> asyncpg.Connection:
     """One connection, set up so that neither side waits for a peer that is gone."""
     settings = {
-        "application_name": f"holdfast {purpose}",
-        # Whatever the role's defaults are: claims skip what others hold, and must not fail on it.
-        "default_transaction_isolation": "read committed",
         "statement_timeout": _milliseconds(statement_timeout),
         "tcp_keepalives_idle": "5",
         "tcp_keepalives_interval": "3",
@@ -39,18 +71,18 @@ async def connect(dsn: str, purpose: str, *, statement_timeout: float, idle_time
     }
     if idle_timeout:
         settings["idle_session_timeout"] = _milliseconds(idle_timeout)
+    # Longer than the server's own limit: it should be the one to answer.
+    patience = statement_timeout + 2 if statement_timeout else None
+    return await _open(address.dsn, command_timeout=patience, **address.options(purpose, settings))
+
+
+async def _open(dsn: str, **options: Any) -> asyncpg.Connection:
     try:
-        return await asyncpg.connect(
-            dsn,
-            timeout=CONNECT_TIMEOUT,
-            # Longer than the server's own limit: it should be the one to answer.
-            command_timeout=statement_timeout + 2 if statement_timeout else None,
-            server_settings=settings,
-        )
-    except (asyncpg.InvalidCatalogNameError, asyncpg.InvalidAuthorizationSpecificationError):
-        raise
-    except ValueError as error:
-        raise ConfigurationError("dsn", "cannot be understood", "write postgresql://user@host:5432/database") from error
+        return await asyncpg.connect(dsn, timeout=CONNECT_TIMEOUT, **options)
+    except ValueError:
+        # Not chained: asyncpg quotes the part that it does not understand, which may be the password.
+        remedy = "write postgresql://user@host:5432/database, with special characters percent-encoded"
+        raise ConfigurationError("dsn", "cannot be understood", remedy) from None
 
 
 def _milliseconds(seconds: float) -> str:
@@ -60,8 +92,10 @@ def _milliseconds(seconds: float) -> str:
 class ReservedConnection:
     """Kept open for one purpose; `use()` opens it anew when it is gone. Only its owner's loop may use it."""
 
-    def __init__(self, dsn: str, purpose: str, *, statement_timeout: float = 0, idle_timeout: float = 0) -> None:
-        self._dsn = dsn
+    def __init__(
+        self, address: Address, purpose: str, *, statement_timeout: float = 0, idle_timeout: float = 0
+    ) -> None:
+        self._address = address
         self._purpose = purpose
         self._statement_timeout = statement_timeout
         self._idle_timeout = idle_timeout
@@ -75,7 +109,7 @@ class ReservedConnection:
         async with self._lock:
             if self._connection is None or self._connection.is_closed():
                 self._connection = await connect(
-                    self._dsn,
+                    self._address,
                     self._purpose,
                     statement_timeout=self._statement_timeout,
                     idle_timeout=self._idle_timeout,

@@ -10,6 +10,7 @@ from uuid import UUID
 import asyncpg
 
 from holdfast.handlers import Handler
+from holdfast.postgres.connection import Address
 from holdfast.postgres.queries import Queries
 
 NO_MARK = (datetime(1, 1, 2, tzinfo=UTC), UUID(int=0))
@@ -18,13 +19,15 @@ NO_MARK = (datetime(1, 1, 2, tzinfo=UTC), UUID(int=0))
 class Delivery:
     """One claimed row: an event, the handler it is owed to, and the lease under which it is held."""
 
-    __slots__ = ("claimed_at", "handler", "id", "record", "started_at", "token")
+    __slots__ = ("claimed_at", "handler", "id", "key", "record", "started_at", "token", "twin")
 
     def __init__(self, record: asyncpg.Record, handler: Handler, claimed_at: float) -> None:
         self.record = record
         self.id: UUID = record["id"]
         self.token: UUID = record["lease_token"]
         self.handler = handler
+        self.key: tuple[str, str] = (handler.name, record["idempotency_key"])
+        self.twin = False  # the worker has another copy of the same key
         self.claimed_at = claimed_at
         self.started_at: float | None = None  # when the handler began to run
 
@@ -63,15 +66,21 @@ class RegistryChanged(Exception):
 class Deliveries:
     """The statements of one worker. Every method takes the connection it runs on."""
 
-    def __init__(self, queries: Queries, *, worker: UUID, generation: int, lease: float) -> None:
+    def __init__(self, queries: Queries, address: Address, *, worker: UUID, generation: int, lease: float) -> None:
         self._queries = queries
+        self._address = address
         self._worker = worker
         self._generation = generation
         self._lease = timedelta(seconds=lease)
 
     async def _fetch(self, connection: asyncpg.Connection, name: str, **values: object) -> list[asyncpg.Record]:
         statement = self._queries.asyncpg(name)
-        records: list[asyncpg.Record] = await connection.fetch(statement.sql, *statement.bind(values))
+        records: list[asyncpg.Record]
+        if self._address.pooled and not connection.is_in_transaction():
+            async with connection.transaction(isolation="read_committed"):
+                records = await connection.fetch(statement.sql, *statement.bind(values))
+        else:
+            records = await connection.fetch(statement.sql, *statement.bind(values))
         return records
 
     async def claim(

@@ -108,7 +108,8 @@ class Publisher:
     def cancel(self, tx: SyncTransaction, key: str) -> bool: ...
     def cancel(self, tx: Any, key: str) -> Any:
         """Cancel the pending event that was published with `key`. False when there is none any more."""
-        return self._run(tx, self._move(_Command("cancel_key", {"source": self.source, "key": key})))
+        values = {"source": self.source, "key": self._keyed(key).dedupe_key}
+        return self._run(tx, self._move(_Command("cancel_key", values)))
 
     @overload
     def reschedule(
@@ -130,9 +131,8 @@ class Publisher:
     ) -> bool: ...
     def reschedule(self, tx: Any, key: str, *, delay: Delay | None = None, available_at: datetime | None = None) -> Any:
         """Move the pending event that was published with `key` to another time. False when there is none."""
-        # The same checks as for an event that is published with these values.
-        row = self._row(NewEvent("holdfast.check", {}, key=key, delay=delay, available_at=available_at))
-        values = {"source": self.source, "key": key, "available_at": row.available_at, "delay": row.delay}
+        row = self._keyed(key, delay=delay, available_at=available_at)
+        values = {"source": self.source, "key": row.dedupe_key, "available_at": row.available_at, "delay": row.delay}
         return self._run(tx, self._move(_Command("reschedule_key", values)))
 
     def bind(self, tx: AsyncTransaction) -> BoundPublisher:
@@ -201,6 +201,12 @@ class Publisher:
             "source": self._origin.source,
             "generation": self._origin.generation,
         }
+
+    def _keyed(self, key: str, **time: Any) -> OutboxRow:
+        """The same checks as for an event that is published with these values."""
+        if key is None:
+            raise FieldError("key", "is None", "pass the key that the event was published with")
+        return self._row(NewEvent("holdfast.check", {}, key=key, **time))
 
     def _move(self, command: _Command) -> _Steps[bool]:
         moved = yield command

@@ -81,7 +81,7 @@ class Guard:
 
     async def ping(self) -> None:
         """Tells a dead connection, and keeps the server from ending it as idle."""
-        if self._standing and self._waiting is None:
+        if self._waiting is None:
             with contextlib.suppress(*CONNECTION_FAULTS):
                 await self._ask("ping")
 

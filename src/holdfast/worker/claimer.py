@@ -27,6 +27,8 @@ _GUARD_INTERVAL = 1.0
 # A wake-up that finds nothing is somebody else's event, or noise: so many per second are answered at once.
 _IDLE_WAKEUPS = 20
 _LONGEST_PACE = 0.005
+# Patterns match event types that did not exist before: a busy worker looks for them this often, an idle one always.
+_DISCOVERY_INTERVAL = 1.0
 
 
 class Claimer:
@@ -53,13 +55,14 @@ class Claimer:
         self._held = held
         self._handlers = handlers
         self._counters = counters
-        self._guard = guard
+        self.guard = guard
         self._batch = batch
         self._poll_interval = poll_interval
         self._lanes = {channel: Lanes() for channel in channels}
         self._splits: dict[str, tuple[str, ...]] = {}
         self._interest: Interest | None = None
         self._patterns = False
+        self._discovered_at = 0.0
         self._wakened = asyncio.Event()
         self._rescan = True
         self._streak = 0
@@ -100,6 +103,8 @@ class Claimer:
             return
         self._wakened.clear()
         started = time.monotonic()
+        if self._patterns and started - self._discovered_at >= _DISCOVERY_INTERVAL:
+            self._interest = None
         for lanes in self._lanes.values():
             if self._rescan or lanes.overdue(started - self._poll_interval):
                 lanes.rescan()
@@ -120,15 +125,15 @@ class Claimer:
             await self._idle()  # everything is claimed, and whatever is committed from now on rings
         else:
             self._streak += 1
-            if self._guard is not None and self._guard.standing and self._streak >= _BUSY_AFTER:
-                await self._guard.stand_down()
+            if self.guard is not None and self.guard.standing and self._streak >= _BUSY_AFTER:
+                await self.guard.stand_down()
             if found < room:
                 # Few rows: wait as long as the claim took, so that the next one is worth its round trip.
                 await self._wait(min(took, _LONGEST_PACE))
 
     @property
     def _guarded(self) -> bool:
-        return self._guard is not None and all(map(self._guard.guards, self._lanes))
+        return self.guard is not None and all(map(self.guard.guards, self._lanes))
 
     async def run_once(self, room: int) -> tuple[int, bool]:
         """Claim from every channel. How many rows came, and whether nothing more is there."""
@@ -144,6 +149,7 @@ class Claimer:
                 found += split
                 exhausted = exhausted and split < self._batch
             started = time.monotonic()
+            self._held.claiming()
             records = await self._deliveries.claim(connection, interest.version, channel, lanes.claims(room))
             ended = time.monotonic()
             self._counters.claims += 1
@@ -179,6 +185,7 @@ class Claimer:
             lanes.replace(routing.claimed)
             self._splits[channel] = routing.split
         self._interest = interest
+        self._discovered_at = time.monotonic()
         return interest
 
     def _room(self) -> int:
@@ -207,15 +214,14 @@ class Claimer:
 
     async def _idle(self) -> None:
         connection = await self._connection.use()
-        if self._patterns:
-            self._interest = None  # new event types may have appeared
-        if self._guard is not None:
+        self._discovered_at = 0.0
+        if self.guard is not None:
             for channel in self._lanes:
-                if await self._guard.stand(channel):
+                if await self.guard.stand(channel):
                     self._rescan = True
                     return  # look once more: what was committed before the bell was ours rang for nobody
         timeout = self._poll_interval
-        if self._guard is not None and not self._guarded:
+        if self.guard is not None and not self._guarded:
             timeout = min(timeout, _GUARD_INTERVAL)
         now = time.monotonic()
         for channel, lanes in self._lanes.items():

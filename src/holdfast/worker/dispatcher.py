@@ -25,7 +25,7 @@ from holdfast.handlers import Handler
 from holdfast.outcome import Done, Outcome, Reject, Retry, Snooze
 from holdfast.postgres.deliveries import Delivery
 from holdfast.retry import classify
-from holdfast.telemetry import Counters, Failed, Retried
+from holdfast.telemetry import Counters, Failed, Notice, Observer, Retried
 from holdfast.versions import warn_if_deprecated
 from holdfast.worker.held import Held
 from holdfast.worker.settler import Dead, Delivered, GivenBack, Postponed, Settler
@@ -35,6 +35,8 @@ from holdfast.worker.transactions import LeaseLost, Transactions
 _YIELD_EVERY = 50
 _LONGEST_TICK = 0.5
 _CANCEL_PATIENCE = 1.0
+# How long one of two copies of a key waits for the other: then the claim sees in the inbox what became of it.
+_TWIN_DELAY = 0.5
 
 
 class _Runner:
@@ -69,6 +71,7 @@ class Dispatcher:
         held: Held,
         transactions: Transactions,
         counters: Counters,
+        observe: Observer,
         *,
         concurrency: int,
         threads: int,
@@ -79,6 +82,7 @@ class Dispatcher:
         self._held = held
         self._transactions = transactions
         self._counters = counters
+        self._observe = observe
         self._redact = redact
         self._tick = min(max(shortest_timeout / 10, 0.01), _LONGEST_TICK)
         self._buffer: deque[Delivery] = deque()
@@ -145,6 +149,8 @@ class Dispatcher:
                 for runner in self._runners:
                     if runner.delivery is not None and now >= runner.deadline:
                         runner.cancel("timeout")
+                    elif runner.task is not None and runner.task.done():
+                        self._replace(runner, runner.task)
                 await asyncio.sleep(self._tick)
         finally:
             self._ending = True
@@ -190,6 +196,9 @@ class Dispatcher:
             runner.delivery, runner.deadline = delivery, math.inf
             try:
                 await self._attempt(runner, delivery)
+            except BaseException:
+                self._held.drop(delivery)  # its lease gives it back
+                raise
             finally:
                 runner.delivery = None
                 if self._stopping and not self.running():
@@ -201,6 +210,14 @@ class Dispatcher:
             if streak % _YIELD_EVERY == 0:
                 self._drained.set()
                 await asyncio.sleep(0)
+
+    def _replace(self, runner: _Runner, ended: asyncio.Task[None]) -> None:
+        """Nothing that a handler does should end its runner. If something does, that costs one event."""
+        error = None if ended.cancelled() else ended.exception()
+        details: dict[str, object] = {"error": describe(error or asyncio.CancelledError()).text}
+        self._observe(Notice("error", "runner_failed", details))
+        runner.cause = ""
+        runner.task = asyncio.create_task(self._run(runner))
 
     async def _forget_cancellation(self, runner: _Runner, task: asyncio.Task[None]) -> None:
         """A handler may swallow its cancellation, or cancel itself: the next one must not be hit by it."""
@@ -218,6 +235,8 @@ class Dispatcher:
         record, handler = delivery.record, delivery.handler
         if record["handled"]:
             self._settler.add(Delivered(delivery, record=False))
+        elif delivery.twin:
+            self._settler.add(GivenBack(delivery, _TWIN_DELAY))
         elif record["expired"]:
             self._fail(delivery, "expired", "expired before it could be delivered")
         elif delivery.attempts > handler.retry.budget:
@@ -311,11 +330,11 @@ class Dispatcher:
 
 
 def _call(handler: Handler, event: EventEnvelope, extras: dict[str, Any]) -> object:
-    """In a thread. A future cannot carry StopIteration: whoever waits for it would never be told."""
+    """In a thread. These two cannot be handed to a coroutine that waits: they mean something else to it."""
     try:
         return handler.function(event, **extras)
-    except StopIteration as error:
-        raise RuntimeError("the handler raised StopIteration") from error
+    except (StopIteration, GeneratorExit) as error:
+        raise RuntimeError(f"the handler raised {type(error).__name__}") from error
 
 
 def _decode(delivery: Delivery) -> tuple[EventEnvelope, HandlerContext]:

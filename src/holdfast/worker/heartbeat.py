@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 
 import asyncpg
 
-from holdfast.postgres.connection import PASSING_FAULTS, ReservedConnection
+from holdfast.postgres.connection import PASSING_FAULTS, Address, ReservedConnection
 from holdfast.postgres.deliveries import Deliveries, Delivery
 from holdfast.telemetry import Notice, Observer
 from holdfast.worker.held import Held
@@ -26,7 +26,7 @@ class Heartbeat:
 
     def __init__(
         self,
-        dsn: str,
+        address: Address,
         deliveries: Deliveries,
         held: Held,
         observe: Observer,
@@ -36,7 +36,7 @@ class Heartbeat:
         running: Callable[[], list[Delivery]],
         last_turn: Callable[[], float],
     ) -> None:
-        self._dsn = dsn
+        self._address = address
         self._deliveries = deliveries
         self._held = held
         self._observe = observe
@@ -64,7 +64,7 @@ class Heartbeat:
 
     async def run(self) -> None:
         interval = self._lease / 3
-        connection = ReservedConnection(self._dsn, "heartbeat", statement_timeout=interval)
+        connection = ReservedConnection(self._address, "heartbeat", statement_timeout=interval)
         outage = Outage("heartbeat", self._observe)
         due = time.monotonic() + interval
         try:

@@ -7,22 +7,38 @@ from holdfast.postgres.deliveries import Delivery
 
 
 class Held:
-    """Shared by the loops of a worker and its heartbeat thread, which only ever takes snapshots."""
+    """Shared by the loops of a worker and its heartbeat thread, which only ever takes snapshots.
+
+    The claim looks into the inbox for a key that was handled before, and cannot see that another copy of it is being
+    handled right now. If that happens in this worker, the later copy is marked as a twin, and waits.
+    """
 
     def __init__(self) -> None:
         self._deliveries: dict[UUID, Delivery] = {}
+        self._keys: dict[tuple[str, str], Delivery] = {}
+        # Since the last claim was sent, whose look into the inbox may have been too early.
+        self._let_go: dict[tuple[str, str], UUID] = {}
 
     def __len__(self) -> int:
         return len(self._deliveries)
 
+    def claiming(self) -> None:
+        """A claim is about to be sent."""
+        self._let_go.clear()
+
     def add(self, deliveries: Iterable[Delivery]) -> None:
         for delivery in deliveries:
             self._deliveries[delivery.id] = delivery
+            first = self._keys.setdefault(delivery.key, delivery)
+            delivery.twin = first is not delivery or self._let_go.get(delivery.key, delivery.id) != delivery.id
 
     def drop(self, delivery: Delivery) -> None:
         """Let go of a delivery, unless the row was claimed again meanwhile under another lease."""
         if self._deliveries.get(delivery.id) is delivery:
             del self._deliveries[delivery.id]
+        if self._keys.get(delivery.key) is delivery:
+            del self._keys[delivery.key]
+            self._let_go[delivery.key] = delivery.id
 
     def get(self, identity: UUID) -> Delivery | None:
         return self._deliveries.get(identity)

@@ -5,7 +5,6 @@ A notification is a hint and nothing more: any role may send one. What it says i
 
 import asyncio
 import contextlib
-import secrets
 from collections.abc import Awaitable, Callable
 from typing import Any
 from uuid import UUID
@@ -14,12 +13,11 @@ import asyncpg
 
 from holdfast.postgres.connection import CONNECTION_FAULTS, ReservedConnection
 from holdfast.postgres.queries import Queries
-from holdfast.telemetry import Counters, Notice, Observer
+from holdfast.telemetry import Counters, Observer
 from holdfast.worker.outage import Outage
 
 _LONGEST_WAIT = 30.0
 _PATIENCE = 5.0
-_PROBE_PATIENCE = 2.0
 PING_INTERVAL = 5.0
 
 
@@ -55,11 +53,10 @@ class Listener:
         self._outage = Outage("listen", observe, longest_wait=_LONGEST_WAIT)
         self._gone = asyncio.Event()
         self.healthy = False
-        self.pooled = False
 
     async def run(self) -> None:
         first = True
-        while not self.pooled:
+        while True:
             try:
                 await self._listen()
                 self._outage.over()
@@ -83,37 +80,8 @@ class Listener:
         connection = await self._connection.use()
         self._gone.clear()
         connection.add_termination_listener(self._terminated)
-        if not await self._probe(connection):
-            self.pooled = True
-            self.healthy = False
-            await self._connection.close()
-            details: dict[str, object] = {
-                "cause": "notifications do not arrive: the connection goes through a transaction pooler",
-                "action": f"polling every {self._poll_interval:g} s",
-                "remedy": "give listen_dsn (HOLDFAST_LISTEN_DSN) a direct connection",
-            }
-            self._observe(Notice("error", "listener_pooled", details))
-            return
         for channel in self._channels:
             await connection.add_listener(channel, self._heard)
-
-    async def _probe(self, connection: asyncpg.Connection) -> bool:
-        """Whether a notification reaches this session at all."""
-        channel = f"holdfast_probe_{secrets.token_hex(8)}"
-        arrived = asyncio.Event()
-
-        def heard(*_: object) -> None:
-            arrived.set()
-
-        await connection.add_listener(channel, heard)
-        try:
-            await self._ask(connection, "probe", channel=channel)
-            async with asyncio.timeout(_PROBE_PATIENCE):
-                await arrived.wait()
-        except TimeoutError:
-            return False
-        await connection.remove_listener(channel, heard)
-        return True
 
     async def _ask(self, connection: asyncpg.Connection, name: str, **values: object) -> None:
         statement = self._queries.asyncpg(name)
@@ -121,7 +89,7 @@ class Listener:
 
     async def _watch(self) -> None:
         """Until the connection is gone. A half-open one does not say so: it has to be asked."""
-        while not self.pooled:
+        while True:
             try:
                 async with asyncio.timeout(min(self._poll_interval, PING_INTERVAL)):
                     await self._gone.wait()

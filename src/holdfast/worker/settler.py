@@ -144,8 +144,9 @@ class Settler:
                 await self._send(batch, send)
             except asyncpg.PostgresError as refusal:
                 await self._one_by_one(batch, send, refusal)
-            for settlement in batch:
-                self._held.drop(settlement.delivery)
+            finally:
+                for settlement in batch:
+                    self._held.drop(settlement.delivery)
 
     async def _send(self, batch: list[Some], send: Send[Some]) -> None:
         """Send until the database has answered, or until the leases are surely gone and others have the rows."""

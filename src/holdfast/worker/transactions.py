@@ -8,7 +8,7 @@ import asyncpg
 from holdfast.context import HandlerContext
 from holdfast.envelope import EventEnvelope
 from holdfast.outcome import Done, Outcome, Snooze
-from holdfast.postgres.connection import CONNECT_TIMEOUT
+from holdfast.postgres.connection import CONNECT_TIMEOUT, Address
 from holdfast.postgres.deliveries import Deliveries, Delivery
 from holdfast.telemetry import Counters
 
@@ -27,8 +27,8 @@ class _RolledBack(Exception):
 class Transactions:
     """A pool of its own: handlers that use it up never keep the worker from claiming or settling."""
 
-    def __init__(self, dsn: str, deliveries: Deliveries, counters: Counters, *, size: int) -> None:
-        self._dsn = dsn
+    def __init__(self, address: Address, deliveries: Deliveries, counters: Counters, *, size: int) -> None:
+        self._address = address
         self._deliveries = deliveries
         self._counters = counters
         self._size = size
@@ -39,15 +39,12 @@ class Transactions:
         async with self._opening:
             if self._pool is None:
                 self._pool = await asyncpg.create_pool(
-                    self._dsn,
+                    self._address.dsn,
                     min_size=0,
                     max_size=self._size,
                     timeout=CONNECT_TIMEOUT,
                     max_inactive_connection_lifetime=60,
-                    server_settings={
-                        "application_name": "holdfast handler",
-                        "default_transaction_isolation": "read committed",
-                    },
+                    **self._address.options("handler", {}),
                 )
             return self._pool
 
@@ -64,7 +61,7 @@ class Transactions:
         async with pool.acquire() as connection:
             start()
             try:
-                async with connection.transaction():
+                async with connection.transaction(isolation="read_committed"):
                     try:
                         entered = await self._deliveries.enter(connection, delivery, handler.timeout + _SILENCE)
                     except asyncpg.LockNotAvailableError:

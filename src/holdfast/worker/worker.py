@@ -18,7 +18,7 @@ from holdfast.failure import Redactor, describe
 from holdfast.handlers import HandlerRegistry
 from holdfast.observability.logging import log_fact
 from holdfast.postgres import migrate
-from holdfast.postgres.connection import CONNECTION_FAULTS, PASSING_FAULTS, ReservedConnection
+from holdfast.postgres.connection import CONNECTION_FAULTS, PASSING_FAULTS, Address, ReservedConnection
 from holdfast.postgres.deliveries import Deliveries
 from holdfast.postgres.fleet import Fleet
 from holdfast.postgres.queries import Queries
@@ -56,7 +56,7 @@ class Worker:
         self.settings = settings = settings or WorkerSettings()
         self.id: UUID = uuid7()
         self.counters = Counters()
-        self._dsn = dsn
+        self._address = address = Address(dsn)
         self._registry = registry
         self._observers = tuple(observers)
         self._stop = asyncio.Event()
@@ -64,14 +64,16 @@ class Worker:
         self._beside: asyncio.Task[None] | None = None
 
         queries = Queries(settings.schema)
-        self._deliveries = Deliveries(queries, worker=self.id, generation=settings.generation, lease=settings.lease)
+        self._deliveries = Deliveries(
+            queries, address, worker=self.id, generation=settings.generation, lease=settings.lease
+        )
         self._held = Held()
         handlers = list(registry)
         # A statement that takes longer than this is a sign of trouble, and must end before the lease does.
         limit = settings.lease / 3
-        self._claim_connection = ReservedConnection(dsn, "claim", statement_timeout=limit)
-        self._settle_connection = ReservedConnection(dsn, "settle", statement_timeout=limit)
-        self._maintenance_connection = ReservedConnection(dsn, "maintenance", statement_timeout=limit)
+        self._claim_connection = ReservedConnection(address, "claim", statement_timeout=limit)
+        self._settle_connection = ReservedConnection(address, "settle", statement_timeout=limit)
+        self._maintenance_connection = ReservedConnection(address, "maintenance", statement_timeout=limit)
         self._settler = Settler(
             self._settle_connection,
             self._deliveries,
@@ -83,31 +85,32 @@ class Worker:
             # They are due before the moment until which the claimer means to sleep.
             on_postponed=lambda: self._claimer.wake(),
         )
-        self._transactions = Transactions(dsn, self._deliveries, self.counters, size=settings.connections)
+        self._transactions = Transactions(address, self._deliveries, self.counters, size=settings.connections)
         self._dispatcher = Dispatcher(
             self._settler,
             self._held,
             self._transactions,
             self.counters,
+            self._observe,
             concurrency=settings.concurrency,
             threads=settings.threads,
             shortest_timeout=min(handler.timeout for handler in handlers),
             redact=redact,
         )
+        self._listen_address = Address(settings.listen_dsn) if settings.listen_dsn else address
         self._guard: Guard | None = None
         self._listener: Listener | None = None
         if settings.listen:
             # A process that is frozen while it sleeps makes producers notify: the server ends it as idle.
             idle = 5 * PING_INTERVAL
-            listen_dsn = settings.listen_dsn or dsn
             self._guard = Guard(
-                ReservedConnection(listen_dsn, "guard", idle_timeout=idle),
+                ReservedConnection(self._listen_address, "guard", idle_timeout=idle),
                 queries,
                 self.id,
                 lambda: self._claimer.wake(True),
             )
             self._listener = Listener(
-                ReservedConnection(listen_dsn, "listen", statement_timeout=limit, idle_timeout=idle),
+                ReservedConnection(self._listen_address, "listen", statement_timeout=limit, idle_timeout=idle),
                 queries,
                 settings.served_channels,
                 self.id,
@@ -133,7 +136,7 @@ class Worker:
             poll_interval=settings.poll_interval,
         )
         self._heartbeat = Heartbeat(
-            dsn,
+            address,
             self._deliveries,
             self._held,
             self._observe,
@@ -258,6 +261,7 @@ class Worker:
         outage = Outage("start", self._observe)
         while not self._stop.is_set():
             try:
+                await self._find_poolers()
                 connection = await self._claim_connection.use()
                 await migrate.require_current(connection, self.settings.schema)
                 await self._deliveries.subscribe(connection, self._registry)
@@ -271,6 +275,22 @@ class Worker:
                 except TimeoutError:
                     pass
         return False
+
+    async def _find_poolers(self) -> None:
+        """Behind a transaction pooler nothing can be listened for: say so once, and poll."""
+        await self._address.probe()
+        if self._listener is None:
+            return
+        if self._listen_address is not self._address:
+            await self._listen_address.probe()
+        if self._listen_address.pooled:
+            self._listener = self._guard = self._claimer.guard = None
+            details: dict[str, object] = {
+                "cause": "the connection goes through a transaction pooler, where nothing can be listened for",
+                "action": f"polling every {self.settings.poll_interval:g} s",
+                "remedy": "give listen_dsn (HOLDFAST_LISTEN_DSN) a direct connection",
+            }
+            self._observe(Notice("error", "listener_pooled", details))
 
     async def _keep(self, name: str, loop: Callable[[], Awaitable[None]]) -> None:
         """A loop that ends by a defect is told and started again: the others must not die with it."""

@@ -22,9 +22,5 @@ SELECT pg_advisory_unlock(hashtextextended('core.' || :channel::text, 0))
      , pg_advisory_unlock(hashtextextended('core.' || :channel::text || '/guard', 0))
      , pg_notify(:channel::text, 'unguarded ' || :worker::text);
 
--- name: probe
--- Does a notification reach the session that sends it? Behind a transaction pooler it does not.
-SELECT pg_notify(:channel::text, '');
-
 -- name: ping
 SELECT 1;

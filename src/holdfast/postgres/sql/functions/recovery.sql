@@ -84,20 +84,27 @@ BEGIN
 END
 $$;
 
--- require_source: a source that no role owns is open to every producer; an owned one only to its roles.
+-- require_source: a source that no role owns is open to every producer; an owned one only to its roles. Inside a
+-- SECURITY DEFINER function current_user is its owner; who called is the role that was SET, or else the login.
 CREATE OR REPLACE FUNCTION core.require_source(p_source text)
 RETURNS void
 LANGUAGE plpgsql STABLE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
+DECLARE
+    caller name := coalesce(nullif(current_setting('role'), 'none'), session_user);
 BEGIN
     IF EXISTS (SELECT FROM core.sources s WHERE s.source = p_source)
        AND NOT EXISTS (SELECT FROM core.sources s WHERE s.source = p_source
-                       AND pg_has_role(session_user, to_regrole(quote_ident(s.role_name)), 'MEMBER')) THEN
-        RAISE EXCEPTION 'source % belongs to another role', p_source USING ERRCODE = 'insufficient_privilege';
+                       AND pg_has_role(caller, to_regrole(quote_ident(s.role_name)), 'MEMBER')) THEN
+        RAISE EXCEPTION 'source % belongs to another role', p_source
+            USING ERRCODE = 'insufficient_privilege', HINT = 'Ask the owner of the schema for a line in core.sources.';
     END IF;
 END
 $$;
+
+-- The functions below lock the key before the event, so that they never wait for each other in a circle; and they move
+-- only events of the source that was asked about, because a caller chooses the id that a key is held for.
 
 -- outbox_hold_key: a producer's key belongs to one pending event. Answers the id of the event that holds it: the new
 -- one, which the caller then inserts, or the one that is there, which p_available_at (if given) reschedules.
@@ -116,13 +123,10 @@ BEGIN
     IF holder = p_id THEN
         RETURN p_id;
     END IF;
-    IF p_reschedule THEN
-        UPDATE core.outbox o SET available_at = coalesce(p_available_at, now())
-        WHERE o.id = holder AND o.status = 'pending';
-    ELSE
-        PERFORM FROM core.outbox o WHERE o.id = holder AND o.status = 'pending';
+    IF p_reschedule AND core.outbox_retime(holder, p_source, coalesce(p_available_at, now())) > 0 THEN
+        RETURN holder;
     END IF;
-    IF FOUND THEN
+    IF EXISTS (SELECT FROM core.outbox o WHERE o.id = holder AND o.source = p_source AND o.status = 'pending') THEN
         RETURN holder;
     END IF;
     UPDATE core.outbox_keys k SET event_id = p_id WHERE k.source = p_source AND k.dedupe_key = p_key;
@@ -138,16 +142,19 @@ SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     holder uuid;
-    n      int;
 BEGIN
     PERFORM core.require_source(p_source);
-    DELETE FROM core.outbox_keys k WHERE k.source = p_source AND k.dedupe_key = p_key RETURNING k.event_id INTO holder;
+    SELECT k.event_id INTO holder FROM core.outbox_keys k
+    WHERE k.source = p_source AND k.dedupe_key = p_key FOR UPDATE;
     UPDATE core.outbox o
     SET status = 'failed', failure_reason = 'cancelled', failed_at = now(), settled_at = now(), deleted_at = now(),
         last_error = 'cancelled by its producer'
-    WHERE o.id = holder AND o.status = 'pending';
-    GET DIAGNOSTICS n = ROW_COUNT;
-    RETURN n;
+    WHERE o.id = holder AND o.source = p_source AND o.status = 'pending';
+    IF NOT FOUND THEN
+        RETURN 0;   -- a running event keeps its key: it may be pending again
+    END IF;
+    DELETE FROM core.outbox_keys k WHERE k.source = p_source AND k.dedupe_key = p_key;
+    RETURN 1;
 END
 $$;
 
@@ -158,20 +165,37 @@ LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    v_channel text;
+    holder uuid;
 BEGIN
     PERFORM core.require_source(p_source);
     IF p_available_at IS NULL OR NOT isfinite(p_available_at) THEN
         RAISE EXCEPTION 'p_available_at must be a time' USING ERRCODE = 'invalid_parameter_value';
     END IF;
+    SELECT k.event_id INTO holder FROM core.outbox_keys k
+    WHERE k.source = p_source AND k.dedupe_key = p_key FOR UPDATE;
+    RETURN core.outbox_retime(holder, p_source, p_available_at);
+END
+$$;
+
+-- outbox_retime: a pending event to another time. Workers look again: it may be due earlier than they sleep, or lie below
+-- their marks. Like the bell, it is silent in a transaction that opted out for two-phase commit.
+CREATE OR REPLACE FUNCTION core.outbox_retime(p_id uuid, p_source text, p_available_at timestamptz)
+RETURNS int
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_channel text;
+BEGIN
     UPDATE core.outbox o SET available_at = p_available_at
-    FROM core.outbox_keys k
-    WHERE k.source = p_source AND k.dedupe_key = p_key AND o.id = k.event_id AND o.status = 'pending'
+    WHERE o.id = p_id AND o.source = p_source AND o.status = 'pending'
     RETURNING o.channel INTO v_channel;
     IF NOT FOUND THEN
         RETURN 0;
     END IF;
-    PERFORM pg_notify(v_channel, 'rescan');
+    IF current_setting('holdfast.notify', true) IS DISTINCT FROM 'off' THEN
+        PERFORM pg_notify(v_channel, 'rescan');
+    END IF;
     RETURN 1;
 END
 $$;

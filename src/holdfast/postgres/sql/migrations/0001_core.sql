@@ -106,8 +106,8 @@ CREATE TABLE core.outbox (
     CONSTRAINT outbox_failure_reason CHECK (failure_reason IN
         ('max_deliveries', 'retry_terminal', 'rejected', 'cancelled', 'expired')),
     CONSTRAINT outbox_payload_present CHECK (payload IS NOT NULL OR deleted_at IS NOT NULL),
-    -- The library refuses at 256 KiB of JSON text; this wall is for writers that do not use it. The size of
-    -- the stored datum is free to ask for, the text is only rendered for what is large.
+    -- The library refuses at 256 KiB of JSON text; this wall is for writers that do not use it. The text is measured
+    -- once, by the trigger; the size of the stored datum is free to ask for on every update.
     CONSTRAINT outbox_payload_size CHECK (pg_column_size(payload) <= 262144
                                           OR octet_length(payload::text) <= 524288),
     CONSTRAINT outbox_headers_size CHECK (pg_column_size(headers) <= 65536),
@@ -116,6 +116,7 @@ CREATE TABLE core.outbox (
     CONSTRAINT outbox_keys CHECK (octet_length(idempotency_key) BETWEEN 1 AND 1020
                                   AND octet_length(ordering_key) BETWEEN 1 AND 1020
                                   AND octet_length(dedupe_key) BETWEEN 1 AND 1020),
+    CONSTRAINT outbox_texts CHECK (octet_length(trace_context) <= 1020 AND octet_length(content_class) BETWEEN 1 AND 800),
     CONSTRAINT outbox_numbers CHECK (event_version >= 1 AND generation >= 0 AND attempts >= 0
                                      AND priority BETWEEN 0 AND 2),
     -- Every driver can represent these years, and every claim looks at them. An event may be held until infinity.
@@ -224,6 +225,17 @@ BEGIN
     ELSIF NEW.target !~ '^[^/*[:space:][:cntrl:]]{1,200}$' THEN
         RAISE EXCEPTION 'target must be NULL or 1 to 200 characters without spaces, "/" or "*"'
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Name one context, like billing, or leave it NULL for all.';
+    ELSIF octet_length(NEW.payload::text) > 524288 THEN
+        RAISE EXCEPTION 'payload has % bytes of JSON text, 524288 are allowed', octet_length(NEW.payload::text)
+            USING ERRCODE = 'check_violation', CONSTRAINT = 'outbox_payload_size',
+                  HINT = 'Store the data elsewhere and publish a reference to it.';
+    ELSIF jsonb_typeof(NEW.headers) <> 'object' THEN
+        RAISE EXCEPTION 'headers must be NULL or a JSON object, not %', jsonb_typeof(NEW.headers)
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Write them like {"tenant": "acme"}.';
+    ELSIF octet_length(NEW.headers::text) > 65536 THEN
+        RAISE EXCEPTION 'headers have % bytes of JSON text, 65536 are allowed', octet_length(NEW.headers::text)
+            USING ERRCODE = 'check_violation', CONSTRAINT = 'outbox_headers_size',
+                  HINT = 'Put the data into the payload.';
     END IF;
     NEW.idempotency_key := coalesce(NEW.idempotency_key, NEW.id::text);
     RETURN NEW;
@@ -235,7 +247,11 @@ CREATE TRIGGER outbox_fill BEFORE INSERT ON core.outbox FOR EACH ROW
           OR jsonb_typeof(NEW.payload) IS DISTINCT FROM 'object'
           OR NEW.event_type !~ '^[^/*[:space:][:cntrl:]]{1,200}$'
           OR NEW.source !~ '^[^/*[:space:][:cntrl:]]{1,200}$'
-          OR NEW.target !~ '^[^/*[:space:][:cntrl:]]{1,200}$')
+          OR NEW.target !~ '^[^/*[:space:][:cntrl:]]{1,200}$'
+          -- As text: 1e131071 takes eight bytes in jsonb, and a few thousand of them would fail every claim that meets
+          -- the row.
+          OR octet_length(NEW.payload::text) > 524288
+          OR jsonb_typeof(NEW.headers) <> 'object' OR octet_length(NEW.headers::text) > 65536)
     EXECUTE FUNCTION core.outbox_fill();
 
 -- The bell. A NOTIFY takes a lock that is held across the commit's flush, so producers that notify cannot

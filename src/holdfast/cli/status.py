@@ -1,0 +1,183 @@
+"""holdfast status: what waits, for whom, since when, and who works on it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import asdict
+from datetime import datetime
+from typing import Annotated, Any
+from uuid import UUID
+
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from holdfast.cli import environment
+from holdfast.cli.environment import DsnOption, SchemaOption
+from holdfast.postgres import migrate, reads
+from holdfast.postgres.connection import Address, connect
+from holdfast.postgres.reads import MOST, MOST_IN_LANE, MOST_LANES, Lane, Status
+
+
+def status(
+    dsn: DsnOption = None,
+    schema: SchemaOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON; with --watch one line each time.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Look again and again, until Ctrl-C.")] = False,
+    interval: Annotated[float, typer.Option(min=0.2, help="Seconds between looks, with --watch.")] = 2.0,
+) -> None:
+    """Show what is pending, in flight, delayed and failed, and who works on it. Delivered events are not counted."""
+    name, address = environment.schema(schema), environment.dsn(dsn)
+    try:
+        asyncio.run(_look(address, name, as_json, interval if watch else None))
+    except KeyboardInterrupt:
+        if not watch:
+            raise
+
+
+async def _look(address: str, schema: str, as_json: bool, interval: float | None) -> None:
+    where = Address(address)
+    await where.probe()
+    connection = await connect(where, "status", statement_timeout=30)
+    try:
+        await migrate.require_current(connection, schema)
+        if interval is None:
+            found = await reads.status(connection, schema)
+            if as_json:
+                typer.echo(json.dumps(as_data(schema, found), indent=2, default=_plain))
+            else:
+                Console().print(_shown(schema, found))
+            return
+        if as_json:
+            while True:
+                found = await reads.status(connection, schema)
+                typer.echo(json.dumps(as_data(schema, found), default=_plain))
+                await asyncio.sleep(interval)
+        with Live(console=Console(), auto_refresh=False, screen=Console().is_terminal) as live:
+            while True:
+                live.update(_shown(schema, await reads.status(connection, schema)), refresh=True)
+                await asyncio.sleep(interval)
+    finally:
+        await connection.close(timeout=2)
+
+
+# --- for machines ---
+
+
+def as_data(schema: str, found: Status) -> dict[str, Any]:
+    """A count that equals its limit means "or more"."""
+    return {
+        "schema": schema,
+        "notify": found.bell,
+        "pending": found.pending,
+        "in_flight": found.in_flight,
+        "abandoned": found.abandoned,
+        "delayed": found.delayed,
+        "failed": found.failed,
+        "oldest_pending_s": found.oldest,
+        "limits": {"open": MOST, "failed": MOST, "open_in_lane": MOST_IN_LANE, "lanes": MOST_LANES},
+        "open_is_more": found.open_is_more,
+        "lanes": [asdict(lane) | {"handler_name": lane.handler_name} for lane in found.lanes],
+        "unrouted": sorted({lane.event_type for lane in found.unrouted if lane.event_type}),
+        "unserved_channels": [{"channel": c, "generation": g} for c, g in found.unserved],
+        "workers": [asdict(worker) for worker in found.workers],
+    }
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, UUID):
+        return str(value)
+    raise TypeError(type(value).__name__)
+
+
+# --- for people ---
+
+
+def _shown(schema: str, found: Status) -> RenderableType:
+    parts: list[RenderableType] = [_counts(schema, found)]
+    parts += [Text(f"! {warning}", style="yellow") for warning in warnings(found)]
+    if found.lanes:
+        parts.append(_lanes(found))
+    parts.append(_workers(found) if found.workers else Text("no workers", style="yellow"))
+    return Group(*parts)
+
+
+def _counts(schema: str, found: Status) -> RenderableType:
+    more = "+" if found.open_is_more else ""
+    line = Text(f"schema {schema}  ", style="dim")
+    for name, value in (
+        ("pending", f"{found.pending}{more}"),
+        ("in flight", f"{found.in_flight}{more}"),
+        ("delayed", f"{found.delayed}{more}"),
+        ("failed", f"{found.failed}{'+' if found.failed_is_more else ''}"),
+        ("oldest", "-" if found.oldest is None else f"{found.oldest:.1f} s"),
+        ("notify", found.bell or "missing"),
+    ):
+        line.append(f" {name} ", style="dim").append(value, style="bold")
+    return line
+
+
+def warnings(found: Status) -> list[str]:
+    """What somebody should look into, in words, with what to do."""
+    said = [
+        f"channel {channel}, generation {generation}: events wait and no living worker serves it; "
+        f"start one with --channel {channel} --generation {generation}"
+        for channel, generation in found.unserved
+    ]
+    nowhere = set(found.unserved)
+    for lane in found.lanes:
+        where = f"on {lane.channel}, generation {lane.generation}"
+        if not lane.routed:
+            to = f" for {lane.target}" if lane.target else ""
+            said.append(f"{lane.event_type}{to} {where}: no handler is interested; the events wait for one")
+        elif not lane.served and (lane.channel, lane.generation) not in nowhere:
+            said.append(f"{lane.route} {where}: no living worker has a handler for it")
+    said += [
+        f"worker {worker.name} is silent for {worker.silent_for:.0f} s; its events come back when their leases end"
+        for worker in found.workers
+        if not worker.living
+    ]
+    if found.abandoned:
+        said.append(f"{found.abandoned} in flight have outlived their lease; the next claim takes them")
+    if found.bell is None:
+        said.append("the trigger outbox_bell is missing; holdfast notify when_idle makes it")
+    return said
+
+
+def _lanes(found: Status) -> Table:
+    table = Table("lane", "channel", "generation", "open", "oldest due", "", box=None, header_style="dim")
+    for lane in found.lanes:
+        open_ = f"{lane.open}{'+' if lane.open >= MOST_IN_LANE else ''}"
+        oldest = "-" if lane.oldest is None else f"{lane.oldest:.1f} s"
+        table.add_row(lane.route, lane.channel, str(lane.generation), open_, oldest, _state(lane))
+    if len(found.lanes) >= MOST_LANES:
+        table.add_row("… and more", "", "", "", "", "")
+    return table
+
+
+def _state(lane: Lane) -> str:
+    if not lane.routed:
+        return "unrouted"
+    return "" if lane.served else "not served"
+
+
+def _workers(found: Status) -> Table:
+    table = Table(
+        "worker", "process", "version", "generation", "channels", "handlers", "heartbeat", box=None, header_style="dim"
+    )
+    for worker in found.workers:
+        table.add_row(
+            worker.name,
+            f"{worker.host}:{worker.pid}",
+            worker.version,
+            str(worker.generation),
+            ", ".join(worker.channels),
+            str(len(worker.handlers)),
+            f"{worker.silent_for:.0f} s ago" if worker.living else f"SILENT for {worker.silent_for:.0f} s",
+        )
+    return table

@@ -1,0 +1,59 @@
+"""Changing when commits notify: when a worker sleeps, always, or never."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from holdfast.postgres.ddl import MigrationRefused, change, connect, one_at_a_time
+from holdfast.postgres.ownership import OWNER, Facts, inspect
+from holdfast.postgres.queries import Queries
+
+Mode = Literal["when_idle", "always", "never"]
+
+
+async def mode(dsn: str, schema: str = "core") -> str:
+    """How the bell is set now."""
+    queries = Queries(schema)
+    connection = await connect(dsn)
+    try:
+        _require_ours(await inspect(connection, queries), schema)
+        found: str | None = await connection.fetchval(queries.asyncpg("read_bell").sql)
+        return found or "missing"
+    finally:
+        await connection.close()
+
+
+async def set_mode(dsn: str, wanted: Mode, schema: str = "core") -> str:
+    """Set the bell and return how it was set before. Waits at most two seconds for the table at a time."""
+    queries = Queries(schema)
+    connection = await connect(dsn)
+    try:
+        async with one_at_a_time(connection, queries, lambda: None):
+            facts = await inspect(connection, queries)
+            _require_ours(facts, schema)
+            before: str | None = await connection.fetchval(queries.asyncpg("read_bell").sql)
+            if before != wanted:
+
+                async def work() -> None:
+                    if facts.schema_owner == OWNER:
+                        await connection.execute(queries.asyncpg("become_owner").sql)
+                    if wanted != "never":
+                        await connection.execute(queries.asyncpg("drop_bell").sql)
+                    await connection.execute(queries.asyncpg(f"bell_{wanted}").sql)
+
+                await change(connection, queries, f"setting the bell of {schema}", work)
+            return before or "missing"
+    finally:
+        await connection.close()
+
+
+def _require_ours(facts: Facts, schema: str) -> None:
+    if not facts.has_ledger:
+        raise MigrationRefused(
+            f"there is no Holdfast in the schema {schema} of the database {facts.database}",
+            "install it: holdfast migrate apply, or name its schema: --schema",
+        )
+    if facts.schema_owner == OWNER and not facts.may_become_owner and not facts.superuser:
+        raise MigrationRefused(
+            f"{facts.login} may not become {OWNER}", f"as an administrator: GRANT {OWNER} TO {facts.login}"
+        )

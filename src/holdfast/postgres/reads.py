@@ -1,0 +1,119 @@
+"""What an operator sees: what waits, for whom, since when, and who works on it.
+
+Nothing here counts settled rows, so a look costs the same beside ten delivered events or ten million. Counts end at a
+limit: one that equals its limit means "or more".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from uuid import UUID
+
+import asyncpg
+
+from holdfast.postgres.queries import Queries
+
+MOST = 100_000
+MOST_IN_LANE = 10_000
+MOST_LANES = 200
+MOST_WORKERS = 200
+# Workers beat every ten seconds; one that missed three is silent.
+SILENCE = timedelta(seconds=30)
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """Open events of one route: a handler's own, or those of an event type before they are known to be owed to one."""
+
+    channel: str
+    generation: int
+    route: str
+    target: str | None
+    event_type: str | None  # None: a handler's lane
+    open: int
+    oldest: float | None  # seconds since the first one is due; None: nothing is due
+    routed: bool  # somebody is interested
+    served: bool  # a living worker takes from it
+
+    @property
+    def handler_name(self) -> str | None:
+        return self.route if self.event_type is None else None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSeen:
+    """A worker that has not said goodbye."""
+
+    id: UUID
+    name: str
+    host: str
+    pid: int
+    version: str
+    generation: int
+    channels: list[str]
+    handlers: list[str]
+    started_at: datetime
+    heartbeat_at: datetime
+    silent_for: float
+    living: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """One moment of a schema."""
+
+    pending: int
+    delayed: int
+    in_flight: int
+    abandoned: int  # of those in flight: the lease has ended, and the next claim takes them
+    failed: int
+    open_is_more: bool  # there are more open rows than were counted
+    lanes: list[Lane]
+    unserved: list[tuple[str, int]]  # channel and generation
+    workers: list[WorkerSeen]
+    bell: str | None
+
+    @property
+    def failed_is_more(self) -> bool:
+        return self.failed >= MOST
+
+    @property
+    def oldest(self) -> float | None:
+        """Seconds since the first pending event is due."""
+        return max((lane.oldest for lane in self.lanes if lane.oldest is not None), default=None)
+
+    @property
+    def unrouted(self) -> list[Lane]:
+        return [lane for lane in self.lanes if not lane.routed]
+
+
+async def status(connection: asyncpg.Connection, schema: str = "core") -> Status:
+    """Look once, in one snapshot."""
+    queries = Queries(schema)
+
+    async def fetch(name: str, **values: object) -> list[asyncpg.Record]:
+        statement = queries.asyncpg(name)
+        rows: list[asyncpg.Record] = await connection.fetch(statement.sql, *statement.bind(values))
+        return rows
+
+    async with connection.transaction(isolation="repeatable_read", readonly=True):
+        await fetch("begin_read")
+        (counts,) = await fetch("count_open", most=MOST)
+        (failed,) = await fetch("count_failed", most=MOST)
+        lanes = await fetch("list_lanes", most_lanes=MOST_LANES, most_in_lane=MOST_IN_LANE, silence=SILENCE)
+        unserved = await fetch("list_unserved", silence=SILENCE)
+        workers = await fetch("list_workers", most_workers=MOST_WORKERS, silence=SILENCE)
+        bell = await fetch("read_bell")
+    return Status(
+        pending=counts["pending"],
+        delayed=counts["delayed"],
+        in_flight=counts["in_flight"],
+        abandoned=counts["abandoned"],
+        failed=failed["count"],
+        open_is_more=counts["examined"] >= MOST,
+        lanes=[Lane(**row) for row in lanes],
+        unserved=[(row["channel"], row["generation"]) for row in unserved],
+        workers=[WorkerSeen(**row) for row in workers],
+        bell=bell[0][0] if bell else None,
+    )

@@ -1,0 +1,84 @@
+-- What operators look at. Nothing here counts settled rows: of those there are millions, and a look must stay as
+-- cheap as on the first day. Open and failed rows are found by their partial indexes, and every count ends at a limit.
+
+-- name: begin_read
+-- One snapshot for all the answers. A scan of the whole table is never what is wanted here, whatever the statistics
+-- say; and a look must not become a burden.
+SELECT set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true),
+       set_config('statement_timeout', '15s', true), set_config('search_path', 'pg_catalog, pg_temp', true);
+
+-- name: count_open
+-- The condition on ordering_key is that of the index: without it there is none for these rows.
+SELECT count(*) FILTER (WHERE o.status = 'pending' AND o.available_at <= now()) AS pending,
+       count(*) FILTER (WHERE o.status = 'pending' AND o.available_at > now()) AS delayed,
+       count(*) FILTER (WHERE o.status = 'in_flight') AS in_flight,
+       count(*) FILTER (WHERE o.status = 'in_flight' AND o.lease_expires_at < now()) AS abandoned,
+       count(*) AS examined
+FROM (SELECT status, available_at, lease_expires_at FROM core.outbox
+      WHERE settled_at IS NULL AND ordering_key IS NULL
+      LIMIT :most::int) o;
+
+-- name: count_failed
+SELECT count(*) FROM (
+    SELECT FROM core.outbox WHERE failed_at IS NOT NULL AND deleted_at IS NULL
+    ORDER BY failed_at LIMIT :most::int) o;
+
+-- name: list_lanes
+-- Lanes by a loose index scan, then for each one: how much is open, since when the first of it is due, whether anybody
+-- is interested, and whether a worker that lives serves it. A route with a slash is an event's own, before it is known
+-- to whom it is owed; any other is a handler's name.
+WITH lane AS MATERIALIZED (
+    SELECT c.channel, c.generation, l.route,
+           CASE WHEN strpos(l.route, '/') > 0 THEN nullif(split_part(l.route, '/', 1), '*') END AS target,
+           CASE WHEN strpos(l.route, '/') > 0 THEN split_part(l.route, '/', 2) END AS event_type
+    FROM core.outbox_channels() c CROSS JOIN LATERAL core.outbox_lanes(c.channel, c.generation) AS l (route)
+    LIMIT :most_lanes::int),
+living AS MATERIALIZED (
+    SELECT w.generation, w.channels, w.handlers FROM core.workers w
+    WHERE w.stopped_at IS NULL AND w.heartbeat_at > now() - :silence::interval)
+SELECT lane.channel, lane.generation, lane.route, lane.target, lane.event_type,
+       (SELECT count(*) FROM (
+            SELECT FROM core.outbox o
+            WHERE o.settled_at IS NULL AND o.ordering_key IS NULL
+              AND o.channel = lane.channel AND o.generation = lane.generation AND o.route = lane.route
+            LIMIT :most_in_lane::int) o) AS open,
+       (SELECT extract(epoch FROM now() - min(first.available_at))::float8
+        FROM unnest('{0,1,2}'::smallint[]) AS level (priority)
+        CROSS JOIN LATERAL (
+            SELECT o.available_at FROM core.outbox o
+            WHERE o.settled_at IS NULL AND o.ordering_key IS NULL
+              AND o.channel = lane.channel AND o.generation = lane.generation AND o.route = lane.route
+              AND o.priority = level.priority AND o.available_at <= now() AND o.status = 'pending'
+            ORDER BY o.available_at LIMIT 1) first) AS oldest,
+       (lane.event_type IS NULL
+        OR EXISTS (SELECT FROM core.subscriptions s
+                   WHERE s.retired_at IS NULL AND lane.event_type LIKE s.pattern
+                     AND (lane.target IS NULL OR lane.target = s.context))) AS routed,
+       EXISTS (SELECT FROM living w
+               WHERE w.generation = lane.generation AND lane.channel = ANY (w.channels)
+                 AND (lane.route = ANY (w.handlers)
+                      OR EXISTS (SELECT FROM core.subscriptions s
+                                 WHERE s.retired_at IS NULL AND s.handler_name = ANY (w.handlers)
+                                   AND lane.event_type LIKE s.pattern
+                                   AND (lane.target IS NULL OR lane.target = s.context)))) AS served
+FROM lane
+ORDER BY lane.channel, lane.generation, lane.route;
+
+-- name: list_unserved
+-- Channels that have open rows and no living worker (OBX-4).
+SELECT c.channel, c.generation
+FROM core.outbox_channels() c
+WHERE NOT EXISTS (SELECT FROM core.workers w
+                  WHERE w.stopped_at IS NULL AND w.heartbeat_at > now() - :silence::interval
+                    AND w.generation = c.generation AND c.channel = ANY (w.channels))
+ORDER BY c.channel, c.generation;
+
+-- name: list_workers
+-- Those that did not say goodbye, the latest heard of first. One that has long been silent was killed.
+SELECT w.id, w.name, w.host, w.pid, w.version, w.generation, w.channels, w.handlers, w.started_at, w.heartbeat_at,
+       extract(epoch FROM now() - w.heartbeat_at)::float8 AS silent_for,
+       w.heartbeat_at > now() - :silence::interval AS living
+FROM core.workers w
+WHERE w.stopped_at IS NULL
+ORDER BY w.heartbeat_at DESC
+LIMIT :most_workers::int;

@@ -1,0 +1,121 @@
+"""LSN-2 behind a real pgbouncer in transaction mode: the worker says so once, and everything works by polling."""
+
+import asyncio
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import asyncpg
+import pytest
+
+from holdfast import EventEnvelope, HandlerRegistry, Publisher
+from tests.acceptance.support import Facts, drained, running, until
+from tests.report import used
+
+PGBOUNCER = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+CONFIGURATION = """
+[databases]
+* = host={host} port={port} user={user} password={password}
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = {listen}
+unix_socket_dir =
+auth_type = any
+pool_mode = transaction
+default_pool_size = 5
+"""
+
+
+@pytest.fixture
+async def pooled_dsn(dsn: str, tmp_path: Path) -> AsyncIterator[str]:
+    if PGBOUNCER is None:
+        pytest.skip("pgbouncer is not on this machine; on Debian: apt-get install pgbouncer")
+    parts = urlsplit(dsn)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    configuration = tmp_path / "pgbouncer.ini"
+    configuration.write_text(
+        CONFIGURATION.format(
+            host=parts.hostname, port=parts.port, user=parts.username, password=parts.password, listen=port
+        )
+    )
+    account = pwd.getpwnam("nobody") if os.geteuid() == 0 else None  # it refuses to run as root
+    for path in (configuration, tmp_path, *tmp_path.parents[:2]) if account else ():
+        path.chmod(0o755)
+    process = subprocess.Popen(
+        [PGBOUNCER, "-q", str(configuration)], user=account.pw_uid if account else None, stderr=subprocess.DEVNULL
+    )
+    address = f"postgresql://{parts.username}@127.0.0.1:{port}{parts.path}"
+    try:
+
+        async def answers() -> bool:
+            try:
+                connection = await asyncpg.connect(address, statement_cache_size=0)
+            except (OSError, asyncpg.PostgresError):
+                return False
+            await connection.close()
+            return True
+
+        await until(answers, what="pgbouncer answers")
+        used("pgbouncer in transaction mode")
+        yield address
+    finally:
+        process.kill()
+        process.wait()
+
+
+async def test_a_worker_behind_a_transaction_pooler_polls(
+    dsn: str, pooled_dsn: str, conn: asyncpg.Connection
+) -> None:
+    """LSN-2, OBX-7: one error that names the cause, no lock or setting left in anybody's session, nothing lost."""
+    await conn.execute("CREATE TABLE ledger (event_id text PRIMARY KEY)")
+    registry, facts, publisher = HandlerRegistry(), Facts(), Publisher("shop")
+    outside: list[str] = []
+
+    @registry.handler("order.placed", name="billing.charge")
+    async def charge(event: EventEnvelope) -> None:
+        outside.append(event.payload["n"])
+
+    @registry.handler("order.shipped", name="ledger.record")
+    async def record(event: EventEnvelope, tx: asyncpg.Connection) -> None:
+        await tx.execute("INSERT INTO ledger VALUES ($1)", event.payload["n"])
+
+    async with running(pooled_dsn, registry, facts, poll_interval=0.2):
+        for n in range(50):
+            async with conn.transaction():
+                await publisher.publish(conn, "order.placed", {"n": str(n)})
+                await publisher.publish(conn, "order.shipped", {"n": str(n)})
+            if n % 10 == 0:
+                await asyncio.sleep(0.1)  # let it poll in between: statements move between sessions
+        await drained(conn)
+        assert await conn.fetchval("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'") == 0
+    assert sorted(outside, key=int) == [str(n) for n in range(50)]
+    assert await conn.fetchval("SELECT count(*) FROM ledger") == 50
+    (notice,) = facts.notices("listener_pooled")
+    assert "pooler" in str(notice.details["cause"]) and "listen_dsn" in str(notice.details["remedy"])
+    assert facts.notices("database_unavailable") == []
+
+
+async def test_a_direct_listening_connection_restores_the_bell(
+    dsn: str, pooled_dsn: str, conn: asyncpg.Connection
+) -> None:
+    """OBX-7: listen_dsn may bypass the pooler, and then nothing has to wait for the polling interval."""
+    registry, arrived = HandlerRegistry(), asyncio.Event()
+
+    @registry.handler("order.placed", name="billing.charge")
+    async def charge(event: EventEnvelope) -> None:
+        arrived.set()
+
+    async with running(pooled_dsn, registry, poll_interval=3600, listen_dsn=dsn) as worker:
+        await until(lambda: worker.listening, what="the worker listens")
+        async with conn.transaction():
+            await Publisher("shop").publish(conn, "order.placed", {})
+        async with asyncio.timeout(5):
+            await arrived.wait()
+        await drained(conn)
