@@ -105,6 +105,46 @@ def horizon_summary(results: Results) -> dict[str, Any]:
     return against_raw(results) | {"last_to_first": middle(results, "holdfast", "last_to_first")}
 
 
+def transactional(quick: bool) -> list[Arm]:
+    options = {"count": 4_000 if quick else 20_000}
+    return [Arm("holdfast", "holdfast", "transactional", options), Arm("raw", "raw", "transactional", options)]
+
+
+def failures(quick: bool) -> list[Arm]:
+    options = {"count": 10_000 if quick else 30_000}
+    return [
+        Arm("holdfast", "holdfast", "failures", options),
+        Arm("retried", "holdfast", "failures", options | {"kind": "retried"}),
+        Arm("raw", "raw", "failures", options),
+    ]
+
+
+def fanout(quick: bool) -> list[Arm]:
+    options = {"count": 6_000 if quick else 20_000, "handlers": 3}
+    return [Arm("holdfast", "holdfast", "fanout", options), Arm("raw", "raw", "fanout", options)]
+
+
+def large(quick: bool) -> list[Arm]:
+    options = {"count": 3_000 if quick else 10_000, "size": 10_000}
+    return [Arm("holdfast", "holdfast", "drain", options), Arm("raw", "raw", "drain", options)]
+
+
+def growth(quick: bool) -> list[Arm]:
+    count, kept = (10_000, 200_000) if quick else (50_000, 10_000_000)
+    return [
+        Arm("holdfast", "holdfast", "drain", {"count": count}),
+        Arm("kept", "holdfast", "drain", {"count": count, "kept": kept}),
+        Arm("raw", "raw", "drain", {"count": count}),
+    ]
+
+
+def memory(quick: bool) -> list[Arm]:
+    # `kept` is how many of the backlog are handled before the peak is read.
+    many = {"count": 200_000 if quick else 1_000_000, "kept": 20_000}
+    big = {"count": 500 if quick else 2_000, "size": 260_000}
+    return [Arm("holdfast", "holdfast", "memory", many), Arm("large", "holdfast", "memory", big)]
+
+
 BENCHMARKS = {
     each.name: each
     for each in (
@@ -130,6 +170,32 @@ BENCHMARKS = {
             horizon,
             horizon_summary,
             repeats=3,
+            quick_repeats=1,
+        ),
+        Benchmark(
+            "transactional", "How fast are handlers that write in the same transaction?", transactional, against_raw
+        ),
+        Benchmark("failures", "How fast do events fail for good, and after a retry?", failures, against_raw),
+        Benchmark("fanout", "How fast are three handlers per event, in deliveries?", fanout, against_raw),
+        Benchmark("large", "How fast are payloads of 10 KB?", large, against_raw),
+        Benchmark(
+            "growth",
+            "Do the events that are kept slow the drain down?",
+            growth,
+            lambda results: against_raw(results) | {"kept_to_empty": ratio(results, "kept", "holdfast")},
+            repeats=2,
+            quick_repeats=1,
+        ),
+        Benchmark(
+            "memory",
+            "How much memory does a worker need with a backlog of many, and of large, events?",
+            memory,
+            lambda results: {
+                "holdfast": 0.0,
+                "rss_mb": middle(results, "holdfast", "rss_mb"),
+                "rss_mb_large": middle(results, "large", "rss_mb"),
+            },
+            repeats=1,
             quick_repeats=1,
         ),
     )

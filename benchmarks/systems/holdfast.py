@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Any
 
 import asyncpg
@@ -12,7 +13,7 @@ from benchmarks.systems.process import database_of, main
 from benchmarks.systems.raw import BUSINESS, timed_producers
 from benchmarks.systems.tables import held_snapshot, prepare, quarters
 from benchmarks.workload import EVENT_TYPE, PAYLOAD, quantile
-from holdfast import EventEnvelope, HandlerRegistry, NewEvent, Publisher, Worker
+from holdfast import EventEnvelope, HandlerRegistry, NewEvent, Publisher, RetryPolicy, Worker
 
 
 async def drain(options: argparse.Namespace) -> dict[str, Any]:
@@ -48,6 +49,91 @@ async def drain(options: argparse.Namespace) -> dict[str, Any]:
     for connection in [observer, *([holder] if holder else [])]:
         await connection.close()
     return result
+
+
+async def deliver_all(
+    options: argparse.Namespace, observer: Any, registry: HandlerRegistry, deliveries: int, done: Callable[[], bool]
+) -> dict[str, Any]:
+    """Run a worker until everything is done and settled."""
+    worker = Worker(options.dsn, registry, observers=())
+    database = database_of(options.dsn)
+    before = await snapshot(observer, database)
+    async with worker:
+        while not done() or worker.held:
+            await asyncio.sleep(0.002)
+        after = await snapshot(observer, database)
+    return difference(before, after, deliveries)
+
+
+async def transactional(options: argparse.Namespace) -> dict[str, Any]:
+    observer = await prepare(options.dsn, due=options.count)
+    await observer.execute("CREATE TABLE orders (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, note text)")
+    registry, handled = HandlerRegistry(), 0
+
+    @registry.handler(EVENT_TYPE, name="bench.handle")
+    async def handle(event: EventEnvelope, tx: asyncpg.Connection) -> None:
+        nonlocal handled
+        await tx.execute(BUSINESS)
+        handled += 1
+
+    result = await deliver_all(options, observer, registry, options.count, lambda: handled >= options.count)
+    assert await observer.fetchval("SELECT count(*) FROM orders") == options.count
+    await observer.close()
+    return result
+
+
+async def failures(options: argparse.Namespace) -> dict[str, Any]:
+    """Every handler raises: for good at the first error, or (`--kind retried`) after one retry."""
+    observer = await prepare(options.dsn, due=options.count)
+    attempts = 2 if options.kind == "retried" else 1
+    registry, raised = HandlerRegistry(), 0
+
+    @registry.handler(EVENT_TYPE, name="bench.handle", retry=RetryPolicy(max_attempts=attempts, base_delay=0.001))
+    async def handle(event: EventEnvelope) -> None:
+        nonlocal raised
+        raised += 1
+        raise RuntimeError("no such customer")
+
+    result = await deliver_all(options, observer, registry, options.count, lambda: raised >= attempts * options.count)
+    assert await observer.fetchval("SELECT count(*) FROM core.failed") == options.count
+    await observer.close()
+    return result
+
+
+async def fanout(options: argparse.Namespace) -> dict[str, Any]:
+    observer = await prepare(options.dsn, due=options.count)
+    registry, handled = HandlerRegistry(), 0
+
+    async def handle(event: EventEnvelope) -> None:
+        nonlocal handled
+        handled += 1
+
+    for number in range(options.handlers):
+        registry.add(f"bench.handle_{number}", (EVENT_TYPE,), handle)
+    deliveries = options.count * options.handlers
+    result = await deliver_all(options, observer, registry, deliveries, lambda: handled >= deliveries)
+    await observer.close()
+    return result
+
+
+async def memory(options: argparse.Namespace) -> dict[str, Any]:
+    """Resident memory of a worker process with a backlog: it works through some of it, and its peak is read."""
+    observer = await prepare(options.dsn, due=options.count, size=options.size)
+    registry, handled = HandlerRegistry(), 0
+
+    @registry.handler(EVENT_TYPE, name="bench.handle")
+    async def handle(event: EventEnvelope) -> None:
+        nonlocal handled
+        handled += 1
+        await asyncio.sleep(0.01)
+
+    target = min(options.count, options.kept or options.count)
+    worker = Worker(options.dsn, registry, observers=())
+    async with worker:
+        while handled < target:
+            await asyncio.sleep(0.01)
+    await observer.close()
+    return {"events": options.count, "per_second": 0.0, "rss_mb": peak_rss_mb()}
 
 
 async def settled(worker: Worker) -> None:
@@ -148,4 +234,14 @@ async def latency(options: argparse.Namespace) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main({"drain": drain, "publish": publish, "publish_many": publish_many, "latency": latency}, uvloop=True)
+    verbs = {
+        "drain": drain,
+        "publish": publish,
+        "publish_many": publish_many,
+        "latency": latency,
+        "transactional": transactional,
+        "failures": failures,
+        "fanout": fanout,
+        "memory": memory,
+    }
+    main(verbs, uvloop=True)

@@ -56,6 +56,7 @@ BUSINESS = "INSERT INTO orders (note) VALUES ('x')"
 async def drain(options: argparse.Namespace) -> dict[str, Any]:
     observer = await prepare(options.dsn, due=options.count, size=options.size, kept=options.kept)
     holder = await held_snapshot(options.dsn) if options.hold else None
+    start = (await observer.fetchval("SELECT 'epoch'::timestamptz"), uuid.UUID(int=0))
     connections = [await asyncpg.connect(options.dsn) for _ in range(2)]
     marks: list[tuple[float, int]] = []
     done = 0
@@ -63,7 +64,7 @@ async def drain(options: argparse.Namespace) -> dict[str, Any]:
     async def loop(connection: asyncpg.Connection) -> None:
         nonlocal done
         claim, settle = await connection.prepare(CLAIM), await connection.prepare(SETTLE)
-        worker, mark = uuid.uuid4(), (await observer.fetchval("SELECT 'epoch'::timestamptz"), uuid.UUID(int=0))
+        worker, mark = uuid.uuid4(), start
         while True:
             token = uuid.uuid4()
             rows = await claim.fetch(BATCH, worker, token, *mark)
@@ -84,6 +85,150 @@ async def drain(options: argparse.Namespace) -> dict[str, Any]:
     for connection in [*connections, observer, *([holder] if holder else [])]:
         await connection.close()
     return result
+
+
+ENTER = """
+SELECT 1 FROM core.outbox WHERE id = $1 AND lease_token = $2 AND status = 'in_flight' FOR NO KEY UPDATE
+"""
+INBOX = (
+    "INSERT INTO core.event_handled (handler_name, idempotency_key) VALUES ('bench.handle', $1) ON CONFLICT DO NOTHING"
+)
+LEAVE = """
+UPDATE core.outbox
+SET status = 'delivered', delivered_at = now(), settled_at = now(), handler_name = 'bench.handle',
+    lease_token = NULL, lease_expires_at = NULL
+WHERE id = $1 AND lease_token = $2 AND status = 'in_flight'
+"""
+
+
+async def transactional(options: argparse.Namespace) -> dict[str, Any]:
+    """A transaction per event: lock, inbox row, the handler's row, settle; ten connections at a time."""
+    observer = await prepare(options.dsn, due=options.count)
+    await observer.execute("CREATE TABLE orders (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, note text)")
+    claiming = await asyncpg.connect(options.dsn)
+    connections = [await asyncpg.connect(options.dsn) for _ in range(10)]
+    rows: asyncio.Queue[Any] = asyncio.Queue(2 * BATCH)
+
+    async def claim() -> None:
+        statement, worker = await claiming.prepare(CLAIM), uuid.uuid4()
+        start = (await observer.fetchval("SELECT 'epoch'::timestamptz"), uuid.UUID(int=0))
+        while True:
+            token = uuid.uuid4()
+            found = await statement.fetch(BATCH, worker, token, *start)
+            for row in found:
+                await rows.put((row, token))
+            if not found:
+                for _ in connections:
+                    await rows.put(None)
+                return
+
+    async def run(connection: asyncpg.Connection) -> None:
+        while (item := await rows.get()) is not None:
+            row, token = item
+            json.loads(row["payload"])
+            async with connection.transaction():
+                assert await connection.fetchval(ENTER, row["id"], token)
+                await connection.execute(INBOX, row["idempotency_key"])
+                await connection.execute(BUSINESS)
+                await connection.execute(LEAVE, row["id"], token)
+
+    database = database_of(options.dsn)
+    before = await snapshot(observer, database)
+    await asyncio.gather(claim(), *map(run, connections))
+    result = difference(before, await snapshot(observer, database), options.count)
+    assert await observer.fetchval("SELECT count(*) FROM orders") == options.count
+    for connection in [*connections, claiming, observer]:
+        await connection.close()
+    return result
+
+
+FAIL = """
+UPDATE core.outbox
+SET status = 'failed', failed_at = now(), settled_at = now(), first_failed_at = now(),
+    failure_reason = 'retry_terminal',
+    last_error = $3, error_signature = 'x', handler_name = 'bench.handle', lease_token = NULL, lease_expires_at = NULL
+WHERE id = ANY ($1::uuid[]) AND lease_token = $2
+"""
+
+
+async def failures(options: argparse.Namespace) -> dict[str, Any]:
+    """Every event fails for good, with an error text of the usual length."""
+    observer = await prepare(options.dsn, due=options.count)
+    start = (await observer.fetchval("SELECT 'epoch'::timestamptz"), uuid.UUID(int=0))
+    connections = [await asyncpg.connect(options.dsn) for _ in range(2)]
+
+    async def loop(connection: asyncpg.Connection) -> None:
+        claim, fail = await connection.prepare(CLAIM), await connection.prepare(FAIL)
+        worker = uuid.uuid4()
+        while True:
+            token = uuid.uuid4()
+            rows = await claim.fetch(BATCH, worker, token, *start)
+            if not rows:
+                return
+            for row in rows:
+                json.loads(row["payload"])
+            await fail.fetch([row["id"] for row in rows], token, "RuntimeError: no such customer")
+
+    database = database_of(options.dsn)
+    before = await snapshot(observer, database)
+    await asyncio.gather(*map(loop, connections))
+    result = difference(before, await snapshot(observer, database), options.count)
+    for connection in [*connections, observer]:
+        await connection.close()
+    return result
+
+
+async def fanout(options: argparse.Namespace) -> dict[str, Any]:
+    """Three rows per event: the published one is settled as split, each sibling is inserted, claimed and settled."""
+    observer = await prepare(options.dsn, due=options.count)
+    connection = await asyncpg.connect(options.dsn)
+    names = [f"bench.handle_{n}" for n in range(options.handlers)]
+    split = await connection.prepare(SPLIT)
+    claim = await connection.prepare(CLAIM.replace("route = '*/order.placed'", "route = ANY ($6)"))
+    settle = await connection.prepare(SETTLE_SIBLINGS)
+    worker, mark = uuid.uuid4(), (await observer.fetchval("SELECT 'epoch'::timestamptz"), uuid.UUID(int=0))
+    database = database_of(options.dsn)
+    before = await snapshot(observer, database)
+    delivered = 0
+    while True:
+        await split.fetch(BATCH, names)
+        token = uuid.uuid4()
+        rows = await claim.fetch(BATCH * len(names), worker, token, *mark, names)
+        if not rows:
+            break
+        for row in rows:
+            json.loads(row["payload"])
+        await settle.fetch([row["id"] for row in rows], token)
+        delivered += len(rows)
+    result = difference(before, await snapshot(observer, database), options.count * len(names))
+    assert delivered == options.count * len(names)
+    for each in (connection, observer):
+        await each.close()
+    return result
+
+
+SPLIT = """
+WITH origin AS MATERIALIZED (
+    SELECT * FROM core.outbox
+    WHERE settled_at IS NULL AND ordering_key IS NULL AND channel = 'outbox_default' AND generation = 0
+      AND route = '*/order.placed' AND priority = 1 AND available_at <= now() AND status = 'pending'
+    ORDER BY available_at, id LIMIT $1 FOR UPDATE SKIP LOCKED),
+sibling AS (
+    INSERT INTO core.outbox (id, origin_id, handler_name, event_type, event_version, occurred_at, source, target,
+                             content_class, channel, generation, payload, idempotency_key)
+    SELECT core.sibling_id(o.id, h), o.id, h, event_type, event_version, occurred_at, source, target,
+           content_class, channel, generation, payload, idempotency_key
+    FROM origin o CROSS JOIN unnest($2::text[]) AS h ON CONFLICT (id) DO NOTHING)
+UPDATE core.outbox SET status = 'delivered', handler_name = '*', delivered_at = now(), settled_at = now()
+WHERE id = ANY (ARRAY(SELECT id FROM origin))
+"""
+SETTLE_SIBLINGS = """
+WITH done AS (
+    UPDATE core.outbox
+    SET status = 'delivered', delivered_at = now(), settled_at = now(), lease_token = NULL, lease_expires_at = NULL
+    WHERE id = ANY ($1::uuid[]) AND lease_token = $2 RETURNING handler_name, idempotency_key)
+INSERT INTO core.event_handled (handler_name, idempotency_key) SELECT handler_name, idempotency_key FROM done
+"""
 
 
 async def publish(options: argparse.Namespace) -> dict[str, Any]:
@@ -142,4 +287,12 @@ async def publish_many(options: argparse.Namespace) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main({"drain": drain, "publish": publish, "publish_many": publish_many}, uvloop=True)
+    verbs = {
+        "drain": drain,
+        "publish": publish,
+        "publish_many": publish_many,
+        "transactional": transactional,
+        "failures": failures,
+        "fanout": fanout,
+    }
+    main(verbs, uvloop=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from uuid import UUID, uuid4
@@ -244,24 +245,33 @@ async def test_transaction_aborted_by_the_handlers_own_sql(dsn: str, conn: async
     assert await effects(conn) == [1]
 
 
-async def test_transactional_handlers_wait_for_a_connection_without_losing_time(
-    dsn: str, conn: asyncpg.Connection
+@pytest.mark.parametrize("kind", ["tx", "sync"])
+async def test_waiting_for_a_connection_or_a_thread_takes_no_time(
+    dsn: str, conn: asyncpg.Connection, kind: str
 ) -> None:
-    """LSN-11, B9: the time limit is the handler's own; waiting for one of few connections is not counted."""
-    await make_tables(conn)
-    registry = HandlerRegistry()
+    """LSN-11, B9: the time limit is the handler's own; waiting for one of few connections or threads is not counted."""
+    registry, seen = HandlerRegistry(), []
 
-    @registry.handler("order.placed", name="billing.charge", timeout=1.0)
-    async def charge(event: EventEnvelope, tx: asyncpg.Connection) -> None:
-        await tx.execute("INSERT INTO ledger (event_id, n) VALUES ($1, $2)", event.event_id, event.payload["n"])
-        await asyncio.sleep(0.15)
+    if kind == "tx":
+
+        @registry.handler("order.placed", name="billing.charge", timeout=1.0)
+        async def charge(event: EventEnvelope, tx: asyncpg.Connection) -> None:
+            seen.append(event.payload["n"])
+            await asyncio.sleep(0.15)
+
+    else:
+
+        @registry.handler("order.placed", name="billing.charge", timeout=1.0)
+        def block(event: EventEnvelope) -> None:
+            seen.append(event.payload["n"])
+            time.sleep(0.15)
 
     await publish_many(conn, "order.placed", 12)
-    async with running(dsn, registry, connections=1) as worker:
+    async with running(dsn, registry, connections=1, threads=1, lease=1.0) as worker:
         await drained(conn)
         assert len(await backends(conn, "handler")) <= 1
-        assert worker.counters.retried == 0
-    assert await effects(conn) == list(range(12))
+        assert (worker.counters.retried, worker.counters.lost_leases) == (0, 0)
+    assert seen == list(range(12))
 
 
 async def test_what_a_handler_publishes_inherits_correlation(dsn: str, conn: asyncpg.Connection) -> None:

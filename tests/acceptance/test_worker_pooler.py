@@ -70,9 +70,7 @@ async def pooled_dsn(dsn: str, tmp_path: Path) -> AsyncIterator[str]:
         process.wait()
 
 
-async def test_a_worker_behind_a_transaction_pooler_polls(
-    dsn: str, pooled_dsn: str, conn: asyncpg.Connection
-) -> None:
+async def test_a_worker_behind_a_transaction_pooler_polls(dsn: str, pooled_dsn: str, conn: asyncpg.Connection) -> None:
     """LSN-2, OBX-7: one error that names the cause, no lock or setting left in anybody's session, nothing lost."""
     await conn.execute("CREATE TABLE ledger (event_id text PRIMARY KEY)")
     registry, facts, publisher = HandlerRegistry(), Facts(), Publisher("shop")

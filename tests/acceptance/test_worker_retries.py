@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from itertools import pairwise
 
 import asyncpg
 import pytest
@@ -18,7 +19,7 @@ from holdfast import (
     Worker,
 )
 from holdfast.telemetry import Failed, Retried
-from tests.acceptance.support import Facts, drained, publish, row, running, settled, until
+from tests.acceptance.support import Facts, drained, publish, publish_many, row, running, settled, until
 
 CANARY = "canary-3141592653"
 
@@ -40,7 +41,7 @@ async def test_schedule_is_recorded_on_the_databases_clock(dsn: str, conn: async
     await other.close()
     assert [found["attempts"] for _, found in runs] == [1, 2, 3, 4, 5]
     assert (failed["attempts"], failed["failure_reason"]) == (5, "retry_terminal")
-    for attempt, (before, after) in enumerate(zip(runs, runs[1:], strict=False), start=1):
+    for attempt, (before, after) in enumerate(pairwise(runs), start=1):
         (started, _), (again, found) = before, after
         waited = found["available_at"] - started  # from the run to when it was made due again
         # A little more than the delay itself: the handler's end and the settle lie in between.
@@ -57,8 +58,6 @@ async def test_delays_are_spread(dsn: str, conn: asyncpg.Connection) -> None:
     @registry.handler("order.placed", name="billing.charge", retry=RetryPolicy(base_delay=100, max_delay=100))
     async def charge(event: EventEnvelope) -> None:
         raise ConnectionError
-
-    from tests.acceptance.support import publish_many
 
     await publish_many(conn, "order.placed", 200)
     async with running(dsn, registry) as worker:

@@ -29,6 +29,16 @@ FROM (SELECT core.uuid7() AS i FROM generate_series(1, $6)) ids
 """
 
 
+WATCH = """
+LOAD 'auto_explain'; SET auto_explain.log_min_duration = 0; SET auto_explain.log_nested_statements = on;
+SET auto_explain.log_analyze = on; SET auto_explain.log_buffers = on; SET auto_explain.log_timing = off;
+SET auto_explain.log_format = 'json'; SET client_min_messages = 'log'
+"""
+RELEASE = """
+UPDATE core.outbox SET status = 'pending', lease_token = NULL, lease_expires_at = NULL WHERE status = 'in_flight'
+"""
+
+
 @dataclass
 class Explained:
     """One statement that ran: its text, and the nodes of its plan."""
@@ -114,7 +124,8 @@ async def fill(dsn: str) -> None:
         await connection.execute(ROWS, "order.placed", None, 7, earlier, "pending", CROWD)
         await connection.execute(ROWS, "order.placed", None, 0, zero, "pending", DUE)
         await connection.execute(
-            "INSERT INTO core.event_handled SELECT 'billing.charge', core.uuid7()::text FROM generate_series(1, $1)", DUE
+            "INSERT INTO core.event_handled SELECT 'billing.charge', core.uuid7()::text FROM generate_series(1, $1)",
+            DUE,
         )
     finally:
         await connection.close()
@@ -123,13 +134,7 @@ async def fill(dsn: str) -> None:
 @pytest.fixture
 async def watched(full_dsn: str) -> AsyncIterator[Watched]:
     connection = await asyncpg.connect(full_dsn)
-    await connection.execute(
-        """
-        LOAD 'auto_explain'; SET auto_explain.log_min_duration = 0; SET auto_explain.log_nested_statements = on;
-        SET auto_explain.log_analyze = on; SET auto_explain.log_buffers = on; SET auto_explain.log_timing = off;
-        SET auto_explain.log_format = 'json'; SET client_min_messages = 'log'
-        """
-    )
+    await connection.execute(WATCH)
     yield Watched(connection)
     await connection.close()
 
@@ -155,7 +160,9 @@ async def test_settle_looks_up_by_primary_key(watched: Watched) -> None:
     """LSN-3: settling touches the rows it names, in an inbox and an outbox of any size."""
     rows = await watched.claim("*/order.placed")
     ids, tokens = [row["id"] for row in rows], [row["lease_token"] for row in rows]
-    lost = await watched.fetch("SELECT core.outbox_deliver($1, $2, $3, true)", ids, tokens, ["billing.charge"] * len(ids))
+    lost = await watched.fetch(
+        "SELECT core.outbox_deliver($1, $2, $3, true)", ids, tokens, ["billing.charge"] * len(ids)
+    )
     assert lost == []
     settle = watched.statement("status = 'delivered'")
     assert settle.scanned_whole() == set()
@@ -163,29 +170,64 @@ async def test_settle_looks_up_by_primary_key(watched: Watched) -> None:
     assert settle.pages() < 300 * 40
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        "core.outbox_retry($1, $2, array_fill('billing.charge'::text, ARRAY[100]), array_fill('1h'::interval, ARRAY[100]), "
-        "array_fill('boom'::text, ARRAY[100]))",
-        "core.outbox_fail($1, $2, array_fill('billing.charge'::text, ARRAY[100]), array_fill('rejected'::text, ARRAY[100]), "
-        "array_fill('boom'::text, ARRAY[100]), array_fill('sig'::text, ARRAY[100]))",
-        "core.outbox_release($1, $2, array_fill('0'::interval, ARRAY[100]))",
-        "core.outbox_extend($1, $2, '30 s')",
-    ],
-    ids=["retry", "fail", "release", "extend"],
-)
-async def test_every_other_fenced_statement_too(watched: Watched, call: str) -> None:
-    """LSN-3: retry, fail, release and extend look up by primary key as well."""
+MANY = {
+    text: f"array_fill('{text}'::{kind}, ARRAY[100])"
+    for text, kind in (("billing.charge", "text"), ("rejected", "text"), ("boom", "text"), ("1h", "interval"))
+}
+FENCED = {
+    "deliver": f"core.outbox_deliver($1, $2, {MANY['billing.charge']}, true)",
+    "retry": f"core.outbox_retry($1, $2, {MANY['billing.charge']}, {MANY['1h']}, {MANY['boom']})",
+    "fail": f"core.outbox_fail($1, $2, {MANY['billing.charge']}, {MANY['rejected']}, {MANY['boom']}, {MANY['boom']})",
+    "release": f"core.outbox_release($1, $2, {MANY['1h']})",
+    "extend": "core.outbox_extend($1, $2, '30 s')",
+}
+
+
+async def settle(watched: Watched, verb: str) -> None:
+    """Claim a hundred rows and settle them; every statement inside must have looked them up by primary key."""
     rows = await watched.claim("*/order.placed", limit=100)
-    lost = await watched.fetch(f"SELECT {call}", [row["id"] for row in rows], [row["lease_token"] for row in rows])
-    assert lost == []
+    claim = watched.statement("FOR UPDATE SKIP LOCKED")
+    assert claim.scanned_whole() == set() and claim.pages() < 100 * 30
+    ids, tokens = [row["id"] for row in rows], [row["lease_token"] for row in rows]
+    assert await watched.fetch(f"SELECT {FENCED[verb]}", ids, tokens) == []
     inner = [each for each in watched.explained if "core.outbox o" in each.text and "SELECT core." not in each.text]
     assert inner
     for statement in inner:
         assert statement.scanned_whole() == set(), statement.text
         assert statement.indexes() == {"outbox_pkey"}
         assert statement.pages() < 100 * 40
+        assert statement.rows_thrown_away() <= 100
+
+
+@pytest.mark.parametrize("verb", FENCED)
+async def test_every_fenced_statement(watched: Watched, verb: str) -> None:
+    """LSN-3: all of them look up by primary key."""
+    await settle(watched, verb)
+
+
+@pytest.mark.parametrize("verb", FENCED)
+async def test_plans_made_while_the_outbox_was_empty(postgres_server: SessionServer, dsn: str, verb: str) -> None:
+    """LSN-3: a worker that started on an empty table keeps its plans, and they must do for a full one."""
+    connection, other = await asyncpg.connect(dsn), await asyncpg.connect(dsn)
+    await connection.execute(WATCH)
+    watched = Watched(connection)
+    for _ in range(8):  # the server settles for a plan after five
+        await watched.claim("*/order.placed")
+        await watched.fetch(f"SELECT {FENCED[verb]}", [uuid.uuid4()] * 100, [uuid.uuid4()] * 100)
+    await other.execute("SET session_replication_role = replica")
+    await other.execute("ALTER TABLE core.outbox SET (autovacuum_enabled = off)")
+    await other.execute(ROWS, "order.placed", None, 0, timedelta(0), "pending", 60_000)
+    await settle(watched, verb)
+    await connection.execute(RELEASE)
+    await connection.close()
+    await other.close()
+
+
+@pytest.mark.parametrize("verb", FENCED)
+async def test_statistics_do_not_change_the_plans(full_dsn: str, watched: Watched, verb: str) -> None:
+    """LSN-3: after ANALYZE has seen that almost nothing is in flight, a scan for those few must not look cheap."""
+    await watched.connection.execute("ANALYZE core.outbox")
+    await settle(watched, verb)
 
 
 async def test_due_in_and_lanes_probe(watched: Watched) -> None:

@@ -19,7 +19,7 @@ from holdfast.cli import environment
 from holdfast.cli.environment import DsnOption, SchemaOption
 from holdfast.postgres import migrate, reads
 from holdfast.postgres.connection import Address, connect
-from holdfast.postgres.reads import MOST, MOST_IN_LANE, MOST_LANES, Lane, Status
+from holdfast.postgres.reads import MOST, MOST_IN_LANE, MOST_LANES, Status
 
 
 def status(
@@ -80,7 +80,7 @@ def as_data(schema: str, found: Status) -> dict[str, Any]:
         "oldest_pending_s": found.oldest,
         "limits": {"open": MOST, "failed": MOST, "open_in_lane": MOST_IN_LANE, "lanes": MOST_LANES},
         "open_is_more": found.open_is_more,
-        "lanes": [asdict(lane) | {"handler_name": lane.handler_name} for lane in found.lanes],
+        "lanes": [asdict(lane) for lane in found.lanes],
         "unrouted": sorted({lane.event_type for lane in found.unrouted if lane.event_type}),
         "unserved_channels": [{"channel": c, "generation": g} for c, g in found.unserved],
         "workers": [asdict(worker) for worker in found.workers],
@@ -132,11 +132,11 @@ def warnings(found: Status) -> list[str]:
     nowhere = set(found.unserved)
     for lane in found.lanes:
         where = f"on {lane.channel}, generation {lane.generation}"
-        if not lane.routed:
+        if not lane.handlers:
             to = f" for {lane.target}" if lane.target else ""
             said.append(f"{lane.event_type}{to} {where}: no handler is interested; the events wait for one")
-        elif not lane.served and (lane.channel, lane.generation) not in nowhere:
-            said.append(f"{lane.route} {where}: no living worker has a handler for it")
+        elif lane.unserved and (lane.channel, lane.generation) not in nowhere:
+            said.append(f"{lane.route} {where}: no living worker has {', '.join(lane.unserved)}")
     said += [
         f"worker {worker.name} is silent for {worker.silent_for:.0f} s; its events come back when their leases end"
         for worker in found.workers
@@ -150,20 +150,15 @@ def warnings(found: Status) -> list[str]:
 
 
 def _lanes(found: Status) -> Table:
-    table = Table("lane", "channel", "generation", "open", "oldest due", "", box=None, header_style="dim")
+    table = Table("lane", "channel", "generation", "open", "oldest due", "owed to", box=None, header_style="dim")
     for lane in found.lanes:
         open_ = f"{lane.open}{'+' if lane.open >= MOST_IN_LANE else ''}"
         oldest = "-" if lane.oldest is None else f"{lane.oldest:.1f} s"
-        table.add_row(lane.route, lane.channel, str(lane.generation), open_, oldest, _state(lane))
+        owed = ", ".join(lane.handlers) or "nobody"
+        table.add_row(lane.route, lane.channel, str(lane.generation), open_, oldest, owed)
     if len(found.lanes) >= MOST_LANES:
         table.add_row("… and more", "", "", "", "", "")
     return table
-
-
-def _state(lane: Lane) -> str:
-    if not lane.routed:
-        return "unrouted"
-    return "" if lane.served else "not served"
 
 
 def _workers(found: Status) -> Table:

@@ -39,6 +39,12 @@ class Delivery:
     def attempts(self) -> int:
         return int(self.record["attempts"])
 
+    @property
+    def suspect(self) -> bool:
+        """Whether this is the last attempt, and no earlier one came to an end: its workers may have died of it."""
+        attempts = self.record["attempts"]
+        return attempts > 1 and attempts == self.handler.retry.budget and self.record["failing_for"] is None
+
 
 @dataclass(frozen=True, slots=True)
 class Interest:

@@ -44,15 +44,17 @@ async def _asyncpg(tx: Any, queries: Queries, name: str, values: Values) -> obje
 
 
 def _psycopg(tx: Any, queries: Queries, name: str, values: Values) -> object:
+    sql = queries.psycopg(name)
     with tx.cursor() as cursor:
-        cursor.execute(queries.psycopg(name), values)
-        return _first(cursor.fetchone()) if cursor.description else None
+        cursor.execute(sql, values)
+        return _first(cursor.fetchone()) if _answers(sql) else None
 
 
 async def _psycopg_async(tx: Any, queries: Queries, name: str, values: Values) -> object:
+    sql = queries.psycopg(name)
     async with tx.cursor() as cursor:
-        await cursor.execute(queries.psycopg(name), values)
-        return _first(await cursor.fetchone()) if cursor.description else None
+        await cursor.execute(sql, values)
+        return _first(await cursor.fetchone()) if _answers(sql) else None
 
 
 def _sqlalchemy(tx: Any, queries: Queries, name: str, values: Values) -> object:
@@ -69,6 +71,11 @@ def _text(queries: Queries, name: str) -> Any:
     from sqlalchemy import text
 
     return text(queries.sqlalchemy(name))
+
+
+def _answers(sql: str) -> bool:
+    # The cursor could tell, but not inside a pipeline, where results arrive later.
+    return sql.startswith("SELECT")
 
 
 def _first(row: Any) -> object:

@@ -31,14 +31,10 @@ class Lane:
     route: str
     target: str | None
     event_type: str | None  # None: a handler's lane
+    handlers: list[str]  # to whom its events are owed; none: they are unrouted, and wait
     open: int
     oldest: float | None  # seconds since the first one is due; None: nothing is due
-    routed: bool  # somebody is interested
-    served: bool  # a living worker takes from it
-
-    @property
-    def handler_name(self) -> str | None:
-        return self.route if self.event_type is None else None
+    unserved: list[str]  # of the handlers, those that no living worker has
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +81,7 @@ class Status:
 
     @property
     def unrouted(self) -> list[Lane]:
-        return [lane for lane in self.lanes if not lane.routed]
+        return [lane for lane in self.lanes if not lane.handlers]
 
 
 async def status(connection: asyncpg.Connection, schema: str = "core") -> Status:

@@ -64,6 +64,7 @@ class Claimer:
         self._patterns = False
         self._discovered_at = 0.0
         self._wakened = asyncio.Event()
+        self._cautious = False
         self._rescan = True
         self._streak = 0
         self._woken = False
@@ -97,7 +98,10 @@ class Claimer:
                 await self._wait(self._outage.begin(fault))
 
     async def _turn(self) -> None:
-        room = self._room()
+        if self._cautious and len(self._held):
+            await asyncio.sleep(_LONGEST_PACE)
+            return
+        room = 1 if self._cautious else self._room()
         if room <= 0:
             await self._dispatcher.wait_for_room()
             return
@@ -161,16 +165,36 @@ class Claimer:
             exhausted = exhausted and empty
             if records:
                 found += len(records)
-                self._accept(lanes, records, ended)
+                await self._accept(lanes, records, ended)
         return found, exhausted
 
-    def _accept(self, lanes: Lanes, records: list[asyncpg.Record], now: float) -> None:
+    async def _accept(self, lanes: Lanes, records: list[asyncpg.Record], now: float) -> None:
         handlers = lanes.handlers
         claimed = [Delivery(record, handlers[record["route"]], now) for record in records]
         claimed.sort(key=_urgency)
         self._counters.claimed += len(claimed)
         self._held.add(claimed)
+        if self.stopped.is_set():
+            await self._dispatcher.give_back(claimed)
+            return
+        suspects = [each for each in claimed if each.suspect]
+        if suspects or self._cautious:
+            claimed = await self._beware(claimed, suspects)
         self._dispatcher.feed(claimed)
+
+    async def _beware(self, claimed: list[Delivery], suspects: list[Delivery]) -> list[Delivery]:
+        """Run suspects one at a time, with nothing else in the worker.
+
+        A worker that dies takes an attempt from everything it holds. Whoever loses all of them that way may be the
+        cause, or was beside it each time: the last attempt is made alone, so that only the cause fails.
+        """
+        self._cautious = bool(suspects)
+        if not suspects:
+            return claimed
+        alone = suspects[:1] if len(self._held) == len(claimed) else []
+        await self._dispatcher.give_back([each for each in claimed if each not in alone])
+        self.wake(True)
+        return alone
 
     async def _reload(self, connection: asyncpg.Connection) -> Interest:
         """Read the registry of interest and plan the lanes anew."""

@@ -12,7 +12,6 @@ import math
 import time
 from collections import deque
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -29,6 +28,7 @@ from holdfast.telemetry import Counters, Failed, Notice, Observer, Retried
 from holdfast.versions import warn_if_deprecated
 from holdfast.worker.held import Held
 from holdfast.worker.settler import Dead, Delivered, GivenBack, Postponed, Settler
+from holdfast.worker.threads import Threads
 from holdfast.worker.transactions import LeaseLost, Transactions
 
 # Handlers that never wait would otherwise keep the loop from claiming and settling.
@@ -88,7 +88,7 @@ class Dispatcher:
         self._buffer: deque[Delivery] = deque()
         self._idle: deque[asyncio.Future[None]] = deque()
         self._runners = [_Runner() for _ in range(concurrency)]
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="holdfast-handler")
+        self._threads = Threads(threads)
         self._stopping = False
         self._ending = False
         self._drained = asyncio.Event()
@@ -125,6 +125,12 @@ class Dispatcher:
             if not future.done():
                 future.set_result(None)
 
+    async def give_back(self, deliveries: Iterable[Delivery]) -> None:
+        """Settle deliveries as if they had not been claimed."""
+        for delivery in deliveries:
+            self._settler.add(GivenBack(delivery))
+        await self._settler.flush()
+
     def cancel(self, lost: Iterable[Delivery]) -> None:
         """Stop handlers whose lease is lost or whose event was cancelled; whatever they return is ignored."""
         gone = set(lost)
@@ -158,7 +164,7 @@ class Dispatcher:
                 if runner.task is not None:
                     runner.task.cancel()
             await asyncio.gather(*(r.task for r in self._runners if r.task), return_exceptions=True)
-            self._threads.shutdown(wait=False, cancel_futures=True)
+            self._threads.close()
 
     async def stop(self, grace: float) -> None:
         """Give back what has not started, let the rest finish within the grace, give back what has not."""
@@ -256,16 +262,16 @@ class Dispatcher:
         warn_if_deprecated(event.event_type)
         token = current_context.set(context)
         try:
+            # Waiting for one of few connections or threads is not the handler's time.
             if handler.transactional:
-                # Waiting for one of few connections is not the handler's time.
                 return await self._transactions.run(delivery, event, context, runner.start)
-            runner.start()
             extras: dict[str, Any] = {} if handler.plain else handler.extras(event, context, None)
             if handler.asynchronous:
+                runner.start()
                 result = await handler.function(event, **extras)
             else:
-                call = partial(contextvars.copy_context().run, _call, handler, event, extras)
-                result = await asyncio.get_running_loop().run_in_executor(self._threads, call)
+                call = partial(contextvars.copy_context().run, handler.function, event, **extras)
+                result = await self._threads.call(call, runner.start)
         finally:
             current_context.reset(token)
         return handler.outcome_of(result)
@@ -327,14 +333,6 @@ class Dispatcher:
             group = signature(text, reason) if text else reason
         fact = Failed(*_facts(delivery), failure_reason=reason, last_error=text, error_signature=group)
         self._settler.add(Dead(delivery, reason, text, group, fact))
-
-
-def _call(handler: Handler, event: EventEnvelope, extras: dict[str, Any]) -> object:
-    """In a thread. These two cannot be handed to a coroutine that waits: they mean something else to it."""
-    try:
-        return handler.function(event, **extras)
-    except (StopIteration, GeneratorExit) as error:
-        raise RuntimeError(f"the handler raised {type(error).__name__}") from error
 
 
 def _decode(delivery: Delivery) -> tuple[EventEnvelope, HandlerContext]:

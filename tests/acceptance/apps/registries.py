@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import sys
+import threading
 import time
 
 import asyncpg
@@ -48,7 +49,7 @@ def ledger(dsn: str) -> HandlerRegistry:
     @registry.handler("order.placed", name="billing.charge")
     async def charge(event: EventEnvelope, tx: asyncpg.Connection, context: HandlerContext) -> None:
         await outside.note(event, context)
-        await asyncio.sleep(0.002)
+        await asyncio.sleep(event.payload.get("seconds", 0))
         await tx.execute(
             "INSERT INTO ledger (handler, event_id, n) VALUES ('billing.charge', $1, $2)",
             event.event_id,
@@ -60,14 +61,14 @@ def ledger(dsn: str) -> HandlerRegistry:
 
 def slow(dsn: str) -> HandlerRegistry:
     """Handlers that take as long as the event says."""
-    registry, outside = HandlerRegistry(), Outside(dsn)
+    registry = HandlerRegistry()
 
-    @registry.handler("order.placed", "order.slow", name="billing.slow", timeout=60)
-    async def wait(event: EventEnvelope, context: HandlerContext) -> None:
-        await outside.note(event, context)
-        say(told="handler_started", n=event.payload.get("n"))
-        await asyncio.sleep(event.payload.get("seconds", 0))
-        say(told="handler_finished", n=event.payload.get("n"))
+    @registry.handler("order.placed", name="billing.slow", timeout=60)
+    async def wait(event: EventEnvelope) -> None:
+        if seconds := event.payload.get("seconds"):
+            say(told="handler_started", n=event.payload.get("n"))
+            await asyncio.sleep(seconds)
+            say(told="handler_finished", n=event.payload.get("n"))
 
     @registry.handler("order.threaded", name="billing.threaded", timeout=60)
     def block(event: EventEnvelope) -> None:
@@ -87,6 +88,28 @@ def settles_late(dsn: str) -> HandlerRegistry:
         await outside.note(event, context)
         if context.attempt == 1 and event.payload["n"] == 0:
             os._exit(137)
+
+    return registry
+
+
+def dies_after_commit(dsn: str) -> HandlerRegistry:
+    """Dies as soon as the effect of the event with number 0 is visible to others."""
+    registry = HandlerRegistry()
+
+    def watch() -> None:
+        import psycopg
+
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            while connection.execute("SELECT count(*) FROM ledger").fetchone() == (0,):
+                time.sleep(0.0005)
+            os._exit(137)
+
+    @registry.handler("order.placed", name="billing.charge")
+    async def charge(event: EventEnvelope, tx: asyncpg.Connection) -> None:
+        await tx.execute("INSERT INTO ledger (event_id, n) VALUES ($1, $2)", event.event_id, event.payload["n"])
+        if event.payload["n"] == 0:
+            threading.Thread(target=watch, daemon=True).start()
+            await asyncio.sleep(0.1)
 
     return registry
 

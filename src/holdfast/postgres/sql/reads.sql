@@ -24,8 +24,8 @@ SELECT count(*) FROM (
     ORDER BY failed_at LIMIT :most::int) o;
 
 -- name: list_lanes
--- Lanes by a loose index scan, then for each one: how much is open, since when the first of it is due, whether anybody
--- is interested, and whether a worker that lives serves it. A route with a slash is an event's own, before it is known
+-- Lanes by a loose index scan, then for each one: the handlers it is owed to, how much is open, since when the first of
+-- it is due, and whether a living worker serves all of them. A route with a slash is an event's own, before it is known
 -- to whom it is owed; any other is a handler's name.
 WITH lane AS MATERIALIZED (
     SELECT c.channel, c.generation, l.route,
@@ -33,36 +33,34 @@ WITH lane AS MATERIALIZED (
            CASE WHEN strpos(l.route, '/') > 0 THEN split_part(l.route, '/', 2) END AS event_type
     FROM core.outbox_channels() c CROSS JOIN LATERAL core.outbox_lanes(c.channel, c.generation) AS l (route)
     LIMIT :most_lanes::int),
-living AS MATERIALIZED (
-    SELECT w.generation, w.channels, w.handlers FROM core.workers w
-    WHERE w.stopped_at IS NULL AND w.heartbeat_at > now() - :silence::interval)
-SELECT lane.channel, lane.generation, lane.route, lane.target, lane.event_type,
+owed AS MATERIALIZED (
+    SELECT lane.*, CASE WHEN lane.event_type IS NULL THEN ARRAY[lane.route] ELSE ARRAY(
+               SELECT DISTINCT s.handler_name FROM core.subscriptions s
+               WHERE s.retired_at IS NULL AND lane.event_type LIKE s.pattern
+                 AND (lane.target IS NULL OR lane.target = s.context)
+               ORDER BY s.handler_name) END AS handlers
+    FROM lane)
+SELECT owed.channel, owed.generation, owed.route, owed.target, owed.event_type, owed.handlers,
        (SELECT count(*) FROM (
             SELECT FROM core.outbox o
             WHERE o.settled_at IS NULL AND o.ordering_key IS NULL
-              AND o.channel = lane.channel AND o.generation = lane.generation AND o.route = lane.route
+              AND o.channel = owed.channel AND o.generation = owed.generation AND o.route = owed.route
             LIMIT :most_in_lane::int) o) AS open,
        (SELECT extract(epoch FROM now() - min(first.available_at))::float8
         FROM unnest('{0,1,2}'::smallint[]) AS level (priority)
         CROSS JOIN LATERAL (
             SELECT o.available_at FROM core.outbox o
             WHERE o.settled_at IS NULL AND o.ordering_key IS NULL
-              AND o.channel = lane.channel AND o.generation = lane.generation AND o.route = lane.route
+              AND o.channel = owed.channel AND o.generation = owed.generation AND o.route = owed.route
               AND o.priority = level.priority AND o.available_at <= now() AND o.status = 'pending'
             ORDER BY o.available_at LIMIT 1) first) AS oldest,
-       (lane.event_type IS NULL
-        OR EXISTS (SELECT FROM core.subscriptions s
-                   WHERE s.retired_at IS NULL AND lane.event_type LIKE s.pattern
-                     AND (lane.target IS NULL OR lane.target = s.context))) AS routed,
-       EXISTS (SELECT FROM living w
-               WHERE w.generation = lane.generation AND lane.channel = ANY (w.channels)
-                 AND (lane.route = ANY (w.handlers)
-                      OR EXISTS (SELECT FROM core.subscriptions s
-                                 WHERE s.retired_at IS NULL AND s.handler_name = ANY (w.handlers)
-                                   AND lane.event_type LIKE s.pattern
-                                   AND (lane.target IS NULL OR lane.target = s.context)))) AS served
-FROM lane
-ORDER BY lane.channel, lane.generation, lane.route;
+       ARRAY(SELECT h FROM unnest(owed.handlers) AS h
+             WHERE NOT EXISTS (SELECT FROM core.workers w
+                               WHERE w.stopped_at IS NULL AND w.heartbeat_at > now() - :silence::interval
+                                 AND w.generation = owed.generation AND owed.channel = ANY (w.channels)
+                                 AND h = ANY (w.handlers))) AS unserved
+FROM owed
+ORDER BY owed.channel, owed.generation, owed.route;
 
 -- name: list_unserved
 -- Channels that have open rows and no living worker (OBX-4).

@@ -4,8 +4,10 @@
 -- Only settling waits for row locks, always in id order; everything else skips locked rows. That is what keeps
 -- overlapping batches free of deadlocks.
 --
--- The plans are pinned to index look-ups: one that was prepared while the table was empty would otherwise read
--- the whole table once it is full.
+-- The plans are pinned to look-ups by primary key, whatever the statistics say: a sub-select with FOR UPDATE is never
+-- merged into the query around it, so LATERAL makes each row named by the caller one look-up; and where rows are
+-- joined to what they become, the plan is made anew for each call (a third of a millisecond for hundreds of rows),
+-- because one made while the table was empty would read the whole table once it is full.
 
 -- outbox_claim: takes up to p_limits[i] due rows from each lane i and leases them under one fresh token.
 -- p_routes, p_priorities, p_handlers, p_limits, p_marks_at, p_marks_id run in parallel, one entry per lane.
@@ -79,9 +81,11 @@ AS $$
 BEGIN
     WITH held AS MATERIALIZED (
         SELECT o.id
-        FROM unnest(p_ids, p_tokens) AS t (id, token) JOIN core.outbox o ON o.id = t.id
-        WHERE o.lease_token = t.token AND o.status = 'in_flight'
-        FOR NO KEY UPDATE OF o SKIP LOCKED)
+        FROM unnest(p_ids, p_tokens) AS t (id, token)
+        CROSS JOIN LATERAL (
+            SELECT o.id FROM core.outbox o
+            WHERE o.id = t.id AND o.lease_token = t.token AND o.status = 'in_flight'
+            FOR NO KEY UPDATE SKIP LOCKED) o)
     UPDATE core.outbox o SET lease_expires_at = now() + p_lease
     WHERE o.id = ANY (ARRAY(SELECT id FROM held));
 
@@ -98,7 +102,7 @@ $$;
 CREATE OR REPLACE FUNCTION core.outbox_deliver(p_ids uuid[], p_tokens uuid[], p_handlers text[], p_record boolean)
 RETURNS SETOF uuid
 LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp SET jit = off
+SET search_path = pg_catalog, pg_temp SET jit = off SET plan_cache_mode = force_custom_plan
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 DECLARE
@@ -107,10 +111,12 @@ DECLARE
     keys     text[];
 BEGIN
     WITH mine AS MATERIALIZED (
-        SELECT o.id, t.handler
-        FROM unnest(p_ids, p_tokens, p_handlers) AS t (id, token, handler) JOIN core.outbox o ON o.id = t.id
-        WHERE o.lease_token = t.token AND o.status = 'in_flight'
-        ORDER BY o.id FOR NO KEY UPDATE OF o),
+        SELECT t.id, t.handler
+        FROM (SELECT * FROM unnest(p_ids, p_tokens, p_handlers) AS t (id, token, handler) ORDER BY id) t
+        CROSS JOIN LATERAL (
+            SELECT FROM core.outbox o
+            WHERE o.id = t.id AND o.lease_token = t.token AND o.status = 'in_flight'
+            FOR NO KEY UPDATE) o),
     done AS (
         UPDATE core.outbox o
         SET status = 'delivered', delivered_at = now(), settled_at = now(), handler_name = mine.handler,
@@ -142,17 +148,19 @@ CREATE OR REPLACE FUNCTION core.outbox_retry(
     p_ids uuid[], p_tokens uuid[], p_handlers text[], p_delays interval[], p_errors text[])
 RETURNS SETOF uuid
 LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp SET jit = off
+SET search_path = pg_catalog, pg_temp SET jit = off SET plan_cache_mode = force_custom_plan
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 BEGIN
     RETURN QUERY
     WITH mine AS MATERIALIZED (
-        SELECT o.id, t.handler, t.delay, t.error
-        FROM unnest(p_ids, p_tokens, p_handlers, p_delays, p_errors) AS t (id, token, handler, delay, error)
-        JOIN core.outbox o ON o.id = t.id
-        WHERE o.lease_token = t.token AND o.status = 'in_flight'
-        ORDER BY o.id FOR NO KEY UPDATE OF o),
+        SELECT t.id, t.handler, t.delay, t.error
+        FROM (SELECT * FROM unnest(p_ids, p_tokens, p_handlers, p_delays, p_errors)
+              AS t (id, token, handler, delay, error) ORDER BY id) t
+        CROSS JOIN LATERAL (
+            SELECT FROM core.outbox o
+            WHERE o.id = t.id AND o.lease_token = t.token AND o.status = 'in_flight'
+            FOR NO KEY UPDATE) o),
     done AS (
         UPDATE core.outbox o
         SET status = 'pending', available_at = now() + mine.delay, last_error = mine.error,
@@ -170,18 +178,19 @@ CREATE OR REPLACE FUNCTION core.outbox_fail(
     p_ids uuid[], p_tokens uuid[], p_handlers text[], p_reasons text[], p_errors text[], p_signatures text[])
 RETURNS SETOF uuid
 LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp SET jit = off
+SET search_path = pg_catalog, pg_temp SET jit = off SET plan_cache_mode = force_custom_plan
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 BEGIN
     RETURN QUERY
     WITH mine AS MATERIALIZED (
-        SELECT o.id, t.handler, t.reason, t.error, t.signature
-        FROM unnest(p_ids, p_tokens, p_handlers, p_reasons, p_errors, p_signatures)
-             AS t (id, token, handler, reason, error, signature)
-        JOIN core.outbox o ON o.id = t.id
-        WHERE o.lease_token = t.token AND o.status = 'in_flight'
-        ORDER BY o.id FOR NO KEY UPDATE OF o),
+        SELECT t.id, t.handler, t.reason, t.error, t.signature
+        FROM (SELECT * FROM unnest(p_ids, p_tokens, p_handlers, p_reasons, p_errors, p_signatures)
+              AS t (id, token, handler, reason, error, signature) ORDER BY id) t
+        CROSS JOIN LATERAL (
+            SELECT FROM core.outbox o
+            WHERE o.id = t.id AND o.lease_token = t.token AND o.status = 'in_flight'
+            FOR NO KEY UPDATE) o),
     done AS (
         UPDATE core.outbox o
         SET status = 'failed', failed_at = now(), settled_at = now(),
@@ -200,16 +209,18 @@ $$;
 CREATE OR REPLACE FUNCTION core.outbox_release(p_ids uuid[], p_tokens uuid[], p_delays interval[])
 RETURNS SETOF uuid
 LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp SET jit = off
+SET search_path = pg_catalog, pg_temp SET jit = off SET plan_cache_mode = force_custom_plan
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 BEGIN
     RETURN QUERY
     WITH mine AS MATERIALIZED (
-        SELECT o.id, t.delay
-        FROM unnest(p_ids, p_tokens, p_delays) AS t (id, token, delay) JOIN core.outbox o ON o.id = t.id
-        WHERE o.lease_token = t.token AND o.status = 'in_flight'
-        ORDER BY o.id FOR NO KEY UPDATE OF o),
+        SELECT t.id, t.delay
+        FROM (SELECT * FROM unnest(p_ids, p_tokens, p_delays) AS t (id, token, delay) ORDER BY id) t
+        CROSS JOIN LATERAL (
+            SELECT FROM core.outbox o
+            WHERE o.id = t.id AND o.lease_token = t.token AND o.status = 'in_flight'
+            FOR NO KEY UPDATE) o),
     done AS (
         UPDATE core.outbox o
         SET status = 'pending', attempts = greatest(o.attempts - 1, 0),

@@ -1,0 +1,190 @@
+"""What every peer's adapter shares: the same measurement around each library's own calls, and a check of the counts.
+
+It runs in the peer's environment: the standard library and asyncpg (for observing) are all there is.
+"""
+
+import argparse
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import asyncpg
+
+from benchmarks.counters import difference, peak_rss_mb, snapshot
+from benchmarks.systems.process import database_of
+from benchmarks.workload import quantile
+
+BUSINESS = "INSERT INTO orders (note) VALUES ('x')"
+CHUNK = 5_000
+WARM_UP = 5
+# A run that loses a job would wait for it forever.
+LONGEST = 600
+
+Worker = Callable[[], AbstractAsyncContextManager[Any]]
+
+
+def quiet() -> None:
+    """Logging is off for every peer: a line per job, or a traceback per failure, would be the measurement."""
+    logging.disable(logging.CRITICAL)
+
+
+async def observe(dsn: str) -> asyncpg.Connection:
+    connection = await asyncpg.connect(dsn)
+    await connection.execute("CREATE TABLE orders (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, note text)")
+    return connection
+
+
+class Tally:
+    """Calls of the handler. Threads may count: the event is set from the loop."""
+
+    def __init__(self, expected: int) -> None:
+        self.expected = expected
+        self.calls = 0
+        self._loop = asyncio.get_running_loop()
+        self._reached = asyncio.Event()
+
+    def seen(self) -> None:
+        self.calls += 1
+        if self.calls == self.expected:
+            self._loop.call_soon_threadsafe(self._reached.set)
+
+    async def reached(self) -> None:
+        await self._reached.wait()
+
+
+async def drained(
+    options: argparse.Namespace, observer: asyncpg.Connection, worker: Worker, tally: Tally, left: str
+) -> dict[str, Any]:
+    """From the worker's start until the handler was called for every job and the database knows of every end.
+
+    `left` is a query for the number of jobs that are not over. A job that is handled twice makes more calls than
+    expected by the time that none is left.
+    """
+    await settle(observer)
+    check("jobs waiting", await observer.fetchval(left), options.count)
+    database = database_of(options.dsn)
+    before = await snapshot(observer, database)
+    try:
+        async with asyncio.timeout(LONGEST), worker():
+            await tally.reached()
+            while await observer.fetchval(left):
+                await asyncio.sleep(0.005)
+            after = await snapshot(observer, database)
+    except TimeoutError:
+        jobs = await observer.fetchval(left)
+        raise SystemExit(f"{tally.calls} of {tally.expected} calls, {jobs} of {options.count} jobs left") from None
+    check("handler calls", tally.calls, tally.expected)
+    check("jobs left", await observer.fetchval(left), 0)
+    await observer.close()
+    return difference(before, after, options.count) | {"rss_mb": peak_rss_mb()}
+
+
+async def settle(observer: asyncpg.Connection) -> None:
+    await observer.execute("VACUUM ANALYZE")
+    await observer.execute("CHECKPOINT")
+
+
+async def published(
+    options: argparse.Namespace,
+    observer: asyncpg.Connection,
+    connections: list[Any],
+    commit: Callable[[Any], Awaitable[None]],
+    stored: str,
+) -> dict[str, Any]:
+    """Each connection commits a business row and a job, one transaction after the other."""
+    await settle(observer)
+    database = database_of(options.dsn)
+    before = await snapshot(observer, database)
+    stop = time.perf_counter() + options.seconds
+
+    async def producer(connection: Any) -> int:
+        commits = 0
+        while time.perf_counter() < stop:
+            await commit(connection)
+            commits += 1
+        return commits
+
+    commits = sum(await asyncio.gather(*map(producer, connections)))
+    after = await snapshot(observer, database)
+    check("jobs stored", await observer.fetchval(stored), commits)
+    check("business rows", await observer.fetchval("SELECT count(*) FROM orders"), commits)
+    for connection in [*connections, observer]:
+        await connection.close()
+    return difference(before, after, commits)
+
+
+async def published_many(
+    options: argparse.Namespace,
+    observer: asyncpg.Connection,
+    publish: Callable[[int], Awaitable[None]],
+    stored: str,
+) -> dict[str, Any]:
+    await settle(observer)
+    database = database_of(options.dsn)
+    before = await snapshot(observer, database)
+    await fill(options.count, publish)
+    after = await snapshot(observer, database)
+    check("jobs stored", await observer.fetchval(stored), options.count)
+    await observer.close()
+    return difference(before, after, options.count)
+
+
+async def fill(count: int, publish: Callable[[int], Awaitable[None]]) -> None:
+    for start in range(0, count, CHUNK):
+        await publish(min(CHUNK, count - start))
+
+
+async def delivered(
+    options: argparse.Namespace,
+    observer: asyncpg.Connection,
+    connections: list[Any],
+    commit: Callable[[Any, int], Awaitable[float]],
+    worker: Worker,
+    handled: dict[int, float],
+) -> dict[str, Any]:
+    """From commit to handler at a steady rate. `commit` returns the time at which it began to commit."""
+    committed: dict[int, float] = {}
+    numbers = iter(range(10**9))
+
+    async def all_handled() -> None:
+        async with asyncio.timeout(60):
+            while len(handled) < len(committed):
+                await asyncio.sleep(0.005)
+
+    async def producer(connection: Any) -> None:
+        due = time.perf_counter()
+        while time.perf_counter() < stop:
+            number = next(numbers)
+            committed[number] = await commit(connection, number)
+            if options.rate:
+                due += len(connections) / options.rate
+                await asyncio.sleep(max(0.0, due - time.perf_counter()))
+
+    async with worker():
+        # One after the other: the last of them can only have come through a listener that listens.
+        for number in range(-WARM_UP, 0):
+            committed[number] = await commit(connections[0], number)
+            await all_handled()
+        committed.clear()
+        handled.clear()
+        stop = time.perf_counter() + options.seconds
+        await asyncio.gather(*map(producer, connections))
+        await all_handled()
+    check("jobs handled", len(handled), len(committed))
+    waits = [handled[number] - committed[number] for number in committed]
+    for connection in [*connections, observer]:
+        await connection.close()
+    return {
+        "events": len(committed),
+        "per_second": round(len(committed) / options.seconds, 1),
+        "p50_ms": round(quantile(waits, 0.5) * 1e3, 2),
+        "p99_ms": round(quantile(waits, 0.99) * 1e3, 2),
+    }
+
+
+def check(what: str, found: int, expected: int) -> None:
+    if found != expected:
+        raise SystemExit(f"{what}: {found}, expected {expected}")

@@ -1,0 +1,166 @@
+"""The reference pages name everything there is, and nothing else: settings, errors, commands, links."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import re
+from collections.abc import Iterator
+from dataclasses import MISSING, Field, fields
+from typing import Any
+
+import pytest
+import typer.core
+import typer.main
+
+import holdfast
+from holdfast import HandlerRegistry, HoldfastError, NewEvent, Publisher, RetryPolicy, WorkerSettings, outcome
+from holdfast.cli import environment
+from holdfast.cli.app import app
+from holdfast.postgres import reads
+from tests.docs.support import PAGES, ROOT, names, read, sections, table
+
+SETTINGS = sections(read("docs/settings.md"))
+
+
+# --- settings ---
+
+
+def default(field: Field[Any]) -> str:
+    return "" if field.default is MISSING and field.default_factory is MISSING else f"`{field.default!r}`"
+
+
+@pytest.mark.parametrize(
+    ("section", "kind"),
+    [("WorkerSettings", WorkerSettings), ("RetryPolicy", RetryPolicy), ("Options of publish", NewEvent)],
+)
+def test_every_field_is_documented_with_its_default(section: str, kind: type[Any]) -> None:
+    documented = {row[0].strip("`"): row[1] for row in table(SETTINGS[section])}
+    assert documented == {field.name: default(field) for field in fields(kind) if field.name != "_"}
+
+
+@pytest.mark.parametrize(
+    ("section", "call", "also"),
+    [("Publisher", Publisher, {}), ("Handlers", HandlerRegistry.handler, {"retry": "RetryPolicy()"})],
+)
+def test_every_argument_is_documented_with_its_default(section: str, call: Any, also: dict[str, str]) -> None:
+    parameters = [p for p in inspect.signature(call).parameters.values() if p.name != "self"]
+    expected = {p.name: "" if p.default is p.empty else f"`{also.get(p.name, repr(p.default))}`" for p in parameters}
+    assert {row[0].strip("`"): row[1] for row in table(SETTINGS[section])} == expected
+    assert also == {} or RetryPolicy() == inspect.signature(call).parameters["retry"].default
+
+
+def test_every_variable_of_the_environment_is_documented() -> None:
+    used = set(re.findall(r"environ\S*\(\"(\w+)\"", inspect.getsource(environment)))
+    assert set(names(table(SETTINGS["The environment"]))) == used
+    assert {"HOLDFAST_DSN", "HOLDFAST_LISTEN_DSN"} <= used
+
+
+def test_the_arguments_of_a_worker_are_documented() -> None:
+    arguments = set(inspect.signature(holdfast.Worker).parameters) - {"dsn", "registry", "settings"}
+    assert all(f"`{argument}`" in SETTINGS["WorkerSettings"] for argument in arguments)
+
+
+def test_connections_are_as_documented() -> None:
+    """OBX-7: the table is the formula."""
+    rows = table(sections(read("docs/managed-postgres.md"))["Connections"])
+    settings = [WorkerSettings(), WorkerSettings(listen=False)]
+    assert [[int(cell) for cell in row[1:]] for row in rows] == [
+        [each.connections_needed(transactional) for transactional in (False, True)] for each in settings
+    ]
+
+
+def test_the_limits_of_status_are_as_documented() -> None:
+    text = sections(read("docs/commands.md"))["holdfast status"]
+    for limit in (reads.MOST, reads.MOST_IN_LANE, reads.MOST_LANES):
+        assert f"{limit:,}" in text
+
+
+# --- errors ---
+
+
+def errors() -> set[str]:
+    for module in pkgutil.walk_packages(holdfast.__path__, "holdfast."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    found, classes = set(), [HoldfastError]
+    while classes:
+        classes.extend(kind.__subclasses__() for kind in ())
+        kind = classes.pop()
+        classes.extend(kind.__subclasses__())
+        if not kind.__name__.startswith("_") and kind.__module__.startswith("holdfast"):
+            found.add(kind.__name__)
+    return found
+
+
+def test_every_error_is_documented() -> None:
+    page = sections(read("docs/errors.md"))
+    documented = names(table(page["Raised to you"])) + names(table(page["Raised by your handlers"]))
+    assert sorted(documented) == sorted(errors())
+
+
+def test_every_outcome_is_documented() -> None:
+    rows = table(sections(read("docs/errors.md"))["Returned by your handlers"])
+    documented = {name.partition("(")[0] for name in names(rows)}
+    assert documented == {kind.__name__ for kind in outcome.Outcome.__args__}
+
+
+# --- commands ---
+
+
+def commands(group: Any, path: tuple[str, ...] = ("holdfast",)) -> Iterator[tuple[str, Any]]:
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, (*path, name))
+        else:
+            yield " ".join((*path, name)), command
+
+
+COMMANDS = dict(commands(typer.main.get_command(app)))
+EVERYWHERE = {"--dsn", "--schema", "--debug", "--help"}
+
+
+def options(command: Any) -> set[str]:
+    shown = [p for p in command.params if not getattr(p, "hidden", False)]
+    return {option for p in shown for option in (*p.opts, *p.secondary_opts) if option.startswith("--")} - EVERYWHERE
+
+
+def test_every_command_has_a_section() -> None:
+    """OPS-1: in docs/commands.md, and no section is about a command that is gone."""
+    assert set(sections(read("docs/commands.md"))) == set(COMMANDS)
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_option_stands_in_its_command_s_section(name: str) -> None:
+    """OPS-1: each option, and none that does not exist."""
+    mentioned = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", sections(read("docs/commands.md"))[name])) - EVERYWHERE
+    assert mentioned == options(COMMANDS[name])
+
+
+def test_what_every_command_takes_is_said_once() -> None:
+    introduction = read("docs/commands.md").partition("\n## ")[0]
+    assert all(option in introduction for option in EVERYWHERE - {"--help"})
+
+
+# --- pages ---
+
+
+def test_links_lead_somewhere() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
+            if "://" not in target:
+                assert (page.parent / target).resolve().exists(), f"{page.relative_to(ROOT)} links to {target}"
+
+
+def test_every_page_can_be_found_from_the_index() -> None:
+    index = read("docs/index.md")
+    pages = [page.relative_to(ROOT / "docs") for page in PAGES if page.is_relative_to(ROOT / "docs")]
+    assert [str(page) for page in pages if str(page) != "index.md" and f"({page})" not in index] == []
+
+
+def test_pages_that_the_code_names_exist() -> None:
+    for file in (ROOT / "src").rglob("*"):
+        if file.suffix in (".py", ".sql"):
+            for page in re.findall(r"docs/[\w/-]+\.md", file.read_text(encoding="utf-8")):
+                assert (ROOT / page).exists(), f"{file.relative_to(ROOT)} names {page}"

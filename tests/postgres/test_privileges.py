@@ -1,0 +1,684 @@
+"""Least privilege (P10, S1-S4, OBX-2): the whole matrix as declared here, and what each role can really do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from urllib.parse import urlsplit
+
+import asyncpg
+import pytest
+
+from holdfast import NewEvent, Publisher
+from holdfast.postgres import migrate
+from tests.outbox import CHANNEL, EVENT, HANDLER, LANE, Held, Lane, Outbox, connect
+from tests.servers import SessionServer
+
+OWNER, PRODUCER, WORKER, OPERATOR = ROLES = (
+    "holdfast_owner",
+    "holdfast_producer",
+    "holdfast_worker",
+    "holdfast_operator",
+)
+RUNTIME = (PRODUCER, WORKER, OPERATOR)
+
+# --- the declared matrix: what is not here is denied ---
+
+TABLES: dict[str, dict[str, set[str]]] = {
+    PRODUCER: {"my_outbox": {"SELECT"}, "migrations": {"SELECT"}},
+    WORKER: {"migrations": {"SELECT"}},
+    OPERATOR: {
+        name: {"SELECT"}
+        for name in (
+            "migrations", "outbox", "failed", "event_handled", "subscriptions", "registry", "workers", "deployments",
+            "outbox_keys", "sources",
+        )
+    },
+}  # fmt: skip
+
+# Beside those of whole tables: a producer fills in an event, and nothing of its later life.
+COLUMNS: dict[str, dict[tuple[str, str], set[str]]] = {
+    PRODUCER: {
+        ("outbox", "INSERT"): {
+            "id", "event_type", "event_version", "occurred_at", "source", "target", "content_class", "channel",
+            "generation", "domain_id", "payload", "headers", "idempotency_key", "trace_context", "available_at",
+            "expires_at", "priority", "ordering_key", "dedupe_key",
+        }
+    },
+}  # fmt: skip
+
+FUNCTIONS: dict[str, set[str]] = {
+    PRODUCER: {
+        "uuid7", "current_generation", "current_channel", "channel_of", "outbox_hold_key", "outbox_cancel",
+        "outbox_reschedule",
+    },
+    WORKER: {
+        "outbox_claim", "outbox_extend", "outbox_deliver", "outbox_retry", "outbox_fail", "outbox_release",
+        "outbox_enter", "outbox_leave", "outbox_split", "outbox_lanes", "outbox_channels", "outbox_due_in", "subscribe",
+        "interest", "worker_beat", "worker_stopped",
+    },
+    OPERATOR: {"outbox_replay", "outbox_stop", "retire", "outbox_lanes", "outbox_channels", "interest"},
+}  # fmt: skip
+
+SCHEMA: dict[str, set[str]] = {role: {"USAGE"} for role in RUNTIME}
+
+# Called by other functions, by triggers and by defaults; nobody has them by name.
+INTERNAL = {"outbox_fill", "outbox_notify", "require_source", "outbox_retime", "sibling_id"}
+
+
+async def cells(outbox: Outbox, sql: str, *values: object) -> set[tuple[str, ...]]:
+    return {tuple(row) for row in await outbox.connection.fetch(sql, *values)}
+
+
+async def granted_to(outbox: Outbox, role: str) -> dict[str, set[tuple[str, ...]]]:
+    """Every cell of the matrix that Postgres says yes to."""
+    major = await outbox.value("SELECT current_setting('server_version_num')::int / 10000")
+    verbs = ["SELECT", "INSERT", "UPDATE", "DELETE", "TRUNCATE", "REFERENCES", "TRIGGER"]
+    if major >= 17:
+        verbs.append("MAINTAIN")
+    return {
+        "tables": await cells(
+            outbox,
+            """SELECT c.relname::text, verb FROM pg_class c, unnest($2::text[]) verb
+               WHERE c.relnamespace = 'core'::regnamespace AND c.relkind IN ('r', 'p', 'v', 'm', 'f')
+                 AND has_table_privilege($1, c.oid, verb)""",
+            role,
+            verbs,
+        ),
+        "columns": await cells(
+            outbox,
+            """SELECT c.relname::text, a.attname::text, verb
+               FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped,
+                    unnest('{SELECT,INSERT,UPDATE,REFERENCES}'::text[]) verb
+               WHERE c.relnamespace = 'core'::regnamespace AND c.relkind IN ('r', 'p', 'v', 'm', 'f')
+                 AND has_column_privilege($1, c.oid, a.attnum, verb)""",
+            role,
+        ),
+        "sequences": await cells(
+            outbox,
+            """SELECT c.relname::text, verb FROM pg_class c, unnest('{USAGE,SELECT,UPDATE}'::text[]) verb
+               WHERE c.relnamespace = 'core'::regnamespace AND c.relkind = 'S'
+                 AND has_sequence_privilege($1, c.oid, verb)""",
+            role,
+        ),
+        "functions": await cells(
+            outbox,
+            """SELECT p.proname::text FROM pg_proc p WHERE p.pronamespace = 'core'::regnamespace
+               AND has_function_privilege($1, p.oid, 'EXECUTE')""",
+            role,
+        ),
+        "schema": await cells(
+            outbox,
+            "SELECT verb FROM unnest('{USAGE,CREATE}'::text[]) verb WHERE has_schema_privilege($1, 'core', verb)",
+            role,
+        ),
+    }
+
+
+async def declared_for(outbox: Outbox, role: str) -> dict[str, set[tuple[str, ...]]]:
+    columns = await cells(
+        outbox,
+        """SELECT c.relname::text, a.attname::text FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
+           WHERE c.relnamespace = 'core'::regnamespace AND a.attnum > 0 AND NOT a.attisdropped AND c.relkind <> 'i'""",
+    )
+    tables = {(table, verb) for table, verbs in TABLES.get(role, {}).items() for verb in verbs}
+    whole = {(table, column, verb) for table, verb in tables for of, column in columns if of == table}
+    single = {(t, column, verb) for (t, verb), names in COLUMNS.get(role, {}).items() for column in names}
+    return {
+        "tables": tables,
+        "columns": whole | single,
+        "sequences": set(),
+        "functions": {(name,) for name in FUNCTIONS.get(role, set())},
+        "schema": {(verb,) for verb in SCHEMA.get(role, set())},
+    }
+
+
+@pytest.mark.parametrize("role", [*RUNTIME, "public", "stranger"])
+async def test_every_cell_of_the_matrix_is_as_declared(outbox: Outbox, logins: Logins, role: str) -> None:
+    """P10, S2, S3: role by object by verb, with columns, sequences, TRUNCATE, TRIGGER, REFERENCES and EXECUTE."""
+    assert await granted_to(outbox, logins.names.get(role, role)) == await declared_for(outbox, role)
+
+
+@pytest.mark.parametrize("role", RUNTIME)
+async def test_a_login_has_what_its_role_has_and_no_more(outbox: Outbox, logins: Logins, role: str) -> None:
+    """S3: membership is all that a login needs."""
+    assert await granted_to(outbox, logins.names[role]) == await declared_for(outbox, role)
+
+
+async def test_the_matrix_knows_every_function(outbox: Outbox) -> None:
+    """P10: a new function has to be declared here, as somebody's or as internal."""
+    found = {name for (name,) in await cells(outbox, PROCEDURES)}
+    assert found == set.union(INTERNAL, *FUNCTIONS.values())
+
+
+async def test_no_grant_can_be_passed_on(outbox: Outbox) -> None:
+    """S3: no privilege comes with the option to grant it."""
+    granted = await cells(
+        outbox,
+        """SELECT grantee::regrole::text, privilege_type FROM (
+               SELECT (aclexplode(relacl)).* FROM pg_class WHERE relnamespace = 'core'::regnamespace
+               UNION ALL SELECT (aclexplode(proacl)).* FROM pg_proc WHERE pronamespace = 'core'::regnamespace
+               UNION ALL SELECT (aclexplode(attacl)).* FROM pg_attribute WHERE attrelid = 'core.outbox'::regclass
+               UNION ALL SELECT (aclexplode(nspacl)).* FROM pg_namespace WHERE nspname = 'core') acl
+           WHERE is_grantable AND grantee::regrole::text <> 'holdfast_owner'""",
+    )
+    assert granted == set()
+
+
+# --- the owner and its functions ---
+
+PROCEDURES = "SELECT proname::text FROM pg_proc WHERE pronamespace = 'core'::regnamespace"
+
+
+async def test_the_roles_can_do_nothing_by_themselves(outbox: Outbox) -> None:
+    """S1, S3: no login, no superuser, no attribute and no membership in anything, such as pg_read_all_data."""
+    rows = await outbox.connection.fetch("SELECT * FROM pg_roles WHERE rolname = ANY ($1)", list(ROLES))
+    assert len(rows) == 4
+    for row in rows:
+        flags = ("rolcanlogin", "rolsuper", "rolcreaterole", "rolcreatedb", "rolreplication", "rolbypassrls")
+        assert [flag for flag in flags if row[flag]] == [], row["rolname"]
+    member_of = """SELECT m.member::regrole::text, m.roleid::regrole::text FROM pg_auth_members m
+                   WHERE m.member::regrole::text = ANY ($1)"""
+    assert await cells(outbox, member_of, list(ROLES)) == set()
+
+
+async def test_the_owner_cannot_log_in(outbox: Outbox, logins: Logins) -> None:
+    """S3: not even with the right password; nor can the roles that others are members of."""
+    for role in ROLES:
+        await outbox.connection.execute(f"ALTER ROLE {role} PASSWORD '{logins.password}'")
+        try:
+            with pytest.raises(asyncpg.InvalidAuthorizationSpecificationError, match="not permitted to log in"):
+                await asyncpg.connect(logins.dsn_of(role))
+        finally:
+            await outbox.connection.execute(f"ALTER ROLE {role} PASSWORD NULL")
+
+
+async def test_everything_belongs_to_the_owner(outbox: Outbox) -> None:
+    """OBX-2: tables, views, sequences, functions and the schema itself."""
+    owners = await cells(
+        outbox,
+        """SELECT relowner::regrole::text FROM pg_class WHERE relnamespace = 'core'::regnamespace
+           UNION SELECT proowner::regrole::text FROM pg_proc WHERE pronamespace = 'core'::regnamespace
+           UNION SELECT nspowner::regrole::text FROM pg_namespace WHERE nspname = 'core'""",
+    )
+    assert owners == {(OWNER,)}
+
+
+async def test_every_function_has_a_pinned_search_path(outbox: Outbox) -> None:
+    """S1: those with their owner's rights must have it; the others have it as well, and run inside producers."""
+    rows = await outbox.connection.fetch(
+        """SELECT p.oid::regprocedure::text AS name, p.prosecdef, coalesce(p.proconfig, '{}') AS settings,
+                  l.lanname::text AS language
+           FROM pg_proc p JOIN pg_language l ON l.oid = p.prolang WHERE p.pronamespace = 'core'::regnamespace"""
+    )
+    assert sum(row["prosecdef"] for row in rows) > 20
+    for row in rows:
+        assert "search_path=pg_catalog, pg_temp" in row["settings"], row["name"]
+        assert row["language"] in ("sql", "plpgsql"), row["name"]
+
+
+async def test_dynamic_sql_is_nowhere(outbox: Outbox) -> None:
+    """S5: no function builds a statement out of its arguments."""
+    for (source,) in await cells(
+        outbox, "SELECT prosrc FROM pg_proc WHERE pronamespace = 'core'::regnamespace AND prosecdef"
+    ):
+        assert not re.search(r"\bEXECUTE\b", source)
+
+
+async def test_what_the_owner_makes_later_is_closed_too(outbox: Outbox) -> None:
+    """S2: a function that a later migration forgets to close is not PUBLIC's."""
+    transaction = outbox.connection.transaction()
+    await transaction.start()
+    try:
+        await outbox.connection.execute(
+            """SET LOCAL ROLE holdfast_owner;
+               CREATE FUNCTION core.later() RETURNS int LANGUAGE sql AS 'SELECT 1';
+               CREATE TABLE core.later_too (id int)"""
+        )
+        assert not await outbox.value("SELECT has_function_privilege('public', 'core.later()', 'EXECUTE')")
+        for verb in ("SELECT", "INSERT"):
+            assert not await outbox.value("SELECT has_table_privilege('public', 'core.later_too', $1)", verb)
+    finally:
+        await transaction.rollback()
+
+
+# --- logins ---
+
+
+class Logins:
+    """Users that are members of the roles, as applications and people are."""
+
+    password = "matrix"
+
+    def __init__(self, server: SessionServer, dsn: str) -> None:
+        self._server = server
+        self._dsn = dsn
+        self.names = {role: role.replace("holdfast", "login") for role in RUNTIME} | {"stranger": "login_stranger"}
+        self.names["bank"] = "login_bank"  # another producer
+
+    def dsn_of(self, name: str) -> str:
+        parts = urlsplit(self._dsn)
+        return self._dsn.replace(parts.netloc, f"{name}:{self.password}@{parts.hostname}:{parts.port}")
+
+    def create(self) -> None:
+        admin = self._server.admin()
+        for role, name in self.names.items():
+            admin.execute(f"CREATE ROLE {name} LOGIN PASSWORD '{self.password}'")
+            if role in RUNTIME:
+                admin.execute(f"GRANT {role} TO {name}")
+        admin.execute(f"GRANT {PRODUCER} TO {self.names['bank']}")
+
+    def drop(self) -> None:
+        for name in self.names.values():
+            self._server.admin().execute(f"DROP ROLE {name}")
+
+
+@pytest.fixture(scope="module")
+def logins(postgres_server: SessionServer, shared_dsn: str) -> Iterator[Logins]:
+    logins = Logins(postgres_server, shared_dsn)
+    logins.create()
+    yield logins
+    logins.drop()
+
+
+@asynccontextmanager
+async def session(logins: Logins, role: str) -> AsyncIterator[Outbox]:
+    connection = await connect(logins.dsn_of(logins.names[role]))
+    try:
+        yield Outbox(connection)
+    finally:
+        await connection.close()
+
+
+@pytest.fixture
+async def producer(logins: Logins, outbox: Outbox) -> AsyncIterator[Outbox]:
+    async with session(logins, PRODUCER) as each:
+        yield each
+
+
+@pytest.fixture
+async def bank(logins: Logins, outbox: Outbox) -> AsyncIterator[Outbox]:
+    async with session(logins, "bank") as each:
+        yield each
+
+
+@pytest.fixture
+async def worker(logins: Logins, outbox: Outbox) -> AsyncIterator[Outbox]:
+    async with session(logins, WORKER) as each:
+        yield each
+
+
+@pytest.fixture
+async def operator(logins: Logins, outbox: Outbox) -> AsyncIterator[Outbox]:
+    async with session(logins, OPERATOR) as each:
+        yield each
+
+
+@pytest.fixture
+async def stranger(logins: Logins, outbox: Outbox) -> AsyncIterator[Outbox]:
+    async with session(logins, "stranger") as each:
+        yield each
+
+
+async def assert_denied(session: Outbox, *statements: str) -> None:
+    for statement in statements:
+        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+            async with session.connection.transaction():
+                await session.connection.execute(statement)
+
+
+TOUCH_TABLES = (
+    "UPDATE core.outbox SET status = 'delivered'",
+    "UPDATE core.outbox SET attempts = 0",
+    "UPDATE core.outbox SET payload = '{}'",
+    "DELETE FROM core.outbox",
+    "TRUNCATE core.outbox",
+    "LOCK TABLE core.outbox IN ACCESS EXCLUSIVE MODE",
+    "CREATE TRIGGER t BEFORE INSERT ON core.outbox FOR EACH ROW EXECUTE FUNCTION core.outbox_fill()",
+    "ALTER TABLE core.outbox DISABLE TRIGGER ALL",
+    "CREATE INDEX ON core.outbox (source)",
+    "INSERT INTO core.event_handled (handler_name, idempotency_key) VALUES ('a.b', 'k')",
+    "DELETE FROM core.event_handled",
+    "UPDATE core.registry SET version = 0",
+    "INSERT INTO core.subscriptions (context, handler_name, event_type) VALUES ('a', 'a.b', 'c')",
+    "INSERT INTO core.sources (source, role_name) VALUES ('shop', current_user)",
+    "INSERT INTO core.deployments (generation) VALUES (99)",
+    "UPDATE core.outbox_keys SET event_id = core.uuid7()",
+    "DELETE FROM core.migrations",
+    "SELECT nextval('core.outbox_seq_seq')",
+    "CREATE TABLE core.mine (id int)",
+    "CREATE FUNCTION core.mine() RETURNS int LANGUAGE sql AS 'SELECT 1'",
+    "CREATE OR REPLACE FUNCTION core.outbox_replay(event_id uuid, p_new_generation bigint, p_replayed_by text)"
+    " RETURNS int LANGUAGE sql AS 'SELECT 1'",
+    "ALTER FUNCTION core.outbox_replay(uuid, bigint, text) RESET search_path",
+    "SET ROLE holdfast_owner",
+    "DROP SCHEMA core CASCADE",
+    "SELECT core.require_source('shop')",
+    "SELECT core.outbox_retime(core.uuid7(), 'shop', now())",
+)
+
+
+@pytest.mark.parametrize("role", [*RUNTIME, "stranger"])
+async def test_no_runtime_role_touches_a_table(outbox: Outbox, logins: Logins, role: str) -> None:
+    """OBX-2, S4: a direct change of a row, of its state or of the schema is denied for every one of them."""
+    id = await outbox.insert()
+    before = await outbox.row(id)
+    async with session(logins, role) as each:
+        await assert_denied(each, *TOUCH_TABLES)
+    assert await outbox.row(id) == before
+
+
+async def test_a_producer_publishes_and_looks_after_its_events(outbox: Outbox, producer: Outbox) -> None:
+    """S3, PUB-1: by plain SQL and by every call of the library, with INSERT alone."""
+    shop = Publisher("shop")
+    connection = producer.connection
+    await connection.execute(
+        f"INSERT INTO core.outbox (event_type, source, payload) VALUES ('{EVENT}', 'shop', '{{}}')"
+    )
+    async with connection.transaction():
+        await shop.publish(connection, EVENT, {"n": 1})
+        await shop.publish_many(connection, [NewEvent(EVENT, {}), NewEvent(EVENT, {}, headers={"a": "b"})])
+        await shop.publish(connection, EVENT, {}, key="k", delay=60)
+        await shop.publish(connection, EVENT, {}, key="k", delay=90, on_duplicate="reschedule")
+        assert await shop.reschedule(connection, "k", delay=30)
+        assert await shop.cancel(connection, "k")
+    await migrate.require_current(connection)
+    assert await outbox.value("SELECT count(*) FROM core.outbox") == 5
+    assert await outbox.value("SELECT count(*) FROM core.outbox WHERE status = 'pending'") == 4
+
+
+async def test_a_producer_does_nothing_else(outbox: Outbox, producer: Outbox) -> None:
+    """S3, S4: it cannot read events, nor write a row that has already been through its life."""
+    await outbox.insert()
+    plain = "INSERT INTO core.outbox (event_type, source, payload) VALUES ('a.b', 'shop', '{}')"
+    insert = "INSERT INTO core.outbox (event_type, source, payload, {}) VALUES ('a.b', 'shop', '{{}}', {})"
+    forged = {
+        "status": "'delivered'", "attempts": "4", "last_error": "'x'", "first_failed_at": "now()",
+        "settled_at": "now()", "delivered_at": "now()", "deleted_at": "now()", "failed_at": "now()",
+        "failure_reason": "'rejected'", "failure_history": "'[]'", "error_signature": "'x'", "handler_name": "'a.b'",
+        "origin_id": "core.uuid7()", "claimed_by": "core.uuid7()", "lease_token": "core.uuid7()",
+        "lease_expires_at": "now()", "created_at": "now()",
+    }  # fmt: skip
+    await assert_denied(producer, *(insert.format(column, value) for column, value in forged.items()))
+    with pytest.raises(asyncpg.PostgresError):
+        await producer.connection.execute(insert.format("seq", "1"))
+    await assert_denied(
+        producer,
+        "SELECT id FROM core.outbox",
+        "SELECT payload FROM core.outbox",
+        f"{plain} RETURNING id",
+        f"{plain} ON CONFLICT (id) DO NOTHING",
+        "COPY core.outbox TO STDOUT",
+        "SELECT * FROM core.failed",
+        "SELECT * FROM core.event_handled",
+        "SELECT * FROM core.subscriptions",
+        "SELECT * FROM core.sources",
+        "SELECT core.outbox_replay(core.uuid7(), 0, 'me')",
+        "SELECT core.outbox_stop(core.uuid7(), 'me')",
+        "SELECT core.subscribe('a', 'a.b', '{c}')",
+        "SELECT * FROM core.interest()",
+    )
+    with pytest.raises(asyncpg.InsufficientPrivilegeError):
+        await producer.claim(registry=1)
+
+
+async def test_a_worker_claims_and_settles_without_a_table(outbox: Outbox, worker: Outbox) -> None:
+    """S3: every call that workers make, by EXECUTE alone."""
+    await worker.subscribe(HANDLER, EVENT)
+    await outbox.insert_many(8)
+    version = (await worker.call("interest"))[0]["version"]
+    rows = await worker.claim(Lane(limit=6), registry=version)
+    held = [Held(row["id"], row["lease_token"]) for row in rows]
+    assert await worker.extend(*held) == []
+    assert await worker.deliver(held[0]) == await worker.retry(held[1], delay=60) == []
+    assert await worker.fail(held[2]) == await worker.release(held[3], delay=60) == []
+    async with worker.connection.transaction():
+        assert await worker.enter(held[4]) == "run"
+        assert await worker.leave(held[4]) is True
+    assert await worker.deliver(held[5]._replace(token=held[5].id)) == [held[5].id]
+    await worker.subscribe("mail.thank", EVENT)
+    assert await worker.split(LANE, registry=version) == -1
+    assert await worker.split(LANE, registry=version + 1) == 2
+    assert await worker.call("lanes", channel=CHANNEL, generation=0)
+    assert await worker.call("open_channels")
+    assert await worker.call("due_in", channel=CHANNEL, generation=0, routes=[HANDLER], priorities=[1])
+    await migrate.require_current(worker.connection)
+    await assert_denied(
+        worker,
+        "SELECT * FROM core.outbox",
+        "SELECT * FROM core.my_outbox",
+        "SELECT * FROM core.registry",
+        "INSERT INTO core.outbox (event_type, source, payload) VALUES ('a.b', 'shop', '{}')",
+        f"SELECT core.outbox_replay('{held[2].id}', 0, 'me')",
+        f"SELECT core.outbox_stop('{held[2].id}', 'me')",
+        f"SELECT core.retire('{HANDLER}')",
+        "SELECT core.outbox_cancel('shop', 'k')",
+    )
+
+
+async def test_an_operator_reads_replays_and_stops(outbox: Outbox, operator: Outbox) -> None:
+    """S3, DLQ-1: operators may SELECT core.outbox, and repair through functions only."""
+    failed, waiting = await outbox.failed(), await outbox.insert()
+    await outbox.subscribe(HANDLER, EVENT)
+    for table in TABLES[OPERATOR]:
+        await operator.connection.fetch(f"SELECT * FROM core.{table}")
+    dead = await operator.connection.fetch("SELECT id FROM core.outbox WHERE status = 'failed' AND deleted_at IS NULL")
+    assert [row["id"] for row in dead] == [failed]
+    assert await operator.replay(failed) == 1
+    assert await operator.stop(waiting) == 1
+    assert await operator.value("SELECT core.retire($1)", HANDLER) == 1
+    assert await operator.states(failed, waiting) == ["pending", "failed"]
+    with pytest.raises(asyncpg.InsufficientPrivilegeError):
+        await operator.claim(Lane(HANDLER))
+    with pytest.raises(asyncpg.InsufficientPrivilegeError):
+        await operator.deliver(Held(failed, failed))
+    await assert_denied(
+        operator,
+        "INSERT INTO core.outbox (event_type, source, payload) VALUES ('a.b', 'shop', '{}')",
+        "SELECT core.outbox_cancel('shop', 'k')",
+        "SELECT core.subscribe('a', 'a.b', '{c}')",
+    )
+
+
+async def test_a_stranger_sees_nothing(outbox: Outbox, stranger: Outbox) -> None:
+    """S2: PUBLIC has no right in the schema, not even to name what is in it."""
+    await assert_denied(
+        stranger,
+        "SELECT 1 FROM core.outbox",
+        "SELECT 1 FROM core.my_outbox",
+        "SELECT 1 FROM core.migrations",
+        "SELECT core.uuid7()",
+        "SELECT core.outbox_replay(gen_random_uuid(), 0, 'me')",
+        "INSERT INTO core.outbox (event_type, source, payload) VALUES ('a.b', 'shop', '{}')",
+    )
+
+
+# --- whose events ---
+
+
+async def own(outbox: Outbox, source: str, login: str) -> None:
+    await outbox.connection.execute("INSERT INTO core.sources (source, role_name) VALUES ($1, $2)", source, login)
+
+
+async def test_a_producer_sees_the_events_of_its_own_sources(
+    outbox: Outbox, producer: Outbox, bank: Outbox, logins: Logins
+) -> None:
+    """OBX-2: all states of its rows, and nobody else's; a source that nobody owns is nobody's to see."""
+    await own(outbox, "shop", logins.names[PRODUCER])
+    await own(outbox, "bank", logins.names["bank"])
+    await own(outbox, "gone", "no such role")
+    shop = {await outbox.insert(), await outbox.failed(), (await outbox.held()).id}
+    money = await outbox.insert(source="bank", payload={"secret": "canary"})
+    for source in ("open", "gone", "Shop", "shop2"):
+        await outbox.insert(source=source)
+    assert {row["id"] for row in await producer.connection.fetch("SELECT * FROM core.my_outbox")} == shop
+    assert {row["id"] for row in await bank.connection.fetch("SELECT * FROM core.my_outbox")} == {money}
+    assert await producer.connection.fetch("SELECT FROM core.my_outbox WHERE source = 'bank'") == []
+
+
+async def test_membership_in_an_owning_role_is_enough(outbox: Outbox, producer: Outbox) -> None:
+    """OBX-2: a team's role may own a source."""
+    await own(outbox, "shop", PRODUCER)
+    await outbox.insert()
+    assert await producer.value("SELECT count(*) FROM core.my_outbox") == 1
+
+
+async def test_a_leaky_function_learns_nothing_of_others_rows(outbox: Outbox, producer: Outbox, logins: Logins) -> None:
+    """S3: the view is a security barrier; a cheap function in WHERE is not run before its filter."""
+    await own(outbox, "shop", logins.names[PRODUCER])
+    await own(outbox, "bank", logins.names["bank"])
+    await outbox.insert(payload={"mine": 1})
+    await outbox.insert(source="bank", payload={"secret": "canary"})
+    await producer.connection.execute(
+        """CREATE FUNCTION pg_temp.leak(jsonb) RETURNS boolean LANGUAGE plpgsql COST 0.0000001
+           AS 'BEGIN RAISE NOTICE ''leaked %'', $1; RETURN true; END'"""
+    )
+    heard: list[str] = []
+    producer.connection.add_log_listener(lambda _connection, message: heard.append(str(message)))
+    assert await producer.value("SELECT count(*) FROM core.my_outbox WHERE pg_temp.leak(payload)") == 1
+    assert [text for text in heard if "mine" in text]
+    assert not [text for text in heard if "canary" in text]
+
+
+async def test_another_roles_source_is_out_of_reach(
+    outbox: Outbox, producer: Outbox, bank: Outbox, logins: Logins
+) -> None:
+    """OBX-2: cancel, reschedule and holding a key are refused; a source that nobody owns is open."""
+    await own(outbox, "bank", logins.names["bank"])
+    money = Publisher("bank")
+    async with bank.connection.transaction():
+        envelope = await money.publish(bank.connection, EVENT, {}, key="k", delay=60)
+    before = await outbox.row(envelope.event_id)
+    calls: list[Callable[[], Awaitable[object]]] = [
+        lambda: money.cancel(producer.connection, "k"),
+        lambda: money.reschedule(producer.connection, "k", delay=0),
+        lambda: money.publish(producer.connection, EVENT, {}, key="k", on_duplicate="reschedule"),
+        lambda: money.publish(producer.connection, EVENT, {}, key="new"),
+    ]
+    for call in calls:
+        with pytest.raises(asyncpg.InsufficientPrivilegeError, match="source bank belongs to another role"):
+            async with producer.connection.transaction():
+                await call()
+    assert await outbox.row(envelope.event_id) == before
+    async with producer.connection.transaction():
+        await Publisher("open").publish(producer.connection, EVENT, {}, key="k")
+    async with bank.connection.transaction():
+        assert await money.cancel(bank.connection, "k")
+        assert await Publisher("open").cancel(bank.connection, "k")
+
+
+async def test_a_role_that_was_set_counts_and_not_the_login_behind_it(
+    outbox: Outbox, logins: Logins, postgres_server: SessionServer
+) -> None:
+    """OBX-2: a pool that logs in once and sets a role for each tenant must not mix their sources up."""
+    shop, bank = logins.names[PRODUCER], logins.names["bank"]
+    await own(outbox, "shop", shop)
+    await own(outbox, "bank", bank)
+    admin = postgres_server.admin()
+    admin.execute(f"CREATE ROLE login_pool LOGIN PASSWORD '{logins.password}'")
+    admin.execute(f"GRANT {shop}, {bank} TO login_pool")
+    pool = await asyncpg.connect(logins.dsn_of("login_pool"))
+    try:
+        async with pool.transaction():
+            await pool.execute(f"SET LOCAL ROLE {bank}")
+            await Publisher("bank").publish(pool, EVENT, {}, key="k", delay=60)
+            assert await pool.fetchval("SELECT count(*) FROM core.my_outbox") == 1
+        with pytest.raises(asyncpg.InsufficientPrivilegeError, match="another role"):
+            async with pool.transaction():
+                await pool.execute(f"SET LOCAL ROLE {shop}")
+                assert await pool.fetchval("SELECT count(*) FROM core.my_outbox") == 0
+                await Publisher("bank").cancel(pool, "k")
+        async with pool.transaction():
+            assert await Publisher("bank").cancel(pool, "k"), "the login itself is a member of both"
+    finally:
+        await pool.close()
+        admin.execute("DROP ROLE login_pool")
+
+
+# --- names that shadow ours ---
+
+# Every function, operator and table name that our functions use, with a body that betrays itself.
+DECOYS = """
+CREATE SCHEMA {schema};
+CREATE TABLE {schema}.outbox (LIKE pg_catalog.pg_class);
+CREATE TABLE {schema}.registry (one boolean, version bigint);
+CREATE TABLE {schema}.subscriptions (handler_name text);
+CREATE TABLE {schema}.event_handled (handler_name text);
+CREATE FUNCTION {schema}.now() RETURNS timestamptz LANGUAGE plpgsql AS $$BEGIN RAISE 'decoy now'; END$$;
+CREATE FUNCTION {schema}.clock_timestamp() RETURNS timestamptz LANGUAGE plpgsql AS $$BEGIN RAISE 'decoy'; END$$;
+CREATE FUNCTION {schema}.gen_random_uuid() RETURNS uuid LANGUAGE plpgsql AS $$BEGIN RAISE 'decoy uuid'; END$$;
+CREATE FUNCTION {schema}.pg_notify(text, text) RETURNS void LANGUAGE plpgsql AS $$BEGIN RAISE 'decoy notify'; END$$;
+CREATE FUNCTION {schema}.set_config(text, text, boolean) RETURNS text LANGUAGE plpgsql AS $$BEGIN RAISE 'decoy'; END$$;
+CREATE FUNCTION {schema}.current_setting(text) RETURNS text LANGUAGE plpgsql AS $$BEGIN RAISE 'decoy'; END$$;
+CREATE FUNCTION {schema}.current_setting(text, boolean) RETURNS text LANGUAGE plpgsql AS $$BEGIN RAISE 'decoy'; END$$;
+CREATE FUNCTION {schema}.pg_has_role(name, oid, text) RETURNS boolean LANGUAGE sql AS 'SELECT true';
+CREATE FUNCTION {schema}.jsonb_typeof(jsonb) RETURNS text LANGUAGE plpgsql AS $$BEGIN RAISE 'decoy typeof'; END$$;
+CREATE FUNCTION {schema}.hashtextextended(text, bigint) RETURNS bigint LANGUAGE plpgsql AS $$BEGIN RAISE 'decoy'; END$$;
+CREATE FUNCTION {schema}.md5(text) RETURNS text LANGUAGE plpgsql AS $$BEGIN RAISE 'decoy md5'; END$$;
+CREATE FUNCTION {schema}.betray(uuid, uuid) RETURNS boolean LANGUAGE plpgsql AS $$BEGIN RAISE 'decoy ='; END$$;
+CREATE FUNCTION {schema}.betray(text, text) RETURNS boolean LANGUAGE plpgsql AS $$BEGIN RAISE 'decoy ='; END$$;
+CREATE OPERATOR {schema}.= (LEFTARG = uuid, RIGHTARG = uuid, FUNCTION = {schema}.betray);
+CREATE OPERATOR {schema}.= (LEFTARG = text, RIGHTARG = text, FUNCTION = {schema}.betray);
+CREATE OPERATOR {schema}.<> (LEFTARG = text, RIGHTARG = text, FUNCTION = {schema}.betray);
+CREATE DOMAIN {schema}.uuid AS text;
+"""
+
+
+@pytest.mark.parametrize("schema", ["evil", "pg_temp"])
+async def test_names_that_shadow_ours_change_nothing(
+    outbox: Outbox, logins: Logins, postgres_server: SessionServer, schema: str
+) -> None:
+    """S1: a user with functions, operators, types and tables of the same names, in front of its search path."""
+    decoys = DECOYS.format(schema=schema)
+    if schema == "pg_temp":
+        decoys = decoys.replace("CREATE SCHEMA pg_temp;\n", "")
+    admin = postgres_server.admin()
+    name = urlsplit(logins.dsn_of("x")).path[1:]
+    admin.execute("CREATE ROLE login_evil LOGIN PASSWORD 'matrix'")
+    admin.execute(f"GRANT {PRODUCER}, {WORKER}, {OPERATOR} TO login_evil")
+    admin.execute(f"GRANT CREATE ON DATABASE {name} TO login_evil")
+    await own(outbox, "bank", logins.names["bank"])
+    connection = await asyncpg.connect(logins.dsn_of("login_evil"))
+    evil = Outbox(connection)
+    try:
+        await connection.execute(decoys)
+        await connection.execute(f"SET search_path = {schema}, pg_catalog, core")
+        with pytest.raises(asyncpg.RaiseError, match="decoy now"):
+            await connection.execute("SELECT evil.now()" if schema == "evil" else "SELECT pg_temp.now()")
+        insert = "INSERT INTO core.outbox (event_type, source, payload) VALUES ('order.placed', 'shop', '{}')"
+        for _ in range(4):
+            await connection.execute(insert)
+        # Literals instead of casts: what stands in the caller's own statement is the caller's own affair.
+        call = connection.fetch
+        await call("SELECT core.subscribe('billing', 'billing.charge_card', '{order.placed}')")
+        version = await outbox.registry()
+        zero = "0" * 32
+        claim = f"""SELECT * FROM core.outbox_claim('{zero}', '1 min', {version}, 'outbox_default', 0, '{{{LANE}}}',
+                    '{{1}}', '{{billing.charge_card}}', '{{3}}', '{{0001-01-02}}', '{{{zero}}}')"""
+        rows = await call(claim)
+        assert len(rows) == 3
+        held = [(str(row["id"]), str(row["lease_token"])) for row in rows]
+        fences = [f"'{{{id}}}', '{{{token}}}'" for id, token in held]
+        forged = f"'{{{held[0][0]}}}', '{{{'1' * 32}}}'"
+        assert await call(f"SELECT core.outbox_extend({fences[0]}, '1 min')") == []
+        assert len(await call(f"SELECT core.outbox_deliver({forged}, '{{billing.charge_card}}', true)")) == 1
+        assert await call(f"SELECT core.outbox_deliver({fences[0]}, '{{billing.charge_card}}', true)") == []
+        fail = f"SELECT core.outbox_fail({fences[1]}, '{{billing.charge_card}}', '{{rejected}}', '{{boom}}', '{{s}}')"
+        assert await call(fail) == []
+        assert await call(f"SELECT core.outbox_release({fences[2]}, '{{0}}')") == []
+        assert (await call(f"SELECT core.outbox_replay('{held[1][0]}', 0, 'evil')"))[0][0] == 1
+        await call("SELECT core.subscribe('mail', 'mail.thank', '{order.placed}')")
+        split = f"SELECT core.outbox_split({version + 1}, 'outbox_default', 0, '{{*/order.placed}}', 9)"
+        assert (await call(split))[0][0] == 2
+        with pytest.raises(asyncpg.InsufficientPrivilegeError, match="another role"):
+            await call("SELECT core.outbox_cancel('bank', 'k')")
+        assert await call("SELECT * FROM core.my_outbox") == []
+        assert await outbox.states(rows[0]["id"], rows[1]["id"]) == ["delivered", "pending"]
+        assert await outbox.value("SELECT count(*) FROM core.event_handled") == 1
+        assert await evil.value(f"SELECT count(*) FROM {schema}.outbox") == 0
+    finally:
+        await connection.close()
+        await outbox.connection.execute("DROP SCHEMA IF EXISTS evil CASCADE")
+        await outbox.connection.execute("DROP OWNED BY login_evil")
+        admin.execute("DROP ROLE login_evil")
