@@ -6,6 +6,7 @@ It runs in the peer's environment: the standard library and asyncpg (for observi
 import argparse
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
@@ -38,17 +39,20 @@ async def observe(dsn: str) -> asyncpg.Connection:
 
 
 class Tally:
-    """Calls of the handler. Threads may count: the event is set from the loop."""
+    """Calls of the handler. Some peers run it in threads, so counting is safe there as well."""
 
     def __init__(self, expected: int) -> None:
         self.expected = expected
         self.calls = 0
+        self._lock = threading.Lock()
         self._loop = asyncio.get_running_loop()
         self._reached = asyncio.Event()
 
     def seen(self) -> None:
-        self.calls += 1
-        if self.calls == self.expected:
+        with self._lock:
+            self.calls += 1
+            last = self.calls == self.expected
+        if last:
             self._loop.call_soon_threadsafe(self._reached.set)
 
     async def reached(self) -> None:

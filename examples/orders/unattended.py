@@ -4,6 +4,7 @@ import asyncio
 import json
 import sys
 import time
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
@@ -108,7 +109,7 @@ class Run:
     async def _drained(self, what: str) -> None:
         await self._until(lambda now: now.owed == 0, f"{what} took longer than {_PATIENCE:g} s", give_up=False)
 
-    async def _until(self, condition: Any, problem: str, *, give_up: bool = True) -> None:
+    async def _until(self, condition: Callable[[Snapshot], bool], problem: str, *, give_up: bool = True) -> None:
         deadline = time.monotonic() + _PATIENCE
         while not condition(await self._snapshot()):
             if not self._stage.worker.running or time.monotonic() > deadline:

@@ -21,10 +21,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
 
+import asyncpg
 import pytest
 
+from examples.orders import unattended
 from examples.orders.__main__ import arguments
-from examples.orders.figures import Snapshot, percentile
+from examples.orders.figures import HANDLERS, Account, Figures, Snapshot, percentile
 from examples.orders.view import Scene, bars, draw
 
 ROOT = Path(__file__).parents[2]
@@ -132,6 +134,47 @@ def test_a_person_at_the_keys(marked: dict[str, str]) -> None:
         os.close(screen)
         os.close(terminal)
         shutil.rmtree(directory, ignore_errors=True)
+
+
+async def test_the_reckoning_is_honest(dsn: str, conn: asyncpg.Connection, tmp_path: Path) -> None:
+    """RUN-1: what was not delivered to both handlers is lost, and a second row in the ledger is a duplicate."""
+    await conn.execute((ROOT / "examples/orders/schema.sql").read_text())
+    orders = [uuid4() for _ in range(4)]
+    sent = tmp_path / "sent.txt"
+    async with Figures(dsn, sent) as figures:
+        for number, order in enumerate(orders):
+            await conn.execute("INSERT INTO orders (id, customer, total_cents) VALUES ($1, 'Ada', 1)", order)
+            for handler in HANDLERS[: 1 if number == 3 else 2]:  # the fourth reached one handler only
+                await conn.execute(DELIVERED, order, handler, f"{order}")
+            await conn.execute("INSERT INTO ledger (order_id, total_cents) VALUES ($1, 1)", order)
+        lines = [*orders[:2], orders[3], orders[0]]  # the third was not confirmed, the first one twice
+        sent.write_text("".join(f"{order} x Thank you\n" for order in lines))
+        assert await figures.account(orders) == Account(2, 2, 0, 1)
+        await conn.execute("INSERT INTO ledger (order_id, total_cents) VALUES ($1, 1)", orders[0])
+        assert (await figures.account(orders)).effect_duplicates == 1
+        assert await figures.account([*orders, uuid4()]) == Account(2, 3, 1, 1)
+        await conn.execute("DELETE FROM core.event_handled WHERE idempotency_key = $1", str(orders[1]))
+        assert (await figures.account(orders)).lost == 3
+
+
+DELIVERED = """
+WITH row AS (
+    INSERT INTO core.outbox (event_type, source, payload, domain_id, handler_name, idempotency_key, status, settled_at,
+                             delivered_at)
+    VALUES ('order.placed', 'orders', '{}', $1, $2, $3, 'delivered', now(), now()))
+INSERT INTO core.event_handled (handler_name, idempotency_key) VALUES ($2, $3)
+"""
+
+
+def test_a_loss_or_a_duplicate_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
+    """RUN-1: the exit code says so."""
+    fine = {"orders": 1, "delivered": 1, "lost": 0, "effect_duplicates": 0, "confirmation_duplicates": 1, "kills": 1}
+    times = {"p50_ms": 1.0, "p99_ms": 2.0, "latency_sample": 1}
+    assert unattended.report(fine | times, as_json=True) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["lost"] == 0
+    assert unattended.report(fine | times | {"lost": 1}, as_json=False) == 1
+    assert "WRONG" in capsys.readouterr().out
+    assert unattended.report(fine | times | {"effect_duplicates": 1}, as_json=True) == 1
 
 
 def test_without_a_terminal_it_says_so_and_runs_by_itself(

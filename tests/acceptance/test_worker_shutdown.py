@@ -136,7 +136,7 @@ async def test_stop_beside_a_service(dsn: str, conn: asyncpg.Connection) -> None
 
 
 async def test_stop_during_a_claim_gives_everything_back(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-4: a stop at any moment of a busy worker leaves nothing in flight and burns no attempt of what did not run."""
+    """LSN-4: a stop at any moment leaves nothing in flight, and burns no attempt of what did not run."""
     for round_ in range(5):
         registry, seen = HandlerRegistry(), []
 

@@ -86,7 +86,6 @@ def errors() -> set[str]:
             importlib.import_module(module.name)
     found, classes = set(), [HoldfastError]
     while classes:
-        classes.extend(kind.__subclasses__() for kind in ())
         kind = classes.pop()
         classes.extend(kind.__subclasses__())
         if not kind.__name__.startswith("_") and kind.__module__.startswith("holdfast"):

@@ -19,8 +19,10 @@ import asyncpg
 import pytest
 
 from holdfast import EventEnvelope, HandlerRegistry, Publisher
+from holdfast.embedded import EmbeddedPostgres
 from tests.docs.support import PAGES, Block, blocks, parameters
 from tests.docs.test_readme import PROGRAM
+from tests.servers import apply_schema
 
 SQL = blocks("sql")
 COMMANDS = blocks("sh")
@@ -106,13 +108,23 @@ async def test_python(world: asyncpg.Connection, dsn: str, block: Block) -> None
 # --- commands ---
 
 
+@pytest.fixture(scope="module")
+def server() -> Iterator[EmbeddedPostgres]:
+    """Commands are the same on every Postgres: one server is enough for them."""
+    with EmbeddedPostgres(settings={"fsync": "off"}) as server:
+        apply_schema(server.create_database("shop_template"))
+        yield server
+
+
 @pytest.fixture
-def shop(dsn: str, tmp_path: Path) -> Iterator[dict[str, str]]:
+def shop(server: EmbeddedPostgres, tmp_path: Path) -> Iterator[dict[str, str]]:
     """A directory with an application in it, and an environment that finds the command and the database."""
     (tmp_path / "app").mkdir()
     (tmp_path / "app" / "handlers.py").write_text(HANDLERS)
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    dsn = server.create_database("shop", template="shop_template")
     yield {**os.environ, "PATH": path, "HOLDFAST_DSN": dsn, "PWD": str(tmp_path)}
+    server.drop_database("shop")
 
 
 @parameters(COMMANDS)

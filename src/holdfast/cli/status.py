@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime
 from typing import Annotated, Any
@@ -44,24 +46,27 @@ async def _look(address: str, schema: str, as_json: bool, interval: float | None
     connection = await connect(where, "status", statement_timeout=30)
     try:
         await migrate.require_current(connection, schema)
-        if interval is None:
-            found = await reads.status(connection, schema)
-            if as_json:
-                typer.echo(json.dumps(as_data(schema, found), indent=2, default=_plain))
-            else:
-                Console().print(_shown(schema, found))
-            return
-        if as_json:
-            while True:
-                found = await reads.status(connection, schema)
-                typer.echo(json.dumps(as_data(schema, found), default=_plain))
+        with _shower(schema, as_json, interval is not None) as show:
+            show(await reads.status(connection, schema))
+            while interval is not None:
                 await asyncio.sleep(interval)
-        with Live(console=Console(), auto_refresh=False, screen=Console().is_terminal) as live:
-            while True:
-                live.update(_shown(schema, await reads.status(connection, schema)), refresh=True)
-                await asyncio.sleep(interval)
+                show(await reads.status(connection, schema))
     finally:
         await connection.close(timeout=2)
+
+
+@contextmanager
+def _shower(schema: str, as_json: bool, again: bool) -> Iterator[Callable[[Status], None]]:
+    """How a look is shown: as JSON, on a screen that is drawn anew, or as lines."""
+    console = Console()
+    if as_json:
+        indent = None if again else 2
+        yield lambda found: print(json.dumps(as_data(schema, found), indent=indent, default=_plain), flush=True)
+    elif again and console.is_terminal:
+        with Live(console=console, auto_refresh=False, screen=True) as live:
+            yield lambda found: live.update(_shown(schema, found), refresh=True)
+    else:
+        yield lambda found: console.print(_shown(schema, found))
 
 
 # --- for machines ---

@@ -1,7 +1,7 @@
 """A database connection that one loop owns, and that comes back after every outage."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import asyncpg
@@ -101,6 +101,7 @@ class ReservedConnection:
         self._idle_timeout = idle_timeout
         self._connection: asyncpg.Connection | None = None
         self._lock = asyncio.Lock()
+        self.on_lost: Callable[[], None] | None = None  # called when the other side closes the connection
 
     async def use(self) -> asyncpg.Connection:
         connection = self._connection
@@ -114,13 +115,18 @@ class ReservedConnection:
                     statement_timeout=self._statement_timeout,
                     idle_timeout=self._idle_timeout,
                 )
+                self._connection.add_termination_listener(self._terminated)
             return self._connection
+
+    def _terminated(self, connection: object) -> None:
+        if connection is self._connection and self.on_lost is not None:
+            self.on_lost()
 
     def drop(self) -> None:
         """Forget the connection after a fault; nothing is asked of the other side."""
-        if self._connection is not None:
-            self._connection.terminate()
-            self._connection = None
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.terminate()
 
     async def close(self) -> None:
         connection, self._connection = self._connection, None

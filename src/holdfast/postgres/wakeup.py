@@ -19,11 +19,12 @@ _PATIENCE = 5.0
 
 
 class Guard:
-    """Owns one connection. `on_asleep` is called when a lock that had to be waited for is granted."""
+    """Owns one connection. `on_asleep` is called when a lock that had to be waited for is granted, or one is lost."""
 
     def __init__(
         self, connection: ReservedConnection, queries: Queries, worker: UUID, on_asleep: Callable[[], None]
     ) -> None:
+        connection.on_lost = self.reset
         self._connection = connection
         self._queries = queries
         self._worker = str(worker)
@@ -96,9 +97,11 @@ class Guard:
                 raise
 
     def reset(self) -> None:
-        """The connection is gone, and with it the locks."""
-        self._standing.clear()
+        """The connection is gone, and with it the locks. A worker that relied on them must look for itself."""
+        stood, self._standing = self._standing, set()
         self._connection.drop()
+        if stood:
+            self._on_asleep()
 
     async def close(self) -> None:
         if self._waiting is not None:

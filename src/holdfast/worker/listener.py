@@ -22,7 +22,10 @@ PING_INTERVAL = 5.0
 
 
 class Listener:
-    """Calls `wake(rescan)` for the bell, `stop(id)` for a cancelled event, `lost()` when it cannot hear any more."""
+    """Calls `wake(rescan)` for the bell and `stop(id)` for a cancelled event.
+
+    When it cannot hear any more it calls `lost(silent)`: true when the other side did not even close the connection.
+    """
 
     def __init__(
         self,
@@ -36,7 +39,8 @@ class Listener:
         poll_interval: float,
         wake: Callable[[bool], None],
         stop: Callable[[UUID], None],
-        lost: Callable[[], None],
+        may_listen: Callable[[], Awaitable[bool]],
+        lost: Callable[[bool], None],
         pinged: Callable[[], Awaitable[None]],
     ) -> None:
         self._connection = connection
@@ -48,6 +52,7 @@ class Listener:
         self._poll_interval = poll_interval
         self._wake = wake
         self._stop = stop
+        self._may_listen = may_listen
         self._lost = lost
         self._pinged = pinged
         self._outage = Outage("listen", observe, longest_wait=_LONGEST_WAIT)
@@ -58,6 +63,8 @@ class Listener:
         first = True
         while True:
             try:
+                if first and not await self._may_listen():
+                    return
                 await self._listen()
                 self._outage.over()
                 if not first:
@@ -69,7 +76,7 @@ class Listener:
             except CONNECTION_FAULTS as fault:
                 self.healthy = False
                 self._connection.drop()
-                self._lost()
+                self._lost(isinstance(fault, TimeoutError))
                 self._wake(True)
                 await self._outage.wait(fault)
 

@@ -59,21 +59,21 @@ class Threads:
         self._size = size
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
         self._started = 0
-        self._wanted = 0  # calls that run or wait
+        self._unfinished = 0  # calls that wait or run, whether or not somebody still wants their answer
+        self._counting = threading.Lock()
 
     async def call(self, function: Callable[[], object], start: Callable[[], None]) -> object:
         """Run the function in a thread. `start` is called, on the loop, when a thread has been found for it."""
         loop = asyncio.get_running_loop()
         call = _Call(function, start, loop, loop.create_future())
+        with self._counting:
+            self._unfinished += 1
+            another = self._started < min(self._unfinished, self._size)
         self._calls.put(call)
-        self._wanted += 1
-        if self._started < min(self._wanted, self._size):
+        if another:
             self._started += 1
             threading.Thread(target=self._work, name=f"holdfast-handler-{self._started}", daemon=True).start()
-        try:
-            return await call.answer
-        finally:
-            self._wanted -= 1
+        return await call.answer
 
     def close(self) -> None:
         """Let idle threads end. What still runs is left to end by itself."""
@@ -84,4 +84,6 @@ class Threads:
         while (call := self._calls.get()) is not None:
             if not call.answer.cancelled():
                 call.run()
+            with self._counting:
+                self._unfinished -= 1
             del call  # not to keep an event alive while waiting for the next

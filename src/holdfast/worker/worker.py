@@ -119,7 +119,8 @@ class Worker:
                 poll_interval=settings.poll_interval,
                 wake=lambda rescan: self._claimer.wake(rescan),
                 stop=self._stopped,
-                lost=self._guard.reset,
+                may_listen=self._may_listen,
+                lost=self._deafened,
                 pinged=self._guard.ping,
             )
         self._claimer = Claimer(
@@ -211,6 +212,14 @@ class Worker:
         if delivery is not None:
             self._dispatcher.cancel([delivery])
 
+    def _deafened(self, silent: bool) -> None:
+        """The listener has lost its connection, or got no answer on it. Then the others have become useless too."""
+        if self._guard is not None:
+            self._guard.reset()
+        if silent:
+            self._claim_connection.drop()
+            self._settle_connection.drop()
+
     def _observe(self, fact: Fact) -> None:
         for observer in self._observers:
             # Whoever looks on must not be able to stop the work.
@@ -261,7 +270,7 @@ class Worker:
         outage = Outage("start", self._observe)
         while not self._stop.is_set():
             try:
-                await self._find_poolers()
+                await self._address.probe()
                 connection = await self._claim_connection.use()
                 await migrate.require_current(connection, self.settings.schema)
                 await self._deliveries.subscribe(connection, self._registry)
@@ -276,21 +285,20 @@ class Worker:
                     pass
         return False
 
-    async def _find_poolers(self) -> None:
+    async def _may_listen(self) -> bool:
         """Behind a transaction pooler nothing can be listened for: say so once, and poll."""
-        await self._address.probe()
-        if self._listener is None:
-            return
         if self._listen_address is not self._address:
             await self._listen_address.probe()
-        if self._listen_address.pooled:
-            self._listener = self._guard = self._claimer.guard = None
-            details: dict[str, object] = {
-                "cause": "the connection goes through a transaction pooler, where nothing can be listened for",
-                "action": f"polling every {self.settings.poll_interval:g} s",
-                "remedy": "give listen_dsn (HOLDFAST_LISTEN_DSN) a direct connection",
-            }
-            self._observe(Notice("error", "listener_pooled", details))
+        if not self._listen_address.pooled:
+            return True
+        self._claimer.guard = None
+        details: dict[str, object] = {
+            "cause": "the connection goes through a transaction pooler, where nothing can be listened for",
+            "action": f"polling every {self.settings.poll_interval:g} s",
+            "remedy": "give listen_dsn (HOLDFAST_LISTEN_DSN) a direct connection",
+        }
+        self._observe(Notice("error", "listener_pooled", details))
+        return False
 
     async def _keep(self, name: str, loop: Callable[[], Awaitable[None]]) -> None:
         """A loop that ends by a defect is told and started again: the others must not die with it."""
