@@ -2,12 +2,11 @@
 
 from collections.abc import Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
+from typing import NamedTuple
 from uuid import UUID
 
 
-@dataclass(frozen=True, slots=True)
-class HandlerContext:
+class HandlerContext(NamedTuple):
     """Passed to a handler that has a parameter named `context`.
 
     What the handler publishes inherits `correlation_id` and names this event as its cause.

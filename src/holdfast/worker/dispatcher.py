@@ -7,7 +7,6 @@ already handled, expired or over its budget; decode; run; classify; settle.
 import asyncio
 import contextlib
 import contextvars
-import json
 import math
 import time
 from collections import deque
@@ -15,6 +14,8 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 from uuid import UUID
+
+from pydantic_core import from_json
 
 from holdfast.context import HandlerContext, current_context
 from holdfast.envelope import EventEnvelope
@@ -27,7 +28,7 @@ from holdfast.retry import classify
 from holdfast.telemetry import Counters, Failed, Notice, Observer, Retried
 from holdfast.versions import warn_if_deprecated
 from holdfast.worker.held import Held
-from holdfast.worker.settler import Dead, Delivered, GivenBack, Postponed, Settler
+from holdfast.worker.settler import Dead, GivenBack, Postponed, Settler
 from holdfast.worker.threads import Threads
 from holdfast.worker.transactions import LeaseLost, Transactions
 
@@ -240,7 +241,7 @@ class Dispatcher:
     async def _attempt(self, runner: _Runner, delivery: Delivery) -> None:
         record, handler = delivery.record, delivery.handler
         if record["handled"]:
-            self._settler.add(Delivered(delivery, record=False))
+            self._settler.duplicate(delivery)
         elif delivery.twin:
             self._settler.add(GivenBack(delivery, _TWIN_DELAY))
         elif record["expired"]:
@@ -339,9 +340,9 @@ def _decode(delivery: Delivery) -> tuple[EventEnvelope, HandlerContext]:
     """Row by row, after the claim: a row that cannot be decoded fails alone."""
     record = delivery.record
     try:
-        payload = json.loads(record["payload"])
-        headers = json.loads(record["headers"]) if record["headers"] else {}
-    except (ValueError, RecursionError, TypeError) as error:
+        payload = from_json(record["payload"])
+        headers = from_json(record["headers"]) if record["headers"] else {}
+    except (ValueError, TypeError) as error:
         raise TerminalHandlerError(f"the row cannot be decoded: {type(error).__name__}") from None
     event = EventEnvelope(
         event_id=delivery.event_id,
@@ -369,8 +370,8 @@ def _decode(delivery: Delivery) -> tuple[EventEnvelope, HandlerContext]:
 def _facts(delivery: Delivery) -> tuple[UUID, UUID, str, str, str | None, str, int, str]:
     record = delivery.record
     correlation = str(delivery.event_id)
-    with contextlib.suppress(ValueError, TypeError, AttributeError, RecursionError):
-        correlation = str(json.loads(record["headers"]).get("correlation_id") or correlation)
+    with contextlib.suppress(ValueError, TypeError, AttributeError):
+        correlation = str(from_json(record["headers"]).get("correlation_id") or correlation)
     return (
         delivery.event_id,
         delivery.id,

@@ -20,12 +20,6 @@ MAX_BATCH = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Delivered:
-    delivery: Delivery
-    record: bool = True  # false for a duplicate, which the inbox has already
-
-
-@dataclass(frozen=True, slots=True)
 class Postponed:
     delivery: Delivery
     delay: float
@@ -48,20 +42,21 @@ class GivenBack:
     delay: float = 0.0
 
 
-Settlement = Delivered | Postponed | Dead | GivenBack
-Some = TypeVar("Some", bound=Settlement)
+Settlement = Postponed | Dead | GivenBack
+Some = TypeVar("Some", bound=Settlement | Delivery)
 Send = Callable[[asyncpg.Connection, Sequence[Some]], Awaitable[list[UUID]]]
 
 
 @dataclass(slots=True)
 class _Pending:
-    """Plain successes wait as bare deliveries: they are nearly all, and a wrapper each would be waste."""
+    """Successes wait as bare deliveries: they are nearly all, and a wrapper each would be waste."""
 
     delivered: list[Delivery] = field(default_factory=list)
+    duplicates: list[Delivery] = field(default_factory=list)
     others: list[Settlement] = field(default_factory=list)
 
     def __len__(self) -> int:
-        return len(self.delivered) + len(self.others)
+        return len(self.delivered) + len(self.duplicates) + len(self.others)
 
 
 class Settler:
@@ -97,6 +92,11 @@ class Settler:
         self._pending.delivered.append(delivery)
         self._wake()
 
+    def duplicate(self, delivery: Delivery) -> None:
+        """Handled before: settled like a success, but the inbox has it already."""
+        self._pending.duplicates.append(delivery)
+        self._wake()
+
     def add(self, settlement: Settlement) -> None:
         self._pending.others.append(settlement)
         self._wake()
@@ -126,14 +126,11 @@ class Settler:
             self._many.clear()
             if not pending:
                 return
-            done = [Delivered(each) for each in pending.delivered]
-            settlements: list[Settlement] = [*done, *pending.others]
-            await self._settle([s for s in settlements if isinstance(s, Delivered) and s.record], self._send_delivered)
-            again = [s for s in settlements if isinstance(s, Delivered) and not s.record]
-            await self._settle(again, self._send_duplicates)
-            await self._settle([s for s in settlements if isinstance(s, Postponed)], self._send_postponed)
-            await self._settle([s for s in settlements if isinstance(s, Dead)], self._send_dead)
-            await self._settle([s for s in settlements if isinstance(s, GivenBack)], self._send_given_back)
+            await self._settle(pending.delivered, self._send_delivered)
+            await self._settle(pending.duplicates, self._send_duplicates)
+            await self._settle([s for s in pending.others if isinstance(s, Postponed)], self._send_postponed)
+            await self._settle([s for s in pending.others if isinstance(s, Dead)], self._send_dead)
+            await self._settle([s for s in pending.others if isinstance(s, GivenBack)], self._send_given_back)
             if any(isinstance(s, Postponed) or (isinstance(s, GivenBack) and s.delay) for s in pending.others):
                 self._on_postponed()
 
@@ -146,7 +143,7 @@ class Settler:
                 await self._one_by_one(batch, send, refusal)
             finally:
                 for settlement in batch:
-                    self._held.drop(settlement.delivery)
+                    self._held.drop(_delivery(settlement))
 
     async def _send(self, batch: list[Some], send: Send[Some]) -> None:
         """Send until the database has answered, or until the leases are surely gone and others have the rows."""
@@ -184,21 +181,22 @@ class Settler:
                     continue
                 except asyncpg.PostgresError as error:
                     refusal = error
+            delivery = _delivery(settlement)
             details: dict[str, object] = {
-                "delivery_id": str(settlement.delivery.id),
-                "handler_name": settlement.delivery.handler.name,
+                "delivery_id": str(delivery.id),
+                "handler_name": delivery.handler.name,
                 "sqlstate": refusal.sqlstate,
                 "remedy": "the row comes back when its lease ends; run holdfast doctor if it stays",
             }
             self._observe(Notice("error", "settle_refused", details))
 
-    async def _send_delivered(self, connection: asyncpg.Connection, batch: Sequence[Delivered]) -> list[UUID]:
-        lost = await self._deliveries.deliver(connection, [s.delivery for s in batch], record=True)
+    async def _send_delivered(self, connection: asyncpg.Connection, batch: Sequence[Delivery]) -> list[UUID]:
+        lost = await self._deliveries.deliver(connection, batch, record=True)
         self._counters.delivered += len(batch) - len(lost)
         return lost
 
-    async def _send_duplicates(self, connection: asyncpg.Connection, batch: Sequence[Delivered]) -> list[UUID]:
-        lost = await self._deliveries.deliver(connection, [s.delivery for s in batch], record=False)
+    async def _send_duplicates(self, connection: asyncpg.Connection, batch: Sequence[Delivery]) -> list[UUID]:
+        lost = await self._deliveries.deliver(connection, batch, record=False)
         self._counters.duplicates += len(batch) - len(lost)
         return lost
 
@@ -235,3 +233,7 @@ class Settler:
         self._counters.snoozed += snoozed
         self._counters.released += len(batch) - len(lost) - snoozed
         return lost
+
+
+def _delivery(settlement: Settlement | Delivery) -> Delivery:
+    return settlement if isinstance(settlement, Delivery) else settlement.delivery
