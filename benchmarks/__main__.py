@@ -1,4 +1,4 @@
-"""`./dev bench [NAME ...] [--quick] [--json]`: ratios in one interleaved run, with a progress bar while it runs."""
+"""`./dev bench [NAME ...] [--quick] [--json] [--against PEERS]`: ratios in one interleaved run, with a progress bar."""
 
 import argparse
 import json
@@ -11,8 +11,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from benchmarks import environments
 from benchmarks.runner import RunFailed, interleaved
-from benchmarks.suites import BENCHMARKS, Arm, Benchmark, Results
+from benchmarks.suites import BENCHMARKS, Arm, Benchmark, Results, against_peers, peer_arms
 from holdfast.embedded import EmbeddedPostgres
 
 # A checkpoint in the middle of a run would be the measurement.
@@ -26,16 +27,32 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="smaller counts and fewer repeats, under 50 s each")
     parser.add_argument("--json", action="store_true", help="one JSON line per benchmark, the last line of the output")
     parser.add_argument("--repeats", type=int, help="runs of each arm")
+    parser.add_argument(
+        "--against",
+        type=lambda text: [each.strip() for each in text.split(",")],
+        default=[],
+        metavar="PEER,PEER",
+        help=f"let peers take part: {', '.join(environments.peers())}, or all",
+    )
     options = parser.parse_args()
+    peers = environments.peers() if options.against == ["all"] else options.against
+    strangers = [peer for peer in peers if peer not in environments.peers()]
+    if strangers:
+        parser.error(f"no peer is named {strangers[0]!r}; there are {', '.join(environments.peers())}")
     unknown = [name for name in options.names if name not in BENCHMARKS]
     if unknown:
         parser.error(f"no benchmark is named {unknown[0]!r}; there are {', '.join(BENCHMARKS)}")
+    try:
+        make_environments(peers)
+    except environments.EnvironmentFailed as failure:
+        errors.print(f"[red]error:[/red] {failure}")
+        return 1
     with EmbeddedPostgres(settings=SERVER) as server:
         for name in options.names or BENCHMARKS:
             benchmark = BENCHMARKS[name]
             repeats = options.repeats or (benchmark.quick_repeats if options.quick else benchmark.repeats)
             try:
-                summary = measure(server, benchmark, options.quick, repeats)
+                summary = measure(server, benchmark, options.quick, repeats, peers)
             except RunFailed as failure:
                 errors.print(f"[red]error:[/red] {failure}")
                 return 1
@@ -44,8 +61,18 @@ def main() -> int:
     return 0
 
 
-def measure(server: EmbeddedPostgres, benchmark: Benchmark, quick: bool, repeats: int) -> dict[str, Any]:
-    arms = benchmark.arms(quick)
+def make_environments(peers: list[str]) -> None:
+    """Before anything is timed; only the first time, and after a change of pins, is there something to do."""
+    for peer in peers:
+        with errors.status(f"environment of {peer}"):
+            environments.interpreter(peer)
+
+
+def measure(
+    server: EmbeddedPostgres, benchmark: Benchmark, quick: bool, repeats: int, peers: list[str]
+) -> dict[str, Any]:
+    rivals = peer_arms(benchmark, quick, peers)
+    arms = benchmark.arms(quick) + rivals
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=errors, transient=True) as bar:
         task = bar.add_task(benchmark.name, total=len(arms) * repeats)
@@ -60,6 +87,7 @@ def measure(server: EmbeddedPostgres, benchmark: Benchmark, quick: bool, repeats
     summary = {
         "bench": benchmark.name,
         **benchmark.summary(results),
+        **(against_peers(results, [arm.label for arm in rivals]) if rivals else {}),
         "repeats": repeats,
         "options": {arm.label: dict(arm.options) for arm in arms},
         "postgres": server.version,

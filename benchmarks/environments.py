@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -26,6 +27,7 @@ def peers() -> list[str]:
     return sorted(lock.parent.name for lock in PEERS.glob("*/requirements.txt"))
 
 
+@cache
 def interpreter(peer: str) -> str:
     """The peer's Python; makes the environment first if it is missing or its pins have changed."""
     home, lock = STORE / peer, PEERS / peer / "requirements.txt"

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import environments
 from benchmarks.suites import Arm
 from holdfast.embedded import EmbeddedPostgres
 
@@ -42,8 +43,9 @@ def run(server: EmbeddedPostgres, arm: Arm) -> dict[str, Any]:
         server.drop_database(database)
 
 
-def interpreter(_system: str) -> str:
-    return sys.executable
+def interpreter(system: str) -> str:
+    """Peers have an environment of their own; Holdfast and the control run in ours."""
+    return environments.interpreter(system) if system in environments.peers() else sys.executable
 
 
 def process(python: str, arm: Arm, dsn: str) -> dict[str, Any]:

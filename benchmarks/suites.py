@@ -1,6 +1,6 @@
 """What is measured: each benchmark is a set of arms that are run in turn, and what to make of their medians."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -48,6 +48,33 @@ def against_raw(results: Results) -> dict[str, Any]:
     for figure in ("python_us", "postgres_us", "wal_bytes", "hot_share", "round_trips", "rss_mb"):
         if figure in results["holdfast"][0]:
             summary[figure] = round(middle(results, "holdfast", figure), 4)
+    return summary
+
+
+# Peers that take so much longer per event get a share of the events; their rate hardly depends on the number.
+SHARE = {"procrastinate": 0.1, "dbos": 0.1, "awa": 0.2, "chancy": 0.25, "oban": 0.25}
+
+
+def peer_arms(benchmark: Benchmark, quick: bool, peers: Sequence[str]) -> list[Arm]:
+    """The peers do what the benchmark's first arm does."""
+    options = benchmark.arms(quick)[0].options
+    arms = []
+    for peer in peers if benchmark.peers else ():
+        own = dict(options)
+        if "count" in own:
+            own["count"] = int(own["count"] * SHARE.get(peer, 1))
+        arms.append(Arm(peer, peer, benchmark.peers, own))
+    return arms
+
+
+def against_peers(results: Results, peers: Sequence[str]) -> dict[str, Any]:
+    """Rates and their ratios; at a fixed rate the waits are what counts."""
+    summary: dict[str, Any] = {"peers": {peer: middle(results, peer) for peer in peers}}
+    if "p99_ms" in results["holdfast"][0]:
+        for figure in ("p50_ms", "p99_ms"):
+            summary[f"peers_{figure}"] = {peer: middle(results, peer, figure) for peer in peers}
+    else:
+        summary["ratio_to_peers"] = {peer: ratio(results, "holdfast", peer) for peer in peers}
     return summary
 
 
@@ -154,15 +181,22 @@ BENCHMARKS = {
             "What does publishing add to a business transaction, with 8 connections?",
             publish,
             lambda results: against_raw(results) | {"when_idle_to_never": ratio(results, "holdfast", "never")},
+            peers="publish",
         ),
         Benchmark(
             "publish_many",
             "How fast is bulk publishing, beside the fastest insert of the same rows?",
             publish_many,
             lambda results: against_raw(results) | {"ratio_to_copy": ratio(results, "holdfast", "copy")},
+            peers="publish_many",
         ),
         Benchmark(
-            "latency", "How long from commit to handler, idle and busy?", latency, latency_summary, quick_repeats=1
+            "latency",
+            "How long from commit to handler, idle and busy?",
+            latency,
+            latency_summary,
+            quick_repeats=1,
+            peers="latency",
         ),
         Benchmark(
             "horizon",
@@ -175,7 +209,9 @@ BENCHMARKS = {
         Benchmark(
             "transactional", "How fast are handlers that write in the same transaction?", transactional, against_raw
         ),
-        Benchmark("failures", "How fast do events fail for good, and after a retry?", failures, against_raw),
+        Benchmark(
+            "failures", "How fast do events fail for good, and after a retry?", failures, against_raw, peers="failures"
+        ),
         Benchmark("fanout", "How fast are three handlers per event, in deliveries?", fanout, against_raw),
         Benchmark("large", "How fast are payloads of 10 KB?", large, against_raw),
         Benchmark(

@@ -163,6 +163,10 @@ async def test_long_outage(own_server: EmbeddedPostgres, own_dsn: str) -> None:
         assert time.monotonic() - accepted <= 5
         conn = await asyncpg.connect(own_dsn)
         await settled(conn, identity)
+        # The listener is tried less often: until it is back, the worker looks for itself.
+        await publish(conn, "order.placed", {"n": 2})
+        await until(lambda: 2 in seen, within=2.5, what="an event while nobody listens yet")
+        await drained(conn)
         await conn.close()
     assert facts.notices("database_unavailable")
     assert facts.notices("database_back")

@@ -19,15 +19,25 @@ _PATIENCE = 5.0
 
 
 class Guard:
-    """Owns one connection. `on_asleep` is called when a lock that had to be waited for is granted, or one is lost."""
+    """Owns one connection. `hears` tells whether the worker listens.
+
+    `on_asleep` is called when a lock that had to be waited for is granted, and when one is lost.
+    """
 
     def __init__(
-        self, connection: ReservedConnection, queries: Queries, worker: UUID, on_asleep: Callable[[], None]
+        self,
+        connection: ReservedConnection,
+        queries: Queries,
+        worker: UUID,
+        *,
+        hears: Callable[[], bool],
+        on_asleep: Callable[[], None],
     ) -> None:
         connection.on_lost = self.reset
         self._connection = connection
         self._queries = queries
         self._worker = str(worker)
+        self._hears = hears
         self._on_asleep = on_asleep
         self._turn = asyncio.Lock()
         self._standing: set[str] = set()  # we are the guard, with the lock granted
@@ -43,9 +53,10 @@ class Guard:
     async def stand(self, channel: str) -> bool:
         """Try to become the guard. True when the worker has just become it and must look once more.
 
-        Without a connection there is no bell, and the polling interval covers it.
+        Without a connection there is no bell, and the polling interval covers it. A bell that the worker itself would
+        not hear must not be rung for it.
         """
-        if channel in self._standing or self._waiting is not None:
+        if channel in self._standing or self._waiting is not None or not self._hears():
             return False
         try:
             answer = await self._ask("guard", channel=channel)

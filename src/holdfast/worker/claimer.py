@@ -64,6 +64,7 @@ class Claimer:
         self._patterns = False
         self._discovered_at = 0.0
         self._wakened = asyncio.Event()
+        self._rested = asyncio.Event()
         self._cautious = False
         self._rescan = True
         self._streak = 0
@@ -78,6 +79,12 @@ class Claimer:
     def wake(self, rescan: bool = False) -> None:
         self._rescan = self._rescan or rescan
         self._wakened.set()
+
+    async def rest(self) -> None:
+        """Look from the start, and return when nothing is found."""
+        self._rested.clear()
+        self.wake(True)
+        await self._rested.wait()
 
     def stop(self) -> None:
         self.stopped.set()
@@ -117,6 +124,8 @@ class Claimer:
         took = time.monotonic() - started
         woken, self._woken = self._woken, False
         if not found:
+            if exhausted:
+                self._rested.set()
             if woken:
                 await self._temper()
             if self._streak and not self._guarded:

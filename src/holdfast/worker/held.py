@@ -1,5 +1,6 @@
 """The deliveries a worker holds a lease on: claimed, waiting, running or being settled."""
 
+import asyncio
 from collections.abc import Iterable
 from uuid import UUID
 
@@ -18,6 +19,8 @@ class Held:
         self._keys: dict[tuple[str, str], Delivery] = {}
         # Since the last claim was sent, whose look into the inbox may have been too early.
         self._let_go: dict[tuple[str, str], UUID] = {}
+        self.none = asyncio.Event()
+        self.none.set()
 
     def __len__(self) -> int:
         return len(self._deliveries)
@@ -31,6 +34,8 @@ class Held:
             self._deliveries[delivery.id] = delivery
             first = self._keys.setdefault(delivery.key, delivery)
             delivery.twin = first is not delivery or self._let_go.get(delivery.key, delivery.id) != delivery.id
+        if self._deliveries:
+            self.none.clear()
 
     def drop(self, delivery: Delivery) -> None:
         """Let go of a delivery, unless the row was claimed again meanwhile under another lease."""
@@ -39,6 +44,8 @@ class Held:
         if self._keys.get(delivery.key) is delivery:
             del self._keys[delivery.key]
             self._let_go[delivery.key] = delivery.id
+        if not self._deliveries:
+            self.none.set()
 
     def get(self, identity: UUID) -> Delivery | None:
         return self._deliveries.get(identity)

@@ -107,7 +107,8 @@ class Worker:
                 ReservedConnection(self._listen_address, "guard", idle_timeout=idle),
                 queries,
                 self.id,
-                lambda: self._claimer.wake(True),
+                hears=lambda: self.listening,
+                on_asleep=lambda: self._claimer.wake(True),
             )
             self._listener = Listener(
                 ReservedConnection(self._listen_address, "listen", statement_timeout=limit, idle_timeout=idle),
@@ -174,6 +175,18 @@ class Worker:
     def stop(self) -> None:
         """Stop claiming, finish what runs within the grace, give the rest back. `run` then returns."""
         self._stop.set()
+
+    async def drain(self) -> None:
+        """Work until nothing is due any more, then stop. What is delayed, or waits for a retry, stays.
+
+        For tests, scripts and the last step of a deployment.
+        """
+        async with self:
+            claimed = -1
+            while claimed != self.counters.claimed:
+                claimed = self.counters.claimed
+                await self._claimer.rest()
+                await self._held.none.wait()
 
     async def __aenter__(self) -> Self:
         self._beside = asyncio.create_task(self._run())
