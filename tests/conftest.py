@@ -22,9 +22,7 @@ from tests.servers import SUPPORTED_MAJORS, SessionServer, apply_schema, servers
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     choices = [*(str(major) for major in SUPPORTED_MAJORS), "all"]
-    parser.addoption(
-        "--postgres", choices=choices, default="all", help="the Postgres to test on (default: all found)"
-    )
+    parser.addoption("--postgres", choices=choices, default="all", help="the Postgres to test on (default: all found)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -39,9 +37,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     majors = found if wanted == "all" else [int(wanted)]
     # With no server at all the tests must fail, not vanish: the fixture says which one is missing.
     majors = majors or [SUPPORTED_MAJORS[0]]
-    metafunc.parametrize(
-        "postgres_server", majors, indirect=True, scope="session", ids=[f"pg{m}" for m in majors]
-    )
+    metafunc.parametrize("postgres_server", majors, indirect=True, scope="session", ids=[f"pg{m}" for m in majors])
 
 
 @pytest.fixture(scope="session")

@@ -47,9 +47,7 @@ class SessionServer:
 
     def __init__(self, binaries: PostgresBinaries) -> None:
         # The data lives for minutes and a crash of the machine ends the session anyway.
-        self.server = EmbeddedPostgres(
-            binaries=binaries, settings={"fsync": "off", "full_page_writes": "off"}
-        )
+        self.server = EmbeddedPostgres(binaries=binaries, settings={"fsync": "off", "full_page_writes": "off"})
         self.binaries = binaries
         self._numbers = itertools.count(1)
         self._has_template = False
@@ -123,6 +121,4 @@ class SessionServer:
                 WHERE status = 'in_flight' AND (lease_expires_at IS NULL OR lease_expires_at < now()) LIMIT 20
                 """
             ).fetchall()
-        return [
-            f"row {r['id']} is in flight without a live lease (until {r['lease_expires_at']})" for r in rows
-        ]
+        return [f"row {r['id']} is in flight without a live lease (until {r['lease_expires_at']})" for r in rows]
