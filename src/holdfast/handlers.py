@@ -13,6 +13,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter
@@ -130,6 +131,8 @@ class HandlerRegistry:
         if name in self._handlers:
             remedy = "give every handler a name of its own: it is half of the key that makes effects happen once"
             raise ConfigurationError(name, "is registered twice", remedy)
+        if isinstance(event_types, str):
+            raise ConfigurationError(name, "has a string of event types", f"write ({event_types!r},)")
         if not event_types:
             raise ConfigurationError(name, "handles no event type", 'name at least one, like "order.placed"')
         for event_type in event_types:
@@ -170,7 +173,8 @@ def _describe(
         remedy = f"use {', '.join(_KNOWN)}, or give the others a default"
         raise ConfigurationError(name, f"has the parameter {unknown[0]!r}, which nobody can fill", remedy)
     wanted = {p.name for p in others if p.name in _KNOWN}
-    call = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
+    call = function.func if isinstance(function, partial) else function
+    call = call if inspect.isroutine(call) else getattr(call, "__call__", call)  # noqa: B004
     asynchronous = inspect.iscoroutinefunction(call)
     if "tx" in wanted and not asynchronous:
         remedy = "make it async def: the transaction lives on the worker's event loop"

@@ -33,17 +33,19 @@ class WorkerSettings:
     listen_dsn: str | None = None  # a direct connection when the other one goes through a pooler
 
     def __post_init__(self) -> None:
-        _require("generation", self.generation, 0, 2**63 - 1)
-        _require("concurrency", self.concurrency, 1, 10_000)
-        _require("threads", self.threads, 1, 1_000)
-        _require("connections", self.connections, 1, 1_000)
-        _require("batch", self.batch, 1, 500)
+        _require("generation", self.generation, 0, 2**63 - 1, whole=True)
+        _require("concurrency", self.concurrency, 1, 10_000, whole=True)
+        _require("threads", self.threads, 1, 1_000, whole=True)
+        _require("connections", self.connections, 1, 1_000, whole=True)
+        _require("batch", self.batch, 1, 500, whole=True)
         _require("lease", self.lease, 0.5, 3_600)
         _require("poll_interval", self.poll_interval, 0.01, 3_600)
         _require("grace", self.grace, 0, 3_600)
         _require("settle_after", self.settle_after, 0, 1)
+        if isinstance(self.channels, str):
+            raise ConfigurationError("channels", "is a string", f"write ({self.channels!r},)")
         for channel in self.channels:
-            if not _CHANNEL.fullmatch(channel):
+            if not isinstance(channel, str) or not _CHANNEL.fullmatch(channel):
                 remedy = "use 1 to 63 of a-z, 0-9 and _, not starting with a digit"
                 raise ConfigurationError("channels", f"has {channel!r}, which is no channel name", remedy)
 
@@ -57,6 +59,8 @@ class WorkerSettings:
         return reserved + (self.connections if transactional else 0)
 
 
-def _require(field: str, value: float, low: float, high: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        raise ConfigurationError(f"WorkerSettings.{field}", f"is {value!r}", f"give a number from {low:g} to {high:g}")
+def _require(field: str, value: float, low: float, high: float, *, whole: bool = False) -> None:
+    kind = int if whole else int | float
+    if isinstance(value, bool) or not isinstance(value, kind) or not low <= value <= high:
+        remedy = f"give a {'whole ' if whole else ''}number from {low:g} to {high:g}"
+        raise ConfigurationError(f"WorkerSettings.{field}", f"is {value!r}", remedy)

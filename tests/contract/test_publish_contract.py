@@ -829,6 +829,33 @@ async def test_without_a_transaction_nothing_is_published(
     assert [row["payload"]["n"] for row in await reader.rows()] == [1, 2]
 
 
+async def test_an_autocommit_engine_publishes_nothing(contract_dsn: str, publisher: Publisher, reader: Reader) -> None:
+    """PUB-1: SQLAlchemy commits every statement by itself there; a connection that is set otherwise is accepted."""
+    options: dict[str, Any] = {"isolation_level": "AUTOCOMMIT"}
+    engine = sqlalchemy.create_engine(_url(contract_dsn, "psycopg"), **options)
+    try:
+        for make in (lambda: Session(engine), engine.connect):
+            with make() as tx, pytest.raises(FieldError, match="no open transaction"):
+                publisher.publish(tx, "order.placed", {})
+        with engine.connect().execution_options(isolation_level="READ COMMITTED") as connection:
+            publisher.publish(connection, "order.placed", {"n": 1})
+            connection.commit()
+    finally:
+        engine.dispose()
+    for dialect in ("asyncpg", "psycopg"):
+        async_engine = create_async_engine(_url(contract_dsn, dialect), **options)
+        try:
+            async with AsyncSession(async_engine) as session:
+                with pytest.raises(FieldError, match="no open transaction"):
+                    await publisher.publish(session, "order.placed", {})
+            async with async_engine.connect() as connection:
+                with pytest.raises(FieldError, match="no open transaction"):
+                    await publisher.publish(connection, "order.placed", {})
+        finally:
+            await async_engine.dispose()
+    assert [row["payload"] for row in await reader.rows()] == [{"n": 1}]
+
+
 @pytest.mark.parametrize("tx", [None, object(), "postgresql://localhost/db", 5], ids=repr)
 async def test_what_is_no_transaction_is_refused(publisher: Publisher, tx: Any) -> None:
     """PUB-1: with the list of what is."""

@@ -349,9 +349,7 @@ async def test_delivering_settles_the_row_and_writes_the_inbox(outbox: Outbox) -
 
 async def test_a_duplicate_is_settled_without_a_second_inbox_row(outbox: Outbox) -> None:
     """PUB-5, LSN-6: the same key published twice, delivered in one batch, apart, and without recording."""
-    for key in ("k", "k", "k", "other"):
-        await outbox.insert(idempotency_key=key)
-    held = await outbox.hold()
+    held = [await outbox.held(idempotency_key=key) for key in ("k", "k", "k", "other")]
     assert await outbox.deliver(held[0], held[1], held[3]) == []
     assert await outbox.deliver(held[2], record=False) == []
     assert await outbox.states(*(each.id for each in held)) == ["delivered"] * 4

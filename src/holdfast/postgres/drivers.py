@@ -58,13 +58,22 @@ async def _psycopg_async(tx: Any, queries: Queries, name: str, values: Values) -
 
 
 def _sqlalchemy(tx: Any, queries: Queries, name: str, values: Values) -> object:
+    _refuse_autocommit(tx.connection() if callable(tx.connection) else tx)
     result = tx.execute(_text(queries, name), values)
     return result.scalar() if result.returns_rows else None
 
 
 async def _sqlalchemy_async(tx: Any, queries: Queries, name: str, values: Values) -> object:
+    connection = tx if hasattr(tx, "sync_connection") else await tx.connection()
+    _refuse_autocommit(connection.sync_connection)
     result = await tx.execute(_text(queries, name), values)
     return result.scalar() if result.returns_rows else None
+
+
+def _refuse_autocommit(connection: Any) -> None:
+    # SQLAlchemy begins a transaction with the first statement, unless the engine or the connection is set otherwise.
+    if getattr(connection.connection.dbapi_connection, "autocommit", False):
+        raise _NO_TRANSACTION
 
 
 def _text(queries: Queries, name: str) -> Any:
@@ -102,7 +111,7 @@ def _psycopg_transaction(tx: Any) -> None:
 
 
 def _begins_by_itself(_tx: Any) -> None:
-    """SQLAlchemy opens a transaction with the first statement."""
+    """Whether SQLAlchemy does is known once it has a connection."""
 
 
 _ASYNCPG = Driver(True, _asyncpg, _asyncpg_transaction)

@@ -1,0 +1,346 @@
+"""The bell and its guard, without workers: who is notified when, and who holds which lock."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from uuid import uuid4
+
+import asyncpg
+import pytest
+
+from holdfast.postgres.connection import Address, ReservedConnection
+from holdfast.postgres.queries import Queries
+from holdfast.postgres.wakeup import Guard
+
+CHANNEL = "outbox_default"
+INSERT = "INSERT INTO core.outbox (event_type, source, payload) VALUES ('order.placed', 'shop', '{}')"
+ELSEWHERE = (
+    "INSERT INTO core.outbox (event_type, source, payload, channel) VALUES ('order.placed', 'shop', '{}', 'cold')"
+)
+
+
+async def until(condition: Callable[[], object], within: float = 10.0) -> None:
+    deadline = time.monotonic() + within
+    while not condition():
+        assert time.monotonic() < deadline, "not in time"
+        await asyncio.sleep(0.005)
+
+
+class Bell:
+    """Notifications on two channels, in order."""
+
+    def __init__(self, listener: asyncpg.Connection, speaker: asyncpg.Connection) -> None:
+        self._listener = listener
+        self._speaker = speaker
+        self._heard: list[tuple[str, str]] = []
+
+    async def listen(self) -> None:
+        for channel in (CHANNEL, "cold"):
+            await self._listener.add_listener(
+                channel, lambda _c, _p, channel, hint: self._heard.append((channel, hint))
+            )
+
+    async def rung(self) -> list[tuple[str, str]]:
+        """What was heard since the last time. Notifications come in the order of commits: a last one ends them."""
+        mark = str(uuid4())
+        await self._speaker.execute("SELECT pg_notify('cold', $1)", mark)
+        await until(lambda: ("cold", mark) in self._heard)
+        heard, self._heard = self._heard[: self._heard.index(("cold", mark))], []
+        return heard
+
+
+@pytest.fixture
+async def conn(shared_dsn: str) -> AsyncIterator[asyncpg.Connection]:
+    connection = await asyncpg.connect(shared_dsn)
+    await connection.execute("TRUNCATE core.outbox")
+    yield connection
+    await connection.close()
+
+
+@pytest.fixture
+async def bell(shared_dsn: str, conn: asyncpg.Connection) -> AsyncIterator[Bell]:
+    listener = await asyncpg.connect(shared_dsn)
+    bell = Bell(listener, conn)
+    await bell.listen()
+    yield bell
+    await listener.close()
+
+
+class Sleeper:
+    """A guard as a worker would have it."""
+
+    def __init__(self, dsn: str) -> None:
+        self.asked_to_look = 0
+        self.hears = True
+        self.id = uuid4()
+        self.guard = Guard(
+            ReservedConnection(Address(dsn), "guard"),
+            Queries(),
+            self.id,
+            hears=lambda: self.hears,
+            on_asleep=self._look,
+        )
+
+    def _look(self) -> None:
+        self.asked_to_look += 1
+
+
+@pytest.fixture
+async def sleepers(shared_dsn: str) -> AsyncIterator[list[Sleeper]]:
+    made = [Sleeper(shared_dsn) for _ in range(2)]
+    yield made
+    for each in made:
+        await each.guard.close()
+
+
+async def advisory(conn: asyncpg.Connection, *, granted: bool = True) -> int:
+    query = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted = $1"
+    return int(await conn.fetchval(query, granted))
+
+
+async def test_nobody_sleeps_nobody_is_notified(conn: asyncpg.Connection, bell: Bell) -> None:
+    """B17: commits that wake nobody send nothing, and keep no lock."""
+    for _ in range(5):
+        await conn.execute(INSERT)
+    assert await bell.rung() == []
+    assert await advisory(conn) == 0
+
+
+async def test_one_notification_per_transaction_and_channel(
+    conn: asyncpg.Connection, bell: Bell, sleepers: list[Sleeper]
+) -> None:
+    """P4, D3: with a sleeper each committing transaction rings once, however many rows it wrote and however."""
+    assert await sleepers[0].guard.stand(CHANNEL)
+    assert [hint for _, hint in await bell.rung()] == [f"guarded {sleepers[0].id}"]
+    async with conn.transaction():
+        first = await conn.fetchval(INSERT + " RETURNING id")
+        await conn.execute(
+            "INSERT INTO core.outbox (event_type, source, payload) "
+            "SELECT 'order.placed', 'shop', '{}' FROM generate_series(1, 5000)"
+        )
+        await conn.copy_records_to_table(
+            "outbox",
+            schema_name="core",
+            columns=["event_type", "source", "payload", "idempotency_key"],
+            records=[("order.placed", "shop", "{}", str(n)) for n in range(100)],
+        )
+        async with conn.transaction():
+            await conn.execute(INSERT)
+        await conn.execute(ELSEWHERE)
+    assert await bell.rung() == [(CHANNEL, str(first))]  # nobody sleeps on the other channel
+    for _ in range(3):
+        await conn.execute(INSERT)
+    assert len(await bell.rung()) == 3
+
+
+async def test_what_is_rolled_back_rings_for_nobody(
+    conn: asyncpg.Connection, bell: Bell, sleepers: list[Sleeper]
+) -> None:
+    """E6: neither a transaction that is rolled back nor a savepoint; what stays after a savepoint still rings."""
+    await sleepers[0].guard.stand(CHANNEL)
+    await bell.rung()
+    with pytest.raises(RuntimeError):
+        async with conn.transaction():
+            await conn.execute(INSERT)
+            raise RuntimeError
+    async with conn.transaction():
+        with pytest.raises(RuntimeError):
+            async with conn.transaction():
+                await conn.execute(INSERT)
+                raise RuntimeError
+    assert await bell.rung() == []
+    async with conn.transaction():
+        with pytest.raises(RuntimeError):
+            async with conn.transaction():
+                await conn.execute(INSERT)
+                raise RuntimeError
+        await conn.execute(INSERT)
+    assert len(await bell.rung()) == 1
+    assert await conn.fetchval("SELECT count(*) FROM core.outbox") == 1
+
+
+async def test_producers_may_opt_out(conn: asyncpg.Connection, bell: Bell, sleepers: list[Sleeper]) -> None:
+    """E6: with holdfast.notify = off a transaction neither notifies nor takes the lock."""
+    await sleepers[0].guard.stand(CHANNEL)
+    await bell.rung()
+    async with conn.transaction():
+        await conn.execute("SET LOCAL holdfast.notify = 'off'")
+        await conn.execute(INSERT)
+    assert await bell.rung() == []
+    await conn.execute(INSERT)
+    assert len(await bell.rung()) == 1
+
+
+async def test_one_guard_per_channel(conn: asyncpg.Connection, bell: Bell, sleepers: list[Sleeper]) -> None:
+    """P4: the second worker sleeps under the first one's guard, and takes over when it stands down or dies."""
+    one, two = (each.guard for each in sleepers)
+    assert await one.stand(CHANNEL)
+    assert one.guards(CHANNEL) and one.standing
+    assert not await one.stand(CHANNEL), "it stands already: there is nothing to look for"
+    assert not await two.stand(CHANNEL)
+    assert not two.standing
+    assert await advisory(conn) == 2
+    await one.stand_down()
+    assert not one.standing
+    assert await advisory(conn) == 0
+    assert await two.stand(CHANNEL)
+    assert not await one.stand(CHANNEL)
+    await two.close()
+    await until_free(conn)
+    assert await one.stand(CHANNEL)
+    assert [hint.split()[0] for _, hint in await bell.rung()] == ["guarded", "unguarded", "guarded", "guarded"]
+
+
+async def until_free(conn: asyncpg.Connection) -> None:
+    deadline = time.monotonic() + 5
+    while await advisory(conn):
+        assert time.monotonic() < deadline, "a lock outlived its holder"
+        await asyncio.sleep(0.01)
+
+
+async def test_guard_per_channel_is_its_own(conn: asyncpg.Connection, sleepers: list[Sleeper]) -> None:
+    """OBX-4: different workers may guard different channels, and one worker several."""
+    one, two = (each.guard for each in sleepers)
+    assert await one.stand(CHANNEL)
+    assert await two.stand("cold")
+    assert not await two.stand(CHANNEL)
+    assert await one.stand("hot")
+    assert await advisory(conn) == 6
+    await one.stand_down()
+    assert await advisory(conn) == 2
+    assert two.guards("cold")
+
+
+async def test_commits_under_way_are_waited_for(
+    shared_dsn: str, conn: asyncpg.Connection, bell: Bell, sleepers: list[Sleeper]
+) -> None:
+    """P4, E4: a commit that saw nobody asleep is waited for; everybody who comes after it already rings."""
+    sleeper = sleepers[0]
+    producer = await asyncpg.connect(shared_dsn)
+    async with producer.transaction():
+        await producer.execute("SET CONSTRAINTS ALL IMMEDIATE")  # as if it were in the middle of its commit
+        await producer.execute(INSERT)
+        assert not await sleeper.guard.stand(CHANNEL)
+        assert sleeper.guard.standing and not sleeper.guard.guards(CHANNEL)
+        deadline = time.monotonic() + 5
+        while not await advisory(conn, granted=False):
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.01)
+        await conn.execute(INSERT)
+        assert [channel for channel, _ in await bell.rung()] == [CHANNEL]
+        assert sleeper.asked_to_look == 0
+        # It cannot be given up half-way, and must not be asked to.
+        await sleeper.guard.stand_down()
+        await sleeper.guard.ping()
+        assert not await sleeper.guard.stand("cold")
+    await producer.close()
+    await until(lambda: sleeper.asked_to_look == 1)
+    assert sleeper.guard.guards(CHANNEL)
+    assert [hint.split()[0] for _, hint in await bell.rung()] == ["guarded"]
+    await sleeper.guard.stand_down()
+    assert await advisory(conn) == 0
+
+
+async def test_guard_that_waits_can_be_closed(
+    shared_dsn: str, conn: asyncpg.Connection, sleepers: list[Sleeper]
+) -> None:
+    """P5: closing does not wait for the producer, and the lock does not outlive it."""
+    producer = await asyncpg.connect(shared_dsn)
+    async with producer.transaction():
+        await producer.execute("SET CONSTRAINTS ALL IMMEDIATE")
+        await producer.execute(INSERT)
+        await sleepers[0].guard.stand(CHANNEL)
+        started = time.monotonic()
+        await sleepers[0].guard.close()
+        assert time.monotonic() - started < 1
+    await producer.close()
+    await until_free(conn)
+
+
+@pytest.mark.parametrize("how", ["terminated", "reset"])
+async def test_lost_connection_is_noticed(conn: asyncpg.Connection, sleepers: list[Sleeper], how: str) -> None:
+    """B1: when the guard's connection ends, the worker is told to look, and can stand again."""
+    sleeper = sleepers[0]
+    await sleeper.guard.stand(CHANNEL)
+    if how == "terminated":
+        query = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'holdfast guard'"
+        await conn.execute(query + " AND datname = current_database()")
+    else:
+        sleeper.guard.reset()
+    await until(lambda: sleeper.asked_to_look == 1)
+    assert not sleeper.guard.standing
+    await until_free(conn)
+    assert await sleeper.guard.stand(CHANNEL)
+    assert sleeper.asked_to_look == 1
+
+
+async def test_deaf_worker_does_not_stand_guard(conn: asyncpg.Connection, bell: Bell, sleepers: list[Sleeper]) -> None:
+    """LSN-2: a bell that the worker itself would not hear is not rung for it."""
+    sleeper = sleepers[0]
+    sleeper.hears = False
+    assert not await sleeper.guard.stand(CHANNEL)
+    await conn.execute(INSERT)
+    assert await bell.rung() == []
+    sleeper.hears = True
+    assert await sleeper.guard.stand(CHANNEL)
+
+
+async def test_guard_without_a_database(sleepers: list[Sleeper]) -> None:
+    """LSN-2: no connection is no guard, and no error."""
+    nowhere = Sleeper("postgresql://nobody@127.0.0.1:1/none")
+    assert not await nowhere.guard.stand(CHANNEL)
+    await nowhere.guard.ping()
+    await nowhere.guard.stand_down()
+    assert not nowhere.guard.standing
+    assert nowhere.asked_to_look == 0
+    await nowhere.guard.close()
+
+
+async def test_no_commit_slips_through(shared_dsn: str, conn: asyncpg.Connection) -> None:
+    """P4: at every moment around falling asleep, a commit either rings or is seen by the look that follows.
+
+    One worker falls asleep and gets up as fast as it can, producers commit as fast as they can. What a look has not
+    seen and no notification has announced by the time the worker sleeps is lost; nothing may be.
+    """
+    sleeper, listener = Sleeper(shared_dsn), await asyncpg.connect(shared_dsn)
+    announced: set[str] = set()
+    await listener.add_listener(CHANNEL, lambda *arguments: announced.add(arguments[3]))
+    stop = time.monotonic() + 3
+    committed: list[str] = []
+
+    async def produce() -> None:
+        connection = await asyncpg.connect(shared_dsn)
+        while time.monotonic() < stop:
+            committed.append(str(await connection.fetchval(INSERT + " RETURNING id")))
+            await asyncio.sleep(0)
+        await connection.close()
+
+    producers = [asyncio.create_task(produce()) for _ in range(3)]
+    seen: set[str] = set()
+    naps = 0
+    while time.monotonic() < stop:
+        looks = sleeper.asked_to_look
+        if not await sleeper.guard.stand(CHANNEL):
+            await until(lambda: sleeper.asked_to_look > looks)  # noqa: B023
+        # Asleep: the one look that is allowed. From here on only the bell may tell.
+        seen |= {str(each["id"]) for each in await conn.fetch("SELECT id FROM core.outbox")}
+        naps += 1
+        known = list(committed)  # returned from their commits by now, before or after the look
+        await asyncio.sleep(0.002)
+        async with asyncio.timeout(5):
+            while missed := set(known) - seen - announced:
+                # A notification may still be on its way to the listening session, a wake-up that was never sent not.
+                await listener.execute("SELECT 1")
+                if set(known) - seen - announced == missed:
+                    await asyncio.sleep(0.05)
+                    await listener.execute("SELECT 1")
+                    assert not set(known) - seen - announced, f"nobody was told of {missed}, nap {naps}"
+        await sleeper.guard.stand_down()
+    await asyncio.gather(*producers)
+    await sleeper.guard.close()
+    await listener.close()
+    assert naps > 20
+    assert len(committed) > 200
+    assert announced & set(committed), "no commit ever met a sleeper"

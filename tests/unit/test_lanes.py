@@ -1,0 +1,276 @@
+"""Lanes and their marks, checked against a model of the outbox."""
+
+from __future__ import annotations
+
+import bisect
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast import EventEnvelope, HandlerRegistry
+from holdfast.handlers import Handler
+from holdfast.postgres.deliveries import NO_MARK, Interest
+from holdfast.worker.lanes import PRIORITIES, Lanes, plan, subscribers
+
+EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def handlers(*names: str) -> list[Handler]:
+    registry = HandlerRegistry()
+
+    async def nothing(event: EventEnvelope) -> None: ...
+
+    return [registry.add(name, ("unused",), nothing) for name in names]
+
+
+# --- who is owed what -----------------------------------------------------------------------------------
+
+
+def test_one_subscriber_claims_broadcasts_and_its_own_context() -> None:
+    """LSN-7: the lane of the handler itself, of every context, and of its own."""
+    interest = Interest(1, (("billing", "billing.charge", "order.placed"),))
+    routing = plan(interest, handlers("billing.charge"), [])
+    assert set(routing.claimed) == {"billing.charge", "*/order.placed", "billing/order.placed"}
+    assert (routing.split, routing.patterns) == ((), False)
+
+
+def test_shared_routes_are_split_and_never_claimed() -> None:
+    """LSN-7: what another handler wants as well, running or not, is split; a targeted event is not shared."""
+    interest = Interest(1, (("billing", "billing.charge", "order.placed"), ("mail", "mail.thank", "order.placed")))
+    routing = plan(interest, handlers("billing.charge"), [])
+    assert routing.split == ("*/order.placed",)
+    assert set(routing.claimed) == {"billing.charge", "billing/order.placed"}
+
+
+def test_others_interest_is_none_of_ours() -> None:
+    """LSN-7: routes that only others want are neither claimed nor split."""
+    interest = Interest(1, (("mail", "mail.thank", "order.*"), ("mail", "mail.warn", "order.*")))
+    routing = plan(interest, handlers("billing.charge"), ["*/order.placed"])
+    assert (set(routing.claimed), routing.split, routing.patterns) == ({"billing.charge"}, (), False)
+
+
+def test_retired_handler_serves_its_own_lane() -> None:
+    """LSN-7: without interest a handler is owed nothing new, but what waits in its lane is still its own."""
+    routing = plan(Interest(1, ()), handlers("billing.charge"), ["*/order.placed", "billing.charge"])
+    assert (set(routing.claimed), routing.split) == ({"billing.charge"}, ())
+
+
+@pytest.mark.parametrize(
+    ("pattern", "event_type", "matches"),
+    [
+        ("*", "anything.at.all", True),
+        ("order.*", "order.placed", True),
+        ("order.*", "order.", True),
+        ("order.*", "orders.placed", False),
+        ("order.*", "order", False),
+        ("*.placed", "order.placed", True),
+        ("a*b*c", "a-b-b-c", True),
+        ("a.b", "axb", False),
+        ("a_b", "axb", False),
+        ("a%", "ab", False),
+        ("order.placed", "order.placed.v2", False),
+        ("[a-z]*", "abc", False),
+        ("(", "(", True),
+    ],
+)
+def test_patterns(pattern: str, event_type: str, matches: bool) -> None:
+    """LSN-7: only the star is special."""
+    interest = Interest(1, (("x", "x.y", pattern),))
+    assert subscribers(interest, f"*/{event_type}") == ({"x.y"} if matches else set())
+
+
+CONTEXTS = st.sampled_from(["a", "b"])
+NAMES = st.sampled_from(["a.one", "a.two", "b.one", "b.two"])
+TYPES = st.sampled_from(["x", "x.y", "y", "*", "x*", "*y"])
+ROUTES = st.builds(
+    lambda target, event_type: f"{target}/{event_type}", st.sampled_from("*ab"), st.sampled_from(["x", "x.y", "y"])
+)
+
+
+@given(
+    st.lists(st.tuples(CONTEXTS, NAMES, TYPES), unique_by=lambda each: each[1:], max_size=8),
+    st.sets(NAMES, min_size=1),
+    st.sets(ROUTES, max_size=9),
+)
+def test_plan_agrees_with_the_registry(
+    subscriptions: list[tuple[str, str, str]], ours: set[str], present: set[str]
+) -> None:
+    """LSN-7: whatever the registry says, a present route is claimed by its only subscriber, split, or left alone."""
+    interest = Interest(1, tuple(subscriptions))
+    routing = plan(interest, handlers(*sorted(ours)), present)
+    assert not set(routing.split) & set(routing.claimed)
+    for route in present:
+        wanted = subscribers(interest, route)
+        if not wanted & ours:
+            assert route not in routing.split and route not in routing.claimed
+        elif len(wanted) == 1:
+            assert {routing.claimed[route].name} == wanted
+        else:
+            assert route in routing.split
+    assert ours <= set(routing.claimed)
+
+
+# --- marks ----------------------------------------------------------------------------------------------
+
+
+class Outbox:
+    """A model: rows of lanes in the order of their index, and which of them are open."""
+
+    def __init__(self) -> None:
+        self.open: dict[tuple[str, int], list[tuple[datetime, UUID]]] = {}
+        self._next = 0
+
+    def publish(self, lane: tuple[str, int], at: int) -> None:
+        self._next += 1
+        bisect.insort(self.open.setdefault(lane, []), (EPOCH + timedelta(seconds=at), UUID(int=self._next)))
+
+    def claim(self, lanes: Lanes, room: int) -> tuple[list[tuple[str, int, datetime, UUID]], bool]:
+        claimed = []
+        for asked in lanes.claims(room):
+            assert asked.limit >= 1
+            rows = self.open.get((asked.route, asked.priority), [])
+            due = [each for each in rows if each >= asked.mark][: asked.limit]
+            for each in due:
+                rows.remove(each)
+                claimed.append((asked.route, asked.priority, *each))
+        exhausted = lanes.observe(claimed, 0.0, 1.0)
+        return claimed, exhausted
+
+    @property
+    def left(self) -> int:
+        return sum(map(len, self.open.values()))
+
+
+def lanes_of(*routes: str) -> Lanes:
+    lanes = Lanes()
+    lanes.replace(dict.fromkeys(routes, handlers("billing.charge")[0]))
+    return lanes
+
+
+LANES = st.tuples(st.sampled_from(["r1", "r2"]), st.sampled_from(PRIORITIES))
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("publish"), LANES, st.integers(0, 20)),
+        st.tuples(st.just("claim"), st.integers(1, 40)),
+        st.tuples(st.just("rescan")),
+    ),
+    max_size=60,
+)
+
+
+@given(STEPS)
+def test_nothing_is_missed_for_ever(steps: list[tuple]) -> None:
+    """LSN-1: rows appear anywhere, also below the marks; after a rescan every one of them is found."""
+    outbox, lanes = Outbox(), lanes_of("r1", "r2")
+    published = claimed = 0
+    for kind, *arguments in steps:
+        if kind == "publish":
+            outbox.publish(*arguments)
+            published += 1
+        elif kind == "rescan":
+            lanes.rescan()
+        else:
+            found, exhausted = outbox.claim(lanes, *arguments)
+            claimed += len(found)
+            # Exhausted is what lets a worker sleep: it must be true.
+            assert not exhausted or outbox.left == 0
+            assert exhausted or lanes.marked or found
+    lanes.rescan()
+    assert not lanes.marked
+    for _ in range(2 * published + 2):
+        found, exhausted = outbox.claim(lanes, 16)
+        claimed += len(found)
+        if exhausted:
+            break
+        if not found:
+            lanes.rescan()
+    assert exhausted
+    assert claimed == published
+    assert outbox.left == 0
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=30), st.integers(1, 8))
+def test_mark_is_the_minimum_of_the_last_full_batch(times: list[int], room: int) -> None:
+    """LSN-1: never the maximum: what was skipped because somebody had it locked lies between the two."""
+    outbox, lanes = Outbox(), lanes_of("r1")
+    for at in times:
+        outbox.publish(("r1", 1), at)
+    found, _ = outbox.claim(lanes, room)
+    mark = {claim.priority: claim.mark for claim in lanes.claims(room)}
+    full = lanes.marked
+    assert mark[1] == (min((at, identity) for _, _, at, identity in found) if full else NO_MARK)
+    assert mark[0] == mark[2] == NO_MARK
+
+
+@settings(deadline=None)
+@given(st.integers(1, 500), st.integers(1, 60), st.integers(0, 20))
+def test_claims_stay_within_a_few_times_the_room(room: int, routes: int, busy: int) -> None:
+    """LSN-1: however many lanes there are, each may show that it has filled, and their sum stays bounded."""
+    outbox, lanes = Outbox(), lanes_of(*(f"r{n}" for n in range(routes)))
+    for n in range(min(busy, routes)):
+        outbox.open[f"r{n}", 1] = [(EPOCH, UUID(int=number)) for number in range(500)]
+    outbox.claim(lanes, room)
+    limits = [claim.limit for claim in lanes.claims(room)]
+    assert min(limits) >= 1
+    assert sum(limits) <= max(6 * room, room + len(limits))
+
+
+def test_full_lanes_share_the_room() -> None:
+    """LSN-10: two full lanes get a half each, an empty one just enough to notice that it has filled."""
+    outbox, lanes = Outbox(), lanes_of("r1", "r2")
+    for lane in (("r1", 1), ("r2", 1)):
+        for at in range(1000):
+            outbox.publish(lane, at)
+    for _ in range(4):
+        found, _ = outbox.claim(lanes, 160)
+    assert Counter(route for route, *_ in found) == {"r1": 80, "r2": 80}
+    limits = {(claim.route, claim.priority): claim.limit for claim in lanes.claims(160)}
+    assert limits["r1", 0] == 10
+
+
+def test_replace_keeps_the_marks_of_what_stays() -> None:
+    """LSN-7: a change of the registry does not send every lane back to its start, and a new lane starts there."""
+    outbox, lanes = Outbox(), lanes_of("r1")
+    for at in range(100):
+        outbox.publish(("r1", 1), at)
+    outbox.claim(lanes, 10)
+    before = next(claim.mark for claim in lanes.claims(10) if claim.priority == 1)
+    assert before != NO_MARK
+    lanes.replace(dict.fromkeys(["r1", "r2"], handlers("billing.other")[0]))
+    after = {(claim.route, claim.priority): claim for claim in lanes.claims(10)}
+    assert after["r1", 1].mark == before
+    assert after["r1", 1].handler_name == "billing.other"
+    assert after["r2", 1].mark == NO_MARK
+    lanes.replace({})
+    assert lanes.claims(10) == []
+    assert lanes.keys == []
+
+
+def test_rescans_are_paced_by_their_cost() -> None:
+    """LSN-1: a scan from the start that took 100 ms is due again after twenty times as long."""
+    lanes = lanes_of("r1")
+    assert lanes.rescan_due(0.0)
+    lanes.claims(10)
+    lanes.observe([], 10.0, 10.1)
+    assert lanes.rescan_at() == pytest.approx(12.1)
+    assert not lanes.rescan_due(12.0)
+    assert lanes.rescan_due(12.11)
+    assert lanes.overdue(10.2)
+    assert not lanes.overdue(10.0)
+
+
+def test_marked_claims_are_no_scan() -> None:
+    """LSN-1: only a claim without any mark counts as a scan from the start, and as proof that nothing is left."""
+    outbox, lanes = Outbox(), lanes_of("r1", "r2")
+    for at in range(100):
+        outbox.publish(("r1", 1), at)
+    lanes.claims(10)
+    outbox.claim(lanes, 10)
+    scanned = lanes.rescan_at()
+    lanes.claims(10)
+    assert lanes.observe([], 500.0, 501.0) is False
+    assert lanes.rescan_at() == scanned
