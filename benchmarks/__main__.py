@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from benchmarks import environments
+from benchmarks import environments, report
 from benchmarks.runner import RunFailed, interleaved
 from benchmarks.suites import BENCHMARKS, Arm, Benchmark, Results, against_peers, peer_arms
 from holdfast.embedded import EmbeddedPostgres
@@ -34,6 +34,7 @@ def main() -> int:
         metavar="PEER,PEER",
         help=f"let peers take part: {', '.join(environments.peers())}, or all",
     )
+    parser.add_argument("--report", action="store_true", help="write benchmarks/report and docs/benchmarks.md")
     options = parser.parse_args()
     peers = environments.peers() if options.against == ["all"] else options.against
     strangers = [peer for peer in peers if peer not in environments.peers()]
@@ -47,6 +48,7 @@ def main() -> int:
     except environments.EnvironmentFailed as failure:
         errors.print(f"[red]error:[/red] {failure}")
         return 1
+    summaries: list[dict[str, Any]] = []
     with EmbeddedPostgres(settings=SERVER) as server:
         for name in options.names or BENCHMARKS:
             benchmark = BENCHMARKS[name]
@@ -56,8 +58,12 @@ def main() -> int:
             except RunFailed as failure:
                 errors.print(f"[red]error:[/red] {failure}")
                 return 1
+            summaries.append(summary)
             if options.json:
                 print(json.dumps(summary), flush=True)
+    if options.report or not options.names:
+        for path in report.write(summaries, " ".join(["./dev bench", *sys.argv[1:]])):
+            errors.print(f"wrote {path.relative_to(environments.ROOT)}")
     return 0
 
 

@@ -27,10 +27,15 @@ def peers() -> list[str]:
     return sorted(lock.parent.name for lock in PEERS.glob("*/requirements.txt"))
 
 
-@cache
 def interpreter(peer: str) -> str:
-    """The peer's Python; makes the environment first if it is missing or its pins have changed."""
-    home, lock = STORE / peer, PEERS / peer / "requirements.txt"
+    """The peer's Python."""
+    return interpreter_for(peer, PEERS / peer / "requirements.txt")
+
+
+@cache
+def interpreter_for(peer: str, lock: Path) -> str:
+    """A Python with what a lock file pins; makes the environment first if it is missing or the pins have changed."""
+    home = STORE / peer
     python, stamp = home / "bin" / "python", home / ".installed"
     found = base_python(peer)
     wanted = hashlib.sha256(lock.read_bytes() + found.encode()).hexdigest()

@@ -26,8 +26,9 @@ from benchmarks.peers.harness import (
 from benchmarks.systems.process import main
 from benchmarks.workload import EVENT_TYPE, PAYLOAD
 
+ASYNC = False
 THREADS = 16
-POOL = 16
+POOL = 20
 CONCURRENCY: int | None = None
 POLL_SECONDS = 0.01
 QUEUE = "bench"
@@ -74,9 +75,16 @@ async def worker(dsn: str, reaction: Callable[[dict[str, Any]], None]) -> AsyncI
     }
     DBOS(config=config)
 
-    @DBOS.workflow(name=EVENT_TYPE)
-    def handle(payload: dict[str, Any]) -> None:
-        reaction(payload)
+    if ASYNC:
+
+        @DBOS.workflow(name=EVENT_TYPE)
+        async def handle(payload: dict[str, Any]) -> None:
+            reaction(payload)
+    else:
+
+        @DBOS.workflow(name=EVENT_TYPE)
+        def handle(payload: dict[str, Any]) -> None:
+            reaction(payload)
 
     await asyncio.to_thread(DBOS.launch)
     yield

@@ -33,7 +33,8 @@ SELECT core.outbox_enter(:id::uuid, :token::uuid, :handler::text, :idle::interva
 SELECT core.outbox_leave(:id::uuid, :token::uuid, :handler::text);
 
 -- name: due_in
-SELECT core.outbox_due_in(:channel::text, :generation::bigint, :routes::text[], :priorities::smallint[]);
+SELECT core.outbox_due_in(
+    :channel::text, :generation::bigint, :routes::text[], :priorities::smallint[], :since::interval);
 
 -- name: lanes
 SELECT core.outbox_lanes(:channel::text, :generation::bigint);

@@ -31,7 +31,7 @@ GRANT EXECUTE ON FUNCTION
     core.outbox_enter(uuid, uuid, text, interval), core.outbox_leave(uuid, uuid, text),
     core.outbox_split(bigint, text, bigint, text[], int),
     core.outbox_lanes(text, bigint), core.outbox_channels(),
-    core.outbox_due_in(text, bigint, text[], smallint[]),
+    core.outbox_due_in(text, bigint, text[], smallint[], interval),
     core.subscribe(text, text, text[]), core.interest(),
     core.worker_beat(uuid, text, text, int, text, bigint, text[], text[]), core.worker_stopped(uuid)
     TO holdfast_worker;

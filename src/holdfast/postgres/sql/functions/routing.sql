@@ -104,8 +104,10 @@ END
 $$;
 
 -- outbox_due_in: how long a worker with nothing to do may sleep: until the first delayed row of its lanes is due. NULL
--- when there is none. Leases that run out are found by the poll.
-CREATE OR REPLACE FUNCTION core.outbox_due_in(p_channel text, p_generation bigint, p_routes text[], p_priorities smallint[])
+-- when there is none. Leases that run out are found by the poll. p_since is the time since its last claim began: what
+-- became due in between was not claimed, and the answer is negative.
+CREATE OR REPLACE FUNCTION core.outbox_due_in(
+    p_channel text, p_generation bigint, p_routes text[], p_priorities smallint[], p_since interval DEFAULT '0')
 RETURNS float8
 LANGUAGE plpgsql STABLE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET jit = off
@@ -119,7 +121,8 @@ BEGIN
             SELECT o.available_at FROM core.outbox o
             WHERE o.settled_at IS NULL AND o.ordering_key IS NULL
               AND o.channel = p_channel AND o.generation = p_generation
-              AND o.route = lane.route AND o.priority = lane.priority AND o.available_at > now()
+              AND o.route = lane.route AND o.priority = lane.priority AND o.available_at > now() - p_since
+              AND (o.available_at > now() OR o.status = 'pending')
             ORDER BY o.available_at LIMIT 1) next
         WHERE next.available_at < 'infinity');
 END
