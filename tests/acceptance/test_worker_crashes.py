@@ -184,13 +184,13 @@ async def test_slow_batch_with_a_short_lease(dsn: str, conn: asyncpg.Connection)
 
         return made
 
-    await publish_many(conn, "order.placed", 520)  # fast ones first, so that the buffers are large
+    await publish_many(conn, "order.placed", 512)  # fast ones first, so that the buffers are large
     settings = {"lease": 0.9, "poll_interval": 0.1, "concurrency": 1}
     async with running(dsn, registry(), **settings) as one, running(dsn, registry(), **settings) as two:
         await drained(conn)
         assert one.counters.lost_leases == two.counters.lost_leases == 0
     assert set(runs.values()) == {1}
-    assert len(runs) == 520
+    assert len(runs) == 512
     assert await conn.fetchval("SELECT max(attempts) FROM core.outbox") == 1
 
 

@@ -127,7 +127,7 @@ async def test_no_wake_up_is_lost(dsn: str, conn: asyncpg.Connection, workers: i
         for _ in range(workers):
             # Claims of a few rows each: it takes several in a row for a worker to count as busy.
             await stack.enter_async_context(running(dsn, handled.registry(), poll_interval=3600, batch=10))
-        ends = time.monotonic() + 6
+        ends = time.monotonic() + 5
         while time.monotonic() < ends:
             burst = [next(numbers) for _ in range(100)]
             query = "INSERT INTO core.outbox (event_type, source, payload) SELECT 'order.placed', 'shop', "
@@ -150,7 +150,7 @@ async def test_many_producers_and_handlers_on_one_channel(dsn: str, conn: asyncp
     """P4: commits at random moments, two workers of one handler and one of another: no event waits for the next."""
     plain, other = Handled(), Handled()
     committed: dict[int, float] = {}
-    ends = time.monotonic() + 8
+    ends = time.monotonic() + 6
     numbers = itertools.count()
 
     async def produce(seed: int) -> None:
@@ -204,7 +204,7 @@ async def test_guard_is_killed_in_its_sleep(dsn: str, conn: asyncpg.Connection, 
         started = time.monotonic()
         await insert(conn, "order.placed", '{"seconds": 0.001, "n": 2}')
         await heir.wait_told("handler_started", times=2, within=5)
-        assert time.monotonic() - started <= 0.5
+        assert time.monotonic() - started <= 1.5
         await drained(conn)
         heir.signal(signal.SIGKILL)
         await heir.end()
@@ -218,9 +218,9 @@ async def test_guard_is_killed_in_its_sleep(dsn: str, conn: asyncpg.Connection, 
     assert bell == ["end"]
 
 
-@pytest.mark.parametrize("beside", [0, 2000])
-async def test_late_commit(dsn: str, conn: asyncpg.Connection, beside: int) -> None:
-    """E4, P4: an event published three seconds before its commit is handled right after it, below every mark."""
+@pytest.mark.parametrize(("open_for", "beside"), [(3.0, 0), (1.0, 2000)])
+async def test_late_commit(dsn: str, conn: asyncpg.Connection, open_for: float, beside: int) -> None:
+    """E4, P4: an event published seconds before its commit is handled right after it, below every mark."""
     handled = Handled()
     producer = await asyncpg.connect(dsn)
     async with running(dsn, handled.registry(), poll_interval=3600):
@@ -231,7 +231,7 @@ async def test_late_commit(dsn: str, conn: asyncpg.Connection, beside: int) -> N
             if beside:
                 await publish_many(conn, "order.placed", beside)
                 await until(lambda: len(handled) == beside, what="what was published meanwhile")
-            await asyncio.sleep(max(0.0, 3 - (time.perf_counter() - opened)))
+            await asyncio.sleep(max(0.0, open_for - (time.perf_counter() - opened)))
             assert -1 not in handled
             committed = time.perf_counter()
         await until(lambda: -1 in handled, within=5, what="the late event")
@@ -283,7 +283,7 @@ async def test_two_phase_commit(postgres_server: SessionServer) -> None:
 async def test_busy_workers_are_not_rung_for(dsn: str, conn: asyncpg.Connection, bell: list[str]) -> None:
     """B17: eight producers beside a busy worker send fewer than one notification for twenty events."""
     await make_tables(conn)
-    producers, each = 8, 400
+    producers, each = 8, 200
 
     async def produce(number: int) -> None:
         connection = await asyncpg.connect(dsn)
@@ -293,12 +293,12 @@ async def test_busy_workers_are_not_rung_for(dsn: str, conn: asyncpg.Connection,
                 await commit(connection, number * each + n)
         await connection.close()
 
-    async with process(dsn, "slow"):
+    async with process(dsn, "steady", concurrency=2):
         await asleep(conn)
         bell.clear()
         await asyncio.gather(*map(produce, range(producers)))
         heard = len(bell)
-        await drained(conn)
+        await drained(conn, within=60)
     events = producers * each
     print(f"{heard} notifications for {events} events: {heard / events:.4f} per event")
     assert heard / events < 0.05

@@ -415,6 +415,27 @@ async def test_require_current_names_the_command_for_an_older_database(empty_dsn
         await connection.close()
 
 
+async def test_require_current_refuses_functions_of_another_release(empty_dsn: str, make_source: MakeSource) -> None:
+    """OBX-3: a worker would call them with other arguments; the number of the last migration does not tell."""
+    function = "CREATE OR REPLACE FUNCTION core.answer() RETURNS int LANGUAGE sql AS 'SELECT {}';"
+    older, newer = (make_source(FIRST, functions=function.format(n)) for n in (41, 42))
+    beyond = make_source(FIRST, SECOND, functions=function.format(42))
+    connection = await asyncpg.connect(empty_dsn)
+    try:
+        for schema, remedy in (("core", "holdfast migrate apply"), ("shop", "holdfast migrate apply --schema shop")):
+            await migrate.apply(empty_dsn, schema=schema, source=older)
+            await migrate.require_current(connection, schema, source=older)
+            with pytest.raises(SchemaMismatch, match=f"{schema} version 1 with other functions") as refused:
+                await migrate.require_current(connection, schema, source=newer)
+            assert refused.value.remedy == remedy
+            with pytest.raises(SchemaMismatch, match=rf"{schema} version 1, .* version 2"):
+                await migrate.require_current(connection, schema, source=beyond)
+            await migrate.apply(empty_dsn, schema=schema, source=newer)
+            await migrate.require_current(connection, schema, source=newer)
+    finally:
+        await connection.close()
+
+
 async def test_require_current_leaves_a_transaction_usable(empty_dsn: str) -> None:
     connection = await asyncpg.connect(empty_dsn)
     try:

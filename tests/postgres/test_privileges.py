@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from urllib.parse import urlsplit
 
 import asyncpg
@@ -442,7 +443,9 @@ async def test_a_worker_claims_and_settles_without_a_table(outbox: Outbox, worke
     assert await worker.split(LANE, registry=version + 1) == 2
     assert await worker.call("lanes", channel=CHANNEL, generation=0)
     assert await worker.call("open_channels")
-    assert await worker.call("due_in", channel=CHANNEL, generation=0, routes=[HANDLER], priorities=[1])
+    assert await worker.call(
+        "due_in", channel=CHANNEL, generation=0, routes=[HANDLER], priorities=[1], since=timedelta(0)
+    )
     await migrate.require_current(worker.connection)
     await assert_denied(
         worker,

@@ -390,13 +390,14 @@ async def test_an_empty_outbox_has_no_lanes(outbox: Outbox) -> None:
 async def test_due_in_names_the_next_delayed_row_of_the_lanes(outbox: Outbox) -> None:
     """LSN-1: a worker with nothing to do sleeps until then, and no longer."""
 
-    async def due_in(*lanes: tuple[str, int]) -> float | None:
+    async def due_in(*lanes: tuple[str, int], since: float = 0) -> float | None:
         rows = await outbox.call(
             "due_in",
             channel=CHANNEL,
             generation=0,
             routes=[route for route, _ in lanes],
             priorities=[priority for _, priority in lanes],
+            since=timedelta(seconds=since),
         )
         return rows[0][0]
 
@@ -419,6 +420,23 @@ async def test_due_in_names_the_next_delayed_row_of_the_lanes(outbox: Outbox) ->
     assert await due_in((LANE, 2)) is None
     await outbox.connection.execute("UPDATE core.outbox SET available_at = 'infinity'")
     assert await due_in((LANE, 1)) is None
+
+
+async def test_what_became_due_since_the_last_claim_is_not_overlooked(outbox: Outbox) -> None:
+    """RTY-1: a retry that is due between the claim and the question how long to sleep would wait for the poll."""
+
+    async def due_in(since: float) -> float | None:
+        values = {"routes": [LANE], "priorities": [1], "since": timedelta(seconds=since)}
+        return (await outbox.call("due_in", channel=CHANNEL, generation=0, **values))[0][0]
+
+    now = await outbox.value("SELECT now()")
+    await outbox.insert(available_at=now - timedelta(seconds=2))
+    await outbox.insert(available_at=now + timedelta(hours=1))
+    assert -20 < (await due_in(since=30) or 0) < -1
+    assert (await due_in(since=1) or 0) > 3000, "it was there when the claim looked"
+    [held] = await outbox.hold()
+    assert (await due_in(since=30) or 0) > 3000, "claimed meanwhile"
+    await outbox.retry(held)
 
 
 # --- the fleet ---

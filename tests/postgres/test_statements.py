@@ -166,7 +166,9 @@ async def test_claiming_and_settling_run_in_another_schema(elsewhere: Outbox) ->
     assert again.id == held[2].id
     assert await elsewhere.fail(again) == []
     assert await elsewhere.value(f"SELECT count(*) FROM {ELSEWHERE}.failed") == 1
-    due = await elsewhere.call("due_in", channel=CHANNEL, generation=0, routes=[HANDLER], priorities=[1])
+    due = await elsewhere.call(
+        "due_in", channel=CHANNEL, generation=0, routes=[HANDLER], priorities=[1], since=timedelta(0)
+    )
     assert 0 < due[0][0] <= 60
 
 

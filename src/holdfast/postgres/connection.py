@@ -1,12 +1,15 @@
 """A database connection that one loop owns, and that comes back after every outage."""
 
 import asyncio
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 import asyncpg
 
 from holdfast.errors import ConfigurationError
+from holdfast.redact import redact_dsn
 
 # What ends a connection rather than a statement. A server that became read-only is a failover: look for the new one.
 CONNECTION_FAULTS = (
@@ -27,6 +30,8 @@ PASSING_FAULTS = (
 )
 CONNECT_TIMEOUT = 10.0
 
+_HOST = re.compile(r"(?:\[[^\]]*\]|[^:\[\]]*)(?::\d*)?")
+
 
 class Address:
     """Where a database is, and whether a transaction pooler stands in between.
@@ -41,7 +46,7 @@ class Address:
 
     async def probe(self) -> None:
         """Find out: a pooler tells its clients another backend than the one that answers."""
-        connection = await _open(self.dsn, statement_cache_size=0, command_timeout=CONNECT_TIMEOUT)
+        connection = await open_connection(self.dsn, statement_cache_size=0, command_timeout=CONNECT_TIMEOUT)
         try:
             async with connection.transaction():
                 answering = await connection.fetchval("SELECT pg_backend_pid()")
@@ -73,16 +78,48 @@ async def connect(
         settings["idle_session_timeout"] = _milliseconds(idle_timeout)
     # Longer than the server's own limit: it should be the one to answer.
     patience = statement_timeout + 2 if statement_timeout else None
-    return await _open(address.dsn, command_timeout=patience, **address.options(purpose, settings))
+    return await open_connection(address.dsn, command_timeout=patience, **address.options(purpose, settings))
 
 
-async def _open(dsn: str, **options: Any) -> asyncpg.Connection:
+async def open_connection(dsn: str, **options: Any) -> asyncpg.Connection:
+    """Every connection of ours is opened here. Errors never quote the DSN's password."""
+    require_readable(dsn)
     try:
         return await asyncpg.connect(dsn, timeout=CONNECT_TIMEOUT, **options)
+    except asyncpg.exceptions.ClientConfigurationError as error:
+        raise ConfigurationError("dsn", f"was refused: {redact_dsn(str(error))}", "correct it") from None
     except ValueError:
         # Not chained: asyncpg quotes the part that it does not understand, which may be the password.
-        remedy = "write postgresql://user@host:5432/database, with special characters percent-encoded"
-        raise ConfigurationError("dsn", "cannot be understood", remedy) from None
+        raise _unreadable() from None
+
+
+def require_readable(dsn: str) -> None:
+    """Refuse an address that drivers would misread.
+
+    A raw / or # in a password moves the rest of it into the port, the path or the fragment, from where drivers and
+    servers quote it in their messages.
+    """
+    try:
+        parts = urlsplit(dsn)
+    except ValueError:
+        raise _unreadable() from None
+    hosts = parts.netloc.rpartition("@")[2].split(",")
+    if (
+        parts.scheme not in ("postgres", "postgresql")
+        or "#" in dsn
+        or "@" in parts.path
+        or not all(_HOST.fullmatch(host) for host in hosts)
+    ):
+        raise _unreadable()
+
+
+def _unreadable() -> ConfigurationError:
+    return ConfigurationError(
+        "dsn",
+        "is not a Postgres address that can be read",
+        "write postgresql://user:password@host:5432/database, with / # ? @ : and % in a password "
+        "percent-encoded (%2F %23 %3F %40 %3A %25)",
+    )
 
 
 def _milliseconds(seconds: float) -> str:

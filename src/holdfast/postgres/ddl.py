@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import random
-import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
-from urllib.parse import urlsplit
 
 import asyncpg
 
-from holdfast.errors import ConfigurationError, MigrationError
+from holdfast.errors import MigrationError
+from holdfast.postgres.connection import open_connection
 from holdfast.postgres.queries import Queries
-from holdfast.redact import redact_dsn
 
 LOCK_TRIES = 10
 TURN_PATIENCE = 600.0
-
-_HOST = re.compile(r"(?:\[[^\]]*\]|[^:\[\]]*)(?::\d*)?")
 
 # lock_not_available, deadlock_detected, serialization_failure
 _PASSING = frozenset({"55P03", "40P01", "40001"})
@@ -42,44 +38,11 @@ class MigrationRefused(MigrationError):
 
 
 async def connect(dsn: str) -> Any:
-    """An asyncpg connection for schema changes. Errors never quote the DSN's password."""
-    _require_readable(dsn)
-    try:
-        return await asyncpg.connect(
-            dsn,
-            timeout=15,
-            statement_cache_size=0,  # nothing here runs twice, and a pooler may not keep statements
-            server_settings={"application_name": "holdfast migrate"},
-        )
-    except asyncpg.exceptions.ClientConfigurationError as error:
-        raise ConfigurationError("dsn", f"was refused: {redact_dsn(str(error))}", "correct it") from None
-    except ValueError:
-        raise _unreadable() from None
-
-
-def _require_readable(dsn: str) -> None:
-    # A raw / or # in a password moves the rest of it into the port, the path or the fragment, from where
-    # drivers and servers quote it in their messages.
-    try:
-        parts = urlsplit(dsn)
-    except ValueError:
-        raise _unreadable() from None
-    hosts = parts.netloc.rpartition("@")[2].split(",")
-    if (
-        parts.scheme not in ("postgres", "postgresql")
-        or "#" in dsn
-        or "@" in parts.path
-        or not all(_HOST.fullmatch(host) for host in hosts)
-    ):
-        raise _unreadable()
-
-
-def _unreadable() -> ConfigurationError:
-    return ConfigurationError(
-        "dsn",
-        "is not a Postgres address that can be read",
-        "write postgresql://user:password@host:5432/database, with / # ? @ : and % in a password "
-        "percent-encoded (%2F %23 %3F %40 %3A %25)",
+    """An asyncpg connection for schema changes."""
+    return await open_connection(
+        dsn,
+        statement_cache_size=0,  # nothing here runs twice, and a pooler may not keep statements
+        server_settings={"application_name": "holdfast migrate"},
     )
 
 

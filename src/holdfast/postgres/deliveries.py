@@ -198,9 +198,9 @@ class Deliveries:
         return bool(rows[0][0])
 
     async def due_in(
-        self, connection: asyncpg.Connection, channel: str, lanes: Sequence[tuple[str, int]]
+        self, connection: asyncpg.Connection, channel: str, lanes: Sequence[tuple[str, int]], since: float
     ) -> float | None:
-        """Seconds until the first delayed row of the lanes is due."""
+        """Seconds until the first delayed row of the lanes is due; negative for one that became due since then."""
         rows = await self._fetch(
             connection,
             "due_in",
@@ -208,6 +208,7 @@ class Deliveries:
             generation=self._generation,
             routes=[route for route, _ in lanes],
             priorities=[priority for _, priority in lanes],
+            since=timedelta(seconds=since),
         )
         value = rows[0][0]
         return None if value is None else float(value)

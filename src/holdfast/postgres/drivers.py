@@ -73,7 +73,7 @@ async def _sqlalchemy_async(tx: Any, queries: Queries, name: str, values: Values
 def _refuse_autocommit(connection: Any) -> None:
     # SQLAlchemy begins a transaction with the first statement, unless the engine or the connection is set otherwise.
     if getattr(connection.connection.dbapi_connection, "autocommit", False):
-        raise _NO_TRANSACTION
+        raise _no_transaction()
 
 
 def _text(queries: Queries, name: str) -> Any:
@@ -92,22 +92,23 @@ def _first(row: Any) -> object:
     return next(iter(row.values() if isinstance(row, Mapping) else row))
 
 
-_NO_TRANSACTION = FieldError(
-    "tx",
-    "has no open transaction, so the event would not be tied to your change",
-    "publish inside one, for example `async with connection.transaction():`",
-)
+def _no_transaction() -> FieldError:
+    return FieldError(
+        "tx",
+        "has no open transaction, so the event would not be tied to your change",
+        "publish inside one, for example `async with connection.transaction():`",
+    )
 
 
 def _asyncpg_transaction(tx: Any) -> None:
     if not tx.is_in_transaction():
-        raise _NO_TRANSACTION
+        raise _no_transaction()
 
 
 def _psycopg_transaction(tx: Any) -> None:
     # Outside autocommit psycopg opens a transaction with the first statement.
     if tx.autocommit and tx.info.transaction_status.name == "IDLE":
-        raise _NO_TRANSACTION
+        raise _no_transaction()
 
 
 def _begins_by_itself(_tx: Any) -> None:

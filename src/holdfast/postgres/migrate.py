@@ -147,7 +147,7 @@ def printable(schema: str = "core", *, roles: bool = True, since: int = 0, sourc
 
 
 async def require_current(connection: Any, schema: str = "core", *, source: Traversable | None = None) -> None:
-    """Raise SchemaMismatch unless the database has exactly the version this code was written for."""
+    """Raise SchemaMismatch unless the database has exactly the version and the functions this code was written for."""
     queries, release = Queries(schema), load(source)
     facts = await inspect(connection, queries)
     if facts.has_ledger and not facts.may_read_ledger:
@@ -155,15 +155,22 @@ async def require_current(connection: Any, schema: str = "core", *, source: Trav
             f"{facts.login} may not read {schema}.migrations",
             f"as an administrator: GRANT holdfast_worker (or _producer, _operator) TO {facts.login}",
         )
-    found = await connection.fetchval(queries.asyncpg("schema_version").sql) if facts.has_ledger else 0
+    ledger = await connection.fetch(queries.asyncpg("read_ledger").sql) if facts.has_ledger else []
+    checksums: dict[int, str] = {line["version"]: line["checksum"] for line in ledger}
+    found = max(checksums, default=0)
     if found != release.version:
         raise _mismatch(schema, found, release.version)
+    if checksums.get(0) != release.functions_checksum:
+        wanted = f"version {found} with the functions of its own release"
+        raise SchemaMismatch(f"{schema} version {found} with other functions", wanted, _apply_command(schema))
+
+
+def _apply_command(schema: str) -> str:
+    return "holdfast migrate apply" + ("" if schema == "core" else f" --schema {schema}")
 
 
 def _mismatch(schema: str, found: int, expected: int) -> SchemaMismatch:
-    option = "" if schema == "core" else f" --schema {schema}"
-    older = found < expected
-    remedy = f"holdfast migrate apply{option}" if older else "pip install --upgrade holdfast"
+    remedy = _apply_command(schema) if found < expected else "pip install --upgrade holdfast"
     return SchemaMismatch(
         f"{schema} version {found}" if found else f"{schema} version 0 (not installed)",
         f"version {expected}",

@@ -67,6 +67,7 @@ class Claimer:
         self._rested = asyncio.Event()
         self._cautious = False
         self._rescan = True
+        self._looked_at = time.monotonic()
         self._streak = 0
         self._woken = False
         self._rate = 0.0
@@ -113,7 +114,7 @@ class Claimer:
             await self._dispatcher.wait_for_room()
             return
         self._wakened.clear()
-        started = time.monotonic()
+        self._looked_at = started = time.monotonic()
         if self._patterns and started - self._discovered_at >= _DISCOVERY_INTERVAL:
             self._interest = None
         for lanes in self._lanes.values():
@@ -259,7 +260,8 @@ class Claimer:
         now = time.monotonic()
         for channel, lanes in self._lanes.items():
             routes = [*lanes.keys, *product(self._splits[channel], PRIORITIES)]
-            due = await self._deliveries.due_in(connection, channel, routes)
+            # What became due after the claim asked, and before this does, must not wait for the next poll.
+            due = await self._deliveries.due_in(connection, channel, routes, time.monotonic() - self._looked_at)
             if due is not None:
                 timeout = min(timeout, max(due, 0.001))
             if lanes.marked and not lanes.rescan_due(now):

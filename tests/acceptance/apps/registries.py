@@ -79,6 +79,17 @@ def slow(dsn: str) -> HandlerRegistry:
     return registry
 
 
+def steady(dsn: str) -> HandlerRegistry:
+    """Takes four milliseconds for everything, so that a few producers outrun it."""
+    registry = HandlerRegistry()
+
+    @registry.handler("order.placed", name="billing.steady")
+    async def handle(event: EventEnvelope) -> None:
+        await asyncio.sleep(0.004)
+
+    return registry
+
+
 def settles_late(dsn: str) -> HandlerRegistry:
     """Dies after the effect is committed and before the delivery is settled, when the event is new."""
     registry, outside = HandlerRegistry(), Outside(dsn)
