@@ -1,4 +1,4 @@
-"""`./dev bench [NAME ...] [--quick] [--json] [--against PEERS]`: ratios in one interleaved run, with a progress bar."""
+"""`./dev bench [NAME ...] [--quick] [--json] [--check] [--against PEERS]`: ratios in one interleaved run."""
 
 import argparse
 import json
@@ -26,6 +26,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(BENCHMARKS)} (default: all)")
     parser.add_argument("--quick", action="store_true", help="smaller counts and fewer repeats, under 50 s each")
     parser.add_argument("--json", action="store_true", help="one JSON line per benchmark, the last line of the output")
+    parser.add_argument("--check", action="store_true", help="exit with 1, naming each figure that misses its limit")
     parser.add_argument("--repeats", type=int, help="runs of each arm")
     parser.add_argument(
         "--against",
@@ -61,10 +62,19 @@ def main() -> int:
             summaries.append(summary)
             if options.json:
                 print(json.dumps(summary), flush=True)
-    if options.report or not options.names:
+    if options.report or not (options.names or options.check):
         for path in report.write(summaries, " ".join(["./dev bench", *sys.argv[1:]])):
             errors.print(f"wrote {path.relative_to(environments.ROOT)}")
-    return 0
+    return check(summaries) if options.check else 0
+
+
+def check(summaries: list[dict[str, Any]]) -> int:
+    misses = [miss for summary in summaries for miss in BENCHMARKS[summary["bench"]].misses(summary)]
+    for miss in misses:
+        errors.print(f"[red]miss:[/red] {miss}", soft_wrap=True)
+    if not misses:
+        errors.print(f"{sum(len(BENCHMARKS[summary['bench']].limits) for summary in summaries)} limits kept")
+    return 1 if misses else 0
 
 
 def make_environments(peers: list[str]) -> None:
@@ -78,6 +88,8 @@ def measure(
     server: EmbeddedPostgres, benchmark: Benchmark, quick: bool, repeats: int, peers: list[str]
 ) -> dict[str, Any]:
     rivals = peer_arms(benchmark, quick, peers)
+    if peers and not rivals:
+        errors.print(f"{benchmark.name}: the peers have no part in it")
     arms = benchmark.arms(quick) + rivals
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=errors, transient=True) as bar:

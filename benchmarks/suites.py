@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 Options = Mapping[str, Any]
 Results = Mapping[str, list[dict[str, Any]]]
@@ -20,6 +20,22 @@ class Arm:
 
 
 @dataclass(frozen=True, slots=True)
+class Limit:
+    """What a figure of a summary must keep to with `--check`."""
+
+    relation: Literal[">=", "<=", "<"]
+    bound: float
+
+    def holds(self, value: float) -> bool:
+        if self.relation == ">=":
+            return value >= self.bound
+        return value < self.bound or (self.relation == "<=" and value == self.bound)
+
+    def __str__(self) -> str:
+        return f"{self.relation} {self.bound:g}"
+
+
+@dataclass(frozen=True, slots=True)
 class Benchmark:
     name: str
     question: str
@@ -28,6 +44,22 @@ class Benchmark:
     repeats: int = 5
     quick_repeats: int = 2
     peers: str = ""  # the verb with which peers can take part
+    limits: Mapping[str, Limit] = field(default_factory=dict)  # by the name of the figure in the summary
+
+    def misses(self, summary: Mapping[str, Any]) -> list[str]:
+        """Each figure that is beyond its limit, or that was not measured, in words."""
+        found = []
+        for figure, limit in self.limits.items():
+            value = summary.get(figure)
+            if value is None:
+                found.append(f"{self.name}: {figure} was not measured, and should be {limit}")
+            elif not limit.holds(value):
+                found.append(f"{self.name}: {figure} is {value:g}, and should be {limit}")
+        return found
+
+
+def to_raw(bound: float) -> dict[str, Limit]:
+    return {"ratio_to_raw": Limit(">=", bound)}
 
 
 def middle(results: Results, label: str, figure: str = "per_second") -> float:
@@ -172,16 +204,31 @@ def memory(quick: bool) -> list[Arm]:
     return [Arm("holdfast", "holdfast", "memory", many), Arm("large", "holdfast", "memory", big)]
 
 
+# What no noise of a machine can move. Of an event's two updates the claim should be heap-only.
+DRAIN_COUNTERS = {
+    "wal_bytes": Limit("<=", 2_000),
+    "hot_share": Limit(">=", 0.45),
+    "round_trips": Limit("<=", 0.02),
+}
+
 BENCHMARKS = {
     each.name: each
     for each in (
-        Benchmark("drain", "How fast does one process deliver what is waiting?", drain, against_raw, peers="drain"),
+        Benchmark(
+            "drain",
+            "How fast does one process deliver what is waiting?",
+            drain,
+            against_raw,
+            peers="drain",
+            limits=to_raw(0.5) | DRAIN_COUNTERS,
+        ),
         Benchmark(
             "publish",
             "What does publishing add to a business transaction, with 8 connections?",
             publish,
             lambda results: against_raw(results) | {"when_idle_to_never": ratio(results, "holdfast", "never")},
             peers="publish",
+            limits=to_raw(0.9),
         ),
         Benchmark(
             "publish_many",
@@ -189,6 +236,7 @@ BENCHMARKS = {
             publish_many,
             lambda results: against_raw(results) | {"ratio_to_copy": ratio(results, "holdfast", "copy")},
             peers="publish_many",
+            limits=to_raw(0.8),
         ),
         Benchmark(
             "latency",
@@ -197,6 +245,11 @@ BENCHMARKS = {
             latency_summary,
             quick_repeats=1,
             peers="latency",
+            limits={
+                "p50_ms": Limit("<=", 5),
+                "p99_ms": Limit("<=", 25),
+                "flood_notifications_per_event": Limit("<", 0.05),
+            },
         ),
         Benchmark(
             "horizon",
@@ -205,14 +258,25 @@ BENCHMARKS = {
             horizon_summary,
             repeats=3,
             quick_repeats=1,
+            limits={"last_to_first": Limit(">=", 0.8)},
         ),
         Benchmark(
-            "transactional", "How fast are handlers that write in the same transaction?", transactional, against_raw
+            "transactional",
+            "How fast are handlers that write in the same transaction?",
+            transactional,
+            against_raw,
+            limits=to_raw(0.6),
         ),
         Benchmark(
             "failures", "How fast do events fail for good, and after a retry?", failures, against_raw, peers="failures"
         ),
-        Benchmark("fanout", "How fast are three handlers per event, in deliveries?", fanout, against_raw),
+        Benchmark(
+            "fanout",
+            "How fast are three handlers per event, in deliveries?",
+            fanout,
+            against_raw,
+            limits=to_raw(0.8),
+        ),
         Benchmark("large", "How fast are payloads of 10 KB?", large, against_raw),
         Benchmark(
             "growth",
@@ -221,6 +285,7 @@ BENCHMARKS = {
             lambda results: against_raw(results) | {"kept_to_empty": ratio(results, "kept", "holdfast")},
             repeats=2,
             quick_repeats=1,
+            limits={"kept_to_empty": Limit(">=", 0.95)},
         ),
         Benchmark(
             "memory",
@@ -233,6 +298,7 @@ BENCHMARKS = {
             },
             repeats=1,
             quick_repeats=1,
+            limits={"rss_mb": Limit("<=", 150), "rss_mb_large": Limit("<=", 150)},
         ),
     )
 }

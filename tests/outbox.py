@@ -190,28 +190,42 @@ class Outbox:
     async def release(self, *held: Held, delay: float = 0) -> list[UUID]:
         return _ids(await self.call("release", **_fence(held), delays=[timedelta(seconds=delay)] * len(held)))
 
-    async def enter(self, held: Held, idle: float = 60) -> str:
-        rows = await self.call(
-            "enter", id=held.id, token=held.token, handler=held.handler, idle=timedelta(seconds=idle)
-        )
-        return str(rows[0][0])
+    async def lock(self, held: Held, idle: float = 60) -> bool:
+        idle_for = timedelta(seconds=idle)
+        return bool((await self.call("lock", id=held.id, token=held.token, idle=idle_for))[0][0])
+
+    async def note(self, held: Held) -> bool:
+        return bool((await self.call("note", id=held.id, token=held.token, handler=held.handler))[0][0])
+
+    async def enter(self, held: Held) -> str:
+        """How the transaction of a handler begins: `run`, `duplicate` or `lost`."""
+        if not await self.lock(held):
+            return "lost"
+        return "run" if await self.note(held) else "duplicate"
 
     async def leave(self, held: Held) -> bool:
         return bool((await self.call("leave", id=held.id, token=held.token, handler=held.handler))[0][0])
 
-    async def split(
-        self,
-        *routes: str,
-        registry: int | None = None,
-        channel: str = CHANNEL,
-        generation: int = 0,
-        limit: int = 500,
-    ) -> int:
-        version = await self.registry() if registry is None else registry
-        rows = await self.call(
-            "split", registry=version, channel=channel, generation=generation, routes=list(routes), limit=limit
+    async def find_and_split(
+        self, *lanes: Lane, registry: int | None = None, channel: str = CHANNEL, generation: int = 0
+    ) -> list[asyncpg.Record]:
+        return await self.call(
+            "split",
+            registry=await self.registry() if registry is None else registry,
+            channel=channel,
+            generation=generation,
+            routes=[lane.route for lane in lanes],
+            priorities=[lane.priority for lane in lanes],
+            limits=[lane.limit for lane in lanes],
+            marks_at=[lane.mark[0] for lane in lanes],
+            marks_id=[lane.mark[1] for lane in lanes],
         )
-        return int(rows[0][0])
+
+    async def split(self, *routes: str, limit: int = 500, **options: Any) -> int:
+        """All priorities of some routes. How many events were found there; -1 when the registry has changed."""
+        lanes = [Lane(route, priority, limit=limit) for route in routes for priority in range(3)]
+        rows = await self.find_and_split(*lanes, **options)
+        return sum(-1 if row["route"] is None else row["n"] for row in rows)
 
     # --- the operator's calls ---
 
@@ -223,7 +237,9 @@ class Outbox:
 
     async def clear(self) -> None:
         """As after the installation."""
-        tables = ("outbox", "event_handled", "subscriptions", "outbox_keys", "sources", "deployments", "workers")
+        tables = (
+            "outbox", "event_handled", "subscriptions", "outbox_keys", "sources", "deployments", "workers", "stops",
+        )  # fmt: skip
         await self.connection.execute(
             "; ".join(f'DELETE FROM "{self.schema}".{table}' for table in tables)
             + f'; UPDATE "{self.schema}".registry SET version = 1'

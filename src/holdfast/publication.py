@@ -43,7 +43,7 @@ class NewEvent:
     `delay` and `expires_in` count from the database's clock at publishing, `available_at` and
     `expires_at` are moments. `key` names a pending event, to cancel or reschedule it later.
 
-    >>> NewEvent("order.placed", {"order_id": "o-1"}, ordering_key="customer-7").priority
+    >>> NewEvent("order.placed", {"order_id": "o-1"}, delay=60).priority
     1
     """
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import inspect
 import json
 import math
+import traceback
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from enum import StrEnum
+from itertools import product
 from typing import Any, Protocol
 
 import asyncpg
@@ -854,6 +856,54 @@ async def test_an_autocommit_engine_publishes_nothing(contract_dsn: str, publish
         finally:
             await async_engine.dispose()
     assert [row["payload"] for row in await reader.rows()] == [{"n": 1}]
+
+
+async def test_a_connection_set_to_autocommit_publishes_nothing(
+    contract_dsn: str, publisher: Publisher, reader: Reader
+) -> None:
+    """PUB-1: on an engine that begins transactions, one connection or session may still be set to commit by itself."""
+    options: dict[str, Any] = {"isolation_level": "AUTOCOMMIT"}
+    calls: list[Callable[[Any], Any]] = [
+        lambda tx: publisher.publish(tx, "order.placed", {}),
+        lambda tx: publisher.publish_many(tx, [NewEvent("order.placed", {})]),
+        lambda tx: publisher.cancel(tx, "k"),
+        lambda tx: publisher.reschedule(tx, "k", delay=1),
+    ]
+    engine = sqlalchemy.create_engine(_url(contract_dsn, "psycopg"))
+    try:
+        with engine.connect().execution_options(**options) as connection, Session(engine) as session:
+            session.connection(execution_options=options)
+            for tx, call in product((connection, session), calls):
+                with pytest.raises(FieldError, match="no open transaction"):
+                    call(tx)
+                tx.rollback()
+                if tx is session:
+                    session.connection(execution_options=options)
+    finally:
+        engine.dispose()
+    async_engine = create_async_engine(_url(contract_dsn, "asyncpg"))
+    try:
+        async with async_engine.connect() as async_connection, AsyncSession(async_engine) as async_session:
+            await async_connection.execution_options(**options)
+            await async_session.connection(execution_options=options)
+            for async_tx, call in product((async_connection, async_session), calls):
+                with pytest.raises(FieldError, match="no open transaction"):
+                    await call(async_tx)
+    finally:
+        await async_engine.dispose()
+    assert await reader.rows() == []
+
+
+async def test_each_refusal_is_an_error_of_its_own(contract_dsn: str, publisher: Publisher) -> None:
+    """PUB-1: an error that is shared keeps the frames of every call that ever raised it."""
+    refusals: list[FieldError] = []
+    with psycopg.connect(contract_dsn, autocommit=True) as connection:
+        for _ in range(3):
+            with pytest.raises(FieldError, match="no open transaction") as error:
+                publisher.publish(connection, "order.placed", {})
+            refusals.append(error.value)
+    assert len({id(each) for each in refusals}) == 3
+    assert len({len(traceback.extract_tb(each.__traceback__)) for each in refusals}) == 1
 
 
 @pytest.mark.parametrize("tx", [None, object(), "postgresql://localhost/db", 5], ids=repr)

@@ -16,7 +16,7 @@ import pytest
 
 from tests.servers import SessionServer, run_coroutine
 
-DUE, KEPT, CROWD = 50_000, 1_000_000, 100_000
+DUE, KEPT, CROWD, DEAD = 50_000, 1_000_000, 100_000, 200
 NO_MARK = (datetime(1, 1, 2, tzinfo=UTC), uuid.UUID(int=0))
 
 ROWS = """
@@ -33,6 +33,13 @@ WATCH = """
 LOAD 'auto_explain'; SET auto_explain.log_min_duration = 0; SET auto_explain.log_nested_statements = on;
 SET auto_explain.log_analyze = on; SET auto_explain.log_buffers = on; SET auto_explain.log_timing = off;
 SET auto_explain.log_format = 'json'; SET client_min_messages = 'log'
+"""
+FAILED = """
+INSERT INTO core.outbox (id, event_type, source, payload, idempotency_key, channel, status, handler_name, attempts,
+                         last_error, failure_reason, settled_at, failed_at)
+SELECT i, 'order.placed', 'shop', '{}', i::text, 'outbox_default', 'failed', 'billing.charge', 5, 'boom',
+       'retry_terminal', now(), now() - n * interval '1 minute'
+FROM (SELECT core.uuid7() AS i, n FROM generate_series(1, $1::int) n) ids
 """
 RELEASE = """
 UPDATE core.outbox SET status = 'pending', lease_token = NULL, lease_expires_at = NULL WHERE status = 'in_flight'
@@ -56,7 +63,8 @@ class Explained:
         return {node["Relation Name"] for node in self.nodes if node["Node Type"] in ("Seq Scan", "Bitmap Heap Scan")}
 
     def rows_thrown_away(self) -> int:
-        return sum(node.get("Rows Removed by Filter", 0) for node in self.nodes)
+        """Rows of tables that were read for nothing."""
+        return sum(node.get("Rows Removed by Filter", 0) for node in self.nodes if "Relation Name" in node)
 
 
 def flatten(node: dict[str, Any]) -> list[dict[str, Any]]:
@@ -101,6 +109,20 @@ class Watched:
             [NO_MARK[1]],
         )
 
+    async def split(
+        self, route: str, limit: int = 100, mark: tuple[datetime, uuid.UUID] = NO_MARK
+    ) -> list[asyncpg.Record]:
+        version = await self.connection.fetchval("SELECT version FROM core.registry")
+        return await self.fetch(
+            "SELECT * FROM core.outbox_split($1, 'outbox_default', 0, $2, $3, $4, $5, $6)",
+            version,
+            [route],
+            [1],
+            [limit],
+            [mark[0]],
+            [mark[1]],
+        )
+
 
 @pytest.fixture(scope="module")
 def full_dsn(postgres_server: SessionServer) -> Iterator[str]:
@@ -123,6 +145,9 @@ async def fill(dsn: str) -> None:
         await connection.execute(ROWS, "order.placed", "warehouse", 0, earlier, "pending", CROWD)
         await connection.execute(ROWS, "order.placed", None, 7, earlier, "pending", CROWD)
         await connection.execute(ROWS, "order.placed", None, 0, zero, "pending", DUE)
+        await connection.execute(FAILED, DEAD)
+        for handler in ("warehouse.pick", "warehouse.pack"):
+            await connection.execute("SELECT core.subscribe('warehouse', $1, '{order.placed}')", handler)
         await connection.execute(
             "INSERT INTO core.event_handled SELECT 'billing.charge', core.uuid7()::text FROM generate_series(1, $1)",
             DUE,
@@ -194,9 +219,9 @@ async def settle(watched: Watched, verb: str) -> None:
     assert inner
     for statement in inner:
         assert statement.scanned_whole() == set(), statement.text
-        assert statement.indexes() == {"outbox_pkey"}
+        assert statement.indexes() - {"stops_pkey"} == {"outbox_pkey"}
         assert statement.pages() < 100 * 40
-        assert statement.rows_thrown_away() <= 100
+        assert statement.rows_thrown_away() == 0
 
 
 @pytest.mark.parametrize("verb", FENCED)
@@ -244,7 +269,47 @@ async def test_due_in_and_lanes_probe(watched: Watched) -> None:
 async def test_dead_letters_beside_a_million_delivered(watched: Watched) -> None:
     """DLQ-1: the dead-letter queue is read through its index."""
     rows = await watched.fetch("SELECT id, handler_name, last_error FROM core.failed ORDER BY failed_at DESC LIMIT 50")
-    assert len(rows) <= 50
+    assert len(rows) == 50
+    assert {(row["handler_name"], row["last_error"]) for row in rows} == {("billing.charge", "boom")}
     (query,) = watched.explained
     assert query.indexes() == {"outbox_dlq"}
     assert query.pages() < 500
+
+
+async def split(watched: Watched) -> None:
+    """Split a hundred events that two handlers want; the crowds beside them must not be read."""
+    rows = await watched.split("warehouse/order.placed")
+    assert [(row["route"], row["n"]) for row in rows] == [("warehouse/order.placed", 100)]
+    statement = watched.statement("WITH origin AS MATERIALIZED")
+    assert "outbox" not in statement.scanned_whole()
+    assert {"outbox_lane", "outbox_pkey"} <= statement.indexes()
+    assert statement.rows_thrown_away() == 0
+    # Per event: its lane entry, lock and new version, and two siblings with their entries in two indexes.
+    assert statement.pages() < 100 * 60
+    now = await watched.connection.fetchval("SELECT now()")
+    assert await watched.split("warehouse/order.placed", mark=(now, uuid.UUID(int=0))) == []
+    assert watched.statement("WITH origin AS MATERIALIZED").pages() < 20, "all of the lane lies below the mark"
+
+
+async def test_split_reads_only_its_lane(watched: Watched) -> None:
+    """LSN-7: by the lane's index and the primary key, from the mark on."""
+    await split(watched)
+    await watched.connection.execute("ANALYZE core.outbox")
+    await split(watched)
+
+
+async def test_split_planned_while_the_outbox_was_empty(dsn: str) -> None:
+    """LSN-7: the plans of a worker that started on an empty table must do for a full one."""
+    connection, other = await asyncpg.connect(dsn), await asyncpg.connect(dsn)
+    await connection.execute(WATCH)
+    watched = Watched(connection)
+    for handler in ("warehouse.pick", "warehouse.pack"):
+        await other.execute("SELECT core.subscribe('warehouse', $1, '{order.placed}')", handler)
+    for _ in range(8):
+        assert await watched.split("warehouse/order.placed") == []
+    await other.execute("SET session_replication_role = replica")
+    await other.execute("ALTER TABLE core.outbox SET (autovacuum_enabled = off)")
+    await other.execute(ROWS, "order.placed", "warehouse", 0, timedelta(0), "pending", 60_000)
+    await split(watched)
+    await connection.close()
+    await other.close()

@@ -56,7 +56,12 @@ async def test_a_claim_leases_the_row_and_counts_the_attempt(outbox: Outbox) -> 
     assert timedelta(seconds=29) < left <= timedelta(seconds=30)
     same = set(claimed.keys()) & set(row.keys())
     assert {name: claimed[name] for name in same} == {name: row[name] for name in same}
-    assert (claimed["failing_for"], claimed["handled"], claimed["expired"]) == (None, False, None)
+    assert (claimed["failing_for"], claimed["handled"], claimed["expired"], claimed["stopped"]) == (
+        None,
+        False,
+        None,
+        False,
+    )
     assert await outbox.claim() == []
 
 
@@ -474,6 +479,8 @@ async def test_giving_back_tells_the_others_to_look_again(outbox: Outbox, other:
         held = [await outbox.held() for _ in range(3)] + [await outbox.held(channel="outbox_slow")]
         await outbox.release(*held)
         await outbox.release(held[0])  # lost: nothing to tell
+        [again] = [each for each in await outbox.hold() if each.id == held[0].id]
+        await outbox.release(again, delay=5)  # it left its place: nobody has to look back
         await outbox.connection.execute("NOTIFY done")
         async with asyncio.timeout(5):
             await told.wait()
@@ -552,15 +559,48 @@ async def test_a_heartbeat_does_not_break_a_repeatable_read_handler(outbox: Outb
 
 
 async def test_a_silent_transaction_is_ended_by_the_server(outbox: Outbox) -> None:
-    """LSN-5: a handler's limits are the server's too, and only for its transaction."""
+    """LSN-5: a handler's limit is the server's too, for its transaction only; its own statements wait as they like."""
     held = await outbox.held()
     async with outbox.connection.transaction():
-        await outbox.enter(held, idle=7.25)
+        await outbox.lock(held, idle=7.25)
         assert await outbox.value("SHOW idle_in_transaction_session_timeout") == "7250ms"
-        assert await outbox.value("SHOW lock_timeout") == "5s"
+        await outbox.note(held)
+        assert await outbox.value("SHOW lock_timeout") == "0"
         await outbox.leave(held)
     assert await outbox.value("SHOW idle_in_transaction_session_timeout") == "0"
-    assert await outbox.value("SHOW lock_timeout") == "0"
+
+
+async def test_a_note_can_be_rolled_back_alone(outbox: Outbox) -> None:
+    """LSN-5, E2: the inbox row of a handler that failed goes, while the row stays locked for its settle."""
+    held = await outbox.held(idempotency_key="k")
+    async with outbox.connection.transaction():
+        assert await outbox.lock(held)
+        savepoint = outbox.connection.transaction()
+        await savepoint.start()
+        assert await outbox.note(held)
+        await savepoint.rollback()
+        assert await outbox.retry(held) == []
+    assert await inbox(outbox) == []
+    assert await outbox.states(held.id) == ["pending"]
+
+
+async def test_a_second_copy_waits_until_the_first_has_committed(outbox: Outbox, other: Outbox) -> None:
+    """E1, PUB-5: two transactional handlers with one key at the same time: one runs, the other is a duplicate."""
+    for _ in range(2):
+        await outbox.insert(idempotency_key="k")
+    one, two = await outbox.hold()
+    transaction = outbox.connection.transaction()
+    await transaction.start()
+    assert await outbox.enter(one) == "run"
+    async with other.connection.transaction():
+        second = asyncio.create_task(other.enter(two))
+        await outbox.somebody_waits()
+        assert await outbox.leave(one)
+        await transaction.commit()
+        async with asyncio.timeout(5):
+            assert await second == "duplicate"
+        assert await other.leave(two)
+    assert await outbox.states(one.id, two.id) == ["delivered", "delivered"]
 
 
 # --- many at once ---

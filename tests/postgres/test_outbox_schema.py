@@ -16,7 +16,7 @@ import pytest
 from holdfast.envelope import uuid7_time
 from tests.outbox import CHANNEL, EVENT, Outbox, connect
 
-SEED_COLUMNS = {
+DECIDED_COLUMNS = {
     "id": "uuid",
     "event_type": "text",
     "event_version": "integer",
@@ -44,13 +44,13 @@ SEED_COLUMNS = {
 
 
 async def test_the_columns_of_the_decision_records_are_there(outbox: Outbox) -> None:
-    """OBX-1: under the names and with the types that seeds A D4 and B D5 give them."""
+    """OBX-1: under the names and with the types that were decided on."""
     rows = await outbox.connection.fetch(
         """SELECT attname::text, format_type(atttypid, atttypmod) FROM pg_attribute
            WHERE attrelid = 'core.outbox'::regclass AND attnum > 0"""
     )
     found = {row[0]: row[1] for row in rows}
-    assert {name: found.get(name) for name in SEED_COLUMNS} == SEED_COLUMNS
+    assert {name: found.get(name) for name in DECIDED_COLUMNS} == DECIDED_COLUMNS
 
 
 async def test_no_index_mentions_what_a_claim_changes(outbox: Outbox) -> None:

@@ -33,7 +33,7 @@ TABLES: dict[str, dict[str, set[str]]] = {
         name: {"SELECT"}
         for name in (
             "migrations", "outbox", "failed", "event_handled", "subscriptions", "registry", "workers", "deployments",
-            "outbox_keys", "sources",
+            "outbox_keys", "sources", "stops",
         )
     },
 }  # fmt: skip
@@ -56,10 +56,12 @@ FUNCTIONS: dict[str, set[str]] = {
     },
     WORKER: {
         "outbox_claim", "outbox_extend", "outbox_deliver", "outbox_retry", "outbox_fail", "outbox_release",
-        "outbox_enter", "outbox_leave", "outbox_split", "outbox_lanes", "outbox_channels", "outbox_due_in", "subscribe",
-        "interest", "worker_beat", "worker_stopped",
+        "outbox_lock", "outbox_note", "outbox_leave", "outbox_split", "outbox_lanes", "outbox_channels",
+        "outbox_due_in", "subscribe", "interest", "worker_beat", "worker_stopped", "served_channels",
     },
-    OPERATOR: {"outbox_replay", "outbox_stop", "retire", "outbox_lanes", "outbox_channels", "interest"},
+    OPERATOR: {
+        "outbox_replay", "outbox_stop", "retire", "outbox_lanes", "outbox_channels", "served_channels", "interest",
+    },
 }  # fmt: skip
 
 SCHEMA: dict[str, set[str]] = {role: {"USAGE"} for role in RUNTIME}
@@ -443,6 +445,7 @@ async def test_a_worker_claims_and_settles_without_a_table(outbox: Outbox, worke
     assert await worker.split(LANE, registry=version + 1) == 2
     assert await worker.call("lanes", channel=CHANNEL, generation=0)
     assert await worker.call("open_channels")
+    assert [row["channel"] for row in await worker.call("unserved_channels")] == [CHANNEL]
     assert await worker.call(
         "due_in", channel=CHANNEL, generation=0, routes=[HANDLER], priorities=[1], since=timedelta(0)
     )
@@ -672,7 +675,8 @@ async def test_names_that_shadow_ours_change_nothing(
         assert await call(f"SELECT core.outbox_release({fences[2]}, '{{0}}')") == []
         assert (await call(f"SELECT core.outbox_replay('{held[1][0]}', 0, 'evil')"))[0][0] == 1
         await call("SELECT core.subscribe('mail', 'mail.thank', '{order.placed}')")
-        split = f"SELECT core.outbox_split({version + 1}, 'outbox_default', 0, '{{*/order.placed}}', 9)"
+        split = f"""SELECT n FROM core.outbox_split({version + 1}, 'outbox_default', 0, '{{{LANE}}}', '{{1}}', '{{9}}',
+                    '{{0001-01-02}}', '{{{zero}}}')"""
         assert (await call(split))[0][0] == 2
         with pytest.raises(asyncpg.InsufficientPrivilegeError, match="another role"):
             await call("SELECT core.outbox_cancel('bank', 'k')")

@@ -95,9 +95,11 @@ async def test_lanes_name_the_handlers_and_the_age(conn: asyncpg.Connection) -> 
     assert found.oldest == placed.oldest
     assert [warning for warning in warnings(found) if "mail.confirm" in warning]
     version = await conn.fetchval("SELECT version FROM core.registry")
-    assert (
-        await conn.fetchval("SELECT core.outbox_split($1, 'outbox_default', 0, '{*/order.placed}', 10)", version) == 3
-    )
+    split = """
+        SELECT n FROM core.outbox_split($1, 'outbox_default', 0, '{*/order.placed}', '{1}', '{10}', '{-infinity}',
+                                        '{00000000-0000-0000-0000-000000000000}')
+    """
+    assert await conn.fetchval(split, version) == 3
     found = await reads.status(conn)
     assert {each.route: each.open for each in found.lanes} == {
         "*/order.paid": 1,
@@ -233,6 +235,7 @@ async def test_the_bell_can_be_set(dsn: str, conn: asyncpg.Connection) -> None:
     assert await heard(dsn, conn) == 0  # nobody sleeps
     assert await bell.set_mode(dsn, "always") == "when_idle"
     assert await heard(dsn, conn) == 2  # once for each commit
+    assert await conn.fetchval(DEFINITION) == original.replace("('when_idle')", "('always')") != original
     assert await bell.set_mode(dsn, "never") == "always"
     assert await heard(dsn, conn) == 0
     assert (await reads.status(conn)).bell == "never"

@@ -289,6 +289,43 @@ async def test_a_stopped_event_is_cancelled_and_no_dead_letter(
         assert await outbox.row(id) == row
 
 
+async def test_an_event_inside_a_transactional_handler_is_stopped_by_its_worker(
+    outbox: Outbox, other: Outbox, heard: list[tuple[str, str]]
+) -> None:
+    """LSN-11: its lock is not waited for. The heartbeat learns of it, the handler rolls back, the next claim knows."""
+    held = await outbox.held()
+    heard.clear()
+    transaction = outbox.connection.transaction()
+    await transaction.start()
+    assert await outbox.enter(held) == "run"
+    async with asyncio.timeout(5):
+        assert await other.stop(held.id) == 1
+        assert await other.stop(held.id, "bob") == 1
+        assert await other.extend(held) == [held.id]
+    assert (CHANNEL, f"stop {held.id}") in await settled(heard, 2)
+    await transaction.rollback()
+    await outbox.expire_lease(held.id)
+    [claimed] = await outbox.claim()
+    assert (claimed["id"], claimed["stopped"]) == (held.id, True)
+    assert await outbox.fail(Held(held.id, claimed["lease_token"]), reason="cancelled", error="stopped") == []
+    assert await outbox.value("SELECT count(*) FROM core.stops") == 0
+    row = await outbox.row(held.id)
+    assert (row["failure_reason"], row["deleted_at"] is not None) == ("cancelled", True)
+
+
+async def test_a_handler_that_commits_first_cannot_be_stopped_any_more(outbox: Outbox, other: Outbox) -> None:
+    """LSN-11: the wish came too late, and stops nothing else."""
+    held = await outbox.held()
+    async with outbox.connection.transaction():
+        await outbox.enter(held)
+        assert await other.stop(held.id) == 1
+        assert await outbox.leave(held)
+    assert await outbox.states(held.id) == ["delivered"]
+    assert await other.stop(held.id) == 0
+    await outbox.insert()
+    assert [row["stopped"] for row in await outbox.claim()] == [False]
+
+
 @pytest.mark.parametrize("state", ["delivered", "failed", "cancelled", "expired", "discarded", "missing"])
 async def test_what_is_settled_cannot_be_stopped(outbox: Outbox, state: str) -> None:
     """LSN-11: the answer is 0, and the row is as it was."""

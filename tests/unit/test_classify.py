@@ -85,7 +85,7 @@ def with_sqlstate(code: str) -> list[BaseException]:
     ]
 
 
-# --- the rules of the seeds
+# --- the rules that were decided on
 
 
 @pytest.mark.parametrize(

@@ -14,17 +14,17 @@ from hypothesis import strategies as st
 from holdfast import EventEnvelope, HandlerRegistry
 from holdfast.handlers import Handler
 from holdfast.postgres.deliveries import NO_MARK, Interest
-from holdfast.worker.lanes import PRIORITIES, Lanes, plan, subscribers
+from holdfast.worker.lanes import PRIORITIES, Lanes, outdated, plan, subscribers
 
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def handlers(*names: str) -> list[Handler]:
+def handlers(*names: str, types: tuple[str, ...] = ("*",)) -> list[Handler]:
     registry = HandlerRegistry()
 
     async def nothing(event: EventEnvelope) -> None: ...
 
-    return [registry.add(name, ("unused",), nothing) for name in names]
+    return [registry.add(name, types, nothing) for name in names]
 
 
 # --- who is owed what -----------------------------------------------------------------------------------
@@ -35,14 +35,14 @@ def test_one_subscriber_claims_broadcasts_and_its_own_context() -> None:
     interest = Interest(1, (("billing", "billing.charge", "order.placed"),))
     routing = plan(interest, handlers("billing.charge"), [])
     assert set(routing.claimed) == {"billing.charge", "*/order.placed", "billing/order.placed"}
-    assert (routing.split, routing.patterns) == ((), False)
+    assert (routing.split, routing.patterns) == ({}, False)
 
 
 def test_shared_routes_are_split_and_never_claimed() -> None:
     """LSN-7: what another handler wants as well, running or not, is split; a targeted event is not shared."""
     interest = Interest(1, (("billing", "billing.charge", "order.placed"), ("mail", "mail.thank", "order.placed")))
     routing = plan(interest, handlers("billing.charge"), [])
-    assert routing.split == ("*/order.placed",)
+    assert set(routing.split) == {"*/order.placed"}
     assert set(routing.claimed) == {"billing.charge", "billing/order.placed"}
 
 
@@ -50,13 +50,24 @@ def test_others_interest_is_none_of_ours() -> None:
     """LSN-7: routes that only others want are neither claimed nor split."""
     interest = Interest(1, (("mail", "mail.thank", "order.*"), ("mail", "mail.warn", "order.*")))
     routing = plan(interest, handlers("billing.charge"), ["*/order.placed"])
-    assert (set(routing.claimed), routing.split, routing.patterns) == ({"billing.charge"}, (), False)
+    assert (set(routing.claimed), routing.split, routing.patterns) == ({"billing.charge"}, {}, False)
 
 
 def test_retired_handler_serves_its_own_lane() -> None:
     """LSN-7: without interest a handler is owed nothing new, but what waits in its lane is still its own."""
     routing = plan(Interest(1, ()), handlers("billing.charge"), ["*/order.placed", "billing.charge"])
-    assert (set(routing.claimed), routing.split) == ({"billing.charge"}, ())
+    assert (set(routing.claimed), routing.split) == ({"billing.charge"}, {})
+
+
+def test_an_interest_that_the_code_has_dropped_is_left_alone() -> None:
+    """LSN-7: what is recorded for a handler, but not registered by it any more, is neither claimed nor split by it."""
+    recorded = (("billing", "billing.charge", "order.placed"), ("billing", "billing.charge", "order.paid"))
+    interest = Interest(1, (*recorded, ("mail", "mail.thank", "order.paid")))
+    ours = handlers("billing.charge", types=("order.placed",))
+    routing = plan(interest, ours, ["*/order.paid"])
+    assert set(routing.claimed) == {"billing.charge", "*/order.placed", "billing/order.placed"}
+    assert routing.split == {}
+    assert outdated(interest, ours) == [("billing.charge", "order.paid")]
 
 
 @pytest.mark.parametrize(

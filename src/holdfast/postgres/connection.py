@@ -60,7 +60,7 @@ class Address:
         if self.pooled:
             return {"server_settings": name, "statement_cache_size": 0}
         # Whatever the role's defaults are: claims skip what others hold, and must not fail on it.
-        defaults = {"default_transaction_isolation": "read committed"}
+        defaults = {"default_transaction_isolation": "read committed", "lock_timeout": "0"}
         return {"server_settings": {**name, **defaults, **settings}}
 
 

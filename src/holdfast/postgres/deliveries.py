@@ -13,6 +13,7 @@ from holdfast.handlers import Handler
 from holdfast.postgres.connection import Address
 from holdfast.postgres.queries import Queries
 
+_CRASHES_ALLOWED = 3
 NO_MARK = (datetime(1, 1, 2, tzinfo=UTC), UUID(int=0))
 
 
@@ -40,10 +41,19 @@ class Delivery:
         return int(self.record["attempts"])
 
     @property
+    def allowance(self) -> int:
+        """How many deliveries there may be: the handler's budget, but a few as long as no attempt came to an end.
+
+        A worker that dies takes an attempt from everything it holds, also from what it had not started.
+        """
+        budget = self.handler.retry.budget
+        return budget if self.record["failing_for"] is not None else max(budget, _CRASHES_ALLOWED)
+
+    @property
     def suspect(self) -> bool:
-        """Whether this is the last attempt, and no earlier one came to an end: its workers may have died of it."""
+        """Whether this is the last delivery, and no earlier one came to an end: its workers may have died of it."""
         attempts = self.record["attempts"]
-        return attempts > 1 and attempts == self.handler.retry.budget and self.record["failing_for"] is None
+        return attempts > 1 and attempts == self.allowance and self.record["failing_for"] is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +73,16 @@ class LaneClaim:
     handler_name: str
     limit: int
     mark: tuple[datetime, UUID]
+
+
+@dataclass(frozen=True, slots=True)
+class LaneFind:
+    """What a claim or a split found in a lane: how many rows, and where the first of them lies."""
+
+    route: str
+    priority: int
+    count: int
+    first: tuple[datetime, UUID]
 
 
 class RegistryChanged(Exception):
@@ -100,32 +120,28 @@ class Deliveries:
             registry=registry,
             channel=channel,
             generation=self._generation,
-            routes=[lane.route for lane in lanes],
-            priorities=[lane.priority for lane in lanes],
             handlers=[lane.handler_name for lane in lanes],
-            limits=[lane.limit for lane in lanes],
-            marks_at=[lane.mark[0] for lane in lanes],
-            marks_id=[lane.mark[1] for lane in lanes],
+            **_columns(lanes),
         )
         if records and records[0]["id"] is None:
             raise RegistryChanged
         return records
 
     async def split(
-        self, connection: asyncpg.Connection, registry: int, channel: str, routes: Sequence[str], limit: int
-    ) -> int:
+        self, connection: asyncpg.Connection, registry: int, channel: str, lanes: Sequence[LaneClaim]
+    ) -> list[LaneFind]:
+        """Split what several handlers want; says how much was found in which lane."""
         rows = await self._fetch(
             connection,
             "split",
             registry=registry,
             channel=channel,
             generation=self._generation,
-            routes=list(routes),
-            limit=limit,
+            **_columns(lanes),
         )
-        if rows[0][0] < 0:
+        if rows and rows[0]["route"] is None:
             raise RegistryChanged
-        return int(rows[0][0])
+        return [LaneFind(row["route"], row["priority"], row["n"], (row["first_at"], row["first_id"])) for row in rows]
 
     async def extend(self, connection: asyncpg.Connection, held: Sequence[Delivery]) -> list[UUID]:
         """Extend the leases; returns the ids that are lost."""
@@ -178,17 +194,17 @@ class Deliveries:
         rows = await self._fetch(connection, "release", **_fence(held), delays=_intervals(delays))
         return [row[0] for row in rows]
 
-    async def enter(self, connection: asyncpg.Connection, delivery: Delivery, idle: float) -> str:
-        """The first statement of a transactional handler: `run`, `duplicate` or `lost`."""
+    async def lock(self, connection: asyncpg.Connection, delivery: Delivery, idle: float) -> bool:
+        """The first statement of a transactional handler; false when the lease is lost."""
+        rows = await self._fetch(connection, "lock", id=delivery.id, token=delivery.token, idle=timedelta(seconds=idle))
+        return bool(rows[0][0])
+
+    async def note(self, connection: asyncpg.Connection, delivery: Delivery) -> bool:
+        """Write the inbox row; false when it is there already, and the event is a duplicate."""
         rows = await self._fetch(
-            connection,
-            "enter",
-            id=delivery.id,
-            token=delivery.token,
-            handler=delivery.handler.name,
-            idle=timedelta(seconds=idle),
+            connection, "note", id=delivery.id, token=delivery.token, handler=delivery.handler.name
         )
-        return str(rows[0][0])
+        return bool(rows[0][0])
 
     async def leave(self, connection: asyncpg.Connection, delivery: Delivery) -> bool:
         """The last statement of a transactional handler; false when the lease is lost."""
@@ -233,6 +249,16 @@ class Deliveries:
                     handler=handler.name,
                     event_types=list(handler.event_types),
                 )
+
+
+def _columns(lanes: Sequence[LaneClaim]) -> dict[str, object]:
+    return {
+        "routes": [lane.route for lane in lanes],
+        "priorities": [lane.priority for lane in lanes],
+        "limits": [lane.limit for lane in lanes],
+        "marks_at": [lane.mark[0] for lane in lanes],
+        "marks_id": [lane.mark[1] for lane in lanes],
+    }
 
 
 def _fence(held: Sequence[Delivery]) -> dict[str, object]:

@@ -1,5 +1,6 @@
 """`core.workers`: who runs, and since when it was last heard of."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from uuid import UUID
 
@@ -27,9 +28,21 @@ class Fleet:
         self._queries = queries
 
     async def beat(self, connection: asyncpg.Connection, registration: Registration) -> None:
-        statement = self._queries.asyncpg("worker_beat")
-        await connection.execute(statement.sql, *statement.bind(asdict(registration)))
+        await self._fetch(connection, "worker_beat", asdict(registration))
 
     async def gone(self, connection: asyncpg.Connection, worker: UUID) -> None:
-        statement = self._queries.asyncpg("worker_stopped")
-        await connection.execute(statement.sql, *statement.bind({"id": worker}))
+        await self._fetch(connection, "worker_stopped", {"id": worker})
+
+    async def unserved(self, connection: asyncpg.Connection) -> list[tuple[str, int]]:
+        """The channels and generations with open events of which no worker has been heard in the last minute."""
+        rows = await self._fetch(connection, "unserved_channels", {})
+        return [(row["channel"], row["generation"]) for row in rows]
+
+    async def _fetch(
+        self, connection: asyncpg.Connection, name: str, values: Mapping[str, object]
+    ) -> list[asyncpg.Record]:
+        statement = self._queries.asyncpg(name)
+        # Behind a transaction pooler a statement is prepared and run by the same session only inside a transaction.
+        async with connection.transaction(isolation="read_committed"):
+            records: list[asyncpg.Record] = await connection.fetch(statement.sql, *statement.bind(values))
+        return records

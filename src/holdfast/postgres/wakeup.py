@@ -12,10 +12,13 @@ import contextlib
 from collections.abc import Callable
 from uuid import UUID
 
+import asyncpg
+
 from holdfast.postgres.connection import CONNECTION_FAULTS, ReservedConnection
 from holdfast.postgres.queries import Queries
 
 _PATIENCE = 5.0
+_LONGEST_QUEUE = 60.0
 
 
 class Guard:
@@ -70,10 +73,12 @@ class Guard:
 
     async def _fall_asleep(self, channel: str) -> None:
         try:
-            with contextlib.suppress(*CONNECTION_FAULTS):
-                # For as long as it takes: from the moment it queues, commits notify.
-                await self._ask("fall_asleep", patience=None, channel=channel)
-                await self._announce(channel)
+            # Commits that wait for a long transaction of their own are waited for: from the moment it queues, the
+            # others notify. Only a connection that is gone does not answer for this long.
+            await self._ask("fall_asleep", patience=_LONGEST_QUEUE, channel=channel)
+            await self._announce(channel)
+        except (*CONNECTION_FAULTS, asyncpg.PostgresError):
+            self.reset()  # with the connection goes the post: who cannot sleep must not keep others from it
         finally:
             self._waiting = None
             self._on_asleep()

@@ -3,7 +3,6 @@
 import asyncio
 import random
 import time
-from itertools import product
 from uuid import UUID
 
 import asyncpg
@@ -15,7 +14,7 @@ from holdfast.postgres.wakeup import Guard
 from holdfast.telemetry import Counters, Observer
 from holdfast.worker.dispatcher import Dispatcher
 from holdfast.worker.held import Held
-from holdfast.worker.lanes import PRIORITIES, Lanes, plan
+from holdfast.worker.lanes import Lanes, plan
 from holdfast.worker.outage import Outage
 
 # A worker that finds work this many times in a row is busy, and producers need not ring for it.
@@ -59,12 +58,13 @@ class Claimer:
         self._batch = batch
         self._poll_interval = poll_interval
         self._lanes = {channel: Lanes() for channel in channels}
-        self._splits: dict[str, tuple[str, ...]] = {}
+        self._splits = {channel: Lanes() for channel in channels}  # lanes that several handlers want
         self._interest: Interest | None = None
         self._patterns = False
         self._discovered_at = 0.0
         self._wakened = asyncio.Event()
         self._rested = asyncio.Event()
+        self._turns = self._rest_after = 0
         self._cautious = False
         self._rescan = True
         self._looked_at = time.monotonic()
@@ -84,12 +84,14 @@ class Claimer:
     async def rest(self) -> None:
         """Look from the start, and return when nothing is found."""
         self._rested.clear()
+        self._rest_after = self._turns  # a turn under way began before the question
         self.wake(True)
         await self._rested.wait()
 
     def stop(self) -> None:
         self.stopped.set()
         self._wakened.set()
+        self._rested.set()
 
     async def run(self) -> None:
         while not self.stopped.is_set():
@@ -114,10 +116,11 @@ class Claimer:
             await self._dispatcher.wait_for_room()
             return
         self._wakened.clear()
+        self._turns += 1
         self._looked_at = started = time.monotonic()
         if self._patterns and started - self._discovered_at >= _DISCOVERY_INTERVAL:
             self._interest = None
-        for lanes in self._lanes.values():
+        for lanes in (*self._lanes.values(), *self._splits.values()):
             if self._rescan or lanes.overdue(started - self._poll_interval):
                 lanes.rescan()
         self._rescan = False
@@ -125,7 +128,7 @@ class Claimer:
         took = time.monotonic() - started
         woken, self._woken = self._woken, False
         if not found:
-            if exhausted:
+            if exhausted and self._turns > self._rest_after:
                 self._rested.set()
             if woken:
                 await self._temper()
@@ -155,13 +158,10 @@ class Claimer:
         interest = self._interest or await self._reload(connection)
         found, exhausted = 0, True
         for channel, lanes in self._lanes.items():
-            if self._splits.get(channel):
-                split = await self._deliveries.split(
-                    connection, interest.version, channel, self._splits[channel], self._batch
-                )
-                self._counters.split += split
+            if self._splits[channel].keys:
+                split, empty = await self._split(connection, interest.version, channel)
                 found += split
-                exhausted = exhausted and split < self._batch
+                exhausted = exhausted and empty
             started = time.monotonic()
             self._held.claiming()
             records = await self._deliveries.claim(connection, interest.version, channel, lanes.claims(room))
@@ -177,6 +177,14 @@ class Claimer:
                 found += len(records)
                 await self._accept(lanes, records, ended)
         return found, exhausted
+
+    async def _split(self, connection: asyncpg.Connection, registry: int, channel: str) -> tuple[int, bool]:
+        lanes = self._splits[channel]
+        started = time.monotonic()
+        finds = await self._deliveries.split(connection, registry, channel, lanes.claims(self._batch))
+        split = sum(find.count for find in finds)
+        self._counters.split += split
+        return split, lanes.learn(finds, started, time.monotonic())
 
     async def _accept(self, lanes: Lanes, records: list[asyncpg.Record], now: float) -> None:
         handlers = lanes.handlers
@@ -217,7 +225,7 @@ class Claimer:
                 present = await self._deliveries.lanes(connection, channel)
                 routing = plan(interest, self._handlers, present)
             lanes.replace(routing.claimed)
-            self._splits[channel] = routing.split
+            self._splits[channel].replace(routing.split)
         self._interest = interest
         self._discovered_at = time.monotonic()
         return interest
@@ -239,7 +247,7 @@ class Claimer:
 
     def _rescan_if_cheap(self) -> bool:
         now = time.monotonic()
-        cheap = [lanes for lanes in self._lanes.values() if lanes.rescan_due(now)]
+        cheap = [each for each in (*self._lanes.values(), *self._splits.values()) if each.rescan_due(now)]
         for lanes in cheap:
             lanes.rescan()
         return bool(cheap)
@@ -259,7 +267,7 @@ class Claimer:
             timeout = min(timeout, _GUARD_INTERVAL)
         now = time.monotonic()
         for channel, lanes in self._lanes.items():
-            routes = [*lanes.keys, *product(self._splits[channel], PRIORITIES)]
+            routes = [*lanes.keys, *self._splits[channel].keys]
             # What became due after the claim asked, and before this does, must not wait for the next poll.
             due = await self._deliveries.due_in(connection, channel, routes, time.monotonic() - self._looked_at)
             if due is not None:

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
+import asyncpg
 from pydantic_core import from_json
 
 from holdfast.context import HandlerContext, current_context
@@ -28,9 +29,9 @@ from holdfast.retry import classify
 from holdfast.telemetry import Counters, Failed, Notice, Observer, Retried
 from holdfast.versions import warn_if_deprecated
 from holdfast.worker.held import Held
-from holdfast.worker.settler import Dead, GivenBack, Postponed, Settler
-from holdfast.worker.threads import Threads
-from holdfast.worker.transactions import LeaseLost, Transactions
+from holdfast.worker.settler import Dead, GivenBack, Postponed, Settlement, Settler
+from holdfast.worker.threads import NoThread, Threads
+from holdfast.worker.transactions import LeaseLost, NoConnection, Setback, Transactions
 
 # Handlers that never wait would otherwise keep the loop from claiming and settling.
 _YIELD_EVERY = 50
@@ -38,6 +39,9 @@ _LONGEST_TICK = 0.5
 _CANCEL_PATIENCE = 1.0
 # How long one of two copies of a key waits for the other: then the claim sees in the inbox what became of it.
 _TWIN_DELAY = 0.5
+# What waited in vain for a thread or a connection is for another worker, or for us when something has become free.
+_OVERDUE_DELAY = 1.0
+_WARN_INTERVAL = 60.0
 
 
 class _Runner:
@@ -76,6 +80,7 @@ class Dispatcher:
         *,
         concurrency: int,
         threads: int,
+        lease: float,
         shortest_timeout: float,
         redact: Redactor | None = None,
     ) -> None:
@@ -89,7 +94,10 @@ class Dispatcher:
         self._buffer: deque[Delivery] = deque()
         self._idle: deque[asyncio.Future[None]] = deque()
         self._runners = [_Runner() for _ in range(concurrency)]
+        self._most_threads = threads
         self._threads = Threads(threads)
+        self._lease = lease  # and how long a delivery may wait to be run
+        self._warned_at: dict[str, float] = {}
         self._stopping = False
         self._ending = False
         self._drained = asyncio.Event()
@@ -148,11 +156,13 @@ class Dispatcher:
     async def run(self) -> None:
         """The watch over time limits; the runners are started with it and end with it."""
         self._ending = False
+        self._threads = Threads(self._most_threads)
         for runner in self._runners:
             runner.task = asyncio.create_task(self._run(runner))
         try:
             while True:
                 self.beat = now = time.monotonic()
+                self._give_up_waiting(now)
                 for runner in self._runners:
                     if runner.delivery is not None and now >= runner.deadline:
                         runner.cancel("timeout")
@@ -181,6 +191,11 @@ class Dispatcher:
         for delivery in self.running():  # threads, and handlers that refuse to be cancelled
             self._settler.add(GivenBack(delivery))
         await self._settler.flush()
+
+    def _give_up_waiting(self, now: float) -> None:
+        """What no runner has taken for a lease may be had by another worker."""
+        while self._buffer and now - self._buffer[0].claimed_at > self._lease:
+            self._settler.add(GivenBack(self._buffer.popleft(), _OVERDUE_DELAY))
 
     async def _quiet_within(self, seconds: float) -> None:
         if self.running():
@@ -244,18 +259,42 @@ class Dispatcher:
             self._settler.duplicate(delivery)
         elif delivery.twin:
             self._settler.add(GivenBack(delivery, _TWIN_DELAY))
+        elif record["stopped"]:
+            self._fail(delivery, "cancelled", "cancelled while its handler was running")
         elif record["expired"]:
             self._fail(delivery, "expired", "expired before it could be delivered")
-        elif delivery.attempts > handler.retry.budget:
+        elif delivery.attempts > delivery.allowance:
             self._fail(delivery, "max_deliveries", None)
         else:
-            try:
-                self._settle(delivery, await self._invoke(runner, delivery, handler))
-            except LeaseLost:
-                self._counters.lost_leases += 1
-                self._held.drop(delivery)
-            except BaseException as error:
-                self._faulted(runner, delivery, error)
+            await self._handle(runner, delivery, handler)
+
+    async def _handle(self, runner: _Runner, delivery: Delivery, handler: Handler) -> None:
+        result: Outcome | BaseException | None
+        try:
+            result = await self._invoke(runner, delivery, handler)
+        except (NoThread, NoConnection) as missing:
+            self._settler.add(GivenBack(delivery, _OVERDUE_DELAY))
+            self._warn("threads" if isinstance(missing, NoThread) else "connections", handler)
+            return
+        except LeaseLost:
+            self._lose(delivery)
+            return
+        except BaseException as error:
+            result = error
+        if result is None:
+            self._held.drop(delivery)  # settled in its transaction
+        elif isinstance(result, Done):
+            self._settler.delivered(delivery)
+        else:
+            settlement = self._judge(runner, delivery, result)
+            if settlement is None:
+                self._lose(delivery)
+            else:
+                self._settler.add(settlement)
+
+    def _lose(self, delivery: Delivery) -> None:
+        self._counters.lost_leases += 1
+        self._held.drop(delivery)
 
     async def _invoke(self, runner: _Runner, delivery: Delivery, handler: Handler) -> Outcome | None:
         """Decode and run. None means that the transaction settled the delivery already."""
@@ -265,75 +304,91 @@ class Dispatcher:
         try:
             # Waiting for one of few connections or threads is not the handler's time.
             if handler.transactional:
-                return await self._transactions.run(delivery, event, context, runner.start)
+
+                async def within(tx: asyncpg.Connection) -> Outcome:
+                    return handler.outcome_of(await handler.function(event, **handler.extras(event, context, tx)))
+
+                judge = partial(self._judge, runner, delivery)
+                return await self._transactions.run(delivery, within, runner.start, judge)
             extras: dict[str, Any] = {} if handler.plain else handler.extras(event, context, None)
             if handler.asynchronous:
                 runner.start()
                 result = await handler.function(event, **extras)
             else:
                 call = partial(contextvars.copy_context().run, handler.function, event, **extras)
-                result = await self._threads.call(call, runner.start)
+                result = await self._threads.call(call, runner.start, patience=self._lease)
         finally:
             current_context.reset(token)
         return handler.outcome_of(result)
 
-    def _settle(self, delivery: Delivery, outcome: Outcome | None) -> None:
-        match outcome:
-            case Done():
-                self._settler.delivered(delivery)
-            case None:
-                self._held.drop(delivery)
-            case Snooze():
-                self._settler.add(GivenBack(delivery, outcome.seconds))
-            case Reject():
-                text = None if outcome.reason is None else bound(str(outcome.reason), self._redact)
-                self._fail(delivery, "rejected", text)
-            case Retry():
-                text = bound(str(outcome.reason or "the handler asked for a retry"), self._redact)
-                self._retry(delivery, text, "Retry", outcome.seconds)
+    # --- what becomes of it ---------------------------------------------------------------------------
 
-    def _faulted(self, runner: _Runner, delivery: Delivery, error: BaseException) -> None:
-        if isinstance(error, asyncio.CancelledError):
-            if self._ending:
-                raise error
-            if runner.cause == "lost":
-                self._counters.lost_leases += 1
-                self._held.drop(delivery)
-                return
-            if runner.cause == "stopping":
-                self._settler.add(GivenBack(delivery))
-                return
-            if runner.cause == "timeout":
-                error = TimeoutError(f"the handler ran longer than its limit of {delivery.handler.timeout:g} s")
+    def _judge(self, runner: _Runner, delivery: Delivery, result: Setback) -> Settlement | None:
+        """How to settle an attempt that did not end well; None when that is not ours to do."""
+        match result:
+            case Snooze():
+                return GivenBack(delivery, result.seconds)
+            case Reject():
+                text = None if result.reason is None else bound(str(result.reason), self._redact)
+                return self._dead(delivery, "rejected", text)
+            case Retry():
+                text = bound(str(result.reason or "the handler asked for a retry"), self._redact)
+                return self._postponed(delivery, text, "Retry", result.seconds)
+            case asyncio.CancelledError():
+                if self._ending:
+                    raise result
+                if runner.cause == "lost":
+                    return None
+                if runner.cause == "stopping":
+                    return GivenBack(delivery)
+                if runner.cause == "timeout":
+                    limit = delivery.handler.timeout
+                    result = TimeoutError(f"the handler ran longer than its limit of {limit:g} s")
+        return self._faulted(delivery, result)
+
+    def _faulted(self, delivery: Delivery, error: BaseException) -> Settlement:
         handler = delivery.handler
         report = describe(error, self._redact)
         if handler.on_error == "reject":
-            self._fail(delivery, "rejected", report.text, report.signature)
-            return
+            return self._dead(delivery, "rejected", report.text, report.signature)
         verdict = classify(error, handler.retry)
         if verdict.terminal:
-            self._fail(delivery, "retry_terminal", report.text, report.signature)
-        else:
-            self._retry(delivery, report.text, report.type_name, verdict.retry_after, report.signature)
+            return self._dead(delivery, "retry_terminal", report.text, report.signature)
+        return self._postponed(delivery, report.text, report.type_name, verdict.retry_after, report.signature)
 
-    def _retry(
+    def _postponed(
         self, delivery: Delivery, text: str, type_name: str, wait: float | None, group: str | None = None
-    ) -> None:
-        """Postpone within the policy's budget; past it the delivery has failed."""
+    ) -> Settlement:
+        """Within the policy's budget; past it the delivery has failed."""
         policy = delivery.handler.retry
         if policy.exhausted(delivery.attempts, delivery.record["failing_for"] or 0.0):
-            self._fail(delivery, "retry_terminal", text, group or signature(text, type_name))
-            return
+            return self._dead(delivery, "retry_terminal", text, group or signature(text, type_name))
         # What the other side asked for is the least; jitter comes on top, so that not all return together.
         delay = policy.delay(delivery.attempts) if wait is None else wait + policy.delay(1)
         fact = Retried(*_facts(delivery), last_error=text, retry_in=delay)
-        self._settler.add(Postponed(delivery, delay, text, fact))
+        return Postponed(delivery, delay, text, fact)
 
-    def _fail(self, delivery: Delivery, reason: str, text: str | None, group: str | None = None) -> None:
+    def _dead(self, delivery: Delivery, reason: str, text: str | None, group: str | None = None) -> Dead:
         if group is None:
             group = signature(text, reason) if text else reason
         fact = Failed(*_facts(delivery), failure_reason=reason, last_error=text, error_signature=group)
-        self._settler.add(Dead(delivery, reason, text, group, fact))
+        return Dead(delivery, reason, text, group, fact)
+
+    def _fail(self, delivery: Delivery, reason: str, text: str | None) -> None:
+        self._settler.add(self._dead(delivery, reason, text))
+
+    def _warn(self, scarce: str, handler: Handler) -> None:
+        now = time.monotonic()
+        if now - self._warned_at.get(scarce, -_WARN_INTERVAL) < _WARN_INTERVAL:
+            return
+        self._warned_at[scarce] = now
+        details: dict[str, object] = {
+            "handler_name": handler.name,
+            "waited_s": round(self._lease, 1),
+            "running": sorted({each.handler.name for each in self.running() if each.started_at is not None}),
+            "remedy": f"find the handlers that hang, or raise WorkerSettings.{scarce}; the events were given back",
+        }
+        self._observe(Notice("warning", f"{scarce}_exhausted", details))
 
 
 def _decode(delivery: Delivery) -> tuple[EventEnvelope, HandlerContext]:

@@ -5,8 +5,10 @@ while it still runs, and another worker would run it a second time.
 """
 
 import asyncio
+import contextlib
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 
 import asyncpg
@@ -18,7 +20,7 @@ from holdfast.worker.held import Held
 from holdfast.worker.outage import Outage
 
 _CHUNK = 500
-_STOP_PATIENCE = 5.0
+_STOP_PATIENCE = 1.0
 
 
 class Heartbeat:
@@ -48,6 +50,12 @@ class Heartbeat:
         self._thread: threading.Thread | None = None
         self._home: asyncio.AbstractEventLoop | None = None
         self._warned_at = 0.0
+        self._beating: tuple[asyncio.AbstractEventLoop, asyncio.Task[None]] | None = None
+        self._doubted: deque[Delivery] = deque(maxlen=_CHUNK)
+
+    def doubt(self, delivery: Delivery) -> None:
+        """Somebody says that the delivery is not ours any more: ask the database now, and not at the next beat."""
+        self._doubted.append(delivery)
 
     def start(self) -> None:
         self._home = asyncio.get_running_loop()
@@ -56,11 +64,22 @@ class Heartbeat:
 
     async def stop(self) -> None:
         self._stopping.set()
-        if self._thread is not None:
-            await asyncio.to_thread(self._thread.join, _STOP_PATIENCE)
+        if self._thread is None:
+            return
+        if self._beating is not None:
+            loop, beating = self._beating
+            with contextlib.suppress(RuntimeError):  # it has ended by itself
+                loop.call_soon_threadsafe(beating.cancel)
+        await asyncio.to_thread(self._thread.join, _STOP_PATIENCE)
 
     def _beat_forever(self) -> None:
-        asyncio.run(self.run())
+        with contextlib.suppress(asyncio.CancelledError):
+            asyncio.run(self._beat())
+
+    async def _beat(self) -> None:
+        beating = asyncio.create_task(self.run())
+        self._beating = asyncio.get_running_loop(), beating
+        await beating
 
     async def run(self) -> None:
         interval = self._lease / 3
@@ -70,14 +89,17 @@ class Heartbeat:
         try:
             while not self._stopping.is_set():
                 now = time.monotonic()
-                if now < due:
+                if now < due and not self._doubted:
                     # Short steps, so that stopping is prompt without a signal between threads.
                     await asyncio.sleep(min(0.1, due - now))
                     continue
-                due = now + interval
-                self._watch(now)
+                doubted = list(self._doubted) if now < due else None
+                self._doubted.clear()
+                if doubted is None:
+                    due = now + interval
+                    self._watch(now)
                 try:
-                    await self.run_once(await connection.use(), now)
+                    await self.run_once(await connection.use(), now, doubted)
                     outage.over()
                 except PASSING_FAULTS:
                     due = time.monotonic() + 0.1
@@ -85,16 +107,18 @@ class Heartbeat:
                     connection.drop()
                     due = time.monotonic() + min(outage.begin(fault), interval)
         finally:
-            await connection.close()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_STOP_PATIENCE / 2):
+                    await connection.close()
 
-    async def run_once(self, connection: asyncpg.Connection, now: float) -> None:
-        """Extend every lease that is old enough to need it."""
-        # Not for ever: a handler past its limit that could not be cancelled gives its event up.
-        held = [
+    async def run_once(self, connection: asyncpg.Connection, now: float, doubted: list[Delivery] | None = None) -> None:
+        """Extend every lease that is old enough to need it, or those that are in doubt."""
+        # Not for ever: what is past its limit and could not be cancelled, or was never run, gives its event up.
+        held = doubted or [
             each
             for each in self._held.snapshot()
             if self._lease / 6 < now - each.claimed_at
-            and now - (each.started_at or now) < each.handler.timeout + 2 * self._lease
+            and now - (each.started_at or each.claimed_at) < each.handler.timeout + 2 * self._lease
         ]
         for start in range(0, len(held), _CHUNK):
             chunk = held[start : start + _CHUNK]

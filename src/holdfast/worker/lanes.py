@@ -18,7 +18,7 @@ from functools import cache
 from uuid import UUID
 
 from holdfast.handlers import Handler
-from holdfast.postgres.deliveries import NO_MARK, Interest, LaneClaim
+from holdfast.postgres.deliveries import NO_MARK, Interest, LaneClaim, LaneFind
 
 PRIORITIES = (0, 1, 2)
 # A full scan may take this share of the time.
@@ -32,7 +32,7 @@ class Routing:
     """What one worker does with the routes it knows."""
 
     claimed: dict[str, Handler]  # route -> the only handler it is owed to, which is ours
-    split: tuple[str, ...]  # routes that several handlers want, at least one of them ours
+    split: dict[str, Handler]  # route that several handlers want -> one of ours that does
     patterns: bool  # some interest has a wildcard: routes are discovered from what is in the outbox
 
 
@@ -40,7 +40,7 @@ def plan(interest: Interest, handlers: Iterable[Handler], present: Iterable[str]
     """Decide from the registry, never from the local handlers alone, who is owed what."""
     ours = {handler.name: handler for handler in handlers}
     claimed: dict[str, Handler] = dict(ours)
-    split: list[str] = []
+    split: dict[str, Handler] = {}
     routes = {route for route in present if "/" in route}
     patterns = False
     for context, name, event_type in interest.subscriptions:
@@ -52,12 +52,24 @@ def plan(interest: Interest, handlers: Iterable[Handler], present: Iterable[str]
             routes.update((f"*/{event_type}", f"{context}/{event_type}"))
     for route in sorted(routes):
         wanted = subscribers(interest, route)
-        mine = wanted & ours.keys()
+        # A handler may be recorded for a type that its present code does not know any more: leave it alone.
+        mine = sorted(name for name in wanted & ours.keys() if handles(ours[name], route.partition("/")[2]))
         if mine and len(wanted) > 1:
-            split.append(route)
+            split[route] = ours[mine[0]]
         elif mine:
-            claimed[route] = ours[next(iter(mine))]
-    return Routing(claimed, tuple(split), patterns)
+            claimed[route] = ours[mine[0]]
+    return Routing(claimed, split, patterns)
+
+
+def handles(handler: Handler, event_type: str) -> bool:
+    """Whether the handler, as it is registered here, wants events of the type."""
+    return any(_pattern(pattern).fullmatch(event_type) for pattern in handler.event_types)
+
+
+def outdated(interest: Interest, handlers: Iterable[Handler]) -> list[tuple[str, str]]:
+    """Interests that are recorded for handlers of ours, which do not register them any more."""
+    known = {handler.name: handler.event_types for handler in handlers}
+    return [(name, kind) for _, name, kind in interest.subscriptions if name in known and kind not in known[name]]
 
 
 def subscribers(interest: Interest, route: str) -> set[str]:
@@ -148,18 +160,23 @@ class Lanes:
 
     def observe(self, rows: Sequence[tuple[str, int, datetime, UUID]], started: float, ended: float) -> bool:
         """Learn from what came back. True when every lane came back short and nothing lies below a mark."""
-        if not self._marked:
-            self._scanned_at, self._scan_took = ended, ended - started
         found: dict[tuple[str, int], tuple[int, tuple[datetime, UUID]]] = {}
         for route, priority, available_at, identity in rows:
             position = (available_at, identity)
             count, lowest = found.get((route, priority), (0, position))
             found[route, priority] = (count + 1, min(lowest, position))
+        return self.learn([LaneFind(*key, *find) for key, find in found.items()], started, ended)
+
+    def learn(self, finds: Iterable[LaneFind], started: float, ended: float) -> bool:
+        """The same, from what was found in each lane."""
+        if not self._marked:
+            self._scanned_at, self._scan_took = ended, ended - started
+        found = {(find.route, find.priority): find for find in finds}
         exhausted = not self._marked
         for key, lane in self._lanes.items():
-            count, lowest = found.get(key, (0, NO_MARK))
-            lane.full = count >= lane.limit
-            if lane.full:
-                lane.mark = lowest
+            find = found.get(key)
+            lane.full = find is not None and find.count >= lane.limit
+            if find is not None and lane.full:
+                lane.mark = find.first
                 exhausted = False
         return exhausted

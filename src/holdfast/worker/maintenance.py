@@ -18,6 +18,23 @@ from holdfast.worker.lanes import subscribers
 
 _INTERVAL = 10.0
 _REPEAT_AFTER = 3600.0
+_MOST_REPORTS = 1000
+
+
+class Reports:
+    """Which warnings are due: each once an hour, and no more than a thousand of them, whatever is published."""
+
+    def __init__(self) -> None:
+        self._told: dict[tuple[str, ...], float] = {}  # the oldest first
+
+    def due(self, *subject: str) -> bool:
+        now = time.monotonic()
+        while self._told and now - next(iter(self._told.values())) >= _REPEAT_AFTER:
+            del self._told[next(iter(self._told))]
+        if subject in self._told or len(self._told) >= _MOST_REPORTS:
+            return False
+        self._told[subject] = now
+        return True
 
 
 class Maintenance:
@@ -38,7 +55,8 @@ class Maintenance:
         self._fleet = fleet
         self._observe = observe
         self._settings = settings
-        self._reported: dict[str, float] = {}
+        self._reports = Reports()
+        self._unserved: set[tuple[str, int]] = set()  # as the last look found them
         host = socket.gethostname()
         self._registration = Registration(
             id=worker,
@@ -66,12 +84,15 @@ class Maintenance:
             for route in await self._deliveries.lanes(connection, channel):
                 if "/" in route and not subscribers(interest, route):
                     self._report_unrouted(channel, route, interest)
+        unserved = set(await self._fleet.unserved(connection))
+        # Twice in a row: when a fleet starts, the others have not introduced themselves yet.
+        for channel, generation in sorted(unserved & self._unserved):
+            self._report_unserved(channel, generation)
+        self._unserved = unserved
 
     def _report_unrouted(self, channel: str, route: str, interest: Interest) -> None:
-        now = time.monotonic()
-        if now - self._reported.get(route, -_REPEAT_AFTER) < _REPEAT_AFTER:
+        if not self._reports.due("unrouted", channel, route):
             return
-        self._reported[route] = now
         target, _, event_type = route.partition("/")
         details: dict[str, object] = {
             "event_type": event_type,
@@ -81,6 +102,17 @@ class Maintenance:
             "remedy": "start a worker with a handler for this type; the events wait and burn no attempts",
         }
         self._observe(Notice("warning", "events_unrouted", details))
+
+    def _report_unserved(self, channel: str, generation: int) -> None:
+        if not self._reports.due("unserved", channel, str(generation)):
+            return
+        details: dict[str, object] = {
+            "channel": channel,
+            "generation": generation,
+            "remedy": f"start a worker with channels=({channel!r},) and generation={generation}; "
+            "the events wait and burn no attempts",
+        }
+        self._observe(Notice("warning", "channel_unserved", details))
 
     async def say_goodbye(self) -> None:
         try:

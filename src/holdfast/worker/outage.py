@@ -21,10 +21,6 @@ class Outage:
         self._since: float | None = None
         self._tries = 0
 
-    @property
-    def tries(self) -> int:
-        return self._tries
-
     def begin(self, fault: BaseException) -> float:
         """Note a fault and return how long to wait before the next try."""
         if self._since is None:

@@ -4,8 +4,8 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 from uuid import UUID
 
 import asyncpg
@@ -44,7 +44,11 @@ class GivenBack:
 
 Settlement = Postponed | Dead | GivenBack
 Some = TypeVar("Some", bound=Settlement | Delivery)
-Send = Callable[[asyncpg.Connection, Sequence[Some]], Awaitable[list[UUID]]]
+Send = Callable[[asyncpg.Connection, Sequence[Some]], Awaitable[list[UUID]]]  # returns whose lease is lost
+Tell = Callable[[Sequence[Some]], None]  # counts and tells what is settled
+
+# After these nobody knows whether the statement was carried out.
+_AMBIGUOUS = (OSError, asyncpg.PostgresConnectionError, asyncpg.InternalClientError)
 
 
 @dataclass(slots=True)
@@ -53,10 +57,24 @@ class _Pending:
 
     delivered: list[Delivery] = field(default_factory=list)
     duplicates: list[Delivery] = field(default_factory=list)
-    others: list[Settlement] = field(default_factory=list)
+    postponed: list[Postponed] = field(default_factory=list)
+    dead: list[Dead] = field(default_factory=list)
+    given_back: list[GivenBack] = field(default_factory=list)
 
     def __len__(self) -> int:
-        return len(self.delivered) + len(self.duplicates) + len(self.others)
+        return len(self.delivered) + len(self.duplicates) + len(self.postponed) + len(self.dead) + len(self.given_back)
+
+    def lists(self) -> tuple[list[Any], ...]:
+        return self.delivered, self.duplicates, self.postponed, self.dead, self.given_back
+
+    def add(self, settlement: Settlement) -> None:
+        match settlement:
+            case Postponed():
+                self.postponed.append(settlement)
+            case Dead():
+                self.dead.append(settlement)
+            case GivenBack():
+                self.given_back.append(settlement)
 
 
 class Settler:
@@ -98,7 +116,7 @@ class Settler:
         self._wake()
 
     def add(self, settlement: Settlement) -> None:
-        self._pending.others.append(settlement)
+        self._pending.add(settlement)
         self._wake()
 
     def _wake(self) -> None:
@@ -124,115 +142,156 @@ class Settler:
             pending, self._pending = self._pending, _Pending()
             self._some.clear()
             self._many.clear()
-            if not pending:
-                return
-            await self._settle(pending.delivered, self._send_delivered)
-            await self._settle(pending.duplicates, self._send_duplicates)
-            await self._settle([s for s in pending.others if isinstance(s, Postponed)], self._send_postponed)
-            await self._settle([s for s in pending.others if isinstance(s, Dead)], self._send_dead)
-            await self._settle([s for s in pending.others if isinstance(s, GivenBack)], self._send_given_back)
-            if any(isinstance(s, Postponed) or (isinstance(s, GivenBack) and s.delay) for s in pending.others):
-                self._on_postponed()
-
-    async def _settle(self, settlements: list[Some], send: Send[Some]) -> None:
-        for start in range(0, len(settlements), MAX_BATCH):
-            batch = settlements[start : start + MAX_BATCH]
             try:
-                await self._send(batch, send)
-            except asyncpg.PostgresError as refusal:
-                await self._one_by_one(batch, send, refusal)
+                await self._settle(pending.delivered, self._send_delivered, self._tell_delivered)
+                await self._settle(pending.duplicates, self._send_duplicates, self._tell_duplicates)
+                await self._settle(pending.postponed, self._send_postponed, self._tell_postponed)
+                await self._settle(pending.dead, self._send_dead, self._tell_dead)
+                await self._settle(pending.given_back, self._send_given_back, self._tell_given_back)
+            except asyncio.CancelledError:
+                # Whoever asked cannot wait any longer; the next flush takes what is left.
+                for left, later in zip(pending.lists(), self._pending.lists(), strict=True):
+                    later[:0] = left
+                    left.clear()
+                self._wake()
+                raise
             finally:
-                for settlement in batch:
-                    self._held.drop(_delivery(settlement))
+                # After a defect the leases must run out: nobody will settle what is left.
+                for left in pending.lists():
+                    for settlement in left:
+                        self._held.drop(_delivery(settlement))
 
-    async def _send(self, batch: list[Some], send: Send[Some]) -> None:
-        """Send until the database has answered, or until the leases are surely gone and others have the rows."""
-        give_up = time.monotonic() + self._lease
+    async def _settle(self, waiting: list[Some], send: Send[Some], tell: Tell[Some]) -> None:
+        """Settle and take from the list, a batch at a time."""
+        while waiting:
+            batch = waiting[:MAX_BATCH]
+            try:
+                await self._send(batch, send, tell)
+            except Exception as refusal:
+                await self._one_by_one(batch, send, tell, refusal)
+            del waiting[:MAX_BATCH]
+            for settlement in batch:
+                self._held.drop(_delivery(settlement))
+
+    async def _send(self, batch: list[Some], send: Send[Some], tell: Tell[Some]) -> None:
+        """Send until the database has answered: while it does not, nobody else can have the rows either."""
+        since, ambiguous = time.monotonic(), False
         while True:
+            connection = None
             try:
                 connection = await self._connection.use()
-                lost = await send(connection, batch)
-            except (*PASSING_FAULTS, *CONNECTION_FAULTS) as fault:
-                if time.monotonic() >= give_up:
-                    self._connection.drop()
-                    details: dict[str, object] = {
-                        "rows": len(batch),
-                        "remedy": "they come back when their leases end",
-                    }
-                    self._observe(Notice("error", "settle_abandoned", details))
-                    return
-                if isinstance(fault, PASSING_FAULTS):
-                    await asyncio.sleep(random.uniform(0.02, 0.2))
-                else:
-                    self._connection.drop()
-                    await self._outage.wait(fault)
-            else:
-                self._outage.over()
-                self._counters.settles += 1
-                self._counters.lost_leases += len(lost)
-                return
+                lost = set(await send(connection, batch))
+                break
+            except PASSING_FAULTS:
+                if time.monotonic() - since > self._lease:
+                    raise  # something stands in the way of one of the rows
+                await asyncio.sleep(random.uniform(0.02, 0.2))
+            except CONNECTION_FAULTS as fault:
+                if isinstance(fault, ValueError):
+                    raise  # asyncpg's word for a value that it cannot send
+                ambiguous = ambiguous or (connection is not None and isinstance(fault, _AMBIGUOUS))
+                self._connection.drop()
+                await self._outage.wait(fault)
+                since = time.monotonic()
+        self._outage.over()
+        self._counters.settles += 1
+        if ambiguous:
+            lost.clear()  # they were settled by a statement whose answer did not arrive
+        self._counters.lost_leases += len(lost)
+        tell([each for each in batch if _delivery(each).id not in lost] if lost else batch)
 
-    async def _one_by_one(self, batch: list[Some], send: Send[Some], refusal: asyncpg.PostgresError) -> None:
+    async def _one_by_one(self, batch: list[Some], send: Send[Some], tell: Tell[Some], refusal: Exception) -> None:
         """One bad row costs one row: the others of its batch are settled without it."""
         for settlement in batch:
             if len(batch) > 1:
                 try:
-                    await self._send([settlement], send)
+                    await self._send([settlement], send, tell)
                     continue
-                except asyncpg.PostgresError as error:
+                except Exception as error:
                     refusal = error
             delivery = _delivery(settlement)
             details: dict[str, object] = {
                 "delivery_id": str(delivery.id),
                 "handler_name": delivery.handler.name,
-                "sqlstate": refusal.sqlstate,
+                "error": type(refusal).__name__,
+                "sqlstate": getattr(refusal, "sqlstate", None),
                 "remedy": "the row comes back when its lease ends; run holdfast doctor if it stays",
             }
             self._observe(Notice("error", "settle_refused", details))
 
+    # --- in the transaction of a handler --------------------------------------------------------------
+
+    async def send(self, connection: asyncpg.Connection, settlement: Settlement, *, late: float) -> list[UUID]:
+        """Settle one in a transaction that began `late` seconds ago, which is when its delay would begin."""
+        match settlement:
+            case Postponed():
+                return await self._send_postponed(connection, [replace(settlement, delay=settlement.delay + late)])
+            case Dead():
+                return await self._send_dead(connection, [settlement])
+            case GivenBack():
+                delay = settlement.delay + late if settlement.delay else 0.0
+                return await self._send_given_back(connection, [replace(settlement, delay=delay)])
+
+    def settled(self, settlement: Settlement) -> None:
+        """The transaction is committed."""
+        self._counters.settles += 1
+        match settlement:
+            case Postponed():
+                self._tell_postponed([settlement])
+            case Dead():
+                self._tell_dead([settlement])
+            case GivenBack():
+                self._tell_given_back([settlement])
+
+    # --- the statements, and what is told once they are carried out -------------------------------------
+
     async def _send_delivered(self, connection: asyncpg.Connection, batch: Sequence[Delivery]) -> list[UUID]:
-        lost = await self._deliveries.deliver(connection, batch, record=True)
-        self._counters.delivered += len(batch) - len(lost)
-        return lost
+        return await self._deliveries.deliver(connection, batch, record=True)
+
+    def _tell_delivered(self, batch: Sequence[Delivery]) -> None:
+        self._counters.delivered += len(batch)
 
     async def _send_duplicates(self, connection: asyncpg.Connection, batch: Sequence[Delivery]) -> list[UUID]:
-        lost = await self._deliveries.deliver(connection, batch, record=False)
-        self._counters.duplicates += len(batch) - len(lost)
-        return lost
+        return await self._deliveries.deliver(connection, batch, record=False)
+
+    def _tell_duplicates(self, batch: Sequence[Delivery]) -> None:
+        self._counters.duplicates += len(batch)
 
     async def _send_postponed(self, connection: asyncpg.Connection, batch: Sequence[Postponed]) -> list[UUID]:
         held = [s.delivery for s in batch]
-        lost = await self._deliveries.retry(connection, held, [s.delay for s in batch], [s.error for s in batch])
-        self._counters.retried += len(batch) - len(lost)
-        self._tell(batch, lost)
-        return lost
+        return await self._deliveries.retry(connection, held, [s.delay for s in batch], [s.error for s in batch])
+
+    def _tell_postponed(self, batch: Sequence[Postponed]) -> None:
+        self._counters.retried += len(batch)
+        for settlement in batch:
+            self._observe(settlement.fact)
+        self._on_postponed()
 
     async def _send_dead(self, connection: asyncpg.Connection, batch: Sequence[Dead]) -> list[UUID]:
-        lost = await self._deliveries.fail(
+        return await self._deliveries.fail(
             connection,
             [s.delivery for s in batch],
             [s.reason for s in batch],
             [s.error for s in batch],
             [s.signature for s in batch],
         )
+
+    def _tell_dead(self, batch: Sequence[Dead]) -> None:
         expired = sum(s.reason == "expired" for s in batch)
         self._counters.expired += expired
-        self._counters.failed += len(batch) - len(lost) - expired
-        self._tell(batch, lost)
-        return lost
-
-    def _tell(self, batch: Sequence[Postponed | Dead], lost: list[UUID]) -> None:
-        """Only what is settled is told: a lost lease is somebody else's story."""
+        self._counters.failed += len(batch) - expired
         for settlement in batch:
-            if settlement.delivery.id not in lost:
-                self._observe(settlement.fact)
+            self._observe(settlement.fact)
 
     async def _send_given_back(self, connection: asyncpg.Connection, batch: Sequence[GivenBack]) -> list[UUID]:
-        lost = await self._deliveries.release(connection, [s.delivery for s in batch], [s.delay for s in batch])
+        return await self._deliveries.release(connection, [s.delivery for s in batch], [s.delay for s in batch])
+
+    def _tell_given_back(self, batch: Sequence[GivenBack]) -> None:
         snoozed = sum(s.delay > 0 for s in batch)
         self._counters.snoozed += snoozed
-        self._counters.released += len(batch) - len(lost) - snoozed
-        return lost
+        self._counters.released += len(batch) - snoozed
+        if snoozed:
+            self._on_postponed()
 
 
 def _delivery(settlement: Settlement | Delivery) -> Delivery:

@@ -6,10 +6,22 @@ a worker that was told to stop from ever going.
 
 import asyncio
 import contextlib
+import enum
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from queue import SimpleQueue
+
+
+class NoThread(Exception):
+    """All threads were taken for too long."""
+
+
+class _State(enum.Enum):
+    WAITING = enum.auto()
+    RUNNING = enum.auto()
+    ABANDONED = enum.auto()  # runs on, and nobody wants its answer
+    ENDED = enum.auto()
 
 
 @dataclass(slots=True)
@@ -18,6 +30,7 @@ class _Call:
     start: Callable[[], None]
     loop: asyncio.AbstractEventLoop
     answer: "asyncio.Future[object]"
+    state: _State = _State.WAITING
 
     def run(self) -> None:
         self._tell(self._started)
@@ -53,37 +66,92 @@ class _Call:
 
 
 class Threads:
-    """At most `size` of them, started when they are needed."""
+    """At most `size` of them, started when they are needed, and as many again in place of those that hang."""
 
     def __init__(self, size: int) -> None:
         self._size = size
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
-        self._started = 0
+        self._lock = threading.Lock()  # for the states of calls and what follows
+        self._threads = 0
         self._unfinished = 0  # calls that wait or run, whether or not somebody still wants their answer
-        self._counting = threading.Lock()
+        self._abandoned = 0
 
-    async def call(self, function: Callable[[], object], start: Callable[[], None]) -> object:
+    async def call(self, function: Callable[[], object], start: Callable[[], None], *, patience: float) -> object:
         """Run the function in a thread. `start` is called, on the loop, when a thread has been found for it."""
         loop = asyncio.get_running_loop()
         call = _Call(function, start, loop, loop.create_future())
-        with self._counting:
+        with self._lock:
             self._unfinished += 1
-            another = self._started < min(self._unfinished, self._size)
         self._calls.put(call)
-        if another:
-            self._started += 1
-            threading.Thread(target=self._work, name=f"holdfast-handler-{self._started}", daemon=True).start()
-        return await call.answer
+        self._grow()
+        overdue = loop.call_later(patience, self._give_up, call)
+        try:
+            return await call.answer
+        except asyncio.CancelledError:
+            if call.answer.cancelled():
+                self._abandon(call)
+            raise
+        finally:
+            overdue.cancel()
 
     def close(self) -> None:
         """Let idle threads end. What still runs is left to end by itself."""
-        for _ in range(self._started):
+        for _ in range(self._threads):
             self._calls.put(None)
+
+    def _give_up(self, call: _Call) -> None:
+        with self._lock:
+            if call.state is not _State.WAITING:
+                return
+            call.state = _State.ENDED
+        if not call.answer.done():
+            call.answer.set_exception(NoThread())
+
+    def _abandon(self, call: _Call) -> None:
+        """Nobody waits for the call any more. A thread that hangs in it must not be the loss of a thread."""
+        with self._lock:
+            if call.state is _State.RUNNING:
+                call.state = _State.ABANDONED
+                self._abandoned += 1
+            elif call.state is _State.WAITING:
+                call.state = _State.ENDED
+        self._grow()
+
+    @property
+    def _limit(self) -> int:
+        return self._size + min(self._abandoned, self._size)
+
+    def _grow(self) -> None:
+        with self._lock:
+            if self._threads >= min(self._unfinished, self._limit):
+                return
+            self._threads += 1
+            name = f"holdfast-handler-{self._threads}"
+        threading.Thread(target=self._work, name=name, daemon=True).start()
 
     def _work(self) -> None:
         while (call := self._calls.get()) is not None:
-            if not call.answer.cancelled():
+            if self._take(call):
                 call.run()
-            with self._counting:
-                self._unfinished -= 1
+            if not self._finish(call):
+                return
             del call  # not to keep an event alive while waiting for the next
+
+    def _take(self, call: _Call) -> bool:
+        with self._lock:
+            if call.state is not _State.WAITING:
+                return False
+            call.state = _State.RUNNING
+            return True
+
+    def _finish(self, call: _Call) -> bool:
+        """False when there are threads enough without this one."""
+        with self._lock:
+            self._unfinished -= 1
+            if call.state is _State.ABANDONED:
+                self._abandoned -= 1
+            call.state = _State.ENDED
+            if self._threads <= self._limit:
+                return True
+            self._threads -= 1
+            return False

@@ -1,39 +1,210 @@
-"""Handlers that take `tx`: their writes, the inbox row and the settle commit together, so they happen exactly once."""
+"""Handlers that take `tx`: their writes, the inbox row and the settle commit together, so they happen exactly once.
+
+BEGIN; lock the row; SAVEPOINT; inbox row; handler; settle as delivered; COMMIT
+
+When the handler fails, only the savepoint is rolled back, and the retry or the failure is settled in the same
+transaction: the row stays locked, so nobody can claim it in between, however long ago its lease ended.
+"""
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from weakref import WeakSet
 
 import asyncpg
 
-from holdfast.context import HandlerContext
-from holdfast.envelope import EventEnvelope
-from holdfast.outcome import Done, Outcome, Snooze
-from holdfast.postgres.connection import CONNECT_TIMEOUT, Address
+from holdfast.errors import TerminalHandlerError
+from holdfast.outcome import Done, Outcome, Reject, Retry, Snooze
+from holdfast.postgres.connection import CONNECT_TIMEOUT, CONNECTION_FAULTS, Address
 from holdfast.postgres.deliveries import Deliveries, Delivery
-from holdfast.telemetry import Counters
+from holdfast.telemetry import Counters, Observer
+from holdfast.worker.outage import Outage
+from holdfast.worker.settler import Settlement, Settler
 
 # What a transaction may stay silent beyond the handler's own limit before the server ends it.
 _SILENCE = 5.0
+# For the lock and the inbox row, each of which the server lets wait for five seconds.
+_ENTER_PATIENCE = 12.0
+# For what follows a handler's failure. A connection that takes longer is taken for dead.
+_UNDO_PATIENCE = 2.0
+
+Call = Callable[[asyncpg.Connection], Awaitable[Outcome]]
+Setback = Retry | Snooze | Reject | BaseException
+Judge = Callable[[Setback], Settlement | None]
 
 
 class LeaseLost(Exception):
-    """Another worker has the row: everything the handler wrote is rolled back."""
+    """The row is another worker's, or will be: the handler's writes are rolled back, and there is nothing to settle."""
 
 
-class _RolledBack(Exception):
-    """Leaves the transaction block so that it rolls back."""
+class NoConnection(Exception):
+    """All connections were taken for too long."""
 
 
 class Transactions:
     """A pool of its own: handlers that use it up never keep the worker from claiming or settling."""
 
-    def __init__(self, address: Address, deliveries: Deliveries, counters: Counters, *, size: int) -> None:
+    def __init__(
+        self,
+        address: Address,
+        deliveries: Deliveries,
+        settler: Settler,
+        counters: Counters,
+        observe: Observer,
+        *,
+        size: int,
+        patience: float,
+    ) -> None:
         self._address = address
         self._deliveries = deliveries
+        self._settler = settler
         self._counters = counters
         self._size = size
+        self._patience = patience
+        self._free = asyncio.Semaphore(size)
         self._pool: asyncpg.Pool | None = None
         self._opening = asyncio.Lock()
+        self._connections: WeakSet[asyncpg.Connection] = WeakSet()
+        self._drops = 0
+        self._outage = Outage("handle", observe)
+
+    async def run(self, delivery: Delivery, call: Call, start: Callable[[], None], judge: Judge) -> Outcome | None:
+        """None when the delivery is settled; else the outcome to settle, with the effects rolled back.
+
+        `start` is called when the handler's own time begins. `judge` says how to settle what did not end well, or
+        that it is not ours to settle.
+        """
+        async with self._turn():
+            try:
+                pool = self._pool or await self._open()
+                connection = await pool.acquire(timeout=CONNECT_TIMEOUT + 1)
+            except CONNECTION_FAULTS as fault:
+                return Snooze(self._outage.begin(fault))  # the handler has not begun: no attempt
+            try:
+                return await self._attempt(connection, delivery, call, start, judge)
+            except BaseException:
+                connection.terminate()  # in what state, nobody knows
+                raise
+            finally:
+                with contextlib.suppress(Exception):  # what cannot be used again is closed by the pool
+                    await pool.release(connection, timeout=_UNDO_PATIENCE)
+
+    async def _attempt(
+        self,
+        connection: asyncpg.Connection,
+        delivery: Delivery,
+        call: Call,
+        start: Callable[[], None],
+        judge: Judge,
+    ) -> Outcome | None:
+        began, drops = time.monotonic(), self._drops
+        transaction = connection.transaction(isolation="read_committed")
+        savepoint = connection.transaction()
+        try:
+            async with asyncio.timeout(_ENTER_PATIENCE):
+                await transaction.start()
+                if not await self._deliveries.lock(connection, delivery, delivery.handler.timeout + _SILENCE):
+                    raise LeaseLost
+                await savepoint.start()
+                first = await self._deliveries.note(connection, delivery)
+        except asyncpg.LockNotAvailableError:
+            # A transaction that is gone but not yet ended holds the row: nobody's fault, no attempt.
+            connection.terminate()
+            return Snooze(1.0)
+        except CONNECTION_FAULTS as fault:
+            connection.terminate()
+            return Snooze(self._outage.begin(fault))
+        self._outage.over()
+        result: Outcome | BaseException = Done()
+        try:
+            if first:
+                start()
+                result = await call(connection)
+                _require_open(connection, delivery)
+            if isinstance(result, Done):
+                if not await self._deliveries.leave(connection, delivery):
+                    raise LeaseLost
+                await transaction.commit()  # and with it the savepoint
+        except LeaseLost:
+            raise
+        except BaseException as error:
+            result = error
+        if not isinstance(result, Done):
+            return await self._undo(connection, transaction, savepoint, result, judge, began, drops)
+        if first:
+            self._counters.delivered += 1
+        else:
+            self._counters.duplicates += 1
+        return None
+
+    async def _undo(
+        self,
+        connection: asyncpg.Connection,
+        transaction: asyncpg.transaction.Transaction,
+        savepoint: asyncpg.transaction.Transaction,
+        result: Setback,
+        judge: Judge,
+        began: float,
+        drops: int,
+    ) -> Outcome | None:
+        """Take back what the handler wrote, and settle what became of the delivery while its row is still locked."""
+        settlement = judge(result)
+        if settlement is None:
+            raise LeaseLost
+        done = False
+        try:
+            async with asyncio.timeout(_UNDO_PATIENCE):
+                await savepoint.rollback()
+                if await self._settler.send(connection, settlement, late=time.monotonic() - began):
+                    raise LeaseLost
+                await transaction.commit()
+                done = True
+        except LeaseLost:
+            raise
+        except Exception as fault:
+            connection.terminate()
+            if isinstance(fault, TimeoutError) or drops != self._drops:
+                # The server may not know that we are gone. Until it does, the row is locked, and whoever wants to
+                # settle it waits: leave it to the lease.
+                self._outage.begin(fault)
+                raise LeaseLost from fault
+        if done:
+            self._settler.settled(settlement)
+            return None
+        # The other side has ended the transaction, and the row is free to be settled in the ordinary way.
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+    def drop(self) -> None:
+        """The other side has gone without a word: end all connections, those in use as well."""
+        self._drops += 1
+        for connection in tuple(self._connections):
+            connection.terminate()
+
+    async def close(self) -> None:
+        if self._pool is not None:
+            try:
+                async with asyncio.timeout(1):
+                    await self._pool.close()
+            except TimeoutError:
+                self._pool.terminate()
+
+    @contextlib.asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        if self._free.locked():
+            try:
+                async with asyncio.timeout(self._patience):
+                    await self._free.acquire()
+            except TimeoutError:
+                raise NoConnection from None
+        else:
+            await self._free.acquire()
+        try:
+            yield
+        finally:
+            self._free.release()
 
     async def _open(self) -> asyncpg.Pool:
         async with self._opening:
@@ -44,51 +215,18 @@ class Transactions:
                     max_size=self._size,
                     timeout=CONNECT_TIMEOUT,
                     max_inactive_connection_lifetime=60,
+                    init=self._opened,
                     **self._address.options("handler", {}),
                 )
             return self._pool
 
-    async def run(
-        self, delivery: Delivery, event: EventEnvelope, context: HandlerContext, start: Callable[[], None]
-    ) -> Outcome | None:
-        """None when delivery and effects are committed; else the outcome to settle, with the effects rolled back.
+    async def _opened(self, connection: asyncpg.Connection) -> None:
+        self._connections.add(connection)
 
-        `start` is called once there is a connection.
-        """
-        handler = delivery.handler
-        pool = self._pool or await self._open()
-        outcome: Outcome = Done()
-        async with pool.acquire() as connection:
-            start()
-            try:
-                async with connection.transaction(isolation="read_committed"):
-                    try:
-                        entered = await self._deliveries.enter(connection, delivery, handler.timeout + _SILENCE)
-                    except asyncpg.LockNotAvailableError:
-                        # A transaction that is gone but not yet ended holds the row: nobody's fault, no attempt.
-                        outcome = Snooze(1.0)
-                        raise _RolledBack from None
-                    if entered == "lost":
-                        raise LeaseLost
-                    if entered == "run":
-                        result = await handler.function(event, **handler.extras(event, context, connection))
-                        outcome = handler.outcome_of(result)
-                        if not isinstance(outcome, Done):
-                            raise _RolledBack
-                    if not await self._deliveries.leave(connection, delivery):
-                        raise LeaseLost
-            except _RolledBack:
-                return outcome
-        if entered == "run":
-            self._counters.delivered += 1
-        else:
-            self._counters.duplicates += 1
-        return None
 
-    async def close(self) -> None:
-        if self._pool is not None:
-            try:
-                async with asyncio.timeout(2):
-                    await self._pool.close()
-            except TimeoutError:
-                self._pool.terminate()
+def _require_open(connection: asyncpg.Connection, delivery: Delivery) -> None:
+    if not connection.is_in_transaction():
+        raise TerminalHandlerError(
+            f"{delivery.handler.name} ended its transaction by hand; it commits with the delivery: raise or return "
+            "Retry, Snooze or Reject to roll back, and use tx.transaction() for a part that may fail"
+        )

@@ -7,7 +7,7 @@ async with Worker(dsn, registry): ...  beside something else, for example a Fast
 import asyncio
 import contextlib
 import signal
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from types import TracebackType
 from typing import Self
 from uuid import UUID
@@ -19,7 +19,7 @@ from holdfast.handlers import HandlerRegistry
 from holdfast.observability.logging import log_fact
 from holdfast.postgres import migrate
 from holdfast.postgres.connection import CONNECTION_FAULTS, PASSING_FAULTS, Address, ReservedConnection
-from holdfast.postgres.deliveries import Deliveries
+from holdfast.postgres.deliveries import Deliveries, Interest
 from holdfast.postgres.fleet import Fleet
 from holdfast.postgres.queries import Queries
 from holdfast.postgres.wakeup import Guard
@@ -30,13 +30,18 @@ from holdfast.worker.dispatcher import Dispatcher
 from holdfast.worker.exits import exit_now
 from holdfast.worker.heartbeat import Heartbeat
 from holdfast.worker.held import Held
+from holdfast.worker.lanes import outdated
 from holdfast.worker.listener import PING_INTERVAL, Listener
 from holdfast.worker.maintenance import Maintenance
 from holdfast.worker.outage import Outage
 from holdfast.worker.settler import Settler
 from holdfast.worker.transactions import Transactions
 
-_GOODBYE = 4.0
+# A database that does not answer must not keep a worker from stopping. Together these are less than five seconds.
+_CLAIM_PATIENCE = 2.0
+_GOODBYE = 2.5  # beyond the grace
+_END_PATIENCE = 0.5
+_CLOSE_PATIENCE = 1.0
 
 
 class Worker:
@@ -85,7 +90,15 @@ class Worker:
             # They are due before the moment until which the claimer means to sleep.
             on_postponed=lambda: self._claimer.wake(),
         )
-        self._transactions = Transactions(address, self._deliveries, self.counters, size=settings.connections)
+        self._transactions = Transactions(
+            address,
+            self._deliveries,
+            self._settler,
+            self.counters,
+            self._observe,
+            size=settings.connections,
+            patience=settings.lease,
+        )
         self._dispatcher = Dispatcher(
             self._settler,
             self._held,
@@ -94,6 +107,7 @@ class Worker:
             self._observe,
             concurrency=settings.concurrency,
             threads=settings.threads,
+            lease=settings.lease,
             shortest_timeout=min(handler.timeout for handler in handlers),
             redact=redact,
         )
@@ -185,8 +199,18 @@ class Worker:
             claimed = -1
             while claimed != self.counters.claimed:
                 claimed = self.counters.claimed
-                await self._claimer.rest()
-                await self._held.none.wait()
+                await self._unless_ended(self._claimer.rest())
+                await self._unless_ended(self._held.none.wait())
+                if self._stop.is_set() or self._beside is None or self._beside.done():
+                    return
+
+    async def _unless_ended(self, awaited: Coroutine[None, None, object]) -> None:
+        waiting = asyncio.create_task(awaited)
+        ended = (waiting,) if self._beside is None else (waiting, self._beside)
+        try:
+            await asyncio.wait(ended, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()
 
     async def __aenter__(self) -> Self:
         self._beside = asyncio.create_task(self._run())
@@ -221,9 +245,10 @@ class Worker:
         self.stop()
 
     def _stopped(self, identity: UUID) -> None:
+        # Anybody may send a notification: only the database's word stops a handler.
         delivery = self._held.get(identity)
         if delivery is not None:
-            self._dispatcher.cancel([delivery])
+            self._heartbeat.doubt(delivery)
 
     def _deafened(self, silent: bool) -> None:
         """The listener has lost its connection, or got no answer on it. Then the others have become useless too."""
@@ -232,6 +257,7 @@ class Worker:
         if silent:
             self._claim_connection.drop()
             self._settle_connection.drop()
+            self._transactions.drop()
 
     def _observe(self, fact: Fact) -> None:
         for observer in self._observers:
@@ -260,21 +286,21 @@ class Worker:
         try:
             await self._stop.wait()
         finally:
+            grace_ends = asyncio.get_running_loop().time() + self.settings.grace
             self._claimer.stop()
             self._dispatcher.nudge()
-            await _end(claiming, patience=self.settings.lease / 3 + 2)
-            for task in others:
-                task.cancel()
+            await asyncio.wait((claiming,), timeout=_CLAIM_PATIENCE)
+            if not claiming.done():
+                self._claim_connection.drop()
+            await _end(claiming, *others)
             try:
-                async with asyncio.timeout(self.settings.grace + _GOODBYE):
-                    await self._dispatcher.stop(self.settings.grace)
+                async with asyncio.timeout_at(grace_ends + _GOODBYE):
+                    await self._dispatcher.stop(max(0.0, grace_ends - asyncio.get_running_loop().time()))
                     await self._maintenance.say_goodbye()
             except TimeoutError:
                 remedy = "the database does not answer; the leases give the events back"
                 self._observe(Notice("error", "stop_incomplete", {"held": len(self._held), "remedy": remedy}))
-            for task in (dispatching, settling):
-                task.cancel()
-            await asyncio.gather(dispatching, settling, *others, return_exceptions=True)
+            await _end(dispatching, settling)
             await self._close()
             self._observe(Notice("info", "worker_stopped", {"worker_id": str(self.id)}))
 
@@ -287,6 +313,7 @@ class Worker:
                 connection = await self._claim_connection.use()
                 await migrate.require_current(connection, self.settings.schema)
                 await self._deliveries.subscribe(connection, self._registry)
+                self._report_outdated(await self._deliveries.interest(connection))
                 outage.over()
                 return True
             except (*PASSING_FAULTS, *CONNECTION_FAULTS) as fault:
@@ -313,6 +340,15 @@ class Worker:
         self._observe(Notice("error", "listener_pooled", details))
         return False
 
+    def _report_outdated(self, interest: Interest) -> None:
+        for handler_name, event_type in outdated(interest, self._registry):
+            details: dict[str, object] = {
+                "handler_name": handler_name,
+                "event_type": event_type,
+                "remedy": f"if it is not wanted any more: SELECT core.retire('{handler_name}', '{event_type}')",
+            }
+            self._observe(Notice("warning", "interest_outdated", details))
+
     async def _keep(self, name: str, loop: Callable[[], Awaitable[None]]) -> None:
         """A loop that ends by a defect is told and started again: the others must not die with it."""
         while True:
@@ -325,14 +361,16 @@ class Worker:
                 await asyncio.sleep(1.0)
 
     async def _close(self) -> None:
-        await self._heartbeat.stop()
-        await self._transactions.close()
-        for connection in (self._claim_connection, self._settle_connection, self._maintenance_connection):
-            await connection.close()
+        closing = [
+            self._heartbeat.stop(),
+            self._transactions.close(),
+            *(each.close() for each in (self._claim_connection, self._settle_connection, self._maintenance_connection)),
+        ]
         if self._listener is not None:
-            await self._listener.close()
+            closing.append(self._listener.close())
         if self._guard is not None:
-            await self._guard.close()
+            closing.append(self._guard.close())
+        await _end(*map(asyncio.ensure_future, closing), patience=_CLOSE_PATIENCE)
 
     def _introduction(self) -> dict[str, object]:
         transactional = any(handler.transactional for handler in self._registry)
@@ -345,8 +383,13 @@ class Worker:
         }
 
 
-async def _end(task: asyncio.Task[None], *, patience: float) -> None:
-    done, _ = await asyncio.wait((task,), timeout=patience)
-    if not done:
+async def _end(*tasks: asyncio.Future[None], patience: float = 0.0) -> None:
+    """Cancel what has not ended in time. What refuses to be cancelled is left behind."""
+    if patience:
+        await asyncio.wait(tasks, timeout=patience)
+    for task in tasks:
         task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+    done, _ = await asyncio.wait(tasks, timeout=_END_PATIENCE)
+    for task in done:
+        if not task.cancelled():
+            task.exception()  # told already, or of no interest any more

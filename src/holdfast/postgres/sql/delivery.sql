@@ -8,7 +8,9 @@ SELECT * FROM core.outbox_claim(
     :marks_at::timestamptz[], :marks_id::uuid[]);
 
 -- name: split
-SELECT core.outbox_split(:registry::bigint, :channel::text, :generation::bigint, :routes::text[], :limit::int);
+SELECT * FROM core.outbox_split(
+    :registry::bigint, :channel::text, :generation::bigint, :routes::text[], :priorities::smallint[], :limits::int[],
+    :marks_at::timestamptz[], :marks_id::uuid[]);
 
 -- name: extend
 SELECT core.outbox_extend(:ids::uuid[], :tokens::uuid[], :lease::interval);
@@ -26,8 +28,11 @@ SELECT core.outbox_fail(
 -- name: release
 SELECT core.outbox_release(:ids::uuid[], :tokens::uuid[], :delays::interval[]);
 
--- name: enter
-SELECT core.outbox_enter(:id::uuid, :token::uuid, :handler::text, :idle::interval);
+-- name: lock
+SELECT core.outbox_lock(:id::uuid, :token::uuid, :idle::interval);
+
+-- name: note
+SELECT core.outbox_note(:id::uuid, :token::uuid, :handler::text);
 
 -- name: leave
 SELECT core.outbox_leave(:id::uuid, :token::uuid, :handler::text);
@@ -55,3 +60,6 @@ SELECT core.worker_beat(
 
 -- name: worker_stopped
 SELECT core.worker_stopped(:id::uuid);
+
+-- name: unserved_channels
+SELECT * FROM core.outbox_channels() EXCEPT SELECT * FROM core.served_channels() ORDER BY 1, 2;

@@ -28,18 +28,19 @@ GRANT EXECUTE ON FUNCTION
     core.outbox_retry(uuid[], uuid[], text[], interval[], text[]),
     core.outbox_fail(uuid[], uuid[], text[], text[], text[], text[]),
     core.outbox_release(uuid[], uuid[], interval[]),
-    core.outbox_enter(uuid, uuid, text, interval), core.outbox_leave(uuid, uuid, text),
-    core.outbox_split(bigint, text, bigint, text[], int),
+    core.outbox_lock(uuid, uuid, interval), core.outbox_note(uuid, uuid, text), core.outbox_leave(uuid, uuid, text),
+    core.outbox_split(bigint, text, bigint, text[], smallint[], int[], timestamptz[], uuid[]),
     core.outbox_lanes(text, bigint), core.outbox_channels(),
     core.outbox_due_in(text, bigint, text[], smallint[], interval),
     core.subscribe(text, text, text[]), core.interest(),
-    core.worker_beat(uuid, text, text, int, text, bigint, text[], text[]), core.worker_stopped(uuid)
+    core.worker_beat(uuid, text, text, int, text, bigint, text[], text[]), core.worker_stopped(uuid),
+    core.served_channels()
     TO holdfast_worker;
 
 -- Operators read everything and repair through functions.
 GRANT SELECT ON core.outbox, core.failed, core.event_handled, core.subscriptions, core.registry, core.workers,
-    core.deployments, core.outbox_keys, core.sources TO holdfast_operator;
+    core.deployments, core.outbox_keys, core.sources, core.stops TO holdfast_operator;
 GRANT EXECUTE ON FUNCTION
-    core.outbox_replay(uuid, bigint, text), core.outbox_stop(uuid, text), core.retire(text),
-    core.outbox_lanes(text, bigint), core.outbox_channels(), core.interest()
+    core.outbox_replay(uuid, bigint, text), core.outbox_stop(uuid, text), core.retire(text, text),
+    core.outbox_lanes(text, bigint), core.outbox_channels(), core.served_channels(), core.interest()
     TO holdfast_operator;

@@ -22,7 +22,7 @@ RETURNS TABLE (
     id uuid, lease_token uuid, route text, priority smallint, available_at timestamptz,
     origin_id uuid, event_type text, event_version int, occurred_at timestamptz, source text, target text,
     domain_id uuid, payload jsonb, idempotency_key text, trace_context text, headers jsonb,
-    attempts int, failing_for float8, created_at timestamptz, expired boolean, handled boolean)
+    attempts int, failing_for float8, expired boolean, stopped boolean, handled boolean)
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET jit = off
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
@@ -30,6 +30,7 @@ AS $$
 #variable_conflict use_column
 DECLARE
     token uuid := gen_random_uuid();
+    stops boolean := EXISTS (SELECT FROM core.stops);
 BEGIN
     RETURN QUERY
     WITH due AS MATERIALIZED (
@@ -57,7 +58,8 @@ BEGIN
     RETURNING o.id, o.lease_token, o.route, o.priority, o.available_at,
         o.origin_id, o.event_type, o.event_version, o.occurred_at, o.source, o.target,
         o.domain_id, o.payload, o.idempotency_key, o.trace_context, o.headers,
-        o.attempts, extract(epoch FROM now() - o.first_failed_at)::float8, o.created_at, o.expires_at <= now(),
+        o.attempts, extract(epoch FROM now() - o.first_failed_at)::float8, o.expires_at <= now(),
+        stops AND EXISTS (SELECT FROM core.stops WHERE stops.id = o.id),
         -- LIMIT keeps the planner from hashing the whole inbox for an EXISTS.
         coalesce((SELECT true FROM core.event_handled h
                   WHERE h.handler_name = p_handlers[array_position(p_routes, o.route)]
@@ -65,12 +67,12 @@ BEGIN
     IF NOT FOUND AND NOT EXISTS (SELECT FROM core.registry WHERE one AND version = p_registry) THEN
         RETURN QUERY SELECT NULL::uuid, NULL::uuid, NULL, NULL::smallint, NULL::timestamptz, NULL::uuid, NULL,
             NULL::int, NULL::timestamptz, NULL, NULL, NULL::uuid, NULL::jsonb, NULL, NULL, NULL::jsonb,
-            NULL::int, NULL::float8, NULL::timestamptz, NULL::boolean, NULL::boolean;
+            NULL::int, NULL::float8, NULL::boolean, NULL::boolean, NULL::boolean;
     END IF;
 END
 $$;
 
--- outbox_extend: a heartbeat. Returns the ids whose lease is lost; a row that a transactional handler has locked
+-- outbox_extend: a heartbeat. Returns the ids whose lease is lost or whose event is to be stopped; a row that a transactional handler has locked
 -- is skipped and not lost, because its lock protects it from every other claim.
 CREATE OR REPLACE FUNCTION core.outbox_extend(p_ids uuid[], p_tokens uuid[], p_lease interval)
 RETURNS SETOF uuid
@@ -92,7 +94,8 @@ BEGIN
     RETURN QUERY
     SELECT t.id FROM unnest(p_ids, p_tokens) AS t (id, token)
     WHERE NOT EXISTS (SELECT FROM core.outbox o
-                      WHERE o.id = t.id AND o.lease_token = t.token AND o.status = 'in_flight');
+                      WHERE o.id = t.id AND o.lease_token = t.token AND o.status = 'in_flight')
+       OR EXISTS (SELECT FROM core.stops s WHERE s.id = t.id);
 END
 $$;
 
@@ -182,6 +185,9 @@ SET search_path = pg_catalog, pg_temp SET jit = off SET plan_cache_mode = force_
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 BEGIN
+    IF 'cancelled' = ANY (p_reasons) THEN
+        DELETE FROM core.stops s WHERE s.id = ANY (p_ids);
+    END IF;
     RETURN QUERY
     WITH mine AS MATERIALIZED (
         SELECT t.id, t.handler, t.reason, t.error, t.signature
@@ -227,36 +233,46 @@ BEGIN
             available_at = CASE WHEN mine.delay > interval '0' THEN now() + mine.delay ELSE o.available_at END,
             claimed_by = NULL, lease_token = NULL, lease_expires_at = NULL
         FROM mine WHERE o.id = mine.id
-        RETURNING o.id, o.channel),
+        RETURNING o.id, o.channel, mine.delay),
     told AS (
-        -- Rows given back lie below the other workers' low-water marks.
-        SELECT pg_notify(c.channel, 'rescan') FROM (SELECT DISTINCT channel FROM done) c)
+        -- Rows that keep their place lie below the other workers' low-water marks.
+        SELECT pg_notify(c.channel, 'rescan')
+        FROM (SELECT DISTINCT channel FROM done WHERE done.delay <= interval '0') c)
     SELECT t.id FROM unnest(p_ids) AS t (id)
     WHERE t.id NOT IN (SELECT done.id FROM done) AND (SELECT count(*) FROM told) >= 0;
 END
 $$;
 
--- outbox_enter: the first statement of a transactional handler. The row stays locked until the transaction ends, so
--- no heartbeat can move under a REPEATABLE READ snapshot and nobody else can claim it. A transaction whose client
--- is gone is ended by the server p_idle after it fell silent. Answers run, duplicate or lost.
-CREATE OR REPLACE FUNCTION core.outbox_enter(p_id uuid, p_token uuid, p_handler text, p_idle interval)
-RETURNS text
+-- outbox_lock: the first statement of a transactional handler. The row stays locked until the transaction ends, so no
+-- heartbeat can move under a REPEATABLE READ snapshot and nobody else can claim it, even when the lease runs out. A
+-- transaction whose client is gone is ended by the server p_idle after it fell silent. False: the lease is lost.
+CREATE OR REPLACE FUNCTION core.outbox_lock(p_id uuid, p_token uuid, p_idle interval)
+RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
+SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s'
 AS $$
-DECLARE
-    key text;
 BEGIN
-    PERFORM set_config('idle_in_transaction_session_timeout', (extract(epoch FROM p_idle) * 1000)::bigint::text, true),
-            set_config('lock_timeout', '5s', true);
-    SELECT o.idempotency_key INTO key FROM core.outbox o
+    PERFORM set_config('idle_in_transaction_session_timeout', (extract(epoch FROM p_idle) * 1000)::bigint::text, true);
+    PERFORM FROM core.outbox o
     WHERE o.id = p_id AND o.lease_token = p_token AND o.status = 'in_flight'
     FOR NO KEY UPDATE;
-    IF NOT FOUND THEN
-        RETURN 'lost';
-    END IF;
-    INSERT INTO core.event_handled (handler_name, idempotency_key) VALUES (p_handler, key) ON CONFLICT DO NOTHING;
-    RETURN CASE WHEN FOUND THEN 'run' ELSE 'duplicate' END;
+    RETURN FOUND;
+END
+$$;
+
+-- outbox_note: the inbox row, written before the handler runs: a second copy of the event waits here until the first
+-- has committed, and is then a duplicate. Apart from the lock, so that it can be rolled back alone.
+CREATE OR REPLACE FUNCTION core.outbox_note(p_id uuid, p_token uuid, p_handler text)
+RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s'
+AS $$
+BEGIN
+    INSERT INTO core.event_handled (handler_name, idempotency_key)
+    SELECT p_handler, o.idempotency_key FROM core.outbox o
+    WHERE o.id = p_id AND o.lease_token = p_token AND o.status = 'in_flight'
+    ON CONFLICT DO NOTHING;
+    RETURN FOUND;
 END
 $$;
 

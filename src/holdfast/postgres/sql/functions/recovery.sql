@@ -57,8 +57,10 @@ BEGIN
 END
 $$;
 
--- outbox_stop: cancels an event, waiting or running. Taking the lease away fences the handler's settle; the worker
--- learns of it by the notification, or at its next heartbeat, and cancels the handler. Returns how many rows moved.
+-- outbox_stop: cancels an event, waiting or running. Taking the lease away fences the handler's settle, and the worker
+-- ends the handler when it hears of it, or at its next heartbeat. A handler that runs in a transaction holds the row's
+-- lock: then the wish is written down in core.stops, the worker ends the handler, which rolls back, and whoever claims
+-- the row next settles it as cancelled. Returns 1 when the event is or will be stopped, 0 when it is settled already.
 CREATE OR REPLACE FUNCTION core.outbox_stop(p_id uuid, p_stopped_by text)
 RETURNS int
 LANGUAGE plpgsql SECURITY DEFINER
@@ -71,13 +73,19 @@ BEGIN
         RAISE EXCEPTION 'p_stopped_by must name who cancels, in 1 to 200 bytes'
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Pass an e-mail address, or sql-direct.';
     END IF;
+    WITH free AS (
+        SELECT o.id FROM core.outbox o WHERE o.id = p_id AND o.settled_at IS NULL FOR UPDATE SKIP LOCKED)
     UPDATE core.outbox o
     SET status = 'failed', failure_reason = 'cancelled', failed_at = now(), settled_at = now(), deleted_at = now(),
         last_error = 'cancelled by ' || p_stopped_by, lease_token = NULL, lease_expires_at = NULL
-    WHERE o.id = p_id AND o.settled_at IS NULL
+    FROM free WHERE o.id = free.id
     RETURNING o.channel INTO v_channel;
     IF NOT FOUND THEN
-        RETURN 0;
+        SELECT o.channel INTO v_channel FROM core.outbox o WHERE o.id = p_id AND o.settled_at IS NULL;
+        IF NOT FOUND THEN
+            RETURN 0;
+        END IF;
+        INSERT INTO core.stops (id, stopped_by) VALUES (p_id, p_stopped_by) ON CONFLICT DO NOTHING;
     END IF;
     PERFORM pg_notify(v_channel, 'stop ' || p_id);
     RETURN 1;

@@ -23,8 +23,9 @@ BEGIN
 END
 $$;
 
--- retire: a handler that is gone for good is owed nothing more. What waits in its own lane stays visible.
-CREATE OR REPLACE FUNCTION core.retire(p_handler text)
+-- retire: a handler that is gone for good, or wants an event type no longer, is owed nothing more. What waits in its own
+-- lane stays visible. Returns how many interests ended.
+CREATE OR REPLACE FUNCTION core.retire(p_handler text, p_event_type text DEFAULT NULL)
 RETURNS int
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -33,7 +34,8 @@ DECLARE
     n int;
 BEGIN
     UPDATE core.registry SET version = version + 1;
-    UPDATE core.subscriptions SET retired_at = now() WHERE handler_name = p_handler AND retired_at IS NULL;
+    UPDATE core.subscriptions SET retired_at = now()
+    WHERE handler_name = p_handler AND event_type = coalesce(p_event_type, event_type) AND retired_at IS NULL;
     GET DIAGNOSTICS n = ROW_COUNT;
     RETURN n;
 END
@@ -142,57 +144,64 @@ $$;
 
 -- outbox_split: an event that several handlers want becomes one sibling for each, in that handler's own lane, and the
 -- published row is settled with handler_name '*'. The subscribers come from the registry and never from the caller,
--- who may serve only some of them. Returns how many events were split, or -1 when the registry has changed.
+-- who may serve only some of them. Lanes and marks are those of a claim. Returns, for each lane in which something was
+-- split, how many and the first position; one row with a NULL route when the registry has changed.
 CREATE OR REPLACE FUNCTION core.outbox_split(
-    p_registry bigint, p_channel text, p_generation bigint, p_routes text[], p_limit int)
-RETURNS int
+    p_registry bigint, p_channel text, p_generation bigint,
+    p_routes text[], p_priorities smallint[], p_limits int[], p_marks_at timestamptz[], p_marks_id uuid[])
+RETURNS TABLE (route text, priority smallint, n int, first_at timestamptz, first_id uuid)
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET jit = off
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
-DECLARE
-    n int;
+#variable_conflict use_column
 BEGIN
     IF NOT EXISTS (SELECT FROM core.registry WHERE one AND version = p_registry) THEN
-        RETURN -1;
+        RETURN QUERY SELECT NULL, NULL::smallint, NULL::int, NULL::timestamptz, NULL::uuid;
+        RETURN;
     END IF;
+    RETURN QUERY
     WITH origin AS MATERIALIZED (
         SELECT o.*
-        FROM unnest(p_routes) AS lane (route)
-        CROSS JOIN unnest('{0,1,2}'::smallint[]) AS level (priority)
+        FROM unnest(p_routes, p_priorities, p_limits, p_marks_at, p_marks_id) AS lane (route, priority, n, mark_at, mark_id)
         CROSS JOIN LATERAL (
             SELECT o.* FROM core.outbox o
             WHERE o.settled_at IS NULL AND o.ordering_key IS NULL
               AND o.channel = p_channel AND o.generation = p_generation
-              AND o.route = lane.route AND o.priority = level.priority
+              AND o.route = lane.route AND o.priority = lane.priority
+              AND (o.available_at, o.id) >= (lane.mark_at, lane.mark_id)
               AND o.available_at <= now()
               AND (o.status = 'pending' OR o.lease_expires_at < now())
             ORDER BY o.available_at, o.id
-            LIMIT p_limit
-            FOR UPDATE SKIP LOCKED) o
-        -- What nobody wants, or nobody wants any more, waits: settled without a sibling it would be lost.
-        WHERE EXISTS (SELECT FROM core.subscriptions s
-                      WHERE s.retired_at IS NULL AND split_part(lane.route, '/', 2) LIKE s.pattern
-                        AND split_part(lane.route, '/', 1) IN ('*', s.context))),
+            LIMIT lane.n
+            FOR UPDATE SKIP LOCKED) o),
+    wanted AS MATERIALIZED (
+        SELECT o.*, s.handler_name AS owed_to
+        FROM origin o
+        CROSS JOIN LATERAL (
+            SELECT DISTINCT s.handler_name FROM core.subscriptions s
+            WHERE s.retired_at IS NULL AND o.event_type LIKE s.pattern
+              AND (o.target IS NULL OR o.target = s.context)) s),
     sibling AS (
         INSERT INTO core.outbox (
             id, origin_id, handler_name, event_type, event_version, occurred_at, source, target, content_class, channel,
             generation, domain_id, payload, headers, idempotency_key, trace_context, created_at, available_at, expires_at,
             priority)
-        SELECT core.sibling_id(o.id, s.handler_name), o.id, s.handler_name, o.event_type, o.event_version, o.occurred_at,
+        SELECT core.sibling_id(o.id, o.owed_to), o.id, o.owed_to, o.event_type, o.event_version, o.occurred_at,
             o.source, o.target, o.content_class, o.channel, o.generation, o.domain_id, o.payload, o.headers,
             o.idempotency_key, o.trace_context, o.created_at, o.available_at, o.expires_at, o.priority
-        FROM origin o
-        JOIN LATERAL (SELECT DISTINCT s.handler_name FROM core.subscriptions s
-                      WHERE s.retired_at IS NULL AND o.event_type LIKE s.pattern
-                        AND (o.target IS NULL OR o.target = s.context)) s ON true
+        FROM wanted o
         ON CONFLICT (id) DO NOTHING
+        RETURNING 1),
+    settled AS (
+        UPDATE core.outbox o
+        SET status = 'delivered', handler_name = '*', delivered_at = now(), settled_at = now(),
+            claimed_by = NULL, lease_token = NULL, lease_expires_at = NULL
+        -- Never without a sibling: an event whose last interest ended this moment waits, unrouted.
+        WHERE o.id = ANY (ARRAY(SELECT wanted.id FROM wanted))
         RETURNING 1)
-    UPDATE core.outbox o
-    SET status = 'delivered', handler_name = '*', delivered_at = now(), settled_at = now(),
-        claimed_by = NULL, lease_token = NULL, lease_expires_at = NULL
-    WHERE o.id = ANY (ARRAY(SELECT origin.id FROM origin));
-    GET DIAGNOSTICS n = ROW_COUNT;
-    RETURN n;
+    SELECT o.route, o.priority, count(*)::int,
+           min(o.available_at), (array_agg(o.id ORDER BY o.available_at, o.id))[1]
+    FROM origin o GROUP BY o.route, o.priority;
 END
 $$;

@@ -12,6 +12,8 @@ BEGIN
     ON CONFLICT (id) DO UPDATE SET heartbeat_at = now(), stopped_at = NULL;
     -- Kept a day for people who ask what ran last night.
     DELETE FROM core.workers w WHERE w.heartbeat_at < now() - interval '1 day';
+    -- Wishes that came too late.
+    DELETE FROM core.stops s WHERE s.stopped_at < now() - interval '1 day';
 END
 $$;
 
@@ -22,5 +24,21 @@ SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     UPDATE core.workers w SET stopped_at = now() WHERE w.id = p_id;
+END
+$$;
+
+-- served_channels: where a worker that was heard of in the last minute claims. They say that they live every ten
+-- seconds.
+CREATE OR REPLACE FUNCTION core.served_channels()
+RETURNS TABLE (channel text, generation bigint)
+LANGUAGE plpgsql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    SELECT DISTINCT served.channel, w.generation
+    FROM core.workers w CROSS JOIN unnest(w.channels) AS served (channel)
+    WHERE w.stopped_at IS NULL AND w.heartbeat_at > now() - interval '1 minute';
 END
 $$;

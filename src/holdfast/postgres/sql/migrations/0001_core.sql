@@ -193,6 +193,13 @@ CREATE TABLE core.sources (
     PRIMARY KEY (source, role_name)
 );
 
+-- Events that somebody wants stopped while their handlers hold them in a transaction (LSN-11).
+CREATE TABLE core.stops (
+    id          uuid PRIMARY KEY,
+    stopped_by  text        NOT NULL,
+    stopped_at  timestamptz NOT NULL DEFAULT now()
+);
+
 CREATE TABLE core.workers (
     id            uuid PRIMARY KEY,
     name          text        NOT NULL,

@@ -1,0 +1,35 @@
+"""What a worker reports beside its work."""
+
+from __future__ import annotations
+
+import asyncpg
+import pytest
+
+from holdfast import EventEnvelope, HandlerRegistry
+from holdfast.worker import maintenance
+from tests.acceptance.support import Facts, publish, row, running, settled, until
+
+
+async def test_a_channel_that_nobody_serves_is_reported(
+    dsn: str, conn: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OBX-4: once, with what to start; the event waits, and is handled by the worker that comes."""
+    monkeypatch.setattr(maintenance, "_INTERVAL", 0.1)
+    facts, handled = Facts(), []
+    registry = HandlerRegistry()
+
+    @registry.handler("order.placed", name="billing.charge")
+    async def charge(event: EventEnvelope) -> None:
+        handled.append(event.event_id)
+
+    async with running(dsn, registry, facts):
+        stranded = await publish(conn, "order.placed", channel="outbox_hot")
+        (notice,) = await until(lambda: facts.notices("channel_unserved"), what="it is reported")
+        assert (notice.level, notice.details["channel"], notice.details["generation"]) == ("warning", "outbox_hot", 0)
+        assert "outbox_hot" in str(notice.details["remedy"])
+        assert (await row(conn, stranded))["attempts"] == 0
+        async with running(dsn, registry, channels=("outbox_hot",)):
+            await settled(conn, stranded)
+        await settled(conn, await publish(conn, "order.placed"))
+    assert handled[0] == stranded
+    assert len(facts.notices("channel_unserved")) == 1

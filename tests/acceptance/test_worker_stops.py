@@ -1,0 +1,91 @@
+"""Stopping events from outside, and what a notification alone cannot do; what a dead worker costs the events it held."""
+
+import asyncio
+import uuid
+from datetime import timedelta
+
+import asyncpg
+
+from holdfast import EventEnvelope, HandlerRegistry, NewEvent, Publisher, RetryPolicy, Worker
+from tests.acceptance.support import drained, running, until
+from tests.outbox import CHANNEL, NOBODY
+
+
+async def test_a_forged_notification_stops_nothing(dsn: str, conn: asyncpg.Connection) -> None:
+    """LSN-11, S6: any role may send a notification; only the database's word ends a handler."""
+    registry, started, finished = HandlerRegistry(), asyncio.Event(), asyncio.Event()
+
+    @registry.handler("order.placed", name="billing.charge")
+    async def charge(event: EventEnvelope) -> None:
+        started.set()
+        async with asyncio.timeout(20):
+            await finished.wait()
+
+    async with running(dsn, registry, lease=1.0) as worker:
+        async with conn.transaction():
+            event = await Publisher("shop").publish(conn, "order.placed", {})
+        await started.wait()
+        for _ in range(5):
+            await conn.execute(f"NOTIFY {CHANNEL}, 'stop {event.event_id}'")
+        heard = worker.counters.wakeups
+        await until(lambda: worker.counters.wakeups >= heard, what="the notifications are heard")
+        # Longer than the heartbeat takes to ask the database about them.
+        extended = await conn.fetchval("SELECT lease_expires_at FROM core.outbox")
+        await until(
+            lambda: conn.fetchval("SELECT lease_expires_at > $1 FROM core.outbox", extended), what="a heartbeat"
+        )
+        finished.set()
+        await drained(conn)
+        assert worker.counters.lost_leases == 0
+    assert await conn.fetchrow("SELECT status, attempts FROM core.outbox") == ("delivered", 1)
+
+
+async def test_a_running_transactional_handler_can_be_stopped(dsn: str, conn: asyncpg.Connection) -> None:
+    """LSN-11: its transaction holds the row, so the wish is written down; the handler ends, and nothing stays of it."""
+    await conn.execute("CREATE TABLE ledger (n int)")
+    registry, started = HandlerRegistry(), asyncio.Event()
+    runs = 0
+
+    @registry.handler("order.placed", name="ledger.record")
+    async def record(event: EventEnvelope, tx: asyncpg.Connection) -> None:
+        nonlocal runs
+        runs += 1
+        await tx.execute("INSERT INTO ledger VALUES (1)")
+        started.set()
+        await asyncio.sleep(60)
+
+    async with running(dsn, registry, lease=3.0):
+        async with conn.transaction():
+            event = await Publisher("shop").publish(conn, "order.placed", {})
+        await started.wait()
+        async with asyncio.timeout(2):  # it does not wait for the handler
+            assert await conn.fetchval("SELECT core.outbox_stop($1, 'ann@example.org')", event.event_id) == 1
+        await drained(conn, within=10)
+    row = await conn.fetchrow("SELECT status, failure_reason, deleted_at IS NOT NULL FROM core.outbox")
+    assert tuple(row) == ("failed", "cancelled", True)
+    assert (runs, await conn.fetchval("SELECT count(*) FROM ledger")) == (1, 0)
+    assert await conn.fetchval("SELECT count(*) FROM core.stops") == 0
+    assert await conn.fetchval("SELECT count(*) FROM core.event_handled") == 0
+
+
+async def test_one_dead_worker_does_not_fail_what_it_had_not_started(dsn: str, conn: asyncpg.Connection) -> None:
+    """A3, DLQ-1: a handler with a single attempt still gets the events that a worker took to its grave."""
+    registry, seen = HandlerRegistry(), set()
+
+    @registry.handler("order.placed", name="billing.charge", retry=RetryPolicy(strategy="none"))
+    async def charge(event: EventEnvelope) -> None:
+        seen.add(event.payload["n"])
+
+    async with conn.transaction():
+        await Publisher("shop").publish_many(conn, [NewEvent("order.placed", {"n": n}) for n in range(50)])
+    await conn.execute(
+        """
+        UPDATE core.outbox SET status = 'in_flight', attempts = 1, claimed_by = $1, lease_token = gen_random_uuid(),
+               lease_expires_at = now() - $2::interval
+        """,
+        uuid.UUID(str(NOBODY)),
+        timedelta(seconds=1),
+    )
+    await Worker(dsn, registry, observers=()).drain()
+    assert seen == set(range(50))
+    assert await conn.fetchval("SELECT count(*) FROM core.outbox WHERE status = 'delivered'") == 50

@@ -1,0 +1,69 @@
+"""Opening connections: one place that judges an address, for workers as for migrations."""
+
+from __future__ import annotations
+
+import asyncpg
+import pytest
+
+from holdfast.errors import ConfigurationError
+from holdfast.postgres import connection, ddl
+from holdfast.postgres.connection import Address
+
+SECRET = "s3cr3t-w0rd"
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        f"postgresql://u:{SECRET}/x@127.0.0.1/db",
+        f"postgresql://u:1/{SECRET}@127.0.0.1/db",
+        f"postgresql://u:1#{SECRET}@127.0.0.1/db",
+        f"postgresql://u:{SECRET}#x@127.0.0.1/db",
+        f"postgresql://u:{SECRET}",
+        f"host=127.0.0.1 password={SECRET}",
+        f"postgresql://[{SECRET}@127.0.0.1/db",
+    ],
+)
+async def test_an_address_that_cannot_be_read_is_refused_and_not_quoted(address: str) -> None:
+    """S8: before any driver sees it, by a worker's connections as by those of migrations."""
+    for attempt in (
+        Address(address).probe(),
+        connection.connect(Address(address), "claim", statement_timeout=1),
+        ddl.connect(address),
+    ):
+        with pytest.raises(ConfigurationError, match="percent-encoded") as refused:
+            await attempt
+        assert refused.value.field == "dsn"
+        assert SECRET not in str(refused.value)
+        assert refused.value.__cause__ is None
+
+
+async def test_what_the_driver_refuses_is_a_wrong_setting_and_no_outage() -> None:
+    """S8: a worker that took it for an outage would wait for ever; the driver's words are kept, the password is not."""
+    address = f"postgresql://u:{SECRET}@127.0.0.1/db?sslmode=perhaps"
+    for attempt in (Address(address).probe(), ddl.connect(address)):
+        with pytest.raises(ConfigurationError, match="sslmode") as refused:
+            await attempt
+        assert SECRET not in str(refused.value)
+        assert not isinstance(refused.value, connection.CONNECTION_FAULTS)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "postgresql:///db?host=/var/run/postgresql",
+        "postgres://u:a%2Fb%23@h:5432/db",
+        "postgresql://h1:5432,h2:5433/db",
+        "postgresql://u@[::1]:5432/db",
+    ],
+)
+async def test_addresses_that_can_be_read(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """OBX-7: sockets, several hosts and IPv6 pass."""
+    seen: list[str] = []
+
+    async def connected(dsn: str, **_options: object) -> None:
+        seen.append(dsn)
+
+    monkeypatch.setattr(asyncpg, "connect", connected)
+    await connection.open_connection(address)
+    assert seen == [address]

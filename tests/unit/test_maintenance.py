@@ -1,0 +1,101 @@
+"""What a worker reports now and then: once an hour for each subject, and not without a limit."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from holdfast import WorkerSettings
+from holdfast.postgres.deliveries import Interest
+from holdfast.telemetry import Notice
+from holdfast.worker import maintenance
+from holdfast.worker.maintenance import Maintenance, Reports
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1_000_000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(maintenance, "time", made)
+    return made
+
+
+class Database:
+    """The answers of deliveries and fleet."""
+
+    def __init__(self) -> None:
+        self.routes: dict[str, list[str]] = {}
+        self.open: list[tuple[str, int]] = []
+
+    async def beat(self, *_: object) -> None: ...
+
+    async def interest(self, _: object) -> Interest:
+        return Interest(1, ())
+
+    async def lanes(self, _: object, channel: str) -> list[str]:
+        return self.routes.get(channel, [])
+
+    async def unserved(self, _: object) -> list[tuple[str, int]]:
+        return self.open
+
+
+def made(database: Any, told: list[Notice], *channels: str) -> Maintenance:
+    settings = WorkerSettings(channels=channels)
+    unused: Any = None
+    return Maintenance(unused, database, database, told.append, settings, UUID(int=1), [])  # type: ignore[arg-type]
+
+
+async def test_a_type_is_reported_for_each_channel(clock: Clock) -> None:
+    """OBX-4, LSN-7: the same type may be wanted on one channel's fleet and not on another's."""
+    database, told = Database(), list[Notice]()
+    database.routes = {"hot": ["*/order.strange", "billing.charge"], "cold": ["*/order.strange"]}
+    worker = made(database, told, "hot", "cold")
+    for _ in range(3):
+        await worker.run_once(None)
+    assert [(each.name, each.details["channel"]) for each in told] == [
+        ("events_unrouted", "hot"),
+        ("events_unrouted", "cold"),
+    ]
+    clock.now += 3601
+    await worker.run_once(None)
+    assert len(told) == 4
+
+
+async def test_an_unserved_channel_is_reported_once_an_hour(clock: Clock) -> None:
+    """OBX-4: from the second look on, because a fleet that starts has not introduced itself at the first."""
+    database, told = Database(), list[Notice]()
+    worker = made(database, told)
+    database.open = [("outbox_hot", 0), ("outbox_late", 0)]
+    await worker.run_once(None)
+    assert told == []
+    database.open = [("outbox_hot", 0), ("outbox_gen_3", 3)]
+    for _ in range(3):
+        await worker.run_once(None)
+        clock.now += 10
+    assert [(each.level, each.name, each.details["channel"], each.details["generation"]) for each in told] == [
+        ("warning", "channel_unserved", "outbox_hot", 0),
+        ("warning", "channel_unserved", "outbox_gen_3", 3),
+    ]
+    assert "generation=3" in str(told[1].details["remedy"])
+    clock.now += 3600
+    await worker.run_once(None)
+    assert len(told) == 4
+
+
+def test_reports_are_bounded(clock: Clock) -> None:
+    """OBX-4: whoever publishes ever new types fills neither the memory nor the log."""
+    reports = Reports()
+    assert sum(reports.due("unrouted", str(n)) for n in range(5_000)) == 1_000
+    assert len(reports._told) == 1_000
+    clock.now += 3600
+    assert reports.due("unrouted", "4999")
+    assert len(reports._told) == 1
