@@ -120,6 +120,19 @@ class WorkerProcess:
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
+    async def take_signal(self, number: signal.Signals) -> None:
+        """Send a signal and wait until the process has it: two that are pending together would become one."""
+        self.process.send_signal(number)
+
+        def taken() -> bool:
+            status = Path(f"/proc/{self.pid}/status").read_text()
+            pending = [
+                int(line.split()[1], 16) for line in status.splitlines() if line.startswith(("SigPnd", "ShdPnd"))
+            ]
+            return not any(mask >> (number - 1) & 1 for mask in pending)
+
+        await until(taken, what=f"the worker has {number.name}")
+
     async def end(self, within: float = PATIENCE) -> int:
         """The exit status, negative for a signal."""
         async with asyncio.timeout(within):

@@ -403,3 +403,16 @@ async def test_worker_appears_in_the_fleet(dsn: str, conn: asyncpg.Connection) -
         assert tuple(found) == ("shop-1", ["outbox_default"], ["billing.charge"], None)
         identity: UUID = worker.id
     assert await conn.fetchval("SELECT stopped_at FROM core.workers WHERE id = $1", identity) is not None
+
+
+async def test_worker_that_stops_at_once_says_goodbye(dsn: str, conn: asyncpg.Connection) -> None:
+    """GEN-1: also when it is stopped in the middle of its first report."""
+    registry = HandlerRegistry()
+
+    @registry.handler("order.placed", name="billing.charge")
+    async def charge(event: EventEnvelope) -> None: ...
+
+    for _ in range(20):
+        async with running(dsn, registry):
+            pass
+    assert await conn.fetchval("SELECT count(*) FROM core.workers WHERE stopped_at IS NULL") == 0

@@ -23,7 +23,6 @@ from tests.acceptance.support import (
     make_tables,
     publish,
     publish_many,
-    row,
     running,
     settled,
     until,
@@ -180,7 +179,7 @@ async def test_thread_that_hangs_costs_no_thread(dsn: str, conn: asyncpg.Connect
             identities = await publish_many(conn, "order.placed", 4)
             for identity in identities[1:]:
                 await settled(conn, identity)
-            assert (await row(conn, identities[0]))["failure_reason"] == "retry_terminal"
+            assert (await settled(conn, identities[0], "failed"))["failure_reason"] == "retry_terminal"
             assert ran == [0, 1, 2, 3]
     finally:
         release.set()

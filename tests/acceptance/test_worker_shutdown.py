@@ -94,8 +94,7 @@ async def test_second_signal_exits_at_once(
     identity = await publish(conn, "order.placed", {"seconds": 30})
     async with process(dsn, "slow", grace=60) as worker:
         await worker.wait_told("handler_started")
-        worker.signal(first)
-        # The first is being acted on: it no longer claims.
+        await worker.take_signal(first)
         other = await publish(conn, "order.placed")
         worker.signal(second)
         signalled = time.monotonic()

@@ -1,4 +1,4 @@
-"""Stopping events from outside, and what a notification alone cannot do; what a dead worker costs the events it held."""
+"""Stopping events from outside, what a notification alone cannot do, and what a dead worker costs what it held."""
 
 import asyncio
 import uuid

@@ -137,7 +137,7 @@ async def test_several_sleepers_on_one_channel(dsn: str, conn: asyncpg.Connectio
         guards = "SELECT count(DISTINCT pid), count(*) FROM pg_locks WHERE locktype = 'advisory'"
         assert tuple(await conn.fetchrow(guards)) == (1, 2)
         assert sum(each.counters.delivered for each in workers) == 40
-        assert [each.counters.polls for each in workers] == [0, 0, 0, 0]
+        assert max(each.counters.polls for each in workers) <= 1
     print(f"commit to handler, four asleep: {late}")
     assert late.percentile(0.5) < 0.05
     assert late.percentile(0.95) < 0.25

@@ -115,6 +115,7 @@ class Maintenance:
         self._observe(Notice("warning", "channel_unserved", details))
 
     async def say_goodbye(self) -> None:
+        self._connection.drop()  # the loop may have been ended in the middle of a statement
         try:
             await self._fleet.gone(await self._connection.use(), self._registration.id)
         except (*PASSING_FAULTS, *CONNECTION_FAULTS):

@@ -217,7 +217,9 @@ class Settler:
                 "sqlstate": getattr(refusal, "sqlstate", None),
                 "remedy": "the row comes back when its lease ends; run holdfast doctor if it stays",
             }
-            self._observe(Notice("error", "settle_refused", details))
+            # What stands in its way is not its own fault, and passes.
+            name = "settle_abandoned" if isinstance(refusal, PASSING_FAULTS) else "settle_refused"
+            self._observe(Notice("error", name, details))
 
     # --- in the transaction of a handler --------------------------------------------------------------
 

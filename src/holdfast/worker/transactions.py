@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 import asyncpg
 
@@ -65,7 +65,7 @@ class Transactions:
         self._free = asyncio.Semaphore(size)
         self._pool: asyncpg.Pool | None = None
         self._opening = asyncio.Lock()
-        self._connections: WeakSet[asyncpg.Connection] = WeakSet()
+        self._connections: WeakKeyDictionary[asyncpg.Connection, float] = WeakKeyDictionary()  # opened when
         self._drops = 0
         self._outage = Outage("handle", observe)
 
@@ -84,11 +84,11 @@ class Transactions:
             try:
                 return await self._attempt(connection, delivery, call, start, judge)
             except BaseException:
-                connection.terminate()  # in what state, nobody knows
+                _terminate(connection)  # in what state, nobody knows
                 raise
             finally:
-                with contextlib.suppress(Exception):  # what cannot be used again is closed by the pool
-                    await pool.release(connection, timeout=_UNDO_PATIENCE)
+                # A task of its own, which a cancellation leaves alone.
+                await asyncio.wait((asyncio.create_task(_release(pool, connection)),))
 
     async def _attempt(
         self,
@@ -110,10 +110,10 @@ class Transactions:
                 first = await self._deliveries.note(connection, delivery)
         except asyncpg.LockNotAvailableError:
             # A transaction that is gone but not yet ended holds the row: nobody's fault, no attempt.
-            connection.terminate()
+            _terminate(connection)
             return Snooze(1.0)
         except CONNECTION_FAULTS as fault:
-            connection.terminate()
+            _terminate(connection)
             return Snooze(self._outage.begin(fault))
         self._outage.over()
         result: Outcome | BaseException = Done()
@@ -163,7 +163,7 @@ class Transactions:
         except LeaseLost:
             raise
         except Exception as fault:
-            connection.terminate()
+            _terminate(connection)
             if isinstance(fault, TimeoutError) or drops != self._drops:
                 # The server may not know that we are gone. Until it does, the row is locked, and whoever wants to
                 # settle it waits: leave it to the lease.
@@ -177,11 +177,12 @@ class Transactions:
             raise result
         return result
 
-    def drop(self) -> None:
-        """The other side has gone without a word: end all connections, those in use as well."""
+    def drop(self, silence: float) -> None:
+        """The other side has not answered for so long: end connections that are older, those in use as well."""
         self._drops += 1
-        for connection in tuple(self._connections):
-            connection.terminate()
+        for connection, opened_at in tuple(self._connections.items()):
+            if time.monotonic() - opened_at > silence:
+                connection.terminate()
 
     async def close(self) -> None:
         if self._pool is not None:
@@ -221,7 +222,17 @@ class Transactions:
             return self._pool
 
     async def _opened(self, connection: asyncpg.Connection) -> None:
-        self._connections.add(connection)
+        self._connections[connection] = time.monotonic()
+
+
+def _terminate(connection: asyncpg.Connection) -> None:
+    with contextlib.suppress(asyncpg.InterfaceError):  # it was, and has left the pool
+        connection.terminate()
+
+
+async def _release(pool: asyncpg.Pool, connection: asyncpg.Connection) -> None:
+    with contextlib.suppress(Exception):  # what cannot be used again is closed by the pool
+        await pool.release(connection, timeout=_UNDO_PATIENCE)
 
 
 def _require_open(connection: asyncpg.Connection, delivery: Delivery) -> None:

@@ -257,7 +257,8 @@ class Worker:
         if silent:
             self._claim_connection.drop()
             self._settle_connection.drop()
-            self._transactions.drop()
+            self._maintenance_connection.drop()
+            self._transactions.drop(PING_INTERVAL)  # at least that long ago it did still answer
 
     def _observe(self, fact: Fact) -> None:
         for observer in self._observers:
@@ -300,8 +301,9 @@ class Worker:
             except TimeoutError:
                 remedy = "the database does not answer; the leases give the events back"
                 self._observe(Notice("error", "stop_incomplete", {"held": len(self._held), "remedy": remedy}))
-            await _end(dispatching, settling)
-            await self._close()
+            finally:
+                await _end(dispatching, settling)
+                await self._close()
             self._observe(Notice("info", "worker_stopped", {"worker_id": str(self.id)}))
 
     async def _prepare(self) -> bool:
