@@ -10,6 +10,7 @@ from typing import Any
 
 from benchmarks import environments
 from benchmarks.suites import Arm
+from benchmarks.systems.process import DSN_VARIABLE
 from holdfast.embedded import EmbeddedPostgres
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -50,10 +51,10 @@ def interpreter(system: str) -> str:
 
 def process(python: str, arm: Arm, dsn: str) -> dict[str, Any]:
     module = f"benchmarks.systems.{arm.system.replace('-', '_')}"
-    command = [python, "-m", module, arm.verb, "--dsn", dsn]
+    command = [python, "-m", module, arm.verb]
     for name, value in arm.options.items():
         command += [f"--{name}"] if value is True else [f"--{name}", str(value)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", DSN_VARIABLE: dsn}
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LONGEST_RUN, check=False
     )

@@ -3,16 +3,19 @@
 import argparse
 import asyncio
 import json
+import os
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+# Not an argument: those are for everybody to read.
+DSN_VARIABLE = "HOLDFAST_BENCH_DSN"
 Verb = Callable[[argparse.Namespace], Awaitable[Mapping[str, Any]]]
 
 
 def main(verbs: Mapping[str, Verb], *, uvloop: bool = False) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("verb", choices=sorted(verbs))
-    parser.add_argument("--dsn", required=True)
+    parser.add_argument("--dsn", default=os.environ.get(DSN_VARIABLE), help=f"default: ${DSN_VARIABLE}")
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--connections", type=int, default=8)

@@ -72,7 +72,7 @@ class Claimer:
         self._woken = False
         self._rate = 0.0
         self._rated_at, self._rated = time.monotonic(), 0
-        self._polled_at = 0.0
+        self._polled_at = time.monotonic()
         self._idle_wakeups: list[float] = []
         self._outage = Outage("claim", observe)
         self.stopped = asyncio.Event()

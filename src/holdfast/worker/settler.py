@@ -215,7 +215,7 @@ class Settler:
                 "handler_name": delivery.handler.name,
                 "error": type(refusal).__name__,
                 "sqlstate": getattr(refusal, "sqlstate", None),
-                "remedy": "the row comes back when its lease ends; run holdfast doctor if it stays",
+                "remedy": "the row comes back when its lease ends; compare the schema with holdfast migrate plan",
             }
             # What stands in its way is not its own fault, and passes.
             name = "settle_abandoned" if isinstance(refusal, PASSING_FAULTS) else "settle_refused"
