@@ -9,7 +9,7 @@ transaction: the row stays locked, so nobody can claim it in between, however lo
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from weakref import WeakKeyDictionary
 
 import asyncpg
@@ -55,6 +55,7 @@ class Transactions:
         *,
         size: int,
         patience: float,
+        longest: float,
     ) -> None:
         self._address = address
         self._deliveries = deliveries
@@ -62,9 +63,11 @@ class Transactions:
         self._counters = counters
         self._size = size
         self._patience = patience
+        self._longest = longest  # time limit of a handler
         self._free = asyncio.Semaphore(size)
         self._pool: asyncpg.Pool | None = None
         self._opening = asyncio.Lock()
+        self._releasing: set[asyncio.Task[None]] = set()
         self._connections: WeakKeyDictionary[asyncpg.Connection, float] = WeakKeyDictionary()  # opened when
         self._drops = 0
         self._outage = Outage("handle", observe)
@@ -75,20 +78,22 @@ class Transactions:
         `start` is called when the handler's own time begins. `judge` says how to settle what did not end well, or
         that it is not ours to settle.
         """
-        async with self._turn():
-            try:
-                pool = self._pool or await self._open()
-                connection = await pool.acquire(timeout=CONNECT_TIMEOUT + 1)
-            except CONNECTION_FAULTS as fault:
+        pool, connection = None, None
+        await self._take_turn()
+        try:
+            pool = self._pool or await self._open()
+            connection = await pool.acquire(timeout=CONNECT_TIMEOUT + 1)
+            return await self._attempt(connection, delivery, call, start, judge)
+        except BaseException as fault:
+            if connection is None and isinstance(fault, CONNECTION_FAULTS):
                 return Snooze(self._outage.begin(fault))  # the handler has not begun: no attempt
-            try:
-                return await self._attempt(connection, delivery, call, start, judge)
-            except BaseException:
-                _terminate(connection)  # in what state, nobody knows
-                raise
-            finally:
-                # A task of its own, which a cancellation leaves alone.
-                await asyncio.wait((asyncio.create_task(_release(pool, connection)),))
+            _terminate(connection)  # in what state, nobody knows
+            raise
+        finally:
+            # Not waited for: what is settled must not be cancelled any more.
+            releasing = asyncio.create_task(self._release(pool, connection))
+            self._releasing.add(releasing)
+            releasing.add_done_callback(self._releasing.discard)
 
     async def _attempt(
         self,
@@ -192,24 +197,32 @@ class Transactions:
             except TimeoutError:
                 self._pool.terminate()
 
-    @contextlib.asynccontextmanager
-    async def _turn(self) -> AsyncIterator[None]:
-        if self._free.locked():
-            try:
-                async with asyncio.timeout(self._patience):
-                    await self._free.acquire()
-            except TimeoutError:
-                raise NoConnection from None
-        else:
-            await self._free.acquire()
+    async def _take_turn(self) -> None:
         try:
-            yield
+            async with asyncio.timeout(self._patience):
+                await self._free.acquire()
+        except TimeoutError:
+            raise NoConnection from None
+
+    async def _release(self, pool: asyncpg.Pool | None, connection: asyncpg.Connection | None) -> None:
+        try:
+            if pool is not None and connection is not None:
+                with contextlib.suppress(Exception):  # what cannot be used again is closed by the pool
+                    await pool.release(connection, timeout=_UNDO_PATIENCE)
         finally:
             self._free.release()
 
     async def _open(self) -> asyncpg.Pool:
         async with self._opening:
             if self._pool is None:
+                # While a statement runs, or is being sent, the limit for idle transactions does not help the server
+                # to get rid of a client that is gone.
+                settings = {
+                    "statement_timeout": str(int((self._longest + _SILENCE) * 1000)),
+                    "tcp_keepalives_idle": "5",
+                    "tcp_keepalives_interval": "3",
+                    "tcp_keepalives_count": "3",
+                }
                 self._pool = await asyncpg.create_pool(
                     self._address.dsn,
                     min_size=0,
@@ -217,7 +230,7 @@ class Transactions:
                     timeout=CONNECT_TIMEOUT,
                     max_inactive_connection_lifetime=60,
                     init=self._opened,
-                    **self._address.options("handler", {}),
+                    **self._address.options("handler", settings),
                 )
             return self._pool
 
@@ -225,14 +238,10 @@ class Transactions:
         self._connections[connection] = time.monotonic()
 
 
-def _terminate(connection: asyncpg.Connection) -> None:
-    with contextlib.suppress(asyncpg.InterfaceError):  # it was, and has left the pool
-        connection.terminate()
-
-
-async def _release(pool: asyncpg.Pool, connection: asyncpg.Connection) -> None:
-    with contextlib.suppress(Exception):  # what cannot be used again is closed by the pool
-        await pool.release(connection, timeout=_UNDO_PATIENCE)
+def _terminate(connection: asyncpg.Connection | None) -> None:
+    if connection is not None:
+        with contextlib.suppress(asyncpg.InterfaceError):  # it was already
+            connection.terminate()
 
 
 def _require_open(connection: asyncpg.Connection, delivery: Delivery) -> None:

@@ -98,6 +98,7 @@ class Worker:
             self._observe,
             size=settings.connections,
             patience=settings.lease,
+            longest=max(handler.timeout for handler in handlers),
         )
         self._dispatcher = Dispatcher(
             self._settler,
@@ -347,7 +348,7 @@ class Worker:
             details: dict[str, object] = {
                 "handler_name": handler_name,
                 "event_type": event_type,
-                "remedy": f"if it is not wanted any more: SELECT core.retire('{handler_name}', '{event_type}')",
+                "remedy": "if it is not wanted any more, end it with core.retire(handler_name, event_type)",
             }
             self._observe(Notice("warning", "interest_outdated", details))
 
