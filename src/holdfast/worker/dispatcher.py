@@ -13,14 +13,10 @@ from collections import deque
 from collections.abc import Iterable
 from functools import partial
 from typing import Any
-from uuid import UUID
 
 import asyncpg
-from pydantic_core import from_json
 
-from holdfast.context import HandlerContext, current_context
-from holdfast.envelope import EventEnvelope
-from holdfast.errors import TerminalHandlerError
+from holdfast.context import current_context
 from holdfast.failure import Redactor, bound, describe, signature
 from holdfast.handlers import Handler
 from holdfast.outcome import Done, Outcome, Reject, Retry, Snooze
@@ -28,6 +24,7 @@ from holdfast.postgres.deliveries import Delivery
 from holdfast.retry import classify
 from holdfast.telemetry import Counters, Failed, Notice, Observer, Retried
 from holdfast.versions import warn_if_deprecated
+from holdfast.worker.decoding import decode, facts
 from holdfast.worker.held import Held
 from holdfast.worker.settler import Dead, GivenBack, Postponed, Settlement, Settler
 from holdfast.worker.threads import NoThread, Threads
@@ -298,7 +295,7 @@ class Dispatcher:
 
     async def _invoke(self, runner: _Runner, delivery: Delivery, handler: Handler) -> Outcome | None:
         """Decode and run. None means that the transaction settled the delivery already."""
-        event, context = _decode(delivery)
+        event, context = decode(delivery)
         warn_if_deprecated(event.event_type)
         token = current_context.set(context)
         try:
@@ -365,13 +362,13 @@ class Dispatcher:
             return self._dead(delivery, "retry_terminal", text, group or signature(text, type_name))
         # What the other side asked for is the least; jitter comes on top, so that not all return together.
         delay = policy.delay(delivery.attempts) if wait is None else wait + policy.delay(1)
-        fact = Retried(*_facts(delivery), last_error=text, retry_in=delay)
+        fact = Retried(*facts(delivery), last_error=text, retry_in=delay)
         return Postponed(delivery, delay, text, fact)
 
     def _dead(self, delivery: Delivery, reason: str, text: str | None, group: str | None = None) -> Dead:
         if group is None:
             group = signature(text, reason) if text else reason
-        fact = Failed(*_facts(delivery), failure_reason=reason, last_error=text, error_signature=group)
+        fact = Failed(*facts(delivery), failure_reason=reason, last_error=text, error_signature=group)
         return Dead(delivery, reason, text, group, fact)
 
     def _fail(self, delivery: Delivery, reason: str, text: str | None) -> None:
@@ -389,51 +386,3 @@ class Dispatcher:
             "remedy": f"find the handlers that hang, or raise WorkerSettings.{scarce}; the events were given back",
         }
         self._observe(Notice("warning", f"{scarce}_exhausted", details))
-
-
-def _decode(delivery: Delivery) -> tuple[EventEnvelope, HandlerContext]:
-    """Row by row, after the claim: a row that cannot be decoded fails alone."""
-    record = delivery.record
-    try:
-        payload = from_json(record["payload"])
-        headers = from_json(record["headers"]) if record["headers"] else {}
-    except (ValueError, TypeError) as error:
-        raise TerminalHandlerError(f"the row cannot be decoded: {type(error).__name__}") from None
-    event = EventEnvelope(
-        event_id=delivery.event_id,
-        event_type=record["event_type"],
-        event_version=record["event_version"],
-        occurred_at=record["occurred_at"],
-        source=record["source"],
-        target=record["target"],
-        domain_id=record["domain_id"],
-        payload=payload,
-        idempotency_key=record["idempotency_key"],
-        trace_context=record["trace_context"],
-    )
-    context = HandlerContext(
-        event_id=event.event_id,
-        delivery_id=delivery.id,
-        handler_name=delivery.handler.name,
-        attempt=record["attempts"],
-        headers=headers if isinstance(headers, dict) else {},
-        trace_context=record["trace_context"],
-    )
-    return event, context
-
-
-def _facts(delivery: Delivery) -> tuple[UUID, UUID, str, str, str | None, str, int, str]:
-    record = delivery.record
-    correlation = str(delivery.event_id)
-    with contextlib.suppress(ValueError, TypeError, AttributeError):
-        correlation = str(from_json(record["headers"]).get("correlation_id") or correlation)
-    return (
-        delivery.event_id,
-        delivery.id,
-        record["event_type"],
-        record["source"],
-        record["target"],
-        delivery.handler.name,
-        delivery.attempts,
-        correlation,
-    )
