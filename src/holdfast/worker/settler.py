@@ -4,7 +4,7 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -223,16 +223,15 @@ class Settler:
 
     # --- in the transaction of a handler --------------------------------------------------------------
 
-    async def send(self, connection: asyncpg.Connection, settlement: Settlement, *, late: float) -> list[UUID]:
-        """Settle one in a transaction that began `late` seconds ago, which is when its delay would begin."""
+    async def send(self, connection: asyncpg.Connection, settlement: Settlement) -> list[UUID]:
+        """Settle one; returns its id when the lease is lost."""
         match settlement:
             case Postponed():
-                return await self._send_postponed(connection, [replace(settlement, delay=settlement.delay + late)])
+                return await self._send_postponed(connection, [settlement])
             case Dead():
                 return await self._send_dead(connection, [settlement])
             case GivenBack():
-                delay = settlement.delay + late if settlement.delay else 0.0
-                return await self._send_given_back(connection, [replace(settlement, delay=delay)])
+                return await self._send_given_back(connection, [settlement])
 
     def settled(self, settlement: Settlement) -> None:
         """The transaction is committed."""

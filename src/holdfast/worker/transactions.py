@@ -103,7 +103,7 @@ class Transactions:
         start: Callable[[], None],
         judge: Judge,
     ) -> Outcome | None:
-        began, drops = time.monotonic(), self._drops
+        drops = self._drops
         transaction = connection.transaction(isolation="read_committed")
         savepoint = connection.transaction()
         try:
@@ -136,7 +136,7 @@ class Transactions:
         except BaseException as error:
             result = error
         if not isinstance(result, Done):
-            return await self._undo(connection, transaction, savepoint, result, judge, began, drops)
+            return await self._undo(connection, transaction, savepoint, result, judge, drops)
         if first:
             self._counters.delivered += 1
         else:
@@ -150,7 +150,6 @@ class Transactions:
         savepoint: asyncpg.transaction.Transaction,
         result: Setback,
         judge: Judge,
-        began: float,
         drops: int,
     ) -> Outcome | None:
         """Take back what the handler wrote, and settle what became of the delivery while its row is still locked."""
@@ -161,7 +160,7 @@ class Transactions:
         try:
             async with asyncio.timeout(_UNDO_PATIENCE):
                 await savepoint.rollback()
-                if await self._settler.send(connection, settlement, late=time.monotonic() - began):
+                if await self._settler.send(connection, settlement):
                     raise LeaseLost
                 await transaction.commit()
                 done = True

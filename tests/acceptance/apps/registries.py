@@ -46,7 +46,8 @@ def ledger(dsn: str) -> HandlerRegistry:
     """Transactional: notes the run outside, then the effect in the transaction."""
     registry, outside = HandlerRegistry(), Outside(dsn)
 
-    @registry.handler("order.placed", name="billing.charge")
+    # A budget that no number of kills uses up: whatever is missing in the end was lost, and not given up.
+    @registry.handler("order.placed", name="billing.charge", retry=RetryPolicy(max_attempts=1000))
     async def charge(event: EventEnvelope, tx: asyncpg.Connection, context: HandlerContext) -> None:
         await outside.note(event, context)
         await asyncio.sleep(event.payload.get("seconds", 0))

@@ -147,6 +147,7 @@ END
 $$;
 
 -- outbox_retry: back to pending, due again after a delay on the database's clock. Returns the ids of lost leases.
+-- This and the settles below may run at the end of a handler's transaction, so they tell the time of the statement.
 CREATE OR REPLACE FUNCTION core.outbox_retry(
     p_ids uuid[], p_tokens uuid[], p_handlers text[], p_delays interval[], p_errors text[])
 RETURNS SETOF uuid
@@ -166,8 +167,8 @@ BEGIN
             FOR NO KEY UPDATE) o),
     done AS (
         UPDATE core.outbox o
-        SET status = 'pending', available_at = now() + mine.delay, last_error = mine.error,
-            first_failed_at = coalesce(o.first_failed_at, now()), handler_name = mine.handler,
+        SET status = 'pending', available_at = statement_timestamp() + mine.delay, last_error = mine.error,
+            first_failed_at = coalesce(o.first_failed_at, statement_timestamp()), handler_name = mine.handler,
             claimed_by = NULL, lease_token = NULL, lease_expires_at = NULL
         FROM mine WHERE o.id = mine.id
         RETURNING o.id)
@@ -199,10 +200,10 @@ BEGIN
             FOR NO KEY UPDATE) o),
     done AS (
         UPDATE core.outbox o
-        SET status = 'failed', failed_at = now(), settled_at = now(),
+        SET status = 'failed', failed_at = statement_timestamp(), settled_at = statement_timestamp(),
             failure_reason = mine.reason, last_error = coalesce(mine.error, o.last_error),
-            error_signature = mine.signature, first_failed_at = coalesce(o.first_failed_at, now()),
-            deleted_at = CASE WHEN mine.reason IN ('cancelled', 'expired') THEN now() END,
+            error_signature = mine.signature, first_failed_at = coalesce(o.first_failed_at, statement_timestamp()),
+            deleted_at = CASE WHEN mine.reason IN ('cancelled', 'expired') THEN statement_timestamp() END,
             handler_name = mine.handler, lease_token = NULL, lease_expires_at = NULL
         FROM mine WHERE o.id = mine.id
         RETURNING o.id)
@@ -230,7 +231,7 @@ BEGIN
     done AS (
         UPDATE core.outbox o
         SET status = 'pending', attempts = greatest(o.attempts - 1, 0),
-            available_at = CASE WHEN mine.delay > interval '0' THEN now() + mine.delay ELSE o.available_at END,
+            available_at = CASE WHEN mine.delay > interval '0' THEN statement_timestamp() + mine.delay ELSE o.available_at END,
             claimed_by = NULL, lease_token = NULL, lease_expires_at = NULL
         FROM mine WHERE o.id = mine.id
         RETURNING o.id, o.channel, mine.delay),
@@ -251,8 +252,14 @@ RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s'
 AS $$
+DECLARE
+    v_idle text := (extract(epoch FROM p_idle) * 1000)::bigint::text;
 BEGIN
-    PERFORM set_config('idle_in_transaction_session_timeout', (extract(epoch FROM p_idle) * 1000)::bigint::text, true);
+    PERFORM set_config('idle_in_transaction_session_timeout', v_idle, true);
+    IF current_setting('server_version_num')::int >= 170000 THEN
+        -- Also for a client that vanished in the middle of a message, which counts as neither idle nor running.
+        PERFORM set_config('transaction_timeout', v_idle, true);
+    END IF;
     PERFORM FROM core.outbox o
     WHERE o.id = p_id AND o.lease_token = p_token AND o.status = 'in_flight'
     FOR NO KEY UPDATE;
@@ -285,7 +292,7 @@ SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     UPDATE core.outbox o
-    SET status = 'delivered', delivered_at = now(), settled_at = now(), handler_name = p_handler,
+    SET status = 'delivered', delivered_at = statement_timestamp(), settled_at = statement_timestamp(), handler_name = p_handler,
         lease_token = NULL, lease_expires_at = NULL
     WHERE o.id = p_id AND o.lease_token = p_token AND o.status = 'in_flight';
     RETURN FOUND;
