@@ -284,19 +284,19 @@ def origin(source: str, generation: int, channel: str) -> Origin:
 def prepare(
     event: NewEvent,
     origin: Origin,
-    *,
     payload_limit: int = PAYLOAD_LIMIT,
     trace_context: str | None = None,
     inherited: Mapping[str, str] | None = None,
     now: str | None = None,
+    identity: UUID | None = None,
 ) -> OutboxRow:
     """Check what is left to check and turn an event into its row.
 
     `trace_context` applies where the event has none; `inherited` are headers of the event that is being handled,
-    see `inherited_headers`; `now` is the time for events that do not say when they occurred.
+    see `inherited_headers`; `now` is the time for events that do not say when they occurred, `identity` the id of one that has none.
     """
     warn_if_deprecated(event.event_type)
-    row_id = str(event.event_id or uuid7())
+    row_id = str(identity or event.event_id or uuid7())
     headers = _headers_of(event, inherited)
     # By position: naming twenty-one fields would cost more than everything else here.
     return OutboxRow._make(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, Union, overload
 from uuid import UUID
 
 from holdfast.context import current_context
-from holdfast.envelope import EventEnvelope
+from holdfast.envelope import EventEnvelope, uuid7
 from holdfast.errors import FieldError
 from holdfast.outcome import Delay, delay_seconds
 from holdfast.payload import PAYLOAD_LIMIT
@@ -177,14 +177,16 @@ class Publisher:
 
     def _publish_many(self, events: Sequence[NewEvent]) -> _Steps[list[UUID]]:
         now = datetime.now(UTC).isoformat()
-        rows = [self._row(event, now) for event in events]
         for event in events:
             if event.key is not None:
                 raise FieldError("key", "is given to publish_many", "publish events with a key one by one")
+        ids = [event.event_id or uuid7() for event in events]
+        shared = self._inherited()
+        rows = [self._row(event, shared, now, identity) for event, identity in zip(events, ids, strict=True)]
         for start in range(0, len(rows), _MOST_ROWS):
             chunk = rows[start : start + _MOST_ROWS]
             yield _Command("publish_many", self._columns(chunk, now))
-        return [UUID(row.id) for row in rows]
+        return ids
 
     def _columns(self, rows: Sequence[OutboxRow], now: str) -> dict[str, object]:
         """The rows as columns. One that is all default is left to the statement: most are."""
@@ -223,18 +225,24 @@ class Publisher:
         }
         return _Command("hold_key", values)
 
-    def _row(self, event: NewEvent, now: str | None = None) -> OutboxRow:
+    def _row(
+        self,
+        event: NewEvent,
+        shared: tuple[str | None, dict[str, str] | None] | None = None,
+        now: str | None = None,
+        identity: UUID | None = None,
+    ) -> OutboxRow:
         if event.ordering_key is not None:
             raise FieldError("ordering_key", "is not supported by this version", "leave it out")
+        trace_context, inherited = shared or self._inherited()
+        return prepare(event, self._origin, self._payload_limit, trace_context, inherited, now, identity)
+
+    def _inherited(self) -> tuple[str | None, dict[str, str] | None]:
+        """Trace context and headers of the event that is being handled, if one is."""
         cause = current_context.get()
-        return prepare(
-            event,
-            self._origin,
-            payload_limit=self._payload_limit,
-            trace_context=None if cause is None else cause.trace_context,
-            inherited=None if cause is None else inherited_headers(cause.event_id, cause.headers),
-            now=now,
-        )
+        if cause is None:
+            return None, None
+        return cause.trace_context, inherited_headers(cause.event_id, cause.headers)
 
 
 class BoundPublisher:
