@@ -293,7 +293,8 @@ def prepare(
     """Check what is left to check and turn an event into its row.
 
     `trace_context` applies where the event has none; `inherited` are headers of the event that is being handled,
-    see `inherited_headers`; `now` is the time for events that do not say when they occurred, `identity` the id of one that has none.
+    see `inherited_headers`; `now` is the time for events that do not say when they occurred, `identity` the id of one
+    that has none.
     """
     warn_if_deprecated(event.event_type)
     row_id = str(identity or event.event_id or uuid7())
