@@ -35,6 +35,7 @@ class Held(NamedTuple):
     id: UUID
     token: UUID
     handler: str = HANDLER
+    route: str = LANE
 
 
 class Lane(NamedTuple):
@@ -124,11 +125,13 @@ class Outbox:
         registry: int | None = None,
         channel: str = CHANNEL,
         generation: int = 0,
+        token: UUID | None = None,
     ) -> list[asyncpg.Record]:
         lanes = lanes or (Lane(),)
         return await self.call(
             "claim",
             worker=worker or uuid.uuid4(),
+            token=token or uuid.uuid4(),
             lease=timedelta(seconds=lease),
             registry=await self.registry() if registry is None else registry,
             channel=channel,
@@ -144,8 +147,9 @@ class Outbox:
     async def hold(self, *lanes: Lane, **options: Any) -> list[Held]:
         """Claim, and remember what a settle needs, in the order of the ids."""
         handlers = {lane.route: lane.handler for lane in lanes or (Lane(),)}
-        rows = await self.claim(*lanes, **options)
-        return sorted(Held(row["id"], row["lease_token"], handlers[row["route"]]) for row in rows)
+        token = uuid.uuid4()
+        rows = await self.claim(*lanes, token=token, **options)
+        return sorted(Held(row["id"], token, handlers[row["route"]], row["route"]) for row in rows)
 
     async def held(self, **columns: object) -> Held:
         """A fresh row under a fresh lease."""
@@ -164,7 +168,9 @@ class Outbox:
         return _ids(await self.call("extend", **_fence(held), lease=timedelta(seconds=lease)))
 
     async def deliver(self, *held: Held, record: bool = True) -> list[UUID]:
-        return _ids(await self.call("deliver", **_fence(held), handlers=_handlers(held), record=record))
+        handlers = {each.route: each.handler for each in held}
+        routes = {"routes": list(handlers), "handlers": list(handlers.values())}
+        return _ids(await self.call("deliver", **_fence(held), **routes, record=record))
 
     async def retry(self, *held: Held, delay: float = 0, error: str = "boom") -> list[UUID]:
         n = len(held)

@@ -22,7 +22,7 @@ from benchmarks.peers.harness import (
     published_many,
     quiet,
 )
-from benchmarks.systems.process import main
+from benchmarks.systems.process import main, on_uvloop
 from benchmarks.workload import PAYLOAD
 
 # 256 workers: 64 took twice as long, 512 and 1,024 were no faster, nor were two or four claimers. Claims of 256, 512
@@ -145,4 +145,4 @@ VERBS = {"drain": drain, "failures": failures, "publish": publish, "publish_many
 
 if __name__ == "__main__":
     quiet()
-    main(VERBS, uvloop=True)
+    main(VERBS, on_uvloop)

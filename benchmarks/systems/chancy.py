@@ -26,7 +26,7 @@ from benchmarks.peers.harness import (
     published_many,
     quiet,
 )
-from benchmarks.systems.process import main
+from benchmarks.systems.process import main, on_uvloop
 from benchmarks.workload import PAYLOAD
 
 # The executor on the event loop starts no thread or process per job. From 500 to 2,000 jobs at once, and from 10 to
@@ -149,4 +149,4 @@ VERBS = {"drain": drain, "failures": failures, "publish": publish, "publish_many
 
 if __name__ == "__main__":
     quiet()
-    main(VERBS, uvloop=True)
+    main(VERBS, on_uvloop)

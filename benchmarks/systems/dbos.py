@@ -23,7 +23,7 @@ from benchmarks.peers.harness import (
     published_many,
     quiet,
 )
-from benchmarks.systems.process import main
+from benchmarks.systems.process import main, on_uvloop
 from benchmarks.workload import EVENT_TYPE, PAYLOAD
 
 # 16 threads: 2 to 8 were slower, 32 no faster, with a connection for each; asynchronous workflows cannot be told
@@ -150,4 +150,4 @@ VERBS = {"drain": drain, "failures": failures, "publish": publish, "publish_many
 
 if __name__ == "__main__":
     quiet()
-    main(VERBS, uvloop=True)
+    main(VERBS, on_uvloop)

@@ -23,7 +23,7 @@ from benchmarks.peers.harness import (
     published_many,
     quiet,
 )
-from benchmarks.systems.process import main
+from benchmarks.systems.process import main, on_uvloop
 from benchmarks.workload import EVENT_TYPE, PAYLOAD
 
 # Two workers that delete in batches of 500 from fetches of 1,000: four with 250 are as good; one and eight workers,
@@ -143,4 +143,4 @@ VERBS = {"drain": drain, "failures": failures, "publish": publish, "publish_many
 
 if __name__ == "__main__":
     quiet()
-    main(VERBS, uvloop=True)
+    main(VERBS, on_uvloop)

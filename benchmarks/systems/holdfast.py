@@ -14,6 +14,7 @@ from benchmarks.systems.raw import BUSINESS, timed_producers
 from benchmarks.systems.tables import held_snapshot, prepare, quarters
 from benchmarks.workload import EVENT_TYPE, PAYLOAD, quantile
 from holdfast import EventEnvelope, HandlerRegistry, NewEvent, Publisher, RetryPolicy, Worker
+from holdfast.worker import process
 
 
 async def drain(options: argparse.Namespace) -> dict[str, Any]:
@@ -244,4 +245,4 @@ if __name__ == "__main__":
         "fanout": fanout,
         "memory": memory,
     }
-    main(verbs, uvloop=True)
+    main(verbs, process.run)

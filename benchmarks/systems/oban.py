@@ -23,7 +23,7 @@ from benchmarks.peers.harness import (
     published_many,
     quiet,
 )
-from benchmarks.systems.process import main
+from benchmarks.systems.process import main, on_uvloop
 from benchmarks.workload import PAYLOAD
 
 # A limit of 1,000 jobs at once: 1,000 and 2,000 cannot be told apart, and did better than 50, 200 and 500.
@@ -119,4 +119,4 @@ VERBS = {"drain": drain, "failures": failures, "publish": publish, "publish_many
 
 if __name__ == "__main__":
     quiet()
-    main(VERBS, uvloop=True)
+    main(VERBS, on_uvloop)

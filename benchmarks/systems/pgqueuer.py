@@ -22,7 +22,7 @@ from benchmarks.peers.harness import (
     published_many,
     quiet,
 )
-from benchmarks.systems.process import main
+from benchmarks.systems.process import main, on_uvloop
 from benchmarks.workload import EVENT_TYPE, PAYLOAD
 
 # Batches of 1,000 and 2,000 cannot be told apart and beat 200 and 500; nor can a pool and a single connection. All
@@ -130,4 +130,4 @@ VERBS = {"drain": drain, "failures": failures, "publish": publish, "publish_many
 
 if __name__ == "__main__":
     quiet()
-    main(VERBS, uvloop=True)
+    main(VERBS, on_uvloop)

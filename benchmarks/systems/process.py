@@ -1,7 +1,6 @@
 """The shell of a system's process: options in, one JSON line out."""
 
 import argparse
-import asyncio
 import json
 import os
 from collections.abc import Awaitable, Callable, Mapping
@@ -12,7 +11,7 @@ DSN_VARIABLE = "HOLDFAST_BENCH_DSN"
 Verb = Callable[[argparse.Namespace], Awaitable[Mapping[str, Any]]]
 
 
-def main(verbs: Mapping[str, Verb], *, uvloop: bool = False) -> None:
+def main(verbs: Mapping[str, Verb], run: Callable[[Any], Any]) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("verb", choices=sorted(verbs))
     parser.add_argument("--dsn", default=os.environ.get(DSN_VARIABLE), help=f"default: ${DSN_VARIABLE}")
@@ -28,13 +27,14 @@ def main(verbs: Mapping[str, Verb], *, uvloop: bool = False) -> None:
     parser.add_argument("--kind", default="")
     parser.add_argument("--hold", action="store_true")
     options = parser.parse_args()
-    coroutine = verbs[options.verb](options)
-    if uvloop:
-        import uvloop as loop
+    print(json.dumps(run(verbs[options.verb](options))))
 
-        print(json.dumps(loop.run(coroutine)))
-    else:
-        print(json.dumps(asyncio.run(coroutine)))
+
+def on_uvloop(coroutine: Any) -> Any:
+    """How the peers run: the fastest loop there is, installed in each environment."""
+    import uvloop
+
+    return uvloop.run(coroutine)
 
 
 def database_of(dsn: str) -> str:

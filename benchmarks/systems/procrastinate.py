@@ -24,7 +24,7 @@ from benchmarks.peers.harness import (
     published_many,
     quiet,
 )
-from benchmarks.systems.process import main
+from benchmarks.systems.process import main, on_uvloop
 from benchmarks.workload import EVENT_TYPE, PAYLOAD
 
 # Ten jobs at once (of 1, 4, 10 and 30). Statements commit by themselves, on a pool of ours that does not test each
@@ -142,4 +142,4 @@ VERBS = {"drain": drain, "failures": failures, "publish": publish, "publish_many
 
 if __name__ == "__main__":
     quiet()
-    main(VERBS, uvloop=True)
+    main(VERBS, on_uvloop)

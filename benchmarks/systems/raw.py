@@ -17,8 +17,9 @@ from benchmarks.systems.process import database_of, main
 from benchmarks.systems.tables import held_snapshot, prepare, quarters
 from benchmarks.workload import EVENT_TYPE, PAYLOAD
 from holdfast.envelope import uuid7
+from holdfast.worker import process
 
-BATCH = 300
+BATCH = 500
 CLAIM = """
 WITH due AS MATERIALIZED (
     SELECT id FROM core.outbox
@@ -57,7 +58,6 @@ async def drain(options: argparse.Namespace) -> dict[str, Any]:
     observer = await prepare(options.dsn, due=options.count, size=options.size, kept=options.kept)
     holder = await held_snapshot(options.dsn) if options.hold else None
     start = (await observer.fetchval("SELECT 'epoch'::timestamptz"), uuid.UUID(int=0))
-    connections = [await asyncpg.connect(options.dsn) for _ in range(2)]
     marks: list[tuple[float, int]] = []
     done = 0
 
@@ -79,6 +79,7 @@ async def drain(options: argparse.Namespace) -> dict[str, Any]:
 
     database = database_of(options.dsn)
     before = await snapshot(observer, database)
+    connections = [await asyncpg.connect(options.dsn) for _ in range(2)]
     await asyncio.gather(*map(loop, connections))
     result = difference(before, await snapshot(observer, database), options.count)
     result["last_to_first"] = round(quarters(marks), 3)
@@ -295,4 +296,4 @@ if __name__ == "__main__":
         "failures": failures,
         "fanout": fanout,
     }
-    main(verbs, uvloop=True)
+    main(verbs, process.run)

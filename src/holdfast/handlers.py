@@ -21,7 +21,7 @@ from pydantic import TypeAdapter
 from holdfast.context import HandlerContext
 from holdfast.envelope import EventEnvelope
 from holdfast.errors import ConfigurationError, TerminalHandlerError
-from holdfast.outcome import Done, Outcome, Reject, Retry, Snooze
+from holdfast.outcome import DONE, Done, Outcome, Reject, Retry, Snooze
 from holdfast.protocols import require_handler_name
 from holdfast.retry import DEFAULT_RETRY_POLICY, RetryPolicy
 
@@ -49,11 +49,7 @@ class Handler:
     transactional: bool = False
     wants_context: bool = False
     payload_model: TypeAdapter[Any] | None = field(default=None, repr=False)
-
-    @property
-    def plain(self) -> bool:
-        """True when the function takes the event and nothing else."""
-        return not (self.transactional or self.wants_context or self.payload_model)
+    plain: bool = False  # asynchronous, and takes the event and nothing else
 
     def extras(self, event: EventEnvelope, context: HandlerContext, tx: object) -> dict[str, Any]:
         """The arguments beside the event. Validates the payload: a `ValidationError` is terminal."""
@@ -69,7 +65,7 @@ class Handler:
     def outcome_of(self, result: object) -> Outcome:
         """What the function returned, as an outcome; nothing is `Done`."""
         if result is None:
-            return Done()
+            return DONE
         if isinstance(result, Done | Retry | Snooze | Reject):
             return result
         raise TerminalHandlerError(
@@ -190,6 +186,7 @@ def _describe(
         asynchronous=asynchronous,
         transactional="tx" in wanted,
         wants_context="context" in wanted,
+        plain=asynchronous and not wanted,
         payload_model=_payload_model(name, call) if "payload" in wanted else None,
     )
 

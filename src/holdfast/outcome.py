@@ -83,3 +83,5 @@ class Reject:
 
 
 Outcome = Done | Retry | Snooze | Reject
+
+DONE = Done()

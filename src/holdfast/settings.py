@@ -24,7 +24,7 @@ class WorkerSettings:
     concurrency: int = 100  # handlers running at once
     threads: int = 16  # of them in threads, for handlers that are not asynchronous
     connections: int = 10  # of them in database transactions, for handlers that take tx
-    batch: int = 300  # rows per claim and lane
+    batch: int = 500  # rows per claim and lane
     lease: float = 30.0
     poll_interval: float = 5.0
     grace: float = 30.0  # for running handlers when the worker is told to stop

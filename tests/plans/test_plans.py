@@ -18,6 +18,7 @@ from tests.servers import SessionServer, run_coroutine
 
 DUE, KEPT, CROWD, DEAD = 50_000, 1_000_000, 100_000, 200
 NO_MARK = (datetime(1, 1, 2, tzinfo=UTC), uuid.UUID(int=0))
+TOKEN = uuid.uuid4()
 
 ROWS = """
 INSERT INTO core.outbox (id, event_type, source, target, payload, idempotency_key, channel, generation, available_at,
@@ -97,8 +98,8 @@ class Watched:
     async def claim(self, route: str, limit: int = 300, handler: str = "billing.charge") -> list[asyncpg.Record]:
         version = await self.connection.fetchval("SELECT version FROM core.registry")
         return await self.fetch(
-            "SELECT * FROM core.outbox_claim($1, $2, $3, 'outbox_default', 0, $4, $5, $6, $7, $8, $9)",
-            uuid.uuid4(),
+            "SELECT * FROM core.outbox_claim($1, $1, $2, $3, 'outbox_default', 0, $4, $5, $6, $7, $8, $9)",
+            TOKEN,
             timedelta(seconds=30),
             version,
             [route],
@@ -184,10 +185,8 @@ async def test_empty_lane_costs_a_probe(watched: Watched) -> None:
 async def test_settle_looks_up_by_primary_key(watched: Watched) -> None:
     """LSN-3: settling touches the rows it names, in an inbox and an outbox of any size."""
     rows = await watched.claim("*/order.placed")
-    ids, tokens = [row["id"] for row in rows], [row["lease_token"] for row in rows]
-    lost = await watched.fetch(
-        "SELECT core.outbox_deliver($1, $2, $3, true)", ids, tokens, ["billing.charge"] * len(ids)
-    )
+    ids, tokens = [row["id"] for row in rows], [TOKEN] * len(rows)
+    lost = await watched.fetch(f"SELECT {FENCED['deliver']}", ids, tokens)
     assert lost == []
     settle = watched.statement("status = 'delivered'")
     assert settle.scanned_whole() == set()
@@ -200,7 +199,7 @@ MANY = {
     for text, kind in (("billing.charge", "text"), ("rejected", "text"), ("boom", "text"), ("1h", "interval"))
 }
 FENCED = {
-    "deliver": f"core.outbox_deliver($1, $2, {MANY['billing.charge']}, true)",
+    "deliver": "core.outbox_deliver($1, $2, '{*/order.placed}', '{billing.charge}', true)",
     "retry": f"core.outbox_retry($1, $2, {MANY['billing.charge']}, {MANY['1h']}, {MANY['boom']})",
     "fail": f"core.outbox_fail($1, $2, {MANY['billing.charge']}, {MANY['rejected']}, {MANY['boom']}, {MANY['boom']})",
     "release": f"core.outbox_release($1, $2, {MANY['1h']})",
@@ -213,7 +212,7 @@ async def settle(watched: Watched, verb: str) -> None:
     rows = await watched.claim("*/order.placed", limit=100)
     claim = watched.statement("FOR UPDATE SKIP LOCKED")
     assert claim.scanned_whole() == set() and claim.pages() < 100 * 30
-    ids, tokens = [row["id"] for row in rows], [row["lease_token"] for row in rows]
+    ids, tokens = [row["id"] for row in rows], [TOKEN] * len(rows)
     assert await watched.fetch(f"SELECT {FENCED[verb]}", ids, tokens) == []
     inner = [each for each in watched.explained if "core.outbox o" in each.text and "SELECT core." not in each.text]
     assert inner

@@ -14,7 +14,11 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from tests.outbox import CHANNEL, EVENT, HANDLER, LANE, NOBODY, Held, Lane, Outbox, connect
+from holdfast import EventEnvelope, HandlerRegistry
+from holdfast.postgres.connection import Address
+from holdfast.postgres.deliveries import Deliveries, LaneClaim
+from holdfast.postgres.queries import Queries
+from tests.outbox import CHANNEL, EVENT, HANDLER, LANE, NOBODY, START, Held, Lane, Outbox, connect
 
 Settle = Callable[[Outbox, Held], Awaitable[list[UUID]]]
 SETTLES: dict[str, Settle] = {
@@ -46,12 +50,12 @@ async def inbox(outbox: Outbox) -> list[tuple[str, str]]:
 async def test_a_claim_leases_the_row_and_counts_the_attempt(outbox: Outbox) -> None:
     """LSN-1, LSN-3: one UPDATE; the lease runs on the database's clock, and the attempt counts from the claim on."""
     id = await outbox.insert(payload={"n": 1}, headers={"a": "b"}, domain_id=uuid.uuid4(), trace_context="00-1")
-    worker = uuid.uuid4()
-    [claimed] = await outbox.claim(worker=worker, lease=30)
+    worker, token = uuid.uuid4(), uuid.uuid4()
+    [claimed] = await outbox.claim(worker=worker, token=token, lease=30)
     row = await outbox.row(id)
     assert row["status"] == "in_flight"
     assert (row["attempts"], row["claimed_by"]) == (1, worker)
-    assert row["lease_token"] == claimed["lease_token"]
+    assert row["lease_token"] == token
     left = row["lease_expires_at"] - await outbox.value("SELECT now()")
     assert timedelta(seconds=29) < left <= timedelta(seconds=30)
     same = set(claimed.keys()) & set(row.keys())
@@ -65,10 +69,27 @@ async def test_a_claim_leases_the_row_and_counts_the_attempt(outbox: Outbox) -> 
     assert await outbox.claim() == []
 
 
-async def test_every_claim_has_a_token_of_its_own(outbox: Outbox) -> None:
+async def test_every_claim_has_a_token_of_its_own(outbox: Outbox, shared_dsn: str) -> None:
     """LSN-3: a fresh random token per claim, never the last one again."""
     await outbox.insert_many(30)
-    tokens = {row["lease_token"] for _ in range(3) for row in await outbox.claim()}
+    registry = HandlerRegistry()
+
+    @registry.handler(EVENT, name=HANDLER)
+    async def charge(event: EventEnvelope) -> None: ...
+
+    lanes = [LaneClaim(LANE, 1, registry[HANDLER], 10, START)]
+    deliveries = Deliveries(Queries("core"), Address(shared_dsn), worker=NOBODY, generation=0, lease=60)
+    version = await outbox.registry()
+    connection = await asyncpg.connect(shared_dsn)
+    try:
+        claims = [await deliveries.claim(connection, version, CHANNEL, lanes) for _ in range(3)]
+    finally:
+        await connection.close()
+    assert [len(claim) for claim in claims] == [10, 10, 10]
+    for claim in claims:
+        rows = [await outbox.row(each.id) for each in claim]
+        assert {row["lease_token"] for row in rows} == {each.token for each in claim}
+    tokens = {each.token for claim in claims for each in claim}
     assert len(tokens) == 3
     assert {token.version for token in tokens} == {4}
 
@@ -79,9 +100,7 @@ async def test_an_expired_lease_is_claimed_again_and_fences_the_old_one(outbox: 
     assert await outbox.claim() == []
     await outbox.expire_lease(before.id)
     [claimed] = await outbox.claim()
-    assert claimed["id"] == before.id
-    assert claimed["lease_token"] != before.token
-    assert claimed["attempts"] == 2
+    assert (claimed["id"], claimed["attempts"]) == (before.id, 2)
     after = await outbox.row(before.id)
     for name, settle in SETTLES.items():
         assert await settle(outbox, before) == [before.id], name

@@ -431,8 +431,7 @@ async def test_a_worker_claims_and_settles_without_a_table(outbox: Outbox, worke
     await worker.subscribe(HANDLER, EVENT)
     await outbox.insert_many(8)
     version = (await worker.call("interest"))[0]["version"]
-    rows = await worker.claim(Lane(limit=6), registry=version)
-    held = [Held(row["id"], row["lease_token"]) for row in rows]
+    held = await worker.hold(Lane(limit=6), registry=version)
     assert await worker.extend(*held) == []
     assert await worker.deliver(held[0]) == await worker.retry(held[1], delay=60) == []
     assert await worker.fail(held[2]) == await worker.release(held[3], delay=60) == []
@@ -660,16 +659,17 @@ async def test_names_that_shadow_ours_change_nothing(
         await call("SELECT core.subscribe('billing', 'billing.charge_card', '{order.placed}')")
         version = await outbox.registry()
         zero = "0" * 32
-        claim = f"""SELECT * FROM core.outbox_claim('{zero}', '1 min', {version}, 'outbox_default', 0, '{{{LANE}}}',
-                    '{{1}}', '{{billing.charge_card}}', '{{3}}', '{{0001-01-02}}', '{{{zero}}}')"""
+        claim = f"""SELECT * FROM core.outbox_claim('{zero}', '{zero}', '1 min', {version}, 'outbox_default', 0,
+                    '{{{LANE}}}', '{{1}}', '{{billing.charge_card}}', '{{3}}', '{{0001-01-02}}', '{{{zero}}}')"""
         rows = await call(claim)
         assert len(rows) == 3
-        held = [(str(row["id"]), str(row["lease_token"])) for row in rows]
+        held = [(str(row["id"]), zero) for row in rows]
         fences = [f"'{{{id}}}', '{{{token}}}'" for id, token in held]
+        names = f"'{{{LANE}}}', '{{billing.charge_card}}'"
         forged = f"'{{{held[0][0]}}}', '{{{'1' * 32}}}'"
         assert await call(f"SELECT core.outbox_extend({fences[0]}, '1 min')") == []
-        assert len(await call(f"SELECT core.outbox_deliver({forged}, '{{billing.charge_card}}', true)")) == 1
-        assert await call(f"SELECT core.outbox_deliver({fences[0]}, '{{billing.charge_card}}', true)") == []
+        assert len(await call(f"SELECT core.outbox_deliver({forged}, {names}, true)")) == 1
+        assert await call(f"SELECT core.outbox_deliver({fences[0]}, {names}, true)") == []
         fail = f"SELECT core.outbox_fail({fences[1]}, '{{billing.charge_card}}', '{{rejected}}', '{{boom}}', '{{s}}')"
         assert await call(fail) == []
         assert await call(f"SELECT core.outbox_release({fences[2]}, '{{0}}')") == []

@@ -179,3 +179,27 @@ def test_a_forked_child_does_not_repeat_its_parents_ids() -> None:
     ours = {uuid7().bytes[6:] for _ in range(100)}
     assert len(theirs) == 100
     assert not theirs & ours
+
+
+def test_a_trusted_envelope_is_the_same_as_a_checked_one() -> None:
+    """ENV-1: what the worker builds from a row cannot be told from what validation returns."""
+    values = {
+        "event_id": uuid7(),
+        "event_type": "order.placed",
+        "event_version": 2,
+        "occurred_at": datetime.now(UTC),
+        "source": "shop",
+        "target": None,
+        "domain_id": uuid7(),
+        "payload": {"a": [1, {"b": None}]},
+        "idempotency_key": "k",
+        "trace_context": None,
+    }
+    checked, trusted = EventEnvelope(**values), EventEnvelope.trusted(dict(values))
+    assert trusted == checked and hash(trusted) == hash(checked) and repr(trusted) == repr(checked)
+    assert trusted.model_dump_json() == checked.model_dump_json()
+    assert trusted.model_fields_set == checked.model_fields_set
+    copy = trusted.model_copy(update={"source": "mail"})
+    assert (copy.source, trusted.source) == ("mail", "shop")
+    with pytest.raises(ValidationError):
+        trusted.source = "mail"  # type: ignore[misc]

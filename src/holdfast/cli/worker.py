@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
-import importlib.util
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Coroutine, Sequence
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated
 
 import asyncpg
 import typer
@@ -25,6 +24,7 @@ from holdfast.observability.logging import log_fact
 from holdfast.postgres import migrate
 from holdfast.postgres.connection import CONNECTION_FAULTS, Address, connect
 from holdfast.settings import WorkerSettings
+from holdfast.worker import process
 from holdfast.worker.supervisor import Supervisor, end_with_parent
 from holdfast.worker.worker import Worker
 
@@ -93,7 +93,7 @@ def worker(
     registry = load_registry(target)
     logs.configure()
     if processes == 1:
-        _run(_work(Worker(address, registry, settings), lifeline))
+        process.run(_work(Worker(address, registry, settings), lifeline))
     else:
         asyncio.run(_supervise(target, address, settings, processes))
     _leave()
@@ -133,15 +133,6 @@ def load_registry(target: str) -> HandlerRegistry:
 def _broken(module: str, error: Exception) -> ConfigurationError:
     problem = f"failed while it was imported: {type(error).__name__}: {error}"
     return ConfigurationError(module, problem, "correct it; --debug shows where it happened")
-
-
-def _run(work: Coroutine[Any, Any, None]) -> None:
-    if importlib.util.find_spec("uvloop") is None:
-        asyncio.run(work)
-    else:
-        import uvloop
-
-        uvloop.run(work)
 
 
 async def _work(worker: Worker, lifeline: int | None) -> None:

@@ -65,15 +65,20 @@ class Address:
 
 
 async def connect(
-    address: Address, purpose: str, *, statement_timeout: float, idle_timeout: float = 0
+    address: Address, purpose: str, *, statement_timeout: float, idle_timeout: float = 0, durable: bool = True
 ) -> asyncpg.Connection:
-    """One connection, set up so that neither side waits for a peer that is gone."""
+    """One connection, set up so that neither side waits for a peer that is gone.
+
+    If it is not `durable`, its last commits may be undone by a crash of the server.
+    """
     settings = {
         "statement_timeout": _milliseconds(statement_timeout),
         "tcp_keepalives_idle": "5",
         "tcp_keepalives_interval": "3",
         "tcp_keepalives_count": "3",
     }
+    if not durable:
+        settings["synchronous_commit"] = "off"
     if idle_timeout:
         settings["idle_session_timeout"] = _milliseconds(idle_timeout)
     # Longer than the server's own limit: it should be the one to answer.
@@ -130,12 +135,19 @@ class ReservedConnection:
     """Kept open for one purpose; `use()` opens it anew when it is gone. Only its owner's loop may use it."""
 
     def __init__(
-        self, address: Address, purpose: str, *, statement_timeout: float = 0, idle_timeout: float = 0
+        self,
+        address: Address,
+        purpose: str,
+        *,
+        statement_timeout: float = 0,
+        idle_timeout: float = 0,
+        durable: bool = True,
     ) -> None:
         self._address = address
         self._purpose = purpose
         self._statement_timeout = statement_timeout
         self._idle_timeout = idle_timeout
+        self._durable = durable
         self._connection: asyncpg.Connection | None = None
         self._lock = asyncio.Lock()
         self.on_lost: Callable[[], None] | None = None  # called when the other side closes the connection
@@ -151,6 +163,7 @@ class ReservedConnection:
                     self._purpose,
                     statement_timeout=self._statement_timeout,
                     idle_timeout=self._idle_timeout,
+                    durable=self._durable,
                 )
                 self._connection.add_termination_listener(self._terminated)
             return self._connection

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from uuid import UUID
+from operator import attrgetter
+from typing import Any
+from uuid import UUID, uuid4
 
 import asyncpg
 
@@ -20,25 +23,54 @@ NO_MARK = (datetime(1, 1, 2, tzinfo=UTC), UUID(int=0))
 class Delivery:
     """One claimed row: an event, the handler it is owed to, and the lease under which it is held."""
 
-    __slots__ = ("claimed_at", "handler", "id", "key", "record", "started_at", "token", "twin")
+    # What outbox_claim returns, in its order.
+    id: UUID
+    route: str
+    priority: int
+    available_at: datetime
+    origin_id: UUID | None
+    event_type: str
+    event_version: int
+    occurred_at: datetime
+    source: str
+    target: str | None
+    domain_id: UUID | None
+    payload: str
+    idempotency_key: str
+    trace_context: str | None
+    headers: str | None
+    attempts: int
+    failing_for: float | None
+    expired: bool
+    stopped: bool
+    handled: bool
+    # What this worker knows beside it.
+    token: UUID
+    handler: Handler
+    key: tuple[str, str]
+    twin: bool  # the worker has another copy of the same key
+    claimed_at: float
+    started_at: float | None  # when the handler began to run
 
-    def __init__(self, record: asyncpg.Record, handler: Handler, claimed_at: float) -> None:
-        self.record = record
-        self.id: UUID = record["id"]
-        self.token: UUID = record["lease_token"]
-        self.handler = handler
-        self.key: tuple[str, str] = (handler.name, record["idempotency_key"])
-        self.twin = False  # the worker has another copy of the same key
+    __slots__ = tuple(__annotations__)
+
+    def __init__(self, record: Iterable[Any], token: UUID, handlers: Mapping[str, Handler], claimed_at: float) -> None:
+        (
+            self.id, self.route, self.priority, self.available_at, self.origin_id,
+            self.event_type, self.event_version, self.occurred_at, self.source, self.target, self.domain_id,
+            self.payload, self.idempotency_key, self.trace_context, self.headers,
+            self.attempts, self.failing_for, self.expired, self.stopped, self.handled,
+        ) = record  # fmt: skip
+        self.token = token
+        self.handler = handler = handlers[self.route]
+        self.key = (handler.name, self.idempotency_key)
+        self.twin = False
         self.claimed_at = claimed_at
-        self.started_at: float | None = None  # when the handler began to run
+        self.started_at = None
 
     @property
     def event_id(self) -> UUID:
-        return self.record["origin_id"] or self.id
-
-    @property
-    def attempts(self) -> int:
-        return int(self.record["attempts"])
+        return self.origin_id or self.id
 
     @property
     def allowance(self) -> int:
@@ -47,13 +79,12 @@ class Delivery:
         A worker that dies takes an attempt from everything it holds, also from what it had not started.
         """
         budget = self.handler.retry.budget
-        return budget if self.record["failing_for"] is not None else max(budget, _CRASHES_ALLOWED)
+        return budget if self.failing_for is not None else max(budget, _CRASHES_ALLOWED)
 
     @property
     def suspect(self) -> bool:
         """Whether this is the last delivery, and no earlier one came to an end: its workers may have died of it."""
-        attempts = self.record["attempts"]
-        return attempts > 1 and attempts == self.allowance and self.record["failing_for"] is None
+        return self.attempts > 1 and self.attempts == self.allowance and self.failing_for is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +101,7 @@ class LaneClaim:
 
     route: str
     priority: int
-    handler_name: str
+    handler: Handler
     limit: int
     mark: tuple[datetime, UUID]
 
@@ -111,21 +142,27 @@ class Deliveries:
 
     async def claim(
         self, connection: asyncpg.Connection, registry: int, channel: str, lanes: Sequence[LaneClaim]
-    ) -> list[asyncpg.Record]:
+    ) -> list[Delivery]:
+        """Lease what is due under a token of its own, the most urgent first."""
+        token = uuid4()
         records = await self._fetch(
             connection,
             "claim",
             worker=self._worker,
+            token=token,
             lease=self._lease,
             registry=registry,
             channel=channel,
             generation=self._generation,
-            handlers=[lane.handler_name for lane in lanes],
+            handlers=[lane.handler.name for lane in lanes],
             **_columns(lanes),
         )
         if records and records[0]["id"] is None:
             raise RegistryChanged
-        return records
+        now, handlers = time.monotonic(), {lane.route: lane.handler for lane in lanes}
+        claimed = [Delivery(record, token, handlers, now) for record in records]
+        claimed.sort(key=_urgency)
+        return claimed
 
     async def split(
         self, connection: asyncpg.Connection, registry: int, channel: str, lanes: Sequence[LaneClaim]
@@ -149,7 +186,16 @@ class Deliveries:
         return [row[0] for row in rows]
 
     async def deliver(self, connection: asyncpg.Connection, held: Sequence[Delivery], *, record: bool) -> list[UUID]:
-        rows = await self._fetch(connection, "deliver", **_fence(held), handlers=_names(held), record=record)
+        # A route that is not a handler's own says nothing about who has handled its events.
+        handlers = {each.route: each.handler.name for each in held}
+        rows = await self._fetch(
+            connection,
+            "deliver",
+            **_fence(held),
+            routes=list(handlers),
+            handlers=list(handlers.values()),
+            record=record,
+        )
         return [row[0] for row in rows]
 
     async def retry(
@@ -241,6 +287,7 @@ class Deliveries:
 
     async def subscribe(self, connection: asyncpg.Connection, handlers: Iterable[Handler]) -> None:
         async with connection.transaction():
+            await self._fetch(connection, "make_durable")
             for handler in sorted(handlers, key=lambda each: each.name):
                 await self._fetch(
                     connection,
@@ -249,6 +296,9 @@ class Deliveries:
                     handler=handler.name,
                     event_types=list(handler.event_types),
                 )
+
+
+_urgency = attrgetter("priority", "available_at", "id")
 
 
 def _columns(lanes: Sequence[LaneClaim]) -> dict[str, object]:

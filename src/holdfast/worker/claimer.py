@@ -3,7 +3,6 @@
 import asyncio
 import random
 import time
-from uuid import UUID
 
 import asyncpg
 
@@ -164,18 +163,15 @@ class Claimer:
                 exhausted = exhausted and empty
             started = time.monotonic()
             self._held.claiming()
-            records = await self._deliveries.claim(connection, interest.version, channel, lanes.claims(room))
-            ended = time.monotonic()
+            claimed = await self._deliveries.claim(connection, interest.version, channel, lanes.claims(room))
             self._counters.claims += 1
-            if self.stopped.is_set() and not records:
+            if self.stopped.is_set() and not claimed:
                 return 0, True
-            empty = lanes.observe(
-                [(r["route"], r["priority"], r["available_at"], r["id"]) for r in records], started, ended
-            )
+            empty = lanes.observe(claimed, started, time.monotonic())
             exhausted = exhausted and empty
-            if records:
-                found += len(records)
-                await self._accept(lanes, records, ended)
+            if claimed:
+                found += len(claimed)
+                await self._accept(claimed)
         return found, exhausted
 
     async def _split(self, connection: asyncpg.Connection, registry: int, channel: str) -> tuple[int, bool]:
@@ -186,10 +182,7 @@ class Claimer:
         self._counters.split += split
         return split, lanes.learn(finds, started, time.monotonic())
 
-    async def _accept(self, lanes: Lanes, records: list[asyncpg.Record], now: float) -> None:
-        handlers = lanes.handlers
-        claimed = [Delivery(record, handlers[record["route"]], now) for record in records]
-        claimed.sort(key=_urgency)
+    async def _accept(self, claimed: list[Delivery]) -> None:
         self._counters.claimed += len(claimed)
         self._held.add(claimed)
         if self.stopped.is_set():
@@ -300,8 +293,3 @@ class Claimer:
         except TimeoutError:
             return False
         return True
-
-
-def _urgency(delivery: Delivery) -> tuple[int, object, UUID]:
-    record = delivery.record
-    return record["priority"], record["available_at"], delivery.id

@@ -12,11 +12,11 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from functools import partial
-from typing import Any
 
 import asyncpg
 
-from holdfast.context import current_context
+from holdfast.context import HandlerContext, current_context
+from holdfast.envelope import EventEnvelope
 from holdfast.failure import Redactor, bound, describe, signature
 from holdfast.handlers import Handler
 from holdfast.outcome import Done, Outcome, Reject, Retry, Snooze
@@ -31,7 +31,8 @@ from holdfast.worker.threads import NoThread, Threads
 from holdfast.worker.transactions import LeaseLost, NoConnection, Setback, Transactions
 
 # Handlers that never wait would otherwise keep the loop from claiming and settling.
-_YIELD_EVERY = 50
+_YIELD_EVERY = 20
+_ROUSED = 1
 _LONGEST_TICK = 0.5
 _CANCEL_PATIENCE = 1.0
 # How long one of two copies of a key waits for the other: then the claim sees in the inbox what became of it.
@@ -126,7 +127,11 @@ class Dispatcher:
 
     def feed(self, deliveries: Iterable[Delivery]) -> None:
         self._buffer.extend(deliveries)
-        for _ in range(min(len(self._buffer), len(self._idle))):
+        self._rouse()
+
+    def _rouse(self) -> None:
+        """Wake some runners; each wakes some more. Handlers that never wait need but a few of them."""
+        for _ in range(min(_ROUSED, len(self._buffer), len(self._idle))):
             future = self._idle.popleft()
             if not future.done():
                 future.set_result(None)
@@ -210,11 +215,13 @@ class Dispatcher:
                 future = asyncio.get_running_loop().create_future()
                 self._idle.append(future)
                 await future
+                self._rouse()
                 continue
             delivery = self._buffer.popleft()
             runner.delivery, runner.deadline = delivery, math.inf
             try:
-                await self._attempt(runner, delivery)
+                if not self._passed_over(delivery):
+                    await self._handle(runner, delivery)
             except BaseException:
                 self._held.drop(delivery)  # its lease gives it back
                 raise
@@ -250,28 +257,39 @@ class Dispatcher:
 
     # --- one attempt ----------------------------------------------------------------------------------
 
-    async def _attempt(self, runner: _Runner, delivery: Delivery) -> None:
-        record, handler = delivery.record, delivery.handler
-        if record["handled"]:
+    def _passed_over(self, delivery: Delivery) -> bool:
+        """Settle what must not run."""
+        if delivery.handled:
             self._settler.duplicate(delivery)
         elif delivery.twin:
             self._settler.add(GivenBack(delivery, _TWIN_DELAY))
-        elif record["stopped"]:
+        elif delivery.stopped:
             self._fail(delivery, "cancelled", "cancelled while its handler was running")
-        elif record["expired"]:
+        elif delivery.expired:
             self._fail(delivery, "expired", "expired before it could be delivered")
-        elif delivery.attempts > delivery.allowance:
+        elif delivery.attempts > 1 and delivery.attempts > delivery.allowance:
             self._fail(delivery, "max_deliveries", None)
         else:
-            await self._handle(runner, delivery, handler)
+            return False
+        return True
 
-    async def _handle(self, runner: _Runner, delivery: Delivery, handler: Handler) -> None:
+    async def _handle(self, runner: _Runner, delivery: Delivery) -> None:
         result: Outcome | BaseException | None
         try:
-            result = await self._invoke(runner, delivery, handler)
+            event, context = decode(delivery)
+            warn_if_deprecated(event.event_type)
+            token = current_context.set(context)
+            try:
+                if delivery.handler.plain:
+                    runner.start()
+                    result = delivery.handler.outcome_of(await delivery.handler.function(event))
+                else:
+                    result = await self._invoke(runner, delivery, event, context)
+            finally:
+                current_context.reset(token)
         except (NoThread, NoConnection) as missing:
             self._settler.add(GivenBack(delivery, _OVERDUE_DELAY))
-            self._warn("threads" if isinstance(missing, NoThread) else "connections", handler)
+            self._warn("threads" if isinstance(missing, NoThread) else "connections", delivery.handler)
             return
         except LeaseLost:
             self._lose(delivery)
@@ -293,29 +311,26 @@ class Dispatcher:
         self._counters.lost_leases += 1
         self._held.drop(delivery)
 
-    async def _invoke(self, runner: _Runner, delivery: Delivery, handler: Handler) -> Outcome | None:
-        """Decode and run. None means that the transaction settled the delivery already."""
-        event, context = decode(delivery)
-        warn_if_deprecated(event.event_type)
-        token = current_context.set(context)
-        try:
-            # Waiting for one of few connections or threads is not the handler's time.
-            if handler.transactional:
+    async def _invoke(
+        self, runner: _Runner, delivery: Delivery, event: EventEnvelope, context: HandlerContext
+    ) -> Outcome | None:
+        """Run a handler that wants more than the event. None: the transaction has settled the delivery already."""
+        handler = delivery.handler
+        # Waiting for one of few connections or threads is not the handler's time.
+        if handler.transactional:
 
-                async def within(tx: asyncpg.Connection) -> Outcome:
-                    return handler.outcome_of(await handler.function(event, **handler.extras(event, context, tx)))
+            async def within(tx: asyncpg.Connection) -> Outcome:
+                return handler.outcome_of(await handler.function(event, **handler.extras(event, context, tx)))
 
-                judge = partial(self._judge, runner, delivery)
-                return await self._transactions.run(delivery, within, runner.start, judge)
-            extras: dict[str, Any] = {} if handler.plain else handler.extras(event, context, None)
-            if handler.asynchronous:
-                runner.start()
-                result = await handler.function(event, **extras)
-            else:
-                call = partial(contextvars.copy_context().run, handler.function, event, **extras)
-                result = await self._threads.call(call, runner.start, patience=self._lease)
-        finally:
-            current_context.reset(token)
+            judge = partial(self._judge, runner, delivery)
+            return await self._transactions.run(delivery, within, runner.start, judge)
+        extras = handler.extras(event, context, None)
+        if handler.asynchronous:
+            runner.start()
+            result = await handler.function(event, **extras)
+        else:
+            call = partial(contextvars.copy_context().run, handler.function, event, **extras)
+            result = await self._threads.call(call, runner.start, patience=self._lease)
         return handler.outcome_of(result)
 
     # --- what becomes of it ---------------------------------------------------------------------------
@@ -358,7 +373,7 @@ class Dispatcher:
     ) -> Settlement:
         """Within the policy's budget; past it the delivery has failed."""
         policy = delivery.handler.retry
-        if policy.exhausted(delivery.attempts, delivery.record["failing_for"] or 0.0):
+        if policy.exhausted(delivery.attempts, delivery.failing_for or 0.0):
             return self._dead(delivery, "retry_terminal", text, group or signature(text, type_name))
         # What the other side asked for is the least; jitter comes on top, so that not all return together.
         delay = policy.delay(delivery.attempts) if wait is None else wait + policy.delay(1)

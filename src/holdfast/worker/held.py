@@ -37,14 +37,16 @@ class Held:
         if self._deliveries:
             self.none.clear()
 
-    def drop(self, delivery: Delivery) -> None:
-        """Let go of a delivery, unless the row was claimed again meanwhile under another lease."""
-        if self._deliveries.get(delivery.id) is delivery:
-            del self._deliveries[delivery.id]
-        if self._keys.get(delivery.key) is delivery:
-            del self._keys[delivery.key]
-            self._let_go[delivery.key] = delivery.id
-        if not self._deliveries:
+    def drop(self, *dropped: Delivery) -> None:
+        """Let go of deliveries, unless a row was claimed again meanwhile under another lease."""
+        deliveries, keys, let_go = self._deliveries, self._keys, self._let_go
+        for delivery in dropped:
+            if deliveries.get(delivery.id) is delivery:
+                del deliveries[delivery.id]
+            if keys.get(delivery.key) is delivery:
+                del keys[delivery.key]
+                let_go[delivery.key] = delivery.id
+        if not deliveries:
             self.none.set()
 
     def get(self, identity: UUID) -> Delivery | None:

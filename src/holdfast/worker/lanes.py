@@ -11,10 +11,13 @@ since the last full scan, and in any case once per polling interval.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
+from operator import attrgetter
+from typing import Protocol
 from uuid import UUID
 
 from holdfast.handlers import Handler
@@ -25,6 +28,7 @@ PRIORITIES = (0, 1, 2)
 _SCAN_SHARE = 20
 # What a lane may take that was empty the last time, as a share of the room: enough to notice it has filled.
 _PROBE_SHARE = 16
+_LANE_OF = attrgetter("route", "priority")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,19 @@ def subscribers(interest: Interest, route: str) -> set[str]:
 @cache
 def _pattern(event_type: str) -> re.Pattern[str]:
     return re.compile(".*".join(map(re.escape, event_type.split("*"))), re.DOTALL)
+
+
+class Claimed(Protocol):
+    """What the lanes learn from a delivery: where it was found."""
+
+    @property
+    def route(self) -> str: ...
+    @property
+    def priority(self) -> int: ...
+    @property
+    def available_at(self) -> datetime: ...
+    @property
+    def id(self) -> UUID: ...
 
 
 @dataclass(slots=True)
@@ -155,17 +172,19 @@ class Lanes:
         for lane in self._lanes.values():
             lane.limit = share if lane.full or not busy else probe
             self._marked = self._marked or lane.mark != NO_MARK
-            result.append(LaneClaim(lane.route, lane.priority, lane.handler.name, lane.limit, lane.mark))
+            result.append(LaneClaim(lane.route, lane.priority, lane.handler, lane.limit, lane.mark))
         return result
 
-    def observe(self, rows: Sequence[tuple[str, int, datetime, UUID]], started: float, ended: float) -> bool:
-        """Learn from what came back. True when every lane came back short and nothing lies below a mark."""
-        found: dict[tuple[str, int], tuple[int, tuple[datetime, UUID]]] = {}
-        for route, priority, available_at, identity in rows:
-            position = (available_at, identity)
-            count, lowest = found.get((route, priority), (0, position))
-            found[route, priority] = (count + 1, min(lowest, position))
-        return self.learn([LaneFind(*key, *find) for key, find in found.items()], started, ended)
+    def observe(self, claimed: Sequence[Claimed], started: float, ended: float) -> bool:
+        """Learn from what came, the most urgent first. True when nothing more is there, below a mark or above."""
+        counts = Counter(map(_LANE_OF, claimed))
+        # Backwards, so that the first of each lane is what stays.
+        first = {(each.route, each.priority): each for each in reversed(claimed)} if len(counts) > 1 else {}
+        finds = []
+        for key, count in counts.items():
+            lowest = first.get(key, claimed[0])
+            finds.append(LaneFind(*key, count, (lowest.available_at, lowest.id)))
+        return self.learn(finds, started, ended)
 
     def learn(self, finds: Iterable[LaneFind], started: float, ended: float) -> bool:
         """The same, from what was found in each lane."""

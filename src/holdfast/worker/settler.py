@@ -107,8 +107,11 @@ class Settler:
         self._outage = Outage("settle", observe)
 
     def delivered(self, delivery: Delivery) -> None:
-        self._pending.delivered.append(delivery)
-        self._wake()
+        waiting = self._pending.delivered
+        waiting.append(delivery)
+        # Nearly every event comes here: only the first of a batch, and the one that makes it full, have to tell.
+        if len(waiting) in (1, MAX_BATCH):
+            self._wake()
 
     def duplicate(self, delivery: Delivery) -> None:
         """Handled before: settled like a success, but the inbox has it already."""
@@ -158,8 +161,7 @@ class Settler:
             finally:
                 # After a defect the leases must run out: nobody will settle what is left.
                 for left in pending.lists():
-                    for settlement in left:
-                        self._held.drop(_delivery(settlement))
+                    self._held.drop(*map(_delivery, left))
 
     async def _settle(self, waiting: list[Some], send: Send[Some], tell: Tell[Some]) -> None:
         """Settle and take from the list, a batch at a time."""
@@ -170,8 +172,7 @@ class Settler:
             except Exception as refusal:
                 await self._one_by_one(batch, send, tell, refusal)
             del waiting[:MAX_BATCH]
-            for settlement in batch:
-                self._held.drop(_delivery(settlement))
+            self._held.drop(*map(_delivery, batch))
 
     async def _send(self, batch: list[Some], send: Send[Some], tell: Tell[Some]) -> None:
         """Send until the database has answered: while it does not, nobody else can have the rows either."""

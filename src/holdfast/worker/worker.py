@@ -76,7 +76,8 @@ class Worker:
         handlers = list(registry)
         # A statement that takes longer than this is a sign of trouble, and must end before the lease does.
         limit = settings.lease / 3
-        self._claim_connection = ReservedConnection(address, "claim", statement_timeout=limit)
+        # A claim that a crash of the server undoes is a claim that was not made: its token settles nothing.
+        self._claim_connection = ReservedConnection(address, "claim", statement_timeout=limit, durable=False)
         self._settle_connection = ReservedConnection(address, "settle", statement_timeout=limit)
         self._maintenance_connection = ReservedConnection(address, "maintenance", statement_timeout=limit)
         self._settler = Settler(

@@ -3,7 +3,7 @@
 
 -- name: claim
 SELECT * FROM core.outbox_claim(
-    :worker::uuid, :lease::interval, :registry::bigint, :channel::text, :generation::bigint,
+    :worker::uuid, :token::uuid, :lease::interval, :registry::bigint, :channel::text, :generation::bigint,
     :routes::text[], :priorities::smallint[], :handlers::text[], :limits::int[],
     :marks_at::timestamptz[], :marks_id::uuid[]);
 
@@ -16,7 +16,7 @@ SELECT * FROM core.outbox_split(
 SELECT core.outbox_extend(:ids::uuid[], :tokens::uuid[], :lease::interval);
 
 -- name: deliver
-SELECT core.outbox_deliver(:ids::uuid[], :tokens::uuid[], :handlers::text[], :record::boolean);
+SELECT core.outbox_deliver(:ids::uuid[], :tokens::uuid[], :routes::text[], :handlers::text[], :record::boolean);
 
 -- name: retry
 SELECT core.outbox_retry(:ids::uuid[], :tokens::uuid[], :handlers::text[], :delays::interval[], :errors::text[]);
@@ -46,6 +46,9 @@ SELECT core.outbox_lanes(:channel::text, :generation::bigint);
 
 -- name: interest
 SELECT * FROM core.interest();
+
+-- name: make_durable
+SET LOCAL synchronous_commit TO on;
 
 -- name: subscribe
 SELECT core.subscribe(:context::text, :handler::text, :event_types::text[]);

@@ -22,9 +22,9 @@ GRANT EXECUTE ON FUNCTION
 
 -- Workers have functions and no table.
 GRANT EXECUTE ON FUNCTION
-    core.outbox_claim(uuid, interval, bigint, text, bigint, text[], smallint[], text[], int[], timestamptz[], uuid[]),
+    core.outbox_claim(uuid, uuid, interval, bigint, text, bigint, text[], smallint[], text[], int[], timestamptz[], uuid[]),
     core.outbox_extend(uuid[], uuid[], interval),
-    core.outbox_deliver(uuid[], uuid[], text[], boolean),
+    core.outbox_deliver(uuid[], uuid[], text[], text[], boolean),
     core.outbox_retry(uuid[], uuid[], text[], interval[], text[]),
     core.outbox_fail(uuid[], uuid[], text[], text[], text[], text[]),
     core.outbox_release(uuid[], uuid[], interval[]),

@@ -9,19 +9,20 @@
 -- joined to what they become, the plan is made anew for each call (a third of a millisecond for hundreds of rows),
 -- because one made while the table was empty would read the whole table once it is full.
 
--- outbox_claim: takes up to p_limits[i] due rows from each lane i and leases them under one fresh token.
+-- outbox_claim: takes up to p_limits[i] due rows from each lane i and leases them under p_token, which is made anew for
+-- each claim.
 -- p_routes, p_priorities, p_handlers, p_limits, p_marks_at, p_marks_id run in parallel, one entry per lane.
 -- Rows whose lease ran out are due again: there is no reaper to fail.
 -- Returns one row with a NULL id, and claims nothing, when the registry of interest has changed.
 -- Touches core.outbox (update); reads core.registry, core.event_handled.
 CREATE OR REPLACE FUNCTION core.outbox_claim(
-    p_worker uuid, p_lease interval, p_registry bigint, p_channel text, p_generation bigint,
+    p_worker uuid, p_token uuid, p_lease interval, p_registry bigint, p_channel text, p_generation bigint,
     p_routes text[], p_priorities smallint[], p_handlers text[], p_limits int[],
     p_marks_at timestamptz[], p_marks_id uuid[])
 RETURNS TABLE (
-    id uuid, lease_token uuid, route text, priority smallint, available_at timestamptz,
-    origin_id uuid, event_type text, event_version int, occurred_at timestamptz, source text, target text,
-    domain_id uuid, payload jsonb, idempotency_key text, trace_context text, headers jsonb,
+    id uuid, route text, priority smallint, available_at timestamptz, origin_id uuid,
+    event_type text, event_version int, occurred_at timestamptz, source text, target text, domain_id uuid,
+    payload jsonb, idempotency_key text, trace_context text, headers jsonb,
     attempts int, failing_for float8, expired boolean, stopped boolean, handled boolean)
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET jit = off
@@ -29,7 +30,6 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off S
 AS $$
 #variable_conflict use_column
 DECLARE
-    token uuid := gen_random_uuid();
     stops boolean := EXISTS (SELECT FROM core.stops);
 BEGIN
     RETURN QUERY
@@ -52,11 +52,11 @@ BEGIN
         WHERE EXISTS (SELECT FROM core.registry WHERE one AND version = p_registry))
     UPDATE core.outbox AS o
     SET status = 'in_flight', attempts = o.attempts + 1, claimed_by = p_worker,
-        lease_token = token, lease_expires_at = now() + p_lease
+        lease_token = p_token, lease_expires_at = now() + p_lease
     -- Not UPDATE ... FROM due: a generic plan may hash-join that with a scan of the whole table.
     WHERE o.id = ANY (ARRAY(SELECT due.id FROM due))
-    RETURNING o.id, o.lease_token, o.route, o.priority, o.available_at,
-        o.origin_id, o.event_type, o.event_version, o.occurred_at, o.source, o.target,
+    RETURNING o.id, o.route, o.priority, o.available_at, o.origin_id,
+        o.event_type, o.event_version, o.occurred_at, o.source, o.target,
         o.domain_id, o.payload, o.idempotency_key, o.trace_context, o.headers,
         o.attempts, extract(epoch FROM now() - o.first_failed_at)::float8, o.expires_at <= now(),
         stops AND EXISTS (SELECT FROM core.stops WHERE stops.id = o.id),
@@ -65,7 +65,7 @@ BEGIN
                   WHERE h.handler_name = p_handlers[array_position(p_routes, o.route)]
                     AND h.idempotency_key = o.idempotency_key LIMIT 1), false);
     IF NOT FOUND AND NOT EXISTS (SELECT FROM core.registry WHERE one AND version = p_registry) THEN
-        RETURN QUERY SELECT NULL::uuid, NULL::uuid, NULL, NULL::smallint, NULL::timestamptz, NULL::uuid, NULL,
+        RETURN QUERY SELECT NULL::uuid, NULL, NULL::smallint, NULL::timestamptz, NULL::uuid, NULL,
             NULL::int, NULL::timestamptz, NULL, NULL, NULL::uuid, NULL::jsonb, NULL, NULL, NULL::jsonb,
             NULL::int, NULL::float8, NULL::boolean, NULL::boolean, NULL::boolean;
     END IF;
@@ -99,50 +99,52 @@ BEGIN
 END
 $$;
 
--- outbox_deliver: settles rows as delivered and, with p_record, writes the inbox. Returns the ids whose lease
--- was lost; nothing of theirs is written. The inbox rows are inserted plainly and, when one is there already (the
--- same key published twice), once more around the conflict: ON CONFLICT on every insert costs a sixth of a settle.
-CREATE OR REPLACE FUNCTION core.outbox_deliver(p_ids uuid[], p_tokens uuid[], p_handlers text[], p_record boolean)
+-- outbox_deliver: settles rows as delivered and, with p_record, writes the inbox. Returns the ids whose lease was lost;
+-- nothing of theirs is written. p_routes and p_handlers, in parallel, say which handler has handled the events of a
+-- route that is not a handler's own.
+-- The rows are looked up, locked and updated in one pass over the primary key, which goes through an array in id
+-- order. The pairs of id and token are hashed; as the whole condition they would be joined, and the plan be at large.
+-- The inbox rows are inserted plainly and, when one is there already (the same key published twice), once more around
+-- the conflict: ON CONFLICT on every insert costs a sixth of a settle.
+CREATE OR REPLACE FUNCTION core.outbox_deliver(
+    p_ids uuid[], p_tokens uuid[], p_routes text[], p_handlers text[], p_record boolean)
 RETURNS SETOF uuid
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET jit = off SET plan_cache_mode = force_custom_plan
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 DECLARE
-    settled  uuid[];
-    handlers text[];
-    keys     text[];
+    settled uuid[];
 BEGIN
-    WITH mine AS MATERIALIZED (
-        SELECT t.id, t.handler
-        FROM (SELECT * FROM unnest(p_ids, p_tokens, p_handlers) AS t (id, token, handler) ORDER BY id) t
-        CROSS JOIN LATERAL (
-            SELECT FROM core.outbox o
-            WHERE o.id = t.id AND o.lease_token = t.token AND o.status = 'in_flight'
-            FOR NO KEY UPDATE) o),
-    done AS (
+    WITH done AS (
         UPDATE core.outbox o
-        SET status = 'delivered', delivered_at = now(), settled_at = now(), handler_name = mine.handler,
-            lease_token = NULL, lease_expires_at = NULL
-        FROM mine WHERE o.id = mine.id
-        RETURNING o.id, o.handler_name, o.idempotency_key)
-    SELECT array_agg(id), array_agg(handler_name), array_agg(idempotency_key)
-    INTO settled, handlers, keys FROM done;
-
-    IF p_record AND settled IS NOT NULL THEN
-        BEGIN
-            INSERT INTO core.event_handled (handler_name, idempotency_key)
-            SELECT h, k FROM unnest(handlers, keys) AS t (h, k) ORDER BY h, k;
-        EXCEPTION WHEN unique_violation THEN
-            INSERT INTO core.event_handled (handler_name, idempotency_key)
-            SELECT h, k FROM unnest(handlers, keys) AS t (h, k) ORDER BY h, k
-            ON CONFLICT DO NOTHING;
-        END;
-    END IF;
+        SET status = 'delivered', delivered_at = now(), settled_at = now(), lease_token = NULL, lease_expires_at = NULL,
+            handler_name = coalesce(o.handler_name, p_handlers[array_position(p_routes, o.route)])
+        WHERE o.id = ANY (p_ids) AND o.status = 'in_flight'
+          AND ((o.id, o.lease_token) IN (SELECT * FROM unnest(p_ids, p_tokens))) IS TRUE
+        RETURNING o.id, o.handler_name, o.idempotency_key),
+    noted AS (
+        INSERT INTO core.event_handled (handler_name, idempotency_key)
+        SELECT d.handler_name, d.idempotency_key FROM done d WHERE p_record
+        ORDER BY d.handler_name COLLATE "C", d.idempotency_key COLLATE "C")
+    SELECT array_agg(d.id) INTO settled FROM done d;
 
     IF cardinality(settled) IS DISTINCT FROM cardinality(p_ids) THEN
         RETURN QUERY SELECT unnest(p_ids) EXCEPT SELECT unnest(settled);
     END IF;
+EXCEPTION WHEN unique_violation THEN
+    INSERT INTO core.event_handled (handler_name, idempotency_key)
+    SELECT o.handler, o.key
+    FROM (SELECT coalesce(o.handler_name, p_handlers[array_position(p_routes, o.route)]) AS handler,
+                 o.idempotency_key AS key
+          FROM core.outbox o
+          WHERE o.id = ANY (p_ids) AND o.status = 'in_flight'
+            AND ((o.id, o.lease_token) IN (SELECT * FROM unnest(p_ids, p_tokens))) IS TRUE
+          ORDER BY o.id
+          FOR NO KEY UPDATE) o
+    ORDER BY o.handler COLLATE "C", o.key COLLATE "C"
+    ON CONFLICT DO NOTHING;
+    RETURN QUERY SELECT core.outbox_deliver(p_ids, p_tokens, p_routes, p_handlers, false);
 END
 $$;
 
