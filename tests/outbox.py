@@ -196,21 +196,15 @@ class Outbox:
     async def release(self, *held: Held, delay: float = 0) -> list[UUID]:
         return _ids(await self.call("release", **_fence(held), delays=[timedelta(seconds=delay)] * len(held)))
 
-    async def lock(self, held: Held, idle: float = 60) -> bool:
-        idle_for = timedelta(seconds=idle)
-        return bool((await self.call("lock", id=held.id, token=held.token, idle=idle_for))[0][0])
-
-    async def note(self, held: Held) -> bool:
-        return bool((await self.call("note", id=held.id, token=held.token, handler=held.handler))[0][0])
-
-    async def enter(self, held: Held) -> str:
+    async def enter(self, held: Held, idle: float = 60) -> str:
         """How the transaction of a handler begins: `run`, `duplicate` or `lost`."""
-        if not await self.lock(held):
-            return "lost"
-        return "run" if await self.note(held) else "duplicate"
+        values = {"id": held.id, "token": held.token, "handler": held.handler, "idle": timedelta(seconds=idle)}
+        return str((await self.call("enter", **values))[0][0])
 
-    async def leave(self, held: Held) -> bool:
-        return bool((await self.call("leave", id=held.id, token=held.token, handler=held.handler))[0][0])
+    async def reopen(self, held: Held) -> bool:
+        """What follows the rollback of a handler that failed."""
+        rows = await self.call("reopen", id=held.id, token=held.token, handler=held.handler, route=held.route)
+        return bool(rows[0][0])
 
     async def find_and_split(
         self, *lanes: Lane, registry: int | None = None, channel: str = CHANNEL, generation: int = 0

@@ -148,7 +148,7 @@ async def test_silent_transaction_at_stop(dsn: str, conn: asyncpg.Connection) ->
         await settled(conn, identity)
 
 
-@pytest.mark.parametrize("command", ["ROLLBACK", "COMMIT"])
+@pytest.mark.parametrize("command", ["ROLLBACK", "COMMIT", "  end", "rollback work", "PREPARE TRANSACTION 'x'"])
 async def test_transaction_ended_by_hand(dsn: str, conn: asyncpg.Connection, command: str) -> None:
     """LSN-5: it fails at once and says what to do; the connection serves the next event."""
     await make_tables(conn)
@@ -169,6 +169,41 @@ async def test_transaction_ended_by_hand(dsn: str, conn: asyncpg.Connection, com
         assert "tx.transaction()" in failed["last_error"]
         await settled(conn, second)
     assert await effects(conn) == [1]
+
+
+@pytest.mark.parametrize(("command", "end"), [("COMMIT", "delivered"), ("ROLLBACK", "failed")])
+async def test_transaction_ended_unseen(dsn: str, conn: asyncpg.Connection, command: str, end: str) -> None:
+    """LSN-5: effect and delivery end together all the same, and somebody is told."""
+    await make_tables(conn)
+    registry, facts = HandlerRegistry(), Facts()
+
+    @registry.handler("order.placed", name="billing.charge")
+    async def charge(event: EventEnvelope, tx: asyncpg.Connection) -> None:
+        await tx.execute("INSERT INTO ledger (n) VALUES ($1)", event.payload["n"])
+        await tx.fetch(command)
+
+    identity = await publish(conn, "order.placed", {"n": 1})
+    async with running(dsn, registry, facts, connections=1):
+        await settled(conn, identity, end)
+        await until(lambda: facts.notices("transaction_ended_by_hand"), what="it is told")
+    assert await effects(conn) == ([1] if end == "delivered" else [])
+
+
+async def test_sessions_are_clean(dsn: str, conn: asyncpg.Connection) -> None:
+    """LSN-5: what a handler sets or locks for its session reaches neither the next handler nor anybody else."""
+    await make_tables(conn)
+    registry, seen = HandlerRegistry(), []
+
+    @registry.handler("order.placed", name="billing.charge")
+    async def charge(event: EventEnvelope, tx: asyncpg.Connection) -> None:
+        seen.append(await tx.fetchval("SHOW search_path"))
+        await tx.execute("SET search_path TO elsewhere; SELECT pg_advisory_lock(4711)")
+
+    async with running(dsn, registry, connections=1):
+        for _ in range(3):
+            await settled(conn, await publish(conn, "order.placed"))
+        await until(lambda: conn.fetchval("SELECT pg_try_advisory_lock(4711)"), within=10, what="nobody locks it")
+    assert seen == [seen[0]] * 3 and "elsewhere" not in seen[0]
 
 
 # --- waiting for a thread or a connection -----------------------------------------------------------------

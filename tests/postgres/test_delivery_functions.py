@@ -518,7 +518,6 @@ async def test_a_transactional_handlers_writes_settle_with_it(outbox: Outbox, ot
     transaction = outbox.connection.transaction()
     await transaction.start()
     assert await outbox.enter(held) == "run"
-    assert await outbox.leave(held) is True
     assert await inbox(other) == []
     assert await other.states(held.id) == ["in_flight"]
     await transaction.commit()
@@ -545,12 +544,11 @@ async def test_entering_tells_duplicates_and_lost_leases(outbox: Outbox) -> None
     duplicate = await outbox.held(idempotency_key="k")
     async with outbox.connection.transaction():
         assert await outbox.enter(duplicate) == "duplicate"
-        assert await outbox.leave(duplicate) is True
     assert await outbox.states(duplicate.id) == ["delivered"]
     async with outbox.connection.transaction():
         for lost in (first, Held(duplicate.id, NOBODY), Held(NOBODY, duplicate.token)):
             assert await outbox.enter(lost) == "lost"
-            assert await outbox.leave(lost) is False
+            assert await outbox.reopen(lost) is False
     assert await inbox(outbox) == [(HANDLER, "k")]
 
 
@@ -564,7 +562,7 @@ async def test_a_row_inside_a_transactional_handler_is_neither_claimed_nor_lost(
             assert await other.claim() == []
             assert await other.extend(held) == []
             assert await other.replay(held.id) == 0
-        assert await outbox.leave(held) is True
+    assert await outbox.states(held.id) == ["delivered"]
 
 
 async def test_a_heartbeat_does_not_break_a_repeatable_read_handler(outbox: Outbox, other: Outbox) -> None:
@@ -573,7 +571,6 @@ async def test_a_heartbeat_does_not_break_a_repeatable_read_handler(outbox: Outb
     async with outbox.connection.transaction(isolation="repeatable_read"):
         assert await outbox.enter(held) == "run"
         assert await other.extend(held, lease=300) == []
-        assert await outbox.leave(held) is True
     assert await outbox.states(held.id) == ["delivered"]
 
 
@@ -581,26 +578,56 @@ async def test_a_silent_transaction_is_ended_by_the_server(outbox: Outbox) -> No
     """LSN-5: a handler's limit is the server's too, for its transaction only; its own statements wait as they like."""
     held = await outbox.held()
     async with outbox.connection.transaction():
-        await outbox.lock(held, idle=7.25)
+        assert await outbox.enter(held, idle=7.25) == "run"
         assert await outbox.value("SHOW idle_in_transaction_session_timeout") == "7250ms"
-        await outbox.note(held)
         assert await outbox.value("SHOW lock_timeout") == "0"
-        await outbox.leave(held)
     assert await outbox.value("SHOW idle_in_transaction_session_timeout") == "0"
 
 
-async def test_a_note_can_be_rolled_back_alone(outbox: Outbox) -> None:
-    """LSN-5, E2: the inbox row of a handler that failed goes, while the row stays locked for its settle."""
+@pytest.mark.parametrize("name", SETTLES)
+async def test_a_failed_handler_is_settled_in_its_transaction(outbox: Outbox, other: Outbox, name: str) -> None:
+    """LSN-5, E2: the inbox row goes, and the row stays locked until what became of the attempt is settled."""
     held = await outbox.held(idempotency_key="k")
+    before = await outbox.row(held.id)
     async with outbox.connection.transaction():
-        assert await outbox.lock(held)
+        assert await outbox.enter(held) == "run"
         savepoint = outbox.connection.transaction()
         await savepoint.start()
-        assert await outbox.note(held)
         await savepoint.rollback()
-        assert await outbox.retry(held) == []
-    assert await inbox(outbox) == []
-    assert await outbox.states(held.id) == ["pending"]
+        assert await outbox.reopen(held) is True
+        again = await outbox.row(held.id)
+        changed = {key for key in before.keys() if before[key] != again[key]}  # noqa: SIM118 - a Record yields values
+        assert changed <= {"lease_expires_at"}
+        assert await other.claim() == []
+        assert await SETTLES[name](outbox, held) == []
+    assert await inbox(outbox) == ([(HANDLER, "k")] if name == "deliver" else [])
+    assert (await outbox.states(held.id))[0] != "in_flight" or name == "extend"
+
+
+async def test_a_failed_handler_of_a_siblings_lane(outbox: Outbox) -> None:
+    """LSN-7: a row that is a handler's own stays its own."""
+    held = await outbox.held()
+    assert await outbox.retry(held) == []
+    [again] = await outbox.hold(Lane(HANDLER))
+    async with outbox.connection.transaction():
+        assert await outbox.enter(again) == "run"
+        assert await outbox.reopen(again) is True
+        assert await outbox.release(again) == []
+    assert (await outbox.row(held.id))["route"] == HANDLER
+
+
+async def test_only_the_transaction_that_entered_can_reopen(outbox: Outbox) -> None:
+    """LSN-3, LSN-6: what is committed is delivered for good, and a duplicate has no inbox row of its own."""
+    first, second = await outbox.held(idempotency_key="k"), await outbox.held(idempotency_key="k")
+    async with outbox.connection.transaction():
+        assert await outbox.enter(first) == "run"
+    async with outbox.connection.transaction():
+        assert await outbox.reopen(first) is False
+        assert await outbox.enter(second) == "duplicate"
+        assert await outbox.reopen(second) is True
+        assert await outbox.release(second) == []
+    assert await inbox(outbox) == [(HANDLER, "k")]
+    assert await outbox.states(first.id, second.id) == ["delivered", "pending"]
 
 
 async def test_a_second_copy_waits_until_the_first_has_committed(outbox: Outbox, other: Outbox) -> None:
@@ -614,11 +641,9 @@ async def test_a_second_copy_waits_until_the_first_has_committed(outbox: Outbox,
     async with other.connection.transaction():
         second = asyncio.create_task(other.enter(two))
         await outbox.somebody_waits()
-        assert await outbox.leave(one)
         await transaction.commit()
         async with asyncio.timeout(5):
             assert await second == "duplicate"
-        assert await other.leave(two)
     assert await outbox.states(one.id, two.id) == ["delivered", "delivered"]
 
 

@@ -56,7 +56,7 @@ FUNCTIONS: dict[str, set[str]] = {
     },
     WORKER: {
         "outbox_claim", "outbox_extend", "outbox_deliver", "outbox_retry", "outbox_fail", "outbox_release",
-        "outbox_lock", "outbox_note", "outbox_leave", "outbox_split", "outbox_lanes", "outbox_channels",
+        "outbox_enter", "outbox_reopen", "outbox_split", "outbox_lanes", "outbox_channels",
         "outbox_due_in", "subscribe", "interest", "worker_beat", "worker_stopped", "served_channels",
     },
     OPERATOR: {
@@ -437,7 +437,8 @@ async def test_a_worker_claims_and_settles_without_a_table(outbox: Outbox, worke
     assert await worker.fail(held[2]) == await worker.release(held[3], delay=60) == []
     async with worker.connection.transaction():
         assert await worker.enter(held[4]) == "run"
-        assert await worker.leave(held[4]) is True
+        assert await worker.reopen(held[4]) is True
+        assert await worker.deliver(held[4]) == []
     assert await worker.deliver(held[5]._replace(token=held[5].id)) == [held[5].id]
     await worker.subscribe("mail.thank", EVENT)
     assert await worker.split(LANE, registry=version) == -1

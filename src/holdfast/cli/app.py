@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from holdfast.cli import migrate, notify, status, uninstall, worker
+from holdfast.cli import metrics, migrate, notify, status, uninstall, worker
 from holdfast.cli.problems import REPORTED, report
 from holdfast.postgres.release import load
 from holdfast.redact import redact_dsn
@@ -25,6 +25,7 @@ app = typer.Typer(
 app.add_typer(migrate.app, name="migrate")
 app.command("worker")(worker.worker)
 app.command("status")(status.status)
+app.command("metrics")(metrics.metrics)
 app.command("notify")(notify.notify)
 app.command("uninstall")(uninstall.uninstall)
 

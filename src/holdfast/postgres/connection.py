@@ -55,7 +55,7 @@ class Address:
             await connection.close(timeout=2)
 
     def options(self, purpose: str, settings: Mapping[str, str]) -> dict[str, Any]:
-        """For asyncpg.connect and create_pool."""
+        """For asyncpg.connect."""
         name = {"application_name": f"holdfast {purpose}"}
         if self.pooled:
             return {"server_settings": name, "statement_cache_size": 0}
@@ -65,7 +65,13 @@ class Address:
 
 
 async def connect(
-    address: Address, purpose: str, *, statement_timeout: float, idle_timeout: float = 0, durable: bool = True
+    address: Address,
+    purpose: str,
+    *,
+    statement_timeout: float,
+    idle_timeout: float = 0,
+    durable: bool = True,
+    connection_class: type[asyncpg.Connection] = asyncpg.Connection,
 ) -> asyncpg.Connection:
     """One connection, set up so that neither side waits for a peer that is gone.
 
@@ -83,7 +89,8 @@ async def connect(
         settings["idle_session_timeout"] = _milliseconds(idle_timeout)
     # Longer than the server's own limit: it should be the one to answer.
     patience = statement_timeout + 2 if statement_timeout else None
-    return await open_connection(address.dsn, command_timeout=patience, **address.options(purpose, settings))
+    options = address.options(purpose, settings)
+    return await open_connection(address.dsn, command_timeout=patience, connection_class=connection_class, **options)
 
 
 async def open_connection(dsn: str, **options: Any) -> asyncpg.Connection:

@@ -240,22 +240,27 @@ class Deliveries:
         rows = await self._fetch(connection, "release", **_fence(held), delays=_intervals(delays))
         return [row[0] for row in rows]
 
-    async def lock(self, connection: asyncpg.Connection, delivery: Delivery, idle: float) -> bool:
-        """The first statement of a transactional handler; false when the lease is lost."""
-        rows = await self._fetch(connection, "lock", id=delivery.id, token=delivery.token, idle=timedelta(seconds=idle))
-        return bool(rows[0][0])
-
-    async def note(self, connection: asyncpg.Connection, delivery: Delivery) -> bool:
-        """Write the inbox row; false when it is there already, and the event is a duplicate."""
+    async def enter(self, connection: asyncpg.Connection, delivery: Delivery, idle: float) -> str:
+        """The first statement of a transactional handler: settle the row, write the inbox. run, duplicate or lost."""
         rows = await self._fetch(
-            connection, "note", id=delivery.id, token=delivery.token, handler=delivery.handler.name
+            connection,
+            "enter",
+            id=delivery.id,
+            token=delivery.token,
+            handler=delivery.handler.name,
+            idle=timedelta(seconds=idle),
         )
-        return bool(rows[0][0])
+        return str(rows[0][0])
 
-    async def leave(self, connection: asyncpg.Connection, delivery: Delivery) -> bool:
-        """The last statement of a transactional handler; false when the lease is lost."""
+    async def reopen(self, connection: asyncpg.Connection, delivery: Delivery) -> bool:
+        """Take that back after a failure, in the same transaction; false when it was not done there."""
         rows = await self._fetch(
-            connection, "leave", id=delivery.id, token=delivery.token, handler=delivery.handler.name
+            connection,
+            "reopen",
+            id=delivery.id,
+            token=delivery.token,
+            handler=delivery.handler.name,
+            route=delivery.route,
         )
         return bool(rows[0][0])
 

@@ -84,6 +84,20 @@ class Status:
         return [lane for lane in self.lanes if not lane.handlers]
 
 
+@dataclass(frozen=True, slots=True)
+class Notifications:
+    """How wake-ups travel."""
+
+    queue_usage: float  # from 0 to 1; when the server's queue is full, commits that notify fail
+    listeners: int  # connections of workers that listen, in this database
+
+
+async def notifications(connection: asyncpg.Connection) -> Notifications:
+    """How full the queue of notifications is, and how many listen (OBS-3)."""
+    row = await connection.fetchrow(Queries("core").asyncpg("read_notifications").sql)
+    return Notifications(**row)
+
+
 async def status(connection: asyncpg.Connection, schema: str = "core") -> Status:
     """Look once, in one snapshot."""
     queries = Queries(schema)

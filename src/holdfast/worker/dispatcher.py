@@ -26,9 +26,10 @@ from holdfast.telemetry import Counters, Failed, Notice, Observer, Retried
 from holdfast.versions import warn_if_deprecated
 from holdfast.worker.decoding import decode, facts
 from holdfast.worker.held import Held
+from holdfast.worker.sessions import NoSession
 from holdfast.worker.settler import Dead, GivenBack, Postponed, Settlement, Settler
 from holdfast.worker.threads import NoThread, Threads
-from holdfast.worker.transactions import LeaseLost, NoConnection, Setback, Transactions
+from holdfast.worker.transactions import LeaseLost, Setback, Transactions
 
 # Handlers that never wait would otherwise keep the loop from claiming and settling.
 _YIELD_EVERY = 20
@@ -287,7 +288,7 @@ class Dispatcher:
                     result = await self._invoke(runner, delivery, event, context)
             finally:
                 current_context.reset(token)
-        except (NoThread, NoConnection) as missing:
+        except (NoThread, NoSession) as missing:
             self._settler.add(GivenBack(delivery, _OVERDUE_DELAY))
             self._warn("threads" if isinstance(missing, NoThread) else "connections", delivery.handler)
             return

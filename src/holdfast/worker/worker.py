@@ -34,8 +34,9 @@ from holdfast.worker.lanes import outdated
 from holdfast.worker.listener import PING_INTERVAL, Listener
 from holdfast.worker.maintenance import Maintenance
 from holdfast.worker.outage import Outage
+from holdfast.worker.sessions import Sessions
 from holdfast.worker.settler import Settler
-from holdfast.worker.transactions import Transactions
+from holdfast.worker.transactions import SILENCE, Transactions
 
 # A database that does not answer must not keep a worker from stopping. Together these are less than five seconds.
 _CLAIM_PATIENCE = 2.0
@@ -91,16 +92,13 @@ class Worker:
             # They are due before the moment until which the claimer means to sleep.
             on_postponed=lambda: self._claimer.wake(),
         )
-        self._transactions = Transactions(
+        self._sessions = Sessions(
             address,
-            self._deliveries,
-            self._settler,
-            self.counters,
-            self._observe,
             size=settings.connections,
             patience=settings.lease,
-            longest=max(handler.timeout for handler in handlers),
+            statement_timeout=max(handler.timeout for handler in handlers) + SILENCE,
         )
+        self._transactions = Transactions(self._sessions, self._deliveries, self._settler, self.counters, self._observe)
         self._dispatcher = Dispatcher(
             self._settler,
             self._held,
@@ -260,7 +258,7 @@ class Worker:
             self._claim_connection.drop()
             self._settle_connection.drop()
             self._maintenance_connection.drop()
-            self._transactions.drop(PING_INTERVAL)  # at least that long ago it did still answer
+            self._sessions.drop(PING_INTERVAL)  # at least that long ago it did still answer
 
     def _observe(self, fact: Fact) -> None:
         for observer in self._observers:
@@ -367,7 +365,7 @@ class Worker:
     async def _close(self) -> None:
         closing = [
             self._heartbeat.stop(),
-            self._transactions.close(),
+            self._sessions.close(),
             *(each.close() for each in (self._claim_connection, self._settle_connection, self._maintenance_connection)),
         ]
         if self._listener is not None:

@@ -28,14 +28,11 @@ SELECT core.outbox_fail(
 -- name: release
 SELECT core.outbox_release(:ids::uuid[], :tokens::uuid[], :delays::interval[]);
 
--- name: lock
-SELECT core.outbox_lock(:id::uuid, :token::uuid, :idle::interval);
+-- name: enter
+SELECT core.outbox_enter(:id::uuid, :token::uuid, :handler::text, :idle::interval);
 
--- name: note
-SELECT core.outbox_note(:id::uuid, :token::uuid, :handler::text);
-
--- name: leave
-SELECT core.outbox_leave(:id::uuid, :token::uuid, :handler::text);
+-- name: reopen
+SELECT core.outbox_reopen(:id::uuid, :token::uuid, :handler::text, :route::text);
 
 -- name: due_in
 SELECT core.outbox_due_in(

@@ -28,7 +28,7 @@ GRANT EXECUTE ON FUNCTION
     core.outbox_retry(uuid[], uuid[], text[], interval[], text[]),
     core.outbox_fail(uuid[], uuid[], text[], text[], text[], text[]),
     core.outbox_release(uuid[], uuid[], interval[]),
-    core.outbox_lock(uuid, uuid, interval), core.outbox_note(uuid, uuid, text), core.outbox_leave(uuid, uuid, text),
+    core.outbox_enter(uuid, uuid, text, interval), core.outbox_reopen(uuid, uuid, text, text),
     core.outbox_split(bigint, text, bigint, text[], smallint[], int[], timestamptz[], uuid[]),
     core.outbox_lanes(text, bigint), core.outbox_channels(),
     core.outbox_due_in(text, bigint, text[], smallint[], interval),

@@ -80,3 +80,10 @@ FROM core.workers w
 WHERE w.stopped_at IS NULL
 ORDER BY w.heartbeat_at DESC
 LIMIT :most_workers::int;
+
+-- name: read_notifications
+-- The queue is the server's. Listeners are found by the name that workers give their connections, which everybody may
+-- read; it is the same in every schema of the database.
+SELECT pg_catalog.pg_notification_queue_usage() AS queue_usage,
+       (SELECT count(*) FROM pg_catalog.pg_stat_activity a
+        WHERE a.datname = pg_catalog.current_database() AND a.application_name = 'holdfast listen') AS listeners;

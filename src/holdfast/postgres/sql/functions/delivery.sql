@@ -246,57 +246,59 @@ BEGIN
 END
 $$;
 
--- outbox_lock: the first statement of a transactional handler. The row stays locked until the transaction ends, so no
--- heartbeat can move under a REPEATABLE READ snapshot and nobody else can claim it, even when the lease runs out. A
--- transaction whose client is gone is ended by the server p_idle after it fell silent. False: the lease is lost.
-CREATE OR REPLACE FUNCTION core.outbox_lock(p_id uuid, p_token uuid, p_idle interval)
-RETURNS boolean
+-- outbox_enter: the first statement of a transactional handler. It settles the row and writes the inbox ahead of the
+-- handler: all of it is there when the transaction commits, and not otherwise. Until then the row is locked, so nobody
+-- else can claim it, even when the lease runs out; and a second copy of the event waits for the inbox row until the
+-- first has committed, and is then a duplicate. A transaction whose client is gone is ended by the server p_idle after
+-- it fell silent. Returns run, duplicate, or lost, which is the lease.
+CREATE OR REPLACE FUNCTION core.outbox_enter(p_id uuid, p_token uuid, p_handler text, p_idle interval)
+RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s'
 AS $$
 DECLARE
     v_idle text := (extract(epoch FROM p_idle) * 1000)::bigint::text;
+    v_key  text;
 BEGIN
     PERFORM set_config('idle_in_transaction_session_timeout', v_idle, true);
     IF current_setting('server_version_num')::int >= 170000 THEN
         -- Also for a client that vanished in the middle of a message, which counts as neither idle nor running.
         PERFORM set_config('transaction_timeout', v_idle, true);
     END IF;
-    PERFORM FROM core.outbox o
+    UPDATE core.outbox o
+    SET status = 'delivered', delivered_at = now(), settled_at = now(), handler_name = p_handler,
+        lease_token = NULL, lease_expires_at = NULL
     WHERE o.id = p_id AND o.lease_token = p_token AND o.status = 'in_flight'
-    FOR NO KEY UPDATE;
-    RETURN FOUND;
+    RETURNING o.idempotency_key INTO v_key;
+    IF NOT FOUND THEN
+        RETURN 'lost';
+    END IF;
+    INSERT INTO core.event_handled (handler_name, idempotency_key) VALUES (p_handler, v_key) ON CONFLICT DO NOTHING;
+    RETURN CASE WHEN FOUND THEN 'run' ELSE 'duplicate' END;
 END
 $$;
 
--- outbox_note: the inbox row, written before the handler runs: a second copy of the event waits here until the first
--- has committed, and is then a duplicate. Apart from the lock, so that it can be rolled back alone.
-CREATE OR REPLACE FUNCTION core.outbox_note(p_id uuid, p_token uuid, p_handler text)
-RETURNS boolean
-LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s'
-AS $$
-BEGIN
-    INSERT INTO core.event_handled (handler_name, idempotency_key)
-    SELECT p_handler, o.idempotency_key FROM core.outbox o
-    WHERE o.id = p_id AND o.lease_token = p_token AND o.status = 'in_flight'
-    ON CONFLICT DO NOTHING;
-    RETURN FOUND;
-END
-$$;
-
--- outbox_leave: the last statement of a transactional handler. True when the row is settled with the handler's
--- effects; false means the lease is lost, and the caller must roll back.
-CREATE OR REPLACE FUNCTION core.outbox_leave(p_id uuid, p_token uuid, p_handler text)
+-- outbox_reopen: takes back what outbox_enter did, for a handler that has failed, in the same transaction. The row
+-- stays locked, and what became of the attempt can be settled under its token. False: it did not enter here.
+CREATE OR REPLACE FUNCTION core.outbox_reopen(p_id uuid, p_token uuid, p_handler text, p_route text)
 RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
+DECLARE
+    v_key text;
 BEGIN
+    -- Only a version that this transaction wrote: what is committed is delivered for good.
     UPDATE core.outbox o
-    SET status = 'delivered', delivered_at = statement_timestamp(), settled_at = statement_timestamp(), handler_name = p_handler,
-        lease_token = NULL, lease_expires_at = NULL
-    WHERE o.id = p_id AND o.lease_token = p_token AND o.status = 'in_flight';
-    RETURN FOUND;
+    SET status = 'in_flight', delivered_at = NULL, settled_at = NULL, lease_token = p_token, lease_expires_at = now(),
+        handler_name = CASE WHEN strpos(p_route, '/') = 0 THEN p_handler END
+    WHERE o.id = p_id AND o.status = 'delivered' AND o.handler_name = p_handler AND o.xmin = pg_current_xact_id()::xid
+    RETURNING o.idempotency_key INTO v_key;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    DELETE FROM core.event_handled h
+    WHERE h.handler_name = p_handler AND h.idempotency_key = v_key AND h.xmin = pg_current_xact_id()::xid;
+    RETURN true;
 END
 $$;

@@ -1,0 +1,154 @@
+"""The database sessions of transactional handlers: few, their own, and clean whenever a handler gets one."""
+
+import asyncio
+import contextlib
+import re
+import time
+from typing import Any
+
+import asyncpg
+
+from holdfast.errors import TerminalHandlerError
+from holdfast.postgres.connection import Address, connect
+
+# A session that nobody has wanted for so long is cleaned without waiting for the next handler.
+_TIDY_AFTER = 1.0
+_RESET_PATIENCE = 2.0
+
+
+_ENDS = re.compile(r"\s*(COMMIT|END|ABORT|ROLLBACK(?!\s+(WORK\s+|TRANSACTION\s+)?TO\b)|PREPARE\s+TRANSACTION)\b", re.I)
+
+
+class NoSession(Exception):
+    """All of them were taken for too long."""
+
+
+class EndedByHand(TerminalHandlerError):
+    """A handler tried to end its transaction, or has done so."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the handler ended its transaction by hand; it commits with the delivery: raise or return Retry, Snooze "
+            "or Reject to roll back, and use tx.transaction() for a part that may fail"
+        )
+
+
+class Session(asyncpg.Connection):  # type: ignore[misc]
+    """A connection whose transaction is the worker's to begin and to end.
+
+    It is cleaned with the BEGIN of the next transaction: what a handler has set or locked for its session must not
+    reach the next one, and a round trip to see to that would be one more for every event.
+    """
+
+    used = False
+    lent = False  # a handler has it now
+    ended = ""  # the last transaction, by COMMIT; or by ROLLBACK, when there was nothing left to commit
+    released_at = 0.0
+
+    async def execute(self, query: str, *args: Any, timeout: float | None = None) -> str:
+        if self.lent:
+            if _ENDS.match(query):
+                raise EndedByHand
+        elif self.used and query.startswith("BEGIN"):
+            query += self.get_reset_query()
+        status: str = await super().execute(query, *args, timeout=timeout)
+        if not self.lent and query.startswith("COMMIT"):
+            self.ended = status
+        return status
+
+
+class Sessions:
+    """At most `size`, opened when they are needed."""
+
+    def __init__(self, address: Address, *, size: int, patience: float, statement_timeout: float) -> None:
+        self._address = address
+        self._patience = patience
+        # While a statement runs, or is being sent, the limit for idle transactions does not help the server to get rid
+        # of a client that is gone.
+        self._statement_timeout = statement_timeout
+        self._free = asyncio.Semaphore(size)
+        self._unused: list[Session] = []
+        self._open: dict[Session, float] = {}  # since when
+        self._tidying: asyncio.Task[None] | None = None
+        self.drops = 0
+
+    async def take_turn(self) -> None:
+        """Wait until a session may be taken; every turn ends with `release`."""
+        if not self._free.locked():
+            await self._free.acquire()
+            return
+        try:
+            async with asyncio.timeout(self._patience):
+                await self._free.acquire()
+        except TimeoutError:
+            raise NoSession from None
+
+    async def take(self) -> Session:
+        while self._unused:
+            session = self._unused.pop()
+            if not session.is_closed():
+                return session
+            self._open.pop(session, None)
+        opened: Session = await connect(
+            self._address, "handler", statement_timeout=self._statement_timeout, connection_class=Session
+        )
+        self._open[opened] = time.monotonic()
+        return opened
+
+    def release(self, session: Session | None) -> None:
+        """The turn is over. A session that cannot be used again was terminated before."""
+        if session is not None and session.is_closed():
+            self._open.pop(session, None)
+        elif session is not None:
+            session.used, session.released_at = True, time.monotonic()
+            self._unused.append(session)
+            if self._tidying is None or self._tidying.done():
+                self._tidying = asyncio.create_task(self._tidy())
+        self._free.release()
+
+    def drop(self, silence: float) -> None:
+        """The other side has not answered for so long: end sessions that are older, those in use as well."""
+        self.drops += 1
+        for session, opened_at in tuple(self._open.items()):
+            if time.monotonic() - opened_at > silence:
+                terminate(session)
+
+    async def close(self) -> None:
+        if self._tidying is not None:
+            self._tidying.cancel()
+        unused, self._unused = self._unused, []
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(1):
+                await asyncio.gather(*(session.close() for session in unused), return_exceptions=True)
+        for session in tuple(self._open):
+            terminate(session)
+
+    async def _tidy(self) -> None:
+        """Clean what lies unused, one after the other, until all of it is clean."""
+        while used := [session for session in self._unused if session.used]:
+            longest = min(used, key=lambda session: session.released_at)
+            wait = longest.released_at + _TIDY_AFTER - time.monotonic()
+            if wait > 0:
+                await asyncio.sleep(wait)
+                continue
+            self._unused.remove(longest)
+            if self._free.locked():
+                self._unused.insert(0, longest)
+                await asyncio.sleep(_TIDY_AFTER)
+                continue
+            await self._free.acquire()  # does not wait
+            try:
+                await longest.reset(timeout=_RESET_PATIENCE)
+                longest.used = False
+                self._unused.insert(0, longest)
+            except Exception:
+                terminate(longest)
+                self._open.pop(longest, None)
+            finally:
+                self._free.release()
+
+
+def terminate(session: Session | None) -> None:
+    if session is not None:
+        with contextlib.suppress(asyncpg.InterfaceError):  # it was already
+            session.terminate()
