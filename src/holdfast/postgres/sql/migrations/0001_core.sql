@@ -225,13 +225,13 @@ BEGIN
     IF jsonb_typeof(NEW.payload) IS DISTINCT FROM 'object' THEN
         RAISE EXCEPTION 'payload must be a JSON object, not %', coalesce(jsonb_typeof(NEW.payload), 'NULL')
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Wrap the value: {"value": ...}.';
-    ELSIF NEW.event_type !~ '^[^/*[:space:][:cntrl:]]{1,200}$' THEN
+    ELSIF NEW.event_type !~ '^[^/*[:space:][:cntrl:]]+$' OR char_length(NEW.event_type) > 200 THEN
         RAISE EXCEPTION 'event_type must be 1 to 200 characters without spaces, "/" or "*"'
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Write it like order.placed.';
-    ELSIF NEW.source !~ '^[^/*[:space:][:cntrl:]]{1,200}$' THEN
+    ELSIF NEW.source !~ '^[^/*[:space:][:cntrl:]]+$' OR char_length(NEW.source) > 200 THEN
         RAISE EXCEPTION 'source must be 1 to 200 characters without spaces, "/" or "*"'
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Name the producing context, like shop.';
-    ELSIF NEW.target !~ '^[^/*[:space:][:cntrl:]]{1,200}$' THEN
+    ELSIF NEW.target !~ '^[^/*[:space:][:cntrl:]]+$' OR char_length(NEW.target) > 200 THEN
         RAISE EXCEPTION 'target must be NULL or 1 to 200 characters without spaces, "/" or "*"'
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Name one context, like billing, or leave it NULL for all.';
     ELSIF octet_length(NEW.payload::text) > 524288 THEN
@@ -251,12 +251,13 @@ BEGIN
 END
 $$;
 
+-- Lengths are compared apart: in the pattern, {1,200} would cost as much as the insert itself.
 CREATE TRIGGER outbox_fill BEFORE INSERT ON core.outbox FOR EACH ROW
     WHEN (NEW.idempotency_key IS NULL
           OR jsonb_typeof(NEW.payload) IS DISTINCT FROM 'object'
-          OR NEW.event_type !~ '^[^/*[:space:][:cntrl:]]{1,200}$'
-          OR NEW.source !~ '^[^/*[:space:][:cntrl:]]{1,200}$'
-          OR NEW.target !~ '^[^/*[:space:][:cntrl:]]{1,200}$'
+          OR NEW.event_type !~ '^[^/*[:space:][:cntrl:]]+$' OR char_length(NEW.event_type) > 200
+          OR NEW.source !~ '^[^/*[:space:][:cntrl:]]+$' OR char_length(NEW.source) > 200
+          OR NEW.target !~ '^[^/*[:space:][:cntrl:]]+$' OR char_length(NEW.target) > 200
           -- As text: 1e131071 takes eight bytes in jsonb, and a few thousand of them would fail every claim that meets
           -- the row.
           OR octet_length(NEW.payload::text) > 524288
