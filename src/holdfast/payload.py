@@ -88,7 +88,8 @@ def _survey(payload: object, limit: int) -> None:
             count += len(node)
             if count > limit:
                 raise PayloadError("payload", f"has more values than the {limit} bytes allowed", _REFERENCE)
-            below += [child for child in children if type(child) not in _SCALARS and isinstance(child, _CONTAINERS)]
+            if not _SCALARS.issuperset(map(type, children)):
+                below += [child for child in children if isinstance(child, _CONTAINERS)]
         level = below
 
 

@@ -329,17 +329,19 @@ def prepare(
 
 def envelope_of(event: NewEvent, row: OutboxRow) -> EventEnvelope:
     """The envelope under which handlers will see the event of a row."""
-    return EventEnvelope(
-        event_id=event.event_id or UUID(row.id),
-        event_type=event.event_type,
-        event_version=event.event_version,
-        occurred_at=event.occurred_at or datetime.fromisoformat(row.occurred_at),
-        source=row.source,
-        target=event.target,
-        domain_id=event.domain_id,
-        payload=event.payload,
-        idempotency_key=row.idempotency_key,
-        trace_context=row.trace_context,
+    return EventEnvelope.trusted(
+        {
+            "event_id": event.event_id or UUID(row.id),
+            "event_type": event.event_type,
+            "event_version": event.event_version,
+            "occurred_at": event.occurred_at or datetime.fromisoformat(row.occurred_at),
+            "source": row.source,
+            "target": event.target,
+            "domain_id": event.domain_id,
+            "payload": event.payload,
+            "idempotency_key": row.idempotency_key,
+            "trace_context": row.trace_context,
+        }
     )
 
 

@@ -20,6 +20,8 @@ from holdfast.worker.outage import Outage
 _BUSY_AFTER = 3
 # What the buffer holds is what can be handled in this time, so that a slow worker leaves the rest to others.
 _BUFFER_SECONDS = 0.25
+# And what is claimed at once, or waits, has about so many characters of payload.
+_BUFFER_SIZE = 8 * 1024 * 1024
 # Another worker's guard may have died: ask this often.
 _GUARD_INTERVAL = 1.0
 # A wake-up that finds nothing is somebody else's event, or noise: so many per second are answered at once.
@@ -70,6 +72,7 @@ class Claimer:
         self._streak = 0
         self._woken = False
         self._rate = 0.0
+        self._weight = 1.0  # of a payload, as the last claims brought them
         self._rated_at, self._rated = time.monotonic(), 0
         self._polled_at = time.monotonic()
         self._idle_wakeups: list[float] = []
@@ -184,6 +187,7 @@ class Claimer:
 
     async def _accept(self, claimed: list[Delivery]) -> None:
         self._counters.claimed += len(claimed)
+        self._weight = max(self._weight / 2, 1.0, sum(len(each.payload or "") for each in claimed) / len(claimed))
         self._held.add(claimed)
         if self.stopped.is_set():
             await self._dispatcher.give_back(claimed)
@@ -231,10 +235,11 @@ class Claimer:
             finished = self._dispatcher.finished
             self._rate += 0.5 * ((finished - self._rated) / elapsed - self._rate)
             self._rated_at, self._rated = now, finished
+        most = int(_BUFFER_SIZE / self._weight) + 1
         ahead = min(int(self._rate * _BUFFER_SECONDS), 2 * self._batch)
-        wanted = self._dispatcher.idle + ahead - self._dispatcher.buffered
+        wanted = min(self._dispatcher.idle + ahead, most) - self._dispatcher.buffered
         # Not in dribs and drabs while there is still plenty to do.
-        if self._dispatcher.buffered and wanted < self._batch // 2:
+        if self._dispatcher.buffered and wanted < min(self._batch, most) // 2:
             return 0
         return min(wanted, self._batch)
 

@@ -33,7 +33,6 @@ from holdfast.worker.transactions import LeaseLost, Setback, Transactions
 
 # Handlers that never wait would otherwise keep the loop from claiming and settling.
 _YIELD_EVERY = 20
-_ROUSED = 1
 _LONGEST_TICK = 0.5
 _CANCEL_PATIENCE = 1.0
 # How long one of two copies of a key waits for the other: then the claim sees in the inbox what became of it.
@@ -131,11 +130,12 @@ class Dispatcher:
         self._rouse()
 
     def _rouse(self) -> None:
-        """Wake some runners; each wakes some more. Handlers that never wait need but a few of them."""
-        for _ in range(min(_ROUSED, len(self._buffer), len(self._idle))):
+        """Wake a runner, who wakes the next one. Handlers that never wait need but a few of them."""
+        while self._buffer and self._idle:
             future = self._idle.popleft()
             if not future.done():
                 future.set_result(None)
+                return
 
     async def give_back(self, deliveries: Iterable[Delivery]) -> None:
         """Settle deliveries as if they had not been claimed."""
