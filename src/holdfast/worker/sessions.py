@@ -23,14 +23,12 @@ class NoSession(Exception):
     """All of them were taken for too long."""
 
 
-class EndedByHand(TerminalHandlerError):
-    """A handler tried to end its transaction, or has done so."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "the handler ended its transaction by hand; it commits with the delivery: raise or return Retry, Snooze "
-            "or Reject to roll back, and use tx.transaction() for a part that may fail"
-        )
+def ended_by_hand() -> TerminalHandlerError:
+    """For a handler that tries to end its transaction, or has done so."""
+    return TerminalHandlerError(
+        "the handler ended its transaction by hand; it commits with the delivery: raise or return Retry, Snooze or "
+        "Reject to roll back, and use tx.transaction() for a part that may fail"
+    )
 
 
 class Session(asyncpg.Connection):  # type: ignore[misc]
@@ -48,7 +46,7 @@ class Session(asyncpg.Connection):  # type: ignore[misc]
     async def execute(self, query: str, *args: Any, timeout: float | None = None) -> str:
         if self.lent:
             if _ENDS.match(query):
-                raise EndedByHand
+                raise ended_by_hand()
         elif self.used and query.startswith("BEGIN"):
             query += self.get_reset_query()
         status: str = await super().execute(query, *args, timeout=timeout)

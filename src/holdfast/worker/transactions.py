@@ -16,7 +16,7 @@ from holdfast.postgres.connection import CONNECTION_FAULTS
 from holdfast.postgres.deliveries import Deliveries, Delivery
 from holdfast.telemetry import Counters, Notice, Observer
 from holdfast.worker.outage import Outage
-from holdfast.worker.sessions import EndedByHand, Session, Sessions, terminate
+from holdfast.worker.sessions import Session, Sessions, ended_by_hand, terminate
 from holdfast.worker.settler import Settlement, Settler
 
 # What a transaction may stay silent beyond the handler's own limit before the server ends it.
@@ -134,7 +134,7 @@ class Transactions:
             "remedy": "let the handler return or raise; use tx.transaction() for a part that may fail",
         }
         self._observe(Notice("error", "transaction_ended_by_hand", details))
-        raise EndedByHand
+        raise ended_by_hand()
 
     async def _undo(
         self,
