@@ -1,7 +1,10 @@
 """A database connection that one loop owns, and that comes back after every outage."""
 
 import asyncio
+import random
 import re
+import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -43,6 +46,26 @@ class Address:
     def __init__(self, dsn: str) -> None:
         self.dsn = dsn
         self.pooled = False
+        self._lock = threading.Lock()  # a heartbeat connects from a thread of its own
+        self.reached = False  # somebody has, since the last fault
+        self._next_try = 0.0
+
+    async def wait_for_turn(self) -> None:
+        """Until somebody gets through there, all who want to connect try one after the other, about once a second."""
+        while True:
+            with self._lock:
+                now = time.monotonic()
+                if self.reached or now >= self._next_try:
+                    self._next_try = now + random.uniform(1.0, 1.2)
+                    return
+            await asyncio.sleep(0.02)
+
+    def found(self, reached: bool) -> None:
+        """What became of a try, or of a connection."""
+        with self._lock:
+            if self.reached and not reached:
+                self._next_try = 0.0  # the first one after a fault need not wait
+            self.reached = reached
 
     async def probe(self) -> None:
         """Find out: a pooler tells its clients another backend than the one that answers."""
@@ -90,7 +113,16 @@ async def connect(
     # Longer than the server's own limit: it should be the one to answer.
     patience = statement_timeout + 2 if statement_timeout else None
     options = address.options(purpose, settings)
-    return await open_connection(address.dsn, command_timeout=patience, connection_class=connection_class, **options)
+    await address.wait_for_turn()
+    try:
+        connection = await open_connection(
+            address.dsn, command_timeout=patience, connection_class=connection_class, **options
+        )
+    except CONNECTION_FAULTS:
+        address.found(False)
+        raise
+    address.found(True)
+    return connection
 
 
 async def open_connection(dsn: str, **options: Any) -> asyncpg.Connection:
@@ -179,8 +211,15 @@ class ReservedConnection:
         if connection is self._connection and self.on_lost is not None:
             self.on_lost()
 
-    def drop(self) -> None:
-        """Forget the connection after a fault; nothing is asked of the other side."""
+    @property
+    def reachable(self) -> bool:
+        """Whether whoever tried last got through to the other side."""
+        return self._address.reached
+
+    def drop(self, *, fault: bool = True) -> None:
+        """Forget the connection; nothing is asked of the other side."""
+        if fault:
+            self._address.found(False)
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.terminate()

@@ -10,11 +10,11 @@ from holdfast.handlers import Handler
 from holdfast.postgres.connection import CONNECTION_FAULTS, PASSING_FAULTS, ReservedConnection
 from holdfast.postgres.deliveries import Deliveries, Delivery, Interest, RegistryChanged
 from holdfast.postgres.wakeup import Guard
-from holdfast.telemetry import Counters, Observer
+from holdfast.telemetry import Counters
 from holdfast.worker.dispatcher import Dispatcher
 from holdfast.worker.held import Held
 from holdfast.worker.lanes import Lanes, plan
-from holdfast.worker.outage import Outage
+from holdfast.worker.outage import Outages
 
 # A worker that finds work this many times in a row is busy, and producers need not ring for it.
 _BUSY_AFTER = 3
@@ -43,7 +43,7 @@ class Claimer:
         handlers: list[Handler],
         channels: tuple[str, ...],
         counters: Counters,
-        observe: Observer,
+        outages: Outages,
         *,
         guard: Guard | None,
         batch: int,
@@ -76,7 +76,7 @@ class Claimer:
         self._rated_at, self._rated = time.monotonic(), 0
         self._polled_at = time.monotonic()
         self._idle_wakeups: list[float] = []
-        self._outage = Outage("claim", observe)
+        self._outage = outages.of("claim")
         self.stopped = asyncio.Event()
 
     def wake(self, rescan: bool = False) -> None:

@@ -17,7 +17,7 @@ from holdfast.postgres.connection import PASSING_FAULTS, Address, ReservedConnec
 from holdfast.postgres.deliveries import Deliveries, Delivery
 from holdfast.telemetry import Notice, Observer
 from holdfast.worker.held import Held
-from holdfast.worker.outage import Outage
+from holdfast.worker.outage import Outages
 
 _CHUNK = 500
 _STOP_PATIENCE = 1.0
@@ -32,6 +32,7 @@ class Heartbeat:
         deliveries: Deliveries,
         held: Held,
         observe: Observer,
+        outages: Outages,
         *,
         lease: float,
         lost: Callable[[Iterable[Delivery]], None],
@@ -42,6 +43,7 @@ class Heartbeat:
         self._deliveries = deliveries
         self._held = held
         self._observe = observe
+        self._outages = outages
         self._lease = lease
         self._lost = lost
         self._running = running
@@ -84,7 +86,7 @@ class Heartbeat:
     async def run(self) -> None:
         interval = self._lease / 3
         connection = ReservedConnection(self._address, "heartbeat", statement_timeout=interval)
-        outage = Outage("heartbeat", self._observe)
+        outage = self._outages.of("heartbeat")
         due = time.monotonic() + interval
         try:
             while not self._stopping.is_set():

@@ -13,8 +13,8 @@ import asyncpg
 
 from holdfast.postgres.connection import CONNECTION_FAULTS, ReservedConnection
 from holdfast.postgres.queries import Queries
-from holdfast.telemetry import Counters, Observer
-from holdfast.worker.outage import Outage
+from holdfast.telemetry import Counters
+from holdfast.worker.outage import Outages
 
 _LONGEST_WAIT = 30.0
 _PATIENCE = 5.0
@@ -34,7 +34,7 @@ class Listener:
         channels: tuple[str, ...],
         worker: UUID,
         counters: Counters,
-        observe: Observer,
+        outages: Outages,
         *,
         poll_interval: float,
         wake: Callable[[bool], None],
@@ -48,14 +48,13 @@ class Listener:
         self._channels = channels
         self._worker = str(worker)
         self._counters = counters
-        self._observe = observe
         self._poll_interval = poll_interval
         self._wake = wake
         self._stop = stop
         self._may_listen = may_listen
         self._lost = lost
         self._pinged = pinged
-        self._outage = Outage("listen", observe, longest_wait=_LONGEST_WAIT)
+        self._outage = outages.of("listen", longest_wait=_LONGEST_WAIT)
         self._gone = asyncio.Event()
         self.healthy = False
 

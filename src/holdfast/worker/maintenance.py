@@ -115,8 +115,10 @@ class Maintenance:
         self._observe(Notice("warning", "channel_unserved", details))
 
     async def say_goodbye(self) -> None:
-        self._connection.drop()  # the loop may have been ended in the middle of a statement
+        if not self._connection.reachable:
+            return  # its heartbeat stops anyway
+        self._connection.drop(fault=False)  # the loop may have been ended in the middle of a statement
         try:
             await self._fleet.gone(await self._connection.use(), self._registration.id)
         except (*PASSING_FAULTS, *CONNECTION_FAULTS):
-            pass  # its heartbeat stops anyway
+            pass

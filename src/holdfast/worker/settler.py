@@ -14,7 +14,7 @@ from holdfast.postgres.connection import CONNECTION_FAULTS, PASSING_FAULTS, Rese
 from holdfast.postgres.deliveries import Deliveries, Delivery
 from holdfast.telemetry import Counters, Failed, Notice, Observer, Retried
 from holdfast.worker.held import Held
-from holdfast.worker.outage import Outage
+from holdfast.worker.outage import Outages
 
 MAX_BATCH = 500
 
@@ -87,6 +87,7 @@ class Settler:
         held: Held,
         counters: Counters,
         observe: Observer,
+        outages: Outages,
         *,
         lease: float,
         settle_after: float,
@@ -104,7 +105,7 @@ class Settler:
         self._some = asyncio.Event()
         self._many = asyncio.Event()
         self._lock = asyncio.Lock()
-        self._outage = Outage("settle", observe)
+        self._outage = outages.of("settle")
 
     def delivered(self, delivery: Delivery) -> None:
         waiting = self._pending.delivered

@@ -15,7 +15,7 @@ from holdfast.outcome import Done, Outcome, Reject, Retry, Snooze
 from holdfast.postgres.connection import CONNECTION_FAULTS
 from holdfast.postgres.deliveries import Deliveries, Delivery
 from holdfast.telemetry import Counters, Notice, Observer
-from holdfast.worker.outage import Outage
+from holdfast.worker.outage import Outages
 from holdfast.worker.sessions import Session, Sessions, ended_by_hand, terminate
 from holdfast.worker.settler import Settlement, Settler
 
@@ -45,13 +45,14 @@ class Transactions:
         settler: Settler,
         counters: Counters,
         observe: Observer,
+        outages: Outages,
     ) -> None:
         self._sessions = sessions
         self._deliveries = deliveries
         self._settler = settler
         self._counters = counters
         self._observe = observe
-        self._outage = Outage("handle", observe)
+        self._outage = outages.of("handle")
 
     async def run(self, delivery: Delivery, call: Call, start: Callable[[], None], judge: Judge) -> Outcome | None:
         """None when the delivery is settled; else the outcome to settle, with the effects rolled back.

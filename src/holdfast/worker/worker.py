@@ -33,7 +33,7 @@ from holdfast.worker.held import Held
 from holdfast.worker.lanes import outdated
 from holdfast.worker.listener import PING_INTERVAL, Listener
 from holdfast.worker.maintenance import Maintenance
-from holdfast.worker.outage import Outage
+from holdfast.worker.outage import Outages
 from holdfast.worker.sessions import Sessions
 from holdfast.worker.settler import Settler
 from holdfast.worker.transactions import SILENCE, Transactions
@@ -74,6 +74,7 @@ class Worker:
             queries, address, worker=self.id, generation=settings.generation, lease=settings.lease
         )
         self._held = Held()
+        self._outages = outages = Outages(self._observe)
         handlers = list(registry)
         # A statement that takes longer than this is a sign of trouble, and must end before the lease does.
         limit = settings.lease / 3
@@ -87,6 +88,7 @@ class Worker:
             self._held,
             self.counters,
             self._observe,
+            outages,
             lease=settings.lease,
             settle_after=settings.settle_after,
             # They are due before the moment until which the claimer means to sleep.
@@ -98,7 +100,9 @@ class Worker:
             patience=settings.lease,
             statement_timeout=max(handler.timeout for handler in handlers) + SILENCE,
         )
-        self._transactions = Transactions(self._sessions, self._deliveries, self._settler, self.counters, self._observe)
+        self._transactions = Transactions(
+            self._sessions, self._deliveries, self._settler, self.counters, self._observe, outages
+        )
         self._dispatcher = Dispatcher(
             self._settler,
             self._held,
@@ -130,7 +134,7 @@ class Worker:
                 settings.served_channels,
                 self.id,
                 self.counters,
-                self._observe,
+                outages,
                 poll_interval=settings.poll_interval,
                 wake=lambda rescan: self._claimer.wake(rescan),
                 stop=self._stopped,
@@ -146,7 +150,7 @@ class Worker:
             handlers,
             settings.served_channels,
             self.counters,
-            self._observe,
+            outages,
             guard=self._guard,
             batch=settings.batch,
             poll_interval=settings.poll_interval,
@@ -156,6 +160,7 @@ class Worker:
             self._deliveries,
             self._held,
             self._observe,
+            outages,
             lease=settings.lease,
             lost=self._dispatcher.cancel,
             running=self._dispatcher.running,
@@ -290,7 +295,8 @@ class Worker:
             grace_ends = asyncio.get_running_loop().time() + self.settings.grace
             self._claimer.stop()
             self._dispatcher.nudge()
-            await asyncio.wait((claiming,), timeout=_CLAIM_PATIENCE)
+            patience = _CLAIM_PATIENCE if self._claim_connection.reachable else _END_PATIENCE
+            await asyncio.wait((claiming,), timeout=patience)
             if not claiming.done():
                 self._claim_connection.drop()
             await _end(claiming, *others)
@@ -308,7 +314,7 @@ class Worker:
 
     async def _prepare(self) -> bool:
         """Wait for the database, refuse a schema of another version, record interest. False when told to stop."""
-        outage = Outage("start", self._observe)
+        outage = self._outages.of("start")
         while not self._stop.is_set():
             try:
                 await self._address.probe()
