@@ -4,17 +4,25 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks import environments
-from benchmarks.suites import Arm
-from benchmarks.systems.process import DSN_VARIABLE
-from holdfast.embedded import EmbeddedPostgres
+from benchmarks.benchmark import Arm
+from benchmarks.databases import Databases, NoSpace
+from benchmarks.systems.process import DSN_VARIABLE, arguments
 
 ROOT = Path(__file__).resolve().parent.parent
 LONGEST_RUN = 900
+
+
+class Progress:
+    """Told which arm is next, and what is done for it before it runs. This one keeps it to itself."""
+
+    def begin(self, arm: Arm) -> None: ...
+
+    def note(self, text: str) -> None: ...
 
 
 class RunFailed(Exception):
@@ -22,41 +30,45 @@ class RunFailed(Exception):
 
 
 def interleaved(
-    server: EmbeddedPostgres, arms: Sequence[Arm], repeats: int, progress: Callable[[Arm], None]
+    databases: Databases, arms: Sequence[Arm], repeats: int, progress: Progress
 ) -> dict[str, list[dict[str, Any]]]:
     """One run of each arm after the other, several times: a noisy minute hits all of them."""
     results: dict[str, list[dict[str, Any]]] = {arm.label: [] for arm in arms}
+    arms = list(arms)
     for turn in range(repeats):
         # The first of a turn has a colder cache; take turns at that as well.
         for arm in arms[turn % len(arms) :] + arms[: turn % len(arms)]:
-            progress(arm)
-            results[arm.label].append(run(server, arm))
+            progress.begin(arm)
+            results[arm.label].append(run(databases, arm, progress))
     return results
 
 
-def run(server: EmbeddedPostgres, arm: Arm) -> dict[str, Any]:
-    database = f"bench_{arm.system.replace('-', '_')}"
-    server.drop_database(database)
-    dsn = server.create_database(database)
+def run(databases: Databases, arm: Arm, progress: Progress | None = None) -> dict[str, Any]:
+    progress = progress or Progress()
+    ours = arm.system not in environments.peers()
+    python = sys.executable if ours else environments.interpreter(arm.system)
+    kept = arm.options.get("kept", 0) if ours else None
     try:
-        return process(interpreter(arm.system), arm, dsn)
+        dsn = databases.fresh(arm.system, kept, progress.note)
+        progress.note("")
+        return process(python, arm, dsn)
+    except NoSpace as refusal:
+        raise RunFailed(str(refusal)) from None
     finally:
-        server.drop_database(database)
-
-
-def interpreter(system: str) -> str:
-    """Peers have an environment of their own; Holdfast and the control run in ours."""
-    return environments.interpreter(system) if system in environments.peers() else sys.executable
+        databases.drop(arm.system)
 
 
 def process(python: str, arm: Arm, dsn: str) -> dict[str, Any]:
     module = f"benchmarks.systems.{arm.system.replace('-', '_')}"
-    command = [python, "-m", module, arm.verb]
-    for name, value in arm.options.items():
-        command += [f"--{name}"] if value is True else [f"--{name}", str(value)]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", DSN_VARIABLE: dsn}
     done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LONGEST_RUN, check=False
+        [python, "-m", module, arm.verb, *arguments(arm.options)],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=LONGEST_RUN,
+        check=False,
     )
     if done.returncode != 0:
         raise RunFailed(f"{arm.label} ({arm.system} {arm.verb}) failed:\n{done.stderr[-2000:]}")

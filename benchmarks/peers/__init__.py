@@ -1,1 +1,1 @@
-"""The peers: what each adapter shares (harness.py), and one folder of pinned requirements per peer."""
+"""The peers: one folder of pinned requirements for each. Their adapters stand in `systems`."""

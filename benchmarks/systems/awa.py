@@ -11,7 +11,7 @@ import asyncpg
 from awa import AsyncClient
 from awa.bridge import insert_job
 
-from benchmarks.peers.harness import (
+from benchmarks.systems.harness import (
     BUSINESS,
     Tally,
     delivered,

@@ -15,7 +15,7 @@ from chancy.plugins.pruner import Pruner
 from chancy.plugins.recovery import Recovery
 from psycopg.rows import dict_row
 
-from benchmarks.peers.harness import (
+from benchmarks.systems.harness import (
     BUSINESS,
     Tally,
     delivered,

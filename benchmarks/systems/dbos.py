@@ -12,7 +12,7 @@ from dbos import DBOS, DBOSClient, DBOSConfig, EnqueueOptions
 from sqlalchemy import Connection, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
-from benchmarks.peers.harness import (
+from benchmarks.systems.harness import (
     BUSINESS,
     Tally,
     delivered,

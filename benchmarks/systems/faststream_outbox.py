@@ -12,7 +12,7 @@ from faststream_outbox import OutboxBroker, make_dlq_table, make_outbox_table, o
 from sqlalchemy import MetaData, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
-from benchmarks.peers.harness import (
+from benchmarks.systems.harness import (
     BUSINESS,
     Tally,
     delivered,

@@ -12,7 +12,7 @@ from oban import Job, Oban, worker
 from oban.schema import install
 from psycopg_pool import AsyncConnectionPool
 
-from benchmarks.peers.harness import (
+from benchmarks.systems.harness import (
     BUSINESS,
     Tally,
     delivered,

@@ -11,7 +11,7 @@ from typing import Any
 import asyncpg
 from pgqueuer import AsyncpgDriver, Job, PgQueuer, Queries
 
-from benchmarks.peers.harness import (
+from benchmarks.systems.harness import (
     BUSINESS,
     Tally,
     delivered,

@@ -13,7 +13,7 @@ import psycopg
 from procrastinate import App, PsycopgConnector
 from psycopg_pool import AsyncConnectionPool
 
-from benchmarks.peers.harness import (
+from benchmarks.systems.harness import (
     BUSINESS,
     Tally,
     delivered,

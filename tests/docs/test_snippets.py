@@ -141,6 +141,8 @@ def test_commands(shop: dict[str, str], block: Block) -> None:
             runs_until_told(words, shop, signal.SIGTERM, "worker_started", int(_option(words, "--processes", "1")))
         elif "--watch" in words:
             runs_until_told(words, shop, signal.SIGINT, "pending", 1)
+        elif "--listen" in words:
+            runs_until_told(words, shop, signal.SIGTERM, "serving", 1)
         else:
             run = subprocess.run(
                 ["/bin/sh", "-ec", line], cwd=shop["PWD"], env=shop, capture_output=True, text=True, timeout=60

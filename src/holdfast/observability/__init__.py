@@ -1,1 +1,1 @@
-"""Where facts go: logs now; metrics, traces and alerts beside them."""
+"""What can be seen from outside: logs of what a worker tells, and metrics of the outbox for Prometheus."""

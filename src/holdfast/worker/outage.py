@@ -73,7 +73,8 @@ class Outage:
         """As long, or until another loop has got through."""
         began = time.monotonic()
         ends = began + self.begin(fault)
-        while (left := ends - time.monotonic()) > 0 and self._outages.recovered_at < began:
+        # Not an event: the other loop may be in another thread.
+        while (left := ends - time.monotonic()) > 0 and self._outages.recovered_at < began:  # noqa: ASYNC110
             await asyncio.sleep(min(left, 0.1))
 
     def over(self) -> None:

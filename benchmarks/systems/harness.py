@@ -1,6 +1,6 @@
-"""What every peer's adapter shares: the same measurement around each library's own calls, and a check of the counts.
+"""What the adapters share: the same measurement around each system's own calls, and a check of the counts.
 
-It runs in the peer's environment: the standard library and asyncpg (for observing) are all there is.
+It also runs in the peers' environments: the standard library and asyncpg (for observing) are all there is.
 """
 
 import argparse
@@ -18,6 +18,7 @@ from benchmarks.counters import difference, peak_rss_mb, snapshot
 from benchmarks.systems.process import database_of
 from benchmarks.workload import quantile
 
+ORDERS = "CREATE TABLE orders (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, note text)"
 BUSINESS = "INSERT INTO orders (note) VALUES ('x')"
 CHUNK = 5_000
 WARM_UP = 5
@@ -34,7 +35,7 @@ def quiet() -> None:
 
 async def observe(dsn: str) -> asyncpg.Connection:
     connection = await asyncpg.connect(dsn)
-    await connection.execute("CREATE TABLE orders (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, note text)")
+    await connection.execute(ORDERS)
     return connection
 
 
@@ -82,8 +83,9 @@ async def drained(
         raise SystemExit(f"{tally.calls} of {tally.expected} calls, {jobs} of {options.count} jobs left") from None
     check("handler calls", tally.calls, tally.expected)
     check("jobs left", await observer.fetchval(left), 0)
+    result = await difference(observer, before, after, options.count)
     await observer.close()
-    return difference(before, after, options.count) | {"rss_mb": peak_rss_mb()}
+    return result | {"rss_mb": peak_rss_mb()}
 
 
 async def settle(observer: asyncpg.Connection) -> None:
@@ -115,9 +117,10 @@ async def published(
     after = await snapshot(observer, database)
     check("jobs stored", await observer.fetchval(stored), commits)
     check("business rows", await observer.fetchval("SELECT count(*) FROM orders"), commits)
+    result = await difference(observer, before, after, commits)
     for connection in [*connections, observer]:
         await connection.close()
-    return difference(before, after, commits)
+    return result
 
 
 async def published_many(
@@ -132,8 +135,9 @@ async def published_many(
     await fill(options.count, publish)
     after = await snapshot(observer, database)
     check("jobs stored", await observer.fetchval(stored), options.count)
+    result = await difference(observer, before, after, options.count)
     await observer.close()
-    return difference(before, after, options.count)
+    return result
 
 
 async def fill(count: int, publish: Callable[[int], Awaitable[None]]) -> None:
@@ -186,6 +190,21 @@ async def delivered(
         "per_second": round(len(committed) / options.seconds, 1),
         "p50_ms": round(quantile(waits, 0.5) * 1e3, 2),
         "p99_ms": round(quantile(waits, 0.99) * 1e3, 2),
+    }
+
+
+async def looked(count: int, look: Callable[[], Awaitable[object]]) -> dict[str, Any]:
+    """Looks one after the other on a connection that stays open."""
+    await look()
+    waits = []
+    for _ in range(count):
+        started = time.perf_counter()
+        await look()
+        waits.append(time.perf_counter() - started)
+    return {
+        "events": count,
+        "ms": round(quantile(waits, 0.5) * 1e3, 3),
+        "p99_ms": round(quantile(waits, 0.99) * 1e3, 3),
     }
 
 

@@ -1,0 +1,16 @@
+"""The shortest query that answers what is pending, in flight and failed."""
+
+import argparse
+from typing import Any
+
+from benchmarks.systems.harness import looked
+from benchmarks.systems.raw.statements import STATE
+from benchmarks.systems.tables import prepare
+
+
+async def scrape(options: argparse.Namespace) -> dict[str, Any]:
+    observer = await prepare(options.dsn, due=options.open, kept=options.kept)
+    await observer.execute("SET enable_seqscan = off")
+    result = await looked(options.count, lambda: observer.fetchrow(STATE))
+    await observer.close()
+    return result
