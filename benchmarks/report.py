@@ -31,15 +31,25 @@ def write(summaries: list[Summary], command: str) -> list[Path]:
     for old in REPORT.glob("*.png"):
         old.unlink()
     results, table = REPORT / "results.json", REPORT / "table.md"
-    results.write_text(json.dumps({"command": command, "summaries": summaries}, indent=2) + "\n")
+    summaries = merged(
+        results, [{**each, "command": command, "day": str(datetime.now(UTC).date())} for each in summaries]
+    )
+    results.write_text(json.dumps({"summaries": summaries}, indent=2) + "\n")
     python = interpreter_for("plots", Path(__file__).resolve().parent / "plots" / "requirements.txt")
     subprocess.run([python, str(Path(__file__).parent / "plots" / "draw.py"), str(results), str(REPORT)], check=True)
-    text = "\n".join(measured(summaries, command)) + "\n"
+    text = "\n".join(measured(summaries)) + "\n"
     table.write_text(text)
     before, _, rest = PAGE.read_text().partition(BEGIN)
     shown = "\n".join(images()) + "\n"
     PAGE.write_text(f"{before}{BEGIN}\n{text}{shown}{END}{rest.partition(END)[2]}")
     return [results, table, *sorted(REPORT.glob("*.png")), PAGE]
+
+
+def merged(results: Path, new: list[Summary]) -> list[Summary]:
+    """What was measured now takes the place of what was measured before; the rest of the report stays."""
+    known = json.loads(results.read_text())["summaries"] if results.exists() else []
+    found = {each["bench"]: each for each in [*known, *new]}
+    return [found[name] for name in BENCHMARKS if name in found]
 
 
 def images() -> Iterator[str]:
@@ -48,12 +58,16 @@ def images() -> Iterator[str]:
             yield f"\n![{title}]({os.path.relpath(REPORT / f'{name}.png', PAGE.parent)})"
 
 
-def measured(summaries: list[Summary], command: str) -> Iterator[str]:
+def measured(summaries: list[Summary]) -> Iterator[str]:
     machine = summaries[0]
     yield (
-        f"Measured {datetime.now(UTC).date()} with `{command}`: Postgres {machine['postgres']}, Python "
-        f"{machine['python']}, {machine['cores']} cores, fsync on. Medians of runs in turn."
+        f"Postgres {machine['postgres']}, Python {machine['python']}, {machine['cores']} cores, fsync on. Medians of "
+        "runs in turn, measured with"
     )
+    yield ""
+    for day, command in dict.fromkeys((each["day"], each["command"]) for each in summaries):
+        names = [each["bench"] for each in summaries if (each["day"], each["command"]) == (day, command)]
+        yield f"- `{command}` ({day}): {', '.join(names)}"
     yield ""
     yield "| Benchmark | Unit | Holdfast | Raw control | Ratio to raw | Figures with a target |"
     yield "|---|---|---:|---:|---:|---|"

@@ -264,8 +264,10 @@ def test_nothing_is_cut_in_a_narrow_terminal(name: str, quick: bool, monkeypatch
 
 
 def test_the_report_has_every_benchmark() -> None:
-    summaries = [summary_of(each, False, PEERS) for each in BENCHMARKS.values()]
-    text = "\n".join(report.measured(summaries, "./dev bench"))
+    told = {"command": "./dev bench", "day": "2026-11-15"}
+    summaries = [summary_of(each, False, PEERS) | told for each in BENCHMARKS.values()]
+    text = "\n".join(report.measured(summaries))
+    assert f"- `./dev bench` (2026-11-15): {', '.join(BENCHMARKS)}\n" in text
     for name, benchmark in BENCHMARKS.items():
         assert f"| {name} | {benchmark.unit} | " in text
         assert all(f"{figure} 1 ({limit}" in text for figure, limit in benchmark.limits.items())
@@ -273,6 +275,15 @@ def test_the_report_has_every_benchmark() -> None:
     for table in text.split("\n\n"):
         rows = [line.count("|") for line in table.splitlines() if line.startswith("|")]
         assert len(set(rows)) <= 1, "a row has as many cells as its head"
+
+
+def test_a_report_keeps_what_was_not_measured_again(tmp_path: Path) -> None:
+    results = tmp_path / "results.json"
+    drain, large = ({"bench": name, "day": "2026-11-14"} for name in ("drain", "large"))
+    assert report.merged(results, [large, drain]) == [drain, large]
+    results.write_text(json.dumps({"summaries": [drain, large]}))
+    again = {"bench": "drain", "day": "2026-11-15"}
+    assert report.merged(results, [again]) == [again, large]
 
 
 def test_the_workload_of_peers_is_that_of_the_first_arm() -> None:
