@@ -262,8 +262,17 @@ class OutboxRow(NamedTuple):
     expires_at: str | None
     expires_in: str | None
 
+    @property
+    def plain(self) -> bool:
+        """Whether everything but type and payload is what the database would fill in itself."""
+        return self[11] == self[0] and (*self[2:3], *self[5:7], self[9], *self[12:]) == _PLAIN
+
     def __repr__(self) -> str:
         return f"OutboxRow(id={self.id!r}, event_type={self.event_type!r})"  # payloads stay out of logs
+
+
+# event_version, target, content_class, domain_id, and what follows the idempotency key.
+_PLAIN = ("1", None, "operations", None, None, None, None, None, "1", None, None, None, None)
 
 
 class Origin(NamedTuple):

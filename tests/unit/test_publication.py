@@ -516,3 +516,29 @@ def test_a_deprecation_is_checked() -> None:
         with pytest.raises(ConfigurationError) as caught:
             versions.deprecate("order.placed", deadline, successor)  # type: ignore[arg-type]
         assert caught.value.field == field
+
+
+OPTIONS: dict[str, Any] = {
+    "event_version": 2,
+    "target": "billing",
+    "domain_id": uuid4(),
+    "idempotency_key": "k",
+    "trace_context": "00-1",
+    "content_class": "audit",
+    "headers": {"a": "b"},
+    "correlation_id": "c",
+    "priority": 0,
+    "delay": 1,
+    "available_at": datetime(2030, 1, 1, tzinfo=UTC),
+    "expires_in": 60,
+    "expires_at": datetime(2031, 1, 1, tzinfo=UTC),
+    "key": "k",
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_only_events_without_options_are_plain(name: str) -> None:
+    """PUB-1: what a shorter statement would not write must not be left out."""
+    assert prepare(NewEvent("order.placed", {}), SHOP).plain
+    assert prepare(NewEvent("order.placed", {}, event_id=uuid4(), channel="hot"), SHOP).plain
+    assert not prepare(NewEvent("order.placed", {}, **{name: OPTIONS[name]}), SHOP).plain

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from holdfast.errors import FieldError
 from holdfast.postgres.queries import Queries
@@ -26,6 +27,13 @@ class Driver:
 
 def driver_of(tx: object) -> Driver:
     """The driver for a connection or session, or an error that lists what is accepted."""
+    known = _KNOWN.get(type(tx))
+    if known is None:
+        known = _KNOWN[type(tx)] = _recognised(tx)
+    return known
+
+
+def _recognised(tx: object) -> Driver:
     for cls in type(tx).__mro__:
         package = cls.__module__.partition(".")[0]
         driver = _DRIVERS.get((package, cls.__name__))
@@ -115,6 +123,8 @@ def _begins_by_itself(_tx: Any) -> None:
     """Whether SQLAlchemy does is known once it has a connection."""
 
 
+# By class, so that it is looked for once; weakly, because tests make classes by the thousand.
+_KNOWN: WeakKeyDictionary[type, Driver] = WeakKeyDictionary()
 _ASYNCPG = Driver(True, _asyncpg, _asyncpg_transaction)
 _SQLALCHEMY = Driver(False, _sqlalchemy, _begins_by_itself)
 _SQLALCHEMY_ASYNC = Driver(True, _sqlalchemy_async, _begins_by_itself)

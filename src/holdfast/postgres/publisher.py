@@ -21,7 +21,7 @@ from holdfast.envelope import EventEnvelope, uuid7
 from holdfast.errors import FieldError
 from holdfast.outcome import Delay, delay_seconds
 from holdfast.payload import PAYLOAD_LIMIT
-from holdfast.postgres.drivers import driver_of
+from holdfast.postgres.drivers import Driver, driver_of
 from holdfast.postgres.queries import Queries
 from holdfast.publication import NewEvent, OutboxRow, envelope_of, inherited_headers, origin, prepare
 from holdfast.settings import channel_of
@@ -145,7 +145,7 @@ class Publisher:
         driver = driver_of(tx)
         driver.require_transaction(tx)
         if driver.asynchronous:
-            return self._run_async(tx, steps)
+            return self._run_async(tx, driver, steps)
         answer: object = None
         while True:
             try:
@@ -154,8 +154,8 @@ class Publisher:
                 return end.value
             answer = driver.run(tx, self._queries, command.statement, command.values)
 
-    async def _run_async(self, tx: Any, steps: _Steps[T]) -> T:
-        run = driver_of(tx).run
+    async def _run_async(self, tx: Any, driver: Driver, steps: _Steps[T]) -> T:
+        run = driver.run
         answer: object = None
         while True:
             try:
@@ -172,7 +172,7 @@ class Publisher:
             holder = yield self._hold_key(event, row)
             if holder != row.id:
                 return envelope.model_copy(update={"event_id": UUID(str(holder))})
-        yield _Command("publish_one", row._asdict())
+        yield _Command("publish_plain" if row.plain else "publish_one", row._asdict())
         return envelope
 
     def _publish_many(self, events: Sequence[NewEvent]) -> _Steps[list[UUID]]:

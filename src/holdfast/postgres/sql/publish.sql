@@ -13,6 +13,12 @@ VALUES (
     coalesce(:available_at::text::timestamptz, now() + coalesce(:delay::text::float8, 0) * interval '1 second'),
     coalesce(:expires_at::text::timestamptz, now() + :expires_in::text::float8 * interval '1 second'));
 
+-- name: publish_plain
+-- The same for an event that has nothing but a type and a payload, as most do: the database fills in the rest.
+INSERT INTO core.outbox (id, event_type, occurred_at, source, channel, generation, payload, idempotency_key)
+VALUES (:id::text::uuid, :event_type::text, :occurred_at::text::timestamptz, :source::text, :channel::text,
+        :generation::text::bigint, :payload::text::jsonb, :id::text);
+
 -- name: publish_many
 -- One statement for thousands: the trigger's deferred event is made once, and the rows share one round trip. A column
 -- that has its default in every row is not sent at all: unnest fills it up with NULL.
