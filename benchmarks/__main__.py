@@ -27,6 +27,9 @@ def main() -> int:
         return 1
     summaries: list[dict[str, Any]] = []
     failed = False
+    load = os.getloadavg()[0]
+    if load > (os.cpu_count() or 1) / 2:
+        errors.print(f"note: the load is {load:.1f} already; what else runs on this machine will be in the figures")
     with EmbeddedPostgres(settings=databases.settings()) as server:
         stock = Databases(server)
         for name in options.names or BENCHMARKS:
@@ -40,6 +43,7 @@ def main() -> int:
                 failed = True
                 continue
             summary |= {"postgres": server.version, "python": platform.python_version(), "cores": os.cpu_count()}
+            summary["load_before"] = round(load, 2)
             summaries.append(summary)
             if options.json:
                 print(json.dumps(summary), flush=True)

@@ -118,7 +118,7 @@ def publish(quick: bool) -> list[Arm]:
     arms = []
     for connections in (8, 1, 16):
         for bare in (False, True):
-            options = {"seconds": 1.5 if quick else 4, "connections": connections, "bare": bare}
+            options = {"seconds": 1.2 if quick else 4, "connections": connections, "bare": bare}
             arms += [
                 Arm(publish_label("holdfast", options), "holdfast", "publish", options),
                 Arm(publish_label("raw", options), "raw", "publish", options),
@@ -128,7 +128,7 @@ def publish(quick: bool) -> list[Arm]:
                 ),
             ]
     for connections in (8, 16):
-        options = {"seconds": 1.5 if quick else 4, "connections": connections, "busy": True}
+        options = {"seconds": 1.2 if quick else 4, "connections": connections, "busy": True}
         for name, notify in (("busy", "when_idle"), ("busy never", "never")):
             label = publish_label(name, options)
             arms.append(Arm(label, "holdfast", "publish", options | {"notify": notify}))
