@@ -9,6 +9,8 @@ from holdfast.redact import redact_dsn
 from holdfast.telemetry import Notice, Observer
 
 FIRST_WAIT = 1.0
+# A loop that had nothing to ask meanwhile finds its connection dead when the outage is over. That is no new one.
+_LATE = 60.0
 LONGEST_WAIT = 3.5  # with the jitter on top, a claim follows within five seconds of the database's return
 
 
@@ -24,15 +26,16 @@ class Outages:
         self._lock = threading.Lock()  # the heartbeat has a thread of its own
         self._since: float | None = None
         self._met: set[str] = set()
-        self.recovered_at = 0.0  # when a loop last got over it
+        self.recovered_at = -_LATE  # when a loop last got over it
 
     def of(self, loop: str, *, longest_wait: float = LONGEST_WAIT) -> "Outage":
         return Outage(self, loop, longest_wait)
 
-    def begin(self, loop: str, fault: BaseException) -> None:
+    def begin(self, loop: str, fault: BaseException, tries: int) -> None:
         with self._lock:
             self._met.add(loop)
-            if self._since is not None:
+            late = tries == 1 and time.monotonic() - self.recovered_at < _LATE
+            if self._since is not None or late:
                 return
             self._since = time.monotonic()
         details: dict[str, object] = {
@@ -63,8 +66,8 @@ class Outage:
 
     def begin(self, fault: BaseException) -> float:
         """Note a fault and return how long to wait before the next try."""
-        self._outages.begin(self._loop, fault)
         self._tries += 1
+        self._outages.begin(self._loop, fault, self._tries)
         ceiling = min(FIRST_WAIT * 2 ** min(self._tries - 1, 10), self._longest_wait)
         # Not all loops and all workers at once.
         return float(ceiling * random.uniform(1.0, 1.25))

@@ -1,0 +1,52 @@
+"""Outages: told once, whoever meets them and whenever."""
+
+from __future__ import annotations
+
+from holdfast.telemetry import Fact, Notice
+from holdfast.worker.outage import Outages
+
+
+def told(facts: list[Fact]) -> list[str]:
+    return [fact.name for fact in facts if isinstance(fact, Notice)]
+
+
+def test_an_outage_is_told_once_by_all_who_meet_it() -> None:
+    """LSN-2: the first loop tells that it begins, the last one that it is over."""
+    facts: list[Fact] = []
+    outages = Outages(facts.append)
+    claim, settle = outages.of("claim"), outages.of("settle")
+    for _ in range(3):
+        claim.begin(OSError("gone"))
+        settle.begin(OSError("gone"))
+    assert told(facts) == ["database_unavailable"]
+    claim.over()
+    assert told(facts) == ["database_unavailable"]
+    settle.over()
+    settle.over()
+    assert told(facts) == ["database_unavailable", "database_back"]
+
+
+def test_who_finds_a_dead_connection_afterwards_meets_no_new_outage() -> None:
+    """LSN-2: unless it does not get through either."""
+    facts: list[Fact] = []
+    outages = Outages(facts.append)
+    claim, heartbeat = outages.of("claim"), outages.of("heartbeat")
+    claim.begin(OSError("gone"))
+    claim.over()
+    heartbeat.begin(OSError("gone"))
+    heartbeat.over()
+    assert told(facts) == ["database_unavailable", "database_back"]
+    heartbeat.begin(OSError("gone"))
+    heartbeat.begin(OSError("gone again"))
+    assert told(facts)[2:] == ["database_unavailable"]
+    heartbeat.over()
+    assert told(facts)[2:] == ["database_unavailable", "database_back"]
+
+
+def test_waits_grow_to_a_limit_with_jitter() -> None:
+    """LSN-2, P7: from one second on, never longer than the limit and a quarter of it."""
+    outage = Outages(lambda fact: None).of("claim", longest_wait=4)
+    waits = [outage.begin(OSError("gone")) for _ in range(200)]
+    assert all(1 <= wait <= 1.25 for wait in waits[:1]) and all(2 <= wait <= 2.5 for wait in waits[1:2])
+    assert all(4 <= wait <= 5 for wait in waits[2:])
+    assert len(set(waits)) > 190
