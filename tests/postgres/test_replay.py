@@ -325,6 +325,42 @@ async def test_a_handler_that_commits_first_cannot_be_stopped_any_more(outbox: O
     assert [row["stopped"] for row in await outbox.claim()] == [False]
 
 
+async def test_a_wish_to_stop_outlives_a_settle_that_came_too_late(outbox: Outbox, other: Outbox) -> None:
+    """LSN-3, LSN-11: a worker that has lost the row settles its batch; the answer to the operator stays true."""
+    stale = await outbox.held()
+    await outbox.expire_lease(stale.id)
+    [held] = await outbox.hold()
+    transaction = other.connection.transaction()
+    await transaction.start()
+    assert await other.enter(held) == "run"
+    assert await outbox.stop(stale.id) == 1
+    bystander = await outbox.held()
+    assert await outbox.fail(bystander, stale, reason="cancelled") == [stale.id]
+    await transaction.rollback()
+    await outbox.expire_lease(stale.id)
+    assert [row["stopped"] for row in await outbox.claim()] == [True]
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["before the failure is settled", "while it is being settled"])
+async def test_a_replay_is_not_stopped_by_the_wish_of_an_earlier_cycle(
+    outbox: Outbox, other: Outbox, late: bool
+) -> None:
+    """LSN-11, DLQ-3: the handler failed before it heard of the wish. Who replays it wants it to run."""
+    held = await outbox.held()
+    transaction = other.connection.transaction()
+    await transaction.start()
+    await other.enter(held)
+    assert await other.reopen(held)
+    if not late:
+        assert await outbox.stop(held.id) == 1
+    assert await other.fail(held) == []
+    if late:
+        assert await outbox.stop(held.id) == 1
+    await transaction.commit()
+    assert await outbox.replay(held.id) == 1
+    assert [row["stopped"] for row in await outbox.claim(Lane(HANDLER))] == [False]
+
+
 @pytest.mark.parametrize("state", ["delivered", "failed", "cancelled", "expired", "discarded", "missing"])
 async def test_what_is_settled_cannot_be_stopped(outbox: Outbox, state: str) -> None:
     """LSN-11: the answer is 0, and the row is as it was."""

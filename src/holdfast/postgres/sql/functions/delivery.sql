@@ -188,9 +188,6 @@ SET search_path = pg_catalog, pg_temp SET jit = off SET plan_cache_mode = force_
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 BEGIN
-    IF 'cancelled' = ANY (p_reasons) THEN
-        DELETE FROM core.stops s WHERE s.id = ANY (p_ids);
-    END IF;
     RETURN QUERY
     WITH mine AS MATERIALIZED (
         SELECT t.id, t.handler, t.reason, t.error, t.signature
@@ -208,7 +205,9 @@ BEGIN
             deleted_at = CASE WHEN mine.reason IN ('cancelled', 'expired') THEN statement_timestamp() END,
             handler_name = mine.handler, lease_token = NULL, lease_expires_at = NULL
         FROM mine WHERE o.id = mine.id
-        RETURNING o.id)
+        RETURNING o.id),
+    -- The wish to stop it has come true, or too late. It is not the next cycle's.
+    past AS (DELETE FROM core.stops s USING done WHERE s.id = done.id)
     SELECT t.id FROM unnest(p_ids) AS t (id) WHERE t.id NOT IN (SELECT done.id FROM done);
 END
 $$;

@@ -52,6 +52,8 @@ BEGIN
     IF NOT FOUND THEN
         RETURN 0;
     END IF;
+    -- A wish to stop it that was written down while its last cycle was being settled.
+    DELETE FROM core.stops s WHERE s.id = outbox_replay.event_id;
     PERFORM pg_notify(v_channel, 'rescan');
     RETURN 1;
 END
