@@ -8,6 +8,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
+from copy import copy
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
@@ -92,6 +93,34 @@ async def test_every_claim_has_a_token_of_its_own(outbox: Outbox, shared_dsn: st
     tokens = {each.token for claim in claims for each in claim}
     assert len(tokens) == 3
     assert {token.version for token in tokens} == {4}
+
+
+async def test_a_lane_that_changed_hands_is_settled_for_both(outbox: Outbox, shared_dsn: str) -> None:
+    """LSN-6: a batch may hold events of one lane under the handler before a change of interest and the one after."""
+    await outbox.insert_many(2)
+    registry = HandlerRegistry()
+
+    @registry.handler(EVENT, name=HANDLER)
+    async def before(event: EventEnvelope) -> None: ...
+
+    @registry.handler(EVENT, name="mail.send")
+    async def after(event: EventEnvelope) -> None: ...
+
+    deliveries = Deliveries(Queries("core"), Address(shared_dsn), worker=NOBODY, generation=0, lease=60)
+    version = await outbox.registry()
+    connection = await asyncpg.connect(shared_dsn)
+    try:
+        held = []
+        for handler in registry:
+            held += await deliveries.claim(connection, version, CHANNEL, [LaneClaim(LANE, 1, handler, 1, START)])
+        stranger = copy(held[0])
+        stranger.id = NOBODY
+        assert await deliveries.deliver(connection, [*held, stranger], record=True) == [NOBODY]
+    finally:
+        await connection.close()
+    wanted = sorted((each.handler.name, str(each.id)) for each in held)
+    assert await inbox(outbox) == wanted
+    assert sorted([((await outbox.row(each.id))["handler_name"], str(each.id)) for each in held]) == wanted
 
 
 async def test_an_expired_lease_is_claimed_again_and_fences_the_old_one(outbox: Outbox) -> None:

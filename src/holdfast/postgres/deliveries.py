@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import groupby
 from operator import attrgetter
 from typing import Any
 from uuid import UUID, uuid4
@@ -188,6 +189,12 @@ class Deliveries:
     async def deliver(self, connection: asyncpg.Connection, held: Sequence[Delivery], *, record: bool) -> list[UUID]:
         # A route that is not a handler's own says nothing about who has handled its events.
         handlers = {each.route: each.handler.name for each in held}
+        if len(handlers) < len({(each.route, each.handler.name) for each in held}):
+            # The registry has changed hands in between: the batch is settled handler by handler, or not at all.
+            async with connection.transaction():
+                by_name = attrgetter("handler.name")
+                groups = [list(some) for _, some in groupby(sorted(held, key=by_name), by_name)]
+                return [lost for some in groups for lost in await self.deliver(connection, some, record=record)]
         rows = await self._fetch(
             connection,
             "deliver",
