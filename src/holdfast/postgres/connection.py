@@ -92,6 +92,7 @@ async def connect(
     purpose: str,
     *,
     statement_timeout: float,
+    transaction_timeout: float = 0,
     idle_timeout: float = 0,
     durable: bool = True,
     connection_class: type[asyncpg.Connection] = asyncpg.Connection,
@@ -118,6 +119,11 @@ async def connect(
         connection = await open_connection(
             address.dsn, command_timeout=patience, connection_class=connection_class, **options
         )
+        if transaction_timeout and not address.pooled and connection.get_server_version().major >= 17:
+            # A client that vanishes between a statement and its Sync is neither running nor idle in a transaction.
+            await connection.fetchval(
+                "SELECT set_config('transaction_timeout', $1, false)", _milliseconds(transaction_timeout)
+            )
     except CONNECTION_FAULTS:
         address.found(False)
         raise
@@ -201,6 +207,7 @@ class ReservedConnection:
                     self._address,
                     self._purpose,
                     statement_timeout=self._statement_timeout,
+                    transaction_timeout=2 * self._statement_timeout,
                     idle_timeout=self._idle_timeout,
                     durable=self._durable,
                 )
@@ -208,7 +215,10 @@ class ReservedConnection:
             return self._connection
 
     def _terminated(self, connection: object) -> None:
-        if connection is self._connection and self.on_lost is not None:
+        if connection is not self._connection:
+            return
+        self._address.found(False)  # so that not every loop tries at once
+        if self.on_lost is not None:
             self.on_lost()
 
     @property
