@@ -48,6 +48,12 @@ class Crew:
     def go(self) -> None:
         self._say(b"go\n")
 
+    def require_alive(self) -> None:
+        """Nobody should wait for the work of a process that is gone."""
+        for process in self._processes:
+            if process.returncode is not None:
+                raise SystemExit(f"{self._command[3]} ended with {process.returncode} at its work")
+
     def _say(self, word: bytes) -> None:
         for process in self._processes:
             assert process.stdin is not None

@@ -41,7 +41,7 @@ async def drain(system: str, options: argparse.Namespace) -> dict[str, Any]:
         await crew.ready()
         before = await snapshot(observer, database)
         crew.go()
-        await nothing_open(observer)
+        await until_done(observer, crew)
         after = await snapshot(observer, database)
         reports = await crew.reports()
     check("events handled", sum(each["handled"] for each in reports), options.count)
@@ -50,9 +50,10 @@ async def drain(system: str, options: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
-async def nothing_open(observer: asyncpg.Connection) -> None:
+async def until_done(observer: asyncpg.Connection, crew: Crew) -> None:
     async with asyncio.timeout(LONGEST):
         while await observer.fetchval(OPEN):
+            crew.require_alive()
             await asyncio.sleep(POLL)
 
 
@@ -73,7 +74,7 @@ async def publish(
         await workers.ready()
         await producers.ready()
         workers.go()
-        await busy(observer, backlog)
+        await until_busy(observer, workers, backlog)
         before = await snapshot(observer, database)
         producers.go()
         reports = await producers.reports()
@@ -92,10 +93,11 @@ async def publish(
     return {figure: result[figure] for figure in OF_PRODUCERS} if options.busy else result
 
 
-async def busy(observer: asyncpg.Connection, backlog: int) -> None:
+async def until_busy(observer: asyncpg.Connection, workers: Crew, backlog: int) -> None:
     """Wait until the worker has begun on its backlog, if there is one."""
     async with asyncio.timeout(LONGEST):
         while backlog and not await observer.fetchval(BEGUN):
+            workers.require_alive()
             await asyncio.sleep(POLL)
 
 

@@ -80,16 +80,15 @@ def _survey(payload: object, limit: int) -> None:
         for node in level:
             if isinstance(node, dict):
                 "".join(node)  # TypeError for a key that is not text, which json.dumps would convert
-                children: Any = node.values()
-            else:
-                children = node
+                node = node.values()
             # Each value takes a byte at least. A few lists that contain each other many times are more
             # values than memory can hold, so they are counted before they are written out.
             count += len(node)
             if count > limit:
                 raise PayloadError("payload", f"has more values than the {limit} bytes allowed", _REFERENCE)
-            if not _SCALARS.issuperset(map(type, children)):
-                below += [child for child in children if isinstance(child, _CONTAINERS)]
+            for child in node:
+                if type(child) not in _SCALARS and isinstance(child, _CONTAINERS):
+                    below.append(child)
         level = below
 
 

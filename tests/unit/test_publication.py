@@ -26,6 +26,7 @@ from holdfast.publication import (
     envelope_of,
     inherited_headers,
     origin,
+    plain,
     prepare,
 )
 
@@ -430,9 +431,9 @@ def test_inherited_headers_count() -> None:
 def test_the_envelope_is_what_handlers_will_see() -> None:
     """ENV-1."""
     event = new(target="billing", domain_id=ID, payload={"n": 1})
-    row = prepare(event, SHOP, trace_context="t-1")
-    assert envelope_of(event, row) == EventEnvelope(
-        event_id=UUID(row.id),
+    row = prepare(event, SHOP, trace_context="t-1", now=NOW.isoformat(), identity=ID)
+    assert envelope_of(event, row, ID, NOW) == EventEnvelope(
+        event_id=ID,
         event_type="order.placed",
         event_version=1,
         occurred_at=datetime.fromisoformat(row.occurred_at),
@@ -448,10 +449,10 @@ def test_the_envelope_is_what_handlers_will_see() -> None:
 def test_an_envelope_can_be_published_as_it_is() -> None:
     """ENV-2: the EventPublisher protocol takes an envelope; ids and keys stay."""
     event = new(event_id=uuid4(), idempotency_key="k-1", occurred_at=NOW, event_version=3)
-    envelope = envelope_of(event, prepare(event, SHOP))
+    envelope = envelope_of(event, prepare(event, SHOP), event.event_id, NOW)
     again = NewEvent.from_envelope(envelope, delay=5, priority=2)
     assert (again.delay, again.priority) == (5, 2)
-    assert envelope_of(again, prepare(again, SHOP)) == envelope
+    assert envelope_of(again, prepare(again, SHOP), again.event_id, NOW) == envelope
     assert NewEvent.from_envelope(envelope, idempotency_key="k-2").idempotency_key == "k-2"
 
 
@@ -518,27 +519,41 @@ def test_a_deprecation_is_checked() -> None:
         assert caught.value.field == field
 
 
-OPTIONS: dict[str, Any] = {
-    "event_version": 2,
-    "target": "billing",
-    "domain_id": uuid4(),
-    "idempotency_key": "k",
-    "trace_context": "00-1",
-    "content_class": "audit",
-    "headers": {"a": "b"},
-    "correlation_id": "c",
-    "priority": 0,
-    "delay": 1,
-    "available_at": datetime(2030, 1, 1, tzinfo=UTC),
-    "expires_in": 60,
-    "expires_at": datetime(2031, 1, 1, tzinfo=UTC),
-    "key": "k",
-}
+# --- an event that has nothing but a type and a payload
 
 
-@pytest.mark.parametrize("name", OPTIONS)
-def test_only_events_without_options_are_plain(name: str) -> None:
-    """PUB-1: what a shorter statement would not write must not be left out."""
-    assert prepare(NewEvent("order.placed", {}), SHOP).plain
-    assert prepare(NewEvent("order.placed", {}, event_id=uuid4(), channel="hot"), SHOP).plain
-    assert not prepare(NewEvent("order.placed", {}, **{name: OPTIONS[name]}), SHOP).plain
+def test_a_plain_event_is_the_same_event() -> None:
+    """PUB-1, ENV-1: the short way writes what the long one would, and returns the same envelope."""
+    columns, envelope = plain("order.placed", {"n": 1}, SHOP)
+    event = NewEvent("order.placed", {"n": 1}, event_id=UUID(columns["id"]))
+    row = prepare(event, SHOP, now=columns["occurred_at"])
+    assert {name: value for name, value in row._asdict().items() if name in columns} == columns
+    filled_in = {
+        "event_version": "1", "content_class": "operations", "priority": "1", "idempotency_key": columns["id"],
+    }  # fmt: skip
+    assert {name: value for name, value in row._asdict().items() if name not in columns and value} == filled_in
+    assert envelope == envelope_of(event, row, envelope.event_id, envelope.occurred_at)
+    assert envelope.occurred_at == datetime.fromisoformat(columns["occurred_at"])
+
+
+class Kind(enum.StrEnum):
+    PLACED = "order.placed"
+
+
+@pytest.mark.parametrize("event_type", ["", "a b", "a/b", "*", "a\0", 7, None, "x" * 201, "\ud800"])
+def test_the_type_of_a_plain_event_is_checked(event_type: Any) -> None:
+    """PUB-3: as strictly as that of any other."""
+    with pytest.raises(PublishError) as refused:
+        plain(event_type, {}, SHOP)
+    with pytest.raises(PublishError) as as_strict:
+        NewEvent(event_type, {})
+    assert str(refused.value) == str(as_strict.value)
+
+
+def test_a_plain_event_is_checked_and_written_as_text() -> None:
+    """PUB-3: payloads are refused by their path; an enum member is written as its value."""
+    with pytest.raises(PublishError, match=r"payload\.at"):
+        plain("order.placed", {"at": NOW}, SHOP)
+    columns, envelope = plain(Kind.PLACED, {}, SHOP)
+    assert {type(value) for value in columns.values()} == {str}
+    assert type(envelope.event_type) is str

@@ -23,14 +23,12 @@ async def publish(options: argparse.Namespace) -> dict[str, Any]:
 
 
 async def produce(options: argparse.Namespace) -> dict[str, Any]:
-    body = json.dumps(PAYLOAD)
-
     async def commit(connection: asyncpg.Connection) -> None:
         async with connection.transaction():
             if not options.bare:
                 await connection.execute(BUSINESS)
             identity = uuid7()
-            await connection.execute(INSERT, identity, body, str(identity))
+            await connection.execute(INSERT, identity, json.dumps(PAYLOAD), str(identity))
 
     return await together.produce(options, commit)
 

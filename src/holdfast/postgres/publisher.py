@@ -23,7 +23,7 @@ from holdfast.outcome import Delay, delay_seconds
 from holdfast.payload import PAYLOAD_LIMIT
 from holdfast.postgres.drivers import Driver, driver_of
 from holdfast.postgres.queries import Queries
-from holdfast.publication import NewEvent, OutboxRow, envelope_of, inherited_headers, origin, prepare
+from holdfast.publication import NewEvent, OutboxRow, envelope_of, inherited_headers, origin, plain, prepare
 from holdfast.settings import channel_of
 
 if TYPE_CHECKING:
@@ -92,6 +92,8 @@ class Publisher:
 
         With `key`, the envelope has the id of the event that holds the key: this one, or a pending one.
         """
+        if not options and current_context.get() is None:
+            return self._run(tx, self._publish_plain(event_type, payload))
         return self._run(tx, self._publish(NewEvent(event_type, payload, **options)))
 
     @overload
@@ -166,13 +168,19 @@ class Publisher:
             answer = await run(tx, self._queries, command.statement, command.values)
 
     def _publish(self, event: NewEvent) -> _Steps[EventEnvelope]:
-        row = self._row(event)
-        envelope = envelope_of(event, row)
+        identity, now = event.event_id or uuid7(), datetime.now(UTC)
+        row = self._row(event, None, now.isoformat(), identity)
+        envelope = envelope_of(event, row, identity, now)
         if event.key is not None:
             holder = yield self._hold_key(event, row)
             if holder != row.id:
                 return envelope.model_copy(update={"event_id": UUID(str(holder))})
-        yield _Command("publish_plain" if row.plain else "publish_one", row._asdict())
+        yield _Command("publish_one", row._asdict())
+        return envelope
+
+    def _publish_plain(self, event_type: str, payload: dict[str, Any]) -> _Steps[EventEnvelope]:
+        columns, envelope = plain(event_type, payload, self._origin, self._payload_limit)
+        yield _Command("publish_plain", columns)
         return envelope
 
     def _publish_many(self, events: Sequence[NewEvent]) -> _Steps[list[UUID]]:
