@@ -34,10 +34,9 @@ def interleaved(
 ) -> dict[str, list[dict[str, Any]]]:
     """One run of each arm after the other, several times: a noisy minute hits all of them."""
     results: dict[str, list[dict[str, Any]]] = {arm.label: [] for arm in arms}
-    arms = list(arms)
     for turn in range(repeats):
-        # The first of a turn has a colder cache; take turns at that as well.
-        for arm in arms[turn % len(arms) :] + arms[: turn % len(arms)]:
+        # There and back: what an arm leaves behind is the next one's burden, and should not always be the same one's.
+        for arm in arms if turn % 2 == 0 else reversed(arms):
             progress.begin(arm)
             results[arm.label].append(run(databases, arm, progress))
     return results

@@ -1,5 +1,5 @@
 -- The bell of a schema: whether a commit notifies when a worker sleeps, always, or never. The trigger is made anew with
--- the other word, as migrations/0001_core.sql makes it; its WHEN keeps it to one event per transaction and channel.
+-- the other word, as migrations/0001_core.sql makes it.
 
 -- name: read_bell
 -- The trigger's argument ends in a zero byte.
@@ -14,15 +14,11 @@ DROP TRIGGER IF EXISTS outbox_bell ON core.outbox;
 -- name: bell_when_idle
 CREATE CONSTRAINT TRIGGER outbox_bell AFTER INSERT ON core.outbox
     DEFERRABLE INITIALLY DEFERRED FOR EACH ROW
-    WHEN (current_setting('holdfast.rung', true) IS DISTINCT FROM NEW.channel
-          AND set_config('holdfast.rung', NEW.channel, true) IS NOT NULL)
     EXECUTE FUNCTION core.outbox_notify('when_idle');
 
 -- name: bell_always
 CREATE CONSTRAINT TRIGGER outbox_bell AFTER INSERT ON core.outbox
     DEFERRABLE INITIALLY DEFERRED FOR EACH ROW
-    WHEN (current_setting('holdfast.rung', true) IS DISTINCT FROM NEW.channel
-          AND set_config('holdfast.rung', NEW.channel, true) IS NOT NULL)
     EXECUTE FUNCTION core.outbox_notify('always');
 
 -- name: bell_never
