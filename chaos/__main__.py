@@ -1,0 +1,153 @@
+"""`./dev chaos [--seed S] [--for SECONDS] [--scenario NAME] [--json]`: faults on purpose, and nothing lost by them."""
+
+import argparse
+import asyncio
+import json
+import random
+import re
+import sys
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from chaos import report
+from chaos.run import Result, play
+from chaos.scenarios import SCENARIOS, Scenario
+
+errors = Console(stderr=True, highlight=False)
+SUMMED = (
+    *("attempted", "acknowledged", "delivered", "lost", "unexpected", "recovered", "effect_duplicates"),
+    *("delivery_duplicates", "in_flight_at_kill", "stuck_in_flight", "leaked_connections", "strikes"),
+)
+
+
+def main() -> int:
+    options = arguments()
+    if options.list:
+        show_list()
+        return 0
+    results: list[Result] = []
+    recorded = report.recorded() if options.report else []
+    plan = [
+        (scenario, seed)
+        for scenario in possible(options.scenario, as_json=options.json)
+        for seed in options.seeds
+        if not report.is_recorded(recorded, scenario.name, seed, options.seconds)
+    ]
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[what]}"), TimeElapsedColumn())
+    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
+        runs = bar.add_task("runs", total=len(plan), what="", visible=len(plan) > 1)
+        for done, (scenario, seed) in enumerate(plan):
+            bar.update(runs, completed=done, what=f"{done} of {len(plan)}")
+            result = run(bar, scenario, seed, options.seconds, keep=options.keep)
+            results.append(result)
+            show(scenario, result)
+            if options.report:
+                report.append(result.summary())
+                report.write()
+            if options.json:
+                print(json.dumps(result.summary()), flush=True)
+    if options.json and len(results) > 1:
+        print(json.dumps(in_total(results)), flush=True)
+    return 1 if any(result.problems for result in results) else 0
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="./dev chaos", description=__doc__)
+    parser.add_argument("--seed", type=int, help="of every random choice; the same seed strikes the same way")
+    parser.add_argument("--seeds", type=seeds, metavar="A..B", help="one run for each seed")
+    parser.add_argument("--for", dest="seconds", type=float, default=40.0, metavar="SECONDS", help="of faults")
+    parser.add_argument(
+        "--scenario", action="append", metavar="NAME", help="one that --list names, or all; default: mix"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON line per run, the last of the output")
+    parser.add_argument("--list", action="store_true", help="name the scenarios, and the promise that each proves")
+    parser.add_argument("--keep", action="store_true", help="keep the files of a run that went well, too")
+    parser.add_argument(
+        "--report",
+        action="store_true",
+        help="add each run to chaos/report/runs.jsonl, leave out those it has, and renew docs/reliability.md",
+    )
+    options = parser.parse_args()
+    options.scenario = list(SCENARIOS) if options.scenario == ["all"] else options.scenario or ["mix"]
+    unknown = [name for name in options.scenario if name not in SCENARIOS]
+    if unknown:
+        parser.error(f"no scenario is named {unknown[0]!r}; --list names them")
+    if not options.seeds:
+        # Runs that are kept on record must be found again.
+        fresh = 1 if options.report else random.SystemRandom().randrange(1, 1_000_000)
+        options.seeds = [fresh if options.seed is None else options.seed]
+    return options
+
+
+def seeds(text: str) -> list[int]:
+    match = re.fullmatch(r"(\d+)\.\.(\d+)", text)
+    if match is None or int(match[1]) > int(match[2]):
+        raise argparse.ArgumentTypeError(f"{text!r} is no range; write it like 1..200")
+    return list(range(int(match[1]), int(match[2]) + 1))
+
+
+def possible(names: list[str], *, as_json: bool) -> Iterator[Scenario]:
+    """The scenarios that can be run here; says what cannot, and why."""
+    for name in names:
+        scenario = SCENARIOS[name]
+        reason = scenario.surrounding.missing()
+        if not reason:
+            yield scenario
+        elif scenario.otherwise is not None:
+            errors.print(f"{name}: [yellow]{reason}[/yellow]; instead: {scenario.otherwise.promise}")
+            yield scenario.otherwise
+        else:
+            errors.print(f"{name}: [yellow]not run:[/yellow] {reason}")
+            if as_json:
+                print(json.dumps({"scenario": name, "not_run": reason}), flush=True)
+
+
+def run(bar: Progress, scenario: Scenario, seed: int, seconds: float, *, keep: bool) -> Result:
+    task: TaskID = bar.add_task(f"{scenario.name}, seed {seed}", total=seconds, what="")
+
+    def progress(what: str, elapsed: float) -> None:
+        bar.update(task, what=what, completed=min(elapsed, seconds))
+
+    try:
+        return asyncio.run(play(scenario, seed, seconds, progress, keep=keep))
+    finally:
+        bar.remove_task(task)
+
+
+def in_total(results: list[Result]) -> dict[str, object]:
+    summaries = [result.summary() for result in results]
+    totals = {name: sum(int(str(each[name])) for each in summaries) for name in SUMMED}
+    return {"runs": len(results), "broken": sum(bool(each.problems) for each in results), **totals}
+
+
+def show(scenario: Scenario, result: Result) -> None:
+    summary = result.summary()
+    verdict = "[red]broken[/red]" if result.problems else "[green]kept[/green]"
+    errors.print(f"[bold]{scenario.name}[/bold], seed {result.seed}, {result.seconds:g} s: {verdict}")
+    errors.print(f"  {scenario.promise}")
+    for names in (
+        ("attempted", "acknowledged", "delivered", "put_aside", "unknown", "recovered", "lost", "unexpected"),
+        ("effect_duplicates", "delivery_duplicates", "in_flight_at_kill", "strikes"),
+    ):
+        errors.print("  " + "  ".join(f"{name} [bold]{summary[name]:,}[/bold]" for name in names))
+    if result.figures:
+        errors.print("  " + "  ".join(f"{name} {value:g}" for name, value in result.figures.items()))
+    for problem in result.problems[:30]:
+        errors.print(f"  [red]{problem}[/red]", soft_wrap=True)
+    if result.directory is not None:
+        errors.print(f"  strikes, histories and logs: {result.directory}", soft_wrap=True)
+
+
+def show_list() -> None:
+    table = Table("scenario", "promise", "here")
+    for scenario in SCENARIOS.values():
+        reason = scenario.surrounding.missing()
+        table.add_row(scenario.name, scenario.promise, f"no: {reason}" if reason else "yes")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,252 @@
+"""The handlers, as an application would write them, and the ones that no application should have.
+
+Run by `holdfast worker chaos.app:registry`. Effects are rows in chaos.effects, written in the handler's transaction.
+Every delivery that a handler finished is a line in a file of its process, written at once: a SIGKILL leaves it there.
+"""
+
+import asyncio
+import os
+import select
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+
+from chaos.events import derived
+from holdfast import (
+    EventEnvelope,
+    HandlerContext,
+    HandlerRegistry,
+    Publisher,
+    RetryPolicy,
+    TerminalHandlerError,
+    TransientHandlerError,
+)
+
+# Faults take attempts too: an event that only suffers from them must not run out of attempts.
+PATIENT = RetryPolicy(max_attempts=1000, base_delay=0.1, max_delay=0.5)
+BRIEF = RetryPolicy(max_attempts=3, base_delay=0.1, max_delay=0.2)
+registry = HandlerRegistry()
+publisher = Publisher("ledger")
+
+
+class Deliveries:
+    """`handler key row attempt start end`, one line per delivery; times are the machine's monotonic clock."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / f"{os.getpid()}.log"
+        self._file: int | None = None
+
+    def note(self, event: EventEnvelope, context: HandlerContext, started: float) -> None:
+        if self._file is None:
+            self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        which = f"{context.handler_name} {event.idempotency_key} {context.delivery_id} {context.attempt}"
+        os.write(self._file, f"{which} {started:.4f} {time.monotonic():.4f}\n".encode())
+
+
+deliveries = Deliveries(Path(os.environ.get("CHAOS_DELIVERIES", ".")))
+lease = float(os.environ.get("CHAOS_LEASE", "3"))
+dsn = os.environ.get("HOLDFAST_DSN", "")
+
+
+def duration(event: EventEnvelope) -> float:
+    """Mostly a few milliseconds; one in fifty takes its time."""
+    n = int(event.idempotency_key.rstrip("r")) * 2654435761 % 1000
+    return 0.8 * n / 1000 if n % 50 == 7 else n / 100_000
+
+
+def sleep(seconds: float) -> None:
+    """Block the thread. time.sleep fails under a library that moves the clock."""
+    select.select([], [], [], seconds)
+
+
+async def effect(event: EventEnvelope, tx: asyncpg.Connection, context: HandlerContext) -> None:
+    sql = "INSERT INTO chaos.effects (handler, key) VALUES ($1, $2)"
+    await tx.execute(sql, context.handler_name, event.idempotency_key)
+
+
+# --- ordinary ---------------------------------------------------------------------------------------------
+
+
+@registry.handler("order.placed", name="ledger.record", retry=PATIENT)
+async def record(event: EventEnvelope, tx: asyncpg.Connection, context: HandlerContext) -> None:
+    started = time.monotonic()
+    await effect(event, tx, context)
+    await publisher.publish(tx, "receipt.due", {}, idempotency_key=derived(event.idempotency_key))
+    await asyncio.sleep(duration(event))
+    deliveries.note(event, context, started)
+
+
+@registry.handler("payment.received", name="ledger.pay", retry=PATIENT)
+@registry.handler("receipt.due", name="ledger.receipt", retry=PATIENT)
+async def pay(event: EventEnvelope, tx: asyncpg.Connection, context: HandlerContext) -> None:
+    started = time.monotonic()
+    await asyncio.sleep(duration(event))
+    await effect(event, tx, context)
+    deliveries.note(event, context, started)
+
+
+@registry.handler("order.placed", name="mail.confirm", retry=PATIENT)
+@registry.handler("parcel.sent", name="parcel.track", retry=PATIENT)
+@registry.handler("offer.made", name="offer.show", retry=PATIENT)
+@registry.handler("probe.sent", name="probe.hear", retry=PATIENT)
+async def send(event: EventEnvelope, context: HandlerContext) -> None:
+    started = time.monotonic()
+    if context.handler_name != "probe.hear":
+        await asyncio.sleep(duration(event))
+    deliveries.note(event, context, started)
+
+
+@registry.handler("price.changed", name="price.update", retry=PATIENT)
+async def update_price(event: EventEnvelope, context: HandlerContext) -> None:
+    deliveries.note(event, context, time.monotonic())
+
+
+@registry.handler("invoice.due", name="invoice.print", retry=PATIENT)
+def print_invoice(event: EventEnvelope, context: HandlerContext) -> None:
+    started = time.monotonic()
+    sleep(duration(event))
+    deliveries.note(event, context, started)
+
+
+@registry.handler("stock.counted", name="stock.flaky", retry=PATIENT)
+async def count_stock(event: EventEnvelope, tx: asyncpg.Connection, context: HandlerContext) -> None:
+    """Writes its effect, and then fails the first times."""
+    started = time.monotonic()
+    await effect(event, tx, context)
+    await asyncio.sleep(duration(event))
+    if context.attempt <= int(event.idempotency_key) % 3:
+        raise TransientHandlerError("the warehouse does not answer")
+    deliveries.note(event, context, started)
+
+
+# --- trouble ----------------------------------------------------------------------------------------------
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@registry.handler("trouble.exit", name="trouble.exit", retry=BRIEF)
+async def leave(event: EventEnvelope) -> None:
+    """A3: takes its process with it, every time."""
+    os._exit(137)
+
+
+@registry.handler("trouble.block", name="trouble.block", retry=PATIENT)
+async def block(event: EventEnvelope, tx: asyncpg.Connection, context: HandlerContext) -> None:
+    """A4: keeps the loop from turning for longer than the lease."""
+    started = time.monotonic()
+    await effect(event, tx, context)
+    sleep(float(event.payload["leases"]) * lease)
+    deliveries.note(event, context, started)
+
+
+@registry.handler("trouble.hang", name="trouble.hang", retry=BRIEF, timeout=1.0)
+async def hang(event: EventEnvelope) -> None:
+    await asyncio.Event().wait()
+
+
+@registry.handler("trouble.hog", name="trouble.hog", retry=PATIENT)
+async def hog(event: EventEnvelope, tx: asyncpg.Connection, context: HandlerContext) -> None:
+    """B9: sits on one of few connections."""
+    started = time.monotonic()
+    await asyncio.sleep(float(event.payload["seconds"]))
+    await effect(event, tx, context)
+    deliveries.note(event, context, started)
+
+
+@registry.handler("trouble.die_before_commit", name="trouble.die_before_commit", retry=PATIENT)
+async def die_before_commit(event: EventEnvelope, tx: asyncpg.Connection, context: HandlerContext) -> None:
+    """A1: killed with its effect written and not committed."""
+    await effect(event, tx, context)
+    if context.attempt == 1:
+        die()
+
+
+@registry.handler("trouble.die_after_commit", name="trouble.die_after_commit", retry=PATIENT)
+async def die_after_commit(event: EventEnvelope, tx: asyncpg.Connection, context: HandlerContext) -> None:
+    """A2: killed as soon as others can see the effect."""
+    await effect(event, tx, context)
+    if context.attempt == 1:
+        threading.Thread(target=_die_when_visible, args=(event.idempotency_key,), daemon=True).start()
+
+
+def _die_when_visible(key: str) -> None:
+    import psycopg  # here, because every start of a worker would wait for it
+
+    seen = "SELECT FROM chaos.effects WHERE handler = 'trouble.die_after_commit' AND key = %s"
+    with psycopg.connect(dsn, autocommit=True, connect_timeout=5) as connection:
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline:
+            if connection.execute(seen, [key]).fetchone() is not None:
+                die()
+            sleep(0.0005)
+
+
+@registry.handler("trouble.die_after_effect", name="trouble.die_after_effect", retry=PATIENT)
+async def die_after_effect(event: EventEnvelope, context: HandlerContext) -> None:
+    """A2: killed between an effect outside of any transaction and the settle."""
+    deliveries.note(event, context, time.monotonic())
+    if context.attempt == 1:
+        die()
+
+
+@registry.handler("trouble.raise", name="trouble.raise", retry=PATIENT)
+async def fail(event: EventEnvelope) -> None:
+    raise TerminalHandlerError("there is no such customer")
+
+
+@registry.handler("trouble.unwind", name="trouble.unwind", retry=BRIEF)
+async def unwind(event: EventEnvelope) -> None:
+    """A12: what usually ends a program, a task or a generator."""
+    kinds: tuple[type[BaseException], ...]
+    kinds = (SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError, MemoryError, RecursionError)
+    raise kinds[int(event.idempotency_key) % len(kinds)]("from a handler")
+
+
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+    __repr__ = __str__
+
+
+def hostile(n: int) -> BaseException:
+    """D4: errors whose texts are the trouble."""
+    match n % 6:
+        case 0:
+            return ValueError("x" * 5_000_000)
+        case 1:
+            return Unprintable()
+        case 2:
+            return ValueError("a null \x00, half a pair \ud800, a bell \x07 and \x1b[31mred")
+        case 3:
+            first: BaseException = ValueError("first")
+            chained = first
+            for depth in range(10_000):
+                cause = ValueError(str(depth))
+                chained.__cause__, chained = cause, cause
+            chained.__cause__ = first
+            return first
+        case 4:
+            return UnicodeDecodeError("utf-8", b"\xff\xfe" * 1000, 0, 1, "bytes")
+        case _:
+            return ExceptionGroup("many", [ValueError(str(each)) for each in range(1000)])
+
+
+@registry.handler("trouble.text", name="trouble.text", retry=BRIEF)
+async def complain(event: EventEnvelope) -> None:
+    raise hostile(int(event.idempotency_key))
+
+
+@registry.handler("trouble.large", name="trouble.large", retry=PATIENT)
+async def measure(event: EventEnvelope, tx: asyncpg.Connection, context: HandlerContext) -> None:
+    """D2, D3: nothing of a large payload is missing."""
+    text: Any = event.payload["text"]
+    if len(text) != event.payload["length"]:
+        raise TerminalHandlerError("the payload has lost something")
+    await effect(event, tx, context)

@@ -1,0 +1,51 @@
+"""What is published, to whom it is owed, and what must become of it.
+
+Producers, handlers and the checker share this table. An event is known by its key: a number, or for an event that a
+handler publishes the number of its cause with an "r" behind it.
+"""
+
+from collections.abc import Mapping
+from typing import Literal
+
+# effect     in the handler's transaction, exactly once
+# delivery   outside of any transaction, at least once
+# failed     a dead letter, never lost from sight
+# either     delivered or expired
+# waiting    pending, with no attempt burned: nobody wants it
+Fate = Literal["effect", "delivery", "failed", "either", "waiting"]
+NOBODY = ""
+
+ORDINARY: dict[str, Mapping[str, Fate]] = {
+    "order.placed": {"ledger.record": "effect", "mail.confirm": "delivery"},
+    "payment.received": {"ledger.pay": "effect"},
+    "parcel.sent": {"parcel.track": "delivery"},
+    "invoice.due": {"invoice.print": "delivery"},
+    "stock.counted": {"stock.flaky": "effect"},
+    "offer.made": {"offer.show": "either"},
+}
+# Published by ledger.record, in its transaction.
+DERIVED: dict[str, Mapping[str, Fate]] = {"receipt.due": {"ledger.receipt": "effect"}}
+TROUBLES: dict[str, Mapping[str, Fate]] = {
+    "trouble.exit": {"trouble.exit": "failed"},
+    "trouble.block": {"trouble.block": "effect"},
+    "trouble.hang": {"trouble.hang": "failed"},
+    "trouble.hog": {"trouble.hog": "effect"},
+    "trouble.die_before_commit": {"trouble.die_before_commit": "effect"},
+    "trouble.die_after_commit": {"trouble.die_after_commit": "effect"},
+    "trouble.die_after_effect": {"trouble.die_after_effect": "delivery"},
+    "trouble.raise": {"trouble.raise": "failed"},
+    "trouble.unwind": {"trouble.unwind": "failed"},
+    "trouble.text": {"trouble.text": "failed"},
+    "trouble.large": {"trouble.large": "effect"},
+    "trouble.unrouted": {NOBODY: "waiting"},
+}
+PROBES: dict[str, Mapping[str, Fate]] = {"probe.sent": {"probe.hear": "delivery"}}
+# Hundreds in one transaction.
+IMPORTS: dict[str, Mapping[str, Fate]] = {"price.changed": {"price.update": "delivery"}}
+
+OWED: dict[str, Mapping[str, Fate]] = ORDINARY | DERIVED | TROUBLES | PROBES | IMPORTS
+CAUSE = "ledger.record"
+
+
+def derived(key: str) -> str:
+    return f"{key}r"

@@ -1,0 +1,102 @@
+"""What a run measured, in the terms of the promises P3 to P7. A figure that could not be measured is absent."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from chaos.history import read
+from chaos.observer import recoveries
+from chaos.workers import notices
+from chaos.world import World
+
+# A wake-up counts as one after a fault when its event was committed until so long after it.
+AFTERMATH = 5.0
+SILENT = ("half_open", "blackhole", "swallow_lines")
+# Connection attempts are counted in outages of at least this length: the first second is everybody's first try.
+LONG_OUTAGE = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    handler: str
+    key: str
+    row: str
+    attempt: int
+    began: float
+    ended: float
+
+
+def deliveries(world: World) -> list[Delivery]:
+    found = []
+    for log in sorted(world.deliveries.glob("*.log")):
+        for line in log.read_text().splitlines():
+            handler, key, row, attempt, began, ended = line.split()
+            found.append(Delivery(handler, key, row, int(attempt), float(began), float(ended)))
+    return found
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(len(values) * share))]
+
+
+def figures(world: World) -> dict[str, float]:
+    found: dict[str, float] = {}
+    if times := recoveries(world.observer.samples, world.fleet.deaths):
+        found |= {"reclaimed": len(times), "reclaim_p99_s": percentile(times, 0.99), "reclaim_max_s": max(times)}
+    found["connections_max"] = max((sample.connections for sample in world.observer.samples), default=0)
+    runs = deliveries(world)
+    found |= _restarts(world, runs) | (_wake_ups(world, runs) if world.setup.probes else {})
+    if waits := _noticed(world):
+        found["noticed_s"] = max(waits)
+    for condition in ("idle", "busy", "hurried", "half_open"):
+        if seconds := [stop.seconds for stop in world.fleet.stops if stop.condition == condition]:
+            found[f"stop_{condition}_s"] = max(seconds)
+    return {name: round(value, 3) for name, value in found.items()}
+
+
+def _noticed(world: World) -> list[float]:
+    """How long each worker took to say that connections on which nothing comes are dead (B3)."""
+    found = []
+    ahead = time.time() - time.monotonic()
+    for log in world.fleet.logs:
+        said = [datetime.fromisoformat(each["timestamp"]).timestamp() for each in notices(log, "database_unavailable")]
+        for strike in world.strikes:
+            if strike.nemesis in SILENT and (later := [at - ahead for at in said if at - ahead >= strike.at]):
+                found.append(min(later) - strike.at)
+    return [wait for wait in found if wait < AFTERMATH + max(each.until - each.at for each in world.strikes)]
+
+
+def _wake_ups(world: World, runs: Sequence[Delivery]) -> dict[str, float]:
+    """From the commit of a probe to its handler (P4), in quiet times and after a fault."""
+    heard: dict[str, float] = {}
+    for run in runs:
+        if run.handler == "probe.hear":
+            heard[run.key] = min(run.began, heard.get(run.key, run.began))
+    quiet: list[float] = []
+    after: list[float] = []
+    for event in read(world.history.path, ()):
+        if event.event_type == "probe.sent" and event.outcome == "acknowledged" and event.key in heard:
+            disturbed = any(strike.at - 0.1 <= event.at <= strike.until + AFTERMATH for strike in world.strikes)
+            (after if disturbed else quiet).append(max(0.0, heard[event.key] - event.at))
+    found: dict[str, float] = {}
+    if quiet:
+        found |= {"probes": len(quiet), "wake_p50_ms": 1000 * percentile(quiet, 0.5)}
+        found["wake_p99_ms"] = 1000 * percentile(quiet, 0.99)
+    if after:
+        found["wake_after_fault_s"] = max(after)
+    return found
+
+
+def _restarts(world: World, runs: Sequence[Delivery]) -> dict[str, float]:
+    """From the moment the server takes connections to the first handler's start (P7), and how often it was tried."""
+    found: dict[str, float] = {}
+    begins = sorted(run.began for run in runs)
+    waits = [next((b - up for b in begins if b >= up), None) for _, up in world.outages if up != float("inf")]
+    if known := [wait for wait in waits if wait is not None]:
+        found["first_claim_s"] = max(known)
+    long = [(down, up) for down, up in world.outages if LONG_OUTAGE <= up - down < float("inf")]
+    if long:
+        tries = sum(down < at < up for at in world.worker_line.attempts for down, up in long)
+        found["connects_per_s"] = tries / sum(up - down for down, up in long) / world.setup.workers
+    return found

@@ -1,0 +1,136 @@
+"""What many runs have shown: one line each in `report/runs.jsonl`, and the section of docs/reliability.md."""
+
+import json
+import os
+import platform
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from chaos.scenarios import SCENARIOS, SETUP
+from holdfast.embedded import find_binaries
+
+ROOT = Path(__file__).resolve().parent.parent
+RUNS = Path(__file__).resolve().parent / "report" / "runs.jsonl"
+PAGE = ROOT / "docs" / "reliability.md"
+BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+
+Run = dict[str, Any]
+
+
+def append(summary: Run) -> None:
+    machine = {
+        "day": str(datetime.now(UTC).date()),
+        "postgres": find_binaries().version,
+        "python": platform.python_version(),
+        "cores": os.cpu_count(),
+    }
+    RUNS.parent.mkdir(exist_ok=True)
+    with RUNS.open("a") as file:
+        file.write(json.dumps(summary | machine) + "\n")
+
+
+def recorded() -> list[Run]:
+    """Every run on record, also those that went wrong."""
+    return [json.loads(line) for line in RUNS.read_text().splitlines()] if RUNS.exists() else []
+
+
+def is_recorded(runs: Iterable[Run], scenario: str, seed: int, seconds: float) -> bool:
+    return any((run["scenario"], run["seed"], run["seconds"]) == (scenario, seed, seconds) for run in runs)
+
+
+def write() -> Path:
+    """Renew the measured part of the page."""
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    PAGE.write_text(f"{before}{BEGIN}\n{measured(recorded())}{END}{rest.partition(END)[2]}")
+    return PAGE
+
+
+def measured(runs: Sequence[Run]) -> str:
+    if not runs:
+        return ""
+    seen = {name: " and ".join(sorted({str(run[name]) for run in runs})) for name in ("postgres", "python", "cores")}
+    lines = [
+        f"{len(runs)} runs until {max(run['day'] for run in runs)}, on Postgres {seen['postgres']}, Python "
+        f"{seen['python']}, {seen['cores']} cores, with fsync: {SETUP.workers} workers, lease {SETUP.lease:g} s, poll "
+        f"interval {SETUP.poll_interval:g} s, grace {SETUP.grace:g} s, where a scenario does not need others. Made by",
+        "",
+        "```text",
+        *commands(runs),
+        "```",
+        "",
+        *promises(runs),
+        "",
+        *scenarios(runs),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def commands(runs: Sequence[Run]) -> list[str]:
+    seeds = [run["seed"] for run in runs if run["scenario"] == "mix"]
+    found = [f"./dev chaos --seeds {min(seeds)}..{max(seeds)} --for {mix_seconds(runs):g} --report"] if seeds else []
+    return found + ["./dev chaos --scenario all --report"] * any(run["scenario"] != "mix" for run in runs)
+
+
+def mix_seconds(runs: Sequence[Run]) -> float:
+    return max((float(run["seconds"]) for run in runs if run["scenario"] == "mix"), default=0.0)
+
+
+def total(runs: Iterable[Run], name: str) -> int:
+    return sum(run[name] for run in runs)
+
+
+def worst(runs: Iterable[Run], figure: str, scenario: str | None = None) -> str:
+    found = [run["figures"][figure] for run in runs if figure in run["figures"] and scenario in (None, run["scenario"])]
+    return f"{max(found):g}" if found else "not measured"
+
+
+def promises(runs: Sequence[Run]) -> list[str]:
+    """The published promises, with what was measured for each."""
+    kept = ("lost", "unexpected", "effect_duplicates", "stuck_in_flight", "idle_in_transaction", "leaked_connections")
+    counts = {name: total(runs, name) for name in kept}
+    poison = [
+        f"{name.removeprefix('throughput_')} {min(run['figures'][name] for run in found):g}"
+        for name in SCENARIOS["poison"].floors
+        if (found := [run for run in runs if name in run["figures"]])
+    ]
+    reclaim, stops = SCENARIOS["kill_workers"].limits["reclaim_p99_s"], SCENARIOS["deploy"].limits
+    rows = [
+        ("Acknowledged events, in runs, with faults", "1,000,000 in 200", (
+            f"{total(runs, 'acknowledged'):,} in {len(runs)}, with {total(runs, 'strikes'):,} faults")),
+        ("P1 lost, unexpected", "0, 0", f"{counts['lost']}, {counts['unexpected']}"),
+        ("P1 commits without an answer that had happened, and came out", "", f"{total(runs, 'recovered'):,}"),
+        ("P2 effects that happened twice", "0", f"{counts['effect_duplicates']}"),
+        ("P2 deliveries that happened twice", f"{total(runs, 'in_flight_at_kill'):,} in flight at a fault", (
+            f"{total(runs, 'delivery_duplicates'):,}")),
+        ("P3 claimed again after a SIGKILL, p99", f"{reclaim:g} s", worst(runs, "reclaim_p99_s", "kill_workers")),
+        ("P4 commit to handler, p99", "50 ms", worst(runs, "wake_p99_ms", "terminate_listener")),
+        ("P4 after the listener was ended", "5 s", worst(runs, "wake_after_fault_s", "terminate_listener")),
+        ("P4 after half-open", "15 s", worst(runs, "wake_after_fault_s", "half_open")),
+        ("P5 SIGTERM to exit, idle", f"{stops['stop_idle_s']:g} s", worst(runs, "stop_idle_s")),
+        ("P5 busy (grace 2 s)", f"{stops['stop_busy_s']:g} s", worst(runs, "stop_busy_s", "deploy")),
+        ("P5 with a database that does not answer", f"{stops['stop_half_open_s']:g} s", (
+            worst(runs, "stop_half_open_s", "deploy"))),
+        ("P6 share of the throughput with one poisoned row in 1,000", "0.95", ", ".join(poison) or "not measured"),
+        ("P7 server accepts to first handler", "5 s", worst(runs, "first_claim_s", "restart_postgres")),
+        ("P7 attempts to connect, per second and worker", "1", worst(runs, "connects_per_s", "restart_postgres")),
+        ("P8 rows in flight without a live lease, at the end of a run", "0", f"{counts['stuck_in_flight']}"),
+        ("Connections leaked, transactions left idle", "0, 0", (
+            f"{counts['leaked_connections']}, {counts['idle_in_transaction']}")),
+        ("Runs in which something of this was broken", "0", f"{sum(bool(run['problems']) for run in runs)}"),
+    ]  # fmt: skip
+    return ["| Promise | Limit | Measured, the worst |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows)]
+
+
+def scenarios(runs: Sequence[Run]) -> list[str]:
+    lines = [
+        "| Scenario | Runs | Faults | Acknowledged | Lost | Unexpected | Recovered | Twice: effects | deliveries |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    columns = ("strikes", "acknowledged", "lost", "unexpected", "recovered", "effect_duplicates", "delivery_duplicates")
+    for name in SCENARIOS:
+        some = [run for run in runs if run["scenario"] == name]
+        cells = [f"{total(some, column):,}" for column in columns] if some else ["not run"] + [""] * (len(columns) - 1)
+        lines.append(f"| {name} | {len(some)} | " + " | ".join(cells) + " |")
+    return lines

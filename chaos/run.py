@@ -1,0 +1,267 @@
+"""One run: build a world, let the nemeses strike, heal, wait until everything has come out, and check."""
+
+import asyncio
+import shutil
+import tempfile
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+import asyncpg
+
+from chaos import measures
+from chaos.checker import Row, Verdict, check
+from chaos.history import read
+from chaos.nemeses import Nemesis
+from chaos.observer import in_flight
+from chaos.scenarios import Lane, Scenario
+from chaos.workers import notices
+from chaos.world import Progress, Strike, World
+
+DRAIN_SECONDS = 90.0
+QUIET_SECONDS = 5.0
+OPEN = "SELECT count(*) FROM core.outbox WHERE settled_at IS NULL AND event_type <> 'trouble.unrouted'"
+STUCK = "SELECT count(*) FROM core.outbox WHERE status = 'in_flight' AND lease_expires_at < now()"
+IDLE = "SELECT count(*) FROM pg_stat_activity WHERE usename LIKE 'chaos_%' AND state LIKE 'idle in transaction%'"
+CONNECTED = "SELECT count(*) FROM pg_stat_activity WHERE usename = $1"
+# What a worker only says when it is at fault itself.
+DEFECTS = ("loop_failed", "runner_failed", "settle_refused")
+# How handlers that are trouble end their process.
+EXPECTED_CODES = (137, -9)
+
+
+@dataclass(slots=True)
+class Result:
+    """Everything that is known about a run. `problems` is empty when every promise was kept."""
+
+    scenario: str
+    seed: int
+    seconds: float
+    verdict: Verdict
+    strikes: dict[str, int]
+    in_flight_at_kill: int
+    stuck_in_flight: int
+    idle_in_transaction: int
+    leaked_connections: int
+    figures: dict[str, float]
+    problems: list[str] = field(default_factory=list)
+    directory: Path | None = None
+
+    def summary(self) -> dict[str, object]:
+        verdict = self.verdict
+        return {
+            "scenario": self.scenario,
+            "seed": self.seed,
+            "seconds": self.seconds,
+            "attempted": verdict.attempted,
+            "acknowledged": verdict.acknowledged,
+            "delivered": verdict.delivered,
+            "lost": len(verdict.lost),
+            "unexpected": len(verdict.unexpected),
+            "recovered": verdict.recovered,
+            "unknown": verdict.unknown,
+            "put_aside": verdict.put_aside,
+            "effect_duplicates": verdict.effect_duplicates,
+            "delivery_duplicates": verdict.delivery_duplicates,
+            "in_flight_at_kill": self.in_flight_at_kill,
+            "max_recovery_s": self.figures.get("reclaim_max_s", 0.0),
+            "stuck_in_flight": self.stuck_in_flight,
+            "idle_in_transaction": self.idle_in_transaction,
+            "leaked_connections": self.leaked_connections,
+            "strikes": sum(self.strikes.values()),
+            "struck": self.strikes,
+            "figures": self.figures,
+            "problems": self.problems,
+        }
+
+
+async def play(scenario: Scenario, seed: int, seconds: float, progress: Progress, *, keep: bool = False) -> Result:
+    directory = Path(tempfile.mkdtemp(prefix=f"holdfast-chaos-{scenario.name}-{seed}-"))
+    world = World(directory, seed, scenario.setup)
+    try:
+        progress("starting", 0.0)
+        await world.build()
+        async with scenario.surrounding.around(world):
+            await world.open()
+            try:
+                result = await _play(world, scenario, seconds, progress)
+            finally:
+                await world.close()
+    except BaseException as error:
+        error.add_note(f"what is left of the run: {directory}")
+        raise
+    if result.problems or keep:
+        result.directory = directory
+    else:
+        shutil.rmtree(directory, ignore_errors=True)
+    return result
+
+
+async def _play(world: World, scenario: Scenario, seconds: float, progress: Progress) -> Result:
+    world.note("begin", scenario=scenario.name, seed=world.seed, seconds=seconds, time=datetime.now(UTC).isoformat())
+    await world.populate()
+    world.produce()
+    measured = await scenario.measure(world, progress) if scenario.measure else {}
+    began = time.monotonic()
+    lanes = [
+        asyncio.create_task(_strike(world, scenario, number, lane, began + seconds))
+        for number, lane in enumerate(scenario.lanes)
+    ]
+    while not all(lane.done() for lane in lanes) or (lanes and time.monotonic() - began < seconds):
+        elapsed = time.monotonic() - began
+        progress(f"{world.history.acknowledged:,} acknowledged, {len(world.strikes)} strikes", min(elapsed, seconds))
+        await asyncio.sleep(0.2)
+    for lane in lanes:
+        lane.result()
+    world.note("healed")
+    await world.rest()
+    problems = await _drain(world, progress)
+    stuck, idle = await world.ask(STUCK), await _none(world, IDLE)
+    await world.fleet.close()
+    world.after_workers()
+    leaked = await _none(world, CONNECTED, "chaos_worker")
+    progress("checking", seconds)
+    verdict = await _check(world)
+    result = Result(
+        scenario.name,
+        world.seed,
+        seconds,
+        verdict,
+        _counted(world),
+        _in_flight(world),
+        stuck,
+        idle,
+        leaked,
+        measures.figures(world) | {name: round(value, 3) for name, value in measured.items()},
+        problems,
+    )
+    result.problems += _problems(result, world, scenario)
+    return result
+
+
+# --- the faults -------------------------------------------------------------------------------------------
+
+
+async def _strike(world: World, scenario: Scenario, number: int, lane: Lane, end: float) -> None:
+    """The nemeses of one lane, drawn by the seed or in order, until the time is over."""
+    draw = world.rng(f"lane/{number}")
+    turn = 0
+    while True:
+        await asyncio.sleep(draw.uniform(*scenario.pause))
+        if time.monotonic() >= end or (scenario.once and turn == len(lane)):
+            return
+        nemesis = (lane[turn] if scenario.once else draw.choice(lane))()
+        await _one_strike(world, nemesis, f"strike/{number}/{turn}")
+        turn += 1
+
+
+async def _one_strike(world: World, nemesis: Nemesis, purpose: str) -> None:
+    strike = Strike(nemesis.name, time.monotonic())
+    try:
+        blow = await nemesis.strike(world, world.rng(purpose))
+        strike.hit = blow.hit
+        world.strikes.append(strike)
+        details = {"rng": purpose, "promise": nemesis.promise, "hold": round(blow.hold, 2), **blow.details}
+        world.note("strike", nemesis=nemesis.name, **details)
+        await asyncio.sleep(blow.hold)
+    except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError) as error:
+        # The other lane was quicker: there is no server to lock a table of.
+        world.note("missed", nemesis=nemesis.name, rng=purpose, error=f"{type(error).__name__}: {error}"[:200])
+    finally:
+        await _heal(world, nemesis)
+        strike.until = time.monotonic()
+        world.note("heal", nemesis=nemesis.name)
+
+
+async def _heal(world: World, nemesis: Nemesis) -> None:
+    for _ in range(50):
+        try:
+            return await nemesis.heal(world)
+        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError):
+            await asyncio.sleep(0.2)
+    await nemesis.heal(world)
+
+
+def _in_flight(world: World) -> int:
+    """What all the faults together can have taken from workers that were at it."""
+    samples = world.observer.samples
+    return sum(
+        in_flight(samples, strike.at, worker)
+        for strike in world.strikes
+        for worker in ([None] if strike.hit is None else strike.hit)
+    )
+
+
+def _counted(world: World) -> dict[str, int]:
+    names = [strike.nemesis for strike in world.strikes]
+    return {name: names.count(name) for name in sorted(set(names))}
+
+
+# --- the end ----------------------------------------------------------------------------------------------
+
+
+async def _drain(world: World, progress: Progress) -> list[str]:
+    """Wait until no event is owed any more; returns what is wrong if that does not happen."""
+    deadline = time.monotonic() + DRAIN_SECONDS
+    if left := await _none(world, CONNECTED, "chaos_producer", within=30.0):
+        return [f"{left} connections of producers did not end"]
+    while left := await world.ask(OPEN):
+        progress(f"draining, {left} open", 1e9)
+        if time.monotonic() > deadline:
+            return [f"{left} events were still open {DRAIN_SECONDS:g} s after the last fault"]
+        await asyncio.sleep(0.1)
+    return []
+
+
+async def _none(world: World, count: str, *arguments: object, within: float = QUIET_SECONDS) -> int:
+    """Wait until there are none any more; returns how many are left."""
+    deadline = time.monotonic() + within
+    while (left := int(await world.ask(count, *arguments))) and time.monotonic() < deadline:
+        await asyncio.sleep(0.05)
+    return left
+
+
+async def _check(world: World) -> Verdict:
+    async with world.admin() as connection:
+        committed = {each["tx"] for each in await connection.fetch("SELECT tx FROM chaos.business")}
+        effects = [tuple(each) for each in await connection.fetch("SELECT handler, key FROM chaos.effects")]
+        sql = "SELECT idempotency_key, handler_name, status, attempts, failure_reason FROM core.outbox"
+        rows = [Row(*each) for each in await connection.fetch(sql)]
+    deliveries = [(each.handler, each.key, each.row) for each in measures.deliveries(world)]
+    return check(read(world.history.path, committed), effects, deliveries, rows)
+
+
+def _problems(result: Result, world: World, scenario: Scenario) -> list[str]:
+    verdict = result.verdict
+    problems = [f"lost: {each}" for each in verdict.lost[:20]]
+    problems += [f"unexpected: {each}" for each in verdict.unexpected[:20]]
+    for name in ("stuck_in_flight", "idle_in_transaction", "leaked_connections"):
+        if count := getattr(result, name):
+            problems.append(f"{name}: {count}")
+    if verdict.effect_duplicates:
+        problems.append(f"effects that happened twice: {verdict.effect_duplicates}")
+    if verdict.delivery_duplicates > result.in_flight_at_kill:
+        problems.append(
+            f"{verdict.delivery_duplicates} deliveries happened twice, {result.in_flight_at_kill} were in flight"
+        )
+    for death in world.fleet.deaths:
+        if not death.wanted and death.code not in EXPECTED_CODES:
+            problems.append(f"a worker ended by itself with status {death.code} (slot {death.slot})")
+    for log in world.fleet.logs:
+        for name in DEFECTS:
+            problems += [f"{log.name}: {name} {each.get('error', '')}" for each in notices(log, name)]
+    for figure, most in scenario.limits.items():
+        if figure not in result.figures:
+            problems.append(f"{figure} could not be measured")
+        elif result.figures[figure] > most:
+            problems.append(f"{figure} is {result.figures[figure]:g}, and {most:g} is the limit")
+    for figure, least in scenario.floors.items():
+        if result.figures.get(figure, 0.0) < least:
+            problems.append(f"{figure} is {result.figures.get(figure, 0.0):g}, and {least:g} is the least")
+    for notice, text in scenario.says.items():
+        if not any(text in str(each) for log in world.fleet.logs for each in notices(log, notice)):
+            problems.append(f"no worker has said {notice} with {text!r}")
+    if scenario.lanes and not any(name != "death" for name in result.strikes):
+        problems.append("no fault has struck")
+    return problems + world.complaints

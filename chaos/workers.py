@@ -1,0 +1,204 @@
+"""Worker processes: the real `holdfast worker` command, started again whenever one dies."""
+
+import asyncio
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+COMMAND = Path(sys.executable).with_name("holdfast")
+_RESTART_AFTER = 0.3
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """A worker that ended, and whether somebody had asked for it."""
+
+    at: float
+    slot: int
+    worker: str
+    code: int
+    wanted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """How long a worker took to end after SIGTERM, and what it was doing."""
+
+    seconds: float
+    code: int
+    condition: str
+
+
+class WorkerProcess:
+    def __init__(self, slot: int, process: asyncio.subprocess.Process, log: Path) -> None:
+        self.slot = slot
+        self.process = process
+        self.log = log
+        self.frozen = False
+        self.condemned = False  # we have sent it a deadly signal
+        self._id = ""
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self.process.returncode is None
+
+    @property
+    def id(self) -> str:
+        """As rows name it in claimed_by; empty until it has started."""
+        if not self._id:
+            started = notices(self.log, "worker_started")
+            self._id = started[0]["worker_id"] if started else ""
+        return self._id
+
+    def signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(number)
+
+
+class Fleet:
+    """`size` workers. One that dies is started again, as a service manager would."""
+
+    def __init__(self, directory: Path, size: int) -> None:
+        self.size = size
+        self.deaths: list[Death] = []
+        self.stops: list[Stop] = []
+        self.on_death: Callable[[WorkerProcess, Death], None] = lambda _worker, _death: None
+        self.prefix: Callable[[int], Sequence[str]] = lambda _slot: ()
+        self.environment: Callable[[int], Mapping[str, str]] = lambda _slot: {}
+        self._directory = directory
+        self._workers: dict[int, WorkerProcess] = {}
+        self._keepers: list[asyncio.Task[None]] = []
+        self._closing = False
+        self._started = 0
+
+    def start(self, options: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._keepers = [
+            asyncio.create_task(self._keep(slot, list(options), dict(environment))) for slot in range(self.size)
+        ]
+
+    async def ready(self, within: float = 30.0) -> None:
+        async with asyncio.timeout(within):
+            while len([worker for worker in self.running if worker.id]) < self.size:
+                await asyncio.sleep(0.05)
+
+    @property
+    def running(self) -> list[WorkerProcess]:
+        return [worker for _, worker in sorted(self._workers.items()) if worker.alive]
+
+    @property
+    def logs(self) -> list[Path]:
+        return sorted(self._directory.glob("worker-*.log"))
+
+    def kill(self, worker: WorkerProcess) -> None:
+        worker.condemned = True
+        worker.signal(signal.SIGKILL)
+
+    def freeze(self, worker: WorkerProcess) -> None:
+        worker.frozen = True
+        worker.signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        for worker in self.running:
+            if worker.frozen:
+                worker.frozen = False
+                worker.signal(signal.SIGCONT)
+
+    async def stop(self, worker: WorkerProcess, condition: str, *, patience: float = 30.0, twice: bool = False) -> Stop:
+        """SIGTERM, and wait. One that does not end in time is killed, and counts with the time it was given."""
+        worker.condemned = True
+        began = time.monotonic()
+        worker.signal(signal.SIGTERM)
+        if twice:
+            await asyncio.sleep(0.1)  # two that are pending together would become one
+            worker.signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(patience):
+                await worker.process.wait()
+        except TimeoutError:
+            worker.signal(signal.SIGKILL)
+            await worker.process.wait()
+        stop = Stop(time.monotonic() - began, worker.process.returncode or 0, condition)
+        self.stops.append(stop)
+        return stop
+
+    async def close(self, condition: str = "idle") -> None:
+        """Stop all of them, for good."""
+        self._closing = True
+        self.thaw()
+        await asyncio.gather(*(self.stop(worker, condition) for worker in self.running))
+        await self.abandon()
+
+    async def abandon(self) -> None:
+        """End whatever runs, at once."""
+        self._closing = True
+        for worker in self.running:
+            self.kill(worker)
+        for keeper in self._keepers:
+            keeper.cancel()
+        await asyncio.gather(*self._keepers, return_exceptions=True)
+
+    async def _keep(self, slot: int, options: list[str], environment: dict[str, str]) -> None:
+        while not self._closing:
+            worker = await self._spawn(slot, options, environment)
+            try:
+                code = await worker.process.wait()
+            except asyncio.CancelledError:
+                self.kill(worker)
+                await worker.process.wait()
+                raise
+            death = Death(time.monotonic(), slot, worker.id, code, worker.condemned)
+            self.deaths.append(death)
+            self.on_death(worker, death)
+            await asyncio.sleep(_RESTART_AFTER)
+
+    async def _spawn(self, slot: int, options: list[str], environment: dict[str, str]) -> WorkerProcess:
+        self._started += 1
+        log = self._directory / f"worker-{slot}-{self._started}.log"
+        with log.open("wb") as errors:
+            process = await asyncio.create_subprocess_exec(
+                *self.prefix(slot),
+                str(COMMAND),
+                "worker",
+                "chaos.app:registry",
+                *options,
+                cwd=ROOT,
+                env={**os.environ, **environment, **self.environment(slot)},
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=errors,
+                stderr=errors,
+                process_group=0,  # a Ctrl-C is for us alone
+                preexec_fn=_die_with_parent,
+            )
+        worker = self._workers[slot] = WorkerProcess(slot, process, log)
+        return worker
+
+
+def notices(log: Path, name: str) -> list[dict[str, str]]:
+    """The entries of one kind in a worker's log."""
+    found = []
+    for line in log.read_bytes().splitlines():
+        if name.encode() in line:
+            with contextlib.suppress(ValueError):
+                entry = json.loads(line)
+                if entry.get("event") == name:
+                    found.append(entry)
+    return found
+
+
+def _die_with_parent() -> None:
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

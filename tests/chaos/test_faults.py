@@ -1,0 +1,198 @@
+"""The faults of the harness are the ones they say they are: a check that nothing can break would prove nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+from chaos.network import Line
+from chaos.poison import AT_A_STEADY_RATE, AT_FULL_SPEED
+from chaos.producers import Producer
+from chaos.scenarios import SCENARIOS
+from chaos.world import numbers
+
+Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Connect = Callable[[], Awaitable[Stream]]
+SOON = 5.0
+NEVER = 0.1  # how long is waited for what must not come
+
+
+@pytest.fixture
+async def heard() -> list[bytes]:
+    """What has arrived behind the line."""
+    return []
+
+
+@pytest.fixture
+async def line(heard: list[bytes]) -> AsyncIterator[Line]:
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(100):
+                heard.append(data)
+                writer.write(data)
+        writer.close()
+
+    server = await asyncio.start_server(echo, "127.0.0.1", 0)
+    line = await Line("127.0.0.1", server.sockets[0].getsockname()[1]).open()
+    yield line
+    await line.close()
+    server.close()
+
+
+@pytest.fixture
+async def connect(line: Line) -> AsyncIterator[Connect]:
+    async with contextlib.AsyncExitStack() as opened:
+
+        async def connect() -> Stream:
+            reader, writer = await asyncio.open_connection("127.0.0.1", line.port)
+            opened.callback(lambda: writer.transport.abort())  # holds the writer, which must not be dropped open
+            return reader, writer
+
+        yield connect
+
+
+async def say(stream: Stream, text: bytes) -> bytes:
+    reader, writer = stream
+    writer.write(text)
+    async with asyncio.timeout(SOON):
+        return await reader.read(100)
+
+
+async def is_silent(stream: Stream) -> bool:
+    try:
+        async with asyncio.timeout(NEVER):
+            await stream[0].read(100)
+    except TimeoutError:
+        return True
+    return False
+
+
+async def is_reset(stream: Stream) -> bool:
+    try:
+        async with asyncio.timeout(SOON):
+            return await stream[0].read(100) == b"never"
+    except ConnectionResetError:
+        return True
+
+
+async def test_a_line_passes_and_counts(line: Line, connect: Connect) -> None:
+    stream = await connect()
+    assert await say(stream, b"hello") == b"hello"
+    assert len(line.attempts) == 1
+
+
+async def test_cut(line: Line, connect: Connect) -> None:
+    """B2: the connections of this moment are reset, later ones pass."""
+    stream = await connect()
+    await say(stream, b"hello")
+    assert line.cut() == 1
+    assert await is_reset(stream)
+    assert await say(await connect(), b"again") == b"again"
+
+
+async def test_refuse(line: Line, connect: Connect) -> None:
+    """P7: nobody gets through until it is healed, and every attempt is counted."""
+    assert line.refuse() == 0
+    for _ in range(3):
+        assert await is_reset(await connect())
+    assert len(line.attempts) == 3
+    line.heal()
+    assert await say(await connect(), b"hello") == b"hello"
+
+
+async def test_freeze(line: Line, connect: Connect, heard: list[bytes]) -> None:
+    """B3: half-open: nothing passes in either direction, and nobody is told before it is healed."""
+    stream = await connect()
+    await say(stream, b"hello")
+    assert line.freeze() == 1
+    stream[1].write(b"is anybody there")
+    assert await is_silent(stream)
+    assert heard == [b"hello"]
+    assert await say(await connect(), b"later") == b"later"
+    line.heal()
+    assert await is_reset(stream)
+
+
+async def test_swallow(line: Line, connect: Connect, heard: list[bytes]) -> None:
+    """B3: new connections are half-open, too."""
+    line.freeze(swallow=True)
+    stream = await connect()
+    stream[1].write(b"hello")
+    assert await is_silent(stream)
+    assert heard == []
+    line.heal()
+    assert await is_reset(stream)
+
+
+async def test_mute(line: Line, connect: Connect, heard: list[bytes]) -> None:
+    """P1: what was asked for is done, and the answer never comes."""
+    stream = await connect()
+    await say(stream, b"hello")
+    assert line.mute() == 1
+    stream[1].write(b"commit")
+    assert await is_silent(stream)
+    assert heard == [b"hello", b"commit"]
+    line.heal()
+    assert await is_reset(stream)
+
+
+def test_a_seed_draws_the_same_again() -> None:
+    """P1: numbers of one purpose do not move when another purpose draws more or less."""
+
+    def draws() -> list[list[float]]:
+        purposes = [numbers(seed, purpose) for seed in (1, 2) for purpose in ("lane/0", "lane/1")]
+        return [[rng.random() for _ in range(3)] for rng in purposes]
+
+    assert draws() == draws()
+    assert len({tuple(each) for each in draws()}) == 4
+
+
+def test_producers_draw_everything_there_is() -> None:
+    """P1: rollbacks, savepoints, open transactions, twins, delays and expiries are all part of the load."""
+
+    class Keys:
+        n = 0
+
+        def keys(self, count: int) -> list[str]:
+            self.n += count
+            return [str(n) for n in range(self.n - count, self.n)]
+
+    producer = Producer("", Keys(), random.Random(1), 100)  # type: ignore[arg-type]
+    batches = [producer.draw() for _ in range(500)]
+    events = [event for batch in batches for event in batch.events]
+    assert {batch.at_once for batch in batches} == {True, False}
+    assert any(batch.rollback for batch in batches) and any(batch.undone for batch in batches)
+    assert any(batch.hold for batch in batches)
+    assert any(batch.events[0] is batch.events[-1] and len(batch.events) > 1 for batch in batches)
+    assert any(event.delay for event in events) and any(event.expires_in for event in events)
+    assert {event.priority for event in events} == {0, 1, 2}
+
+
+def test_the_limits_are_those_that_were_promised() -> None:
+    """P3 to P7, one line each, so that loosening one is seen in review."""
+    declared = {
+        f"{name} {figure} <= {most:g}" for name, each in SCENARIOS.items() for figure, most in each.limits.items()
+    }
+    assert declared == {
+        "kill_workers reclaim_p99_s <= 5",  # lease 3 s, poll interval 1 s, and 1 s
+        "restart_postgres first_claim_s <= 5",
+        "restart_postgres connects_per_s <= 1",
+        "kill_postgres first_claim_s <= 5",
+        "terminate_backends connections_max <= 33",
+        "terminate_listener wake_p99_ms <= 50",
+        "terminate_listener wake_after_fault_s <= 5",
+        "half_open wake_after_fault_s <= 15",
+        "half_open noticed_s <= 15",
+        "blackhole noticed_s <= 15",
+        "deploy stop_idle_s <= 2",
+        "deploy stop_busy_s <= 3",  # grace 2 s
+        "deploy stop_hurried_s <= 2",
+        "deploy stop_half_open_s <= 7",
+        "failover first_claim_s <= 10",
+    }
+    floors = SCENARIOS["poison"].floors
+    assert floors == {f"throughput_{kind}": 0.95 for kind in AT_FULL_SPEED + AT_A_STEADY_RATE}
