@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,7 @@ from tests.servers import SUPPORTED_MAJORS, servers_by_major
 
 LIBRARIES = ("asyncpg", "psycopg", "sqlalchemy", "pydantic", "uvloop")
 _USED: Counter[str] = Counter()
+_MAJOR = re.compile(r"[\[-]pg(\d+)[\]-]")  # as conftest names it
 
 
 def used(server: str) -> None:
@@ -23,25 +26,26 @@ class Report:
     """Registered by conftest; pytest calls its hooks."""
 
     def __init__(self, config: pytest.Config) -> None:
-        self._root = config.rootpath
-        self._major: dict[str, int] = {}
+        self._config = config
         self._runs: Counter[int] = Counter()
         self._folders: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._not_run: list[tuple[str, str]] = []
 
-    def pytest_collection_finish(self, session: pytest.Session) -> None:
-        for item in session.items:
-            callspec = getattr(item, "callspec", None)
-            major = callspec.params.get("postgres_server") if callspec else None
-            if isinstance(major, int):
-                self._major[item.nodeid] = major
+    def pytest_sessionfinish(self) -> None:
+        # One of several processes: the first one prints the table for all of them.
+        if (output := getattr(self._config, "workeroutput", None)) is not None:
+            output["used"] = dict(_USED)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        _USED.update(getattr(node, "workeroutput", {}).get("used", {}))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         folder = str(Path(report.nodeid.split("::")[0]).parent)
         if report.when == "call" and report.outcome != "skipped":
             self._folders[folder][report.outcome] += 1
-            if report.nodeid in self._major:
-                self._runs[self._major[report.nodeid]] += 1
+            if major := _MAJOR.search(report.nodeid):
+                self._runs[int(major[1])] += 1
         elif report.outcome == "skipped":
             expected = hasattr(report, "wasxfail")
             self._folders[folder]["xfailed" if expected else "skipped"] += 1
@@ -55,7 +59,7 @@ class Report:
             return
         write = terminalreporter.write_line
         terminalreporter.section("what really ran")
-        if self._major:
+        if self._runs:
             for line in self._server_lines():
                 write(line)
         write("  ".join(f"{name} {_version(name)}" for name in LIBRARIES))
