@@ -9,8 +9,10 @@ from holdfast.errors import ConfigurationError
 
 _LONGEST_DAYS = 36_500
 # Rows of these entities can be replayed, so the inbox must remember longer than they live.
-_REPLAYABLE = ("outbox_row", "archive_row")
+_REPLAYABLE = ("outbox_row", "failed_row", "archive_row")
 _INBOX = "event_handled"
+ENTITIES = (*_REPLAYABLE, _INBOX)
+ALL_CLASSES = "*"
 
 
 class Disposal(StrEnum):
@@ -42,20 +44,26 @@ class RetentionPolicy:
     def total_days(self) -> int:
         return self.active_ttl_days + self.tombstoned_grace_days
 
+    @property
+    def brief(self) -> bool:
+        """Whether a delivered row is deleted by the statement that settles it."""
+        return self.total_days == 0 and self.disposal is Disposal.HARD_DELETE
+
 
 Registry = Mapping[tuple[str, str], RetentionPolicy]
 
+# What a new schema begins with. The policies that count are those in core.retention_policies.
 POLICY_REGISTRY: Registry = MappingProxyType(
     {
-        ("outbox_row", "*"): RetentionPolicy(45, 7, Disposal.HARD_DELETE),
-        (_INBOX, "*"): RetentionPolicy(60, 7, Disposal.HARD_DELETE),
+        ("outbox_row", ALL_CLASSES): RetentionPolicy(45, 7, Disposal.HARD_DELETE),
+        (_INBOX, ALL_CLASSES): RetentionPolicy(60, 7, Disposal.HARD_DELETE),
     }
 )
 
 
 def policy_for(entity: str, content_class: str, registry: Registry = POLICY_REGISTRY) -> RetentionPolicy:
     """The policy of a content class, or else the one its entity has for all classes."""
-    policy = registry.get((entity, content_class)) or registry.get((entity, "*"))
+    policy = registry.get((entity, content_class)) or registry.get((entity, ALL_CLASSES))
     if policy is None:
         problem = f"has no policy for {entity!r}"
         raise ConfigurationError("retention", problem, f"add an entry ({entity!r}, '*')")
@@ -69,7 +77,7 @@ def check_registry(registry: Registry = POLICY_REGISTRY) -> None:
     run and repeats its effects.
     """
     for entity in ("outbox_row", _INBOX):
-        policy_for(entity, "*", registry)
+        policy_for(entity, ALL_CLASSES, registry)
     inbox = min(policy.active_ttl_days for (entity, _), policy in registry.items() if entity == _INBOX)
     for (entity, content_class), policy in registry.items():
         if entity in _REPLAYABLE and inbox <= policy.total_days:
@@ -78,3 +86,23 @@ def check_registry(registry: Registry = POLICY_REGISTRY) -> None:
                 f"is {inbox}, but ({entity}, {content_class}) rows live {policy.total_days} days",
                 f"set it to {policy.total_days + 1} or more, or keep {entity} for less time",
             )
+
+
+def with_policy(registry: Registry, entity: str, content_class: str, policy: RetentionPolicy | None) -> Registry:
+    """The registry with one policy added, changed or (None) removed; refused if it would not do."""
+    if entity not in ENTITIES:
+        raise ConfigurationError("entity", f"is {entity!r}", f"use one of {', '.join(ENTITIES)}")
+    if not isinstance(content_class, str) or not 1 <= len(content_class.encode()) <= 800:
+        raise ConfigurationError("content_class", f"is {content_class!r}", "name a class, or '*' for all of them")
+    if entity == _INBOX and content_class != ALL_CLASSES:
+        raise ConfigurationError(
+            "content_class", f"is {content_class!r}, but the inbox knows keys and no classes", "use '*'"
+        )
+    if entity == _INBOX and policy is not None and policy.disposal is not Disposal.HARD_DELETE:
+        problem = f"is {policy.disposal}, but there is nothing in the inbox to strip"
+        raise ConfigurationError("disposal", problem, f"use {Disposal.HARD_DELETE}")
+    changed = {key: kept for key, kept in registry.items() if key != (entity, content_class)}
+    if policy is not None:
+        changed[entity, content_class] = policy
+    check_registry(changed)
+    return MappingProxyType(changed)

@@ -2,8 +2,12 @@
 
 import re
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from holdfast.errors import ConfigurationError
+
+DeadLetters = Literal["in_place", "archive"]
+DEAD_LETTERS: tuple[DeadLetters, ...] = get_args(DeadLetters)
 
 _CHANNEL = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 
@@ -31,6 +35,8 @@ class WorkerSettings:
     settle_after: float = 0.005  # how long a finished delivery waits for others to settle with
     listen: bool = True
     listen_dsn: str | None = None  # a direct connection when the other one goes through a pooler
+    dead_letters: DeadLetters = "in_place"  # or "archive": what fails for good moves to core.archive
+    sweep: bool = True  # take turns with the other workers in retention's sweeps
 
     def __post_init__(self) -> None:
         _require("generation", self.generation, 0, 2**63 - 1, whole=True)
@@ -42,6 +48,9 @@ class WorkerSettings:
         _require("poll_interval", self.poll_interval, 0.01, 3_600)
         _require("grace", self.grace, 0, 3_600)
         _require("settle_after", self.settle_after, 0, 1)
+        if self.dead_letters not in DEAD_LETTERS:
+            problem = f"is {self.dead_letters!r}"
+            raise ConfigurationError("WorkerSettings.dead_letters", problem, f"use one of {', '.join(DEAD_LETTERS)}")
         if isinstance(self.channels, str):
             raise ConfigurationError("channels", "is a string", f"write ({self.channels!r},)")
         for channel in self.channels:

@@ -64,6 +64,7 @@ class Counters:
     retried: int = 0
     snoozed: int = 0
     failed: int = 0
+    archived: int = 0  # of them, those that moved to the archive
     expired: int = 0
     released: int = 0
     split: int = 0

@@ -33,7 +33,7 @@ TABLES: dict[str, dict[str, set[str]]] = {
         name: {"SELECT"}
         for name in (
             "migrations", "outbox", "failed", "event_handled", "subscriptions", "registry", "workers", "deployments",
-            "outbox_keys", "sources", "stops",
+            "outbox_keys", "sources", "stops", "audit", "failure_notes", "plans", "plan_rows",
         )
     },
 }  # fmt: skip
@@ -61,13 +61,35 @@ FUNCTIONS: dict[str, set[str]] = {
     },
     OPERATOR: {
         "outbox_replay", "outbox_stop", "retire", "outbox_lanes", "outbox_channels", "served_channels", "interest",
+        "outbox_replay_many", "outbox_discard", "outbox_restore", "outbox_edit", "failure_note", "failed_select",
+        "event_rows", "plan_create", "plan_take", "plan_step", "plan_release", "plan_turn", "generation_open",
+        "generation_retire", "generation_move", "serving_generation", "audit_refused",
     },
 }  # fmt: skip
 
 SCHEMA: dict[str, set[str]] = {role: {"USAGE"} for role in RUNTIME}
 
 # Called by other functions, by triggers and by defaults; nobody has them by name.
-INTERNAL = {"outbox_fill", "outbox_notify", "require_source", "outbox_retime", "sibling_id"}
+INTERNAL = {
+    "outbox_fill", "outbox_notify", "require_source", "outbox_retime", "sibling_id", "audit_append", "audit_rows",
+    "audit_is_kept", "require_ids", "row_outcomes", "replay_rows", "plan_observe",
+}  # fmt: skip
+
+# --- of the archive and of retention ---
+TABLES[OPERATOR] |= {name: {"SELECT"} for name in ("archive", "retention_policies", "sweeps")}
+_SWEEPS = {
+    "retention_registry", "retention_classes", "retention_sweep", "sweep_keys", "sweep_inbox", "sweep_turn",
+    "sweep_done",
+}  # fmt: skip
+FUNCTIONS[WORKER] |= _SWEEPS | {"outbox_archive", "outbox_consume", "outbox_forget"}
+FUNCTIONS[OPERATOR] |= _SWEEPS | {
+    "archive_replay", "archive_discard", "retention_set", "retention_due", "inbox_horizon", "erase_archived",
+    "erase_outbox",
+}  # fmt: skip
+INTERNAL |= {
+    "history_with", "require_archive_ids", "days_ago", "retention_policy", "is_planned", "is_brief", "outbox_dispose",
+    "archive_dispose",
+}  # fmt: skip
 
 
 async def cells(outbox: Outbox, sql: str, *values: object) -> set[tuple[str, ...]]:
@@ -350,6 +372,15 @@ TOUCH_TABLES = (
     "INSERT INTO core.deployments (generation) VALUES (99)",
     "UPDATE core.outbox_keys SET event_id = core.uuid7()",
     "DELETE FROM core.migrations",
+    "INSERT INTO core.audit (actor, action) VALUES ('me', 'replay')",
+    "UPDATE core.audit SET actor = 'nobody'",
+    "DELETE FROM core.audit",
+    "TRUNCATE core.audit",
+    "ALTER TABLE core.audit DISABLE TRIGGER audit_is_kept",
+    "SELECT core.audit_append('me', 'replay', NULL, '{}', '{}')",
+    "UPDATE core.plans SET state = 'open'",
+    "UPDATE core.plan_rows SET state = 'pending'",
+    "INSERT INTO core.failure_notes VALUES ('a.b', 's', 'n', 'me')",
     "SELECT nextval('core.outbox_seq_seq')",
     "CREATE TABLE core.mine (id int)",
     "CREATE FUNCTION core.mine() RETURNS int LANGUAGE sql AS 'SELECT 1'",

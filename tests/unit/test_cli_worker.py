@@ -138,6 +138,8 @@ def test_a_child_gets_every_setting_and_no_password() -> None:
         settle_after=0.25,
         listen=False,
         listen_dsn=f"postgresql://app:{SECRET}@host/db",
+        dead_letters="archive",
+        sweep=False,
     )
     command = child_command("app:registry", settings, 3, 9)
     assert SECRET not in " ".join(command)
@@ -146,11 +148,11 @@ def test_a_child_gets_every_setting_and_no_password() -> None:
         *(("--schema", "shop"), ("--generation", "7"), ("--name", "web/3"), ("--concurrency", "11")),
         *(("--threads", "12"), ("--connections", "13"), ("--batch", "14"), ("--lease", "15.5")),
         *(("--poll-interval", "16.5"), ("--grace", "17.5"), ("--settle-after", "0.25"), ("--lifeline", "9")),
-        *(("--channel", "hot"), ("--channel", "cold")),
+        *(("--channel", "hot"), ("--channel", "cold"), ("--dead-letters", "archive")),
     }
     assert expected <= set(itertools.pairwise(words))
     assert words[0] == "app:registry"
-    assert "--no-listen" in words
+    assert {"--no-listen", "--no-sweep"} <= set(words)
     assert "--processes" not in words
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from holdfast.errors import ConfigurationError
-from holdfast.retention import POLICY_REGISTRY, Disposal, RetentionPolicy, check_registry, policy_for
+from holdfast.retention import POLICY_REGISTRY, Disposal, RetentionPolicy, check_registry, policy_for, with_policy
 
 
 def test_the_default_policies() -> None:
@@ -89,3 +89,34 @@ def test_days_are_checked(days: Any) -> None:
 def test_the_disposal_is_checked() -> None:
     with pytest.raises(ConfigurationError, match="STRIP_PAYLOAD"):
         RetentionPolicy(1, 1, "SHRED")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("key", [("failed_row", "*"), ("failed_row", "audit")])
+def test_failed_rows_count_too(key: tuple[str, str]) -> None:
+    """OBX-5: what is configured to be kept as failed can be replayed for as long."""
+    with pytest.raises(ConfigurationError, match=re.escape(f"({key[0]}, {key[1]})")):
+        check_registry({**POLICY_REGISTRY, key: RetentionPolicy(30, 30)})
+    check_registry({**POLICY_REGISTRY, key: RetentionPolicy(30, 29)})
+
+
+@pytest.mark.parametrize(
+    ("policy", "brief"),
+    [
+        (RetentionPolicy(0, 0), True),
+        (RetentionPolicy(0, 1), False),
+        (RetentionPolicy(1, 0), False),
+        (RetentionPolicy(0, 0, Disposal.STRIP_PAYLOAD), False),
+    ],
+)
+def test_what_is_deleted_with_its_settle(policy: RetentionPolicy, brief: bool) -> None:
+    """OBX-5: neither kept nor stripped."""
+    assert policy.brief is brief
+
+
+def test_a_registry_with_one_more_policy() -> None:
+    """OBX-5: the registry itself is left as it is."""
+    billing = RetentionPolicy(30, 1, Disposal.STRIP_PAYLOAD)
+    changed = with_policy(POLICY_REGISTRY, "outbox_row", "billing", billing)
+    assert policy_for("outbox_row", "billing", changed) is billing
+    assert with_policy(changed, "outbox_row", "billing", None) == POLICY_REGISTRY
+    assert ("outbox_row", "billing") not in POLICY_REGISTRY

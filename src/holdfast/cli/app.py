@@ -9,7 +9,24 @@ from typing import Annotated, Any
 
 import typer
 
-from holdfast.cli import metrics, migrate, notify, status, uninstall, worker
+from holdfast.cli import (
+    archive,
+    audit,
+    doctor,
+    events,
+    failed,
+    generations,
+    handlers,
+    metrics,
+    migrate,
+    notify,
+    plans,
+    retention,
+    status,
+    uninstall,
+    worker,
+    workers,
+)
 from holdfast.cli.problems import REPORTED, report
 from holdfast.postgres.release import load
 from holdfast.redact import redact_dsn
@@ -18,7 +35,6 @@ app = typer.Typer(
     name="holdfast",
     help="A transactional outbox for Postgres.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -26,7 +42,17 @@ app.add_typer(migrate.app, name="migrate")
 app.command("worker")(worker.worker)
 app.command("status")(status.status)
 app.command("metrics")(metrics.metrics)
+app.command("doctor")(doctor.doctor)
+app.add_typer(events.app, name="events")
+app.add_typer(failed.app, name="failed")
+app.add_typer(plans.app, name="plans")
+app.add_typer(handlers.app, name="handlers")
+app.add_typer(workers.app, name="workers")
+app.add_typer(generations.app, name="generations")
+app.command("audit")(audit.audit)
 app.command("notify")(notify.notify)
+app.add_typer(archive.app, name="archive")
+app.add_typer(retention.app, name="retention")
 app.command("uninstall")(uninstall.uninstall)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import re
+import socket
 import sys
 from typing import Annotated
 
@@ -67,3 +69,14 @@ def generation(option: int | None) -> int:
 def _without_driver(address: str) -> str:
     # DATABASE_URL is often written for SQLAlchemy: postgresql+asyncpg://
     return re.sub(r"^postgres(?:ql)?\+\w+://", "postgresql://", address)
+
+
+def actor(option: str | None) -> str:
+    """Who acts, for the audit."""
+    found = option or os.environ.get("HOLDFAST_ACTOR")
+    if found:
+        return found
+    try:
+        return f"{getpass.getuser()}@{socket.gethostname()}"
+    except (OSError, KeyError):  # a container's user may have no name
+        return f"{os.getuid()}@{socket.gethostname()}"

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from enum import StrEnum
 from typing import Annotated
 
 import asyncpg
@@ -21,15 +22,22 @@ from holdfast.cli.environment import DsnOption, SchemaOption
 from holdfast.errors import ConfigurationError
 from holdfast.handlers import HandlerRegistry
 from holdfast.observability.logging import log_fact
-from holdfast.postgres import migrate
 from holdfast.postgres.connection import CONNECTION_FAULTS, Address, connect
 from holdfast.settings import WorkerSettings
 from holdfast.worker import process
+from holdfast.worker.readiness import require_ready
 from holdfast.worker.supervisor import Supervisor, end_with_parent
 from holdfast.worker.worker import Worker
 
 _DEFAULT = WorkerSettings()
 _LIMIT_PAST_GRACE = 15.0
+
+
+class DeadLetters(StrEnum):
+    """What becomes of an event that failed for good."""
+
+    IN_PLACE = "in_place"
+    ARCHIVE = "archive"
 
 
 def worker(
@@ -56,6 +64,15 @@ def worker(
         typer.Option("--settle-after", help="Seconds a finished delivery waits for others to settle with."),
     ] = _DEFAULT.settle_after,
     no_listen: Annotated[bool, typer.Option("--no-listen", help="Only poll: no LISTEN connection.")] = False,
+    dead_letters: Annotated[
+        DeadLetters,
+        typer.Option(
+            "--dead-letters", help="Where events that failed for good go: they stay, or move to core.archive."
+        ),
+    ] = DeadLetters.IN_PLACE,
+    no_sweep: Annotated[
+        bool, typer.Option("--no-sweep", help="Leave retention's sweeps to the other workers.")
+    ] = False,
     name: Annotated[str, typer.Option(help="Name shown to operators. Default: host and process id.")] = "",
     generation: Annotated[
         int | None, typer.Option(min=0, help="Deployment generation. Default: HOLDFAST_GENERATION, else 0.")
@@ -88,6 +105,8 @@ def worker(
         settle_after=settle_after,
         listen=not no_listen,
         listen_dsn=environment.listen_dsn(listen_dsn),
+        dead_letters=dead_letters.value,
+        sweep=not no_sweep,
     )
     address = environment.dsn(dsn)
     registry = load_registry(target)
@@ -155,7 +174,7 @@ def _call_soon(loop: asyncio.AbstractEventLoop, worker: Worker) -> None:
 
 
 async def _supervise(target: str, address: str, settings: WorkerSettings, processes: int) -> None:
-    await _require_current(address, settings.schema)
+    await _require_ready(address, settings)
     # Addresses hold passwords and travel in the environment, where the process list does not show them.
     variables = {**os.environ, "HOLDFAST_DSN": address}
     if settings.listen_dsn:
@@ -167,12 +186,12 @@ async def _supervise(target: str, address: str, settings: WorkerSettings, proces
     await Supervisor(command, processes, log_fact, environment=variables).run()
 
 
-async def _require_current(address: str, schema: str) -> None:
+async def _require_ready(address: str, settings: WorkerSettings) -> None:
     """Say once what every child would say; a database that is not there yet is for them to wait for."""
     try:
         connection = await connect(Address(address), "worker", statement_timeout=10)
         try:
-            await migrate.require_current(connection, schema)
+            await require_ready(connection, settings)
         finally:
             await connection.close(timeout=2)
     except (*CONNECTION_FAULTS, asyncpg.QueryCanceledError):
@@ -192,6 +211,7 @@ def child_command(target: str, settings: WorkerSettings, number: int, lifeline: 
         "--settle-after": settings.settle_after,
         "--generation": settings.generation,
         "--schema": settings.schema,
+        "--dead-letters": settings.dead_letters,
         "--lifeline": lifeline,
     }
     if settings.name:
@@ -200,7 +220,7 @@ def child_command(target: str, settings: WorkerSettings, number: int, lifeline: 
     command = [sys.executable, "-P", "-c", "from holdfast.cli import main; main()", "worker", target]
     command += [word for option, value in options.items() for word in (option, str(value))]
     command += [word for channel in settings.channels for word in ("--channel", channel)]
-    return command if settings.listen else [*command, "--no-listen"]
+    return command + ["--no-listen"] * (not settings.listen) + ["--no-sweep"] * (not settings.sweep)
 
 
 def _leave() -> None:

@@ -130,6 +130,7 @@ class Deliveries:
         self._worker = worker
         self._generation = generation
         self._lease = timedelta(seconds=lease)
+        self.consuming = False  # retention keeps delivered rows of some class not at all
 
     async def _fetch(self, connection: asyncpg.Connection, name: str, **values: object) -> list[asyncpg.Record]:
         statement = self._queries.asyncpg(name)
@@ -197,7 +198,7 @@ class Deliveries:
                 return [lost for some in groups for lost in await self.deliver(connection, some, record=record)]
         rows = await self._fetch(
             connection,
-            "deliver",
+            "consume" if self.consuming else "deliver",
             **_fence(held),
             routes=list(handlers),
             handlers=list(handlers.values()),
@@ -230,15 +231,20 @@ class Deliveries:
         errors: Sequence[str | None],
         signatures: Sequence[str | None],
     ) -> list[UUID]:
-        rows = await self._fetch(
-            connection,
-            "fail",
-            **_fence(held),
-            handlers=_names(held),
-            reasons=list(reasons),
-            errors=list(errors),
-            signatures=list(signatures),
-        )
+        """The dead letter, in place."""
+        rows = await self._fetch(connection, "fail", **_fence(held), **_failures(held, reasons, errors, signatures))
+        return [row[0] for row in rows]
+
+    async def archive(
+        self,
+        connection: asyncpg.Connection,
+        held: Sequence[Delivery],
+        reasons: Sequence[str],
+        errors: Sequence[str | None],
+        signatures: Sequence[str | None],
+    ) -> list[UUID]:
+        """The dead letter, moved to the archive."""
+        rows = await self._fetch(connection, "archive", **_fence(held), **_failures(held, reasons, errors, signatures))
         return [row[0] for row in rows]
 
     async def release(
@@ -270,6 +276,11 @@ class Deliveries:
             route=delivery.route,
         )
         return bool(rows[0][0])
+
+    async def forget(self, connection: asyncpg.Connection, delivery: Delivery) -> None:
+        """The last statement of a transactional handler's transaction, if rows are not kept: delete what it settled."""
+        if self.consuming:
+            await self._fetch(connection, "forget", id=delivery.id, handler=delivery.handler.name)
 
     async def due_in(
         self, connection: asyncpg.Connection, channel: str, lanes: Sequence[tuple[str, int]], since: float
@@ -325,6 +336,20 @@ def _columns(lanes: Sequence[LaneClaim]) -> dict[str, object]:
 
 def _fence(held: Sequence[Delivery]) -> dict[str, object]:
     return {"ids": [each.id for each in held], "tokens": [each.token for each in held]}
+
+
+def _failures(
+    held: Sequence[Delivery],
+    reasons: Sequence[str],
+    errors: Sequence[str | None],
+    signatures: Sequence[str | None],
+) -> dict[str, object]:
+    return {
+        "handlers": _names(held),
+        "reasons": list(reasons),
+        "errors": list(errors),
+        "signatures": list(signatures),
+    }
 
 
 def _names(held: Sequence[Delivery]) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a worker does now and then: say that it lives, and report events that nobody will take."""
+"""What a worker does now and then: say that it lives, report events that nobody will take, sweep."""
 
 import asyncio
 import os
@@ -15,6 +15,7 @@ from holdfast.postgres.fleet import Fleet, Registration
 from holdfast.settings import WorkerSettings
 from holdfast.telemetry import Notice, Observer
 from holdfast.worker.lanes import subscribers
+from holdfast.worker.sweeper import Sweeper
 
 _INTERVAL = 10.0
 _REPEAT_AFTER = 3600.0
@@ -49,12 +50,14 @@ class Maintenance:
         settings: WorkerSettings,
         worker: UUID,
         handlers: list[str],
+        sweeper: Sweeper | None = None,
     ) -> None:
         self._connection = connection
         self._deliveries = deliveries
         self._fleet = fleet
         self._observe = observe
         self._settings = settings
+        self._sweeper = sweeper
         self._reports = Reports()
         self._unserved: set[tuple[str, int]] = set()  # as the last look found them
         host = socket.gethostname()
@@ -72,7 +75,9 @@ class Maintenance:
     async def run(self) -> None:
         while True:
             try:
-                await self.run_once(await self._connection.use())
+                connection = await self._connection.use()
+                await self.run_once(connection)
+                await self._sweep(connection)
             except (*PASSING_FAULTS, *CONNECTION_FAULTS):
                 pass  # the loops that matter report outages
             await asyncio.sleep(_INTERVAL)
@@ -89,6 +94,22 @@ class Maintenance:
         for channel, generation in sorted(unserved & self._unserved):
             self._report_unserved(channel, generation)
         self._unserved = unserved
+
+    async def _sweep(self, connection: asyncpg.Connection) -> None:
+        if self._sweeper is None:
+            return
+        try:
+            await self._sweeper.run_once(connection)
+        except (*PASSING_FAULTS, *CONNECTION_FAULTS):
+            raise
+        except asyncpg.PostgresError as error:
+            # Rows that are kept too long are no reason to stop saying that the worker lives.
+            if self._reports.due("sweep_failed", str(error.sqlstate)):
+                details: dict[str, object] = {
+                    "error": f"{type(error).__name__}: {error}"[:500],
+                    "remedy": "holdfast retention sweep shows it; compare the schema with holdfast migrate plan",
+                }
+                self._observe(Notice("error", "sweep_failed", details))
 
     def _report_unrouted(self, channel: str, route: str, interest: Interest) -> None:
         if not self._reports.due("unrouted", channel, route):

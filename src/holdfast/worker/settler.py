@@ -5,7 +5,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 from uuid import UUID
 
 import asyncpg
@@ -14,6 +14,7 @@ from holdfast.postgres.connection import CONNECTION_FAULTS, PASSING_FAULTS, Rese
 from holdfast.postgres.deliveries import Deliveries, Delivery
 from holdfast.telemetry import Counters, Failed, Notice, Observer, Retried
 from holdfast.worker.held import Held
+from holdfast.worker.maintenance import Reports
 from holdfast.worker.outage import Outages
 
 MAX_BATCH = 500
@@ -59,13 +60,14 @@ class _Pending:
     duplicates: list[Delivery] = field(default_factory=list)
     postponed: list[Postponed] = field(default_factory=list)
     dead: list[Dead] = field(default_factory=list)
+    archived: list[Dead] = field(default_factory=list)
     given_back: list[GivenBack] = field(default_factory=list)
 
     def __len__(self) -> int:
-        return len(self.delivered) + len(self.duplicates) + len(self.postponed) + len(self.dead) + len(self.given_back)
+        return sum(map(len, self.lists()))
 
     def lists(self) -> tuple[list[Any], ...]:
-        return self.delivered, self.duplicates, self.postponed, self.dead, self.given_back
+        return self.delivered, self.duplicates, self.postponed, self.dead, self.archived, self.given_back
 
     def add(self, settlement: Settlement) -> None:
         match settlement:
@@ -91,6 +93,7 @@ class Settler:
         *,
         lease: float,
         settle_after: float,
+        archive: bool = False,
         on_postponed: Callable[[], None] = lambda: None,
     ) -> None:
         self._connection = connection
@@ -100,12 +103,14 @@ class Settler:
         self._observe = observe
         self._lease = lease
         self._settle_after = settle_after
+        self._archive = archive
         self._on_postponed = on_postponed
         self._pending = _Pending()
         self._some = asyncio.Event()
         self._many = asyncio.Event()
         self._lock = asyncio.Lock()
         self._outage = outages.of("settle")
+        self._reports = Reports()
 
     def delivered(self, delivery: Delivery) -> None:
         waiting = self._pending.delivered
@@ -120,8 +125,15 @@ class Settler:
         self._wake()
 
     def add(self, settlement: Settlement) -> None:
-        self._pending.add(settlement)
+        if self._goes_to_archive(settlement):
+            self._pending.archived.append(settlement)
+        else:
+            self._pending.add(settlement)
         self._wake()
+
+    def _goes_to_archive(self, settlement: Settlement | Delivery) -> TypeGuard[Dead]:
+        # What was cancelled or has expired is nobody's to put right: it stays, set aside, in the outbox.
+        return self._archive and isinstance(settlement, Dead) and settlement.reason not in ("cancelled", "expired")
 
     def _wake(self) -> None:
         if not self._some.is_set():
@@ -151,6 +163,7 @@ class Settler:
                 await self._settle(pending.duplicates, self._send_duplicates, self._tell_duplicates)
                 await self._settle(pending.postponed, self._send_postponed, self._tell_postponed)
                 await self._settle(pending.dead, self._send_dead, self._tell_dead)
+                await self._settle(pending.archived, self._send_archived, self._tell_archived)
                 await self._settle(pending.given_back, self._send_given_back, self._tell_given_back)
             except asyncio.CancelledError:
                 # Whoever asked cannot wait any longer; the next flush takes what is left.
@@ -211,17 +224,31 @@ class Settler:
                     continue
                 except Exception as error:
                     refusal = error
-            delivery = _delivery(settlement)
-            details: dict[str, object] = {
-                "delivery_id": str(delivery.id),
-                "handler_name": delivery.handler.name,
-                "error": type(refusal).__name__,
-                "sqlstate": getattr(refusal, "sqlstate", None),
-                "remedy": "the row comes back when its lease ends; compare the schema with holdfast migrate plan",
-            }
-            # What stands in its way is not its own fault, and passes.
-            name = "settle_abandoned" if isinstance(refusal, PASSING_FAULTS) else "settle_refused"
-            self._observe(Notice("error", name, details))
+            self._refused(settlement, refusal)
+
+    def _refused(self, settlement: Settlement | Delivery, refusal: Exception) -> None:
+        sqlstate = getattr(refusal, "sqlstate", None)
+        name = "settle_refused"
+        if isinstance(refusal, PASSING_FAULTS):
+            name = "settle_abandoned"  # what stands in its way is not its own fault, and passes
+        elif self._goes_to_archive(settlement):
+            name = "archive_refused"
+            if not self._reports.due(name, str(sqlstate)):
+                return  # what is wrong with the archive is wrong for all of them
+        delivery = _delivery(settlement)
+        details: dict[str, object] = {
+            "delivery_id": str(delivery.id),
+            "handler_name": delivery.handler.name,
+            "error": type(refusal).__name__,
+            "sqlstate": sqlstate,
+            "remedy": "the row comes back when its lease ends; compare the schema with holdfast migrate plan",
+        }
+        if name == "archive_refused":
+            details["remedy"] = (
+                "the rows stay in the outbox and come back when their leases end; holdfast doctor says what is wrong "
+                "with core.archive, and workers with dead_letters='in_place' do without it"
+            )
+        self._observe(Notice("error", name, details))
 
     # --- in the transaction of a handler --------------------------------------------------------------
 
@@ -230,6 +257,8 @@ class Settler:
         match settlement:
             case Postponed():
                 return await self._send_postponed(connection, [settlement])
+            case Dead() if self._goes_to_archive(settlement):
+                return await self._send_archived(connection, [settlement])
             case Dead():
                 return await self._send_dead(connection, [settlement])
             case GivenBack():
@@ -241,6 +270,8 @@ class Settler:
         match settlement:
             case Postponed():
                 self._tell_postponed([settlement])
+            case Dead() if self._goes_to_archive(settlement):
+                self._tell_archived([settlement])
             case Dead():
                 self._tell_dead([settlement])
             case GivenBack():
@@ -271,13 +302,10 @@ class Settler:
         self._on_postponed()
 
     async def _send_dead(self, connection: asyncpg.Connection, batch: Sequence[Dead]) -> list[UUID]:
-        return await self._deliveries.fail(
-            connection,
-            [s.delivery for s in batch],
-            [s.reason for s in batch],
-            [s.error for s in batch],
-            [s.signature for s in batch],
-        )
+        return await self._deliveries.fail(connection, *_columns(batch))
+
+    async def _send_archived(self, connection: asyncpg.Connection, batch: Sequence[Dead]) -> list[UUID]:
+        return await self._deliveries.archive(connection, *_columns(batch))
 
     def _tell_dead(self, batch: Sequence[Dead]) -> None:
         expired = sum(s.reason == "expired" for s in batch)
@@ -285,6 +313,10 @@ class Settler:
         self._counters.failed += len(batch) - expired
         for settlement in batch:
             self._observe(settlement.fact)
+
+    def _tell_archived(self, batch: Sequence[Dead]) -> None:
+        self._counters.archived += len(batch)
+        self._tell_dead(batch)
 
     async def _send_given_back(self, connection: asyncpg.Connection, batch: Sequence[GivenBack]) -> list[UUID]:
         return await self._deliveries.release(connection, [s.delivery for s in batch], [s.delay for s in batch])
@@ -295,6 +327,15 @@ class Settler:
         self._counters.released += len(batch) - snoozed
         if snoozed:
             self._on_postponed()
+
+
+def _columns(batch: Sequence[Dead]) -> tuple[list[Delivery], list[str], list[str | None], list[str | None]]:
+    return (
+        [s.delivery for s in batch],
+        [s.reason for s in batch],
+        [s.error for s in batch],
+        [s.signature for s in batch],
+    )
 
 
 def _delivery(settlement: Settlement | Delivery) -> Delivery:

@@ -17,7 +17,6 @@ from holdfast.errors import ConfigurationError
 from holdfast.failure import Redactor, describe
 from holdfast.handlers import HandlerRegistry
 from holdfast.observability.logging import log_fact
-from holdfast.postgres import migrate
 from holdfast.postgres.connection import CONNECTION_FAULTS, PASSING_FAULTS, Address, ReservedConnection
 from holdfast.postgres.deliveries import Deliveries, Interest
 from holdfast.postgres.fleet import Fleet
@@ -34,8 +33,10 @@ from holdfast.worker.lanes import outdated
 from holdfast.worker.listener import PING_INTERVAL, Listener
 from holdfast.worker.maintenance import Maintenance
 from holdfast.worker.outage import Outages
+from holdfast.worker.readiness import require_ready
 from holdfast.worker.sessions import Sessions
 from holdfast.worker.settler import Settler
+from holdfast.worker.sweeper import Sweeper
 from holdfast.worker.transactions import SILENCE, Transactions
 
 # A database that does not answer must not keep a worker from stopping. Together these are less than five seconds.
@@ -91,6 +92,7 @@ class Worker:
             outages,
             lease=settings.lease,
             settle_after=settings.settle_after,
+            archive=settings.dead_letters == "archive",
             # They are due before the moment until which the claimer means to sleep.
             on_postponed=lambda: self._claimer.wake(),
         )
@@ -174,6 +176,7 @@ class Worker:
             settings,
             self.id,
             sorted(handler.name for handler in handlers),
+            Sweeper(queries, self.id, self._observe) if settings.sweep else None,
         )
 
     # --- using it -------------------------------------------------------------------------------------
@@ -313,13 +316,16 @@ class Worker:
             self._observe(Notice("info", "worker_stopped", {"worker_id": str(self.id)}))
 
     async def _prepare(self) -> bool:
-        """Wait for the database, refuse a schema of another version, record interest. False when told to stop."""
+        """Wait for the database, refuse one that does not fit, record interest. False when told to stop."""
         outage = self._outages.of("start")
         while not self._stop.is_set():
             try:
                 await self._address.probe()
                 connection = await self._claim_connection.use()
-                await migrate.require_current(connection, self.settings.schema)
+                policies = await require_ready(connection, self.settings)
+                self._deliveries.consuming = any(
+                    policy.brief for (entity, _), policy in policies.items() if entity == "outbox_row"
+                )
                 await self._deliveries.subscribe(connection, self._registry)
                 self._report_outdated(await self._deliveries.interest(connection))
                 outage.over()

@@ -39,8 +39,36 @@ GRANT EXECUTE ON FUNCTION
 
 -- Operators read everything and repair through functions.
 GRANT SELECT ON core.outbox, core.failed, core.event_handled, core.subscriptions, core.registry, core.workers,
-    core.deployments, core.outbox_keys, core.sources, core.stops TO holdfast_operator;
+    core.deployments, core.outbox_keys, core.sources, core.stops, core.audit, core.failure_notes, core.plans, core.plan_rows
+    TO holdfast_operator;
 GRANT EXECUTE ON FUNCTION
-    core.outbox_replay(uuid, bigint, text), core.outbox_stop(uuid, text), core.retire(text, text),
+    core.outbox_replay(uuid, bigint, text), core.outbox_replay_many(uuid[], bigint, text, text, boolean),
+    core.outbox_stop(uuid, text, text), core.outbox_discard(uuid[], text, text), core.outbox_restore(uuid[], text, text),
+    core.outbox_edit(uuid, uuid, jsonb, bigint, text, text), core.failure_note(text, text, text, text),
+    core.failed_select(jsonb, int, timestamptz, uuid), core.event_rows(uuid),
+    core.plan_create(uuid[], jsonb, int, bigint, int, float8, float8, interval, boolean, text, text),
+    core.plan_take(bigint, uuid, text, text, interval), core.plan_step(bigint, uuid, int, interval),
+    core.plan_release(bigint, uuid), core.plan_turn(bigint, text, text, text),
+    core.serving_generation(), core.generation_open(bigint, int), core.generation_retire(bigint, boolean, text, text),
+    core.generation_move(bigint, bigint, int, text, text),
+    core.retire(text, text, text, text), core.audit_refused(text, text, text, jsonb, text),
     core.outbox_lanes(text, bigint), core.outbox_channels(), core.served_channels(), core.interest()
+    TO holdfast_operator;
+
+-- The archive of dead letters, and retention. A sweep does what the policies say, whoever calls it.
+GRANT EXECUTE ON FUNCTION
+    core.outbox_archive(uuid[], uuid[], text[], text[], text[], text[]),
+    core.outbox_consume(uuid[], uuid[], text[], text[], boolean), core.outbox_forget(uuid, text)
+    TO holdfast_worker;
+GRANT EXECUTE ON FUNCTION
+    core.retention_registry(), core.retention_classes(text),
+    core.retention_sweep(text, text, timestamptz, int, text, text), core.sweep_keys(text, text, int, text, text),
+    core.sweep_inbox(bigint, int, int, text, text),
+    core.sweep_turn(uuid, interval, boolean), core.sweep_done(uuid, jsonb, bigint)
+    TO holdfast_worker, holdfast_operator;
+GRANT SELECT ON core.archive, core.retention_policies, core.sweeps TO holdfast_operator;
+GRANT EXECUTE ON FUNCTION
+    core.archive_replay(bigint[], bigint, text, text, boolean), core.archive_discard(bigint[], boolean, text, text),
+    core.retention_set(text, text, text, text, int, int, text), core.retention_due(text, text, timestamptz, int),
+    core.inbox_horizon(), core.erase_archived(uuid, text, text, int), core.erase_outbox(uuid, text, text, boolean, int, uuid)
     TO holdfast_operator;

@@ -1,18 +1,70 @@
 -- What people do with single events: replay, cancel, reschedule.
 
--- outbox_replay: puts one failed row back to pending, in place. The finished cycle moves into failure_history; id and
--- idempotency_key stay, so a handler that already handled the event skips it. Callable from psql. Returns how many
--- rows moved: 1, or 0 when the row is not failed (or is discarded, or not there).
--- The history keeps the last 20 cycles with 2,000 characters of error each, and of those what fits into 64 KiB: a
--- character may take six bytes.
-CREATE OR REPLACE FUNCTION core.outbox_replay(event_id uuid, p_new_generation bigint, p_replayed_by text)
-RETURNS int
+-- replay_rows: puts failed rows back to pending, in place. The finished cycle moves into failure_history; id and
+-- idempotency_key stay, so a handler that already handled the event skips it. Answers for each row 'moved', or what it
+-- is instead: pending, in_flight, delivered, discarded, cancelled, expired, stripped, missing; 'busy' when somebody else
+-- has it locked this moment; 'too_old' when the inbox may have forgotten that its handler has handled it, which is moved
+-- by force only.
+-- The history has 2,000 characters of error for each cycle.
+CREATE OR REPLACE FUNCTION core.replay_rows(p_ids uuid[], p_new_generation bigint, p_replayed_by text, p_force boolean)
+RETURNS TABLE (id uuid, outcome text)
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET jit = off SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_horizon timestamptz := CASE WHEN p_force THEN '-infinity' ELSE coalesce(core.inbox_horizon(), '-infinity') END;
+    v_moved   uuid[];
+BEGIN
+    WITH free AS MATERIALIZED (
+        SELECT o.id
+        FROM (SELECT DISTINCT t.id FROM unnest(p_ids) AS t (id) ORDER BY t.id) asked
+        CROSS JOIN LATERAL (
+            SELECT o.id FROM core.outbox o
+            WHERE o.id = asked.id AND o.status = 'failed' AND o.deleted_at IS NULL AND o.created_at >= v_horizon
+            FOR UPDATE SKIP LOCKED) o),
+    moved AS (
+        UPDATE core.outbox o
+        SET failure_history = core.history_with(o.failure_history, jsonb_build_object(
+                'attempts', o.attempts,
+                'last_error', left(o.last_error, 2000),
+                'first_failed_at', o.first_failed_at,
+                'failed_at', o.failed_at,
+                'failure_reason', o.failure_reason,
+                'generation', o.generation,
+                'replayed_by', p_replayed_by,
+                'replayed_at', now())),
+            status = 'pending', attempts = 0, last_error = NULL, first_failed_at = NULL, failed_at = NULL,
+            failure_reason = NULL, error_signature = NULL, settled_at = NULL, claimed_by = NULL,
+            generation = p_new_generation,
+            -- A generation's own channel follows it; a channel for a processing characteristic stays.
+            channel = CASE WHEN o.channel = core.channel_of(o.generation) THEN core.channel_of(p_new_generation) ELSE o.channel END,
+            available_at = now()
+        WHERE o.id = ANY (ARRAY(SELECT free.id FROM free))
+        RETURNING o.id, o.channel),
+    -- A wish to stop it that was written down while its last cycle was being settled.
+    past AS (DELETE FROM core.stops s USING moved WHERE s.id = moved.id),
+    told AS (SELECT pg_notify(c.channel, 'rescan') FROM (SELECT DISTINCT moved.channel FROM moved) c)
+    SELECT array_agg(moved.id) INTO v_moved FROM moved WHERE (SELECT count(*) FROM told) >= 0;
+
+    RETURN QUERY
+    SELECT r.id, CASE WHEN r.outcome <> 'failed' THEN r.outcome WHEN r.created_at < v_horizon THEN 'too_old' ELSE 'busy' END
+    FROM core.row_outcomes(p_ids, v_moved) r;
+END
+$$;
+
+-- outbox_replay_many: the rows that an operator names, up to 10,000 of them. Answers what replay_rows answers.
+CREATE OR REPLACE FUNCTION core.outbox_replay_many(
+    p_ids uuid[], p_new_generation bigint, p_replayed_by text, p_reason text DEFAULT NULL, p_force boolean DEFAULT false)
+RETURNS TABLE (id uuid, outcome text)
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
+#variable_conflict use_column
 DECLARE
-    v_channel text;
+    v_ids uuid[]; v_outcomes text[];
 BEGIN
+    PERFORM core.require_ids(p_ids);
     IF p_new_generation IS NULL OR p_new_generation < 0 THEN
         RAISE EXCEPTION 'p_new_generation must be a generation number, not %', coalesce(p_new_generation::text, 'NULL')
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Pass the generation whose workers should handle it; 0 without deployments.';
@@ -20,42 +72,33 @@ BEGIN
         RAISE EXCEPTION 'p_replayed_by must name who replays, in 1 to 200 bytes'
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Pass an e-mail address, or sql-direct.';
     END IF;
+    SELECT array_agg(r.id), array_agg(r.outcome) INTO v_ids, v_outcomes
+    FROM core.replay_rows(p_ids, p_new_generation, p_replayed_by, coalesce(p_force, false)) r;
+    PERFORM core.audit_rows(
+        p_replayed_by, 'replay', p_reason,
+        jsonb_build_object('generation', p_new_generation, 'force', nullif(p_force, false)), v_ids, v_outcomes);
+    RETURN QUERY SELECT * FROM unnest(v_ids, v_outcomes);
+END
+$$;
 
-    WITH failed AS (
-        SELECT o.id FROM core.outbox o
-        WHERE o.id = outbox_replay.event_id AND o.status = 'failed' AND o.deleted_at IS NULL
-        FOR UPDATE SKIP LOCKED)
-    UPDATE core.outbox o
-    SET failure_history = (
-            SELECT coalesce(jsonb_agg(entry ORDER BY n), '[]')
-            FROM (SELECT entry, n, sum(octet_length(entry::text) + 2) OVER (ORDER BY n DESC) AS size
-                  FROM jsonb_array_elements(o.failure_history || jsonb_build_object(
-                      'attempts', o.attempts,
-                      'last_error', left(o.last_error, 2000),
-                      'first_failed_at', o.first_failed_at,
-                      'failed_at', o.failed_at,
-                      'failure_reason', o.failure_reason,
-                      'generation', o.generation,
-                      'replayed_by', p_replayed_by,
-                      'replayed_at', now())) WITH ORDINALITY AS t (entry, n)
-                  ORDER BY n DESC LIMIT 20) kept
-            WHERE kept.size <= 65536),
-        status = 'pending', attempts = 0, last_error = NULL, first_failed_at = NULL, failed_at = NULL,
-        failure_reason = NULL, error_signature = NULL, settled_at = NULL, claimed_by = NULL,
-        generation = p_new_generation,
-        -- A generation's own channel follows it; a channel for a processing characteristic stays.
-        channel = CASE WHEN o.channel = core.channel_of(o.generation) THEN core.channel_of(p_new_generation) ELSE o.channel END,
-        available_at = now()
-    FROM failed WHERE o.id = failed.id
-    RETURNING o.channel INTO v_channel;
-
-    IF NOT FOUND THEN
-        RETURN 0;
+-- outbox_replay: one row, callable from psql. Returns how many rows moved: 1, or 0 when the row is not failed (or is
+-- discarded, or not there).
+CREATE OR REPLACE FUNCTION core.outbox_replay(event_id uuid, p_new_generation bigint, p_replayed_by text)
+RETURNS int
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_outcome text;
+BEGIN
+    SELECT r.outcome INTO v_outcome
+    FROM core.outbox_replay_many(ARRAY[outbox_replay.event_id], p_new_generation, p_replayed_by) r;
+    IF v_outcome = 'too_old' THEN
+        RAISE EXCEPTION 'the event is older than the inbox remembers: its handler may have handled it before'
+            USING ERRCODE = 'object_not_in_prerequisite_state',
+                  HINT = 'If it may run again: core.outbox_replay_many with p_force => true, or holdfast failed replay --force.';
     END IF;
-    -- A wish to stop it that was written down while its last cycle was being settled.
-    DELETE FROM core.stops s WHERE s.id = outbox_replay.event_id;
-    PERFORM pg_notify(v_channel, 'rescan');
-    RETURN 1;
+    RETURN (v_outcome = 'moved')::int;
 END
 $$;
 
@@ -63,7 +106,7 @@ $$;
 -- ends the handler when it hears of it, or at its next heartbeat. A handler that runs in a transaction holds the row's
 -- lock: then the wish is written down in core.stops, the worker ends the handler, which rolls back, and whoever claims
 -- the row next settles it as cancelled. Returns 1 when the event is or will be stopped, 0 when it is settled already.
-CREATE OR REPLACE FUNCTION core.outbox_stop(p_id uuid, p_stopped_by text)
+CREATE OR REPLACE FUNCTION core.outbox_stop(p_id uuid, p_stopped_by text, p_reason text DEFAULT NULL)
 RETURNS int
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -85,10 +128,12 @@ BEGIN
     IF NOT FOUND THEN
         SELECT o.channel INTO v_channel FROM core.outbox o WHERE o.id = p_id AND o.settled_at IS NULL;
         IF NOT FOUND THEN
+            PERFORM core.audit_rows(p_stopped_by, 'cancel', p_reason, '{}', ARRAY[p_id], ARRAY['settled']);
             RETURN 0;
         END IF;
         INSERT INTO core.stops (id, stopped_by) VALUES (p_id, p_stopped_by) ON CONFLICT DO NOTHING;
     END IF;
+    PERFORM core.audit_rows(p_stopped_by, 'cancel', p_reason, '{}', ARRAY[p_id], ARRAY['moved']);
     PERFORM pg_notify(v_channel, 'stop ' || p_id);
     RETURN 1;
 END

@@ -24,8 +24,9 @@ END
 $$;
 
 -- retire: a handler that is gone for good, or wants an event type no longer, is owed nothing more. What waits in its own
--- lane stays visible. Returns how many interests ended.
-CREATE OR REPLACE FUNCTION core.retire(p_handler text, p_event_type text DEFAULT NULL)
+-- lane stays visible. Returns how many interests ended; when it was none, nobody is disturbed.
+CREATE OR REPLACE FUNCTION core.retire(
+    p_handler text, p_event_type text DEFAULT NULL, p_actor text DEFAULT NULL, p_reason text DEFAULT NULL)
 RETURNS int
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -33,10 +34,16 @@ AS $$
 DECLARE
     n int;
 BEGIN
-    UPDATE core.registry SET version = version + 1;
+    PERFORM FROM core.registry FOR UPDATE;   -- before the interests, as in subscribe
     UPDATE core.subscriptions SET retired_at = now()
     WHERE handler_name = p_handler AND event_type = coalesce(p_event_type, event_type) AND retired_at IS NULL;
     GET DIAGNOSTICS n = ROW_COUNT;
+    IF n > 0 THEN
+        UPDATE core.registry SET version = version + 1;
+    END IF;
+    PERFORM core.audit_append(
+        coalesce(p_actor, session_user), 'handler.retire', p_reason,
+        jsonb_build_object('handler', p_handler, 'event_type', p_event_type), jsonb_build_object('ended', n));
     RETURN n;
 END
 $$;

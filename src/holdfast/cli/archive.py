@@ -1,0 +1,135 @@
+"""holdfast archive: dead letters that workers with --dead-letters archive have moved out of the outbox."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from holdfast.cli.options import (
+    Change,
+    ForceOption,
+    GenerationOption,
+    JsonOption,
+    LimitOption,
+    PayloadOption,
+    Target,
+    Where,
+    spread,
+)
+from holdfast.cli.output import first_line, print_json, print_line, print_table, shown
+from holdfast.operator import archive
+from holdfast.operator.actions import Moved
+
+app = typer.Typer(help="Dead letters in the archive.", no_args_is_help=True)
+
+NumbersArgument = Annotated[
+    list[str], typer.Argument(metavar="ID...", help="Numbers of archived rows, or ids of events.", show_default=False)
+]
+
+
+@app.command("list")
+@spread
+def list_(
+    where: Where,
+    handler: Annotated[str | None, typer.Option("--handler", metavar="NAME", help="Failed for this handler.")] = None,
+    discarded: Annotated[bool, typer.Option("--discarded", help="Those that were set aside.")] = False,
+    limit: LimitOption = 50,
+    before: Annotated[int | None, typer.Option("--before", help="Older than this number: the next page.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show archived dead letters, the newest first."""
+    found = where.run(
+        lambda operator: archive.page(operator, handler=handler, discarded=discarded, limit=limit, before=before)
+    )
+    if as_json:
+        print_json([asdict(each) for each in found])
+        return
+    print_table(
+        ["number", "failed at", "handler", "event type", "reason", "deliveries", "error", "event"],
+        [
+            (
+                each.id,
+                each.failed_at,
+                each.queue,
+                each.event_type,
+                each.failure_reason,
+                each.deliveries_count,
+                first_line(each.last_exception),
+                each.event_id,
+            )
+            for each in found
+        ],
+    )
+
+
+@app.command()
+@spread
+def show(
+    where: Where,
+    id: Annotated[str, typer.Argument(metavar="ID", help="Number of an archived row, or id of an event.")],
+    payload: PayloadOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show everything about one of them."""
+    found = where.run(lambda operator: archive.detail(operator, id, payload=payload))
+    if as_json:
+        print_json(found)
+        return
+    for name, value in asdict(found).items():
+        if name != "failure_history" and (payload or name not in ("payload", "headers")):
+            print_line(f"{name:<17} {shown(value)}")
+    for cycle in found.failure_history:
+        print_line(
+            f"replayed by {cycle.replayed_by} at {shown(cycle.replayed_at)} after {cycle.attempts} attempts: "
+            f"{first_line(cycle.last_error)}",
+            "dim",
+        )
+
+
+@app.command()
+@spread
+def replay(
+    target: Target,
+    change: Change,
+    ids: NumbersArgument,
+    generation: GenerationOption = None,
+    force: ForceOption = False,
+) -> None:
+    """Move archived dead letters back into the outbox, to be delivered again."""
+    change.confirm(f"Replay {len(ids)} from the archive?")
+    moved = target.run(
+        lambda operator: archive.replay(
+            operator, ids, generation=generation, reason=change.reason, force=force, dry_run=change.dry_run
+        )
+    )
+    _told(moved, change, "replayed")
+
+
+@app.command()
+@spread
+def discard(target: Target, change: Change, ids: NumbersArgument) -> None:
+    """Set archived dead letters aside, until retention disposes of them."""
+    change.confirm(f"Discard {len(ids)} of the archive?")
+    moved = target.run(lambda operator: archive.discard(operator, ids, reason=change.reason, dry_run=change.dry_run))
+    _told(moved, change, "discarded")
+
+
+@app.command()
+@spread
+def restore(target: Target, change: Change, ids: NumbersArgument) -> None:
+    """Take a discard back."""
+    moved = target.run(lambda operator: archive.restore(operator, ids, reason=change.reason, dry_run=change.dry_run))
+    _told(moved, change, "restored")
+
+
+def _told(moved: Moved, change: Change, done: str) -> None:
+    if change.as_json:
+        print_json(moved)
+    else:
+        print_line(f"{moved.count} {change.would}{done}")
+        for outcome, count in moved.left.items():
+            print_line(f"! {count} left: {outcome}", "yellow")
+    if not moved.moved:
+        raise typer.Exit(1)

@@ -1,0 +1,294 @@
+"""holdfast failed: dead letters, and what can be done about them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+from uuid import UUID
+
+import click
+import typer
+
+from holdfast.cli import output, timeline
+from holdfast.cli.options import (
+    Change,
+    Chosen,
+    Filter,
+    ForceOption,
+    GenerationOption,
+    JsonOption,
+    LimitOption,
+    PayloadOption,
+    Target,
+    Where,
+    spread,
+)
+from holdfast.errors import ConfigurationError
+from holdfast.operator import Operator, Selection, actions, events, failures
+from holdfast.operator.actions import Moved
+from holdfast.operator.arguments import MOST_AT_ONCE
+from holdfast.operator.failures import FailedEvent, FailureGroups
+
+# A replay of more rows than these should begin with a few of them.
+PLAN_FROM = 1_000
+
+app = typer.Typer(help="Dead letters: what failed, why, and what to do about it.", no_args_is_help=True)
+
+IdArgument = Annotated[str, typer.Argument(metavar="ID", help="Id of a failed row, or of an event.")]
+
+
+# --- looking ---
+
+
+@app.command("list")
+@spread
+def list_(where: Where, which: Filter, limit: LimitOption = 50, as_json: JsonOption = False) -> None:
+    """List dead letters, the newest first."""
+    found = where.run(lambda operator: failures.page(operator, which.selection(), limit=limit))
+    if as_json:
+        output.print_json(found)
+        return
+    output.print_table(
+        ("id", "failed at", "handler", "event type", "reason", "attempts", "cycles", "error"),
+        [
+            (e.id, e.failed_at, e.handler_name, e.event_type, e.failure_reason, e.attempts, e.cycles, _error(e))
+            for e in found
+        ],
+    )
+    if len(found) == limit:
+        output.print_line(f"the newest {limit}; there may be more", "dim")
+
+
+@app.command("groups")
+@spread
+def groups(where: Where, which: Filter, as_json: JsonOption = False) -> None:
+    """Group dead letters by handler and cause."""
+    found = where.run(lambda operator: failures.groups(operator, which.selection()))
+    if as_json:
+        output.print_json(_groups_as_data(found))
+        return
+    more = "+" if found.is_more else ""
+    output.print_line(f"{found.examined}{more} failed in {len(found.groups)} groups; times are UTC", "dim")
+    output.print_table(
+        ("group", "count", "first seen", "last seen", "reasons", "event types", "note", "newest error"),
+        [
+            (g.name, g.count, g.first_seen, g.last_seen, g.reasons, g.event_types, g.note, _first(g.sample_error))
+            for g in found.groups
+        ],
+    )
+
+
+@app.command("show")
+@spread
+def show(where: Where, id: IdArgument, payload: PayloadOption = False, as_json: JsonOption = False) -> None:
+    """Show a dead letter: its error, the cycles before, its siblings, who handled the event, what operators did."""
+    timeline.show(where.run(lambda operator: events.detail(operator, id, payload=payload)), as_json)
+
+
+@app.command("export")
+@spread
+def export(where: Where, which: Filter, payload: PayloadOption = False) -> None:
+    """Write dead letters as JSON lines."""
+
+    async def write(operator: Operator) -> None:
+        async for each in failures.pages(operator, which.selection(), payload=payload):
+            output.print_json(each, indent=None)
+
+    where.run(write)
+
+
+@app.command("note")
+@spread
+def note(
+    where: Target,
+    group: Annotated[str, typer.Argument(metavar="HANDLER/SIGNATURE", help="The group, as in failed groups.")],
+    text: Annotated[
+        str | None, typer.Argument(help="What is known about it. Left out: the note is taken away.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing.")] = False,
+) -> None:
+    """Note what is known about a group of failures."""
+    there = where.run(lambda operator: actions.note(operator, group, text, dry_run=dry_run))
+    output.print_line(f"{group}: {'noted' if there else 'no note'}{' (dry run)' if dry_run else ''}")
+
+
+# --- putting right ---
+
+
+@app.command("replay")
+@spread
+def replay(
+    where: Target,
+    chosen: Chosen,
+    which: Filter,
+    change: Change,
+    generation: GenerationOption = None,
+    force: ForceOption = False,
+) -> None:
+    """Put failed events back to pending: by id, by group or by filter."""
+
+    async def act(operator: Operator) -> Moved:
+        rows = await _rows(operator, chosen, which)
+        if len(rows) > PLAN_FROM and chosen.given() is None:
+            raise ConfigurationError(
+                "selection",
+                f"matches {_many(rows)} failed events, more than {PLAN_FROM:,}",
+                "replay them by a plan, which begins with a few: holdfast plans create",
+            )
+        if len(rows) > 1:
+            change.confirm(f"Replay {_events(len(rows))}?")
+        options: dict[str, Any] = {"generation": generation, "force": force}
+        return await actions.replay(operator, rows, **options, reason=change.reason, dry_run=change.dry_run)
+
+    _tell(where.run(act), change, "replayed")
+
+
+@app.command("discard")
+@spread
+def discard(where: Target, chosen: Chosen, which: Filter, change: Change) -> None:
+    """Set failed events aside. They can be restored until retention disposes of them."""
+
+    async def act(operator: Operator) -> Moved:
+        rows = await _rows(operator, chosen, which)
+        change.confirm(f"Discard {_events(len(rows))}?")
+        return await actions.discard(operator, rows, reason=change.reason, dry_run=change.dry_run)
+
+    _tell(where.run(act), change, "discarded")
+
+
+@app.command("restore")
+@spread
+def restore(
+    where: Target,
+    ids: Annotated[list[str], typer.Argument(metavar="ID", help="Ids of discarded rows.")],
+    change: Change,
+) -> None:
+    """Put discarded events back among the dead letters."""
+
+    async def act(operator: Operator) -> Moved:
+        rows = await failures.resolve(operator, ids)
+        if len(rows) > 1:
+            change.confirm(f"Restore {_events(len(rows))}?")
+        return await actions.restore(operator, rows, reason=change.reason, dry_run=change.dry_run)
+
+    _tell(where.run(act), change, "restored")
+
+
+@app.command("edit")
+@spread
+def edit(
+    where: Target,
+    id: IdArgument,
+    change: Change,
+    payload: Annotated[
+        str | None,
+        typer.Option(
+            "--payload", metavar="FILE", help="The corrected payload; - is the input. Left out: an editor opens."
+        ),
+    ] = None,
+    generation: GenerationOption = None,
+) -> None:
+    """Publish a corrected event in place of a failed one, for the handler that failed."""
+    corrected = _parsed(_read(payload) if payload is not None else _edited(where, id))
+
+    async def act(operator: Operator) -> actions.Edited:
+        change.confirm(f"Publish a corrected event in place of {id}?")
+        options: dict[str, Any] = {"generation": generation, "reason": change.reason, "dry_run": change.dry_run}
+        return await actions.edit(operator, id, corrected, **options)
+
+    done = where.run(act)
+    if change.as_json:
+        output.print_json(done)
+        return
+    output.print_line(
+        f"{done.id} {change.would}set aside; {done.new_id} {change.would}published for {done.handler_name}, "
+        f"generation {done.generation}"
+    )
+
+
+# --- what they share ---
+
+
+async def _rows(operator: Operator, chosen: Chosen, which: Filter) -> list[UUID]:
+    ids = chosen.given()
+    selection: Selection = which.selection(chosen.everything)
+    if ids is None:
+        return await failures.select(operator, selection)
+    if selection.criteria or chosen.everything:
+        raise ConfigurationError("ids", "are given together with a filter", "give one of the two")
+    return await failures.resolve(operator, ids)
+
+
+def _tell(done: Moved, change: Change, verb: str) -> None:
+    if change.as_json:
+        output.print_json(done)
+    else:
+        where_to = "" if done.generation is None else f" into generation {done.generation}"
+        until = "" if done.purge_at is None else f"; restorable until {done.purge_at:%Y-%m-%d %H:%M} UTC"
+        output.print_line(f"{_events(done.count)} {change.would}{verb}{where_to}{until}")
+        for what, count in done.left.items():
+            output.print_line(f"{_events(count)} left: {_LEFT.get(what, what)}", "yellow")
+    if not done.moved:
+        raise typer.Exit(1)
+
+
+_LEFT = {
+    "busy": "somebody else is changing them; run it again",
+    "too_old": "older than what the inbox remembers; --force replays them, and they may run twice",
+    "missing": "gone",
+    "stripped": "retention has taken their payload",
+    "failed": "not discarded",
+}
+
+
+def _events(count: int) -> str:
+    return f"{count:,} event{'' if count == 1 else 's'}"
+
+
+def _many(rows: list[UUID]) -> str:
+    return f"{len(rows):,}" if len(rows) < MOST_AT_ONCE else f"{len(rows):,} or more"
+
+
+def _first(text: str | None) -> str:
+    return output.first_line(text)
+
+
+def _error(each: FailedEvent) -> str:
+    return output.first_line(each.last_error)
+
+
+def _groups_as_data(found: FailureGroups) -> dict[str, Any]:
+    listed = [{"group": group.name} | output.as_data(group) for group in found.groups]
+    return {"groups": listed, "examined": found.examined, "limit": found.limit, "is_more": found.is_more}
+
+
+def _read(path: str) -> str:
+    try:
+        return sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError("--payload", f"cannot be read: {error}", "name a file with a JSON object") from None
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ConfigurationError("--payload", f"is not JSON: {error}", "write a JSON object") from None
+    if not isinstance(found, dict):
+        raise ConfigurationError("--payload", f"is {type(found).__name__}, not an object", 'wrap it: {"value": ...}')
+    return found
+
+
+def _edited(where: Target, id: str) -> str:
+    if not sys.stdin.isatty():
+        raise ConfigurationError(
+            "--payload", "is missing", "name a file with the corrected payload, or - for the input"
+        )
+    found = where.run(lambda operator: events.detail(operator, id, payload=True))
+    text = click.edit(json.dumps(found.payload, indent=2, ensure_ascii=False), extension=".json")
+    if text is None:
+        output.print_line("nothing was changed")
+        raise typer.Exit(1)
+    return text

@@ -1,0 +1,89 @@
+"""holdfast generations: what each deployment still has to do, and what to do about one that is gone."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from holdfast.cli import output
+from holdfast.cli.options import Change, JsonOption, Target, Where, spread
+from holdfast.operator import Operator, generations
+from holdfast.operator.generations import Generation, MovedGeneration
+
+app = typer.Typer(help="Generations of the deployment.", no_args_is_help=True)
+
+NumberArgument = Annotated[int, typer.Argument(metavar="NUMBER", help="The generation.")]
+
+
+@app.command("list")
+@spread
+def list_(where: Where, as_json: JsonOption = False) -> None:
+    """List generations with their backlog, who serves them, and whether they can be retired."""
+    found = where.run(generations.listing)
+    if as_json:
+        output.print_json([output.as_data(g) | {"stranded": g.stranded, "in_the_way": g.in_the_way} for g in found])
+        return
+    output.print_table(
+        ("generation", "label", "state", "open", "failed", "workers", "unserved channels", "can be retired"),
+        [
+            (
+                *(g.generation, g.label, _state(g), g.open, g.failed, g.workers, g.unserved),
+                "is" if g.retired_at else f"no: {', '.join(g.in_the_way)}" if g.in_the_way else "yes",
+            )
+            for g in found
+        ],
+    )
+
+
+@app.command("retire")
+@spread
+def retire(
+    where: Target,
+    generation: NumberArgument,
+    change: Change,
+    force: Annotated[bool, typer.Option("--force", help="Although events are open or workers live.")] = False,
+) -> None:
+    """Mark a generation as gone. Refused while it has open events or living workers."""
+
+    async def act(operator: Operator) -> Generation:
+        options: dict[str, Any] = {"force": force, "reason": change.reason}
+        found = await generations.retire(operator, generation, dry_run=True, **options)
+        change.confirm(f"Retire generation {generation}, which has {found.open} open events?")
+        return found if change.dry_run else await generations.retire(operator, generation, **options)
+
+    found = where.run(act)
+    if change.as_json:
+        output.print_json(output.as_data(found) | {"dry_run": change.dry_run})
+    else:
+        output.print_line(f"generation {generation} {change.would}retired")
+
+
+@app.command("move")
+@spread
+def move(
+    where: Target,
+    generation: NumberArgument,
+    to: Annotated[int, typer.Option("--to", metavar="NUMBER", help="The generation whose workers should handle them.")],
+    change: Change,
+) -> None:
+    """Move the waiting events of a generation to another one. What a worker holds stays with it."""
+
+    async def act(operator: Operator) -> MovedGeneration:
+        found = await generations.move(operator, generation, to, reason=change.reason, dry_run=True)
+        change.confirm(f"Move {found.moved} events from generation {generation} to {to}?")
+        return found if change.dry_run else await generations.move(operator, generation, to, reason=change.reason)
+
+    done = where.run(act)
+    if change.as_json:
+        output.print_json(done)
+    else:
+        output.print_line(f"{done.moved} events {change.would}moved from generation {generation} to {to}")
+    if not done.moved:
+        raise typer.Exit(1)
+
+
+def _state(found: Generation) -> str:
+    if found.retired_at:
+        return "retired"
+    return "STRANDED" if found.stranded else "current" if found.current else "-"

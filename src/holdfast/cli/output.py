@@ -1,0 +1,83 @@
+"""How commands print: tables for people, one JSON document for programs."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, is_dataclass
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from pydantic import BaseModel
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+
+
+def console() -> Console:
+    """Standard output. What is piped is not broken into the lines of a terminal."""
+    return Console(width=None if sys.stdout.isatty() else 400, highlight=False)
+
+
+def print_json(value: object, *, indent: int | None = 2) -> None:
+    print(json.dumps(value, indent=indent, default=_plain, ensure_ascii=False), flush=True)
+
+
+def _plain(value: object) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, UUID):
+        return str(value)
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    raise TypeError(type(value).__name__)
+
+
+def print_table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    table = Table(*headers, box=None, header_style="dim", pad_edge=False)
+    for row in rows:
+        table.add_row(*(Text(shown(cell), overflow="fold") for cell in row))
+    console().print(table)
+
+
+def print_line(text: str, style: str = "") -> None:
+    console().print(Text(clean(text)), style=style, soft_wrap=True)
+
+
+def shown(value: object) -> str:
+    """A cell: what a producer or an error says must not move the cursor or start a line of its own."""
+    match value:
+        case None:
+            return "-"
+        case datetime():
+            return f"{value:%Y-%m-%d %H:%M:%S}"
+        case list():
+            return ", ".join(map(shown, value)) or "-"
+        case dict():
+            return ", ".join(f"{name}={shown(each)}" for name, each in value.items()) or "-"
+        case _:
+            return clean(str(value))
+
+
+def clean(text: str) -> str:
+    return _CONTROL.sub(lambda match: " " if match[0] in "\n\t" else ascii(match[0])[1:-1], text)
+
+
+def first_line(text: str | None, longest: int = 100) -> str:
+    """What fits into a table of an error."""
+    line = (text or "-").partition("\n")[0]
+    return line if len(line) <= longest else f"{line[:longest]}…"
+
+
+def as_data(value: Any) -> dict[str, Any]:
+    """A dataclass as what `print_json` can print, to be added to."""
+    return {field: getattr(value, field) for field in value.__dataclass_fields__}

@@ -1,0 +1,222 @@
+"""holdfast plans: replays of many events, with a canary, a rate and a stop."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
+
+from holdfast.cli import output
+from holdfast.cli.options import (
+    Change,
+    Chosen,
+    Filter,
+    ForceOption,
+    GenerationOption,
+    JsonOption,
+    LimitOption,
+    Target,
+    Where,
+    spread,
+)
+from holdfast.errors import ConfigurationError
+from holdfast.operator import Operator, plans, runner
+from holdfast.operator.plans import Plan, PlanReport, Turned, Verb
+from holdfast.operator.runner import Progress
+
+app = typer.Typer(help="Plans: replay many events, a few of them first.", no_args_is_help=True)
+
+PlanArgument = Annotated[int, typer.Argument(metavar="PLAN", help="The plan's number.")]
+
+
+@app.command("create")
+@spread
+def create(
+    where: Target,
+    chosen: Chosen,
+    which: Filter,
+    generation: GenerationOption = None,
+    canary: Annotated[int, typer.Option("--canary", help="Events that go first; 0: none.")] = 10,
+    rate: Annotated[float, typer.Option("--rate", help="Events a second.")] = 50.0,
+    max_failure_ratio: Annotated[
+        float, typer.Option("--max-failure-ratio", help="Stop when more than this share fails again, from 0 to 1.")
+    ] = 0.1,
+    patience: Annotated[float, typer.Option("--patience", help="Seconds to wait for outcomes.")] = 300.0,
+    force: ForceOption = False,
+    reason: Annotated[str | None, typer.Option("--reason", metavar="TEXT", help="Why, for the audit.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what the plan would do, and do not keep it.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Freeze failed events in a plan, and show what it would do. Nothing is replayed before it is run."""
+    ids, selection = chosen.given(), which.selection(chosen.everything)
+    if ids is not None and (selection.criteria or chosen.everything):
+        raise ConfigurationError("ids", "are given together with a filter", "give one of the two")
+    options: dict[str, Any] = {
+        "generation": generation,
+        "canary": canary,
+        "rate": rate,
+        "max_failure_ratio": max_failure_ratio,
+        "patience": patience,
+        "force": force,
+        "reason": reason,
+        "dry_run": dry_run,
+    }
+    made = where.run(lambda op: plans.create(op, None if ids is not None else selection, ids=ids, **options))
+    _show(made, as_json)
+    if not dry_run and not as_json:
+        output.print_line(f"run it: holdfast plans run {made.plan.id}")
+
+
+@app.command("list")
+@spread
+def list_(
+    where: Where,
+    limit: LimitOption = 20,
+    unfinished: Annotated[bool, typer.Option("--unfinished", help="Only those that can still go on.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """List plans, the newest first."""
+    found = where.run(lambda operator: plans.listing(operator, finished=not unfinished, limit=limit))
+    if as_json:
+        output.print_json(found)
+        return
+    output.print_table(
+        ("plan", "state", "rows", "pending", "delivered", "failed", "skipped", "created", "by", "what"),
+        [
+            (
+                *(p.id, _state(p), p.total, p.pending, p.delivered, p.failed, p.skipped, p.created_at, p.created_by),
+                p.selection or "every failed event",
+            )
+            for p in found
+        ],
+    )
+
+
+@app.command("show")
+@spread
+def show(where: Where, plan: PlanArgument, as_json: JsonOption = False) -> None:
+    """Show how far a plan is and what it would do next."""
+    _show(where.run(lambda operator: plans.report(operator, plan)), as_json)
+
+
+@app.command("run")
+@spread
+def run(where: Target, plan: PlanArgument, change: Change) -> None:
+    """Run a plan to its end. Ctrl-C ends the run and not the plan: the next run goes on."""
+
+    async def act(operator: Operator) -> PlanReport:
+        found = await plans.report(operator, plan)
+        left = found.plan.pending
+        change.confirm(f"Replay {left:,} events at {found.plan.rate:g} a second, {found.plan.canary} of them first?")
+        if change.dry_run:
+            return found
+        stop = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        with _bar(found.plan, change.as_json) as told:
+            return await runner.run(operator, plan, on_progress=told, stop=stop)
+
+    done = where.run(act)
+    _show(done, change.as_json)
+    if done.plan.state != "done" and not change.dry_run:
+        raise typer.Exit(1)
+
+
+def _turning(verb: Verb, text: str) -> None:
+    def command(where: Target, plan: PlanArgument, change: Change) -> None:
+        async def act(operator: Operator) -> Turned:
+            if verb == "cancel":
+                found = await plans.read(operator, plan)
+                change.confirm(f"Cancel plan {plan}? {found.pending:,} events will not be replayed by it.")
+            return await plans.turn(operator, plan, verb, reason=change.reason, dry_run=change.dry_run)
+
+        done = where.run(act)
+        if change.as_json:
+            output.print_json(done)
+            return
+        output.print_line(f"plan {plan} was {done.before} and {'would be' if change.dry_run else 'is'} {done.after}")
+        if done.after == "open" and not done.running:
+            output.print_line(f"nobody runs it: holdfast plans run {plan}", "yellow")
+
+    command.__doc__ = text
+    app.command(verb)(spread(command))
+
+
+_turning("pause", "Pause a plan, whoever runs it.")
+_turning("resume", "Let a plan that was paused or has stopped go on. One that stopped begins with a canary again.")
+_turning("cancel", "End a plan. What it has replayed stays replayed.")
+
+
+# --- what people see ---
+
+
+@contextmanager
+def _bar(plan: Plan, quiet: bool) -> Iterator[Callable[[Progress], None]]:
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Bar(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
+        task = bar.add_task(f"plan {plan.id}", total=plan.total, completed=plan.total - plan.pending)
+        phase = ""
+
+        def told(progress: Progress) -> None:
+            nonlocal phase
+            now = progress.plan
+            doing = now.state if now.state != "open" else progress.phase
+            counts = f"{now.delivered} delivered, {now.failed} failed, {now.replayed} without an outcome"
+            bar.update(task, completed=now.total - now.pending, description=f"plan {now.id}: {doing}, {counts}")
+            if doing != phase and not quiet and not console.is_terminal:
+                print(f"plan {now.id}: {doing}, {counts}, {now.pending} to go", file=sys.stderr, flush=True)
+            phase = doing
+
+        yield told
+
+
+def _show(found: PlanReport, as_json: bool) -> None:
+    plan, preview = found.plan, found.preview
+    if as_json:
+        output.print_json(output.as_data(found) | {"running": plan.running})
+        return
+    kept = " (dry run: it is not kept)" if found.dry_run else ""
+    because = f": {plan.state_reason}" if plan.state_reason else ""
+    output.print_line(f"plan {plan.id} {_state(plan)}{because}{kept}", "bold")
+    output.print_line(
+        f"  {plan.total:,} rows: {plan.pending:,} to go, {plan.delivered:,} delivered, {plan.failed:,} failed again, "
+        f"{plan.replayed:,} without an outcome, {plan.skipped:,} skipped"
+    )
+    output.print_line(
+        f"  into {_into(plan)} at {plan.rate:g} a second; canary {plan.canary}; "
+        f"stops above {plan.max_failure_ratio:.0%} failures; waits {plan.patience.total_seconds():g} s for outcomes"
+    )
+    output.print_line(f"  created {output.shown(plan.created_at)} by {plan.created_by}" + _because(plan.reason))
+    if preview.skipped:
+        output.print_line(f"  skipped: {output.shown(preview.skipped)}")
+    if not preview.lines:
+        return
+    output.print_line(
+        f"  of those to go, {preview.handled:,} were handled already and will be skipped by their handlers, "
+        f"{preview.not_failed:,} have not failed any more and will be skipped by the plan"
+    )
+    output.print_table(
+        ("handler", "signature", "generation", "to go", "handled", "not failed"),
+        [(e.handler_name, e.signature, e.generation, e.count, e.handled, e.not_failed) for e in preview.lines],
+    )
+
+
+def _state(plan: Plan) -> str:
+    return "running" if plan.running else "ready" if plan.state == "open" and not plan.moved else plan.state
+
+
+def _into(plan: Plan) -> str:
+    return "the newest generation that is served" if plan.generation is None else f"generation {plan.generation}"
+
+
+def _because(reason: str | None) -> str:
+    return f": {reason}" if reason else ""

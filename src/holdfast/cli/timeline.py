@@ -1,0 +1,79 @@
+"""One event with everything that is known about it, as `events show` and `failed show` print it."""
+
+from __future__ import annotations
+
+from holdfast.cli import output
+from holdfast.operator.events import Delivery, EventDetail
+
+
+def show(found: EventDetail, as_json: bool) -> None:
+    if as_json:
+        output.print_json(found)
+        return
+    output.print_line(f"{found.event_type} v{found.event_version} {found.event_id}", "bold")
+    rows: list[tuple[str, object]] = [
+        ("occurred", found.occurred_at),
+        ("source", found.source),
+        ("target", found.target),
+        ("class", found.content_class),
+        ("domain id", found.domain_id),
+        ("key", found.idempotency_key),
+        ("trace", found.trace_context),
+        ("handled by", found.handled_by),
+    ]
+    _facts(rows)
+    for each in found.deliveries:
+        output.print_line("")
+        _delivery(each)
+    if found.payload is not None:
+        output.print_line("")
+        output.print_line("payload", "bold")
+        output.print_json(found.payload)
+    if found.headers is not None:
+        output.print_line("")
+        output.print_line("headers", "bold")
+        output.print_json(found.headers)
+
+
+def _delivery(each: Delivery) -> None:
+    who = "split: every handler has a delivery of its own" if each.handler_name == "*" else each.handler_name
+    output.print_line(f"{each.status}  {who or each.route}  {each.id}", "bold")
+    facts: list[tuple[str, object]] = [
+        ("generation", f"{each.generation} on {each.channel}"),
+        ("attempts", each.attempts),
+    ]
+    if each.status == "pending":
+        facts.append(("next attempt", each.available_at))
+    if each.lease_expires_at:
+        facts.append(("leased until", each.lease_expires_at))
+    if each.delivered_at:
+        facts.append(("delivered", each.delivered_at))
+    if each.failed_at:
+        facts += [("failed", each.failed_at), ("reason", each.failure_reason), ("group", _group(each))]
+    if each.deleted_at:
+        facts.append(("set aside", each.deleted_at))
+    _facts(facts)
+    if each.last_error:
+        for line in each.last_error.splitlines():
+            output.print_line(f"  {line}", "red")
+    for number, cycle in enumerate(each.cycles, start=1):
+        output.print_line(
+            f"  cycle {number}: {cycle.attempts} attempts, failed {output.shown(cycle.failed_at)} in generation "
+            f"{cycle.generation}, replayed {output.shown(cycle.replayed_at)} by {cycle.replayed_by}: "
+            f"{output.first_line(cycle.last_error)}"
+        )
+    for plan in each.plans:
+        output.print_line(f"  plan {plan.plan_id}: {plan.why or plan.state} {output.shown(plan.replayed_at)}")
+    for action in each.actions:
+        reason = f": {action.reason}" if action.reason else ""
+        output.print_line(f"  {output.shown(action.at)} {action.action} by {action.actor}{reason}")
+
+
+def _group(each: Delivery) -> str:
+    return f"{each.handler_name}/{each.error_signature or ''}"
+
+
+def _facts(rows: list[tuple[str, object]]) -> None:
+    for name, value in rows:
+        if value not in (None, {}, []):
+            output.print_line(f"  {name:<12} {output.shown(value)}")

@@ -1,0 +1,87 @@
+"""Which dead letters are meant."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from datetime import datetime
+from typing import Any, get_args
+
+from holdfast.errors import ConfigurationError
+from holdfast.failure import FailureReason
+from holdfast.operator import arguments
+
+# Of the reasons of a failure, those that an operator can put right.
+REASONS = tuple(reason for reason in get_args(FailureReason) if reason not in ("cancelled", "expired"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """The dead letters that match every field which is given.
+
+    >>> Selection(handler="billing.charge_card", reason="rejected").as_json()
+    '{"handler": "billing.charge_card", "reason": "rejected"}'
+    """
+
+    handler: str | None = None
+    event_type: str | None = None
+    source: str | None = None
+    signature: str | None = None
+    reason: str | None = None
+    generation: int | None = None
+    since: datetime | None = None  # failed at that time or later
+    until: datetime | None = None  # failed before
+    everything: bool = False  # that no field is given is on purpose
+
+    def __post_init__(self) -> None:
+        if self.handler is not None:
+            arguments.handler(self.handler)
+        if self.event_type is not None:
+            arguments.name("event_type", self.event_type)
+        if self.source is not None:
+            arguments.name("source", self.source)
+        if self.signature is not None:
+            arguments.signature(self.signature)
+        if self.reason is not None and self.reason not in REASONS:
+            raise ConfigurationError("reason", f"{self.reason!r} is unknown", f"use one of {', '.join(REASONS)}")
+        if self.generation is not None:
+            arguments.whole("generation", self.generation)
+        if self.since is not None:
+            arguments.moment("since", self.since)
+        if self.until is not None:
+            arguments.moment("until", self.until)
+        if self.since is not None and self.until is not None and self.since >= self.until:
+            raise ConfigurationError("until", "is not after since", "swap the two")
+        if self.everything and self.criteria:
+            raise ConfigurationError("everything", "is given together with a filter", "give one of the two")
+
+    @classmethod
+    def group(cls, group: str, **others: Any) -> Selection:
+        """The dead letters of a group, which is written as handler/signature."""
+        handler, slash, signature = group.partition("/")
+        if not slash:
+            raise ConfigurationError(
+                "group", f"{group[:80]!r} is no group", "copy one from holdfast failed groups: handler/signature"
+            )
+        return cls(**{**others, "handler": handler, "signature": signature})
+
+    @property
+    def criteria(self) -> dict[str, Any]:
+        """What is asked for, by name."""
+        given = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "everything"}
+        return {name: value for name, value in given.items() if value is not None}
+
+    def required(self) -> Selection:
+        """Itself, unless it says nothing: before something is changed, all has to be meant."""
+        if not self.criteria and not self.everything:
+            raise ConfigurationError(
+                "selection", "names no failed event", "name ids, a group or a filter, or say that all are meant: --all"
+            )
+        return self
+
+    def as_json(self) -> str:
+        plain = {name: v.isoformat() if isinstance(v, datetime) else v for name, v in self.criteria.items()}
+        return json.dumps(plain)
+
+    def __str__(self) -> str:
+        return " ".join(f"{name}={value}" for name, value in self.criteria.items()) or "every failed event"

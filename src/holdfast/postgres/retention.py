@@ -1,0 +1,194 @@
+"""Retention in the database: the policies, and the batches in which what was kept long enough goes.
+
+The statements, with their reasons, stand in sql/functions/retention.sql.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter, deque
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+
+from holdfast.postgres.connection import PASSING_FAULTS
+from holdfast.postgres.queries import Queries
+from holdfast.retention import Disposal, Registry, RetentionPolicy
+
+# In the order in which a row meets them, so that one pass can do all there is to do.
+STEPS = (
+    "delivered",
+    "tombstones",
+    "failed",
+    "discarded",
+    "archived",
+    "archive_tombstones",
+    "inbox",
+    "keys",
+)
+MOST_IN_BATCH = 5_000
+_FIRST_BATCH = 500
+_LEAST = 50
+_TARGET = 0.06  # seconds that a batch should take; 0.2 are promised, also on a busy machine
+_GROWTH = 2.0
+# The inbox is read as it lies: so many pages at once, and by workers all of it in a day.
+_PAGES = 1_000
+_PASSES_A_DAY = 144
+_START = datetime(1, 1, 1, tzinfo=UTC)
+
+
+async def policies(connection: asyncpg.Connection, queries: Queries) -> Registry:
+    """What is in force, read anew."""
+    rows = await fetch(connection, queries, "read_policies")
+    return {
+        (row["entity"], row["content_class"]): RetentionPolicy(
+            row["active_ttl_days"], row["tombstoned_grace_days"], Disposal(row["disposal"])
+        )
+        for row in rows
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one statement took."""
+
+    step: str
+    content_class: str
+    swept: int
+    seconds: float
+
+
+class Pace:
+    """How many rows the next batch may have: as many as should take well under 200 ms."""
+
+    def __init__(self) -> None:
+        self.size = _FIRST_BATCH
+
+    def took(self, seconds: float) -> None:
+        """A full batch took so long."""
+        factor = min(_TARGET / max(seconds, 0.001), _GROWTH)
+        self.size = max(_LEAST, min(MOST_IN_BATCH, int(self.size * factor)))
+
+    def failed(self) -> None:
+        self.size = max(_LEAST, self.size // 4)
+
+
+class Sweep:
+    """One pass over everything that is due. After a fault, `next` goes on where it was.
+
+    With `inbox_page` it takes only a part of the inbox, from there on; afterwards it says where the next part begins.
+    """
+
+    def __init__(
+        self,
+        queries: Queries,
+        pace: Pace | None = None,
+        *,
+        inbox_page: int | None = None,
+        actor: str | None = None,
+        reason: str | None = None,
+    ) -> None:
+        self._queries = queries
+        self._pace = pace or Pace()
+        self._who = {"actor": actor, "reason": reason}  # None: a worker, whose sweeps are not audited
+        self._steps = deque(STEPS)
+        self._open: deque[tuple[str, str]] = deque()  # steps with their classes that were begun, or are next
+        self._from: tuple[Any, ...] | None = None  # in the first of them; None: from its beginning
+        self._part = inbox_page is not None
+        self.inbox_page = inbox_page or 0
+        self.counts: Counter[str] = Counter()
+
+    async def next(self, connection: asyncpg.Connection) -> Batch | None:
+        """Take one batch; None when the pass is over."""
+        while not self._open:
+            if not self._steps:
+                return None
+            rows = await fetch(connection, self._queries, "retention_classes", step=self._steps[0])
+            self._open.extend((self._steps[0], row[0]) for row in rows)
+            self._steps.popleft()
+        step, content_class = self._open[0]
+        size, began = self._pace.size, time.monotonic()
+        try:
+            match step:
+                case "keys":
+                    swept, more = await self._keys(connection, size)
+                case "inbox":
+                    swept, more = await self._inbox(connection, size)
+                case _:
+                    swept, more = await self._rows(connection, step, content_class, size)
+        except PASSING_FAULTS:
+            self._pace.failed()
+            raise
+        seconds = time.monotonic() - began
+        if more:
+            self._pace.took(seconds)
+        else:
+            self._open.popleft()
+            self._from = None
+        self.counts[step] += swept
+        return Batch(step, content_class, swept, seconds)
+
+    async def _rows(self, connection: asyncpg.Connection, step: str, content_class: str, size: int) -> tuple[int, bool]:
+        (start,) = self._from or (_START,)
+        (row,) = await fetch(
+            connection,
+            self._queries,
+            "sweep_batch",
+            step=step,
+            content_class=content_class,
+            start=start,
+            most=size,
+            **self._who,
+        )
+        self._from = (row["upto"],)
+        return row["swept"], row["more"]
+
+    async def _inbox(self, connection: asyncpg.Connection, size: int) -> tuple[int, bool]:
+        page = self.inbox_page
+        (row,) = await fetch(
+            connection, self._queries, "sweep_inbox_batch", page=page, pages=_PAGES, most=size, **self._who
+        )
+        # How far this pass goes: a part of the table, or to its end.
+        share = max(_PAGES, row["pages"] // _PASSES_A_DAY) if self._part else row["pages"]
+        (until,) = self._from or (page + share,)
+        self._from = (until,)
+        self.inbox_page = row["next_page"] or 0
+        return row["swept"], row["next_page"] is not None and row["next_page"] < until
+
+    async def _keys(self, connection: asyncpg.Connection, size: int) -> tuple[int, bool]:
+        source, key = self._from or ("", "")
+        (row,) = await fetch(
+            connection, self._queries, "sweep_keys_batch", source=source, key=key, most=size, **self._who
+        )
+        self._from = (row["next_source"], row["next_key"])
+        return row["swept"], row["next_key"] is not None
+
+
+async def take_turn(
+    connection: asyncpg.Connection, queries: Queries, sweeper: UUID, rest: timedelta, *, force: bool = False
+) -> int | None:
+    """When this sweeper is to sweep now, where in the inbox: one at a time, and not again before `rest` has passed."""
+    rows = await fetch(connection, queries, "sweep_turn", sweeper=sweeper, rest=rest, force=force)
+    page: int | None = rows[0][0]
+    return page
+
+
+async def end_turn(connection: asyncpg.Connection, queries: Queries, sweeper: UUID, sweep: Sweep) -> None:
+    """The pass is over."""
+    counts = json.dumps({step: swept for step, swept in sweep.counts.items() if swept})
+    await fetch(connection, queries, "sweep_done", sweeper=sweeper, counts=counts, inbox_page=sweep.inbox_page)
+
+
+async def fetch(connection: asyncpg.Connection, queries: Queries, name: str, **values: object) -> list[asyncpg.Record]:
+    """One statement in a transaction of its own, as a transaction pooler wants it; or in the caller's."""
+    statement = queries.asyncpg(name)
+    if connection.is_in_transaction():
+        records: list[asyncpg.Record] = await connection.fetch(statement.sql, *statement.bind(values))
+        return records
+    async with connection.transaction(isolation="read_committed"):
+        records = await connection.fetch(statement.sql, *statement.bind(values))
+    return records

@@ -1,0 +1,83 @@
+-- The archive of dead letters, for workers that write it and operators who look into it.
+
+-- name: archive
+SELECT core.outbox_archive(
+    :ids::uuid[], :tokens::uuid[], :handlers::text[], :reasons::text[], :errors::text[], :signatures::text[]);
+
+-- name: missing_parts
+-- Columns and indexes that the archive mode needs and a table lacks. Each table is looked at on its own, by the
+-- catalogue, which a worker may read although it has no right to the tables. An index is recognised by its columns.
+SELECT needed.relation, needed.kind, p.part
+FROM (VALUES
+    ('archive', 'column', '{
+        id, original_id, queue, payload, headers, deliveries_count, created_at, failed_at, failure_reason, last_exception,
+        event_type, event_version, occurred_at, source, target, content_class, channel, generation, domain_id,
+        idempotency_key, trace_context, origin_id, priority, ordering_key, dedupe_key, expires_at, first_failed_at,
+        error_signature, failure_history, deleted_at, disposed_at}'::text[]),
+    ('archive', 'index', '{"queue, failed_at"}'),
+    ('archive', 'table', '{archive}'),
+    ('outbox', 'table', '{outbox}'),
+    ('outbox', 'column', '{
+        id, payload, headers, attempts, created_at, last_error, status, lease_token, lease_expires_at, handler_name,
+        event_type, event_version, occurred_at, source, target, content_class, channel, generation, domain_id,
+        idempotency_key, trace_context, origin_id, priority, ordering_key, dedupe_key, expires_at, first_failed_at,
+        failure_history, available_at, settled_at, deleted_at, disposed_at}')
+) AS needed (relation, kind, parts)
+CROSS JOIN LATERAL unnest(needed.parts) AS p (part)
+LEFT JOIN pg_catalog.pg_namespace n ON n.nspname = 'core'
+LEFT JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = needed.relation
+WHERE CASE
+      WHEN needed.kind = 'table' THEN c.oid IS NULL
+      WHEN c.oid IS NULL THEN false
+      WHEN needed.kind = 'column' THEN NOT EXISTS (
+          SELECT FROM pg_catalog.pg_attribute a
+          WHERE a.attrelid = c.oid AND a.attname = p.part AND a.attnum > 0 AND NOT a.attisdropped)
+      ELSE NOT EXISTS (
+          SELECT FROM pg_catalog.pg_index i
+          WHERE i.indrelid = c.oid AND i.indisvalid AND i.indpred IS NULL
+            AND (SELECT string_agg(a.attname, ', ' ORDER BY k.n)
+                 FROM unnest(i.indkey::int2[]) WITH ORDINALITY AS k (attnum, n)
+                 JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum) = p.part) END
+ORDER BY 1, 2, 3;
+
+-- name: list_archived
+-- The newest first: by the primary key, which grows with the time of the failure; for one handler by its own index.
+WITH found AS MATERIALIZED (
+    (SELECT a.id FROM core.archive a
+     WHERE :queue::text IS NULL AND a.id < :before::bigint AND (a.deleted_at IS NOT NULL) = :discarded::boolean
+     ORDER BY a.id DESC LIMIT :most::int)
+    UNION ALL
+    (SELECT a.id FROM core.archive a
+     WHERE a.queue = :queue::text AND a.id < :before::bigint AND (a.deleted_at IS NOT NULL) = :discarded::boolean
+     ORDER BY a.failed_at DESC LIMIT :most::int))
+SELECT a.id, a.original_id, coalesce(a.origin_id, a.original_id) AS event_id, a.event_type, a.source, a.target,
+       a.queue, a.failure_reason, a.deliveries_count, a.error_signature,
+       left(a.last_exception, :error_length::int) AS last_exception,
+       a.created_at, a.failed_at, a.channel, a.generation, a.deleted_at
+FROM found JOIN core.archive a ON a.id = found.id
+ORDER BY a.id DESC;
+
+-- name: read_archived
+SELECT a.id, a.original_id, coalesce(a.origin_id, a.original_id) AS event_id, a.event_type, a.source, a.target,
+       a.queue, a.failure_reason, a.deliveries_count, a.error_signature, a.last_exception,
+       a.created_at, a.failed_at, a.channel, a.generation, a.deleted_at,
+       a.event_version, a.occurred_at, a.content_class, a.domain_id, a.idempotency_key, a.trace_context,
+       a.first_failed_at, a.failure_history::text AS failure_history, a.payload::text AS payload, a.headers::text AS headers
+FROM core.archive a WHERE a.id = :id::bigint;
+
+-- name: find_archived
+-- The archived rows of events, named by their ids or by those of their deliveries.
+SELECT a.id FROM core.archive a WHERE a.original_id = ANY (:ids::uuid[])
+UNION
+SELECT a.id FROM core.archive a WHERE a.origin_id = ANY (:ids::uuid[])
+ORDER BY 1 DESC LIMIT :most::int;
+
+-- name: replay_archived
+SELECT r.id, r.original_id, r.outcome
+FROM core.archive_replay(:ids::bigint[], :generation::bigint, :actor::text, :reason::text, :force::boolean) r
+ORDER BY r.id;
+
+-- name: discard_archived
+SELECT r.id, r.original_id, r.outcome
+FROM core.archive_discard(:ids::bigint[], :restore::boolean, :actor::text, :reason::text) r
+ORDER BY r.id;

@@ -1,0 +1,209 @@
+-- The archive: where a worker that is told so moves what has failed for good, and how it comes back (DLQ-2, DLQ-3).
+
+-- outbox_archive: the dead letter, moved. One statement deletes from the outbox and inserts into the archive: a lease
+-- that was lost moves nothing, and an archive that refuses the row rolls all of it back, so that the row stays leased and
+-- is due again when the lease ends. Returns the ids of lost leases. The fence, the locks in id order and the pinned
+-- plans are those of the settles in delivery.sql.
+CREATE OR REPLACE FUNCTION core.outbox_archive(
+    p_ids uuid[], p_tokens uuid[], p_handlers text[], p_reasons text[], p_errors text[], p_signatures text[])
+RETURNS SETOF uuid
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET jit = off SET plan_cache_mode = force_custom_plan
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+BEGIN
+    RETURN QUERY
+    WITH mine AS MATERIALIZED (
+        SELECT t.id, t.handler, t.reason, t.error, t.signature
+        FROM (SELECT * FROM unnest(p_ids, p_tokens, p_handlers, p_reasons, p_errors, p_signatures)
+              AS t (id, token, handler, reason, error, signature) ORDER BY id) t
+        CROSS JOIN LATERAL (
+            SELECT FROM core.outbox o
+            WHERE o.id = t.id AND o.lease_token = t.token AND o.status = 'in_flight'
+            FOR UPDATE) o),
+    gone AS (
+        DELETE FROM core.outbox o USING mine WHERE o.id = mine.id
+        RETURNING o.*, mine.handler, mine.reason, mine.error, mine.signature),
+    kept AS (
+        INSERT INTO core.archive (
+            original_id, queue, payload, headers, deliveries_count, created_at, failed_at, failure_reason,
+            last_exception, event_type, event_version, occurred_at, source, target, content_class, channel, generation,
+            domain_id, idempotency_key, trace_context, origin_id, priority, ordering_key, dedupe_key, expires_at,
+            first_failed_at, error_signature, failure_history)
+        SELECT g.id, g.handler, g.payload, g.headers, g.attempts, g.created_at, statement_timestamp(), g.reason,
+            -- Who rejects without a reason says nothing about the errors before.
+            CASE WHEN g.reason = 'rejected' THEN g.error ELSE coalesce(g.error, g.last_error) END,
+            g.event_type, g.event_version, g.occurred_at, g.source, g.target, g.content_class, g.channel, g.generation,
+            g.domain_id, g.idempotency_key, g.trace_context, g.origin_id, g.priority, g.ordering_key, g.dedupe_key,
+            g.expires_at, coalesce(g.first_failed_at, statement_timestamp()), g.signature, g.failure_history
+        FROM gone g ORDER BY g.id
+        RETURNING original_id),
+    -- The wish to stop it has come too late.
+    past AS (DELETE FROM core.stops s USING kept WHERE s.id = kept.original_id)
+    SELECT t.id FROM unnest(p_ids) AS t (id) WHERE t.id NOT IN (SELECT kept.original_id FROM kept);
+END
+$$;
+
+-- history_with: a failure history and one more cycle. It keeps the last 20 cycles, and of those what fits into 64 KiB.
+CREATE OR REPLACE FUNCTION core.history_with(p_history jsonb, p_cycle jsonb)
+RETURNS jsonb
+LANGUAGE plpgsql IMMUTABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN (
+        SELECT coalesce(jsonb_agg(entry ORDER BY n), '[]')
+        FROM (SELECT entry, n, sum(octet_length(entry::text) + 2) OVER (ORDER BY n DESC) AS size
+              FROM jsonb_array_elements(p_history || p_cycle) WITH ORDINALITY AS t (entry, n)
+              ORDER BY n DESC LIMIT 20) kept
+        WHERE kept.size <= 65536);
+END
+$$;
+
+-- archive_replay: moves rows back into the outbox, pending, with their ids, keys and histories. Answers for each one
+-- 'moved', or what it is instead: missing, discarded, stripped, busy (somebody else has it locked this moment), exists (the
+-- outbox has a row of that id, and the archived one stays); or too_old: it was published before inbox_horizon, and the
+-- inbox may have forgotten that its handler has handled it. p_force moves it all the same.
+CREATE OR REPLACE FUNCTION core.archive_replay(
+    p_ids bigint[], p_new_generation bigint, p_replayed_by text, p_reason text DEFAULT NULL, p_force boolean DEFAULT false)
+RETURNS TABLE (id bigint, original_id uuid, outcome text)
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET jit = off SET plan_cache_mode = force_custom_plan
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_horizon  timestamptz := CASE WHEN p_force THEN '-infinity' ELSE core.inbox_horizon() END;
+    v_moved    bigint[];
+    v_replayed uuid[];
+    v_ids      bigint[];
+    v_events   uuid[];
+    v_outcomes text[];
+BEGIN
+    PERFORM core.require_archive_ids(p_ids);
+    IF p_new_generation IS NULL OR p_new_generation < 0 THEN
+        RAISE EXCEPTION 'p_new_generation must be a generation number, not %', coalesce(p_new_generation::text, 'NULL')
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Pass the generation whose workers should handle it; 0 without deployments.';
+    END IF;
+
+    WITH free AS MATERIALIZED (
+        SELECT a.*
+        FROM (SELECT DISTINCT t.id FROM unnest(p_ids) AS t (id) ORDER BY t.id) asked
+        CROSS JOIN LATERAL (
+            SELECT a.* FROM core.archive a
+            WHERE a.id = asked.id AND a.deleted_at IS NULL AND a.created_at >= v_horizon
+            FOR UPDATE SKIP LOCKED) a),
+    -- Of several that have the same id, the one that failed last.
+    chosen AS (SELECT DISTINCT ON (f.original_id) f.* FROM free f ORDER BY f.original_id, f.id DESC),
+    back AS (
+        INSERT INTO core.outbox (
+            id, event_type, event_version, occurred_at, source, target, content_class, channel, generation, domain_id,
+            payload, headers, idempotency_key, trace_context, created_at, available_at, expires_at, handler_name,
+            origin_id, priority, ordering_key, dedupe_key, failure_history)
+        SELECT c.original_id, c.event_type, c.event_version, c.occurred_at, c.source, c.target, c.content_class,
+            -- A generation's own channel follows it; a channel for a processing characteristic stays.
+            CASE WHEN c.channel = core.channel_of(c.generation) THEN core.channel_of(p_new_generation) ELSE c.channel END,
+            p_new_generation, c.domain_id, c.payload, c.headers, c.idempotency_key, c.trace_context, c.created_at,
+            now(), c.expires_at, c.queue, c.origin_id, c.priority, c.ordering_key, c.dedupe_key,
+            core.history_with(c.failure_history, jsonb_build_object(
+                'attempts', c.deliveries_count,
+                'last_error', left(c.last_exception, 2000),
+                'first_failed_at', c.first_failed_at,
+                'failed_at', c.failed_at,
+                'failure_reason', c.failure_reason,
+                'generation', c.generation,
+                'replayed_by', p_replayed_by,
+                'replayed_at', now()))
+        FROM chosen c
+        ON CONFLICT (id) DO NOTHING
+        RETURNING id, channel),
+    gone AS (
+        DELETE FROM core.archive a USING chosen c, back b
+        WHERE a.id = c.id AND b.id = c.original_id
+        RETURNING a.id, a.original_id),
+    -- Like every replay, whether or not a worker sleeps: the row may lie below the marks of those that do not.
+    told AS (SELECT pg_notify(b.channel, 'rescan') FROM (SELECT DISTINCT back.channel FROM back) b)
+    SELECT array_agg(gone.id), array_agg(gone.original_id) INTO v_moved, v_replayed
+    FROM gone WHERE (SELECT count(*) FROM told) >= 0;
+
+    -- What was moved is gone from here.
+    SELECT array_agg(asked.id), array_agg(coalesce(moved.original_id, a.original_id)),
+           array_agg(CASE WHEN moved.id IS NOT NULL THEN 'moved'
+                          WHEN a.id IS NULL THEN 'missing'
+                          WHEN a.payload IS NULL THEN 'stripped'
+                          WHEN a.deleted_at IS NOT NULL THEN 'discarded'
+                          WHEN a.created_at < v_horizon THEN 'too_old'
+                          WHEN o.id IS NOT NULL THEN 'exists'
+                          ELSE 'busy' END)
+    INTO v_ids, v_events, v_outcomes
+    FROM (SELECT DISTINCT t.id FROM unnest(p_ids) AS t (id)) asked
+    LEFT JOIN unnest(v_moved, v_replayed) AS moved (id, original_id) ON moved.id = asked.id
+    LEFT JOIN LATERAL (SELECT * FROM core.archive a WHERE a.id = asked.id LIMIT 1) a ON true
+    LEFT JOIN LATERAL (SELECT o.id FROM core.outbox o WHERE o.id = a.original_id LIMIT 1) o ON true;
+    PERFORM core.audit_rows(
+        p_replayed_by, 'archive.replay', p_reason,
+        jsonb_build_object('archive_ids', to_jsonb(p_ids), 'generation', p_new_generation, 'force', nullif(p_force, false)),
+        v_events, v_outcomes);
+    RETURN QUERY SELECT * FROM unnest(v_ids, v_events, v_outcomes);
+END
+$$;
+
+-- archive_discard: sets archived rows aside, or with p_restore takes that back while they still have their payload.
+-- Answers for each one 'moved', or what it is instead: missing, archived, discarded, stripped, busy.
+CREATE OR REPLACE FUNCTION core.archive_discard(
+    p_ids bigint[], p_restore boolean, p_actor text, p_reason text DEFAULT NULL)
+RETURNS TABLE (id bigint, original_id uuid, outcome text)
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_moved    bigint[];
+    v_ids      bigint[];
+    v_events   uuid[];
+    v_outcomes text[];
+BEGIN
+    PERFORM core.require_archive_ids(p_ids);
+    WITH free AS MATERIALIZED (
+        SELECT a.id
+        FROM (SELECT DISTINCT t.id FROM unnest(p_ids) AS t (id) ORDER BY t.id) asked
+        CROSS JOIN LATERAL (
+            SELECT a.id FROM core.archive a
+            WHERE a.id = asked.id AND (a.deleted_at IS NOT NULL) = p_restore AND a.payload IS NOT NULL
+            FOR NO KEY UPDATE SKIP LOCKED) a),
+    moved AS (
+        UPDATE core.archive a SET deleted_at = CASE WHEN NOT p_restore THEN now() END
+        WHERE a.id = ANY (ARRAY(SELECT free.id FROM free)) RETURNING a.id)
+    SELECT coalesce(array_agg(moved.id), '{}') INTO v_moved FROM moved;
+
+    SELECT array_agg(asked.id), array_agg(a.original_id),
+           array_agg(CASE WHEN asked.id = ANY (v_moved) THEN 'moved'
+                          WHEN a.id IS NULL THEN 'missing'
+                          WHEN a.payload IS NULL THEN 'stripped'
+                          WHEN (a.deleted_at IS NOT NULL) = p_restore THEN 'busy'
+                          WHEN p_restore THEN 'archived'
+                          ELSE 'discarded' END)
+    INTO v_ids, v_events, v_outcomes
+    FROM (SELECT DISTINCT t.id FROM unnest(p_ids) AS t (id)) asked
+    LEFT JOIN LATERAL (SELECT * FROM core.archive a WHERE a.id = asked.id LIMIT 1) a ON true;
+    PERFORM core.audit_rows(
+        p_actor, CASE WHEN p_restore THEN 'archive.restore' ELSE 'archive.discard' END, p_reason,
+        jsonb_build_object('archive_ids', to_jsonb(p_ids)), v_events, v_outcomes);
+    RETURN QUERY SELECT * FROM unnest(v_ids, v_events, v_outcomes);
+END
+$$;
+
+-- require_archive_ids: as many as an operator names by hand.
+CREATE OR REPLACE FUNCTION core.require_archive_ids(p_ids bigint[])
+RETURNS void
+LANGUAGE plpgsql IMMUTABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF coalesce(cardinality(p_ids), 0) NOT BETWEEN 1 AND 10000 THEN
+        RAISE EXCEPTION 'p_ids has % ids, 1 to 10000 are allowed', coalesce(cardinality(p_ids), 0)
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Name the rows of core.archive by their id, in several calls.';
+    END IF;
+END
+$$;

@@ -1,0 +1,73 @@
+-- The audit: one line for every change that an operator makes, written by the function that makes it.
+
+-- audit_append: nobody calls it by name.
+CREATE OR REPLACE FUNCTION core.audit_append(p_actor text, p_action text, p_reason text, p_arguments jsonb, p_counts jsonb)
+RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF coalesce(p_actor, '') = '' OR octet_length(p_actor) > 200 OR p_actor ~ '[[:cntrl:]]' THEN
+        RAISE EXCEPTION 'p_actor must name who does this, in 1 to 200 bytes'
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Pass an e-mail address, or sql-direct.';
+    ELSIF octet_length(p_reason) > 2000 THEN
+        RAISE EXCEPTION 'p_reason has % bytes, 2000 are allowed', octet_length(p_reason)
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Say it in a few sentences.';
+    END IF;
+    INSERT INTO core.audit (actor, action, reason, arguments, counts)
+    VALUES (p_actor, p_action, nullif(p_reason, ''), coalesce(jsonb_strip_nulls(p_arguments), '{}'), coalesce(p_counts, '{}'));
+END
+$$;
+
+-- audit_rows: the line of an action on rows. Those that moved are named, all are counted by what became of them.
+CREATE OR REPLACE FUNCTION core.audit_rows(
+    p_actor text, p_action text, p_reason text, p_arguments jsonb, p_ids uuid[], p_outcomes text[])
+RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    PERFORM core.audit_append(
+        p_actor, p_action, p_reason,
+        p_arguments || jsonb_build_object('ids', (
+            SELECT coalesce(jsonb_agg(t.id), '[]') FROM unnest(p_ids, p_outcomes) AS t (id, outcome)
+            WHERE t.outcome = 'moved')),
+        (SELECT jsonb_object_agg(c.outcome, c.n)
+         FROM (SELECT t.outcome, count(*) AS n FROM unnest(p_outcomes) AS t (outcome) GROUP BY t.outcome) c));
+END
+$$;
+
+-- audit_refused: what somebody tried and was not allowed. Whatever they began is rolled back by then, so this is a call
+-- and a transaction of its own.
+CREATE OR REPLACE FUNCTION core.audit_refused(
+    p_actor text, p_action text, p_reason text, p_arguments jsonb, p_problem text)
+RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF octet_length(p_arguments::text) > 8192 THEN
+        RAISE EXCEPTION 'p_arguments has % bytes, 8192 are allowed', octet_length(p_arguments::text)
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Name what was asked for, and not every row of it.';
+    END IF;
+    PERFORM core.audit_append(
+        p_actor, p_action, p_reason, p_arguments || jsonb_build_object('refused', left(p_problem, 500)), NULL);
+END
+$$;
+
+-- require_ids: rows that an operator names by hand. More than that many are what plans are for.
+CREATE OR REPLACE FUNCTION core.require_ids(p_ids uuid[])
+RETURNS void
+LANGUAGE plpgsql IMMUTABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF coalesce(cardinality(p_ids), 0) NOT BETWEEN 1 AND 10000 THEN
+        RAISE EXCEPTION 'p_ids has % ids, 1 to 10000 are allowed', coalesce(cardinality(p_ids), 0)
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Make a plan for more: holdfast plans create.';
+    ELSIF array_position(p_ids, NULL) IS NOT NULL THEN
+        RAISE EXCEPTION 'p_ids has a NULL in it'
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Name each row by its id.';
+    END IF;
+END
+$$;

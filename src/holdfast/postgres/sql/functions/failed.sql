@@ -1,0 +1,234 @@
+-- What people do with dead letters, besides replaying them: find, discard, restore, correct, note.
+--
+-- Rows are looked up by primary key, locked in id order, and skipped where somebody else has them locked: an operator
+-- never waits for a worker, a sweep or another operator.
+
+-- failed_select: the dead letters that match every entry of a filter, the newest first, from a place in that order on.
+-- A name that is not known is refused, because ignoring it would select more than was meant.
+CREATE OR REPLACE FUNCTION core.failed_select(
+    p_filter jsonb, p_most int, p_before_at timestamptz DEFAULT NULL, p_before_id uuid DEFAULT NULL)
+RETURNS SETOF uuid
+LANGUAGE plpgsql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+DECLARE
+    v_handler    text        := p_filter ->> 'handler';
+    v_type       text        := p_filter ->> 'event_type';
+    v_source     text        := p_filter ->> 'source';
+    v_signature  text        := p_filter ->> 'signature';
+    v_reason     text        := p_filter ->> 'reason';
+    v_generation bigint      := p_filter ->> 'generation';
+    v_since      timestamptz := coalesce((p_filter ->> 'since')::timestamptz, '-infinity');
+    v_until      timestamptz := coalesce((p_filter ->> 'until')::timestamptz, 'infinity');
+    v_unknown    text;
+BEGIN
+    IF jsonb_typeof(p_filter) IS DISTINCT FROM 'object' THEN
+        RAISE EXCEPTION 'p_filter must be a JSON object, not %', coalesce(jsonb_typeof(p_filter), 'NULL')
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Write {} for every failed event.';
+    END IF;
+    SELECT k INTO v_unknown FROM jsonb_object_keys(p_filter) AS k
+    WHERE k <> ALL ('{handler,event_type,source,signature,reason,generation,since,until}') LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION 'p_filter has %, which is not known', quote_literal(v_unknown)
+            USING ERRCODE = 'invalid_parameter_value',
+                  HINT = 'Use handler, event_type, source, signature, reason, generation, since or until.';
+    END IF;
+    RETURN QUERY
+    SELECT o.id FROM core.outbox o
+    WHERE o.failed_at IS NOT NULL AND o.deleted_at IS NULL
+      AND o.failed_at >= v_since AND o.failed_at < v_until
+      AND (o.failed_at, o.id) < (coalesce(p_before_at, 'infinity'),
+                                 coalesce(p_before_id, 'ffffffff-ffff-ffff-ffff-ffffffffffff'))
+      AND (v_handler IS NULL OR o.handler_name = v_handler)
+      AND (v_type IS NULL OR o.event_type = v_type)
+      AND (v_source IS NULL OR o.source = v_source)
+      AND (v_signature IS NULL OR o.error_signature = v_signature)
+      AND (v_reason IS NULL OR o.failure_reason = v_reason)
+      AND (v_generation IS NULL OR o.generation = v_generation)
+    ORDER BY o.failed_at DESC, o.id DESC
+    LIMIT greatest(p_most, 0);
+END
+$$;
+
+-- row_outcomes: 'moved' for the rows that an action moved, and for the others what they are.
+CREATE OR REPLACE FUNCTION core.row_outcomes(p_ids uuid[], p_moved uuid[])
+RETURNS TABLE (id uuid, outcome text, created_at timestamptz, content_class text)
+LANGUAGE plpgsql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET jit = off
+AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    SELECT asked.id,
+           CASE WHEN moved.id IS NOT NULL THEN 'moved'
+                WHEN o.id IS NULL THEN 'missing'
+                WHEN o.status <> 'failed' THEN o.status
+                WHEN o.deleted_at IS NULL THEN 'failed'
+                WHEN o.failure_reason IN ('cancelled', 'expired') THEN o.failure_reason
+                WHEN o.payload IS NULL THEN 'stripped'
+                ELSE 'discarded' END,
+           o.created_at, o.content_class
+    FROM (SELECT DISTINCT t.id FROM unnest(p_ids) AS t (id)) asked
+    LEFT JOIN unnest(p_moved) AS moved (id) ON moved.id = asked.id
+    -- LIMIT keeps the planner to one look-up for each row.
+    LEFT JOIN LATERAL (SELECT o.id, o.status, o.deleted_at, o.failure_reason, o.payload, o.created_at, o.content_class
+                       FROM core.outbox o WHERE o.id = asked.id LIMIT 1) o ON true;
+END
+$$;
+
+-- outbox_discard: sets dead letters aside. They leave the queue at once, can be restored, and are disposed of when the
+-- grace of their retention policy is over. 'busy': somebody else has the row locked this moment.
+CREATE OR REPLACE FUNCTION core.outbox_discard(p_ids uuid[], p_actor text, p_reason text DEFAULT NULL)
+RETURNS TABLE (id uuid, outcome text, purge_at timestamptz)
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET jit = off SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_moved uuid[]; v_ids uuid[]; v_outcomes text[]; v_purges timestamptz[];
+BEGIN
+    PERFORM core.require_ids(p_ids);
+    WITH free AS MATERIALIZED (
+        SELECT o.id
+        FROM (SELECT DISTINCT t.id FROM unnest(p_ids) AS t (id) ORDER BY t.id) asked
+        CROSS JOIN LATERAL (
+            SELECT o.id FROM core.outbox o
+            WHERE o.id = asked.id AND o.status = 'failed' AND o.deleted_at IS NULL
+            FOR UPDATE SKIP LOCKED) o),
+    moved AS (
+        UPDATE core.outbox o SET deleted_at = now()
+        WHERE o.id = ANY (ARRAY(SELECT free.id FROM free)) RETURNING o.id)
+    SELECT array_agg(moved.id) INTO v_moved FROM moved;
+
+    SELECT array_agg(r.id), array_agg(CASE r.outcome WHEN 'failed' THEN 'busy' ELSE r.outcome END),
+           array_agg(CASE r.outcome WHEN 'moved' THEN now() + make_interval(
+               days => (core.retention_policy('discarded', r.content_class)).tombstoned_grace_days) END)
+    INTO v_ids, v_outcomes, v_purges
+    FROM core.row_outcomes(p_ids, v_moved) r;
+    PERFORM core.audit_rows(p_actor, 'discard', p_reason, '{}', v_ids, v_outcomes);
+    RETURN QUERY SELECT * FROM unnest(v_ids, v_outcomes, v_purges);
+END
+$$;
+
+-- outbox_restore: puts what was discarded back among the dead letters, while it still has its payload. What was
+-- cancelled or has expired was never one of them.
+CREATE OR REPLACE FUNCTION core.outbox_restore(p_ids uuid[], p_actor text, p_reason text DEFAULT NULL)
+RETURNS TABLE (id uuid, outcome text)
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET jit = off SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_moved uuid[]; v_ids uuid[]; v_outcomes text[];
+BEGIN
+    PERFORM core.require_ids(p_ids);
+    WITH free AS MATERIALIZED (
+        SELECT o.id
+        FROM (SELECT DISTINCT t.id FROM unnest(p_ids) AS t (id) ORDER BY t.id) asked
+        CROSS JOIN LATERAL (
+            SELECT o.id FROM core.outbox o
+            WHERE o.id = asked.id AND o.status = 'failed' AND o.deleted_at IS NOT NULL
+              AND o.failure_reason NOT IN ('cancelled', 'expired') AND o.payload IS NOT NULL
+            FOR UPDATE SKIP LOCKED) o),
+    moved AS (
+        UPDATE core.outbox o SET deleted_at = NULL
+        WHERE o.id = ANY (ARRAY(SELECT free.id FROM free)) RETURNING o.id)
+    SELECT array_agg(moved.id) INTO v_moved FROM moved;
+
+    SELECT array_agg(r.id), array_agg(CASE r.outcome WHEN 'discarded' THEN 'busy' ELSE r.outcome END)
+    INTO v_ids, v_outcomes
+    FROM core.row_outcomes(p_ids, v_moved) r;
+    PERFORM core.audit_rows(p_actor, 'restore', p_reason, '{}', v_ids, v_outcomes);
+    RETURN QUERY SELECT * FROM unnest(v_ids, v_outcomes);
+END
+$$;
+
+-- outbox_edit: a corrected event takes the place of a dead letter. It is a new event with an id and a key of its own,
+-- owed to the handler that failed and to no other: its siblings may have handled the original. It says what it comes
+-- from, and the original is set aside in the same transaction. Answers what row_outcomes answers.
+CREATE OR REPLACE FUNCTION core.outbox_edit(
+    p_id uuid, p_new_id uuid, p_payload jsonb, p_new_generation bigint, p_actor text, p_reason text DEFAULT NULL)
+RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_moved   uuid[];
+    v_outcome text;
+BEGIN
+    IF p_new_generation IS NULL OR p_new_generation < 0 THEN
+        RAISE EXCEPTION 'p_new_generation must be a generation number, not %', coalesce(p_new_generation::text, 'NULL')
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Pass the generation whose workers should handle it; 0 without deployments.';
+    END IF;
+    PERFORM core.require_ids(ARRAY[p_id]);
+    WITH old AS MATERIALIZED (
+        SELECT o.* FROM core.outbox o
+        WHERE o.id = p_id AND o.status = 'failed' AND o.deleted_at IS NULL
+        FOR UPDATE SKIP LOCKED),
+    published AS (
+        INSERT INTO core.outbox (
+            id, event_type, event_version, occurred_at, source, target, content_class, channel, generation, domain_id,
+            payload, headers, idempotency_key, trace_context, handler_name, priority)
+        SELECT p_new_id, o.event_type, o.event_version, o.occurred_at, o.source, o.target, o.content_class,
+               CASE WHEN o.channel = core.channel_of(o.generation) THEN core.channel_of(p_new_generation) ELSE o.channel END,
+               p_new_generation, o.domain_id, p_payload,
+               coalesce(o.headers, '{}') || jsonb_build_object(
+                   'correlation_id', coalesce(o.headers ->> 'correlation_id', coalesce(o.origin_id, o.id)::text),
+                   'causation_id', coalesce(o.origin_id, o.id), 'edited_from', o.id),
+               p_new_id::text, o.trace_context, o.handler_name, o.priority
+        FROM old o),
+    resolved AS (
+        UPDATE core.outbox o SET deleted_at = now() FROM old WHERE o.id = old.id RETURNING o.id)
+    SELECT array_agg(resolved.id) INTO v_moved FROM resolved;
+
+    SELECT CASE r.outcome WHEN 'failed' THEN 'busy' ELSE r.outcome END INTO v_outcome
+    FROM core.row_outcomes(ARRAY[p_id], v_moved) r;
+    PERFORM core.audit_rows(
+        p_actor, 'edit', p_reason, jsonb_build_object('new_id', p_new_id, 'generation', p_new_generation),
+        ARRAY[p_id], ARRAY[v_outcome]);
+    RETURN v_outcome;
+END
+$$;
+
+-- failure_note: what somebody found out about a group of failures; without a text the note is taken away. Returns
+-- whether there is one now.
+CREATE OR REPLACE FUNCTION core.failure_note(p_handler text, p_signature text, p_note text, p_actor text)
+RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    PERFORM core.audit_append(
+        p_actor, 'note', NULL, jsonb_build_object('handler', p_handler, 'signature', p_signature, 'note', p_note), NULL);
+    IF coalesce(p_note, '') = '' THEN
+        DELETE FROM core.failure_notes n WHERE n.handler_name = p_handler AND n.error_signature = p_signature;
+        RETURN false;
+    END IF;
+    INSERT INTO core.failure_notes (handler_name, error_signature, note, noted_by)
+    VALUES (p_handler, p_signature, p_note, p_actor)
+    ON CONFLICT (handler_name, error_signature)
+        DO UPDATE SET note = EXCLUDED.note, noted_by = EXCLUDED.noted_by, noted_at = now();
+    RETURN true;
+END
+$$;
+
+-- event_rows: the rows of an event, named by any of them: the published one and its siblings. Their ids are computed
+-- from the handlers that ever wanted something, because no index leads from an event to its siblings.
+CREATE OR REPLACE FUNCTION core.event_rows(p_id uuid)
+RETURNS SETOF uuid
+LANGUAGE plpgsql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_origin uuid := (SELECT coalesce(o.origin_id, o.id) FROM core.outbox o WHERE o.id = p_id);
+BEGIN
+    RETURN QUERY
+    SELECT o.id
+    FROM (SELECT v_origin AS id
+          UNION SELECT p_id WHERE v_origin IS NOT NULL
+          UNION SELECT core.sibling_id(v_origin, s.handler_name)
+                FROM (SELECT DISTINCT handler_name FROM core.subscriptions) s WHERE v_origin IS NOT NULL) named
+    CROSS JOIN LATERAL (SELECT o.id FROM core.outbox o WHERE o.id = named.id LIMIT 1) o;
+END
+$$;

@@ -1,0 +1,103 @@
+-- Generations of a deployment: where to replay into, ending one, and moving what it left behind.
+
+-- serving_generation: the newest that a living worker serves; without one the newest deployment, or 0.
+CREATE OR REPLACE FUNCTION core.serving_generation()
+RETURNS bigint
+LANGUAGE plpgsql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN coalesce((SELECT max(s.generation) FROM core.served_channels() s), core.current_generation());
+END
+$$;
+
+-- generation_open: how many open rows a generation has, counted up to a limit, over all its channels.
+CREATE OR REPLACE FUNCTION core.generation_open(p_generation bigint, p_most int)
+RETURNS TABLE (channel text, open int)
+LANGUAGE plpgsql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET jit = off SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    SELECT c.channel, (SELECT count(*)::int FROM (
+               SELECT FROM core.outbox o
+               WHERE o.settled_at IS NULL AND o.ordering_key IS NULL
+                 AND o.channel = c.channel AND o.generation = c.generation
+               LIMIT p_most) o)
+    FROM core.outbox_channels() c
+    WHERE c.generation = p_generation;
+END
+$$;
+
+-- generation_retire: no new events for a generation that is not the current one: writers that do not name a generation
+-- get the newest that is not retired. Answers how many events and living workers it still has; with either it is retired
+-- only by force.
+CREATE OR REPLACE FUNCTION core.generation_retire(p_generation bigint, p_force boolean, p_actor text, p_reason text DEFAULT NULL)
+RETURNS TABLE (open int, workers int, retired boolean)
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_open    int := (SELECT coalesce(sum(g.open), 0) FROM core.generation_open(p_generation, 100000) g);
+    v_workers int := (SELECT count(*) FROM core.workers w
+                      WHERE w.generation = p_generation AND w.stopped_at IS NULL
+                        AND w.heartbeat_at > now() - interval '1 minute');
+    v_retired boolean := p_force OR (v_open = 0 AND v_workers = 0);
+BEGIN
+    IF v_retired THEN
+        INSERT INTO core.deployments AS d (generation, retired_at) VALUES (p_generation, now())
+        ON CONFLICT (generation) DO UPDATE SET retired_at = coalesce(d.retired_at, now());
+        PERFORM core.audit_append(
+            p_actor, 'generation.retire', p_reason,
+            jsonb_build_object('generation', p_generation, 'force', nullif(p_force, false)),
+            jsonb_build_object('open', v_open, 'workers', v_workers));
+    END IF;
+    RETURN QUERY SELECT v_open, v_workers, v_retired;
+END
+$$;
+
+-- generation_move: waiting rows of one generation to another, up to p_most at a time. A row that a worker holds stays
+-- with it; one whose lease has ended moves as well. Workers of the other generation look again. Returns how many moved.
+CREATE OR REPLACE FUNCTION core.generation_move(p_from bigint, p_to bigint, p_most int, p_actor text, p_reason text DEFAULT NULL)
+RETURNS int
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET jit = off SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+DECLARE
+    v_ids uuid[];
+BEGIN
+    IF p_from IS NULL OR p_to IS NULL OR p_from < 0 OR p_to < 0 OR p_from = p_to THEN
+        RAISE EXCEPTION 'p_from and p_to must be two generation numbers'
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'holdfast generations list has them.';
+    ELSIF p_most IS NULL OR p_most NOT BETWEEN 1 AND 10000 THEN
+        RAISE EXCEPTION 'p_most must be 1 to 10000' USING ERRCODE = 'invalid_parameter_value', HINT = 'Call it again for more.';
+    END IF;
+    WITH stranded AS MATERIALIZED (
+        SELECT o.id
+        FROM core.outbox_channels() c
+        CROSS JOIN LATERAL (
+            SELECT o.id FROM core.outbox o
+            WHERE o.settled_at IS NULL AND o.ordering_key IS NULL
+              AND o.channel = c.channel AND o.generation = p_from
+              AND (o.status = 'pending' OR o.lease_expires_at < now())
+            LIMIT p_most
+            FOR UPDATE SKIP LOCKED) o
+        WHERE c.generation = p_from
+        LIMIT p_most),
+    moved AS (
+        UPDATE core.outbox o
+        SET generation = p_to,
+            channel = CASE WHEN o.channel = core.channel_of(p_from) THEN core.channel_of(p_to) ELSE o.channel END
+        WHERE o.id = ANY (ARRAY(SELECT stranded.id FROM stranded))
+        RETURNING o.id, o.channel),
+    told AS (SELECT pg_notify(c.channel, 'rescan') FROM (SELECT DISTINCT moved.channel FROM moved) c)
+    SELECT array_agg(moved.id) INTO v_ids FROM moved WHERE (SELECT count(*) FROM told) >= 0;
+    PERFORM core.audit_append(
+        p_actor, 'generation.move', p_reason,
+        jsonb_build_object('from', p_from, 'to', p_to, 'ids', coalesce(to_jsonb(v_ids), '[]')),
+        jsonb_build_object('moved', coalesce(cardinality(v_ids), 0)));
+    RETURN coalesce(cardinality(v_ids), 0);
+END
+$$;

@@ -1,0 +1,261 @@
+-- What operators ask and do. Reads begin with begin_read, end at a limit and never count settled rows; changes are calls
+-- of functions, which write the audit in the same transaction.
+
+-- name: begin_action
+SELECT set_config('search_path', 'pg_catalog, pg_temp', true), set_config('statement_timeout', '60s', true),
+       set_config('lock_timeout', '5s', true), set_config('jit', 'off', true);
+
+-- name: list_failed
+SELECT f.id, f.event_id, f.event_type, f.event_version, f.source, f.target, f.handler_name, f.failure_reason, f.attempts,
+       f.error_signature, left(f.last_error, :error_length::int) AS last_error, f.first_failed_at, f.failed_at,
+       f.occurred_at, f.channel, f.generation, jsonb_array_length(f.failure_history) AS cycles,
+       CASE WHEN :payload::boolean THEN f.payload::text END AS payload,
+       CASE WHEN :payload::boolean THEN f.headers::text END AS headers
+FROM core.failed_select(:filter::text::jsonb, :most::int, :before_at::timestamptz, :before_id::uuid) AS s (id)
+CROSS JOIN LATERAL (SELECT * FROM core.failed f WHERE f.id = s.id LIMIT 1) f
+ORDER BY f.failed_at DESC, f.id DESC;
+
+-- name: select_failed
+SELECT s.id FROM core.failed_select(:filter::text::jsonb, :most::int) AS s (id);
+
+-- name: list_failure_groups
+-- One look at each dead letter, up to a limit; then one more at the newest of each group, for its error.
+WITH dead AS MATERIALIZED (
+    SELECT f.*
+    FROM core.failed_select(:filter::text::jsonb, :most::int) AS s (id)
+    CROSS JOIN LATERAL (
+        SELECT o.id, o.handler_name, coalesce(o.error_signature, '') AS signature, o.first_failed_at, o.failed_at,
+               o.failure_reason, o.event_type, o.generation
+        FROM core.outbox o WHERE o.id = s.id AND o.failed_at IS NOT NULL LIMIT 1) f),
+grouped AS (
+    SELECT handler_name, signature, count(*)::int AS count, min(first_failed_at) AS first_seen, max(failed_at) AS last_seen,
+           array_agg(DISTINCT failure_reason) AS reasons, array_agg(DISTINCT event_type) AS event_types,
+           array_agg(DISTINCT generation) AS generations, (array_agg(id ORDER BY failed_at DESC))[1] AS sample_id
+    FROM dead GROUP BY handler_name, signature)
+SELECT g.handler_name, g.signature, g.count, g.first_seen, g.last_seen, g.reasons, g.event_types, g.generations,
+       g.sample_id, left(o.last_error, :error_length::int) AS sample_error, n.note, n.noted_by, n.noted_at,
+       (SELECT count(*)::int FROM dead) AS examined
+FROM grouped g
+LEFT JOIN LATERAL (SELECT o.last_error FROM core.outbox o WHERE o.id = g.sample_id LIMIT 1) o ON true
+LEFT JOIN core.failure_notes n ON n.handler_name = g.handler_name AND n.error_signature = g.signature
+ORDER BY g.count DESC, g.last_seen DESC
+LIMIT :most_groups::int;
+
+-- name: count_failed_by_handler
+SELECT f.handler_name, f.generation, count(*)::int AS count
+FROM (SELECT o.handler_name, o.generation FROM core.outbox o WHERE o.failed_at IS NOT NULL AND o.deleted_at IS NULL
+      ORDER BY o.failed_at DESC LIMIT :most::int) f
+GROUP BY f.handler_name, f.generation;
+
+-- name: resolve_rows
+-- An id from a log line or an alert is the event's. Where several handlers wanted the event, it stands for those of its
+-- deliveries that have failed. No row_id: there is no such thing.
+SELECT asked.id AS asked, o.id AS row_id
+FROM unnest(:ids::uuid[]) AS asked (id)
+LEFT JOIN LATERAL (
+    SELECT o.id FROM core.outbox o WHERE o.id = asked.id AND o.handler_name IS DISTINCT FROM '*'
+    UNION ALL
+    SELECT d.id
+    FROM (SELECT o.id FROM core.outbox o WHERE o.id = asked.id AND o.handler_name = '*' LIMIT 1) o
+    CROSS JOIN LATERAL core.event_rows(o.id) AS s (id)
+    CROSS JOIN LATERAL (SELECT d.id FROM core.outbox d WHERE d.id = s.id AND d.status = 'failed' LIMIT 1) d) o ON true;
+
+-- name: read_event_rows
+SELECT o.id, o.origin_id, o.event_type, o.event_version, o.occurred_at, o.source, o.target, o.content_class, o.domain_id,
+       o.idempotency_key, o.trace_context, o.handler_name, o.route, o.status, o.attempts, o.last_error, o.error_signature,
+       o.failure_reason, o.first_failed_at, o.failed_at, o.failure_history::text AS failure_history, o.created_at,
+       o.available_at, o.expires_at, o.delivered_at, o.deleted_at, o.lease_expires_at, o.channel, o.generation, o.priority,
+       CASE WHEN :payload::boolean THEN o.payload::text END AS payload,
+       CASE WHEN :payload::boolean THEN o.headers::text END AS headers
+FROM core.event_rows(:id::uuid) AS s (id)
+CROSS JOIN LATERAL (SELECT * FROM core.outbox o WHERE o.id = s.id LIMIT 1) o
+ORDER BY o.origin_id NULLS FIRST, o.handler_name;
+
+-- name: list_handled
+-- By whom an event was handled: one look-up for each handler that ever wanted something.
+SELECT s.handler_name, h.handled_at
+FROM (SELECT DISTINCT handler_name FROM core.subscriptions) s
+CROSS JOIN LATERAL (
+    SELECT h.handled_at FROM core.event_handled h
+    WHERE h.handler_name = s.handler_name AND h.idempotency_key = :key::text LIMIT 1) h
+ORDER BY h.handled_at;
+
+-- name: list_open
+-- Events that wait or run. Without an order, because none of the indexes has one that all lanes share.
+SELECT o.id, coalesce(o.origin_id, o.id) AS event_id, o.event_type, o.source, o.target, o.route, o.handler_name, o.status,
+       o.attempts, left(o.last_error, :error_length::int) AS last_error, o.created_at, o.available_at, o.lease_expires_at,
+       o.channel, o.generation
+FROM core.outbox_channels() c
+CROSS JOIN LATERAL (
+    SELECT * FROM core.outbox o
+    WHERE o.settled_at IS NULL AND o.ordering_key IS NULL AND o.channel = c.channel AND o.generation = c.generation
+      AND (:event_type::text IS NULL OR o.event_type = :event_type::text)
+      AND (:handler::text IS NULL OR o.handler_name = :handler::text)
+      AND (:source::text IS NULL OR o.source = :source::text)
+    LIMIT :most::int) o
+WHERE :generation::bigint IS NULL OR c.generation = :generation::bigint
+ORDER BY o.available_at, o.id
+LIMIT :most::int;
+
+-- name: list_audit
+SELECT a.id, a.at, a.actor, a.login, a.action, a.reason, (a.arguments - 'ids')::text AS arguments, a.counts::text AS counts,
+       jsonb_array_length(a.arguments -> 'ids') AS rows
+FROM core.audit a
+WHERE (:before::bigint IS NULL OR a.id < :before::bigint)
+  AND (:actor::text IS NULL OR a.actor = :actor::text)
+  AND (:action::text IS NULL OR a.action = :action::text OR a.action LIKE :action::text || '.%')
+  AND (:since::timestamptz IS NULL OR a.at >= :since::timestamptz)
+  AND (:steps::boolean OR a.action <> 'plan.step')
+ORDER BY a.id DESC
+LIMIT :most::int;
+
+-- name: list_audit_of_row
+SELECT a.id, a.at, a.actor, a.login, a.action, a.reason, (a.arguments - 'ids')::text AS arguments, a.counts::text AS counts,
+       jsonb_array_length(a.arguments -> 'ids') AS rows
+FROM core.audit a
+WHERE a.arguments -> 'ids' @> to_jsonb(:id::uuid)
+ORDER BY a.id
+LIMIT :most::int;
+
+-- name: note_refusal
+SELECT core.audit_refused(:actor::text, :action::text, :reason::text, :arguments::text::jsonb, :problem::text);
+
+-- name: default_generation
+-- Where a replay goes when nobody says.
+SELECT core.serving_generation();
+
+-- name: replay_rows
+SELECT r.id, r.outcome
+FROM core.outbox_replay_many(:ids::uuid[], :generation::bigint, :actor::text, :reason::text, :force::boolean) r;
+
+-- name: discard_rows
+SELECT r.id, r.outcome, r.purge_at FROM core.outbox_discard(:ids::uuid[], :actor::text, :reason::text) r;
+
+-- name: restore_rows
+SELECT r.id, r.outcome FROM core.outbox_restore(:ids::uuid[], :actor::text, :reason::text) r;
+
+-- name: edit_row
+SELECT core.outbox_edit(:id::uuid, :new_id::uuid, :payload::text::jsonb, :generation::bigint, :actor::text, :reason::text);
+
+-- name: cancel_row
+SELECT core.outbox_stop(:id::uuid, :actor::text, :reason::text);
+
+-- name: note_group
+SELECT core.failure_note(:handler::text, :signature::text, :note::text, :actor::text);
+
+-- name: create_plan
+SELECT p.id, p.total
+FROM core.plan_create(:ids::uuid[], :filter::text::jsonb, :most::int, :generation::bigint, :canary::int, :rate::float8,
+                      :max_failure_ratio::float8, :patience::interval, :force::boolean, :actor::text, :reason::text) p;
+
+-- name: list_plans
+SELECT p.id, p.created_at, p.created_by, p.reason, p.selection::text AS selection, p.generation, p.canary, p.rate,
+       p.max_failure_ratio, p.patience, p.state, p.state_reason, p.finished_at, p.canary_passed, p.runner, p.run_by,
+       coalesce(p.lease_expires_at > clock_timestamp() AND p.state = 'open', false) AS running,
+       r.total, r.pending, r.replayed, r.delivered, r.failed, r.skipped
+FROM core.plans p
+CROSS JOIN LATERAL (
+    SELECT count(*)::int AS total,
+           count(*) FILTER (WHERE r.state = 'pending')::int AS pending,
+           count(*) FILTER (WHERE r.state = 'replayed')::int AS replayed,
+           count(*) FILTER (WHERE r.state = 'delivered')::int AS delivered,
+           count(*) FILTER (WHERE r.state = 'failed')::int AS failed,
+           count(*) FILTER (WHERE r.state = 'skipped')::int AS skipped
+    FROM core.plan_rows r WHERE r.plan_id = p.id) r
+WHERE (:id::bigint IS NULL OR p.id = :id::bigint) AND (:finished::boolean OR p.finished_at IS NULL)
+ORDER BY p.id DESC
+LIMIT :most::int;
+
+-- name: preview_plan
+-- What a plan would do now, by group and generation. A handler that has an event's key in its inbox will skip it.
+SELECT coalesce(o.handler_name, '') AS handler_name, coalesce(o.error_signature, '') AS signature, o.generation,
+       count(*)::int AS count,
+       count(*) FILTER (WHERE o.outcome <> 'failed')::int AS not_failed,
+       count(*) FILTER (WHERE o.outcome = 'failed' AND h.handled)::int AS handled
+FROM (SELECT r.row_id FROM core.plan_rows r
+      WHERE r.plan_id = :plan::bigint AND r.state = 'pending' ORDER BY r.position LIMIT :most::int) r
+LEFT JOIN LATERAL (
+    SELECT o.handler_name, o.error_signature, o.generation, o.idempotency_key,
+           CASE WHEN o.deleted_at IS NULL THEN o.status ELSE 'discarded' END AS outcome
+    FROM core.outbox o WHERE o.id = r.row_id LIMIT 1) o ON true
+LEFT JOIN LATERAL (
+    SELECT true AS handled FROM core.event_handled h
+    WHERE h.handler_name = o.handler_name AND h.idempotency_key = o.idempotency_key LIMIT 1) h ON true
+GROUP BY o.handler_name, o.error_signature, o.generation
+ORDER BY count(*) DESC;
+
+-- name: list_skipped
+SELECT r.why, count(*)::int AS count FROM core.plan_rows r
+WHERE r.plan_id = :plan::bigint AND r.state = 'skipped' GROUP BY r.why ORDER BY r.why;
+
+-- name: list_plans_of_row
+SELECT r.plan_id, r.state, r.why, r.replayed_at FROM core.plan_rows r WHERE r.row_id = :id::uuid ORDER BY r.plan_id LIMIT 100;
+
+-- name: take_plan
+SELECT t.answer, t.state_reason, t.runner, t.held_until, t.held_for
+FROM core.plan_take(:plan::bigint, :token::uuid, :runner::text, :actor::text, :lease::interval) t;
+
+-- name: step_plan
+SELECT s.state, s.state_reason, s.phase, s.moved
+FROM core.plan_step(:plan::bigint, :token::uuid, :most::int, :lease::interval) s;
+
+-- name: release_plan
+SELECT core.plan_release(:plan::bigint, :token::uuid);
+
+-- name: turn_plan
+SELECT t.before, t.after, t.running FROM core.plan_turn(:plan::bigint, :verb::text, :actor::text, :reason::text) t;
+
+-- name: list_interests
+SELECT s.handler_name, s.context, array_agg(s.event_type ORDER BY s.event_type) FILTER (WHERE s.retired_at IS NULL) AS event_types,
+       max(s.retired_at) AS retired_at,
+       ARRAY(SELECT w.name FROM core.workers w
+             WHERE w.stopped_at IS NULL AND w.heartbeat_at > now() - :silence::interval AND s.handler_name = ANY (w.handlers)
+             ORDER BY w.name) AS workers
+FROM core.subscriptions s
+GROUP BY s.handler_name, s.context
+ORDER BY s.handler_name, s.context
+LIMIT :most::int;
+
+-- name: retire_handler
+SELECT core.retire(:handler::text, :event_type::text, :actor::text, :reason::text);
+
+-- name: list_generations
+-- Every number that something knows: events that are open, workers that live, deployments that were begun.
+SELECT known.generation, d.label, d.started_at, d.retired_at,
+       ARRAY(SELECT w.name FROM core.workers w
+             WHERE w.generation = known.generation AND w.stopped_at IS NULL AND w.heartbeat_at > now() - :silence::interval
+             ORDER BY w.name) AS workers,
+       ARRAY(SELECT o.channel FROM core.generation_open(known.generation, 1) o ORDER BY o.channel) AS channels,
+       ARRAY(SELECT c.channel FROM core.generation_open(known.generation, 1) c
+             WHERE NOT EXISTS (SELECT FROM core.workers w
+                               WHERE w.generation = known.generation AND w.stopped_at IS NULL
+                                 AND w.heartbeat_at > now() - :silence::interval AND c.channel = ANY (w.channels))
+             ORDER BY c.channel) AS unserved,
+       (SELECT coalesce(sum(o.open), 0)::int FROM core.generation_open(known.generation, :most::int) o) AS open,
+       coalesce((SELECT max(c.generation) FROM core.deployments c WHERE c.retired_at IS NULL), 0) = known.generation AS current
+FROM (SELECT c.generation FROM core.outbox_channels() c
+      UNION SELECT w.generation FROM core.workers w WHERE w.stopped_at IS NULL
+      UNION SELECT d.generation FROM core.deployments d) known
+LEFT JOIN core.deployments d ON d.generation = known.generation
+ORDER BY known.generation DESC
+LIMIT :most_generations::int;
+
+-- name: retire_generation
+SELECT r.open, r.workers, r.retired
+FROM core.generation_retire(:generation::bigint, :force::boolean, :actor::text, :reason::text) r;
+
+-- name: move_generation
+SELECT core.generation_move(:from_generation::bigint, :to_generation::bigint, :most::int, :actor::text, :reason::text);
+
+-- name: read_handler
+SELECT o.handler_name FROM core.outbox o WHERE o.id = :id::uuid;
+
+-- name: count_movable
+SELECT count(*)::int AS count
+FROM (SELECT FROM core.outbox_channels() c
+      CROSS JOIN LATERAL (
+          SELECT FROM core.outbox o
+          WHERE o.settled_at IS NULL AND o.ordering_key IS NULL AND o.channel = c.channel AND o.generation = c.generation
+            AND (o.status = 'pending' OR o.lease_expires_at < now())) o
+      WHERE c.generation = :generation::bigint
+      LIMIT :most::int) o;

@@ -1,0 +1,57 @@
+"""Retention's sweeps as a worker does them: in turns with the others, seconds at a time, idle for half of that."""
+
+import asyncio
+import time
+from datetime import timedelta
+from uuid import UUID
+
+import asyncpg
+
+from holdfast.postgres.queries import Queries
+from holdfast.postgres.retention import Pace, Sweep, end_turn, take_turn
+from holdfast.telemetry import Notice, Observer
+
+# From the end of a pass to the beginning of the next, in the whole fleet.
+_REST = timedelta(minutes=10)
+# After so long the worker says that it lives, and goes on the next time.
+_SPELL = 5.0
+_PAUSE = 0.01
+# How often a worker that has nothing to sweep asks whether it is its turn.
+_ASK_EVERY = 60.0
+
+
+class Sweeper:
+    """One pass at a time, across as many calls of `run_once` as it takes."""
+
+    def __init__(self, queries: Queries, worker: UUID, observe: Observer) -> None:
+        self._queries = queries
+        self._worker = worker
+        self._observe = observe
+        self._pace = Pace()
+        self._sweep: Sweep | None = None
+        self._ask_at = time.monotonic() + _ASK_EVERY
+
+    async def run_once(self, connection: asyncpg.Connection) -> None:
+        """Sweep for a while, if it is this worker's turn."""
+        began = time.monotonic()
+        if self._sweep is None and began < self._ask_at:
+            return
+        page = await take_turn(connection, self._queries, self._worker, _REST)
+        if page is None:
+            self._sweep, self._ask_at = None, began + _ASK_EVERY
+            return
+        self._sweep = sweep = self._sweep or Sweep(self._queries, self._pace, inbox_page=page)
+        while time.monotonic() < began + _SPELL:
+            batch = await sweep.next(connection)
+            if batch is None:
+                self._sweep, self._ask_at = None, began + _ASK_EVERY
+                await end_turn(connection, self._queries, self._worker, sweep)
+                self._tell(sweep)
+                return
+            # As long as it worked: what is done now or in an hour must not be felt by what is due now.
+            await asyncio.sleep(batch.seconds + _PAUSE)
+
+    def _tell(self, sweep: Sweep) -> None:
+        swept: dict[str, object] = {step: count for step, count in sweep.counts.items() if count}
+        if swept:
+            self._observe(Notice("info", "retention_swept", swept))

@@ -1,0 +1,427 @@
+"""The command line of operators (OPS-1): tables, JSON, exit codes, questions with numbers, dry runs, bad arguments."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+from psycopg.rows import tuple_row
+
+from holdfast.cli import main
+from tests.operator.support import ACTOR, CAUSES, EVENT, HANDLER, beat, fail, fail_with, subscribe
+from tests.servers import run_coroutine
+
+pytestmark = pytest.mark.operator
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def db(dsn: str) -> Iterator[psycopg.Connection[Any]]:
+    with psycopg.connect(dsn, autocommit=True, row_factory=tuple_row) as connection:
+        yield connection
+
+
+@pytest.fixture
+def holdfast(dsn: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """holdfast("failed", "list") -> (exit code, standard output, standard error)."""
+    monkeypatch.setenv("HOLDFAST_DSN", dsn)
+    monkeypatch.setenv("HOLDFAST_ACTOR", ACTOR)
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            main([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        assert isinstance(end.value.code, int)
+        return end.value.code, out, err
+
+    return run
+
+
+def made(dsn: str, make: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """What an asynchronous maker of the support module makes."""
+    import asyncpg
+
+    async def connected() -> Any:
+        connection = await asyncpg.connect(dsn)
+        try:
+            return await make(connection, *arguments, **options)
+        finally:
+            await connection.close()
+
+    return run_coroutine(connected)
+
+
+def answer(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(sys, "stdin", Terminal("".join(f"{line}\n" for line in lines)))
+
+
+def snapshot(db: psycopg.Connection[Any]) -> list[Any]:
+    """Everything that a command may change."""
+    tables = ("outbox", "audit", "plans", "plan_rows", "failure_notes", "subscriptions", "registry", "deployments")
+    return [sorted(map(repr, db.execute(f"SELECT * FROM core.{table}".encode()).fetchall())) for table in tables]
+
+
+# --- looking ---
+
+
+def test_reads_have_tables_and_json(dsn: str, holdfast: Run) -> None:
+    """OPS-1: --json on every read, one document each; and what people need in the table."""
+    made(dsn, subscribe)
+    made(dsn, beat, "worker-one", HANDLER)
+    ids: list[UUID] = made(dsn, fail_with, [CAUSES[n % 7](n) for n in range(14)])
+    reads: dict[tuple[str, ...], str] = {
+        ("failed", "list"): str(ids[0]),
+        ("failed", "groups"): f"{HANDLER}/ValueError:",
+        ("failed", "show", str(ids[0])): "order 0 is unknown",
+        ("events", "show", str(ids[0])): "order 0 is unknown",
+        ("events", "list"): "due",
+        ("plans", "list"): "plan",
+        ("handlers", "list"): HANDLER,
+        ("workers", "list"): "worker-one",
+        ("generations", "list"): "current",
+        ("audit",): "actor",
+    }
+    for command, word in reads.items():
+        code, out, err = holdfast(*command)
+        assert (code, err) == (0, ""), command
+        assert word in out, command
+        code, out, err = holdfast(*command, "--json")
+        assert (code, err) == (0, ""), command
+        json.loads(out)
+    groups = json.loads(holdfast("failed", "groups", "--json")[1])
+    assert (len(groups["groups"]), groups["examined"], groups["is_more"]) == (7, 14, False)
+    (shown,) = [group for group in groups["groups"] if group["signature"].startswith("ValueError")]
+    assert (shown["count"], shown["group"]) == (2, f"{HANDLER}/{shown['signature']}")
+    listed = json.loads(holdfast("failed", "list", "--group", shown["group"], "--json")[1])
+    assert [event["id"] for event in listed] == [str(ids[0]), str(ids[7])]
+
+
+def test_payloads_are_shown_only_when_asked_for(dsn: str, holdfast: Run, db: psycopg.Connection[Any]) -> None:
+    """S7."""
+    (id,) = made(dsn, fail)
+    db.execute("""UPDATE core.outbox SET payload = '{"card": "canary-4242"}', headers = '{"tenant": "canary"}'""")
+    for command in (("failed", "show", id), ("events", "show", id), ("failed", "export")):
+        assert "canary" not in holdfast(*command)[1]
+        assert "canary-4242" in holdfast(*command, "--payload")[1]
+    assert "canary" not in holdfast("failed", "list", "--json")[1]
+
+
+def test_an_export_is_json_lines(dsn: str, holdfast: Run) -> None:
+    """OPS-1: every dead letter of a filter, however many."""
+    made(dsn, fail, 1_203)
+    made(dsn, fail, 3, handler="mail.thank")
+    code, out, _ = holdfast("failed", "export", "--handler", HANDLER, "--payload")
+    events = [json.loads(line) for line in out.splitlines()]
+    assert (code, len(events), len({event["id"] for event in events})) == (0, 1_203, 1_203)
+    assert events[0]["payload"] == {"n": 1}
+
+
+def test_what_a_producer_wrote_does_not_move_the_cursor(dsn: str, holdfast: Run, db: psycopg.Connection[Any]) -> None:
+    """S22."""
+    made(dsn, fail)
+    db.execute(r"UPDATE core.outbox SET last_error = E'\x1b[2J[bold]red\nsecond', error_signature = E'E:\x1b[1m'")
+    for command in (("failed", "list"), ("failed", "groups")):
+        out = holdfast(*command)[1]
+        assert "\x1b" not in out
+        assert "[bold]red" in out
+
+
+def test_times_are_written_as_people_do(dsn: str, holdfast: Run) -> None:
+    """OPS-1."""
+    made(dsn, fail, 2)
+    for since, count in (("1h", 2), ("2020-01-01", 2), ("2020-01-01T08:00+01:00", 2), ("2999-01-01", 0)):
+        assert len(json.loads(holdfast("failed", "list", "--since", since, "--json")[1])) == count, since
+    assert len(json.loads(holdfast("failed", "list", "--until", "1h", "--json")[1])) == 0
+
+
+# --- changing ---
+
+
+def test_everything_that_changes_has_a_dry_run(dsn: str, holdfast: Run, db: psycopg.Connection[Any]) -> None:
+    """OPS-1: which asks nothing, changes nothing and leaves no line in the audit."""
+    made(dsn, subscribe)
+    ids = made(dsn, fail, 5)
+    db.execute("INSERT INTO core.deployments (generation) VALUES (1), (2)")
+    db.execute("INSERT INTO core.outbox (event_type, source, payload, generation) VALUES ('a.b', 'shop', '{}', 1)")
+    open_id = db.execute("SELECT id FROM core.outbox WHERE settled_at IS NULL").fetchall()[0][0]
+    group = json.loads(holdfast("failed", "groups", "--json")[1])["groups"][0]["group"]
+    assert holdfast("failed", "discard", ids[4], "--yes")[0] == 0
+    assert holdfast("plans", "create", "--all")[0] == 0
+    before = snapshot(db)
+    for command in (
+        ("failed", "replay", ids[0], ids[1]),
+        ("failed", "replay", "--group", group),
+        ("failed", "discard", "--all"),
+        ("failed", "restore", ids[4]),
+        ("failed", "note", group, "seen"),
+        ("plans", "create", "--handler", HANDLER),
+        ("plans", "run", 1),
+        ("plans", "pause", 1),
+        ("plans", "cancel", 1),
+        ("handlers", "retire", HANDLER),
+        ("generations", "move", 1, "--to", 2),
+        ("generations", "retire", 1, "--force"),
+        ("events", "cancel", open_id),
+    ):
+        code, out, err = holdfast(*command, "--dry-run")
+        assert (code, err) == (0, ""), (command, err)
+        assert out
+    assert snapshot(db) == before
+
+
+def test_a_change_asks_with_the_exact_number(
+    dsn: str, holdfast: Run, db: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OPS-1: no ends it with 1 and changes nothing; where nobody can answer it needs --yes."""
+    made(dsn, fail, 12)
+    made(dsn, fail, 3, handler="mail.thank")
+    before = snapshot(db)
+    code, _, err = holdfast("failed", "discard", "--handler", HANDLER)
+    assert code == 2
+    assert "Discard 12 events?" in err and "--yes" in err
+    for command, question in (
+        (("failed", "discard", "--handler", HANDLER), "Discard 12 events?"),
+        (("failed", "replay", "--handler", "mail.thank"), "Replay 3 events?"),
+    ):
+        answer(monkeypatch, "n")
+        code, _, err = holdfast(*command)
+        assert code == 1
+        assert question in err
+    assert snapshot(db) == before
+    answer(monkeypatch, "y")
+    code, out, _ = holdfast("failed", "discard", "--handler", HANDLER, "--reason", "tests")
+    assert code == 0
+    assert "12 events discarded; restorable until 20" in out
+    assert db.execute("SELECT reason FROM core.audit").fetchall() == [("tests",)]
+
+
+def test_replays_by_id_by_file_by_group_and_by_filter(
+    dsn: str, holdfast: Run, db: psycopg.Connection[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DLQ-4: with what became of each."""
+    ids = made(dsn, fail, 6)
+    others = made(dsn, fail_with, [KeyError("sku-1"), KeyError("sku-2")])
+    code, out, _ = holdfast("failed", "replay", ids[0], "--json")
+    assert code == 0
+    assert json.loads(out) == {
+        "action": "replay", "moved": [str(ids[0])], "left": {}, "dry_run": False, "generation": 0, "purge_at": None,
+    }  # fmt: skip
+    code, out, _ = holdfast("failed", "replay", ids[0])
+    assert (code, "0 events replayed" in out, "1 event left: pending" in out) == (1, True, True)
+    file = tmp_path / "ids"
+    file.write_text(f"{ids[1]}\n\n{ids[2]}\n")
+    assert holdfast("failed", "replay", "--ids-from", file, "--yes")[0] == 0
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{ids[3]}\n"))
+    assert holdfast("failed", "replay", "--ids-from", "-", "--yes")[0] == 0
+    groups = json.loads(holdfast("failed", "groups", "--json")[1])["groups"]
+    (keys,) = [group["group"] for group in groups if "KeyError" in group["group"]]
+    assert "2 events replayed" in holdfast("failed", "replay", "--group", keys, "--yes")[1]
+    assert "2 events replayed" in holdfast("failed", "replay", "--handler", HANDLER, "--since", "1h", "--yes")[1]
+    assert db.execute("SELECT count(*) FROM core.outbox WHERE status = 'pending'").fetchall() == [(8,)]
+    assert others
+
+
+def test_a_large_replay_needs_a_plan(dsn: str, holdfast: Run, db: psycopg.Connection[Any]) -> None:
+    """DLQ-4: which begins with a few."""
+    made(dsn, fail, 1_001)
+    code, _, err = holdfast("failed", "replay", "--all", "--yes")
+    assert code == 2
+    assert "1,001" in err and "holdfast plans create" in err
+    assert db.execute("SELECT count(*) FROM core.outbox WHERE status = 'failed'").fetchall() == [(1_001,)]
+
+
+def test_a_dead_letter_is_corrected(
+    dsn: str, holdfast: Run, db: psycopg.Connection[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DLQ-4: from a file, from the input, or in an editor."""
+    first, second, third = made(dsn, fail, 3)
+    file = tmp_path / "payload.json"
+    file.write_text('{"n": 100}')
+    code, out, _ = holdfast("failed", "edit", first, "--payload", file, "--yes", "--json")
+    assert code == 0
+    new = json.loads(out)["new_id"]
+    assert db.execute("SELECT payload FROM core.outbox WHERE id = %s", [new]).fetchall() == [({"n": 100},)]
+    monkeypatch.setattr(sys, "stdin", io.StringIO('{"n": 200}'))
+    assert holdfast("failed", "edit", second, "--payload", "-", "--yes")[0] == 0
+    editor = tmp_path / "editor"
+    editor.write_text("#!/bin/sh\nsed -i 's/3/300/' \"$1\"\n")
+    editor.chmod(0o755)
+    monkeypatch.setenv("EDITOR", str(editor))
+    answer(monkeypatch, "y")
+    assert holdfast("failed", "edit", third)[0] == 0
+    waiting = db.execute("SELECT (payload->>'n')::int FROM core.outbox WHERE status = 'pending' ORDER BY 1").fetchall()
+    assert waiting == [(100,), (200,), (300,)]
+    before = snapshot(db)
+    (last,) = made(dsn, fail)
+    for text in ("[1]", "{", '{"n": NaN}', ""):
+        file.write_text(text)
+        assert holdfast("failed", "edit", last, "--payload", file, "--yes")[0] == 2, text
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    assert holdfast("failed", "edit", last, "--yes")[0] == 2, "no editor where there is no terminal"
+    db.execute("DELETE FROM core.outbox WHERE id = %s", [last])
+    assert snapshot(db) == before
+
+
+def test_a_plan_from_the_command_line(dsn: str, holdfast: Run, db: psycopg.Connection[Any]) -> None:
+    """DLQ-4: made, shown, listed, turned; its exit code says whether it is done."""
+    made(dsn, fail, 30)
+    code, out, _ = holdfast("plans", "create", "--handler", HANDLER, "--canary", 5, "--rate", 100, "--patience", 1)
+    assert code == 0
+    for words in ("plan 1 ready", "30 rows: 30 to go", "at 100 a second; canary 5", "holdfast plans run 1"):
+        assert words in out
+    assert json.loads(holdfast("plans", "show", 1, "--json")[1])["preview"]["lines"][0]["count"] == 30
+    assert holdfast("plans", "pause", 1)[0] == 0
+    code, _, err = holdfast("plans", "run", 1, "--yes")
+    assert (code, "try: holdfast plans resume 1" in err) == (1, True)
+    code, out, _ = holdfast("plans", "resume", 1)
+    assert (code, "nobody runs it: holdfast plans run 1" in out) == (0, True)
+    code, out, err = holdfast("plans", "run", 1, "--yes")
+    assert code == 1, "nobody is there to handle anything"
+    assert "plan 1 stopped: no worker was heard of for 00:00:01" in out
+    assert "plan 1: waiting" in err, "progress where there is no terminal"
+    assert [plan["state"] for plan in json.loads(holdfast("plans", "list", "--json")[1])] == ["stopped"]
+    assert holdfast("plans", "cancel", 1)[0] == 2, "asks"
+    assert holdfast("plans", "cancel", 1, "--yes", "--reason", "a test")[0] == 0
+    assert json.loads(holdfast("plans", "list", "--unfinished", "--json")[1]) == []
+    assert db.execute("SELECT count(*) FROM core.outbox WHERE status = 'failed'").fetchall() == [(30,)]
+
+
+def test_the_actor_is_who_runs_the_command(
+    dsn: str, holdfast: Run, db: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S17: the option, else HOLDFAST_ACTOR, else user@host."""
+    ids = made(dsn, fail, 3)
+    monkeypatch.delenv("HOLDFAST_ACTOR")
+    assert holdfast("failed", "replay", ids[0])[0] == 0
+    monkeypatch.setenv("HOLDFAST_ACTOR", "bob")
+    assert holdfast("failed", "replay", ids[1])[0] == 0
+    assert holdfast("failed", "replay", ids[2], "--actor", "carol")[0] == 0
+    actors = [actor for (actor,) in db.execute("SELECT actor FROM core.audit ORDER BY id").fetchall()]
+    assert actors[1:] == ["bob", "carol"]
+    assert "@" in actors[0]
+    assert [line["actor"] for line in json.loads(holdfast("audit", "--actor", "bob", "--json")[1])] == ["bob"]
+
+
+# --- bad arguments ---
+
+UNKNOWN = str(uuid4())
+SQL = "x'; DELETE FROM core.outbox; --"
+BAD: list[tuple[object, ...]] = [
+    ("failed", "replay"),
+    ("failed", "replay", UNKNOWN),
+    ("failed", "replay", "None"),
+    ("failed", "replay", SQL),
+    ("failed", "replay", "--handler", SQL),
+    ("failed", "replay", "--handler", "no.such"),
+    ("failed", "replay", "--signature", SQL),
+    ("failed", "replay", "--source", SQL),
+    ("failed", "replay", "--group", SQL),
+    ("failed", "replay", "--group", "no.such/E:1"),
+    ("failed", "replay", "--failure-reason", "cancelled"),
+    ("failed", "replay", "--since", "infinity"),
+    ("failed", "replay", "--since", "-1h"),
+    ("failed", "replay", "--since", "9999999w"),
+    ("failed", "replay", "--all", "--handler", HANDLER),
+    ("failed", "replay", "--all", "--generation", "-1"),
+    ("failed", "replay", "--all", "--generation", "inf"),
+    ("failed", "replay", "--all", "--reason", ""),
+    ("failed", "replay", "--ids-from", "/nowhere/at/all"),
+    ("failed", "replay", "--all", "--actor", "two\nlines"),
+    ("failed", "discard"),
+    ("failed", "discard", UNKNOWN),
+    ("failed", "discard", "--of-generation", "-7"),
+    ("failed", "restore", UNKNOWN),
+    ("failed", "show", UNKNOWN),
+    ("failed", "show", "1"),
+    ("failed", "list", "--limit", "0"),
+    ("failed", "list", "--limit", "-1"),
+    ("failed", "list", "--limit", "1000001"),
+    ("failed", "list", "--event-type", "a b"),
+    ("failed", "note", "nothing", "x"),
+    ("failed", "note", f"{HANDLER}/E:404", "x"),
+    ("failed", "edit", UNKNOWN, "--payload", "-"),
+    ("events", "show", UNKNOWN),
+    ("events", "cancel", UNKNOWN, "--yes"),
+    ("events", "list", "--limit", "0"),
+    ("plans", "create"),
+    ("plans", "create", UNKNOWN),
+    ("plans", "create", "--handler", "no.such"),
+    ("plans", "create", "--all", "--rate", "inf"),
+    ("plans", "create", "--all", "--rate", "nan"),
+    ("plans", "create", "--all", "--rate", "-3"),
+    ("plans", "create", "--all", "--canary", "-1"),
+    ("plans", "create", "--all", "--max-failure-ratio", "2"),
+    ("plans", "create", "--all", "--patience", "0"),
+    ("plans", "show", "7"),
+    ("plans", "run", "7"),
+    ("plans", "run", "-7"),
+    ("plans", "pause", "7"),
+    ("plans", "resume", "0"),
+    ("plans", "cancel", "9" * 30),
+    ("handlers", "retire", "no.such"),
+    ("handlers", "retire", SQL),
+    ("generations", "move", "5", "--to", "6"),
+    ("generations", "move", "0", "--to", "0"),
+    ("generations", "retire", "5"),
+    ("audit", "--since", SQL),
+    ("audit", "--limit", "0"),
+]
+
+
+def test_bad_arguments_change_nothing(dsn: str, holdfast: Run, db: psycopg.Connection[Any]) -> None:
+    """S5, S9, OPS-1: a clear error in two lines, exit code 2, and not even a line in the audit."""
+    made(dsn, subscribe)
+    made(dsn, fail, 3)
+    before = snapshot(db)
+    for arguments in BAD:
+        code, out, err = holdfast(*arguments, *(("--yes",) if "failed" in arguments and "discard" in arguments else ()))
+        assert (code, out) == (2, ""), (arguments, code, out, err)
+        assert "Traceback" not in err
+        # typer has its own way to say what it cannot parse
+        assert ("error: " in err and "try: " in err) or "Usage: " in err, (arguments, err)
+    assert snapshot(db) == before
+
+
+def test_a_million_ids_are_refused(dsn: str, holdfast: Run, db: psycopg.Connection[Any], tmp_path: Path) -> None:
+    """S9."""
+    made(dsn, fail, 1)
+    file = tmp_path / "ids"
+    file.write_text("".join(f"{UUID(int=n)}\n" for n in range(1_000_000)))
+    before = snapshot(db)
+    for command in (("failed", "replay"), ("failed", "discard"), ("plans", "create")):
+        code, _, err = holdfast(*command, "--ids-from", file)
+        assert (code, "more than 10,000" in err) == (2, True), command
+    assert snapshot(db) == before
+
+
+# --- completion ---
+
+
+def test_the_shell_completes_commands(holdfast: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """OPS-1."""
+    monkeypatch.setenv("_HOLDFAST_COMPLETE", "complete_bash")
+    for words, found in {
+        "holdfast fai": {"failed"},
+        "holdfast plans p": {"pause"},
+        "holdfast failed re": {"replay", "restore"},
+        "holdfast failed replay --gr": {"--group"},
+    }.items():
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
+        code, out, _ = holdfast()
+        assert (code, set(out.split())) == (0, found)
+    assert EVENT

@@ -1,0 +1,168 @@
+"""OPS-1, OBX-5, DLQ-2: holdfast retention and holdfast archive: what is printed, what is asked, how they exit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID, uuid4
+
+import asyncpg
+import pytest
+
+from holdfast.cli import main
+from tests.operator.kept import archived, rows
+from tests.servers import run_coroutine
+
+pytestmark = pytest.mark.operator
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def holdfast(dsn: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """holdfast("retention", "show") -> (exit code, standard output, standard error)."""
+    monkeypatch.setenv("HOLDFAST_DSN", dsn)
+    monkeypatch.setenv("HOLDFAST_ACTOR", "ann@example.org")
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as end:
+            main(arguments)
+        out, err = capsys.readouterr()
+        assert isinstance(end.value.code, int)
+        return end.value.code, out, err
+
+    return run
+
+
+@pytest.fixture
+def database(dsn: str) -> Callable[..., Any]:
+    """database(rows, "delivered", 46): one call with a connection of its own."""
+
+    def run(function: Callable[..., Any], *values: Any, **options: Any) -> Any:
+        async def connected() -> Any:
+            connection = await asyncpg.connect(dsn)
+            try:
+                return await function(connection, *values, **options)
+            finally:
+                await connection.close()
+
+        return run_coroutine(connected)
+
+    return run
+
+
+async def value(connection: asyncpg.Connection, sql: str) -> Any:
+    return await connection.fetchval(sql)
+
+
+def test_show(holdfast: Run, database: Callable[..., Any]) -> None:
+    """OBX-5: the policies, what is due, the last sweep; as a table and as one document."""
+    database(rows, "delivered", 46, 12)
+    code, out, err = holdfast("retention", "show")
+    assert (code, err) == (0, "")
+    assert "outbox_row" in out and "HARD_DELETE" in out
+    assert any("delivered, to be tombstoned" in line and line.split()[-1] == "12" for line in out.splitlines())
+    code, out, _ = holdfast("retention", "show", "--json")
+    found = json.loads(out)
+    assert found["due"] == [{"step": "delivered", "content_class": "operations", "count": 12, "more": False}]
+    assert found["policies"][0] == {
+        "entity": "event_handled", "content_class": "*", "active_ttl_days": 60, "tombstoned_grace_days": 7,
+        "disposal": "HARD_DELETE",
+    }  # fmt: skip
+    assert found["last_sweep"]["swept"] == {}
+
+
+def test_sweep_asks_with_the_number(holdfast: Run, database: Callable[..., Any]) -> None:
+    """OPS-1: where nobody can answer it needs --yes, and changes nothing without it."""
+    database(rows, "delivered", 46, 12)
+    code, out, err = holdfast("retention", "sweep")
+    assert code == 2
+    assert "Sweep 12 rows?" in err and "--yes" in err
+    code, out, _ = holdfast("retention", "sweep", "--dry-run", "--json")
+    assert (code, json.loads(out)["due"][0]["count"]) == (0, 12)
+    assert database(value, "SELECT count(*) FROM core.outbox WHERE deleted_at IS NOT NULL") == 0
+    assert database(value, "SELECT count(*) FROM core.audit") == 0
+
+
+def test_sweep(holdfast: Run, database: Callable[..., Any]) -> None:
+    """OBX-5: what was done, in how many batches; a second sweep finds nothing."""
+    database(rows, "delivered", 46, 12)
+    database(rows, "tombstone", 60, 3, deleted=8)
+    code, out, _ = holdfast("retention", "sweep", "--yes", "--json", "--reason", "the disk is full")
+    done = json.loads(out)
+    assert (code, done["swept"]["delivered"], done["swept"]["tombstones"]) == (0, 12, 3)
+    assert done["longest"] > 0
+    assert database(value, "SELECT string_agg(DISTINCT actor || ': ' || reason, '') FROM core.audit") == (
+        "ann@example.org: the disk is full"
+    )
+    code, out, _ = holdfast("retention", "sweep", "--yes")
+    assert (code, out.strip()) == (0, "nothing is due")
+
+
+def test_set(holdfast: Run, database: Callable[..., Any]) -> None:
+    """OBX-5: adds, changes, removes; a wrong one is refused with the remedy and exit code 2."""
+    code, out, _ = holdfast(
+        "retention", "set", "outbox_row", "--class", "billing", "--active-days", "30", "--grace-days", "3",
+        "--disposal", "STRIP_PAYLOAD", "--yes", "--json",
+    )  # fmt: skip
+    assert code == 0
+    assert {
+        "entity": "outbox_row", "content_class": "billing", "active_ttl_days": 30, "tombstoned_grace_days": 3,
+        "disposal": "STRIP_PAYLOAD",
+    } in json.loads(out)["policies"]  # fmt: skip
+    code, _, err = holdfast("retention", "set", "outbox_row", "--active-days", "60", "--yes")
+    assert code == 2
+    assert "retention.event_handled.active_ttl_days is 60" in err and "68 or more" in err
+    code, _, err = holdfast("retention", "set", "outbox_row", "--class", "billing", "--remove", "--dry-run")
+    assert code == 0
+    assert database(value, "SELECT count(*) FROM core.retention_policies") == 3
+    code, _, _ = holdfast("retention", "set", "outbox_row", "--class", "billing", "--remove", "--yes")
+    assert (code, database(value, "SELECT count(*) FROM core.retention_policies")) == (0, 2)
+    code, _, err = holdfast("retention", "set", "outbox_row", "--yes")
+    assert (code, "--remove" in err) == (2, True)
+
+
+def test_erase(holdfast: Run, database: Callable[..., Any]) -> None:
+    """OBX-5: previewed, asked with the number, done; 1 while something of the domain is open."""
+    domain = uuid4()
+    database(rows, "delivered", 10, 4, domain=domain)
+    database(archived, 10, 2, domain=domain)
+    code, out, _ = holdfast("retention", "erase", str(domain), "--dry-run")
+    assert (code, out.strip()) == (0, "4 rows of the outbox and 2 of the archive would be erased")
+    code, _, err = holdfast("retention", "erase", str(domain))
+    assert (code, "Erase the data of 6 rows" in err) == (2, True)
+    assert database(value, "SELECT count(*) FROM core.outbox WHERE payload IS NULL") == 0
+    database(rows, "pending", 1, domain=domain)
+    code, out, _ = holdfast("retention", "erase", str(domain), "--yes", "--json", "--reason", "request 17")
+    done = json.loads(out)
+    assert (code, done["outbox"], done["archive"], done["open"]) == (1, 4, 2, 1)
+    assert UUID(done["domain_id"]) == domain
+    code, out, _ = holdfast("retention", "erase", str(domain), "--yes", "--cancel-open")
+    assert (code, out.strip()) == (0, "1 rows of the outbox and 0 of the archive erased")
+    code, _, err = holdfast("retention", "erase", "alice", "--yes")
+    assert (code, "domain_id" in err) == (2, True)
+
+
+def test_archive(holdfast: Run, database: Callable[..., Any]) -> None:
+    """DLQ-2, OPS-1: list, show, replay, discard and restore."""
+    first, second = database(archived, 2, 2)
+    code, out, _ = holdfast("archive", "list", "--json")
+    assert (code, [each["id"] for each in json.loads(out)]) == (0, [second, first])
+    code, out, _ = holdfast("archive", "list", "--handler", "billing.charge_card")
+    assert (code, "card 4111 declined" in out) == (0, True)
+    code, out, _ = holdfast("archive", "show", str(first))
+    assert (code, "last_exception    card 4111 declined" in out, '"card"' in out) == (0, True, False)
+    code, out, _ = holdfast("archive", "show", str(first), "--payload", "--json")
+    assert (code, json.loads(out)["payload"]) == (0, {"card": "4111"})
+    code, out, err = holdfast("archive", "replay", str(first))
+    assert (code, "--yes" in err) == (2, True)
+    code, out, _ = holdfast("archive", "replay", str(first), "--yes", "--json", "--generation", "0")
+    assert (code, json.loads(out)["left"]) == (0, {})
+    assert database(value, "SELECT status FROM core.outbox") == "pending"
+    code, out, _ = holdfast("archive", "replay", str(first), "--yes")
+    assert (code, "1 left: missing" in out) == (1, True)
+    assert holdfast("archive", "discard", str(second), "--yes")[0] == 0
+    assert json.loads(holdfast("archive", "list", "--discarded", "--json")[1])[0]["id"] == second
+    code, out, _ = holdfast("archive", "restore", str(second))
+    assert (code, out.strip()) == (0, "1 restored")
