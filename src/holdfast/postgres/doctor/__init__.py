@@ -1,0 +1,143 @@
+"""Whether an installation is what it should be, and whether anything is in its way (OBX-3, OPS-5).
+
+Drift compares the schema with what the migrations make of an empty database. Health looks at what slows claims down, at
+how workers are woken, and at events that nobody works on. Nothing is changed, nothing that is kept is counted, every
+read has a limit, and what this login may not look at is said.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import asyncpg
+
+from holdfast.postgres.connection import CONNECTION_FAULTS
+from holdfast.postgres.doctor import backlog, drift, horizon, upkeep, wakeups
+from holdfast.postgres.doctor.findings import (
+    PARTS,
+    SEVERITIES,
+    CannotLook,
+    Check,
+    Finding,
+    Limits,
+    Part,
+    Report,
+    Severity,
+)
+from holdfast.postgres.doctor.look import Look
+from holdfast.postgres.ownership import OWNER
+
+__all__ = [
+    "CHECKS",
+    "COULD_NOT_LOOK",
+    "PARTS",
+    "SEVERITIES",
+    "Check",
+    "Finding",
+    "Limits",
+    "Part",
+    "Report",
+    "Severity",
+    "examine",
+]
+
+COULD_NOT_LOOK: Final = "could-not-look"
+NEWEST_TESTED: Final = 18
+
+
+async def _server(look: Look) -> list[Finding]:
+    place = await look.place()
+    if place.major <= NEWEST_TESTED:
+        return []
+    return [
+        Finding(
+            "note",
+            "server-untested",
+            f"Postgres {place.major}",
+            f"this release was tested with Postgres up to {NEWEST_TESTED}; a later one may print definitions "
+            "otherwise, which looks like drift",
+            f"the server is Postgres {place.server}",
+            "pip install --upgrade holdfast",
+        )
+    ]
+
+
+CHECKS: Final[tuple[Check, ...]] = (
+    *drift.CHECKS,
+    Check("server", "drift", "this release was tested with this Postgres", ("server-untested",), _server),
+    *horizon.CHECKS,
+    *upkeep.CHECKS,
+    *wakeups.CHECKS,
+    *backlog.CHECKS,
+)
+
+
+async def examine(
+    connection: asyncpg.Connection,
+    schema: str = "core",
+    *,
+    only: Part | None = None,
+    limits: Limits | None = None,
+    pooled: bool = False,
+    clock: Callable[[], float] = time.time,
+) -> Report:
+    """Run every check, or those of one part.
+
+    `pooled` is what `Address.probe` found out. An error of one check keeps no other from looking; only a connection
+    that is lost ends the examination.
+    """
+    look = Look(connection, schema, limits or Limits(), pooled=pooled, clock=clock)
+    place = await look.place()
+    checks = [check for check in CHECKS if only in (None, check.part)]
+    findings: list[Finding] = []
+    passed: list[str] = []
+    blind: dict[tuple[str, str], list[str]] = {}
+    for check in checks:
+        try:
+            found = list(await check.run(look))
+        except CannotLook as nothing:
+            blind.setdefault((nothing.reason, nothing.remedy), []).append(check.name)
+        except asyncpg.PostgresError as error:
+            if isinstance(error, CONNECTION_FAULTS) and not isinstance(error, asyncpg.QueryCanceledError):
+                raise
+            blind.setdefault(await _obstacle(look, error), []).append(check.name)
+        else:
+            findings += found
+            passed += [] if found else [check.name]
+    findings += _blind_spots(blind)
+    return Report(
+        schema,
+        place.server,
+        place.owner,
+        tuple(check.name for check in checks),
+        tuple(passed),
+        tuple(sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))),
+    )
+
+
+async def _obstacle(look: Look, error: asyncpg.PostgresError) -> tuple[str, str]:
+    """Why a check had no answer, and what would help."""
+    text = str(error)
+    match error:
+        case asyncpg.InsufficientPrivilegeError():
+            login, owner = (await look.place()).login, await look.owner()
+            remedy = f"GRANT holdfast_operator TO {login};" if owner == OWNER else f"run it as {owner}, whose they are"
+            return f"{login} may not read the tables of {look.schema}", remedy
+        case asyncpg.QueryCanceledError():
+            return f"it took too long ({text})", "run it again when the server is less busy"
+        case asyncpg.LockNotAvailableError():
+            return f"somebody is changing the schema ({text})", "run it again when that is over"
+        case asyncpg.SyntaxOrAccessError():
+            return (
+                f"the schema is not what this release needs ({text})",
+                "put right what is reported as drift, and look again",
+            )
+    return f"{text} ({error.sqlstate})", "run it again; if that does not help, look into the server's log"
+
+
+def _blind_spots(blind: dict[tuple[str, str], list[str]]) -> Iterable[Finding]:
+    for (reason, remedy), names in blind.items():
+        what = f"could not look at {', '.join(names)}, because {reason}"
+        yield Finding("warning", COULD_NOT_LOOK, ", ".join(names), what, reason, remedy)

@@ -1,0 +1,170 @@
+"""Whether somebody works on what is owed: generations, channels, handlers, leases, and the clocks they go by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from holdfast.postgres.doctor.findings import Check, Finding, Severity
+from holdfast.postgres.doctor.look import Look
+from holdfast.postgres.reads import MOST, MOST_IN_LANE, Lane
+
+_CLOCK_LOOKS = 5
+_WITHOUT_ROW = {"registry": "no worker can claim anything", "sweeps": "no worker sweeps what is past its time"}
+
+
+async def _generations(look: Look) -> list[Finding]:
+    """Open events of a generation that no living worker has are stranded."""
+    status = await look.status()
+    served = {worker.generation for worker in status.workers if worker.living}
+    findings = []
+    for generation in sorted({generation for _, generation in status.unserved} - served):
+        lanes = [lane for lane in status.lanes if lane.generation == generation]
+        findings.append(
+            Finding(
+                _severity(lanes),
+                "generation-stranded",
+                f"generation {generation}",
+                f"events of generation {generation} wait, and no living worker has this generation",
+                _open(lanes),
+                f"start a worker with --generation {generation}, or: holdfast generations move {generation} --to N",
+            )
+        )
+    return findings
+
+
+async def _channels(look: Look) -> list[Finding]:
+    status = await look.status()
+    served = {worker.generation for worker in status.workers if worker.living}
+    findings = []
+    for channel, generation in status.unserved:
+        if generation in served:
+            lanes = [lane for lane in status.lanes if (lane.channel, lane.generation) == (channel, generation)]
+            findings.append(
+                Finding(
+                    _severity(lanes),
+                    "channel-unserved",
+                    channel,
+                    f"events wait on the channel {channel}, which no living worker of generation {generation} serves",
+                    _open(lanes),
+                    f"start a worker with --channel {channel} --generation {generation}",
+                )
+            )
+    return findings
+
+
+async def _handlers(look: Look) -> list[Finding]:
+    """Of the lanes that somebody serves."""
+    status = await look.status()
+    owed: dict[str, list[Lane]] = {}
+    for lane in status.lanes:
+        if (lane.channel, lane.generation) not in status.unserved:
+            for handler in lane.unserved:
+                owed.setdefault(handler, []).append(lane)
+    return [
+        Finding(
+            _severity(lanes),
+            "handler-unserved",
+            handler,
+            f"events are owed to {handler}, which no living worker has",
+            f"{_open(lanes)}; lanes {', '.join(lane.route for lane in lanes[:5])}",
+            f"start the worker that has it, or, if it is gone for good: holdfast handlers retire {handler}",
+        )
+        for handler, lanes in owed.items()
+    ]
+
+
+async def _unrouted(look: Look) -> list[Finding]:
+    status = await look.status()
+    return [
+        Finding(
+            "warning",
+            "event-unrouted",
+            str(lane.event_type),
+            f"events {lane.event_type}"
+            + (f" for {lane.target}" if lane.target else "")
+            + " wait for a handler that wants them: there is none",
+            f"{_open([lane])}; channel {lane.channel}, generation {lane.generation}",
+            "start a worker with a handler for them; its interest is recorded when it starts",
+        )
+        for lane in status.unrouted
+    ]
+
+
+async def _leases(look: Look) -> list[Finding]:
+    await look.require_installed()
+    (row,) = await look.rows("count_overdue", most=MOST, overdue=look.limits.overdue)
+    if not row["events"]:
+        return []
+    return [
+        Finding(
+            "warning",
+            "lease-overdue",
+            f"{look.schema}.outbox",
+            "events are in flight although their leases ended long ago: nobody claims them again",
+            f"{row['events']} events, the first for {row['longest']:.0f} s; lanes {', '.join(row['routes'][:5])}",
+            "start a worker that serves them: holdfast status names the lanes and who is missing",
+        )
+    ]
+
+
+async def _single_rows(look: Look) -> list[Finding]:
+    await look.require_installed()
+    return [
+        Finding(
+            "problem",
+            "row-lost",
+            f"{look.schema}.{name}",
+            f"{look.schema}.{name} has lost its only row: {_WITHOUT_ROW[name]}",
+            "expected 1 row; found none",
+            f"INSERT INTO {look.in_schema(name)} DEFAULT VALUES;",
+        )
+        for (name,) in await look.rows("list_lost_rows")
+    ]
+
+
+async def _clock(look: Look) -> list[Finding]:
+    """The quickest of several answers is the one that tells the most."""
+    quickest, offset = float("inf"), 0.0
+    for _ in range(_CLOCK_LOOKS):
+        async with look.connection.transaction(isolation="read_committed", readonly=True):
+            before = look.clock()
+            there = await look.connection.fetchval(look.queries.asyncpg("database_clock").sql)
+            after = look.clock()
+        if after - before < quickest:
+            quickest, offset = after - before, there - (before + after) / 2
+    if abs(offset) - quickest / 2 < look.limits.clock.total_seconds():
+        return []
+    return [
+        Finding(
+            "warning",
+            "clock-difference",
+            "clock",
+            "the clocks of this machine and of the database differ: times and ids of events mislead, leases do not",
+            f"the database is {abs(offset):.1f} s {'ahead' if offset > 0 else 'behind'}, within {quickest:.3f} s",
+            "let both follow the same time server, and run this where the producers run",
+        )
+    ]
+
+
+def _severity(lanes: Iterable[Lane]) -> Severity:
+    """What is not due yet can still be served in time."""
+    return "problem" if any(lane.oldest is not None for lane in lanes) else "warning"
+
+
+def _open(lanes: list[Lane]) -> str:
+    oldest = max((lane.oldest for lane in lanes if lane.oldest is not None), default=None)
+    more = "+" if any(lane.open >= MOST_IN_LANE for lane in lanes) else ""
+    return f"{sum(lane.open for lane in lanes)}{more} open, " + (
+        "none due yet" if oldest is None else f"the first due for {oldest:.0f} s"
+    )
+
+
+CHECKS = (
+    Check("generations", "health", "living workers have every generation", ("generation-stranded",), _generations),
+    Check("channels", "health", "living workers serve every channel", ("channel-unserved",), _channels),
+    Check("handlers", "health", "living workers have every handler", ("handler-unserved",), _handlers),
+    Check("routing", "health", "some handler wants each event", ("event-unrouted",), _unrouted),
+    Check("leases", "health", "no event outlives its lease for long", ("lease-overdue",), _leases),
+    Check("single-rows", "health", "tables of one row have it", ("row-lost",), _single_rows),
+    Check("clock", "health", "this machine and the database agree on the time", ("clock-difference",), _clock),
+)

@@ -1,0 +1,87 @@
+"""What an examination says, and from where on it says so."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from holdfast.postgres.doctor.look import Look
+
+Severity = Literal["problem", "warning", "note"]
+Part = Literal["drift", "health"]
+
+SEVERITIES: tuple[Severity, ...] = ("problem", "warning", "note")
+PARTS: tuple[Part, ...] = ("drift", "health")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is not as it should be.
+
+    `code` and `object` are for programs and stay as they are. `remedy` is SQL for the schema's owner, with a semicolon
+    after each statement, or a command on a line of its own; it is written to be run after it was read.
+    """
+
+    severity: Severity
+    code: str
+    object: str
+    what: str
+    evidence: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One question. `codes` are the findings that may answer it, each with its meaning."""
+
+    name: str
+    part: Part
+    about: str
+    codes: tuple[str, ...]
+    run: Callable[[Look], Awaitable[Iterable[Finding]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The answers. A check that could not look is among the findings, as `could-not-look`."""
+
+    schema: str
+    server: str
+    owner: str | None
+    checks: tuple[str, ...]
+    passed: tuple[str, ...]
+    findings: tuple[Finding, ...]  # the worst first
+
+    def of(self, severity: Severity) -> list[Finding]:
+        return [finding for finding in self.findings if finding.severity == severity]
+
+    @property
+    def healthy(self) -> bool:
+        """Whether nothing is a problem."""
+        return not self.of("problem")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """From where on something is reported. What is held ten times as long is a problem, and a warning before."""
+
+    held_for: timedelta = timedelta(minutes=5)  # by one transaction, a snapshot that keeps dead rows
+    held_transactions: int = 1_000_000  # how many others have begun since then
+    dead_rows: int = 10_000  # and five times as many as autovacuum waits for
+    updates: int = 10_000  # before their share of heap-only updates says something
+    hot_share: float = 0.3  # a claim is heap-only, a settle is not: about half is usual
+    queue_usage: float = 0.25  # of the server's notification queue
+    overdue: timedelta = timedelta(minutes=1)  # after the end of a lease
+    clock: timedelta = timedelta(seconds=2)
+
+
+class CannotLook(Exception):
+    """A check has no answer: what kept it from looking, and what would help."""
+
+    def __init__(self, reason: str, remedy: str) -> None:
+        super().__init__(reason, remedy)
+        self.reason = reason
+        self.remedy = remedy

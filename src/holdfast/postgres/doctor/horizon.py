@@ -1,0 +1,94 @@
+"""What holds the xmin horizon: rows that died after it cannot be removed, and every claim walks past them."""
+
+from __future__ import annotations
+
+from holdfast.postgres.doctor.findings import Check, Finding, Severity
+from holdfast.postgres.doctor.look import Look
+
+_FAR = 10
+
+
+def _severity(look: Look, seconds: float, transactions: int) -> Severity:
+    limits = look.limits
+    far = seconds >= _FAR * limits.held_for.total_seconds() or transactions >= _FAR * limits.held_transactions
+    return "problem" if far else "warning"
+
+
+async def _sessions(look: Look) -> list[Finding]:
+    await look.require_sessions()
+    rows = await look.rows(
+        "horizon_sessions", held_for=look.limits.held_for, held_transactions=look.limits.held_transactions
+    )
+    return [
+        Finding(
+            _severity(look, row["seconds"], row["transactions"]),
+            "horizon-session",
+            f"pid {row['pid']}",
+            f"the session with pid {row['pid']} ({row['application']}, login {row['login']}) holds the xmin horizon",
+            f"{row['state']}, {_duration(row['seconds'])} and {row['transactions']} transactions old",
+            f"SELECT pg_terminate_backend({row['pid']});",
+        )
+        for row in rows
+    ]
+
+
+async def _prepared(look: Look) -> list[Finding]:
+    rows = await look.rows(
+        "horizon_prepared", held_for=look.limits.held_for, held_transactions=look.limits.held_transactions
+    )
+    return [
+        Finding(
+            _severity(look, row["seconds"], row["transactions"]),
+            "horizon-prepared",
+            row["gid"],
+            f"the prepared transaction {row['gid']} of {row['login']} holds the xmin horizon, and its locks",
+            f"prepared {_duration(row['seconds'])} and {row['transactions']} transactions ago",
+            f"ROLLBACK PREPARED {row['gid']};",
+        )
+        for row in rows
+    ]
+
+
+async def _slots(look: Look) -> list[Finding]:
+    rows = await look.rows("horizon_slots", held_transactions=look.limits.held_transactions)
+    return [
+        Finding(
+            _severity(look, 0, row["transactions"]),
+            "horizon-slot",
+            row["slot"],
+            f"the {row['type']} replication slot {row['slot']} holds "
+            + ("the xmin horizon" if row["transactions"] else "WAL")
+            + ("" if row["active"] else ", and nobody reads from it"),
+            f"{row['transactions']} transactions, {row['kept'] or 'no WAL'}",
+            f"SELECT pg_drop_replication_slot({row['slot']});",
+        )
+        for row in rows
+    ]
+
+
+async def _standbys(look: Look) -> list[Finding]:
+    await look.require_sessions()
+    rows = await look.rows("horizon_standbys", held_transactions=look.limits.held_transactions)
+    return [
+        Finding(
+            _severity(look, 0, row["transactions"]),
+            "horizon-standby",
+            row["application"],
+            f"a query on the standby {row['application']} ({row['address']}) holds the xmin horizon by its feedback",
+            f"{row['transactions']} transactions old, walsender with pid {row['pid']}",
+            "on the standby: end its oldest query, or ALTER SYSTEM SET hot_standby_feedback = off;",
+        )
+        for row in rows
+    ]
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 600 else f"{seconds / 60:.0f} min"
+
+
+CHECKS = (
+    Check("sessions", "health", "no session holds the xmin horizon for long", ("horizon-session",), _sessions),
+    Check("prepared-transactions", "health", "nor does a prepared transaction", ("horizon-prepared",), _prepared),
+    Check("replication-slots", "health", "nor a replication slot; each is read from", ("horizon-slot",), _slots),
+    Check("standbys", "health", "nor a standby with hot_standby_feedback", ("horizon-standby",), _standbys),
+)

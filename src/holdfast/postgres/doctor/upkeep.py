@@ -1,0 +1,104 @@
+"""Whether the tables are looked after: dead rows, heap-only updates, autovacuum, transaction numbers."""
+
+from __future__ import annotations
+
+import asyncpg
+
+from holdfast.postgres.doctor.findings import CannotLook, Check, Finding
+from holdfast.postgres.doctor.look import Look
+
+_TIMES_DUE = 5
+_FREEZE_TIMES = (2, 5)  # of what autovacuum allows itself: a warning, a problem
+
+
+async def _dead_rows(look: Look) -> list[Finding]:
+    findings = []
+    for row in await _tables(look):
+        if row["dead"] >= look.limits.dead_rows and row["dead"] > _TIMES_DUE * row["due_at"]:
+            name = f"{look.schema}.{row['name']}"
+            before = row["vacuumed_before"]
+            vacuumed = "never vacuumed" if before is None else f"vacuumed {before:.0f} s ago"
+            findings.append(
+                Finding(
+                    "warning",
+                    "dead-rows",
+                    name,
+                    f"dead rows pile up in {name}",
+                    f"{row['dead']} dead, {row['live']} live; autovacuum is due at {row['due_at']:.0f}; {vacuumed}",
+                    f"VACUUM {look.in_schema(row['name'])};",
+                )
+            )
+    return findings
+
+
+async def _hot_updates(look: Look) -> list[Finding]:
+    findings = []
+    for row in await _tables(look):
+        if row["name"] == "outbox" and row["updates"] >= look.limits.updates:
+            share = row["hot_updates"] / row["updates"]
+            if share < look.limits.hot_share:
+                findings.append(
+                    Finding(
+                        "warning",
+                        "hot-updates-few",
+                        f"{look.schema}.outbox",
+                        f"few updates of {look.schema}.outbox are heap-only, so that each claim writes to every index",
+                        f"{share:.0%} of {row['updates']}; about half is usual",
+                        "look for an index on status or the lease, another fillfactor, or a held xmin horizon",
+                    )
+                )
+    return findings
+
+
+async def _tables(look: Look) -> list[asyncpg.Record]:
+    await look.require_installed()
+    (server,) = await look.rows("server_upkeep")
+    if not server["track_counts"]:
+        raise CannotLook(
+            "the server does not count rows", "ALTER SYSTEM SET track_counts = on; SELECT pg_reload_conf();"
+        )
+    return await look.rows("table_upkeep")
+
+
+async def _autovacuum(look: Look) -> list[Finding]:
+    (server,) = await look.rows("server_upkeep")
+    return [
+        Finding(
+            "problem",
+            "autovacuum-off",
+            setting,
+            "the server does not vacuum by itself: claims walk past ever more dead rows",
+            f"{setting} = off",
+            f"ALTER SYSTEM SET {setting} = on; SELECT pg_reload_conf();",
+        )
+        for setting in ("autovacuum", "track_counts")
+        if not server[setting]
+    ]
+
+
+async def _wraparound(look: Look) -> list[Finding]:
+    (server,) = await look.rows("server_upkeep")
+    findings = []
+    for kind in ("transactions", "multixacts"):
+        age, most = server[kind], server[f"most_{kind}"]
+        warn, alarm = (times * most for times in _FREEZE_TIMES)
+        if age >= warn:
+            findings.append(
+                Finding(
+                    "problem" if age >= alarm else "warning",
+                    "wraparound-near",
+                    kind,
+                    f"the database has not been frozen for {age} {kind}, and stops at two thousand million",
+                    f"autovacuum should have done it after {most}",
+                    "VACUUM (FREEZE); -- and look for what holds the xmin horizon",
+                )
+            )
+    return findings
+
+
+CHECKS = (
+    Check("dead-rows", "health", "autovacuum keeps up with dead rows", ("dead-rows",), _dead_rows),
+    Check("hot-updates", "health", "claims are heap-only updates", ("hot-updates-few",), _hot_updates),
+    Check("autovacuum", "health", "autovacuum is on", ("autovacuum-off",), _autovacuum),
+    Check("wraparound", "health", "transaction numbers are far from running out", ("wraparound-near",), _wraparound),
+)

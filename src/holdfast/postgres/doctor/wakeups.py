@@ -1,0 +1,111 @@
+"""How workers are woken: the bell, those who listen for it, the server's queue of notifications and its lock."""
+
+from __future__ import annotations
+
+import asyncio
+
+from holdfast.postgres.doctor.findings import Check, Finding
+from holdfast.postgres.doctor.look import Look
+
+_LOOKS = 5
+_BETWEEN_LOOKS = 0.05
+
+_BELL = {
+    "always": "every commit that publishes sends a NOTIFY, and producers wait for each other",
+    "never": "no commit wakes a worker; events wait for the next poll",
+}
+
+
+async def _bell(look: Look) -> list[Finding]:
+    await look.require_installed()
+    option = "" if look.schema == "core" else f" --schema {look.schema}"
+    return [
+        Finding(
+            "note", f"bell-{mode}", look.schema, _BELL[mode], f"notify is {mode}", f"holdfast notify when_idle{option}"
+        )
+        for (mode,) in await look.rows("bell_mode")
+        if mode in _BELL
+    ]
+
+
+async def _listeners(look: Look) -> list[Finding]:
+    status = await look.status()
+    living = [worker.name for worker in status.workers if worker.living]
+    listening = (await look.rows("read_notifications"))[0]["listeners"]
+    if listening >= len(living) or status.bell == "never":
+        return []
+    return [
+        Finding(
+            "warning",
+            "listeners-missing",
+            look.schema,
+            "workers only poll: a transaction pooler stands before their database, or they run with --no-listen",
+            f"{len(living)} living ({', '.join(living[:5])}{', …' if len(living) > 5 else ''}), {listening} listening",
+            "holdfast worker … --listen-dsn with the address of the Postgres server itself",
+        )
+    ]
+
+
+async def _pooler(look: Look) -> list[Finding]:
+    if not look.pooled:
+        return []
+    return [
+        Finding(
+            "note",
+            "pooler",
+            look.schema,
+            "this address leads through a transaction pooler, where nobody can listen",
+            "another backend answers than the one that was connected to",
+            "give workers with this address another one for LISTEN: --listen-dsn, or HOLDFAST_LISTEN_DSN",
+        )
+    ]
+
+
+async def _queue(look: Look) -> list[Finding]:
+    usage = (await look.rows("read_notifications"))[0]["queue_usage"]
+    if usage < look.limits.queue_usage:
+        return []
+    return [
+        Finding(
+            "problem" if usage >= 2 * look.limits.queue_usage else "warning",
+            "notify-queue-filling",
+            "notification queue",
+            "the server's notification queue fills up; when it is full, commits that notify fail",
+            f"{usage:.2%} in use",
+            "end the session that listens and stays in a transaction: SELECT pid, application_name, xact_start, query "
+            "FROM pg_stat_activity ORDER BY xact_start;",
+        )
+    ]
+
+
+async def _lock(look: Look) -> list[Finding]:
+    """Several looks: that one commit waits for another's for a moment says nothing."""
+    seen = []
+    for number in range(_LOOKS):
+        if number:
+            await asyncio.sleep(_BETWEEN_LOOKS)
+        (row,) = await look.rows("notify_lock_waits")
+        if row["sessions"]:
+            seen.append((row["sessions"], row["longest"]))
+    if len(seen) < 2:
+        return []
+    most, longest = max(sessions for sessions, _ in seen), max(seconds for _, seconds in seen)
+    return [
+        Finding(
+            "warning",
+            "notify-lock-waits",
+            "notification lock",
+            "commits that notify wait for each other",
+            f"in {len(seen)} of {_LOOKS} looks, up to {most} sessions, for up to {longest:.1f} s",
+            "holdfast notify when_idle, if it is not set; and look for other senders of NOTIFY in this cluster",
+        )
+    ]
+
+
+CHECKS = (
+    Check("bell", "health", "publishing wakes the workers when they sleep", ("bell-always", "bell-never"), _bell),
+    Check("listeners", "health", "every living worker listens", ("listeners-missing",), _listeners),
+    Check("pooler", "health", "no transaction pooler stands in between", ("pooler",), _pooler),
+    Check("notify-queue", "health", "the notification queue is nearly empty", ("notify-queue-filling",), _queue),
+    Check("notify-lock", "health", "commits do not wait for the lock of NOTIFY", ("notify-lock-waits",), _lock),
+)

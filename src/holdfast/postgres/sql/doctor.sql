@@ -1,0 +1,345 @@
+-- What `holdfast doctor` reads. Descriptions come from the catalogs alone, which every role may read, so that a schema can
+-- be compared by a login that may use nothing in it. Each statement runs in a read-only transaction of its own.
+
+-- name: begin_examination
+-- Whatever the login or the database sets: definitions are printed with every name of the schema qualified, and times
+-- and intervals in one style. A look waits for nobody, and must not become a burden: no scan of a whole table.
+SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true),
+       pg_catalog.set_config('statement_timeout', '15s', true),
+       pg_catalog.set_config('lock_timeout', '2s', true),
+       pg_catalog.set_config('jit', 'off', true),
+       pg_catalog.set_config('enable_seqscan', 'off', true),
+       pg_catalog.set_config('TimeZone', 'UTC', true),
+       pg_catalog.set_config('DateStyle', 'ISO, YMD', true),
+       pg_catalog.set_config('IntervalStyle', 'postgres', true),
+       pg_catalog.set_config('extra_float_digits', '1', true),
+       pg_catalog.set_config('quote_all_identifiers', 'off', true);
+
+-- name: examine_place
+-- Who looks, at what. NULL as the owner: there is no such schema. Without pg_read_all_stats a session sees of the others
+-- neither their transactions nor what they wait for.
+SELECT current_setting('server_version') AS server,
+       current_setting('server_version_num')::int / 10000 AS major,
+       quote_ident(current_user) AS login,
+       (SELECT quote_ident(pg_get_userbyid(n.nspowner)) FROM pg_namespace n WHERE n.nspname = 'core') AS owner,
+       (SELECT quote_ident(pg_get_userbyid(c.relowner)) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+        WHERE n.nspname = 'core' AND c.relname = 'outbox') AS outbox_owner,
+       EXISTS (SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+               WHERE n.nspname = 'core' AND c.relname = 'migrations') AS has_ledger,
+       pg_has_role('pg_read_all_stats', 'USAGE') AS sees_sessions;
+
+-- --- the schema as it is: the names of the columns below are those of the differences that are reported ---
+
+-- name: describe_tables
+SELECT quote_ident(c.relname) AS name, quote_ident(pg_get_userbyid(c.relowner)) AS owner, c.relkind::text AS kind,
+       c.relpersistence::text AS persistence, c.relrowsecurity AS row_security,
+       coalesce(c.reloptions, '{}') AS options
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = 'core' AND c.relkind IN ('r', 'p', 'f')
+ORDER BY c.relname;
+
+-- name: describe_columns
+SELECT quote_ident(c.relname) AS relation, quote_ident(a.attname) AS name,
+       format_type(a.atttypid, a.atttypmod) AS type,
+       a.attnotnull AS not_null,
+       CASE WHEN a.attgenerated = '' THEN pg_get_expr(d.adbin, d.adrelid) END AS default,
+       CASE WHEN a.attgenerated <> '' THEN
+           '(' || pg_get_expr(d.adbin, d.adrelid) || CASE a.attgenerated WHEN 's' THEN ') STORED' ELSE ') VIRTUAL' END
+       END AS generated,
+       CASE a.attidentity WHEN 'a' THEN 'ALWAYS' WHEN 'd' THEN 'BY DEFAULT' END AS identity,
+       CASE WHEN a.attcollation <> t.typcollation THEN quote_ident(l.collname) END AS collation
+FROM pg_class c
+JOIN pg_namespace n ON n.oid = c.relnamespace
+JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+JOIN pg_type t ON t.oid = a.atttypid
+LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+LEFT JOIN pg_collation l ON l.oid = a.attcollation
+WHERE n.nspname = 'core' AND c.relkind IN ('r', 'p', 'f')
+ORDER BY c.relname, a.attnum;
+
+-- name: describe_constraints
+-- Postgres 18 lists NOT NULL among the constraints; it stands with the columns already. Constraint triggers are triggers.
+SELECT quote_ident(c.relname) AS relation, quote_ident(o.conname) AS name,
+       regexp_replace(pg_get_constraintdef(o.oid), ' NOT VALID$', '') AS definition, NOT o.convalidated AS invalid
+FROM pg_constraint o
+JOIN pg_class c ON c.oid = o.conrelid
+JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = 'core' AND o.contype NOT IN ('n', 't')
+ORDER BY c.relname, o.conname;
+
+-- name: describe_indexes
+-- Those behind a primary key or a unique constraint come and go with it.
+SELECT quote_ident(t.relname) AS relation, quote_ident(c.relname) AS name,
+       pg_get_indexdef(i.indexrelid) AS definition, NOT (i.indisvalid AND i.indisready) AS invalid
+FROM pg_index i
+JOIN pg_class c ON c.oid = i.indexrelid
+JOIN pg_class t ON t.oid = i.indrelid
+JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = 'core' AND t.relkind IN ('r', 'p', 'm')
+  AND NOT EXISTS (SELECT FROM pg_constraint o WHERE o.conindid = i.indexrelid AND o.contype IN ('p', 'u', 'x'))
+ORDER BY c.relname;
+
+-- name: describe_triggers
+SELECT quote_ident(c.relname) AS relation, quote_ident(t.tgname) AS name,
+       pg_get_triggerdef(t.oid) AS definition,
+       CASE t.tgenabled WHEN 'O' THEN 'no' WHEN 'D' THEN 'yes' WHEN 'R' THEN 'but for replicas'
+                        ELSE 'for nobody' END AS disabled
+FROM pg_trigger t
+JOIN pg_class c ON c.oid = t.tgrelid
+JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = 'core' AND NOT t.tgisinternal
+ORDER BY c.relname, t.tgname;
+
+-- name: describe_rules
+SELECT quote_ident(c.relname) AS relation, quote_ident(r.rulename) AS name, pg_get_ruledef(r.oid) AS definition
+FROM pg_rewrite r
+JOIN pg_class c ON c.oid = r.ev_class
+JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = 'core' AND r.rulename <> '_RETURN'
+ORDER BY c.relname, r.rulename;
+
+-- name: describe_views
+SELECT quote_ident(c.relname) AS name, quote_ident(pg_get_userbyid(c.relowner)) AS owner, c.relkind::text AS kind,
+       pg_get_viewdef(c.oid, true) AS definition,
+       coalesce(c.reloptions, '{}') AS options
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = 'core' AND c.relkind IN ('v', 'm')
+ORDER BY c.relname;
+
+-- name: describe_sequences
+-- `identity` is the table of an identity column; such a sequence comes and goes with its column.
+SELECT quote_ident(c.relname) AS name, quote_ident(pg_get_userbyid(c.relowner)) AS owner,
+       (SELECT quote_ident(t.relname) FROM pg_depend d JOIN pg_class t ON t.oid = d.refobjid
+        WHERE d.classid = 'pg_class'::regclass AND d.objid = c.oid AND d.refclassid = 'pg_class'::regclass
+          AND d.deptype = 'i') AS identity,
+       format('AS %s INCREMENT %s MINVALUE %s MAXVALUE %s START %s%s', format_type(s.seqtypid, NULL), s.seqincrement,
+              s.seqmin, s.seqmax, s.seqstart, CASE WHEN s.seqcycle THEN ' CYCLE' ELSE ' NO CYCLE' END) AS counting
+FROM pg_sequence s
+JOIN pg_class c ON c.oid = s.seqrelid
+JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = 'core'
+ORDER BY c.relname;
+
+-- name: describe_functions
+SELECT quote_ident(p.proname) || '(' || array_to_string(ARRAY(
+           SELECT format_type(argument, NULL) FROM unnest(p.proargtypes) WITH ORDINALITY AS t (argument, place)
+           ORDER BY place), ', ') || ')' AS name,
+       quote_ident(pg_get_userbyid(p.proowner)) AS owner,
+       p.prokind::text AS kind,
+       pg_get_function_arguments(p.oid) AS arguments,
+       pg_get_function_result(p.oid) AS result,
+       l.lanname::text AS language,
+       CASE p.provolatile WHEN 'i' THEN 'IMMUTABLE' WHEN 's' THEN 'STABLE' ELSE 'VOLATILE' END AS volatility,
+       CASE p.proparallel WHEN 's' THEN 'SAFE' WHEN 'r' THEN 'RESTRICTED' ELSE 'UNSAFE' END AS parallel,
+       CASE WHEN p.prosecdef THEN 'DEFINER' ELSE 'INVOKER' END AS security,
+       p.proisstrict AS strict,
+       coalesce(p.proconfig, '{}') AS settings,
+       p.prosrc AS body
+FROM pg_proc p
+JOIN pg_namespace n ON n.oid = p.pronamespace
+JOIN pg_language l ON l.oid = p.prolang
+WHERE n.nspname = 'core'
+ORDER BY 1;
+
+-- name: describe_grants
+-- What others than the owner hold. Grants on columns are one line for each table, role and verb.
+WITH space AS (SELECT n.oid, n.nspowner, n.nspacl FROM pg_namespace n WHERE n.nspname = 'core'),
+held AS (
+    SELECT 'SCHEMA' AS kind, '' AS object, NULL::text AS attribute, space.nspowner AS owner, acl.*
+    FROM space CROSS JOIN LATERAL aclexplode(coalesce(space.nspacl, acldefault('n', space.nspowner))) acl
+    UNION ALL
+    SELECT CASE c.relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END, quote_ident(c.relname), NULL, c.relowner, acl.*
+    FROM space JOIN pg_class c ON c.relnamespace = space.oid AND c.relkind IN ('r', 'p', 'f', 'v', 'm', 'S')
+    CROSS JOIN LATERAL aclexplode(coalesce(
+        c.relacl, acldefault(CASE c.relkind WHEN 'S' THEN 's' ELSE 'r' END::"char", c.relowner))) acl
+    UNION ALL
+    SELECT 'TABLE', quote_ident(c.relname), quote_ident(a.attname), c.relowner, acl.*
+    FROM space JOIN pg_class c ON c.relnamespace = space.oid AND c.relkind IN ('r', 'p', 'f', 'v', 'm')
+    JOIN pg_attribute a ON a.attrelid = c.oid AND NOT a.attisdropped
+    CROSS JOIN LATERAL aclexplode(a.attacl) acl
+    UNION ALL
+    SELECT 'FUNCTION', quote_ident(p.proname) || '(' || array_to_string(ARRAY(
+               SELECT format_type(argument, NULL) FROM unnest(p.proargtypes) WITH ORDINALITY AS t (argument, place)
+               ORDER BY place), ', ') || ')', NULL, p.proowner, acl.*
+    FROM space JOIN pg_proc p ON p.pronamespace = space.oid
+    CROSS JOIN LATERAL aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) acl)
+SELECT held.kind, held.object, held.privilege_type AS privilege,
+       CASE held.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(held.grantee)) END AS grantee,
+       held.attribute IS NOT NULL AS on_columns,
+       coalesce(array_agg(DISTINCT held.attribute ORDER BY held.attribute)
+                FILTER (WHERE held.attribute IS NOT NULL), '{}') AS columns,
+       bool_or(held.is_grantable) AS grantable
+FROM held
+WHERE held.grantee <> held.owner
+GROUP BY held.kind, held.object, held.privilege_type, held.grantee, held.attribute IS NOT NULL
+ORDER BY 1, 2, 3, 4, 5;
+
+-- name: describe_lost_rights
+-- What an owner has by nature and somebody took away: functions with SECURITY DEFINER work with the owner's rights.
+WITH space AS (SELECT n.oid FROM pg_namespace n WHERE n.nspname = 'core'),
+owned AS (
+    SELECT CASE c.relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END AS kind, quote_ident(c.relname) AS object,
+           c.relowner AS owner, c.relacl AS acl,
+           acldefault(CASE c.relkind WHEN 'S' THEN 's' ELSE 'r' END::"char", c.relowner) AS by_nature
+    FROM space JOIN pg_class c ON c.relnamespace = space.oid AND c.relkind IN ('r', 'p', 'f', 'v', 'm', 'S')
+    WHERE c.relacl IS NOT NULL
+    UNION ALL
+    SELECT 'FUNCTION', quote_ident(p.proname) || '(' || array_to_string(ARRAY(
+               SELECT format_type(argument, NULL) FROM unnest(p.proargtypes) WITH ORDINALITY AS t (argument, place)
+               ORDER BY place), ', ') || ')', p.proowner, p.proacl, acldefault('f', p.proowner)
+    FROM space JOIN pg_proc p ON p.pronamespace = space.oid
+    WHERE p.proacl IS NOT NULL)
+SELECT owned.kind, owned.object, array_agg(lost.privilege_type ORDER BY lost.privilege_type) AS privileges
+FROM owned CROSS JOIN LATERAL (
+    SELECT d.privilege_type FROM aclexplode(owned.by_nature) d WHERE d.grantee = owned.owner
+    EXCEPT SELECT a.privilege_type FROM aclexplode(owned.acl) a WHERE a.grantee = owned.owner) lost
+GROUP BY owned.kind, owned.object
+ORDER BY 1, 2;
+
+-- name: describe_default_grants
+-- What the owner's next table, sequence or function would be open to. Only the role as a whole can be denied the
+-- built-in grant to PUBLIC, so there are two places to look.
+SELECT kind.name, ARRAY(
+           SELECT DISTINCT format('%s %s %s', acl.privilege_type, scope.words, CASE acl.grantee
+                      WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(acl.grantee)) END)
+           FROM (SELECT 'to' AS words, coalesce((SELECT d.defaclacl FROM pg_default_acl d
+                        WHERE d.defaclrole = r.oid AND d.defaclnamespace = 0 AND d.defaclobjtype = kind.letter),
+                        acldefault(kind.acl_letter, r.oid)) AS acl
+                 UNION ALL
+                 SELECT 'in the schema to', d.defaclacl FROM pg_default_acl d
+                 WHERE d.defaclrole = r.oid AND d.defaclnamespace = n.oid AND d.defaclobjtype = kind.letter) scope
+           CROSS JOIN LATERAL aclexplode(scope.acl) acl
+           WHERE acl.grantee <> r.oid
+           ORDER BY 1) AS grants
+FROM pg_namespace n
+JOIN pg_roles r ON r.rolname = 'holdfast_owner'
+CROSS JOIN (VALUES ('TABLES', 'r'::"char", 'r'::"char"), ('SEQUENCES', 'S', 's'), ('FUNCTIONS', 'f', 'f'))
+    AS kind (name, letter, acl_letter)
+WHERE n.nspname = 'core'
+ORDER BY kind.name;
+
+-- name: describe_roles
+SELECT r.rolname::text AS name,
+       array_remove(ARRAY[CASE WHEN r.rolcanlogin THEN 'LOGIN' END, CASE WHEN r.rolsuper THEN 'SUPERUSER' END,
+           CASE WHEN r.rolcreaterole THEN 'CREATEROLE' END, CASE WHEN r.rolcreatedb THEN 'CREATEDB' END,
+           CASE WHEN r.rolreplication THEN 'REPLICATION' END, CASE WHEN r.rolbypassrls THEN 'BYPASSRLS' END],
+           NULL) AS attributes,
+       ARRAY(SELECT quote_ident(g.rolname) FROM pg_auth_members m JOIN pg_roles g ON g.oid = m.roleid
+             WHERE m.member = r.oid ORDER BY 1) AS member_of
+FROM pg_roles r
+WHERE r.rolname = ANY (:roles::text[])
+ORDER BY r.rolname;
+
+-- --- what keeps dead rows from being removed ---
+
+-- name: horizon_sessions
+-- Only sessions of this database hold the horizon of its tables. VACUUM's own snapshot holds nothing.
+SELECT a.pid, coalesce(nullif(a.application_name, ''), '?') AS application, coalesce(a.usename::text, '?') AS login,
+       coalesce(a.state, '?') AS state,
+       coalesce(extract(epoch FROM clock_timestamp() - a.xact_start), 0)::float8 AS seconds,
+       greatest(age(a.backend_xmin), age(a.backend_xid)) AS transactions
+FROM pg_stat_activity a
+WHERE a.pid <> pg_backend_pid() AND a.datname = current_database()
+  AND a.backend_type IS DISTINCT FROM 'autovacuum worker'
+  AND (a.backend_xmin IS NOT NULL OR a.backend_xid IS NOT NULL)
+  AND (clock_timestamp() - a.xact_start >= :held_for::interval
+       OR greatest(age(a.backend_xmin), age(a.backend_xid)) >= :held_transactions::int)
+ORDER BY a.xact_start
+LIMIT 20;
+
+-- name: horizon_slots
+-- A slot that nobody reads keeps WAL as well, until the disk is full.
+SELECT quote_literal(s.slot_name) AS slot, s.slot_type AS type, s.active,
+       coalesce(greatest(age(s.xmin), age(s.catalog_xmin)), 0) AS transactions,
+       pg_size_pretty(pg_wal_lsn_diff(
+           CASE WHEN pg_is_in_recovery() THEN pg_last_wal_receive_lsn() ELSE pg_current_wal_lsn() END,
+           s.restart_lsn)) AS kept
+FROM pg_replication_slots s
+WHERE (NOT s.active AND (s.xmin IS NOT NULL OR s.catalog_xmin IS NOT NULL OR s.restart_lsn IS NOT NULL))
+   OR greatest(age(s.xmin), age(s.catalog_xmin)) >= :held_transactions::int
+ORDER BY s.slot_name
+LIMIT 20;
+
+-- name: horizon_prepared
+SELECT quote_literal(p.gid) AS gid, p.owner::text AS login,
+       extract(epoch FROM clock_timestamp() - p.prepared)::float8 AS seconds, age(p.transaction) AS transactions
+FROM pg_prepared_xacts p
+WHERE p.database = current_database()
+  AND (clock_timestamp() - p.prepared >= :held_for::interval OR age(p.transaction) >= :held_transactions::int)
+ORDER BY p.prepared
+LIMIT 20;
+
+-- name: horizon_standbys
+-- With hot_standby_feedback the oldest query on a standby counts as one here. Through a slot it counts as the slot's.
+SELECT r.pid, coalesce(nullif(r.application_name, ''), '?') AS application,
+       coalesce(host(r.client_addr), 'local') AS address, age(r.backend_xmin) AS transactions
+FROM pg_stat_replication r
+WHERE r.backend_xmin IS NOT NULL AND age(r.backend_xmin) >= :held_transactions::int
+ORDER BY 4 DESC
+LIMIT 20;
+
+-- --- the state of the tables ---
+
+-- name: table_upkeep
+-- Counted by the statistics collector; `due_at` is the number of dead rows at which autovacuum begins.
+SELECT quote_ident(c.relname) AS name, s.n_live_tup AS live, s.n_dead_tup AS dead,
+       s.n_tup_upd AS updates, s.n_tup_hot_upd AS hot_updates,
+       coalesce((SELECT o.option_value::float8 FROM pg_options_to_table(c.reloptions) o
+                 WHERE o.option_name = 'autovacuum_vacuum_threshold'),
+                current_setting('autovacuum_vacuum_threshold')::float8)
+       + coalesce((SELECT o.option_value::float8 FROM pg_options_to_table(c.reloptions) o
+                   WHERE o.option_name = 'autovacuum_vacuum_scale_factor'),
+                  current_setting('autovacuum_vacuum_scale_factor')::float8) * greatest(c.reltuples, 0) AS due_at,
+       extract(epoch FROM clock_timestamp() - greatest(s.last_vacuum, s.last_autovacuum))::float8 AS vacuumed_before
+FROM pg_stat_all_tables s
+JOIN pg_class c ON c.oid = s.relid
+JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = 'core'
+ORDER BY c.relname;
+
+-- name: server_upkeep
+SELECT current_setting('autovacuum')::boolean AS autovacuum,
+       current_setting('track_counts')::boolean AS track_counts,
+       age(d.datfrozenxid) AS transactions, current_setting('autovacuum_freeze_max_age')::int AS most_transactions,
+       mxid_age(d.datminmxid) AS multixacts,
+       current_setting('autovacuum_multixact_freeze_max_age')::int AS most_multixacts
+FROM pg_database d
+WHERE d.datname = current_database();
+
+-- --- waking up ---
+
+-- name: bell_mode
+-- As read_bell does it, without the right to use the schema. The trigger's argument ends in a zero byte.
+SELECT CASE t.tgenabled WHEN 'D' THEN 'never'
+       ELSE encode(substring(t.tgargs FROM 1 FOR octet_length(t.tgargs) - 1), 'escape') END AS mode
+FROM pg_trigger t
+JOIN pg_class c ON c.oid = t.tgrelid
+JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = 'core' AND c.relname = 'outbox' AND t.tgname = 'outbox_bell';
+
+-- name: notify_lock_waits
+-- A commit that notifies locks "the database with the number 0" until it is on disk.
+SELECT count(*) AS sessions,
+       coalesce(max(extract(epoch FROM clock_timestamp() - l.waitstart)), 0)::float8 AS longest
+FROM pg_locks l
+WHERE NOT l.granted AND l.locktype = 'object' AND l.database = 0 AND l.classid = 'pg_database'::regclass AND l.objid = 0;
+
+-- --- what is owed ---
+
+-- name: count_overdue
+-- In flight, and the lease ended so long ago that somebody should have claimed the event again. Beside open rows only,
+-- and up to a limit.
+SELECT count(*) AS events, coalesce(max(extract(epoch FROM now() - o.lease_expires_at)), 0)::float8 AS longest,
+       array_agg(DISTINCT o.route) AS routes
+FROM (SELECT route, status, lease_expires_at FROM core.outbox
+      WHERE settled_at IS NULL AND ordering_key IS NULL
+      LIMIT :most::int) o
+WHERE o.status = 'in_flight' AND o.lease_expires_at < now() - :overdue::interval;
+
+-- name: list_lost_rows
+-- Tables of one row, of no use without it.
+SELECT 'registry' AS name WHERE NOT EXISTS (SELECT FROM core.registry)
+UNION ALL SELECT 'sweeps' WHERE NOT EXISTS (SELECT FROM core.sweeps);
+
+-- name: database_clock
+SELECT extract(epoch FROM clock_timestamp())::float8;

@@ -1,0 +1,202 @@
+"""OPS-1, OBX-3: the command: exit codes, one JSON document, lines for people, and the page about it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pytest
+
+from holdfast.cli import main
+from holdfast.postgres import doctor
+from tests.docs.support import read, sections, table
+
+pytestmark = pytest.mark.operator
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def holdfast(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """holdfast("doctor", "--json") -> (exit code, standard output, standard error)."""
+    for name in ("HOLDFAST_DSN", "HOLDFAST_SCHEMA", "DATABASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as end:
+            main(arguments)
+        out, err = capsys.readouterr()
+        assert isinstance(end.value.code, int)
+        return end.value.code, out, err
+
+    return run
+
+
+@pytest.fixture
+def here(holdfast: Run, dsn: str, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """The same, with a database."""
+    monkeypatch.setenv("HOLDFAST_DSN", dsn)
+    return holdfast
+
+
+def execute(dsn: str, *statements: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        for statement in statements:
+            connection.execute(statement.encode())
+
+
+def test_a_clean_installation_exits_0(here: Run) -> None:
+    """OBX-3: two lines, and nothing to do."""
+    code, out, err = here("doctor")
+    assert (code, err) == (0, "")
+    first, last = out.splitlines()
+    assert re.fullmatch(r"schema core on Postgres \d+\.\d+.*", first)
+    assert last == f"all {len(doctor.CHECKS)} checks passed"
+
+
+def test_a_problem_exits_1(here: Run, dsn: str) -> None:
+    """OBX-3: grouped by how bad they are, each with its code, its evidence and what to try."""
+    execute(
+        dsn,
+        "ALTER TABLE core.outbox DROP CONSTRAINT outbox_status",
+        "ALTER TABLE core.outbox DISABLE TRIGGER outbox_bell",
+        "GRANT SELECT ON core.outbox TO pg_monitor",
+    )
+    code, out, err = here("doctor")
+    assert (code, err) == (1, "")
+    lines = out.splitlines()
+    assert [line for line in lines[1:] if not line.startswith(" ")] == [
+        "1 problem",
+        "1 warning",
+        "1 note",
+        f"{len(doctor.CHECKS) - 3} of {len(doctor.CHECKS)} checks passed",
+        "Statements are for the schema's owner: SET ROLE holdfast_owner;",
+    ]
+    at = lines.index("1 problem")
+    assert lines[at + 1] == "  constraint-missing  the constraint core.outbox.outbox_status is missing"
+    assert lines[at + 2].startswith("      expected CHECK ((status = ANY")
+    assert lines[at + 3].startswith("      try: ALTER TABLE core.outbox ADD CONSTRAINT outbox_status CHECK")
+    assert lines[at + 4] == "           ALTER TABLE core.outbox VALIDATE CONSTRAINT outbox_status;"
+
+
+def test_warnings_and_notes_exit_0(here: Run, dsn: str) -> None:
+    """OPS-1: 1 means that something is a problem."""
+    execute(dsn, "GRANT SELECT ON core.outbox TO pg_monitor", "ALTER TABLE core.outbox DISABLE TRIGGER outbox_bell")
+    code, out, _ = here("doctor")
+    assert code == 0
+    assert "grant-foreign" in out and "bell-never" in out
+
+
+def test_json_is_one_document(here: Run, dsn: str) -> None:
+    """OPS-1: the same for programs."""
+    execute(dsn, "ALTER TABLE core.outbox ADD COLUMN note text")
+    code, out, err = here("doctor", "--json")
+    assert (code, err) == (1, "")
+    found = json.loads(out)
+    assert found["findings"] == [
+        {
+            "severity": "problem",
+            "code": "column-extra",
+            "object": "core.outbox.note",
+            "what": "the column core.outbox.note is not part of this release",
+            "evidence": "found text",
+            "remedy": "ALTER TABLE core.outbox DROP COLUMN note;",
+        }
+    ]
+    del found["findings"], found["server"]
+    names = [check.name for check in doctor.CHECKS]
+    assert found == {
+        "schema": "core",
+        "owner": "holdfast_owner",
+        "healthy": False,
+        "problems": 1,
+        "warnings": 0,
+        "notes": 0,
+        "checks": names,
+        "passed": [name for name in names if name != "columns"],
+    }
+
+
+def test_json_of_a_clean_installation(here: Run) -> None:
+    code, out, _ = here("doctor", "--json")
+    found = json.loads(out)
+    assert (code, found["healthy"], found["findings"]) == (0, True, [])
+    assert found["passed"] == found["checks"]
+
+
+def test_only_one_part(here: Run, dsn: str) -> None:
+    """OPS-1: a deployment compares the schema before its workers are up; a monitor looks at the rest."""
+    execute(
+        dsn,
+        "ALTER TABLE core.outbox ADD COLUMN note text",
+        "INSERT INTO core.outbox (event_type, source, payload) VALUES ('order.placed', 'shop', '{}')",
+    )
+    drift, health = here("doctor", "--only", "drift"), here("doctor", "--only", "health")
+    assert (drift[0], health[0]) == (1, 1)
+    assert "column-extra" in drift[1] and "generation-stranded" not in drift[1]
+    assert "column-extra" not in health[1] and "generation-stranded" in health[1]
+
+
+def test_names_cannot_move_the_cursor(here: Run, dsn: str) -> None:
+    """S22: whoever may create a table chooses its name."""
+    execute(dsn, 'CREATE TABLE core."x\x1b[31m\nall 99 checks passed" (id int)')
+    code, out, _ = here("doctor")
+    assert code == 1
+    assert "\x1b" not in out and "\\x1b[31m all 99 checks passed" in out
+
+
+def test_every_check_is_listed(holdfast: Run) -> None:
+    """OBX-3: without a database."""
+    code, out, _ = holdfast("doctor", "--list")
+    assert code == 0
+    assert [line.split()[1] for line in out.splitlines()[1:]] == [check.name for check in doctor.CHECKS]
+    code, out, _ = holdfast("doctor", "--list", "--json", "--only", "health")
+    listed = json.loads(out)
+    assert [each["name"] for each in listed] == [check.name for check in doctor.CHECKS if check.part == "health"]
+    assert all(each["about"] and each["codes"] for each in listed)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("doctor",), "HOLDFAST_DSN is not set"),
+        (("doctor", "--dsn", "postgresql://h/db", "--schema", "No Good"), "plain lower-case name"),
+        (("doctor", "--dsn", "mysql://h/db"), "dsn"),
+        (("doctor", "--only", "everything"), "--only"),
+    ],
+)
+def test_bad_arguments_exit_2(holdfast: Run, arguments: tuple[str, ...], words: str) -> None:
+    """OPS-1: and nothing is looked at."""
+    code, out, err = holdfast(*arguments)
+    assert (code, out) == (2, "")
+    assert words in err and "Traceback" not in err
+
+
+def test_a_server_that_is_not_there_exits_1(holdfast: Run) -> None:
+    code, out, err = holdfast("doctor", "--dsn", "postgresql://127.0.0.1:1/db")
+    assert (code, out) == (1, "")
+    assert err.splitlines()[1].startswith("try: ")
+
+
+# --- the list and the page ---
+
+
+def test_names_and_codes_are_fit_for_programs() -> None:
+    """OBX-3: kebab-case, one check for each name, one check for each code."""
+    names = [check.name for check in doctor.CHECKS]
+    codes = [code for check in doctor.CHECKS for code in check.codes]
+    for words in (names, codes):
+        assert len(words) == len(set(words))
+        assert all(re.fullmatch(r"[a-z]+(-[a-z]+)*", word) for word in words)
+
+
+def test_the_page_names_every_check_and_every_code() -> None:
+    """OBX-3: and none that is gone."""
+    page = sections(read("docs/doctor.md"))
+    rows: list[list[str]] = [row for title in ("Drift", "Health") for row in table(page[title])]
+    documented: dict[str, Any] = {row[0].strip("`"): re.findall(r"`([a-z-]+)`", row[2]) for row in rows}
+    assert documented == {check.name: list(check.codes) for check in doctor.CHECKS}
+    assert f"`{doctor.COULD_NOT_LOOK}`" in read("docs/doctor.md")

@@ -1,0 +1,134 @@
+"""OBX-7, OPS-5: doctor for logins that may do little, and for installations without roles."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from urllib.parse import urlsplit
+
+import asyncpg
+import psycopg
+import pytest
+from psycopg import sql
+
+from holdfast.postgres import doctor, migrate
+from holdfast.postgres.doctor import Report
+from tests.servers import SessionServer
+
+pytestmark = pytest.mark.operator
+
+PASSWORD = "visitor-password"
+_numbers = itertools.count(1)
+
+
+class Visitor:
+    """A login that starts with no right at all."""
+
+    def __init__(self, server: SessionServer) -> None:
+        self._server = server
+        self.name = f"visitor_{next(_numbers)}"
+
+    def as_admin(self, text: str, database: str = "") -> None:
+        dsn = database or self._server.server.dsn
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            connection.execute(sql.SQL(text).format(me=sql.Identifier(self.name)))  # type: ignore[arg-type]
+
+    def dsn(self, dsn: str) -> str:
+        parts = urlsplit(dsn)
+        return f"postgresql://{self.name}:{PASSWORD}@{parts.hostname}:{parts.port}{parts.path}"
+
+    async def examine(self, dsn: str) -> Report:
+        async with connected(self.dsn(dsn)) as connection:
+            return await doctor.examine(connection)
+
+
+@asynccontextmanager
+async def connected(dsn: str) -> AsyncIterator[asyncpg.Connection]:
+    connection = await asyncpg.connect(dsn)
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+@pytest.fixture
+def visitor(postgres_server: SessionServer) -> Iterator[Visitor]:
+    visitor = Visitor(postgres_server)
+    visitor.as_admin(f"CREATE ROLE {{me}} LOGIN PASSWORD '{PASSWORD}'")
+    yield visitor
+    visitor.as_admin("DROP ROLE {me}")
+
+
+def told(report: Report) -> dict[str, str]:
+    """Which checks could not look, by what would help."""
+    assert {finding.code for finding in report.findings} <= {"could-not-look"}
+    return {finding.remedy: finding.object for finding in report.findings}
+
+
+async def test_a_login_without_rights_is_told_what_it_lacks(dsn: str, visitor: Visitor) -> None:
+    """OPS-5: it says what it could not look at, and which grant would help; the schema is compared all the same."""
+    report = await visitor.examine(dsn)
+    spots = told(report)
+    assert set(spots) == {f"GRANT pg_monitor TO {visitor.name};", f"GRANT holdfast_operator TO {visitor.name};"}
+    assert spots[f"GRANT pg_monitor TO {visitor.name};"] == "sessions, standbys"
+    unseen = set(spots[f"GRANT holdfast_operator TO {visitor.name};"].split(", "))
+    assert unseen == {
+        "release", "listeners", "generations", "channels", "handlers", "routing", "leases", "single-rows",
+    }  # fmt: skip
+    assert set(report.passed) == set(report.checks) - unseen - {"sessions", "standbys"}
+    assert report.healthy, "not to see is a warning"
+    assert all("could not look at" in finding.what and "because" in finding.what for finding in report.findings)
+
+
+async def test_drift_is_named_to_everybody(dsn: str, conn: asyncpg.Connection, visitor: Visitor) -> None:
+    """OBX-3: the catalogs are open to all."""
+    await conn.execute("ALTER TABLE core.outbox DROP CONSTRAINT outbox_status")
+    await conn.execute("GRANT SELECT ON core.outbox TO PUBLIC")
+    problems = {finding.code for finding in (await visitor.examine(dsn)).of("problem")}
+    assert problems == {"constraint-missing", "grant-extra"}
+
+
+async def test_the_remedies_open_its_eyes(dsn: str, visitor: Visitor) -> None:
+    """OPS-5: an operator with pg_monitor sees everything; a worker does not."""
+    visitor.as_admin("GRANT holdfast_worker TO {me}")
+    worker = told(await visitor.examine(dsn))
+    assert "release" not in ", ".join(worker.values()).split(", "), "every role may read the ledger"
+    assert "generations" in worker[f"GRANT holdfast_operator TO {visitor.name};"]
+    visitor.as_admin("GRANT holdfast_operator TO {me}")
+    assert set(told(await visitor.examine(dsn))) == {f"GRANT pg_monitor TO {visitor.name};"}
+    visitor.as_admin("GRANT pg_monitor TO {me}")
+    report = await visitor.examine(dsn)
+    assert report.findings == ()
+    assert report.passed == report.checks
+
+
+async def test_an_installation_without_roles(empty_dsn: str, visitor: Visitor, postgres_server: SessionServer) -> None:
+    """OBX-7: everything belongs to one login; nothing is missing, and no role is asked for."""
+    database = urlsplit(empty_dsn).path.strip("/")
+    visitor.as_admin(f"GRANT CREATE ON DATABASE {database} TO {{me}}")
+    try:
+        await migrate.apply(visitor.dsn(empty_dsn), roles="never")
+        report = await visitor.examine(empty_dsn)
+        assert told(report) == {f"GRANT pg_monitor TO {visitor.name};": "sessions, standbys"}
+        assert report.owner == visitor.name
+
+        async with connected(empty_dsn) as admin:
+            await admin.execute("GRANT EXECUTE ON FUNCTION core.uuid7() TO PUBLIC")
+            await admin.execute("GRANT SELECT ON core.outbox TO pg_monitor")
+            await admin.execute("ALTER TABLE core.workers OWNER TO CURRENT_USER")
+            found = {(finding.severity, finding.code) for finding in (await doctor.examine(admin)).findings}
+            assert found == {
+                ("problem", "grant-extra"), ("warning", "grant-foreign"), ("problem", "owner-other"),
+            }  # fmt: skip
+            await admin.execute(f"ALTER TABLE core.workers OWNER TO {visitor.name}")
+    finally:
+        visitor.as_admin("DROP OWNED BY {me}", empty_dsn)
+
+
+async def test_a_schema_that_another_login_owns(empty_dsn: str, visitor: Visitor) -> None:
+    """OBX-7: without roles only the owner sees the events."""
+    async with connected(empty_dsn) as admin:
+        await migrate.apply(empty_dsn, roles="never")
+        owner = await admin.fetchval("SELECT current_user")
+    assert f"run it as {owner}, whose they are" in told(await visitor.examine(empty_dsn))
