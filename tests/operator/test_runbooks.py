@@ -1,0 +1,122 @@
+"""Every command of the runbooks, in order, as whoever is on call would type it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from holdfast import Publisher
+from tests.acceptance.support import until
+from tests.docs.support import ROOT, blocks
+
+pytestmark = [pytest.mark.operator, pytest.mark.timeout(240)]
+
+BROKEN = """
+from pathlib import Path
+from holdfast import EventEnvelope, HandlerRegistry, RetryPolicy, TerminalHandlerError
+
+registry = HandlerRegistry()
+
+@registry.handler("order.placed", name="billing.charge", retry=RetryPolicy(max_attempts=1))
+async def charge(event: EventEnvelope) -> None:
+    if "card" not in event.payload:
+        raise TerminalHandlerError("there is no card")
+    if not Path("fixed").exists():
+        raise RuntimeError(f"terminal {event.payload['order_id']} refuses")
+"""
+# What the page leaves to other people.
+MEANWHILE = {
+    "# the fix is deployed": "touch fixed",
+    "# the application publishes": f"{sys.executable} publish.py",
+    "# everything is delivered": f"{sys.executable} wait.py",
+}
+PUBLISH = """
+import asyncio, os, asyncpg
+from holdfast import Publisher
+
+async def main():
+    connection = await asyncpg.connect(os.environ["HOLDFAST_DSN"])
+    async with connection.transaction():
+        for n in range(20):
+            await Publisher("shop").publish(connection, "order.placed", {"order_id": n, "card": "1"})
+    await connection.close()
+
+asyncio.run(main())
+"""
+WAIT = """
+import asyncio, os, asyncpg
+
+async def main():
+    connection = await asyncpg.connect(os.environ["HOLDFAST_DSN"])
+    async with asyncio.timeout(30):
+        while await connection.fetchval("SELECT count(*) FROM core.outbox WHERE settled_at IS NULL"):
+            await asyncio.sleep(0.05)
+    await connection.close()
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def shop(dsn: str, tmp_path: Path) -> dict[str, str]:
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "handlers.py").write_text(BROKEN)
+    (tmp_path / "publish.py").write_text(PUBLISH)
+    (tmp_path / "wait.py").write_text(WAIT)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, "HOLDFAST_DSN": dsn, "PWD": str(tmp_path)}
+
+
+async def typed(page: str, shop: dict[str, str]) -> str:
+    """Run the commands of a page in one shell that ends at the first one that fails; returns what was printed."""
+    lines = "\n".join(block.text for block in blocks("sh", pages=[ROOT / "docs" / "runbooks" / page])).splitlines()
+    script = "\n".join(MEANWHILE.get(line, line) for line in lines)
+    unknown = [line for line in lines if line.startswith("#") and line not in MEANWHILE]
+    assert unknown == []
+    run = await asyncio.to_thread(
+        subprocess.run, ["/bin/bash", "-eux", "-c", script], cwd=shop["PWD"], env=shop, capture_output=True, text=True
+    )
+    assert run.returncode == 0, f"{run.stdout[-3000:]}\n{run.stderr[-3000:]}"
+    return run.stdout
+
+
+async def publish(conn: asyncpg.Connection, *payloads: dict[str, object]) -> None:
+    async with conn.transaction():
+        for payload in payloads:
+            await Publisher("shop").publish(conn, "order.placed", payload)
+
+
+async def test_dead_letters(dsn: str, conn: asyncpg.Connection, shop: dict[str, str]) -> None:
+    """OPS-4, DLQ-4, DLQ-5: from the page to nothing left, and each step in the audit."""
+    command = ["holdfast", "worker", "app.handlers:registry", "--poll-interval", "0.5"]
+    worker = subprocess.Popen(command, cwd=shop["PWD"], env=shop, stderr=subprocess.DEVNULL)
+    try:
+        await publish(conn, *({"order_id": n, "card": "1"} for n in range(30)), {"order_id": 7}, {"order_id": 8})
+        failed = "SELECT count(*) = 32 FROM core.failed"
+        await until(lambda: conn.fetchval(failed), within=30, what="everything has failed")
+        printed = await typed("dead-letters.md", shop)
+    finally:
+        worker.terminate()
+        worker.wait(20)
+    assert "the card terminal refuses" in printed
+    counts = await conn.fetch("SELECT status, deleted_at IS NOT NULL AS aside, count(*) FROM core.outbox GROUP BY 1, 2")
+    # The thirty, and the corrected one; the original of it and the discarded one are set aside.
+    assert {tuple(row) for row in counts} == {("delivered", False, 31), ("failed", True, 2)}
+    actions = [
+        row[0] for row in await conn.fetch("SELECT action FROM core.audit WHERE action NOT LIKE 'plan.%' ORDER BY id")
+    ]
+    assert actions == ["note", "replay", "edit", "discard", "restore", "discard"]
+
+
+async def test_the_event_substrate(conn: asyncpg.Connection, shop: dict[str, str]) -> None:
+    """OPS-4: also the drill: writes are consistent without a worker, and delivered when one is there."""
+    Path(shop["PWD"], "fixed").touch()
+    printed = await typed("event-substrate.md", shop)
+    assert await conn.fetchval("SELECT count(*) FROM core.outbox WHERE status = 'delivered'") == 20
+    assert "when_idle" in printed
