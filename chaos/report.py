@@ -68,13 +68,14 @@ def measured(runs: Sequence[Run]) -> str:
 
 
 def commands(runs: Sequence[Run]) -> list[str]:
-    seeds = [run["seed"] for run in runs if run["scenario"] == "mix"]
-    found = [f"./dev chaos --seeds {min(seeds)}..{max(seeds)} --for {mix_seconds(runs):g} --report"] if seeds else []
-    return found + ["./dev chaos --scenario all --report"] * any(run["scenario"] != "mix" for run in runs)
-
-
-def mix_seconds(runs: Sequence[Run]) -> float:
-    return max((float(run["seconds"]) for run in runs if run["scenario"] == "mix"), default=0.0)
+    """What makes these runs again: one line for seeds that were run for the same time."""
+    found = []
+    for seconds in sorted({float(run["seconds"]) for run in runs if run["scenario"] == "mix"}):
+        seeds = [run["seed"] for run in runs if (run["scenario"], run["seconds"]) == ("mix", seconds)]
+        found.append(f"./dev chaos --seeds {min(seeds)}..{max(seeds)} --for {seconds:g} --report")
+    for seconds in sorted({float(run["seconds"]) for run in runs if run["scenario"] != "mix"}):
+        found.append(f"./dev chaos --scenario all --for {seconds:g} --report")
+    return found
 
 
 def total(runs: Iterable[Run], name: str) -> int:

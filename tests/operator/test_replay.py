@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import asyncpg
 import pytest
@@ -160,7 +160,7 @@ async def test_two_operators_workers_and_retention_at_the_same_rows(dsn: str, co
 
 # --- bad arguments ---
 
-NOTHING = uuid4()
+NOTHING = UUID(int=4711)
 BAD_IDS: list[object] = [
     [], None, [None], ["no id"], "0192", [17], [NOTHING], ["'; DROP TABLE core.outbox; --"], b"x", 5,
 ]  # fmt: skip
