@@ -22,7 +22,11 @@ from chaos.world import Progress, Strike, World
 DRAIN_SECONDS = 90.0
 QUIET_SECONDS = 5.0
 OPEN = "SELECT count(*) FROM core.outbox WHERE settled_at IS NULL AND event_type <> 'trouble.unrouted'"
-STUCK = "SELECT count(*) FROM core.outbox WHERE status = 'in_flight' AND lease_expires_at < now()"
+OVERDUE = """
+    SELECT count(*) FILTER (WHERE since > $1) AS rows, coalesce(max(since), 0)::float8 AS most
+    FROM (SELECT extract(epoch FROM now() - lease_expires_at)::float8 AS since FROM core.outbox
+          WHERE settled_at IS NULL AND status = 'in_flight' AND lease_expires_at < now()) o
+"""
 IDLE = "SELECT count(*) FROM pg_stat_activity WHERE usename LIKE 'chaos_%' AND state LIKE 'idle in transaction%'"
 CONNECTED = "SELECT count(*) FROM pg_stat_activity WHERE usename = $1"
 # What a worker only says when it is at fault itself.
@@ -116,11 +120,13 @@ async def _play(world: World, scenario: Scenario, seconds: float, progress: Prog
         lane.result()
     world.note("healed")
     await world.rest()
-    problems = await _drain(world, progress)
-    stuck, idle = await world.ask(STUCK), await _none(world, IDLE)
+    drained = await _drain(world, progress)
+    idle = await _none(world, IDLE)
+    # While the workers live they may have what they are configured for, and when they are gone none.
+    leaked = await _none(world, CONNECTED, "chaos_worker", allowed=world.setup.connections_at_most)
     await world.fleet.close()
     world.after_workers()
-    leaked = await _none(world, CONNECTED, "chaos_worker")
+    leaked += await _none(world, CONNECTED, "chaos_worker")
     progress("checking", seconds)
     verdict = await _check(world)
     result = Result(
@@ -130,11 +136,12 @@ async def _play(world: World, scenario: Scenario, seconds: float, progress: Prog
         verdict,
         _counted(world),
         _in_flight(world),
-        stuck,
+        drained.stuck,
         idle,
         leaked,
-        measures.figures(world) | {name: round(value, 3) for name, value in measured.items()},
-        problems,
+        measures.figures(world)
+        | {name: round(value, 3) for name, value in {**measured, "overdue_s": drained.overdue}.items()},
+        drained.problems,
     )
     result.problems += _problems(result, world, scenario)
     return result
@@ -201,25 +208,42 @@ def _counted(world: World) -> dict[str, int]:
 # --- the end ----------------------------------------------------------------------------------------------
 
 
-async def _drain(world: World, progress: Progress) -> list[str]:
-    """Wait until no event is owed any more; returns what is wrong if that does not happen."""
-    deadline = time.monotonic() + DRAIN_SECONDS
-    if left := await _none(world, CONNECTED, "chaos_producer", within=30.0):
-        return [f"{left} connections of producers did not end"]
+@dataclass(slots=True)
+class Drained:
+    """How the rest came out: what is wrong, and how long rows stayed in flight without a live lease (P8)."""
+
+    problems: list[str] = field(default_factory=list)
+    stuck: int = 0
+    overdue: float = 0.0
+
+
+async def _drain(world: World, progress: Progress) -> Drained:
+    """Wait until no event is owed any more."""
+    found = Drained()
+    poll, healed = world.setup.poll_interval, time.monotonic()
     while left := await world.ask(OPEN):
         progress(f"draining, {left} open", 1e9)
-        if time.monotonic() > deadline:
-            return [f"{left} events were still open {DRAIN_SECONDS:g} s after the last fault"]
+        since = time.monotonic() - healed
+        if since > world.setup.lease + poll:
+            # Whoever was hit has had the time to come back: from here on nobody's lease may be over for long.
+            async with world.admin() as connection:
+                rows, most = await connection.fetchrow(OVERDUE, 2 * poll)
+            found.stuck, found.overdue = max(found.stuck, rows), max(found.overdue, most)
+        if since > DRAIN_SECONDS:
+            found.problems.append(f"{left} events were still open {DRAIN_SECONDS:g} s after the last fault")
+            return found
         await asyncio.sleep(0.1)
-    return []
+    if left := await _none(world, CONNECTED, "chaos_producer", within=30.0):
+        found.problems.append(f"{left} connections of producers did not end")
+    return found
 
 
-async def _none(world: World, count: str, *arguments: object, within: float = QUIET_SECONDS) -> int:
-    """Wait until there are none any more; returns how many are left."""
+async def _none(world: World, count: str, *arguments: object, within: float = QUIET_SECONDS, allowed: int = 0) -> int:
+    """Wait until there are none any more, or no more than are allowed; returns how many are too many."""
     deadline = time.monotonic() + within
-    while (left := int(await world.ask(count, *arguments))) and time.monotonic() < deadline:
+    while (left := int(await world.ask(count, *arguments)) - allowed) > 0 and time.monotonic() < deadline:
         await asyncio.sleep(0.05)
-    return left
+    return max(left, 0)
 
 
 async def _check(world: World) -> Verdict:

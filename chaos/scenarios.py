@@ -188,7 +188,7 @@ SCENARIOS = {
             "B2: every connection ended every three seconds, and never more of them than configured",
             ((terminate_all,),),
             pause=(3, 3),
-            limits={"connections_max": SETUP.workers * (6 + SETUP.connections)},
+            limits={"connections_max": SETUP.connections_at_most},
         ),
         Scenario(
             "terminate_listener",
@@ -222,7 +222,11 @@ SCENARIOS = {
             pause=(4, 6),
             limits={"noticed_s": 15.0},
             otherwise=Scenario(
-                "blackhole", "B3: a proxy in place of the network swallows everything", ((SwallowLines,),), pause=(4, 6)
+                "blackhole_by_proxy",
+                "B3: a proxy in place of the network swallows everything; found out, and nothing twice",
+                ((SwallowLines,),),
+                pause=(4, 6),
+                limits={"noticed_s": 15.0},
             ),
         ),
         Scenario(

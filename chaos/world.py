@@ -19,7 +19,7 @@ from chaos.network import Line
 from chaos.observer import Observer
 from chaos.producers import AsyncpgProducer, Batch, Importer, Prober, Producer, PsycopgProducer, SqlalchemyProducer
 from chaos.workers import Death, Fleet, WorkerProcess
-from holdfast import NewEvent
+from holdfast import NewEvent, WorkerSettings
 from holdfast.embedded import EmbeddedPostgres
 from holdfast.postgres import migrate
 
@@ -54,6 +54,11 @@ class Setup:
     imports: float = 0.0  # likewise, of the one that publishes hundreds at a time
     probes: float = 0.0  # likewise, of the one that measures
     server: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def connections_at_most(self) -> int:
+        """Of all workers together: their own and those of their handlers."""
+        return self.workers * WorkerSettings(connections=self.connections).connections_needed(True)
 
     @property
     def options(self) -> list[str]:
