@@ -56,7 +56,8 @@ class Address:
             with self._lock:
                 now = time.monotonic()
                 if self.reached or now >= self._next_try:
-                    self._next_try = now + random.uniform(1.0, 1.2)
+                    # The first one was at once: a little more than a second makes it one a second on the whole.
+                    self._next_try = now + random.uniform(1.2, 1.5)
                     return
             await asyncio.sleep(0.02)
 
