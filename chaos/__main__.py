@@ -1,4 +1,4 @@
-"""`./dev chaos [--seed S] [--for SECONDS] [--scenario NAME] [--json]`: faults on purpose, and nothing lost by them."""
+"""`./dev chaos [--seed S] [--for SECONDS] [--scenario NAME] [--peers] [--json]`: faults, and nothing lost by them."""
 
 import argparse
 import asyncio
@@ -13,6 +13,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table
 
 from chaos import report
+from chaos.peers import run as peers
+from chaos.peers.faults import FAULTS
 from chaos.run import Result, play
 from chaos.scenarios import SCENARIOS, Scenario
 
@@ -28,6 +30,9 @@ def main() -> int:
     if options.list:
         show_list()
         return 0
+    if options.peers:
+        what = {"as_json": options.json, "keep_report": options.report, "keep": options.keep}
+        return peers.main(options.seeds[0], options.scenario, **what)
     results: list[Result] = []
     recorded = report.recorded() if options.report else []
     plan = [
@@ -63,6 +68,9 @@ def arguments() -> argparse.Namespace:
         "--scenario", action="append", metavar="NAME", help="one that --list names, or all; default: mix"
     )
     parser.add_argument("--json", action="store_true", help="one JSON line per run, the last of the output")
+    parser.add_argument(
+        "--peers", action="store_true", help="the same faults against other libraries, side by side; takes nine minutes"
+    )
     parser.add_argument("--list", action="store_true", help="name the scenarios, and the promise that each proves")
     parser.add_argument("--keep", action="store_true", help="keep the files of a run that went well, too")
     parser.add_argument(
@@ -71,10 +79,13 @@ def arguments() -> argparse.Namespace:
         help="add each run to chaos/report/runs.jsonl, leave out those it has, and renew docs/reliability.md",
     )
     options = parser.parse_args()
-    options.scenario = list(SCENARIOS) if options.scenario == ["all"] else options.scenario or ["mix"]
-    unknown = [name for name in options.scenario if name not in SCENARIOS]
+    known = FAULTS if options.peers else SCENARIOS
+    everything = list(known) if options.peers else ["mix"]
+    options.scenario = list(known) if options.scenario == ["all"] else options.scenario or everything
+    unknown = [name for name in options.scenario if name not in known]
     if unknown:
-        parser.error(f"no scenario is named {unknown[0]!r}; --list names them")
+        names = ", ".join(known) if options.peers else "--list names them"
+        parser.error(f"no scenario is named {unknown[0]!r}; {names}")
     if not options.seeds:
         # Runs that are kept on record must be found again.
         fresh = 1 if options.report else random.SystemRandom().randrange(1, 1_000_000)

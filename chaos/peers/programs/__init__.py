@@ -1,0 +1,1 @@
+"""One module for each system. It runs in that system's environment: `python -m chaos.peers.programs.NAME VERB`."""
