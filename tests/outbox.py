@@ -168,9 +168,16 @@ class Outbox:
         return _ids(await self.call("extend", **_fence(held), lease=timedelta(seconds=lease)))
 
     async def deliver(self, *held: Held, record: bool = True) -> list[UUID]:
-        handlers = {each.route: each.handler for each in held}
-        routes = {"routes": list(handlers), "handlers": list(handlers.values())}
-        return _ids(await self.call("deliver", **_fence(held), **routes, record=record))
+        """A call for each handler, as a worker makes them. Lost is what none of them has settled."""
+        settled: set[UUID] = set()
+        for handler in dict.fromkeys(each.handler for each in held):
+            some = [each for each in held if each.handler == handler]
+            routes = list(dict.fromkeys(each.route for each in some))
+            lost = await self.call(
+                "deliver", **_fence(some), routes=routes, handlers=[handler] * len(routes), record=record
+            )
+            settled |= {each.id for each in some} - set(_ids(lost))
+        return list(dict.fromkeys(each.id for each in held if each.id not in settled))
 
     async def retry(self, *held: Held, delay: float = 0, error: str = "boom") -> list[UUID]:
         n = len(held)

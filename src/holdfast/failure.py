@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Literal
+from uuid import UUID
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 
@@ -25,7 +26,10 @@ _UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 class FailureCycle(BaseModel):
-    """One entry of `failure_history`: what a replay found and cleared. Fields are only ever added."""
+    """One entry of `failure_history`: what a replay found and cleared. Fields are only ever added.
+
+    With `edited_to` it is the last one: a corrected event has taken this one's place.
+    """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -36,6 +40,7 @@ class FailureCycle(BaseModel):
     generation: int
     replayed_by: str | None = None
     replayed_at: AwareDatetime | None = None
+    edited_to: UUID | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,7 +129,7 @@ def test_labels_are_escaped() -> None:
     """OBS-2: whoever may publish chooses names, and must not be able to write metrics of their own."""
     route = 'a\\b"c\nholdfast_outbox_failed 0'
     lane = Lane("c", 0, route, None, None, [route], 7, None, [])
-    text = prometheus.render(Status(0, 0, 0, 0, 9, False, [lane], [], [], "always"), Notifications(0.5, 1))
+    text = prometheus.render(Status(0, 0, 0, 0, 9, 0, False, [lane], [], [], "always"), Notifications(0.5, 1))
     found = parsed(text)
     assert found["holdfast_lane_open"] == {
         '{channel="c",generation="0",route="a\\\\b\\"c\\nholdfast_outbox_failed 0"}': 7

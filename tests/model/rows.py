@@ -262,13 +262,12 @@ class Model:
         return lost
 
     def deliver(self, held: Sequence[Held], *, record: bool) -> list[UUID]:
-        handlers = {each.route: each.handler for each in held}
-        settled = [row for row in map(self.under, held) if row is not None]
-        for row in settled:
-            row.settle("delivered", handler_name=row.handler_name or handlers[row.route])
+        settled = [(row, each) for each in held if (row := self.under(each)) is not None]
+        for row, each in settled:
+            row.settle("delivered", handler_name=row.handler_name or each.handler)
             if record:
                 self.inbox.add((str(row.handler_name), row.idempotency_key))
-        return _lost(held, settled)
+        return _lost(held, [row for row, _ in settled])
 
     def retry(self, held: Sequence[Held], delay: float, error: str) -> list[UUID]:
         settled = [(row, each) for each in held if (row := self.under(each)) is not None]
@@ -355,6 +354,7 @@ class Model:
             failure_reason=None,
             error_signature=None,
             claimed_by=None,
+            expired=False,  # whoever replays an event has decided that it runs now
             generation=generation,
             channel=CHANNEL if generation == 0 else f"outbox_gen_{generation}",
             available_at=About(0),

@@ -366,6 +366,55 @@ def test_a_wrong_setting_is_refused() -> None:
         WorkerSettings(dead_letters="table")  # type: ignore[arg-type]
 
 
+async def test_pages_of_the_archive_leave_nothing_out(outbox: Outbox, ann: Operator) -> None:
+    """DLQ-2, OPS-1: for one handler in the order of the failures, which need not be that of the numbers; also when the
+    last row of a page was replayed before the next is asked for."""
+    numbers = [await one_archived(outbox) for _ in range(7)]
+    late = "UPDATE core.archive SET failed_at = now() - interval '1 hour' WHERE id = ANY ($1)"
+    await outbox.connection.execute(late, numbers[3:6])
+    for handler in (None, HANDLER):
+        for discarded in (False, True):
+            seen: list[int] = []
+            while found := await archive.page(
+                ann, handler=handler, discarded=discarded, limit=2, before=seen[-1] if seen else None
+            ):
+                seen += [each.id for each in found]
+            assert sorted(seen) == ([] if discarded else numbers)
+    first = await archive.page(ann, handler=HANDLER, limit=2)
+    await archive.replay(ann, [first[-1].id])
+    rest = await archive.page(ann, handler=HANDLER, limit=20, before=first[-1].id)
+    assert {each.id for each in (*first, *rest)} == set(numbers)
+    await archive.discard(ann, numbers[:2])
+    assert [each.id for each in await archive.page(ann, discarded=True)] == numbers[1::-1]
+    plan = await outbox.connection.fetch(
+        "EXPLAIN SELECT id FROM core.archive WHERE deleted_at IS NOT NULL AND id < 9 ORDER BY id DESC LIMIT 5"
+    )
+    assert "archive_discarded" in "\n".join(line[0] for line in plan)
+
+
+async def test_many_ids_are_looked_up_at_once(outbox: Outbox, ann: Operator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S9: too many are refused before anything is asked of the database, and the others in one question."""
+    numbers = [await one_archived(outbox) for _ in range(3)]
+    identities = [(await archive.detail(ann, number)).original_id for number in numbers]
+    asked: list[str] = []
+    fetch = Operator.fetch
+
+    async def noted(self: Operator, name: str, /, **values: object) -> list[asyncpg.Record]:
+        asked.append(name)
+        return await fetch(self, name, **values)
+
+    monkeypatch.setattr(Operator, "fetch", noted)
+    assert sorted(await archive.resolve(ann, [*identities, numbers[0]])) == numbers
+    assert asked.count("find_archived") == 1
+    asked.clear()
+    for ids in ([], range(1, 10_002), [uuid4() for _ in range(10_001)]):
+        with pytest.raises(ConfigurationError, match="name 1 to 10,000"):
+            await archive.resolve(ann, ids)
+    assert asked == []
+    with pytest.raises(ConfigurationError, match="is not in the archive"):
+        await archive.resolve(ann, [*identities, uuid4()])
+
+
 async def test_a_failure_of_a_handler_is_found_by_the_index(outbox: Outbox) -> None:
     """DLQ-2: recent failures of one handler, as the archive grows."""
     for _ in range(3):
@@ -415,6 +464,14 @@ async def test_fail_fix_replay_from_the_archive(dsn: str, conn: asyncpg.Connecti
     ]
     assert json.loads(lines[1]["arguments"])["ids"] == [str(identity)]
     assert json.loads(lines[1]["counts"]) == {"moved": 1}
+
+
+async def test_a_replay_outlives_the_expiry(outbox: Outbox, ann: Operator) -> None:
+    """DLQ-3: whoever replays an event has decided that it runs now."""
+    number = await one_archived(outbox)
+    await outbox.connection.execute("UPDATE core.archive SET expires_at = now() - interval '1 hour'")
+    (identity,) = (await archive.replay(ann, [number])).moved
+    assert (await outbox.row(identity))["expires_at"] is None
 
 
 async def test_what_becomes_of_each_number(outbox: Outbox, ann: Operator) -> None:

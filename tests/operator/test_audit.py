@@ -14,6 +14,7 @@ from tests.operator.support import ACTOR, HANDLER, fail, subscribe
 pytestmark = pytest.mark.operator
 
 FORGERIES = ("UPDATE core.audit SET actor = 'nobody'", "DELETE FROM core.audit", "TRUNCATE core.audit")
+REFUSE = "SELECT core.audit_refused('ann', $1, $2, $3::text::jsonb, $4)"
 
 
 async def test_nobody_changes_what_was_written_down(conn: asyncpg.Connection) -> None:
@@ -79,6 +80,43 @@ async def test_a_line_without_a_name_is_refused(conn: asyncpg.Connection, actor:
         with pytest.raises((asyncpg.InvalidParameterValueError, asyncpg.NotNullViolationError)):
             await conn.fetch(statement, ids, actor)
     assert await conn.fetchval("SELECT count(*) FROM core.outbox WHERE deleted_at IS NULL AND status = 'failed'") == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("p_problem", {"problem": None}),
+        ("p_problem", {"problem": ""}),
+        ("p_action", {"action": None}),
+        ("p_action", {"action": ""}),
+        ("p_action", {"action": "x" * 101}),
+        ("p_action", {"action": "replay\n"}),
+        ("p_reason", {"reason": "two\nlines"}),
+        ("p_arguments", {"arguments": "[]"}),
+    ],
+)
+async def test_a_refusal_says_what_it_is(conn: asyncpg.Connection, field: str, values: dict[str, str | None]) -> None:
+    """S17, S22: nobody writes a line by hand that could be taken for something done."""
+    given = {"action": "replay", "reason": None, "arguments": "{}", "problem": "not allowed"} | values
+    with pytest.raises(asyncpg.InvalidParameterValueError, match=field):
+        await conn.execute(REFUSE, *given.values())
+    assert await conn.fetchval("SELECT count(*) FROM core.audit") == 0
+
+
+async def test_a_refusal_names_no_rows(conn: asyncpg.Connection) -> None:
+    """S17: whatever the caller claims, and also without arguments."""
+    for arguments in (None, '{"ids": ["x"], "refused": null, "rows": 1}'):
+        await conn.execute(REFUSE, "replay", "why", arguments, "not allowed")
+    lines = await conn.fetch("SELECT arguments - 'rows' = '{\"refused\": \"not allowed\"}' AS marked FROM core.audit")
+    assert [line["marked"] for line in lines] == [True, True]
+
+
+async def test_a_reason_is_one_line(conn: asyncpg.Connection) -> None:
+    """S22: for those who call the functions from psql as well."""
+    ids = await fail(conn)
+    with pytest.raises(asyncpg.InvalidParameterValueError, match="p_reason has control characters"):
+        await conn.fetch("SELECT core.outbox_discard($1, 'ann', $2)", ids, "\x1b[2J")
+    assert await conn.fetchval("SELECT count(*) FROM core.outbox WHERE deleted_at IS NULL") == 1
 
 
 async def test_the_trail_is_filtered_and_paged(dsn: str, conn: asyncpg.Connection) -> None:

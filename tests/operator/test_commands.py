@@ -140,6 +140,34 @@ def test_what_a_producer_wrote_does_not_move_the_cursor(dsn: str, holdfast: Run,
         assert "[bold]red" in out
 
 
+def test_status_shows_what_a_producer_wrote_as_it_is(dsn: str, holdfast: Run, db: psycopg.Connection[Any]) -> None:
+    """S22: neither markup nor escape codes, in lanes, workers and warnings; and in the JSON nothing but escapes."""
+    # The database refuses control characters in a type; what turns the direction of writing passes.
+    for event_type, channel in (("order.[bold]", "[/]"), ("order.\u202ereversed", "\x1b[2J\x9b31m[bold]\nall is well")):
+        db.execute(
+            "INSERT INTO core.outbox (event_type, source, payload, channel) VALUES (%s, 'shop', '{}', %s)",
+            (event_type, channel),
+        )
+    made(dsn, beat, "[/]\x1b]0;owned\x07\u2066", HANDLER)
+    db.execute("UPDATE core.workers SET heartbeat_at = now() - interval '1 hour'")
+    code, out, err = holdfast("status")
+    assert (code, err) == (0, "")
+    assert not set("\x1b\x07\x9b\u202e\u2066") & set(out)
+    assert [line for line in out.splitlines() if line.startswith("all is well")] == []
+    for written in (
+        "order.[bold]",
+        "order.\\u202ereversed",
+        "\\x1b[2J\\x9b31m[bold] all is well",
+        "[/]\\x1b]0;owned\\x07\\u2066",
+    ):
+        # In a table and in a warning.
+        assert out.count(written) >= 2, written
+    code, out, err = holdfast("status", "--json")
+    assert (code, err) == (0, "")
+    assert not set("\x1b\x07\x9b\u202e\u2066") & set(out)
+    assert {lane["channel"] for lane in json.loads(out)["lanes"]} == {"[/]", "\x1b[2J\x9b31m[bold]\nall is well"}
+
+
 def test_times_are_written_as_people_do(dsn: str, holdfast: Run) -> None:
     """OPS-1."""
     made(dsn, fail, 2)
@@ -149,6 +177,18 @@ def test_times_are_written_as_people_do(dsn: str, holdfast: Run) -> None:
 
 
 # --- changing ---
+
+
+def test_notify_has_a_dry_run(holdfast: Run, db: psycopg.Connection[Any]) -> None:
+    """OPS-1."""
+    bell = "SELECT oid, tgenabled, tgargs FROM pg_trigger WHERE tgname = 'outbox_bell'"
+    before = db.execute(bell.encode()).fetchall()
+    assert holdfast("notify", "never", "--dry-run") == (0, "schema core: would be notify never (it is when_idle)\n", "")
+    told = {"schema": "core", "notify": "always", "before": "when_idle", "dry_run": True}
+    assert json.loads(holdfast("notify", "always", "--dry-run", "--json")[1]) == told
+    assert db.execute(bell.encode()).fetchall() == before
+    assert holdfast("notify", "never") == (0, "schema core: notify never (it was when_idle)\n", "")
+    assert db.execute(bell.encode()).fetchall() != before
 
 
 def test_everything_that_changes_has_a_dry_run(dsn: str, holdfast: Run, db: psycopg.Connection[Any]) -> None:
@@ -219,6 +259,7 @@ def test_replays_by_id_by_file_by_group_and_by_filter(
     assert code == 0
     assert json.loads(out) == {
         "action": "replay", "moved": [str(ids[0])], "left": {}, "dry_run": False, "generation": 0, "purge_at": None,
+        "unknown_generation": False,
     }  # fmt: skip
     code, out, _ = holdfast("failed", "replay", ids[0])
     assert (code, "0 events replayed" in out, "1 event left: pending" in out) == (1, True, True)

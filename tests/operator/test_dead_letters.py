@@ -247,6 +247,53 @@ async def test_an_event_is_cancelled(conn: asyncpg.Connection, operator: Operato
     assert (await actions.restore(operator, [event_id])).left == {"cancelled": 1}
 
 
+async def split(conn: asyncpg.Connection, *handlers: str) -> UUID:
+    """An event that was split among handlers, with a pending delivery for each."""
+    for handler in handlers:
+        await subscribe(conn, handler)
+    (event_id,) = await publish_many(conn, EVENT, 1)
+    version = await conn.fetchval("SELECT version FROM core.registry")
+    await conn.fetch(SPLIT, version, f"*/{EVENT}")
+    assert set(await siblings(conn, event_id)) == set(handlers)
+    return event_id
+
+
+SPLIT = """
+SELECT * FROM core.outbox_split($1, 'outbox_default', 0, ARRAY[$2::text], '{1}', '{9}', '{0001-01-02}',
+                                '{00000000-0000-0000-0000-000000000000}')
+"""
+
+
+async def test_an_event_that_was_split_is_cancelled_by_its_own_id(conn: asyncpg.Connection, operator: Operator) -> None:
+    """LSN-7, LSN-11: for every handler that has not handled it; a delivery's id stands for that one alone."""
+    event_id = await split(conn, HANDLER, "ledger.book", "mail.thank")
+    rows = {name: each["id"] for name, each in (await siblings(conn, event_id)).items()}
+    assert (await actions.cancel(operator, rows["mail.thank"])).moved == [rows["mail.thank"]]
+    done = await actions.cancel(operator, event_id, reason="sent by mistake")
+    assert (set(done.moved), done.left) == ({rows[HANDLER], rows["ledger.book"]}, {"settled": 1})
+    assert {each["failure_reason"] for each in (await siblings(conn, event_id)).values()} == {"cancelled"}
+    assert (await actions.cancel(operator, event_id)).left == {"settled": 3}
+    with pytest.raises(ConfigurationError, match="names no event"):
+        await actions.cancel(operator, uuid4())
+
+
+async def test_an_event_is_found_when_its_published_row_is_gone(conn: asyncpg.Connection, operator: Operator) -> None:
+    """DLQ-4, OBX-5: retention takes the row that was split before the deliveries that failed."""
+    event_id = await split(conn, HANDLER, "mail.thank")
+    open_id, dead = [each["id"] for _, each in sorted((await siblings(conn, event_id)).items(), reverse=True)]
+    await conn.execute("DELETE FROM core.outbox WHERE id = $1", event_id)
+    await conn.execute(
+        """UPDATE core.outbox SET status = 'failed', failure_reason = 'rejected', failed_at = now(), settled_at = now()
+           WHERE id = $1""",
+        dead,
+    )
+    found = await events.detail(operator, event_id)
+    assert (found.event_id, {each.id for each in found.deliveries}) == (event_id, {open_id, dead})
+    assert await failures.resolve(operator, [event_id]) == [dead]
+    assert (await actions.discard(operator, [event_id])).moved == [dead]
+    assert (await actions.cancel(operator, event_id)).moved == [open_id]
+
+
 # --- discard and restore ---
 
 
@@ -260,7 +307,8 @@ async def test_a_discard_can_be_taken_back(conn: asyncpg.Connection, operator: O
     assert done.count == 2
     assert done.purge_at is not None
     now = await conn.fetchval("SELECT now()")
-    assert timedelta(days=6, hours=23) < done.purge_at - now < timedelta(days=7, hours=1)
+    # Forty-five days since it failed, and seven of grace.
+    assert timedelta(days=51, hours=23) < done.purge_at - now < timedelta(days=52, hours=1)
     assert await states(conn) == {"failed": 1, "discarded": 2}
     assert [event.id for event in await failures.page(operator)] == ids[2:]
     assert (await actions.discard(operator, ids)).left == {"discarded": 2}
@@ -316,8 +364,11 @@ async def test_a_corrected_event_takes_the_place_of_a_dead_letter(
     line = await conn.fetchrow("SELECT actor, reason, arguments FROM core.audit WHERE action = 'edit'")
     assert (line["actor"], line["reason"]) == (ACTOR, "the amount was missing")
     assert json.loads(line["arguments"])["new_id"] == str(done.new_id)
-    with pytest.raises(Refused, match="is discarded, not failed"):
+    with pytest.raises(Refused, match="is edited, not failed"):
         await actions.edit(operator, done.id, {"n": 2})
+    assert (await actions.restore(operator, [done.id])).left == {"edited": 1}, "it would run beside the corrected one"
+    (cycle,) = [d.cycles[-1] for d in (await events.detail(operator, event_id)).deliveries if d.id == done.id]
+    assert (cycle.edited_to, cycle.replayed_by) == (done.new_id, ACTOR)
     assert await conn.fetchval("SELECT count(*) FROM core.audit WHERE action = 'edit' AND arguments ? 'refused'") == 1
 
 

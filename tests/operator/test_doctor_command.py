@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
+import asyncpg
 import psycopg
 import pytest
 
 from holdfast.cli import main
 from holdfast.postgres import doctor
+from holdfast.postgres.doctor import look
 from tests.docs.support import read, sections, table
 
 pytestmark = pytest.mark.operator
@@ -138,6 +140,32 @@ def test_only_one_part(here: Run, dsn: str) -> None:
     assert (drift[0], health[0]) == (1, 1)
     assert "column-extra" in drift[1] and "generation-stranded" not in drift[1]
     assert "column-extra" not in health[1] and "generation-stranded" in health[1]
+
+
+def test_drift_that_was_not_looked_for_exits_1(here: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """OBX-3: a deployment must not go on because the comparison took too long."""
+
+    async def too_slow(*_: object) -> NoReturn:
+        raise asyncpg.QueryCanceledError("canceling statement due to statement timeout")
+
+    monkeypatch.setattr(look, "describe", too_slow)
+    code, out, _ = here("doctor", "--only", "drift", "--json")
+    found = json.loads(out)
+    assert (code, found["healthy"]) == (1, False)
+    (blind,) = found["findings"]
+    assert (blind["severity"], blind["code"]) == ("problem", "could-not-look")
+    assert {"tables", "functions", "grants"} <= set(blind["object"].split(", "))
+
+
+def test_health_that_was_not_looked_at_exits_0(here: Run, dsn: str) -> None:
+    """OPS-5: what is in the way of delivery is for whoever watches; a server may not let them see all of it."""
+    with psycopg.connect(dsn) as other:
+        other.execute("LOCK TABLE core.workers IN ACCESS EXCLUSIVE MODE")
+        code, out, _ = here("doctor", "--only", "health", "--json")
+    found = json.loads(out)
+    blind = [finding for finding in found["findings"] if finding["code"] == "could-not-look"]
+    assert blind and {finding["severity"] for finding in blind} == {"warning"}
+    assert (code, found["healthy"]) == (0, True)
 
 
 def test_names_cannot_move_the_cursor(here: Run, dsn: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 from psycopg import sql
 
 from holdfast.postgres import doctor, migrate
-from holdfast.postgres.doctor import Report
+from holdfast.postgres.doctor import Part, Report
 from tests.servers import SessionServer
 
 pytestmark = pytest.mark.operator
@@ -38,9 +38,9 @@ class Visitor:
         parts = urlsplit(dsn)
         return f"postgresql://{self.name}:{PASSWORD}@{parts.hostname}:{parts.port}{parts.path}"
 
-    async def examine(self, dsn: str) -> Report:
+    async def examine(self, dsn: str, *, only: Part | None = None) -> Report:
         async with connected(self.dsn(dsn)) as connection:
-            return await doctor.examine(connection)
+            return await doctor.examine(connection, only=only)
 
 
 @asynccontextmanager
@@ -63,7 +63,10 @@ def visitor(postgres_server: SessionServer) -> Iterator[Visitor]:
 def told(report: Report) -> dict[str, str]:
     """Which checks could not look, by what would help."""
     assert {finding.code for finding in report.findings} <= {"could-not-look"}
-    return {finding.remedy: finding.object for finding in report.findings}
+    spots: dict[str, list[str]] = {}
+    for finding in report.findings:
+        spots.setdefault(finding.remedy, []).append(finding.object)
+    return {remedy: ", ".join(objects) for remedy, objects in spots.items()}
 
 
 async def test_a_login_without_rights_is_told_what_it_lacks(dsn: str, visitor: Visitor) -> None:
@@ -77,7 +80,9 @@ async def test_a_login_without_rights_is_told_what_it_lacks(dsn: str, visitor: V
         "release", "listeners", "generations", "channels", "handlers", "routing", "leases", "single-rows",
     }  # fmt: skip
     assert set(report.passed) == set(report.checks) - unseen - {"sessions", "standbys"}
-    assert report.healthy, "not to see is a warning"
+    assert [finding.object for finding in report.of("problem")] == ["release"], "drift that was not looked for"
+    assert not report.healthy
+    assert (await visitor.examine(dsn, only="health")).healthy, "not to see is a warning"
     assert all("could not look at" in finding.what and "because" in finding.what for finding in report.findings)
 
 
@@ -86,7 +91,7 @@ async def test_drift_is_named_to_everybody(dsn: str, conn: asyncpg.Connection, v
     await conn.execute("ALTER TABLE core.outbox DROP CONSTRAINT outbox_status")
     await conn.execute("GRANT SELECT ON core.outbox TO PUBLIC")
     problems = {finding.code for finding in (await visitor.examine(dsn)).of("problem")}
-    assert problems == {"constraint-missing", "grant-extra"}
+    assert problems == {"constraint-missing", "grant-extra", "could-not-look"}
 
 
 async def test_the_remedies_open_its_eyes(dsn: str, visitor: Visitor) -> None:

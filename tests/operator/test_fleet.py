@@ -8,7 +8,7 @@ import asyncpg
 import pytest
 
 from holdfast.errors import ConfigurationError
-from holdfast.operator import Operator, Refused, generations, handlers
+from holdfast.operator import Operator, Refused, actions, generations, handlers
 from holdfast.operator.generations import Generation
 from tests.operator.support import ACTOR, EVENT, HANDLER, beat, fail, subscribe
 from tests.outbox import Lane, Outbox
@@ -143,6 +143,7 @@ async def test_stranded_events_are_moved(
     outbox = Outbox(conn)
     held = await outbox.hold(Lane(limit=2), channel="outbox_gen_2", generation=2)
     monkeypatch.setattr(generations, "BATCH", 10)
+    await conn.execute("INSERT INTO core.deployments (generation) VALUES (5)")
     dry = await generations.move(operator, 2, 5, dry_run=True)
     assert (dry.moved, dry.left, dry.dry_run) == (24, 2, True)
     done = await generations.move(operator, 2, 5, reason="generation 2 is gone")
@@ -162,9 +163,38 @@ async def test_a_row_whose_lease_has_ended_moves_as_well(conn: asyncpg.Connectio
     outbox = Outbox(conn)
     (held,) = await outbox.hold(Lane(), channel="outbox_gen_2", generation=2)
     await outbox.expire_lease(held.id)
-    assert (await generations.move(operator, 2, 3)).moved == 1
+    assert (await generations.move(operator, 2, 0)).moved == 1
     assert await outbox.deliver(held) == []
     assert await outbox.states(held.id) == ["delivered"]
+
+
+async def test_nothing_is_moved_where_nobody_will_come(conn: asyncpg.Connection, operator: Operator) -> None:
+    """GEN-2: a number that no deployment and no living worker has is a slip of the hand, unless it is meant."""
+    await publish(conn, 1, generation=2)
+    await conn.execute("INSERT INTO core.deployments (generation, retired_at) VALUES (3, now()), (4, NULL), (6, NULL)")
+    await beat(conn, "one", HANDLER, generation=7)
+    for to in (12, 3, 0):
+        for dry_run in (True, False):
+            with pytest.raises(Refused, match=f"generation {to} is no deployment") as refused:
+                await generations.move(operator, 2, to, dry_run=dry_run)
+            assert "--force" in refused.value.remedy
+    for to in (4, 6, 7):
+        assert (await generations.move(operator, 2, to, dry_run=True)).moved == 1
+    assert (await generations.move(operator, 2, 12, force=True)).moved == 1
+    refusals = await conn.fetchval("SELECT count(*) FROM core.audit WHERE arguments ? 'refused'")
+    assert refusals == 3, "of those that were meant"
+    (dead,) = await fail(conn)
+    assert (await actions.replay(operator, [dead], generation=13, dry_run=True)).warning
+    assert (await actions.replay(operator, [dead], generation=6)).warning is None
+
+
+async def test_the_current_generation_is_not_retired_from_psql_either(conn: asyncpg.Connection) -> None:
+    """GEN-2: writers that name none would get one that is gone."""
+    await conn.execute("INSERT INTO core.deployments (generation) VALUES (1), (2)")
+    for force in (True, False):
+        with pytest.raises(asyncpg.ObjectNotInPrerequisiteStateError, match="2 is the current one"):
+            await conn.fetch("SELECT core.generation_retire(2, $1, 'ann')", force)
+    assert await conn.fetchval("SELECT count(*) FROM core.deployments WHERE retired_at IS NULL") == 2
 
 
 @pytest.mark.parametrize(

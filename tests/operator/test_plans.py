@@ -217,6 +217,27 @@ async def test_a_plan_needs_the_rights_of_an_operator_only(conn: asyncpg.Connect
     await operator.connection.execute("RESET ROLE")
 
 
+async def test_what_grew_too_old_before_its_turn_is_skipped(conn: asyncpg.Connection, operator: Operator) -> None:
+    """OBX-5, DLQ-4: the inbox is asked again at each step; a plan that was made by force still has it then."""
+    ids = await fail(conn, 4)
+    made = await plans.create(operator, ids=ids[:2], canary=0, rate=1_000, patience=1.0, generation=0)
+    forced = await plans.create(operator, ids=ids[2:], canary=0, rate=1_000, patience=1.0, generation=0, force=True)
+    assert (made.plan.force, forced.plan.force) == (False, True)
+    await conn.execute("UPDATE core.outbox SET created_at = now() - interval '61 days'")
+    assert (await runner.run(operator, made.plan.id)).preview.skipped == {"too_old": 2}
+    assert (await runner.run(operator, forced.plan.id)).plan.replayed == 2
+    assert await states(conn) == {"failed": 2, "pending": 2}
+
+
+async def test_why_a_plan_is_run_is_in_the_audit(dsn: str, conn: asyncpg.Connection, operator: Operator) -> None:
+    """S17: beside why it was made."""
+    plan = (await plans.create(operator, ids=await fail(conn), canary=0, patience=1.0, generation=0)).plan.id
+    process = await command(dsn, "plans", "run", str(plan), "--yes", "--json", "--reason", "the terminal is back")
+    _, errors = await asyncio.wait_for(process.communicate(), 20)
+    assert process.returncode == 0, errors.decode()
+    assert await conn.fetchval("SELECT reason FROM core.audit WHERE action = 'plan.run'") == "the terminal is back"
+
+
 async def test_a_failure_ratio_stops_the_ramp(
     dsn: str, conn: asyncpg.Connection, operator: Operator, shop: Shop
 ) -> None:

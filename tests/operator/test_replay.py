@@ -9,11 +9,12 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from holdfast import HandlerRegistry
+from holdfast import HandlerRegistry, RetryPolicy
 from holdfast.errors import ConfigurationError
 from holdfast.operator import Operator, Refused, Selection, actions, failures
 from holdfast.operator.arguments import MOST_AT_ONCE
-from tests.acceptance.support import drained, publish_many, running
+from tests.acceptance.support import drained, publish, publish_many, running, settled
+from tests.operator import kept
 from tests.operator.support import ACTOR, EVENT, HANDLER, beat, fail, states, subscribe
 
 pytestmark = pytest.mark.operator
@@ -81,6 +82,24 @@ async def test_the_default_memory_is_that_of_the_registry(conn: asyncpg.Connecti
     )
 
 
+async def test_a_replay_outlives_the_expiry(dsn: str, conn: asyncpg.Connection) -> None:
+    """DLQ-3: it failed while it was in time, was replayed after that, and runs: somebody has decided so."""
+    registry, broken = HandlerRegistry(), True
+
+    @registry.handler(EVENT, name=HANDLER, retry=RetryPolicy(strategy="none"))
+    async def charge_card(event: object) -> None:
+        if broken:
+            raise ValueError("no price")
+
+    id = await publish(conn, EVENT, expires_in=3600)
+    async with running(dsn, registry), Operator(dsn, actor=ACTOR) as operator:
+        await settled(conn, id, "failed")
+        await conn.execute("UPDATE core.outbox SET expires_at = now() - interval '1 second'")
+        broken = False
+        assert (await actions.replay(operator, [id])).count == 1
+        await settled(conn, id)
+
+
 async def test_rows_that_others_hold_are_left(dsn: str, conn: asyncpg.Connection) -> None:
     """E8, B12: an operator never waits for a row."""
     ids = await fail(conn, 3)
@@ -128,17 +147,14 @@ async def test_two_operators_workers_and_retention_at_the_same_rows(dsn: str, co
         connection = await asyncpg.connect(dsn)
         try:
             while not done.is_set():
-                deleted += await connection.fetchval(
-                    """WITH old AS (
-                           SELECT id FROM core.outbox WHERE status = 'delivered' LIMIT 50 FOR UPDATE SKIP LOCKED),
-                       gone AS (DELETE FROM core.outbox o USING old WHERE o.id = old.id RETURNING 1)
-                       SELECT count(*) FROM gone"""
-                )
+                deleted += kept.swept(await kept.sweep(connection)).get("tombstones", 0)
                 await asyncio.sleep(0.01)
         finally:
             await connection.close()
 
     async with running(dsn, registry):
+        # Now, and not before: a worker that had known it would delete what it delivers.
+        await kept.policy(conn, "outbox_row", 0, 0)
         sweeper = asyncio.create_task(sweep())
         try:
             await asyncio.gather(replay("ann", dead), replay("bob", dead[::-1]))

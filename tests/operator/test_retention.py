@@ -635,6 +635,55 @@ async def test_a_sweep_that_fails_does_not_silence_the_worker(dsn: str, conn: as
     assert len(facts.notices("sweep_failed")) == 1
 
 
+async def test_a_row_that_cannot_go_stops_nothing_else(dsn: str, conn: asyncpg.Connection, eager: None) -> None:
+    """OBX-5, E7: its step and class wait for the next pass; everything else is swept, and it is told once."""
+    (stuck,) = await rows(conn, "tombstone", 60, content_class="billing", deleted=8)
+    await rows(conn, "tombstone", 60, 3, deleted=8)
+    await rows(conn, "discarded", 60, 2, deleted=8)
+    await conn.execute("CREATE TABLE public.invoices (event uuid REFERENCES core.outbox)")
+    try:
+        await conn.execute("INSERT INTO public.invoices VALUES ($1)", stuck)
+        facts = Facts()
+        async with running(dsn, idle(), facts):
+            (first, *_) = await until(lambda: facts.notices("retention_swept"), what="the pass is told")
+            turns = len(facts.notices("retention_swept"))
+            await rows(conn, "discarded", 60, 1, deleted=8)
+            await until(lambda: len(facts.notices("retention_swept")) > turns, what="another pass")
+        assert first.details == {"tombstones": 3, "discarded": 2}
+        assert await ids(conn) == {stuck}
+        (notice,) = facts.notices("sweep_failed")
+        assert (notice.level, notice.details["step"], notice.details["content_class"]) == (
+            "error", "tombstones", "billing",
+        )  # fmt: skip
+        assert (notice.details["sqlstate"], str(stuck) in repr(notice)) == ("23503", False)
+        assert "invoices" in str(notice.details["error"]) and notice.details["remedy"]
+        async with Operator(dsn, actor=ANN) as ann:
+            (left,) = (await retention.sweep(ann)).refused
+        assert (left.step, left.content_class, left.sqlstate) == ("tombstones", "billing", "23503")
+    finally:
+        await conn.execute("DROP TABLE public.invoices")
+
+
+SWEEPS = (
+    "SELECT core.retention_sweep('delivered', 'operations', '-infinity', 10, $1)",
+    "SELECT core.sweep_inbox(0, 10, 10, $1)",
+    "SELECT core.sweep_keys('', '', 10, $1)",
+)
+
+
+async def test_a_worker_cannot_speak_for_a_person(conn: asyncpg.Connection) -> None:
+    """S17, OBX-2: only operators and the owner name an actor; a worker sweeps without one."""
+    for statement in SWEEPS:
+        for role, actor in (("holdfast_operator", ANN), ("holdfast_owner", ANN), ("holdfast_worker", None)):
+            async with conn.transaction():
+                await conn.execute(f"SET LOCAL ROLE {role}")
+                await conn.fetch(statement, actor)
+        with pytest.raises(asyncpg.InsufficientPrivilegeError, match="p_actor is for operators"):
+            async with conn.transaction():
+                await conn.execute("SET LOCAL ROLE holdfast_worker")
+                await conn.fetch(statement, ANN)
+
+
 async def test_a_pass_goes_on_after_a_fault(conn: asyncpg.Connection, other: asyncpg.Connection) -> None:
     """OBX-5: where it was, with smaller batches."""
     await rows(conn, "delivered", 46, 10)

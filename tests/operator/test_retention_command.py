@@ -144,6 +144,22 @@ def test_erase(holdfast: Run, database: Callable[..., Any]) -> None:
     assert (code, "domain_id" in err) == (2, True)
 
 
+def test_what_a_sweep_had_to_leave(holdfast: Run, database: Callable[..., Any]) -> None:
+    """OBX-5, OPS-1: it is named, the rest is swept, and the command fails."""
+    (stuck,) = database(rows, "tombstone", 60, content_class="billing", deleted=8)
+    database(rows, "discarded", 60, deleted=8)
+    database(value, "CREATE TABLE public.invoices (event uuid REFERENCES core.outbox)")
+    try:
+        database(value, f"INSERT INTO public.invoices VALUES ('{stuck}')")
+        code, out, _ = holdfast("retention", "sweep", "--yes")
+        assert (code, "! left tombstones" in out, "billing" in out, "invoices" in out) == (1, True, True, True)
+        assert database(value, "SELECT count(*) FROM core.outbox") == 1
+        code, out, _ = holdfast("retention", "sweep", "--yes", "--json")
+        assert (code, [each["sqlstate"] for each in json.loads(out)["refused"]]) == (1, ["23503"])
+    finally:
+        database(value, "DROP TABLE public.invoices")
+
+
 def test_archive(holdfast: Run, database: Callable[..., Any]) -> None:
     """DLQ-2, OPS-1: list, show, replay, discard and restore."""
     first, second = database(archived, 2, 2)
@@ -157,6 +173,14 @@ def test_archive(holdfast: Run, database: Callable[..., Any]) -> None:
     assert (code, json.loads(out)["payload"]) == (0, {"card": "4111"})
     code, out, err = holdfast("archive", "replay", str(first))
     assert (code, "--yes" in err) == (2, True)
+    one_event = "(SELECT min(original_id::text)::uuid FROM core.archive)"
+    event = str(database(value, f"UPDATE core.archive SET origin_id = {one_event} RETURNING origin_id"))
+    code, out, err = holdfast("archive", "discard", event)
+    assert (code, "Discard 2 of the archive" in err) == (2, True), "rows, and not what they were named by"
+    code, out, err = holdfast("archive", "replay", event, str(first))
+    assert (code, "Replay 2 from the archive" in err) == (2, True)
+    code, out, _ = holdfast("archive", "replay", str(first), "--yes", "--dry-run", "--generation", "7")
+    assert (code, "generation 7 is no deployment" in " ".join(out.split())) == (0, True)
     code, out, _ = holdfast("archive", "replay", str(first), "--yes", "--json", "--generation", "0")
     assert (code, json.loads(out)["left"]) == (0, {})
     assert database(value, "SELECT status FROM core.outbox") == "pending"

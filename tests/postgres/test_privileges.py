@@ -72,7 +72,8 @@ SCHEMA: dict[str, set[str]] = {role: {"USAGE"} for role in RUNTIME}
 # Called by other functions, by triggers and by defaults; nobody has them by name.
 INTERNAL = {
     "outbox_fill", "outbox_notify", "require_source", "outbox_retime", "sibling_id", "audit_append", "audit_rows",
-    "audit_is_kept", "require_ids", "row_outcomes", "replay_rows", "plan_observe",
+    "audit_is_kept", "require_ids", "require_operator", "row_outcomes", "replay_rows", "plan_observe",
+    "discarded_until",
 }  # fmt: skip
 
 # --- of the archive and of retention ---

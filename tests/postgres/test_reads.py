@@ -10,6 +10,7 @@ from typing import Any
 import asyncpg
 import pytest
 
+from holdfast.cli.output import print_json
 from holdfast.cli.status import as_data, warnings
 from holdfast.errors import MigrationError
 from holdfast.postgres import bell, ddl, reads
@@ -162,13 +163,12 @@ async def test_an_operator_may_look(conn: asyncpg.Connection) -> None:
     await conn.execute("RESET ROLE")
 
 
-async def test_the_answer_is_json(conn: asyncpg.Connection) -> None:
+async def test_the_answer_is_json(conn: asyncpg.Connection, capsys: pytest.CaptureFixture[str]) -> None:
     """OPS-1: whatever is in it."""
-    from holdfast.cli.status import _plain
-
     await publish(conn)
     await beat(conn, "one", "billing.charge_card")
-    found = json.loads(json.dumps(as_data("core", await reads.status(conn)), default=_plain))
+    print_json(as_data("core", await reads.status(conn)))
+    found = json.loads(capsys.readouterr().out)
     assert found["pending"] == 1
     assert found["workers"][0]["name"] == "one"
 
@@ -189,6 +189,7 @@ async def test_settled_rows_are_never_read(conn: asyncpg.Connection) -> None:
         for name, values in (
             ("count_open", {"most": reads.MOST}),
             ("count_failed", {"most": reads.MOST}),
+            ("count_archived", {"most": reads.MOST}),
             ("list_lanes", {"most_lanes": 200, "most_in_lane": 10_000, "silence": reads.SILENCE}),
             ("list_unserved", {"silence": reads.SILENCE}),
         ):

@@ -13,7 +13,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from holdfast.cli import environment, main
+from holdfast.cli import environment, main, output
 from holdfast.errors import ConfigurationError, SchemaMismatch
 from holdfast.postgres import migrate
 from holdfast.postgres.migrate import AppliedMigration, Holdings, Plan, Removal, Step
@@ -234,6 +234,42 @@ def test_what_the_database_says_is_told_in_a_line(
     monkeypatch.setattr(migrate, "plan", fail)
     code, _, err = holdfast("migrate", "plan", "--dsn", "postgresql://h/db")
     assert (code, err.splitlines()) == (1, expected)
+
+
+def test_an_error_does_not_move_the_cursor(holdfast: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S22: it may quote what a producer or an administrator wrote, who must not speak to the operator's terminal."""
+
+    async def refuse(*_arguments: Any, **_options: Any) -> Plan:
+        raise migrate.MigrationRefused("the table x\x1b[2J\x9b31m\u202e\nall is well", "drop \x07\u2066it")
+
+    monkeypatch.setattr(migrate, "plan", refuse)
+    code, _, err = holdfast("migrate", "plan", "--dsn", "postgresql://h/db")
+    assert code == 1
+    assert err == "error: the table x\\x1b[2J\\x9b31m\\u202e all is well\ntry: drop \\x07\\u2066it\n"
+
+
+# C0, DEL, C1, line separators, and what turns the direction of writing.
+HOSTILE = "".join(
+    map(chr, [*range(0x20), *range(0x7F, 0xA0), 0x061C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A)])
+)
+
+
+def test_json_is_readable_and_holds_nothing_that_a_terminal_obeys(capsys: pytest.CaptureFixture[str]) -> None:
+    """S22: only those characters are escaped; a parser gets back what was written."""
+    value = {f"name{HOSTILE}": [f"ünïcode 事件 \\{HOSTILE}"]}
+    output.print_json(value, indent=None)
+    out = capsys.readouterr().out
+    assert json.loads(out) == value
+    assert set(HOSTILE) & set(out) == {"\n"} and out.count("\n") == 1
+    assert "ünïcode 事件" in out and "\\u009b" in out and "\\u202e" in out
+    output.print_json(value)
+    assert json.loads(capsys.readouterr().out) == value
+
+
+def test_a_cell_holds_nothing_that_a_terminal_obeys() -> None:
+    """S22."""
+    assert not set(HOSTILE) & set(output.clean(HOSTILE))
+    assert output.clean("ünïcode 事件 [/]") == "ünïcode 事件 [/]"
 
 
 def test_a_fault_of_ours_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:

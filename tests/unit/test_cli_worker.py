@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import io
 import itertools
 import json
@@ -20,7 +21,7 @@ import structlog
 
 from holdfast import HandlerRegistry, WorkerSettings
 from holdfast.cli import logs, main
-from holdfast.cli.worker import child_command, load_registry
+from holdfast.cli.worker import _sentry, child_command, load_registry
 from holdfast.errors import ConfigurationError
 from holdfast.telemetry import Fact, Notice
 from holdfast.worker import supervisor
@@ -116,6 +117,42 @@ def test_a_registry_without_handlers_is_refused(
         main(["worker", "hf_app:registry"])
     assert end.value.code == 2
     assert "has no handlers" in capsys.readouterr().err
+
+
+# --- Sentry ---
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_an_address_of_sentry_that_is_none_exits_2(
+    app: Callable[[str, str], None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    processes: str,
+) -> None:
+    """DLQ-6, S8: before any process is started, and the key in it is not shown."""
+    app("hf_app", "from holdfast import HandlerRegistry\nregistry = HandlerRegistry()\n")
+    monkeypatch.setenv("HOLDFAST_DSN", "postgresql://app@127.0.0.1:1/none")
+    monkeypatch.setenv("SENTRY_DSN", f"ftp://{SECRET}@sentry.example.org/1")
+    monkeypatch.setattr(logs, "configure", lambda: None)
+    with pytest.raises(SystemExit) as end:
+        main(["--debug", "worker", "hf_app:registry", "--processes", processes])
+    err = capsys.readouterr().err
+    assert end.value.code == 2
+    assert "error: SENTRY_DSN is no address of Sentry" in err
+    assert SECRET not in err
+
+
+def test_without_the_extra_sentry_is_not_told_and_the_worker_works(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """DLQ-6: the variable may be meant for others."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    with _sentry("https://key@sentry.example.org/1") as observers:
+        assert observers == ()
+    assert capsys.readouterr().err == "note: SENTRY_DSN is set and not used; pip install 'holdfast[sentry]'\n"
+    with _sentry(None) as observers:
+        assert observers == ()
+    assert capsys.readouterr().err == ""
 
 
 # --- several processes ---

@@ -10,8 +10,9 @@ import pytest
 from holdfast import WorkerSettings
 from holdfast.postgres.deliveries import Interest
 from holdfast.telemetry import Notice
-from holdfast.worker import maintenance
-from holdfast.worker.maintenance import Maintenance, Reports
+from holdfast.worker import reports
+from holdfast.worker.maintenance import Maintenance
+from holdfast.worker.reports import Reports
 
 
 class Clock:
@@ -25,7 +26,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(maintenance, "time", made)
+    monkeypatch.setattr(reports, "time", made)
     return made
 
 

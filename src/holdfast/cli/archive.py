@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -19,7 +19,7 @@ from holdfast.cli.options import (
     spread,
 )
 from holdfast.cli.output import first_line, print_json, print_line, print_table, shown
-from holdfast.operator import archive
+from holdfast.operator import Operator, archive
 from holdfast.operator.actions import Moved
 
 app = typer.Typer(help="Dead letters in the archive.", no_args_is_help=True)
@@ -98,22 +98,27 @@ def replay(
     force: ForceOption = False,
 ) -> None:
     """Move archived dead letters back into the outbox, to be delivered again."""
-    change.confirm(f"Replay {len(ids)} from the archive?")
-    moved = target.run(
-        lambda operator: archive.replay(
-            operator, ids, generation=generation, reason=change.reason, force=force, dry_run=change.dry_run
-        )
-    )
-    _told(moved, change, "replayed")
+
+    async def act(operator: Operator) -> Moved:
+        numbers = await archive.resolve(operator, ids)
+        change.confirm(f"Replay {len(numbers):,} from the archive?")
+        options: dict[str, Any] = {"generation": generation, "force": force}
+        return await archive.replay(operator, numbers, **options, reason=change.reason, dry_run=change.dry_run)
+
+    _told(target.run(act), change, "replayed")
 
 
 @app.command()
 @spread
 def discard(target: Target, change: Change, ids: NumbersArgument) -> None:
     """Set archived dead letters aside, until retention disposes of them."""
-    change.confirm(f"Discard {len(ids)} of the archive?")
-    moved = target.run(lambda operator: archive.discard(operator, ids, reason=change.reason, dry_run=change.dry_run))
-    _told(moved, change, "discarded")
+
+    async def act(operator: Operator) -> Moved:
+        numbers = await archive.resolve(operator, ids)
+        change.confirm(f"Discard {len(numbers):,} of the archive?")
+        return await archive.discard(operator, numbers, reason=change.reason, dry_run=change.dry_run)
+
+    _told(target.run(act), change, "discarded")
 
 
 @app.command()
@@ -131,5 +136,7 @@ def _told(moved: Moved, change: Change, done: str) -> None:
         print_line(f"{moved.count} {change.would}{done}")
         for outcome, count in moved.left.items():
             print_line(f"! {count} left: {outcome}", "yellow")
+        if moved.warning:
+            print_line(f"! {moved.warning}", "yellow")
     if not moved.moved:
         raise typer.Exit(1)

@@ -47,6 +47,11 @@ def listen_dsn(option: str | None) -> str | None:
     return _without_driver(found) if found else None
 
 
+def sentry_dsn() -> str | None:
+    """Where dead letters are told, besides the log."""
+    return os.environ.get("SENTRY_DSN") or None
+
+
 def schema(option: str | None) -> str:
     """The schema's name."""
     return option or os.environ.get("HOLDFAST_SCHEMA") or "core"

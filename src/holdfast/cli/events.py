@@ -63,6 +63,7 @@ def cancel(where: Target, id: IdArgument, change: Change) -> None:
     if change.as_json:
         output.print_json(done)
     else:
-        output.print_line(f"{id} {change.would}cancelled" if done.moved else f"{id} is settled already")
+        several = f" for {done.count} handlers" if done.count > 1 else ""
+        output.print_line(f"{id} {change.would}cancelled{several}" if done.moved else f"{id} is settled already")
     if not done.moved:
         raise typer.Exit(1)

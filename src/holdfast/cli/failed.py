@@ -230,6 +230,8 @@ def _tell(done: Moved, change: Change, verb: str) -> None:
         output.print_line(f"{_events(done.count)} {change.would}{verb}{where_to}{until}")
         for what, count in done.left.items():
             output.print_line(f"{_events(count)} left: {_LEFT.get(what, what)}", "yellow")
+        if done.warning:
+            output.print_line(done.warning, "yellow")
     if not done.moved:
         raise typer.Exit(1)
 
@@ -240,6 +242,7 @@ _LEFT = {
     "missing": "gone",
     "stripped": "retention has taken their payload",
     "failed": "not discarded",
+    "edited": "a corrected event has taken their place",
 }
 
 

@@ -66,13 +66,17 @@ def move(
     generation: NumberArgument,
     to: Annotated[int, typer.Option("--to", metavar="NUMBER", help="The generation whose workers should handle them.")],
     change: Change,
+    force: Annotated[
+        bool, typer.Option("--force", help="Although no deployment and no living worker has that number.")
+    ] = False,
 ) -> None:
     """Move the waiting events of a generation to another one. What a worker holds stays with it."""
 
     async def act(operator: Operator) -> MovedGeneration:
-        found = await generations.move(operator, generation, to, reason=change.reason, dry_run=True)
+        options: dict[str, Any] = {"force": force, "reason": change.reason}
+        found = await generations.move(operator, generation, to, **options, dry_run=True)
         change.confirm(f"Move {found.moved} events from generation {generation} to {to}?")
-        return found if change.dry_run else await generations.move(operator, generation, to, reason=change.reason)
+        return found if change.dry_run else await generations.move(operator, generation, to, **options)
 
     done = where.run(act)
     if change.as_json:

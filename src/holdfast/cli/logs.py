@@ -6,14 +6,13 @@ An application that has set up structlog or logging itself keeps what it set up.
 from __future__ import annotations
 
 import logging
-import re
 import sys
 from typing import TextIO
 
 import structlog
 from structlog.typing import EventDict, Processor
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+from holdfast.cli.output import CONTROL
 
 
 def configure(stream: TextIO | None = None) -> None:
@@ -59,4 +58,4 @@ def _one_line(_logger: object, _method: str, entry: EventDict) -> EventDict:
 
 
 def _escaped(text: str) -> str:
-    return _CONTROL.sub(lambda match: ascii(match[0])[1:-1], text)
+    return CONTROL.sub(lambda match: ascii(match[0])[1:-1], text)

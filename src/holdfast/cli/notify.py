@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from enum import StrEnum
 from typing import Annotated
 
 import typer
 
-from holdfast.cli import environment
+from holdfast.cli import environment, output
 from holdfast.cli.environment import DsnOption, SchemaOption
+from holdfast.cli.options import JsonOption
 from holdfast.postgres import bell
 
 
@@ -32,15 +32,18 @@ def notify(
     ] = None,
     dsn: DsnOption = None,
     schema: SchemaOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would change, and change nothing.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Set when publishing wakes the workers, for everybody who uses the schema."""
     name, address = environment.schema(schema), environment.dsn(dsn)
-    if mode is None:
-        now = before = asyncio.run(bell.mode(address, name))
+    if mode is None or dry_run:
+        before = asyncio.run(bell.mode(address, name))
     else:
-        now, before = mode.value, asyncio.run(bell.set_mode(address, mode.value, name))
+        before = asyncio.run(bell.set_mode(address, mode.value, name))
+    now = before if mode is None else mode.value
     if as_json:
-        typer.echo(json.dumps({"schema": name, "notify": now, "before": before}))
-    else:
-        typer.echo(f"schema {name}: notify {now}" + (f" (it was {before})" if now != before else ""))
+        output.print_json({"schema": name, "notify": now, "before": before, "dry_run": dry_run}, indent=None)
+        return
+    change = f" (it {'is' if dry_run else 'was'} {before})" if now != before else ""
+    output.print_line(f"schema {name}: {'would be ' if dry_run else ''}notify {now}{change}")

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, is_dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Final
 from uuid import UUID
 
 from pydantic import BaseModel
@@ -16,7 +16,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+# What moves a cursor, starts a line, or turns the direction of writing so that a line reads as another one.
+CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 def console() -> Console:
@@ -25,7 +26,9 @@ def console() -> Console:
 
 
 def print_json(value: object, *, indent: int | None = 2) -> None:
-    print(json.dumps(value, indent=indent, default=_plain, ensure_ascii=False), flush=True)
+    text = json.dumps(value, indent=indent, default=_plain, ensure_ascii=False)
+    # The only one that JSON has outside of strings is the line break of the indentation.
+    print(CONTROL.sub(lambda match: match[0] if match[0] == "\n" else f"\\u{ord(match[0]):04x}", text), flush=True)
 
 
 def _plain(value: object) -> Any:
@@ -43,10 +46,15 @@ def _plain(value: object) -> Any:
 
 
 def print_table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    table = Table(*headers, box=None, header_style="dim", pad_edge=False)
+    console().print(table(headers, rows))
+
+
+def table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
+    """A table that takes no cell for markup."""
+    made = Table(*headers, box=None, header_style="dim", pad_edge=False)
     for row in rows:
-        table.add_row(*(Text(shown(cell), overflow="fold") for cell in row))
-    console().print(table)
+        made.add_row(*(Text(shown(cell), overflow="fold") for cell in row))
+    return made
 
 
 def print_line(text: str, style: str = "") -> None:
@@ -69,7 +77,7 @@ def shown(value: object) -> str:
 
 
 def clean(text: str) -> str:
-    return _CONTROL.sub(lambda match: " " if match[0] in "\n\t" else ascii(match[0])[1:-1], text)
+    return CONTROL.sub(lambda match: " " if match[0] in "\n\t" else ascii(match[0])[1:-1], text)
 
 
 def first_line(text: str | None, longest: int = 100) -> str:

@@ -122,7 +122,7 @@ def run(where: Target, plan: PlanArgument, change: Change) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         with _bar(found.plan, change.as_json) as told:
-            return await runner.run(operator, plan, on_progress=told, stop=stop)
+            return await runner.run(operator, plan, reason=change.reason, on_progress=told, stop=stop)
 
     done = where.run(act)
     _show(done, change.as_json)

@@ -8,6 +8,7 @@ from typing import Final
 
 import asyncpg
 
+from holdfast.cli.output import clean
 from holdfast.errors import ConfigurationError, HoldfastError
 from holdfast.redact import redact_dsn
 
@@ -54,4 +55,4 @@ def _remedy(error: BaseException) -> str:
 
 
 def _one_line(text: str) -> str:
-    return redact_dsn(" ".join(text.split()))
+    return clean(redact_dsn(" ".join(text.split())))

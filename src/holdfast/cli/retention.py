@@ -77,9 +77,14 @@ def sweep(target: Target, change: Change) -> None:
     done = target.run(run)
     if change.as_json:
         print_json({"dry_run": False, "due": as_data(due)["due"], **asdict(done)})
-        return
-    print_table(["swept", "rows"], [(STEPS[step], count) for step, count in done.swept.items() if count])
-    print_line(f"{done.total:,} rows in {done.batches} batches, the longest took {done.longest * 1000:.0f} ms", "dim")
+    else:
+        print_table(["swept", "rows"], [(STEPS[step], count) for step, count in done.swept.items() if count])
+        longest = f"the longest took {done.longest * 1000:.0f} ms"
+        print_line(f"{done.total:,} rows in {done.batches} batches, {longest}", "dim")
+        for left in done.refused:
+            print_line(f"! left {STEPS[left.step]} of {left.content_class or 'all classes'}: {left.error}", "yellow")
+    if done.refused:
+        raise typer.Exit(1)
 
 
 @app.command("set")

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from datetime import datetime
 from typing import Annotated, Any
-from uuid import UUID
 
 import typer
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.cli import environment
+from holdfast.cli import environment, output
 from holdfast.cli.environment import DsnOption, SchemaOption
 from holdfast.postgres import migrate, reads
 from holdfast.postgres.connection import Address, connect
@@ -58,10 +55,10 @@ async def _look(address: str, schema: str, as_json: bool, interval: float | None
 @contextmanager
 def _shower(schema: str, as_json: bool, again: bool) -> Iterator[Callable[[Status], None]]:
     """How a look is shown: as JSON, on a screen that is drawn anew, or as lines."""
-    console = Console()
+    console = output.console()
     if as_json:
         indent = None if again else 2
-        yield lambda found: print(json.dumps(as_data(schema, found), indent=indent, default=_plain), flush=True)
+        yield lambda found: output.print_json(as_data(schema, found), indent=indent)
     elif again and console.is_terminal:
         with Live(console=console, auto_refresh=False, screen=True) as live:
             yield lambda found: live.update(_shown(schema, found), refresh=True)
@@ -82,6 +79,7 @@ def as_data(schema: str, found: Status) -> dict[str, Any]:
         "abandoned": found.abandoned,
         "delayed": found.delayed,
         "failed": found.failed,
+        "archived": found.archived,
         "oldest_pending_s": found.oldest,
         "limits": {"open": MOST, "failed": MOST, "open_in_lane": MOST_IN_LANE, "lanes": MOST_LANES},
         "open_is_more": found.open_is_more,
@@ -92,20 +90,12 @@ def as_data(schema: str, found: Status) -> dict[str, Any]:
     }
 
 
-def _plain(value: object) -> str:
-    if isinstance(value, datetime):
-        return value.isoformat()
-    if isinstance(value, UUID):
-        return str(value)
-    raise TypeError(type(value).__name__)
-
-
 # --- for people ---
 
 
 def _shown(schema: str, found: Status) -> RenderableType:
     parts: list[RenderableType] = [_counts(schema, found)]
-    parts += [Text(f"! {warning}", style="yellow") for warning in warnings(found)]
+    parts += [Text(output.clean(f"! {warning}"), style="yellow") for warning in warnings(found)]
     if found.lanes:
         parts.append(_lanes(found))
     parts.append(_workers(found) if found.workers else Text("no workers", style="yellow"))
@@ -114,16 +104,17 @@ def _shown(schema: str, found: Status) -> RenderableType:
 
 def _counts(schema: str, found: Status) -> RenderableType:
     more = "+" if found.open_is_more else ""
-    line = Text(f"schema {schema}  ", style="dim")
+    line = Text(output.clean(f"schema {schema}  "), style="dim")
     for name, value in (
         ("pending", f"{found.pending}{more}"),
         ("in flight", f"{found.in_flight}{more}"),
         ("delayed", f"{found.delayed}{more}"),
         ("failed", f"{found.failed}{'+' if found.failed_is_more else ''}"),
+        *([("archived", f"{found.archived}{'+' if found.archived_is_more else ''}")] if found.archived else []),
         ("oldest", "-" if found.oldest is None else f"{found.oldest:.1f} s"),
         ("notify", found.bell or "missing"),
     ):
-        line.append(f" {name} ", style="dim").append(value, style="bold")
+        line.append(f" {name} ", style="dim").append(output.clean(value), style="bold")
     return line
 
 
@@ -155,29 +146,29 @@ def warnings(found: Status) -> list[str]:
 
 
 def _lanes(found: Status) -> Table:
-    table = Table("lane", "channel", "generation", "open", "oldest due", "owed to", box=None, header_style="dim")
+    rows: list[tuple[object, ...]] = []
     for lane in found.lanes:
         open_ = f"{lane.open}{'+' if lane.open >= MOST_IN_LANE else ''}"
         oldest = "-" if lane.oldest is None else f"{lane.oldest:.1f} s"
         owed = ", ".join(lane.handlers) or "nobody"
-        table.add_row(lane.route, lane.channel, str(lane.generation), open_, oldest, owed)
+        rows.append((lane.route, lane.channel, lane.generation, open_, oldest, owed))
     if len(found.lanes) >= MOST_LANES:
-        table.add_row("… and more", "", "", "", "", "")
-    return table
+        rows.append(("… and more", "", "", "", "", ""))
+    return output.table(("lane", "channel", "generation", "open", "oldest due", "owed to"), rows)
 
 
 def _workers(found: Status) -> Table:
-    table = Table(
-        "worker", "process", "version", "generation", "channels", "handlers", "heartbeat", box=None, header_style="dim"
-    )
-    for worker in found.workers:
-        table.add_row(
+    headers = ("worker", "process", "version", "generation", "channels", "handlers", "heartbeat")
+    rows = [
+        (
             worker.name,
             f"{worker.host}:{worker.pid}",
             worker.version,
-            str(worker.generation),
+            worker.generation,
             ", ".join(worker.channels),
-            str(len(worker.handlers)),
+            len(worker.handlers),
             f"{worker.silent_for:.0f} s ago" if worker.living else f"SILENT for {worker.silent_for:.0f} s",
         )
-    return table
+        for worker in found.workers
+    ]
+    return output.table(headers, rows)

@@ -57,6 +57,10 @@ def _delivery(each: Delivery) -> None:
         for line in each.last_error.splitlines():
             output.print_line(f"  {line}", "red")
     for number, cycle in enumerate(each.cycles, start=1):
+        if cycle.edited_to is not None:
+            corrected = f"corrected {output.shown(cycle.replayed_at)} by {cycle.replayed_by}"
+            output.print_line(f"  {corrected}: {cycle.edited_to} has taken its place")
+            continue
         output.print_line(
             f"  cycle {number}: {cycle.attempts} attempts, failed {output.shown(cycle.failed_at)} in generation "
             f"{cycle.generation}, replayed {output.shown(cycle.replayed_at)} by {cycle.replayed_by}: "

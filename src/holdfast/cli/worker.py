@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
+import importlib.util
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from typing import Annotated
 
@@ -24,6 +24,7 @@ from holdfast.handlers import HandlerRegistry
 from holdfast.observability.logging import log_fact
 from holdfast.postgres.connection import CONNECTION_FAULTS, Address, connect
 from holdfast.settings import WorkerSettings
+from holdfast.telemetry import Observer
 from holdfast.worker import process
 from holdfast.worker.readiness import require_ready
 from holdfast.worker.supervisor import Supervisor, end_with_parent
@@ -111,11 +112,32 @@ def worker(
     address = environment.dsn(dsn)
     registry = load_registry(target)
     logs.configure()
-    if processes == 1:
-        process.run(_work(Worker(address, registry, settings), lifeline))
-    else:
-        asyncio.run(_supervise(target, address, settings, processes))
+    with _sentry(environment.sentry_dsn()) as observers:
+        if processes == 1:
+            process.run(_work(Worker(address, registry, settings, observers=(log_fact, *observers)), lifeline))
+        else:
+            # Each child tells its own dead letters; here a bad address is found before any of them is started.
+            asyncio.run(_supervise(target, address, settings, processes))
     _leave()
+
+
+@contextlib.contextmanager
+def _sentry(dsn: str | None) -> Iterator[tuple[Observer, ...]]:
+    """The observer that tells Sentry, when there is one to tell and the means to do it."""
+    if dsn is None:
+        yield ()
+    elif importlib.util.find_spec("sentry_sdk") is None:
+        print("note: SENTRY_DSN is set and not used; pip install 'holdfast[sentry]'", file=sys.stderr)
+        yield ()
+    else:
+        from holdfast.integrations.sentry import SentryObserver
+
+        try:
+            sentry = SentryObserver(dsn)
+        except ConfigurationError as error:
+            raise ConfigurationError("SENTRY_DSN", error.problem, error.remedy) from None
+        with sentry:
+            yield (sentry,)
 
 
 def load_registry(target: str) -> HandlerRegistry:

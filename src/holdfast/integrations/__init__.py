@@ -1,1 +1,1 @@
-"""Holdfast beside other frameworks. Each module imports its framework, and nothing else imports the module."""
+"""Holdfast beside other frameworks. Each module imports its framework, and only the command line imports the module."""

@@ -36,6 +36,7 @@ def render(status: Status, notifications: Notifications) -> str:
             _gauge("outbox_in_flight", "Events that a worker holds under a lease.", status.in_flight),
             _gauge("outbox_abandoned", "Events in flight whose lease has ended.", status.abandoned),
             _gauge("outbox_failed", "Events that failed for good and wait for an operator.", status.failed),
+            _gauge("outbox_archived", "Events that failed for good and were moved to the archive.", status.archived),
             _gauge("outbox_count_limit", "Where these counts end: one that equals it means or more.", MOST),
             _gauge("outbox_oldest_seconds", "Since when the first pending event is due.", status.oldest or 0.0),
             _gauges("lane_open", "Open events of a lane.", _by_lane(status.lanes, lambda lane: lane.open)),

@@ -37,10 +37,21 @@ class Moved:
     dry_run: bool = False
     generation: int | None = None  # of a replay: where to
     purge_at: datetime | None = None  # of what was discarded: when the first of it is disposed of
+    unknown_generation: bool = False  # of a replay: no deployment and no living worker has that generation
 
     @property
     def count(self) -> int:
         return len(self.moved)
+
+    @property
+    def warning(self) -> str | None:
+        """What whoever did this should know."""
+        if not self.unknown_generation:
+            return None
+        return (
+            f"generation {self.generation} is no deployment and no worker serves it: the events wait until one does; "
+            "holdfast generations list has those that are known"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +82,7 @@ async def replay(
         found = await operator.fetch(
             "replay_rows", ids=rows, generation=into, actor=operator.actor, reason=reason, force=force
         )
-        moved = _moved("replay", found, dry_run, generation=into)
+        moved = _moved("replay", found, dry_run, generation=into, unknown_generation=not await operator.knows(into))
         if not moved.moved and set(moved.left) == {"too_old"}:
             raise Refused(
                 f"{len(rows)} failed before what the inbox remembers: their handlers may have handled them",
@@ -146,13 +157,27 @@ async def note(operator: Operator, group: str, text: str | None, *, dry_run: boo
 
 
 async def cancel(operator: Operator, id: UUID | str, *, reason: str | None = None, dry_run: bool = False) -> Moved:
-    """Stop an event that waits or runs. Its handler, if one runs, is told to end."""
-    row = arguments.identity(id)
-    async with operator.changing("cancel", dry_run=dry_run, reason=arguments.reason(reason), id=row):
-        if not await operator.fetch("read_handler", id=row):
-            raise ConfigurationError("id", f"{row} names no event", "holdfast events list has those that are open")
-        stopped = (await operator.fetch("cancel_row", id=row, actor=operator.actor, reason=reason))[0][0]
-    return Moved("cancel", [row] if stopped else [], {} if stopped else {"settled": 1}, dry_run)
+    """Stop an event that waits or runs, for every handler if it was split. A handler that runs is told to end."""
+    asked = arguments.identity(id)
+    stopped: list[UUID] = []
+    async with operator.changing("cancel", dry_run=dry_run, reason=arguments.reason(reason), id=asked):
+        rows = await _deliveries(operator, asked)
+        while True:
+            for row in rows:
+                if (await operator.fetch("cancel_row", id=row, actor=operator.actor, reason=reason))[0][0]:
+                    stopped.append(row)
+            seen, rows = rows, await _deliveries(operator, asked)
+            if stopped or rows == seen:
+                break  # else it was split at this very moment
+    left = len(rows) - len(stopped)
+    return Moved("cancel", stopped, {"settled": left} if left else {}, dry_run)
+
+
+async def _deliveries(operator: Operator, asked: UUID) -> list[UUID]:
+    rows = [row["id"] for row in await operator.fetch("resolve_deliveries", id=asked)]
+    if not rows:
+        raise ConfigurationError("id", f"{asked} names no event", "holdfast events list has those that are open")
+    return rows
 
 
 def _moved(action: str, rows: list[asyncpg.Record], dry_run: bool, **others: Any) -> Moved:

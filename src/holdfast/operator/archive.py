@@ -79,7 +79,7 @@ async def page(
             queue=None if handler is None else arguments.handler(handler),
             discarded=discarded,
             most=limit,
-            before=arguments.LARGEST if before is None else arguments.whole("before", before),
+            before=None if before is None else arguments.whole("before", before),
             error_length=ERROR_LENGTH,
         )
     return [ArchivedEvent(**row) for row in rows]
@@ -100,20 +100,28 @@ async def resolve(operator: Operator, ids: Iterable[int | UUID | str]) -> list[i
     if isinstance(ids, str | bytes) or not isinstance(ids, Iterable):
         raise ConfigurationError("ids", f"is {type(ids).__name__}", "pass a list of numbers or ids")
     numbers: dict[int, None] = {}
+    events: dict[UUID, None] = {}
     for each in ids:
         if isinstance(each, int) or (isinstance(each, str) and each.isascii() and each.isdigit() and len(each) < 20):
             numbers[arguments.whole("ids", each if isinstance(each, int) else int(each), 1)] = None
-            continue
+        else:
+            events[arguments.identity(each, "ids")] = None
+        _bounded(len(numbers) + len(events))
+    if events:
         async with operator.reading():
-            rows = await operator.fetch(
-                "find_archived", ids=[arguments.identity(each, "ids")], most=arguments.MOST_AT_ONCE
-            )
-        if not rows:
-            raise _unknown(each)
-        numbers.update((row["id"], None) for row in rows)
-    if not 1 <= len(numbers) <= arguments.MOST_AT_ONCE:
-        raise ConfigurationError("ids", f"are {len(numbers)}", f"name 1 to {arguments.MOST_AT_ONCE:,}")
+            rows = await operator.fetch("find_archived", ids=list(events), most=2 * arguments.MOST_AT_ONCE)
+        for row in rows:
+            if row["number"] is None:
+                raise _unknown(row["asked"])
+            numbers[row["number"]] = None
+    _bounded(len(numbers))
     return list(numbers)
+
+
+def _bounded(count: int) -> None:
+    if not 1 <= count <= arguments.MOST_AT_ONCE:
+        problem = "are none" if count == 0 else f"are more than {arguments.MOST_AT_ONCE:,}"
+        raise ConfigurationError("ids", problem, f"name 1 to {arguments.MOST_AT_ONCE:,}")
 
 
 async def replay(
@@ -133,7 +141,9 @@ async def replay(
         found = await operator.fetch(
             "replay_archived", ids=numbers, generation=into, actor=operator.actor, reason=reason, force=force
         )
-        moved = _moved("archive.replay", found, dry_run, into)
+        moved = _moved(
+            "archive.replay", found, dry_run, generation=into, unknown_generation=not await operator.knows(into)
+        )
         if not moved.moved and set(moved.left) == {"too_old"}:
             raise Refused(
                 f"{len(numbers)} were published before what the inbox remembers: their handlers may have handled them",
@@ -169,10 +179,10 @@ async def _set_aside(
     return _moved(action, found, dry_run)
 
 
-def _moved(action: str, rows: list[asyncpg.Record], dry_run: bool, generation: int | None = None) -> Moved:
+def _moved(action: str, rows: list[asyncpg.Record], dry_run: bool, **others: Any) -> Moved:
     left = Counter(row["outcome"] for row in rows if row["outcome"] != "moved")
     moved = [row["original_id"] for row in rows if row["outcome"] == "moved"]
-    return Moved(action, moved, dict(left), dry_run, generation=generation)
+    return Moved(action, moved, dict(left), dry_run, **others)
 
 
 def _detail(row: asyncpg.Record, payload: bool) -> ArchivedDetail:

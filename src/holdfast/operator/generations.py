@@ -96,14 +96,29 @@ async def retire(
 
 
 async def move(
-    operator: Operator, generation: int, to: int, *, reason: str | None = None, dry_run: bool = False
+    operator: Operator,
+    generation: int,
+    to: int,
+    *,
+    force: bool = False,
+    reason: str | None = None,
+    dry_run: bool = False,
 ) -> MovedGeneration:
-    """Move the waiting events of a generation to another one, a few thousand at a time."""
+    """Move the waiting events of a generation to another one, a few thousand at a time.
+
+    Refused, unless forced, when nothing speaks for the other one: no deployment and no living worker has its number.
+    """
     arguments.whole("generation", generation)
     if arguments.whole("to", to) == generation:
         raise ConfigurationError("to", f"is {to} as well", "name the generation whose workers should handle the events")
     asked: dict[str, Any] = {"reason": arguments.reason(reason), "generation": generation, "to": to}
     found = await _known(operator, generation)
+    async with operator.changing("generation.move", dry_run=dry_run, **asked):
+        if not force and not await operator.knows(to):
+            raise Refused(
+                f"generation {to} is no deployment and no worker serves it: the events would wait for nobody",
+                "holdfast generations list has those that are known; --force moves them all the same",
+            )
     if dry_run:
         # Counted and not tried: rows that are moved, if only for a moment, cannot be claimed.
         async with operator.reading():

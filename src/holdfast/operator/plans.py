@@ -41,6 +41,7 @@ class Plan:
     rate: float  # events a second
     max_failure_ratio: float
     patience: timedelta  # how long outcomes are waited for
+    force: bool  # it also replays what the inbox may have forgotten
     state: str  # open, paused, stopped, cancelled, done
     state_reason: str | None
     finished_at: datetime | None

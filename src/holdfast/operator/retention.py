@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from uuid import UUID
 
@@ -52,6 +52,16 @@ class RetentionReport:
 
 
 @dataclass(frozen=True, slots=True)
+class Unswept:
+    """A step and class that a pass had to leave, because the database refused to change or delete some row of it."""
+
+    step: str
+    content_class: str
+    sqlstate: str | None
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
 class SweepReport:
     """What a pass has done."""
 
@@ -59,6 +69,7 @@ class SweepReport:
     batches: int
     longest: float  # seconds of the longest batch
     seconds: float
+    refused: list[Unswept] = field(default_factory=list)
 
     @property
     def total(self) -> int:
@@ -109,15 +120,19 @@ async def sweep(
     queries, sweeper, began = Queries(operator.schema), uuid7(), time.monotonic()
     passing = Sweep(queries, actor=operator.actor, reason=arguments.reason(reason))
     batches, longest = 0, 0.0
+    refused: list[Unswept] = []
     while True:
         await take_turn(operator.connection, queries, sweeper, timedelta(0), force=True)
         batch = await passing.next(operator.connection)
         if batch is None:
             break
         batches, longest = batches + 1, max(longest, batch.seconds)
+        if (error := batch.refusal) is not None:
+            text = f"{type(error).__name__}: {error.args[0]}"[:500]
+            refused.append(Unswept(batch.step, batch.content_class, error.sqlstate, text))
         on_batch(batch)
     await end_turn(operator.connection, queries, sweeper, passing)
-    return SweepReport(dict(passing.counts), batches, longest, time.monotonic() - began)
+    return SweepReport(dict(passing.counts), batches, longest, time.monotonic() - began, refused)
 
 
 async def set_policy(

@@ -63,6 +63,7 @@ async def run(
     operator: Operator,
     plan: int,
     *,
+    reason: str | None = None,
     on_progress: Callable[[Progress], None] = lambda _: None,
     stop: asyncio.Event | None = None,
 ) -> PlanReport:
@@ -73,7 +74,7 @@ async def run(
     arguments.whole("plan", plan, 1)
     stop = stop or asyncio.Event()
     token = uuid4()
-    await _take(operator, plan, token, stop)
+    await _take(operator, plan, token, arguments.reason(reason), stop)
     try:
         pace = Pace((await plans.report(operator, plan)).plan.rate)
         while not stop.is_set():
@@ -97,13 +98,13 @@ async def run(
     return await plans.report(operator, plan)
 
 
-async def _take(operator: Operator, plan: int, token: object, stop: asyncio.Event) -> None:
+async def _take(operator: Operator, plan: int, token: object, reason: str | None, stop: asyncio.Event) -> None:
     me = f"{socket.gethostname()}:{os.getpid()}"
     held_until: datetime | None = None
     while not stop.is_set():
-        async with operator.changing("plan.run", plan=plan):
+        async with operator.changing("plan.run", plan=plan, reason=reason):
             values = {"plan": plan, "token": token, "runner": me, "actor": operator.actor, "lease": LEASE}
-            rows = await operator.fetch("take_plan", **values)
+            rows = await operator.fetch("take_plan", **values, reason=reason)
             if not rows:
                 raise ConfigurationError("plan", f"{plan} is unknown", "holdfast plans list has them")
             (found,) = rows

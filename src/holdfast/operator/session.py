@@ -112,3 +112,7 @@ class Operator:
         if wanted is not None:
             return arguments.whole("generation", wanted)
         return int((await self.fetch("default_generation"))[0][0])
+
+    async def knows(self, generation: int) -> bool:
+        """Whether it is the current generation, a deployment that is not retired, or served by a living worker."""
+        return bool((await self.fetch("knows_generation", generation=generation))[0][0])

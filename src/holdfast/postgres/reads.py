@@ -64,6 +64,7 @@ class Status:
     in_flight: int
     abandoned: int  # of those in flight: the lease has ended, and the next claim takes them
     failed: int
+    archived: int  # failed, and moved to the archive
     open_is_more: bool  # there are more open rows than were counted
     lanes: list[Lane]
     unserved: list[tuple[str, int]]  # channel and generation
@@ -73,6 +74,10 @@ class Status:
     @property
     def failed_is_more(self) -> bool:
         return self.failed >= MOST
+
+    @property
+    def archived_is_more(self) -> bool:
+        return self.archived >= MOST
 
     @property
     def oldest(self) -> float | None:
@@ -111,6 +116,7 @@ async def status(connection: asyncpg.Connection, schema: str = "core") -> Status
         await fetch("begin_read")
         (counts,) = await fetch("count_open", most=MOST)
         (failed,) = await fetch("count_failed", most=MOST)
+        (archived,) = await fetch("count_archived", most=MOST)
         lanes = await fetch("list_lanes", most_lanes=MOST_LANES, most_in_lane=MOST_IN_LANE, silence=SILENCE)
         unserved = await fetch("list_unserved", silence=SILENCE)
         workers = await fetch("list_workers", most_workers=MOST_WORKERS, silence=SILENCE)
@@ -121,6 +127,7 @@ async def status(connection: asyncpg.Connection, schema: str = "core") -> Status
         in_flight=counts["in_flight"],
         abandoned=counts["abandoned"],
         failed=failed["count"],
+        archived=archived["count"],
         open_is_more=counts["examined"] >= MOST,
         lanes=[Lane(**row) for row in lanes],
         unserved=[(row["channel"], row["generation"]) for row in unserved],

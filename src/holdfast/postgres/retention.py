@@ -15,7 +15,7 @@ from uuid import UUID
 
 import asyncpg
 
-from holdfast.postgres.connection import PASSING_FAULTS
+from holdfast.postgres.connection import CONNECTION_FAULTS, PASSING_FAULTS
 from holdfast.postgres.queries import Queries
 from holdfast.retention import Disposal, Registry, RetentionPolicy
 
@@ -54,12 +54,13 @@ async def policies(connection: asyncpg.Connection, queries: Queries) -> Registry
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one statement took."""
+    """What one statement took. `refusal`: nothing, and the rest of this step and class is left for the next pass."""
 
     step: str
     content_class: str
     swept: int
     seconds: float
+    refusal: asyncpg.PostgresError | None = None
 
 
 class Pace:
@@ -78,7 +79,8 @@ class Pace:
 
 
 class Sweep:
-    """One pass over everything that is due. After a fault, `next` goes on where it was.
+    """One pass over everything that is due. After a fault that passes, `next` goes on where it was; what the database
+    refuses for good, such as a row that a foreign key of somebody else points to, costs its step and class this pass.
 
     With `inbox_page` it takes only a part of the inbox, from there on; afterwards it says where the next part begins.
     """
@@ -123,6 +125,12 @@ class Sweep:
         except PASSING_FAULTS:
             self._pace.failed()
             raise
+        except CONNECTION_FAULTS:
+            raise
+        except asyncpg.PostgresError as error:
+            if connection.is_in_transaction():
+                raise  # the caller's own, in which nothing can follow
+            return self._passed_over(error, time.monotonic() - began)
         seconds = time.monotonic() - began
         if more:
             self._pace.took(seconds)
@@ -131,6 +139,13 @@ class Sweep:
             self._from = None
         self.counts[step] += swept
         return Batch(step, content_class, swept, seconds)
+
+    def _passed_over(self, error: asyncpg.PostgresError, seconds: float) -> Batch:
+        step, content_class = self._open.popleft()
+        self._from = None
+        if step == "inbox":
+            self.inbox_page += _PAGES  # or every pass would end at the same page
+        return Batch(step, content_class, 0, seconds, error)
 
     async def _rows(self, connection: asyncpg.Connection, step: str, content_class: str, size: int) -> tuple[int, bool]:
         (start,) = self._from or (_START,)

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import socket
-import time
 from importlib.metadata import version
 from uuid import UUID
 
@@ -15,27 +14,10 @@ from holdfast.postgres.fleet import Fleet, Registration
 from holdfast.settings import WorkerSettings
 from holdfast.telemetry import Notice, Observer
 from holdfast.worker.lanes import subscribers
+from holdfast.worker.reports import Reports
 from holdfast.worker.sweeper import Sweeper
 
 _INTERVAL = 10.0
-_REPEAT_AFTER = 3600.0
-_MOST_REPORTS = 1000
-
-
-class Reports:
-    """Which warnings are due: each once an hour, and no more than a thousand of them, whatever is published."""
-
-    def __init__(self) -> None:
-        self._told: dict[tuple[str, ...], float] = {}  # the oldest first
-
-    def due(self, *subject: str) -> bool:
-        now = time.monotonic()
-        while self._told and now - next(iter(self._told.values())) >= _REPEAT_AFTER:
-            del self._told[next(iter(self._told))]
-        if subject in self._told or len(self._told) >= _MOST_REPORTS:
-            return False
-        self._told[subject] = now
-        return True
 
 
 class Maintenance:

@@ -14,8 +14,8 @@ from holdfast.postgres.connection import CONNECTION_FAULTS, PASSING_FAULTS, Rese
 from holdfast.postgres.deliveries import Deliveries, Delivery
 from holdfast.telemetry import Counters, Failed, Notice, Observer, Retried
 from holdfast.worker.held import Held
-from holdfast.worker.maintenance import Reports
 from holdfast.worker.outage import Outages
+from holdfast.worker.reports import Reports
 
 MAX_BATCH = 500
 

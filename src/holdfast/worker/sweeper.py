@@ -8,8 +8,9 @@ from uuid import UUID
 import asyncpg
 
 from holdfast.postgres.queries import Queries
-from holdfast.postgres.retention import Pace, Sweep, end_turn, take_turn
+from holdfast.postgres.retention import Batch, Pace, Sweep, end_turn, take_turn
 from holdfast.telemetry import Notice, Observer
+from holdfast.worker.reports import Reports
 
 # From the end of a pass to the beginning of the next, in the whole fleet.
 _REST = timedelta(minutes=10)
@@ -28,6 +29,7 @@ class Sweeper:
         self._worker = worker
         self._observe = observe
         self._pace = Pace()
+        self._reports = Reports()
         self._sweep: Sweep | None = None
         self._ask_at = time.monotonic() + _ASK_EVERY
 
@@ -48,8 +50,25 @@ class Sweeper:
                 await end_turn(connection, self._queries, self._worker, sweep)
                 self._tell(sweep)
                 return
+            if batch.refusal is not None:
+                self._tell_refusal(batch, batch.refusal)
             # As long as it worked: what is done now or in an hour must not be felt by what is due now.
             await asyncio.sleep(batch.seconds + _PAUSE)
+
+    def _tell_refusal(self, batch: Batch, refusal: asyncpg.PostgresError) -> None:
+        if not self._reports.due("sweep_failed", batch.step, batch.content_class, str(refusal.sqlstate)):
+            return
+        # Without the detail of the error, which may quote the row.
+        details: dict[str, object] = {
+            "error": f"{type(refusal).__name__}: {refusal.args[0]}"[:500],
+            "sqlstate": refusal.sqlstate,
+            "step": batch.step,
+            "content_class": batch.content_class,
+            "remedy": "the rest of retention goes on without it; take away what refuses, such as a foreign key to "
+            "the schema's tables or a trigger on them: holdfast retention sweep tries it again, holdfast doctor "
+            "compares the schema",
+        }
+        self._observe(Notice("error", "sweep_failed", details))
 
     def _tell(self, sweep: Sweep) -> None:
         swept: dict[str, object] = {step: count for step, count in sweep.counts.items() if count}

@@ -93,16 +93,16 @@ async def examine(
     checks = [check for check in CHECKS if only in (None, check.part)]
     findings: list[Finding] = []
     passed: list[str] = []
-    blind: dict[tuple[str, str], list[str]] = {}
+    blind: dict[tuple[Part, str, str], list[str]] = {}
     for check in checks:
         try:
             found = list(await check.run(look))
         except CannotLook as nothing:
-            blind.setdefault((nothing.reason, nothing.remedy), []).append(check.name)
+            blind.setdefault((check.part, nothing.reason, nothing.remedy), []).append(check.name)
         except asyncpg.PostgresError as error:
             if isinstance(error, CONNECTION_FAULTS) and not isinstance(error, asyncpg.QueryCanceledError):
                 raise
-            blind.setdefault(await _obstacle(look, error), []).append(check.name)
+            blind.setdefault((check.part, *await _obstacle(look, error)), []).append(check.name)
         else:
             findings += found
             passed += [] if found else [check.name]
@@ -137,7 +137,10 @@ async def _obstacle(look: Look, error: asyncpg.PostgresError) -> tuple[str, str]
     return f"{text} ({error.sqlstate})", "run it again; if that does not help, look into the server's log"
 
 
-def _blind_spots(blind: dict[tuple[str, str], list[str]]) -> Iterable[Finding]:
-    for (reason, remedy), names in blind.items():
+def _blind_spots(blind: dict[tuple[Part, str, str], list[str]]) -> Iterable[Finding]:
+    for (part, reason, remedy), names in blind.items():
         what = f"could not look at {', '.join(names)}, because {reason}"
-        yield Finding("warning", COULD_NOT_LOOK, ", ".join(names), what, reason, remedy)
+        # A deployment goes on when nothing has drifted: it must not take "not seen" for "not there".
+        yield Finding(
+            "problem" if part == "drift" else "warning", COULD_NOT_LOOK, ", ".join(names), what, reason, remedy
+        )

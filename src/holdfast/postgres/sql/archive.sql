@@ -41,21 +41,32 @@ WHERE CASE
 ORDER BY 1, 2, 3;
 
 -- name: list_archived
--- The newest first: by the primary key, which grows with the time of the failure; for one handler by its own index.
-WITH found AS MATERIALIZED (
+-- The newest first: by the primary key, which grows with the time of the failure; for one handler by its own index, in
+-- the order of that. A page goes on after a number; where that row is gone by now, after the one that came before it.
+WITH last AS MATERIALIZED (
+    SELECT coalesce((SELECT a.failed_at FROM core.archive a WHERE a.id <= :before::bigint ORDER BY a.id DESC LIMIT 1),
+                    '-infinity') AS failed_at),
+found AS MATERIALIZED (
     (SELECT a.id FROM core.archive a
-     WHERE :queue::text IS NULL AND a.id < :before::bigint AND (a.deleted_at IS NOT NULL) = :discarded::boolean
+     WHERE :queue::text IS NULL AND NOT :discarded::boolean AND a.deleted_at IS NULL
+       AND (:before::bigint IS NULL OR a.id < :before::bigint)
      ORDER BY a.id DESC LIMIT :most::int)
     UNION ALL
     (SELECT a.id FROM core.archive a
-     WHERE a.queue = :queue::text AND a.id < :before::bigint AND (a.deleted_at IS NOT NULL) = :discarded::boolean
-     ORDER BY a.failed_at DESC LIMIT :most::int))
+     WHERE :queue::text IS NULL AND :discarded::boolean AND a.deleted_at IS NOT NULL
+       AND (:before::bigint IS NULL OR a.id < :before::bigint)
+     ORDER BY a.id DESC LIMIT :most::int)
+    UNION ALL
+    (SELECT a.id FROM core.archive a
+     WHERE a.queue = :queue::text AND (a.deleted_at IS NOT NULL) = :discarded::boolean
+       AND (:before::bigint IS NULL OR (a.failed_at, a.id) < ((SELECT last.failed_at FROM last), :before::bigint))
+     ORDER BY a.failed_at DESC, a.id DESC LIMIT :most::int))
 SELECT a.id, a.original_id, coalesce(a.origin_id, a.original_id) AS event_id, a.event_type, a.source, a.target,
        a.queue, a.failure_reason, a.deliveries_count, a.error_signature,
        left(a.last_exception, :error_length::int) AS last_exception,
        a.created_at, a.failed_at, a.channel, a.generation, a.deleted_at
 FROM found JOIN core.archive a ON a.id = found.id
-ORDER BY a.id DESC;
+ORDER BY CASE WHEN :queue::text IS NOT NULL THEN a.failed_at END DESC, a.id DESC;
 
 -- name: read_archived
 SELECT a.id, a.original_id, coalesce(a.origin_id, a.original_id) AS event_id, a.event_type, a.source, a.target,
@@ -66,11 +77,14 @@ SELECT a.id, a.original_id, coalesce(a.origin_id, a.original_id) AS event_id, a.
 FROM core.archive a WHERE a.id = :id::bigint;
 
 -- name: find_archived
--- The archived rows of events, named by their ids or by those of their deliveries.
-SELECT a.id FROM core.archive a WHERE a.original_id = ANY (:ids::uuid[])
-UNION
-SELECT a.id FROM core.archive a WHERE a.origin_id = ANY (:ids::uuid[])
-ORDER BY 1 DESC LIMIT :most::int;
+-- The archived rows of events, named by their ids or by those of their deliveries. No number: there is none.
+SELECT asked.id AS asked, found.id AS number
+FROM unnest(:ids::uuid[]) AS asked (id)
+LEFT JOIN LATERAL (
+    SELECT a.id FROM core.archive a WHERE a.original_id = asked.id
+    UNION
+    SELECT a.id FROM core.archive a WHERE a.origin_id = asked.id) found ON true
+ORDER BY found.id DESC LIMIT :most::int;
 
 -- name: replay_archived
 SELECT r.id, r.original_id, r.outcome

@@ -47,7 +47,7 @@ GRANT EXECUTE ON FUNCTION
     core.outbox_edit(uuid, uuid, jsonb, bigint, text, text), core.failure_note(text, text, text, text),
     core.failed_select(jsonb, int, timestamptz, uuid), core.event_rows(uuid),
     core.plan_create(uuid[], jsonb, int, bigint, int, float8, float8, interval, boolean, text, text),
-    core.plan_take(bigint, uuid, text, text, interval), core.plan_step(bigint, uuid, int, interval),
+    core.plan_take(bigint, uuid, text, text, interval, text), core.plan_step(bigint, uuid, int, interval),
     core.plan_release(bigint, uuid), core.plan_turn(bigint, text, text, text),
     core.serving_generation(), core.generation_open(bigint, int), core.generation_retire(bigint, boolean, text, text),
     core.generation_move(bigint, bigint, int, text, text),

@@ -56,9 +56,19 @@ LEFT JOIN LATERAL (
     SELECT o.id FROM core.outbox o WHERE o.id = asked.id AND o.handler_name IS DISTINCT FROM '*'
     UNION ALL
     SELECT d.id
-    FROM (SELECT o.id FROM core.outbox o WHERE o.id = asked.id AND o.handler_name = '*' LIMIT 1) o
-    CROSS JOIN LATERAL core.event_rows(o.id) AS s (id)
-    CROSS JOIN LATERAL (SELECT d.id FROM core.outbox d WHERE d.id = s.id AND d.status = 'failed' LIMIT 1) d) o ON true;
+    FROM core.event_rows(asked.id) AS s (id)
+    CROSS JOIN LATERAL (SELECT d.id FROM core.outbox d WHERE d.id = s.id AND d.status = 'failed' LIMIT 1) d
+    WHERE NOT EXISTS (SELECT FROM core.outbox o WHERE o.id = asked.id AND o.handler_name IS DISTINCT FROM '*')) o ON true;
+
+-- name: resolve_deliveries
+-- What an id stands for: itself, or every delivery of an event that was split.
+SELECT d.id
+FROM core.event_rows(:id::uuid) AS s (id)
+CROSS JOIN LATERAL (SELECT d.id, d.handler_name FROM core.outbox d WHERE d.id = s.id LIMIT 1) d
+WHERE d.handler_name IS DISTINCT FROM '*'
+  AND (d.id = :id::uuid
+       OR NOT EXISTS (SELECT FROM core.outbox o WHERE o.id = :id::uuid AND o.handler_name IS DISTINCT FROM '*'))
+ORDER BY d.id;
 
 -- name: read_event_rows
 SELECT o.id, o.origin_id, o.event_type, o.event_version, o.occurred_at, o.source, o.target, o.content_class, o.domain_id,
@@ -150,7 +160,7 @@ FROM core.plan_create(:ids::uuid[], :filter::text::jsonb, :most::int, :generatio
 
 -- name: list_plans
 SELECT p.id, p.created_at, p.created_by, p.reason, p.selection::text AS selection, p.generation, p.canary, p.rate,
-       p.max_failure_ratio, p.patience, p.state, p.state_reason, p.finished_at, p.canary_passed, p.runner, p.run_by,
+       p.max_failure_ratio, p.patience, p.force, p.state, p.state_reason, p.finished_at, p.canary_passed, p.runner, p.run_by,
        coalesce(p.lease_expires_at > clock_timestamp() AND p.state = 'open', false) AS running,
        r.total, r.pending, r.replayed, r.delivered, r.failed, r.skipped
 FROM core.plans p
@@ -193,7 +203,7 @@ SELECT r.plan_id, r.state, r.why, r.replayed_at FROM core.plan_rows r WHERE r.ro
 
 -- name: take_plan
 SELECT t.answer, t.state_reason, t.runner, t.held_until, t.held_for
-FROM core.plan_take(:plan::bigint, :token::uuid, :runner::text, :actor::text, :lease::interval) t;
+FROM core.plan_take(:plan::bigint, :token::uuid, :runner::text, :actor::text, :lease::interval, :reason::text) t;
 
 -- name: step_plan
 SELECT s.state, s.state_reason, s.phase, s.moved
@@ -246,6 +256,12 @@ FROM core.generation_retire(:generation::bigint, :force::boolean, :actor::text, 
 
 -- name: move_generation
 SELECT core.generation_move(:from_generation::bigint, :to_generation::bigint, :most::int, :actor::text, :reason::text);
+
+-- name: knows_generation
+-- Whether something speaks for a generation: it is the current one, a deployment that is not retired, or served.
+SELECT :generation::bigint = coalesce((SELECT max(d.generation) FROM core.deployments d WHERE d.retired_at IS NULL), 0)
+    OR EXISTS (SELECT FROM core.deployments d WHERE d.generation = :generation::bigint AND d.retired_at IS NULL)
+    OR EXISTS (SELECT FROM core.served_channels() s WHERE s.generation = :generation::bigint);
 
 -- name: read_handler
 SELECT o.handler_name FROM core.outbox o WHERE o.id = :id::uuid;

@@ -23,6 +23,10 @@ SELECT count(*) FROM (
     SELECT FROM core.outbox WHERE failed_at IS NOT NULL AND deleted_at IS NULL
     ORDER BY failed_at LIMIT :most::int) o;
 
+-- name: count_archived
+-- Dead letters that workers have moved out of the outbox.
+SELECT count(*) FROM (SELECT FROM core.archive WHERE deleted_at IS NULL LIMIT :most::int) a;
+
 -- name: list_lanes
 -- Lanes by a loose index scan, then for each one: the handlers it is owed to, how much is open, since when the first of
 -- it is due, and whether a living worker serves all of them. A route with a slash is an event's own, before it is known

@@ -60,7 +60,8 @@ BEGIN
 END
 $$;
 
--- archive_replay: moves rows back into the outbox, pending, with their ids, keys and histories. Answers for each one
+-- archive_replay: moves rows back into the outbox, pending, with their ids, keys and histories, and without an expiry:
+-- whoever replays an event has decided that it runs now. Answers for each one
 -- 'moved', or what it is instead: missing, discarded, stripped, busy (somebody else has it locked this moment), exists (the
 -- outbox has a row of that id, and the archived one stays); or too_old: it was published before inbox_horizon, and the
 -- inbox may have forgotten that its handler has handled it. p_force moves it all the same.
@@ -98,13 +99,13 @@ BEGIN
     back AS (
         INSERT INTO core.outbox (
             id, event_type, event_version, occurred_at, source, target, content_class, channel, generation, domain_id,
-            payload, headers, idempotency_key, trace_context, created_at, available_at, expires_at, handler_name,
+            payload, headers, idempotency_key, trace_context, created_at, available_at, handler_name,
             origin_id, priority, ordering_key, dedupe_key, failure_history)
         SELECT c.original_id, c.event_type, c.event_version, c.occurred_at, c.source, c.target, c.content_class,
             -- A generation's own channel follows it; a channel for a processing characteristic stays.
             CASE WHEN c.channel = core.channel_of(c.generation) THEN core.channel_of(p_new_generation) ELSE c.channel END,
             p_new_generation, c.domain_id, c.payload, c.headers, c.idempotency_key, c.trace_context, c.created_at,
-            now(), c.expires_at, c.queue, c.origin_id, c.priority, c.ordering_key, c.dedupe_key,
+            now(), c.queue, c.origin_id, c.priority, c.ordering_key, c.dedupe_key,
             core.history_with(c.failure_history, jsonb_build_object(
                 'attempts', c.deliveries_count,
                 'last_error', left(c.last_exception, 2000),

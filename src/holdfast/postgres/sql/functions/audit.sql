@@ -13,6 +13,9 @@ BEGIN
     ELSIF octet_length(p_reason) > 2000 THEN
         RAISE EXCEPTION 'p_reason has % bytes, 2000 are allowed', octet_length(p_reason)
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Say it in a few sentences.';
+    ELSIF p_reason ~ '[[:cntrl:]]' THEN
+        RAISE EXCEPTION 'p_reason has control characters'
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Write plain text on one line.';
     END IF;
     INSERT INTO core.audit (actor, action, reason, arguments, counts)
     VALUES (p_actor, p_action, nullif(p_reason, ''), coalesce(jsonb_strip_nulls(p_arguments), '{}'), coalesce(p_counts, '{}'));
@@ -38,7 +41,7 @@ END
 $$;
 
 -- audit_refused: what somebody tried and was not allowed. Whatever they began is rolled back by then, so this is a call
--- and a transaction of its own.
+-- and a transaction of its own. Every line of it says `refused` and names no rows: it cannot be taken for something done.
 CREATE OR REPLACE FUNCTION core.audit_refused(
     p_actor text, p_action text, p_reason text, p_arguments jsonb, p_problem text)
 RETURNS void
@@ -50,8 +53,38 @@ BEGIN
         RAISE EXCEPTION 'p_arguments has % bytes, 8192 are allowed', octet_length(p_arguments::text)
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Name what was asked for, and not every row of it.';
     END IF;
+    IF coalesce(p_action, '') = '' OR octet_length(p_action) > 100 OR p_action ~ '[[:cntrl:]]' THEN
+        RAISE EXCEPTION 'p_action must name what was tried, in 1 to 100 bytes'
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Pass a verb, like replay or plan.run.';
+    ELSIF coalesce(p_problem, '') = '' THEN
+        RAISE EXCEPTION 'p_problem must say why it was refused'
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Pass what the caller was told.';
+    ELSIF jsonb_typeof(p_arguments) <> 'object' THEN
+        RAISE EXCEPTION 'p_arguments must be a JSON object, not %', jsonb_typeof(p_arguments)
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Write {} when there is nothing to say.';
+    END IF;
     PERFORM core.audit_append(
-        p_actor, p_action, p_reason, p_arguments || jsonb_build_object('refused', left(p_problem, 500)), NULL);
+        p_actor, p_action, p_reason,
+        (coalesce(p_arguments, '{}') - 'ids') || jsonb_build_object('refused', left(p_problem, 500)), NULL);
+END
+$$;
+
+-- require_operator: a line in the audit names a person only when an operator, or the owner, has called. Inside a SECURITY
+-- DEFINER function current_user is the owner; who called is the role that was SET, or else the login.
+CREATE OR REPLACE FUNCTION core.require_operator(p_actor text)
+RETURNS void
+LANGUAGE plpgsql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    caller name := coalesce(nullif(current_setting('role'), 'none'), session_user);
+BEGIN
+    IF p_actor IS NOT NULL
+       AND NOT pg_has_role(caller, current_user, 'MEMBER')
+       AND pg_has_role(caller, to_regrole('holdfast_operator'), 'MEMBER') IS NOT TRUE THEN
+        RAISE EXCEPTION 'p_actor is for operators, and % is none', caller
+            USING ERRCODE = 'insufficient_privilege', HINT = 'Leave it out: what workers sweep is not audited.';
+    END IF;
 END
 $$;
 

@@ -67,12 +67,14 @@ BEGIN
                 WHEN o.deleted_at IS NULL THEN 'failed'
                 WHEN o.failure_reason IN ('cancelled', 'expired') THEN o.failure_reason
                 WHEN o.payload IS NULL THEN 'stripped'
+                WHEN o.failure_history -> -1 ? 'edited_to' THEN 'edited'
                 ELSE 'discarded' END,
            o.created_at, o.content_class
     FROM (SELECT DISTINCT t.id FROM unnest(p_ids) AS t (id)) asked
     LEFT JOIN unnest(p_moved) AS moved (id) ON moved.id = asked.id
     -- LIMIT keeps the planner to one look-up for each row.
-    LEFT JOIN LATERAL (SELECT o.id, o.status, o.deleted_at, o.failure_reason, o.payload, o.created_at, o.content_class
+    LEFT JOIN LATERAL (SELECT o.id, o.status, o.deleted_at, o.failure_reason, o.payload, o.failure_history, o.created_at,
+                              o.content_class
                        FROM core.outbox o WHERE o.id = asked.id LIMIT 1) o ON true;
 END
 $$;
@@ -102,8 +104,7 @@ BEGIN
     SELECT array_agg(moved.id) INTO v_moved FROM moved;
 
     SELECT array_agg(r.id), array_agg(CASE r.outcome WHEN 'failed' THEN 'busy' ELSE r.outcome END),
-           array_agg(CASE r.outcome WHEN 'moved' THEN now() + make_interval(
-               days => (core.retention_policy('discarded', r.content_class)).tombstoned_grace_days) END)
+           array_agg(CASE r.outcome WHEN 'moved' THEN core.discarded_until(r.id) END)
     INTO v_ids, v_outcomes, v_purges
     FROM core.row_outcomes(p_ids, v_moved) r;
     PERFORM core.audit_rows(p_actor, 'discard', p_reason, '{}', v_ids, v_outcomes);
@@ -111,8 +112,23 @@ BEGIN
 END
 $$;
 
+-- discarded_until: when retention may dispose of a row that was set aside: its grace is over, and so is the time for which it
+-- would have been kept.
+CREATE OR REPLACE FUNCTION core.discarded_until(p_id uuid)
+RETURNS timestamptz
+LANGUAGE plpgsql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN (SELECT greatest(o.deleted_at + make_interval(hours => 24 * p.tombstoned_grace_days),
+                            o.settled_at + make_interval(hours => 24 * (p.active_ttl_days + p.tombstoned_grace_days)))
+            FROM core.outbox o CROSS JOIN LATERAL core.retention_policy('discarded', o.content_class) p
+            WHERE o.id = p_id);
+END
+$$;
+
 -- outbox_restore: puts what was discarded back among the dead letters, while it still has its payload. What was
--- cancelled or has expired was never one of them.
+-- cancelled or has expired was never one of them; in the place of what was edited there is another event.
 CREATE OR REPLACE FUNCTION core.outbox_restore(p_ids uuid[], p_actor text, p_reason text DEFAULT NULL)
 RETURNS TABLE (id uuid, outcome text)
 LANGUAGE plpgsql SECURITY DEFINER
@@ -130,6 +146,7 @@ BEGIN
             SELECT o.id FROM core.outbox o
             WHERE o.id = asked.id AND o.status = 'failed' AND o.deleted_at IS NOT NULL
               AND o.failure_reason NOT IN ('cancelled', 'expired') AND o.payload IS NOT NULL
+              AND (o.failure_history -> -1 ? 'edited_to') IS NOT TRUE
             FOR UPDATE SKIP LOCKED) o),
     moved AS (
         UPDATE core.outbox o SET deleted_at = NULL
@@ -146,7 +163,8 @@ $$;
 
 -- outbox_edit: a corrected event takes the place of a dead letter. It is a new event with an id and a key of its own,
 -- owed to the handler that failed and to no other: its siblings may have handled the original. It says what it comes
--- from, and the original is set aside in the same transaction. Answers what row_outcomes answers.
+-- from; in the same transaction the original is set aside for good, and its history ends with what became of it. A
+-- header would do for that as well, but producers write those. Answers what row_outcomes answers.
 CREATE OR REPLACE FUNCTION core.outbox_edit(
     p_id uuid, p_new_id uuid, p_payload jsonb, p_new_generation bigint, p_actor text, p_reason text DEFAULT NULL)
 RETURNS text
@@ -179,7 +197,19 @@ BEGIN
                p_new_id::text, o.trace_context, o.handler_name, o.priority
         FROM old o),
     resolved AS (
-        UPDATE core.outbox o SET deleted_at = now() FROM old WHERE o.id = old.id RETURNING o.id)
+        UPDATE core.outbox o
+        SET deleted_at = now(),
+            failure_history = core.history_with(o.failure_history, jsonb_build_object(
+                'attempts', o.attempts,
+                'first_failed_at', o.first_failed_at,
+                'failed_at', o.failed_at,
+                'failure_reason', o.failure_reason,
+                'generation', o.generation,
+                'replayed_by', p_actor,
+                'replayed_at', now(),
+                'edited_to', p_new_id))
+        FROM old WHERE o.id = old.id
+        RETURNING o.id)
     SELECT array_agg(resolved.id) INTO v_moved FROM resolved;
 
     SELECT CASE r.outcome WHEN 'failed' THEN 'busy' ELSE r.outcome END INTO v_outcome
@@ -214,21 +244,22 @@ END
 $$;
 
 -- event_rows: the rows of an event, named by any of them: the published one and its siblings. Their ids are computed
--- from the handlers that ever wanted something, because no index leads from an event to its siblings.
+-- from the handlers that ever wanted something, because no index leads from an event to its siblings. So an event is
+-- found by its own id also when retention has taken its published row.
 CREATE OR REPLACE FUNCTION core.event_rows(p_id uuid)
 RETURNS SETOF uuid
 LANGUAGE plpgsql STABLE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    v_origin uuid := (SELECT coalesce(o.origin_id, o.id) FROM core.outbox o WHERE o.id = p_id);
+    v_origin uuid := coalesce((SELECT o.origin_id FROM core.outbox o WHERE o.id = p_id), p_id);
 BEGIN
     RETURN QUERY
     SELECT o.id
     FROM (SELECT v_origin AS id
-          UNION SELECT p_id WHERE v_origin IS NOT NULL
+          UNION SELECT p_id
           UNION SELECT core.sibling_id(v_origin, s.handler_name)
-                FROM (SELECT DISTINCT handler_name FROM core.subscriptions) s WHERE v_origin IS NOT NULL) named
+                FROM (SELECT DISTINCT handler_name FROM core.subscriptions) s) named
     CROSS JOIN LATERAL (SELECT o.id FROM core.outbox o WHERE o.id = named.id LIMIT 1) o;
 END
 $$;

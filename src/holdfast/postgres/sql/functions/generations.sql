@@ -31,7 +31,7 @@ END
 $$;
 
 -- generation_retire: no new events for a generation that is not the current one: writers that do not name a generation
--- get the newest that is not retired. Answers how many events and living workers it still has; with either it is retired
+-- get the newest that is not retired. The current one is refused, also by force. Answers how many events and living workers it still has; with either it is retired
 -- only by force.
 CREATE OR REPLACE FUNCTION core.generation_retire(p_generation bigint, p_force boolean, p_actor text, p_reason text DEFAULT NULL)
 RETURNS TABLE (open int, workers int, retired boolean)
@@ -46,6 +46,10 @@ DECLARE
                         AND w.heartbeat_at > now() - interval '1 minute');
     v_retired boolean := p_force OR (v_open = 0 AND v_workers = 0);
 BEGIN
+    IF p_generation = core.current_generation() THEN
+        RAISE EXCEPTION 'generation % is the current one', p_generation
+            USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Begin another deployment first.';
+    END IF;
     IF v_retired THEN
         INSERT INTO core.deployments AS d (generation, retired_at) VALUES (p_generation, now())
         ON CONFLICT (generation) DO UPDATE SET retired_at = coalesce(d.retired_at, now());

@@ -20,8 +20,9 @@ BEGIN
     IF p_ids IS NOT NULL THEN
         PERFORM core.require_ids(p_ids);
     END IF;
-    INSERT INTO core.plans (created_by, reason, selection, generation, canary, rate, max_failure_ratio, patience)
-    VALUES (p_actor, p_reason, v_selection, p_generation, p_canary, p_rate, p_max_failure_ratio, p_patience)
+    INSERT INTO core.plans (created_by, reason, selection, generation, canary, rate, max_failure_ratio, patience, force)
+    VALUES (p_actor, p_reason, v_selection, p_generation, p_canary, p_rate, p_max_failure_ratio, p_patience,
+            coalesce(p_force, false))
     RETURNING id INTO v_plan;
 
     INSERT INTO core.plan_rows (plan_id, row_id, position, state, why)
@@ -48,7 +49,8 @@ $$;
 
 -- plan_take: the lease of a plan, for the process that runs it. Answers 'taken'; 'held' while another has it; the state
 -- of a plan that must not be run; no row when there is no such plan.
-CREATE OR REPLACE FUNCTION core.plan_take(p_plan bigint, p_token uuid, p_runner text, p_actor text, p_lease interval)
+CREATE OR REPLACE FUNCTION core.plan_take(
+    p_plan bigint, p_token uuid, p_runner text, p_actor text, p_lease interval, p_reason text DEFAULT NULL)
 RETURNS TABLE (answer text, state_reason text, runner text, held_until timestamptz, held_for float8)
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -71,7 +73,7 @@ BEGIN
             waiting_since = clock_timestamp()
         WHERE p.id = p_plan;
         PERFORM core.audit_append(
-            p_actor, 'plan.run', NULL, jsonb_build_object('plan', p_plan, 'runner', p_runner), NULL);
+            p_actor, 'plan.run', p_reason, jsonb_build_object('plan', p_plan, 'runner', p_runner), NULL);
         RETURN QUERY SELECT 'taken', NULL, p_runner, NULL::timestamptz, NULL::float8;
     END IF;
 END
@@ -212,7 +214,8 @@ BEGIN
                 why = CASE WHEN t.outcome NOT IN ('moved', 'busy') THEN t.outcome END,
                 replayed_at = CASE t.outcome WHEN 'moved' THEN clock_timestamp() END,
                 position = r.position + CASE t.outcome WHEN 'busy' THEN 1000000 ELSE 0 END
-            FROM core.replay_rows(v_ids, v_into, left(plan.run_by, 160) || ' (plan ' || p_plan || ')', true) t
+            -- A plan may be run weeks after it was made: what was young enough then is judged again.
+            FROM core.replay_rows(v_ids, v_into, left(plan.run_by, 160) || ' (plan ' || p_plan || ')', plan.force) t
             WHERE r.plan_id = p_plan AND r.row_id = t.id
             RETURNING r.row_id, t.outcome)
         SELECT array_agg(replayed.row_id), array_agg(replayed.outcome) INTO v_ids, v_states FROM replayed;

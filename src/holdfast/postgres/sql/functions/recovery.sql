@@ -4,7 +4,7 @@
 -- idempotency_key stay, so a handler that already handled the event skips it. Answers for each row 'moved', or what it
 -- is instead: pending, in_flight, delivered, discarded, cancelled, expired, stripped, missing; 'busy' when somebody else
 -- has it locked this moment; 'too_old' when the inbox may have forgotten that its handler has handled it, which is moved
--- by force only.
+-- by force only. An expiry does not outlive a replay: whoever replays an event has decided that it runs now.
 -- The history has 2,000 characters of error for each cycle.
 CREATE OR REPLACE FUNCTION core.replay_rows(p_ids uuid[], p_new_generation bigint, p_replayed_by text, p_force boolean)
 RETURNS TABLE (id uuid, outcome text)
@@ -35,7 +35,7 @@ BEGIN
                 'replayed_by', p_replayed_by,
                 'replayed_at', now())),
             status = 'pending', attempts = 0, last_error = NULL, first_failed_at = NULL, failed_at = NULL,
-            failure_reason = NULL, error_signature = NULL, settled_at = NULL, claimed_by = NULL,
+            failure_reason = NULL, error_signature = NULL, settled_at = NULL, claimed_by = NULL, expires_at = NULL,
             generation = p_new_generation,
             -- A generation's own channel follows it; a channel for a processing characteristic stays.
             channel = CASE WHEN o.channel = core.channel_of(o.generation) THEN core.channel_of(p_new_generation) ELSE o.channel END,

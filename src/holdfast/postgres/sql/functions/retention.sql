@@ -11,6 +11,7 @@
 --   inbox               forgets what was handled
 --   keys                frees producers' keys that no event needs any more
 -- Every function decides by the policies and the database's clock alone: whoever may call it can delete nothing early.
+-- With p_actor a batch is audited, which is for operators; workers sweep without.
 -- Nothing here waits for a row lock, and a row of an unfinished plan stays. Days are 24 hours, in every time zone.
 
 -- days_ago: the moment so many days before this transaction.
@@ -304,6 +305,7 @@ DECLARE
     v_numbers bigint[];
     v_found   int := 0;
 BEGIN
+    PERFORM core.require_operator(p_actor);
     swept := 0;
     upto := p_from;
     IF p_step <> 'inbox' AND (v_policy.entity IS NOT NULL OR p_step = 'failed') THEN
@@ -368,6 +370,7 @@ DECLARE
     v_limit  int := least(greatest(p_limit, 1), 5000);
     v_old    tid[];
 BEGIN
+    PERFORM core.require_operator(p_actor);
     v_old := ARRAY(
         SELECT h.ctid FROM core.event_handled h
         WHERE h.ctid >= format('(%s,0)', p_page)::tid AND h.ctid < format('(%s,0)', p_page + p_pages)::tid
@@ -405,6 +408,7 @@ DECLARE
     v_sources text[];
     v_keys    text[];
 BEGIN
+    PERFORM core.require_operator(p_actor);
     -- The end of the page first: a key that is locked is passed over, and must not make the page seem shorter.
     SELECT k.source, k.dedupe_key INTO next_source, next_key FROM core.outbox_keys k
     WHERE (k.source, k.dedupe_key) > (p_source, p_key)

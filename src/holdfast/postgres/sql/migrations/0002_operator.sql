@@ -54,6 +54,7 @@ CREATE TABLE core.plans (
     rate               float8      NOT NULL CHECK (rate BETWEEN 0.01 AND 10000),   -- events a second
     max_failure_ratio  float8      NOT NULL CHECK (max_failure_ratio BETWEEN 0 AND 1),
     patience           interval    NOT NULL CHECK (patience BETWEEN '1 second' AND '7 days'),
+    force              boolean     NOT NULL DEFAULT false,    -- also what the inbox may have forgotten
     state              text        NOT NULL DEFAULT 'open',
     state_reason       text,
     finished_at        timestamptz,

@@ -42,6 +42,7 @@ CREATE TABLE core.archive (
     CONSTRAINT archive_payload_present CHECK (payload IS NOT NULL OR deleted_at IS NOT NULL)
 );
 CREATE INDEX archive_queue ON core.archive (queue, failed_at);
+CREATE INDEX archive_discarded ON core.archive (id) WHERE deleted_at IS NOT NULL;
 CREATE INDEX archive_original ON core.archive (original_id);
 CREATE INDEX archive_origin ON core.archive (origin_id) WHERE origin_id IS NOT NULL;
 CREATE INDEX archive_domain ON core.archive (domain_id) WHERE domain_id IS NOT NULL;

@@ -1,0 +1,98 @@
+"""Dead letters as events in Sentry.
+
+    with SentryObserver(dsn) as sentry:
+        worker = Worker(address, registry, observers=(log_fact, sentry))
+
+One event for each delivery that failed for good, grouped by handler and by the error's signature. Payloads are never
+part of it: there is no stack, there are no local variables and no breadcrumbs. It has a client of its own, so that
+nothing else of the process is sent, and an application that uses Sentry itself is not disturbed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import sentry_sdk
+
+from holdfast.errors import ConfigurationError
+from holdfast.telemetry import Fact, Failed
+
+if TYPE_CHECKING:
+    from sentry_sdk.types import Event
+
+# They come after the options of the caller: each of them would let payloads out, or send what is no dead letter.
+_ALWAYS: Final[dict[str, Any]] = {
+    "default_integrations": False,
+    "auto_enabling_integrations": False,
+    "integrations": [],
+    "attach_stacktrace": False,
+    "include_local_variables": False,
+    "max_breadcrumbs": 0,
+    "traces_sample_rate": None,
+    "spotlight": False,
+}
+
+
+class SentryObserver:
+    """An observer for `Worker(observers=...)`. `options` are those of `sentry_sdk.Client`, like `environment`.
+
+    It hands events to the client, whose thread sends them: the worker neither waits nor fails when Sentry does. What
+    the client cannot send in time it drops.
+    """
+
+    def __init__(self, dsn: str, **options: Any) -> None:
+        try:
+            self._client = sentry_sdk.Client(dsn, **{**options, **_ALWAYS})
+        except ValueError:  # BadDsn is one
+            raise ConfigurationError(
+                "dsn", "is no address of Sentry", "copy it from the project: https://key@host/1"
+            ) from None
+
+    def __call__(self, fact: Fact) -> None:
+        if isinstance(fact, Failed):
+            with contextlib.suppress(Exception):
+                self._client.capture_event(_event(fact))
+
+    def close(self, timeout: float = 2.0) -> None:
+        """Send what is left, for at most so many seconds, and stop."""
+        with contextlib.suppress(Exception):
+            self._client.close(timeout=timeout)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _event(fact: Failed) -> Event:
+    signature = fact.error_signature or fact.failure_reason
+    tags = {
+        "event_id": str(fact.event_id),
+        "event_type": fact.event_type,
+        "source": fact.source,
+        "target": fact.target,
+        "handler_name": fact.handler_name,
+        "attempts": str(fact.attempts),
+        "failure_reason": fact.failure_reason,
+    }
+    return {
+        "level": "error",
+        "logger": "holdfast",
+        "message": f"{fact.handler_name} failed: {(fact.last_error or fact.failure_reason).partition(chr(10))[0]}",
+        "fingerprint": ["holdfast", fact.handler_name, signature],
+        "tags": {name: value for name, value in tags.items() if value is not None},
+        # Sentry cuts tags after 200 characters, and takes no line breaks in them.
+        "extra": {
+            **tags,
+            "attempts": fact.attempts,
+            "last_error": fact.last_error,
+            "error_signature": fact.error_signature,
+            "delivery_id": str(fact.delivery_id),
+            "correlation_id": fact.correlation_id,
+        },
+    }
