@@ -6,11 +6,13 @@ import asyncio
 import signal
 import time
 from collections import Counter
+from typing import Any
 
 import asyncpg
 import pytest
 
 from holdfast import EventEnvelope, HandlerContext, HandlerRegistry, NewEvent
+from holdfast.postgres.deliveries import Deliveries, Delivery
 from tests.acceptance.support import (
     PUBLISHER,
     Facts,
@@ -172,6 +174,37 @@ async def test_handler_that_blocks_the_loop_keeps_its_lease(dsn: str, conn: asyn
     assert len(notices) == 1
     assert notices[0]["handlers"] == ["billing.blocking"]
     assert notices[0]["level"] == "warning"
+
+
+async def test_an_answer_that_waited_longer_than_the_lease(
+    dsn: str, conn: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A4, LSN-3: a claim is answered while the loop is blocked. What others took meanwhile is theirs."""
+    seen: list[int] = []
+    registry = HandlerRegistry()
+
+    @registry.handler("order.placed", name="billing.charge")
+    async def charge(event: EventEnvelope) -> None:
+        seen.append(event.payload["n"])
+
+    claim, lease = Deliveries.claim, 1.0
+    taken = await publish(conn, "order.placed", {"n": 1})
+    await publish(conn, "order.placed", {"n": 2})
+
+    async def late(self: Deliveries, *arguments: Any) -> list[Delivery]:
+        claimed = await claim(self, *arguments)
+        if len(claimed) == 2:
+            await conn.execute("UPDATE core.outbox SET lease_token = gen_random_uuid() WHERE id = $1", taken)
+            time.sleep(lease)  # the loop is what must stand still
+        return claimed
+
+    monkeypatch.setattr(Deliveries, "claim", late)
+    async with running(dsn, registry, lease=lease, poll_interval=0.2) as worker:
+        await until(lambda: worker.counters.lost_leases == 1, what="the lost lease is noticed")
+        await until(lambda: 2 in seen, what="the other event")
+        assert 1 not in seen
+        await drained(conn)
+    assert sorted(seen) == [1, 2]
 
 
 async def test_slow_batch_with_a_short_lease(dsn: str, conn: asyncpg.Connection) -> None:

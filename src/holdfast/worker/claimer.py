@@ -47,6 +47,7 @@ class Claimer:
         *,
         guard: Guard | None,
         batch: int,
+        lease: float,
         poll_interval: float,
     ) -> None:
         self._connection = connection
@@ -57,6 +58,7 @@ class Claimer:
         self._counters = counters
         self.guard = guard
         self._batch = batch
+        self._lease = lease
         self._poll_interval = poll_interval
         self._lanes = {channel: Lanes() for channel in channels}
         self._splits = {channel: Lanes() for channel in channels}  # lanes that several handlers want
@@ -174,8 +176,22 @@ class Claimer:
             exhausted = exhausted and empty
             if claimed:
                 found += len(claimed)
-                await self._accept(claimed)
+                await self._accept(await self._still_held(connection, claimed, started))
         return found, exhausted
+
+    async def _still_held(
+        self, connection: asyncpg.Connection, claimed: list[Delivery], started: float
+    ) -> list[Delivery]:
+        """Without those that others have by now.
+
+        A handler that blocks the loop may have kept the answer waiting for longer than the lease, and the heartbeat does
+        not know of a row before it is accepted.
+        """
+        if time.monotonic() - started < self._lease / 2:
+            return claimed
+        lost = set(await self._deliveries.extend(connection, claimed))
+        self._counters.lost_leases += len(lost)
+        return [each for each in claimed if each.id not in lost]
 
     async def _split(self, connection: asyncpg.Connection, registry: int, channel: str) -> tuple[int, bool]:
         lanes = self._splits[channel]
@@ -186,6 +202,8 @@ class Claimer:
         return split, lanes.learn(finds, started, time.monotonic())
 
     async def _accept(self, claimed: list[Delivery]) -> None:
+        if not claimed:
+            return
         self._counters.claimed += len(claimed)
         self._weight = max(self._weight / 2, 1.0, sum(len(each.payload or "") for each in claimed) / len(claimed))
         self._held.add(claimed)

@@ -155,6 +155,7 @@ class Worker:
             outages,
             guard=self._guard,
             batch=settings.batch,
+            lease=settings.lease,
             poll_interval=settings.poll_interval,
         )
         self._heartbeat = Heartbeat(
