@@ -184,8 +184,8 @@ class Claimer:
     ) -> list[Delivery]:
         """Without those that others have by now.
 
-        A handler that blocks the loop may have kept the answer waiting for longer than the lease, and the heartbeat does
-        not know of a row before it is accepted.
+        A handler that blocks the loop may have kept the answer waiting for longer than the lease, and the heartbeat
+        does not know of a row before it is accepted.
         """
         if time.monotonic() - started < self._lease / 2:
             return claimed
