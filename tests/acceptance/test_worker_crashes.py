@@ -31,6 +31,9 @@ from tests.acceptance.support import (
 )
 
 KILLS, PER_KILL = 10, 100
+# As another worker would, for longer than the test looks.
+TAKE = """UPDATE core.outbox SET lease_token = gen_random_uuid(), lease_expires_at = now() + interval '4 s'
+          WHERE id = $1"""
 LEASE, POLL = 2.0, 1.0
 
 
@@ -194,7 +197,7 @@ async def test_an_answer_that_waited_longer_than_the_lease(
     async def late(self: Deliveries, *arguments: Any) -> list[Delivery]:
         claimed = await claim(self, *arguments)
         if len(claimed) == 2:
-            await conn.execute("UPDATE core.outbox SET lease_token = gen_random_uuid() WHERE id = $1", taken)
+            await conn.execute(TAKE, taken)
             time.sleep(lease)  # the loop is what must stand still
         return claimed
 
