@@ -22,10 +22,11 @@ from chaos.world import Progress, Strike, World
 DRAIN_SECONDS = 90.0
 QUIET_SECONDS = 5.0
 OPEN = "SELECT count(*) FROM core.outbox WHERE settled_at IS NULL AND event_type <> 'trouble.unrouted'"
+# A row that a handler has locked in its transaction is protected by that, and nobody extends its lease.
 OVERDUE = """
     SELECT count(*) FILTER (WHERE since > $1) AS rows, coalesce(max(since), 0)::float8 AS most
     FROM (SELECT extract(epoch FROM now() - lease_expires_at)::float8 AS since FROM core.outbox
-          WHERE settled_at IS NULL AND status = 'in_flight' AND lease_expires_at < now()) o
+          WHERE settled_at IS NULL AND status = 'in_flight' AND lease_expires_at < now() FOR UPDATE SKIP LOCKED) o
 """
 IDLE = "SELECT count(*) FROM pg_stat_activity WHERE usename LIKE 'chaos_%' AND state LIKE 'idle in transaction%'"
 CONNECTED = "SELECT count(*) FROM pg_stat_activity WHERE usename = $1"
