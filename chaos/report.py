@@ -68,13 +68,18 @@ def measured(runs: Sequence[Run]) -> str:
 
 
 def commands(runs: Sequence[Run]) -> list[str]:
-    """What makes these runs again: one line for seeds that were run for the same time."""
+    """What makes these runs again: one line for neighbouring seeds that were run for the same time."""
     found = []
     for seconds in sorted({float(run["seconds"]) for run in runs if run["scenario"] == "mix"}):
-        seeds = [run["seed"] for run in runs if (run["scenario"], run["seconds"]) == ("mix", seconds)]
-        found.append(f"./dev chaos --seeds {min(seeds)}..{max(seeds)} --for {seconds:g} --report")
+        seeds = sorted({int(run["seed"]) for run in runs if (run["scenario"], run["seconds"]) == ("mix", seconds)})
+        firsts = [seed for seed in seeds if seed - 1 not in seeds]
+        lasts = [seed for seed in seeds if seed + 1 not in seeds]
+        ranges = zip(firsts, lasts, strict=True)
+        found += [f"./dev chaos --seeds {first}..{last} --for {seconds:g} --report" for first, last in ranges]
     for seconds in sorted({float(run["seconds"]) for run in runs if run["scenario"] != "mix"}):
-        found.append(f"./dev chaos --scenario all --for {seconds:g} --report")
+        names = [run["scenario"] for run in runs if run["scenario"] != "mix" and run["seconds"] == seconds]
+        chosen = " ".join(f"--scenario {name}" for name in names)
+        found.append(f"./dev chaos {chosen} --seed 1 --for {seconds:g} --report")
     return found
 
 
