@@ -269,6 +269,24 @@ class Model:
                 self.inbox.add((str(row.handler_name), row.idempotency_key))
         return _lost(held, [row for row, _ in settled])
 
+    def delivered(self, *, deleted: bool) -> list[Row]:
+        return [row for row in self.rows.values() if row.status == "delivered" and row.deleted is deleted]
+
+    def tombstone(self) -> int:
+        """Retention of what was delivered before this moment; nothing else is its business."""
+        due = self.delivered(deleted=False)
+        for row in due:
+            row.write(deleted=True)
+        return len(due)
+
+    def dispose(self) -> int:
+        """Retention of tombstones whose grace is over. The inbox stays."""
+        due = self.delivered(deleted=True)
+        for row in due:
+            del self.rows[row.id]
+            self.stops.discard(row.id)
+        return len(due)
+
     def retry(self, held: Sequence[Held], delay: float, error: str) -> list[UUID]:
         settled = [(row, each) for each in held if (row := self.under(each)) is not None]
         for row, each in settled:
