@@ -201,7 +201,7 @@ async def test_poison_rows_fail_alone(dsn: str, conn: asyncpg.Connection) -> Non
             assert (failed["failure_reason"], failed["attempts"]) == ("retry_terminal", 1)
             assert "cannot be decoded" in failed["last_error"]
         await drained(conn)
-        assert worker.counters.delivered == 100
+        await until(lambda: worker.counters.delivered == 100, what="all are counted")
     assert sorted(seen) == sorted([*range(50)] * 2)
     assert facts.notices("runner_failed") == []
 

@@ -56,7 +56,7 @@ async def test_done_and_nothing_are_the_same(dsn: str, conn: asyncpg.Connection)
     async with running(dsn, registry) as worker:
         for identity in identities:
             assert (await settled(conn, identity))["attempts"] == 1
-        assert worker.counters.delivered == 3
+        await until(lambda: worker.counters.delivered == 3, what="all are counted")
 
 
 @pytest.mark.parametrize("transactional", [False, True])
@@ -170,7 +170,7 @@ async def test_reject_fails_at_once(dsn: str, conn: asyncpg.Connection, transact
     bare = await publish(conn, "order.placed")
     async with running(dsn, registry, facts) as worker:
         rejected, silent = await settled(conn, told, "failed"), await settled(conn, bare, "failed")
-        assert worker.counters.failed == 2
+        await until(lambda: worker.counters.failed == 2, what="both are counted")
     assert (rejected["failure_reason"], rejected["last_error"]) == ("rejected", "the customer is gone")
     assert (silent["failure_reason"], silent["last_error"]) == ("rejected", None)
     assert rejected["attempts"] == silent["attempts"] == 1

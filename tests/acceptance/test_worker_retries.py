@@ -61,7 +61,7 @@ async def test_delays_are_spread(dsn: str, conn: asyncpg.Connection) -> None:
 
     await publish_many(conn, "order.placed", 200)
     async with running(dsn, registry) as worker:
-        await until(lambda: worker.counters.retried == 200, what="all are postponed")
+        await until(lambda: worker.counters.retried >= 200, what="all are postponed")
     delays = await conn.fetch(
         "SELECT extract(epoch FROM available_at - first_failed_at)::float8 AS delay FROM core.outbox ORDER BY 1"
     )

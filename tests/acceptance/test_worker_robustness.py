@@ -425,7 +425,7 @@ async def test_outage_longer_than_a_lease(dsn: str, conn: asyncpg.Connection) ->
         worker._claimer.stopped.set()  # whoever claims first when the database is back is not the point
         proxy.refusing = False
         await drained(conn)
-        assert worker.counters.delivered == 5
+        await until(lambda: worker.counters.delivered == 5, what="the answers are counted")
     assert sorted(seen) == list(range(5))
     assert facts.notices("settle_abandoned") == []
 
