@@ -171,6 +171,9 @@ def test_archive(holdfast: Run, database: Callable[..., Any]) -> None:
     assert (code, "last_exception    card 4111 declined" in out, '"card"' in out) == (0, True, False)
     code, out, _ = holdfast("archive", "show", str(first), "--payload", "--json")
     assert (code, json.loads(out)["payload"]) == (0, {"card": "4111"})
+    original = str(database(value, f"SELECT original_id FROM core.archive WHERE id = {first}"))
+    code, _, err = holdfast("events", "show", original)
+    assert (code, f"holdfast archive show {original}" in " ".join(err.split())) == (2, True)
     code, out, err = holdfast("archive", "replay", str(first))
     assert (code, "--yes" in err) == (2, True)
     one_event = "(SELECT min(original_id::text)::uuid FROM core.archive)"

@@ -152,10 +152,14 @@ def discard(where: Target, chosen: Chosen, which: Filter, change: Change) -> Non
 
     async def act(operator: Operator) -> Moved:
         rows = await _rows(operator, chosen, which)
-        change.confirm(f"Discard {_events(len(rows))}?")
+        newest = "the newest " if len(rows) == MOST_AT_ONCE else ""
+        change.confirm(f"Discard {newest}{_events(len(rows))}?")
         return await actions.discard(operator, rows, reason=change.reason, dry_run=change.dry_run)
 
-    _tell(where.run(act), change, "discarded")
+    done = where.run(act)
+    _tell(done, change, "discarded")
+    if done.count == MOST_AT_ONCE and not change.as_json:
+        output.print_line("there may be more, older ones: run it again", "yellow")
 
 
 @app.command("restore")
