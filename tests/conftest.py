@@ -41,14 +41,24 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(scope="session")
-def postgres_server(request: pytest.FixtureRequest) -> Iterator[SessionServer]:
-    binaries = servers_by_major().get(request.param)
-    if binaries is None:
-        pytest.fail(f"Postgres {request.param} is not on this machine", pytrace=False)
-    server = SessionServer(binaries)
-    server.start()
-    yield server
-    server.stop()
+def session_servers() -> Iterator[dict[int, SessionServer]]:
+    """Started when first asked for, and kept: where files are shared out, each comes with all versions again."""
+    servers: dict[int, SessionServer] = {}
+    yield servers
+    for server in servers.values():
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def postgres_server(request: pytest.FixtureRequest, session_servers: dict[int, SessionServer]) -> SessionServer:
+    if request.param not in session_servers:
+        binaries = servers_by_major().get(request.param)
+        if binaries is None:
+            pytest.fail(f"Postgres {request.param} is not on this machine", pytrace=False)
+        server = SessionServer(binaries)
+        server.start()
+        session_servers[request.param] = server
+    return session_servers[request.param]
 
 
 def _database(request: pytest.FixtureRequest, server: SessionServer, *, schema: bool) -> Iterator[str]:

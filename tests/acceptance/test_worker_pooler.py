@@ -46,7 +46,8 @@ async def pooled_dsn(dsn: str, tmp_path: Path) -> AsyncIterator[str]:
         )
     )
     account = pwd.getpwnam("nobody") if os.geteuid() == 0 else None  # it refuses to run as root
-    for path in (configuration, tmp_path, *tmp_path.parents[:2]) if account else ():
+    above = [path for path in tmp_path.parents if path.name.startswith(("pytest-", "popen-"))]
+    for path in (configuration, tmp_path, *above) if account else ():
         path.chmod(0o755)
     process = subprocess.Popen(
         [PGBOUNCER, "-q", str(configuration)], user=account.pw_uid if account else None, stderr=subprocess.DEVNULL
