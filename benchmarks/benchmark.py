@@ -62,12 +62,12 @@ class Benchmark:
         }
         summary |= self.also(results)
         for figure in COSTS:
-            if figure not in summary and figure in results["holdfast"][0]:
+            if figure not in summary and figure in numbers(results["holdfast"]):
                 summary[figure] = middle(results, "holdfast", figure)
         if peers:
             summary |= self._beside(results, peers)
         summary["arms"] = {
-            label: {figure: middle(results, label, figure) for figure in numbers(runs[0])}
+            label: {figure: middle(results, label, figure) for figure in numbers(runs)}
             for label, runs in results.items()
         }
         return summary
@@ -116,8 +116,9 @@ def middle(results: Results, label: str, figure: str = "per_second") -> float:
     return round(float(median(run[figure] for run in results[label])), 4)
 
 
-def numbers(run: Mapping[str, Any]) -> list[str]:
-    return [figure for figure, value in run.items() if isinstance(value, int | float)]
+def numbers(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The figures that every run has: a share of updates, for one, is only there if there was an update."""
+    return [figure for figure in runs[0] if all(isinstance(run.get(figure), int | float) for run in runs)]
 
 
 def course(results: Results, label: str, figure: str) -> list[float]:

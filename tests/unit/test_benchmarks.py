@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 
 from benchmarks import __main__ as bench
 from benchmarks import report, terminal
-from benchmarks.benchmark import Arm, Benchmark, Limit, peer_arms
+from benchmarks.benchmark import Arm, Benchmark, Limit, numbers, peer_arms
 from benchmarks.databases import Databases, NoSpace, required_bytes
 from benchmarks.suites import BENCHMARKS
 from benchmarks.systems.process import arguments
@@ -101,6 +102,17 @@ def test_every_summary_has_its_figures(name: str, quick: bool) -> None:
     assert not any("not measured" in miss for miss in benchmark.misses(without_peers))
     assert len(benchmark.misses({})) == sum(not limit.if_measured for limit in benchmark.limits.values())
     assert json.dumps(summary)
+
+
+def test_a_figure_that_one_run_lacks_is_left_out() -> None:
+    """A run without an update has no share of heap-only ones; what was measured for minutes is not lost for it."""
+    whole = {"per_second": 3.0, "hot_share": 1.0, "round_trips": 4.0}
+    runs = {label: [whole, {"per_second": 1.0, "round_trips": 4.0}] for label in ("holdfast", "raw")}
+    assert numbers(runs["holdfast"]) == ["per_second", "round_trips"]
+    benchmark = replace(BENCHMARKS["fanout"], also=lambda results: {})
+    summary = benchmark.summary(runs)
+    assert summary["round_trips"] == 4.0
+    assert "hot_share" not in summary and "hot_share" not in summary["arms"]["raw"]
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
