@@ -48,7 +48,7 @@ async def test_outcome_of_a_transaction_longer_than_the_lease(dsn: str, conn: as
         async def charge(event: EventEnvelope, tx: asyncpg.Connection) -> Any:
             runs.append(event.payload["n"])
             await tx.execute("INSERT INTO ledger (n) VALUES ($1)", event.payload["n"])
-            await asyncio.sleep(1.2)
+            await asyncio.sleep(2.4)
             if how == "error":
                 raise ConnectionError("the bank is closed")
             return {"reject": Reject("no"), "retry": Retry(60), "snooze": Snooze(60)}[how]
@@ -56,7 +56,7 @@ async def test_outcome_of_a_transaction_longer_than_the_lease(dsn: str, conn: as
         return made
 
     count = 6
-    settings = {"lease": 0.5, "poll_interval": 0.02, "connections": count}
+    settings = {"lease": 1.0, "poll_interval": 0.02, "connections": count}
     async with (
         running(dsn, registry(), facts, **settings) as one,
         running(dsn, registry(), facts, **settings) as two,
@@ -65,6 +65,7 @@ async def test_outcome_of_a_transaction_longer_than_the_lease(dsn: str, conn: as
         query = "SELECT count(*) = 0 FROM core.outbox WHERE status = 'in_flight'"
         await until(lambda: len(runs) >= count, what="each ran")
         await until(lambda: conn.fetchval(query), what="each is settled")
+        await until(lambda: one.held == two.held == 0, what="both know it")
         assert sorted(runs) == list(range(count))
         counters = (one.counters, two.counters)
         found = await conn.fetch(
