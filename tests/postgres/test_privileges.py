@@ -92,6 +92,10 @@ INTERNAL |= {
     "archive_dispose",
 }  # fmt: skip
 
+# --- of reactions in the producer's process ---
+FUNCTIONS[PRODUCER] |= {"reaction_open", "reaction_enter", "reaction_settle"}
+FUNCTIONS[WORKER] |= {"reaction_open", "reaction_enter", "reaction_settle"}
+
 
 async def cells(outbox: Outbox, sql: str, *values: object) -> set[tuple[str, ...]]:
     return {tuple(row) for row in await outbox.connection.fetch(sql, *values)}

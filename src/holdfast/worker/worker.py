@@ -327,7 +327,9 @@ class Worker:
                 self._deliveries.consuming = any(
                     policy.brief for (entity, _), policy in policies.items() if entity == "outbox_row"
                 )
-                await self._deliveries.subscribe(connection, self._registry)
+                # Reactions in the producer's process are owed nothing; their lanes are served, for replays.
+                owed = [handler for handler in self._registry if handler.via == "outbox"]
+                await self._deliveries.subscribe(connection, owed)
                 self._report_outdated(await self._deliveries.interest(connection))
                 outage.over()
                 return True

@@ -19,6 +19,11 @@ GRANT EXECUTE ON FUNCTION
     core.outbox_hold_key(text, text, uuid, boolean, timestamptz),
     core.outbox_cancel(text, text), core.outbox_reschedule(text, text, timestamptz)
     TO holdfast_producer;
+-- They may also react to their own events in their own process; so may a handler's process.
+GRANT EXECUTE ON FUNCTION
+    core.reaction_open(text[], text), core.reaction_enter(text, text, interval),
+    core.reaction_settle(jsonb, text[], text[], text[], text[], text[])
+    TO holdfast_producer, holdfast_worker;
 
 -- Workers have functions and no table.
 GRANT EXECUTE ON FUNCTION

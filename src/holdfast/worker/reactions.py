@@ -1,0 +1,400 @@
+"""Reactions in the producer's own process: the rung below the outbox, with the same handlers.
+
+    reactions = Reactions(dsn, registry)
+
+    async with reactions:                     # or `with reactions:` in a program without an event loop
+        async with connection.transaction():
+            event = await publisher.publish(connection, "order.placed", {"order_id": 17})
+        reactions.react(event)                # after the commit; SQLAlchemy sessions do it by themselves
+
+They run the handlers that are registered with `via="in_process"`, each once, in the background: whoever commits neither
+waits for them nor fails with them. What fails is a dead letter like any other. What a process that dies had not yet
+begun is not run by anybody: where that matters, register the handler with `via="outbox"`.
+"""
+
+import asyncio
+import contextlib
+import contextvars
+import threading
+from collections.abc import Iterable, Mapping
+from functools import partial
+from types import TracebackType
+from typing import Self
+
+import asyncpg
+from pydantic_core import from_json
+
+from holdfast.context import HandlerContext, current_context
+from holdfast.envelope import EventEnvelope
+from holdfast.errors import ConfigurationError
+from holdfast.failure import Redactor, bound, describe, signature
+from holdfast.handlers import Handler, HandlerRegistry
+from holdfast.observability.logging import log_fact
+from holdfast.outcome import Done, Outcome, Reject, Retry
+from holdfast.payload import encode_payload
+from holdfast.postgres import migrate
+from holdfast.postgres.connection import CONNECTION_FAULTS, PASSING_FAULTS, Address, ReservedConnection
+from holdfast.postgres.queries import Queries
+from holdfast.postgres.reactions import FailedReaction, ReactionStatements
+from holdfast.telemetry import Counters, Failed, Notice, Observer
+from holdfast.worker.sessions import Sessions, ended_by_hand, terminate
+from holdfast.worker.threads import Threads
+from holdfast.worker.transactions import SILENCE
+
+# Between tries to write down what became of a reaction: half a minute together, as long as a failover may take.
+_PAUSES = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
+_STATEMENT_TIMEOUT = 10.0
+_LAST_WORDS = 3.0  # for what the grace did not suffice for, to be written down
+
+# What became of a reaction; None: the event was handled before.
+_Result = Outcome | BaseException | None
+
+
+class Stopped(Exception):
+    """The process ended before the reaction did."""
+
+
+class _Undone(Exception):
+    """Rolls the transaction of a reaction back that did not end in Done."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+
+
+class Reactions:
+    """Runs in-process reactions while it is open. One for each process; threads may share it."""
+
+    def __init__(
+        self,
+        dsn: str,
+        registry: HandlerRegistry,
+        *,
+        schema: str = "core",
+        concurrency: int = 10,
+        connections: int = 2,
+        threads: int = 8,
+        grace: float = 10.0,
+        observers: Iterable[Observer] = (log_fact,),
+        redact: Redactor | None = None,
+    ) -> None:
+        for name, value in (("concurrency", concurrency), ("connections", connections), ("threads", threads)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigurationError(name, f"is {value!r}", "give a whole number of 1 or more")
+        self.counters = Counters()
+        self._registry = registry
+        self._schema = schema
+        self._address = Address(dsn)
+        self._statements = ReactionStatements(Queries(schema), self._address)
+        self._concurrency = concurrency
+        self._connections = connections
+        self._most_threads = threads
+        self._grace = grace
+        self._observers = tuple(observers)
+        self._redact = redact
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._lock = threading.Lock()
+        self._accepted = 0
+        self._finished = 0
+        self._aside: _Aside | None = None
+
+    # --- using it -------------------------------------------------------------------------------------
+
+    def wanted(self, event_type: str, target: str | None = None) -> list[Handler]:
+        """The handlers that react to such an event in this process."""
+        return [
+            handler
+            for handler in self._registry
+            if handler.via == "in_process" and target in (None, handler.context) and handler.wants(event_type)
+        ]
+
+    def require_open(self) -> asyncio.AbstractEventLoop:
+        """The loop they run on; an error while nobody would run a reaction."""
+        if self._loop is None:
+            raise ConfigurationError(
+                "reactions", "are not running", "write: async with reactions, or with reactions, around the program"
+            )
+        return self._loop
+
+    def react(self, event: EventEnvelope, headers: Mapping[str, str] | None = None) -> None:
+        """Run the reactions to an event whose transaction has committed. Returns at once, from any thread."""
+        handlers = self.wanted(event.event_type, event.target)
+        if not handlers:
+            return
+        # As a worker would read it from the outbox: what the producer does with its objects later is not seen here.
+        payload = from_json(encode_payload(event.payload, limit=2**31))
+        event = event.model_copy(update={"payload": payload})
+        with self._lock:
+            self.require_open().call_soon_threadsafe(self._begin, event, dict(headers or {}), handlers)
+            self._accepted += 1
+
+    async def drain(self) -> None:
+        """Wait until everything that was accepted so far has ended and is written down."""
+        due = self._accepted
+        while self._finished < due:
+            self._turned.clear()
+            await self._turned.wait()
+
+    async def __aenter__(self) -> Self:
+        if self._loop is not None:
+            raise ConfigurationError("reactions", "are running already", "open them once for each process")
+        self._slots = asyncio.Semaphore(self._concurrency)
+        self._turned = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._threads = Threads(self._most_threads)
+        self._connection = ReservedConnection(self._address, "react", statement_timeout=_STATEMENT_TIMEOUT)
+        handlers = [handler for handler in self._registry if handler.via == "in_process"]
+        longest = max((handler.timeout for handler in handlers), default=0.0)
+        self._sessions = Sessions(
+            self._address, size=self._connections, patience=60.0, statement_timeout=longest + SILENCE
+        )
+        if handlers:
+            await self._address.probe()
+            await migrate.require_current(await self._connection.use(), self._schema)
+        self._loop = asyncio.get_running_loop()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Nothing more is accepted; what runs has the grace to end, and what has not ended by then has failed."""
+        with self._lock:
+            self._loop = None
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._grace):
+                    await self.drain()
+            for task in self._tasks:
+                task.cancel()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LAST_WORDS):
+                    await self.drain()
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            self._threads.close()
+            await self._sessions.close()
+            await self._connection.close()
+
+    def __enter__(self) -> Self:
+        self._aside = _Aside(self)
+        self._aside.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        aside, self._aside = self._aside, None
+        if aside is not None:
+            aside.end()
+
+    # --- one event ------------------------------------------------------------------------------------
+
+    def _begin(self, event: EventEnvelope, headers: dict[str, str], handlers: list[Handler]) -> None:
+        task = asyncio.get_running_loop().create_task(self._react(event, headers, handlers))
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._finished += 1
+        self._turned.set()
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if error is not None:
+            self._observe(Notice("error", "reaction_lost", {"error": describe(error, self._redact).text}))
+
+    async def _react(self, event: EventEnvelope, headers: dict[str, str], handlers: list[Handler]) -> None:
+        results: dict[str, _Result] = {handler.name: Stopped("the process was stopped") for handler in handlers}
+        try:
+            async with self._slots:
+                if event.idempotency_key != str(event.event_id):
+                    handlers = await self._unhandled(event, handlers, results)
+                await asyncio.gather(*(self._attempt(each, event, headers, results) for each in handlers))
+        except asyncio.CancelledError:
+            pass  # the grace is over; what has not ended has failed
+        await self._write_down(event, headers, results)
+
+    async def _unhandled(
+        self, event: EventEnvelope, handlers: list[Handler], results: dict[str, _Result]
+    ) -> list[Handler]:
+        """Without those that have handled the key: it is the producer's own, and was published before (PUB-5)."""
+        try:
+            connection = await self._connection.use()
+            names = [handler.name for handler in handlers]
+            unhandled = await self._statements.open(connection, names, event.idempotency_key)
+        except (*CONNECTION_FAULTS, *PASSING_FAULTS) as fault:
+            results.update({handler.name: fault for handler in handlers})
+            return []
+        results.update({name: None for name in names if name not in unhandled})
+        return [handler for handler in handlers if handler.name in unhandled]
+
+    async def _attempt(
+        self, handler: Handler, event: EventEnvelope, headers: dict[str, str], results: dict[str, _Result]
+    ) -> None:
+        context = HandlerContext(event.event_id, event.event_id, handler.name, 1, headers, event.trace_context)
+        current_context.set(context)  # the task's own
+        try:
+            if handler.transactional:
+                results[handler.name] = await self._in_transaction(handler, event, context)
+            else:
+                results[handler.name] = await self._call(handler, event, context, None)
+        except asyncio.CancelledError as error:
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                raise
+            results[handler.name] = error  # its own doing
+        except BaseException as error:
+            results[handler.name] = error
+
+    async def _call(
+        self, handler: Handler, event: EventEnvelope, context: HandlerContext, tx: asyncpg.Connection | None
+    ) -> Outcome:
+        extras = handler.extras(event, context, tx)
+        try:
+            async with asyncio.timeout(handler.timeout) as limit:
+                if handler.asynchronous:
+                    return handler.outcome_of(await handler.function(event, **extras))
+                call = partial(contextvars.copy_context().run, handler.function, event, **extras)
+                return handler.outcome_of(await self._threads.call(call, lambda: None, patience=handler.timeout))
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise TimeoutError(f"the handler ran longer than its limit of {handler.timeout:g} s") from None
+
+    async def _in_transaction(self, handler: Handler, event: EventEnvelope, context: HandlerContext) -> Outcome | None:
+        await self._sessions.take_turn()
+        session = None
+        try:
+            session = await self._sessions.take()
+            session.ended = ""
+            async with session.transaction(isolation="read_committed"):
+                idle = handler.timeout + SILENCE
+                if not await self._statements.enter(session, handler.name, event.idempotency_key, idle):
+                    return None
+                session.lent = True
+                try:
+                    outcome = await self._call(handler, event, context, session)
+                finally:
+                    session.lent = False
+                if not isinstance(outcome, Done):
+                    raise _Undone(outcome)
+                if not session.is_in_transaction():
+                    raise ended_by_hand()
+            if session.ended != "COMMIT":
+                raise asyncpg.InFailedSQLTransactionError(
+                    f"{handler.name} went on after a statement had failed, and nothing could be committed; use "
+                    "tx.transaction() for a part that may fail"
+                )
+            return outcome
+        except _Undone as undone:
+            return undone.outcome
+        except BaseException:
+            terminate(session)  # in what state, nobody knows
+            raise
+        finally:
+            self._sessions.release(session)
+
+    # --- what became of it ----------------------------------------------------------------------------
+
+    async def _write_down(self, event: EventEnvelope, headers: dict[str, str], results: dict[str, _Result]) -> None:
+        done = [name for name, result in results.items() if result is None or isinstance(result, Done)]
+        failed = [
+            self._failure(self._registry[name], result)
+            for name, result in results.items()
+            if result is not None and not isinstance(result, Done)
+        ]
+        ids = None
+        for pause in (*_PAUSES, None):
+            try:
+                connection = await self._connection.use()
+                ids = await self._statements.settle(connection, event, headers, done, failed)
+                break
+            except (*CONNECTION_FAULTS, *PASSING_FAULTS) as fault:
+                self._connection.drop()
+                if pause is None:
+                    self._unrecorded(event, done, failed, fault)
+                    break
+                await asyncio.sleep(pause)
+        duplicates = sum(result is None for result in results.values())
+        self.counters.delivered += len(done) - duplicates
+        self.counters.duplicates += duplicates
+        self.counters.failed += len(failed)
+        correlation = headers.get("correlation_id") or str(event.event_id)
+        for each, identity in zip(failed, ids or [event.event_id] * len(failed), strict=True):
+            self._observe(
+                Failed(
+                    event.event_id,
+                    identity,
+                    event.event_type,
+                    event.source,
+                    event.target,
+                    each.handler_name,
+                    1,
+                    correlation,
+                    failure_reason=each.reason,
+                    last_error=each.error,
+                    error_signature=each.signature,
+                )
+            )
+
+    def _failure(self, handler: Handler, result: Outcome | BaseException) -> FailedReaction:
+        reason = "rejected" if handler.on_error == "reject" else "retry_terminal"
+        if isinstance(result, BaseException):
+            report = describe(result, self._redact)
+            return FailedReaction(handler.name, reason, report.text, report.signature)
+        if isinstance(result, Reject):
+            text = None if result.reason is None else bound(str(result.reason), self._redact)
+            return FailedReaction(handler.name, "rejected", text, signature(text, "rejected") if text else "rejected")
+        asked = (result.reason if isinstance(result, Retry) else None) or "the reaction asked to be run again later"
+        text = bound(str(asked), self._redact)
+        return FailedReaction(handler.name, reason, text, signature(text, type(result).__name__))
+
+    def _unrecorded(
+        self, event: EventEnvelope, done: list[str], failed: list[FailedReaction], fault: BaseException
+    ) -> None:
+        details: dict[str, object] = {
+            "event_id": str(event.event_id),
+            "event_type": event.event_type,
+            "done": done,
+            "failed": [each.handler_name for each in failed],
+            "error": describe(fault, self._redact).text,
+            "remedy": "the database did not answer: what failed is listed nowhere but here",
+        }
+        self._observe(Notice("error", "reaction_unrecorded", details))
+
+    def _observe(self, fact: Failed | Notice) -> None:
+        for observer in self._observers:
+            with contextlib.suppress(Exception):
+                observer(fact)
+
+
+class _Aside:
+    """An event loop in a thread, for programs that have none."""
+
+    def __init__(self, reactions: Reactions) -> None:
+        self._reactions = reactions
+        self._ready = threading.Event()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="holdfast-reactions", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+        self._ready.wait()
+        if self._error is not None:
+            raise self._error
+
+    def end(self) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._live())
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._ready.set()
+
+    async def _live(self) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        async with self._reactions:
+            self._ready.set()
+            await self._stop.wait()
