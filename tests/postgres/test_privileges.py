@@ -428,6 +428,33 @@ async def test_a_producer_publishes_and_looks_after_its_events(outbox: Outbox, p
     assert await outbox.value("SELECT count(*) FROM core.outbox WHERE status = 'pending'") == 4
 
 
+async def test_a_producer_reacts_to_its_own_events(outbox: Outbox, producer: Outbox) -> None:
+    """S3, IDM-3: in its own process, by EXECUTE alone; not to those of a source that belongs to another role."""
+    connection = producer.connection
+    async with connection.transaction():
+        event = await Publisher("shop").publish(connection, EVENT, {})
+    key = event.idempotency_key
+    assert (await producer.call("reaction_open", handlers=["shop.a"], key=key))[0][0] == ["shop.a"]
+    assert (await producer.call("reaction_enter", handler="shop.a", key=key, idle=timedelta(seconds=5)))[0][0]
+    values = {
+        "event": event.model_dump_json(), "done": ["shop.a"], "failed": ["shop.b"], "reasons": ["rejected"],
+        "errors": ["no"], "signatures": ["s"],
+    }  # fmt: skip
+    await producer.call("reaction_settle", **values)
+    assert await outbox.states(event.event_id) == ["delivered"]
+    assert await outbox.value("SELECT array_agg(handler_name) FROM core.failed") == ["shop.b"]
+    await outbox.connection.execute("INSERT INTO core.sources (source, role_name) VALUES ('bank', 'holdfast_operator')")
+    foreign = event.model_copy(update={"source": "bank"}).model_dump_json()
+    with pytest.raises(asyncpg.InsufficientPrivilegeError, match="another role"):
+        await producer.call("reaction_settle", **(values | {"event": foreign}))
+    # Naming another source's event as one's own moves nothing.
+    theirs = await outbox.insert(source="bank")
+    stolen = event.model_copy(update={"event_id": theirs}).model_dump_json()
+    nothing: dict[str, object] = {name: [] for name in ("failed", "reasons", "errors", "signatures")}
+    await producer.call("reaction_settle", **(values | {"event": stolen} | nothing))
+    assert await outbox.states(theirs) == ["pending"]
+
+
 async def test_a_producer_does_nothing_else(outbox: Outbox, producer: Outbox) -> None:
     """S3, S4: it cannot read events, nor write a row that has already been through its life."""
     await outbox.insert()

@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 import contextvars
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -140,6 +140,7 @@ class Reactions:
         self._slots = asyncio.Semaphore(self._concurrency)
         self._turned = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._turn = asyncio.Lock()  # for the one connection
         self._threads = Threads(self._most_threads)
         self._connection = ReservedConnection(self._address, "react", statement_timeout=_STATEMENT_TIMEOUT)
         handlers = [handler for handler in self._registry if handler.via == "in_process"]
@@ -217,10 +218,10 @@ class Reactions:
         self, event: EventEnvelope, handlers: list[Handler], results: dict[str, _Result]
     ) -> list[Handler]:
         """Without those that have handled the key: it is the producer's own, and was published before (PUB-5)."""
+        names = [handler.name for handler in handlers]
         try:
-            connection = await self._connection.use()
-            names = [handler.name for handler in handlers]
-            unhandled = await self._statements.open(connection, names, event.idempotency_key)
+            async with self._connected() as connection:
+                unhandled = await self._statements.open(connection, names, event.idempotency_key)
         except (*CONNECTION_FAULTS, *PASSING_FAULTS) as fault:
             results.update({handler.name: fault for handler in handlers})
             return []
@@ -304,11 +305,10 @@ class Reactions:
         ids = None
         for pause in (*_PAUSES, None):
             try:
-                connection = await self._connection.use()
-                ids = await self._statements.settle(connection, event, headers, done, failed)
+                async with self._connected() as connection:
+                    ids = await self._statements.settle(connection, event, headers, done, failed)
                 break
             except (*CONNECTION_FAULTS, *PASSING_FAULTS) as fault:
-                self._connection.drop()
                 if pause is None:
                     self._unrecorded(event, done, failed, fault)
                     break
@@ -334,6 +334,15 @@ class Reactions:
                     error_signature=each.signature,
                 )
             )
+
+    @contextlib.asynccontextmanager
+    async def _connected(self) -> AsyncIterator[asyncpg.Connection]:
+        async with self._turn:
+            try:
+                yield await self._connection.use()
+            except CONNECTION_FAULTS:
+                self._connection.drop()
+                raise
 
     def _failure(self, handler: Handler, result: Outcome | BaseException) -> FailedReaction:
         reason = "rejected" if handler.on_error == "reject" else "retry_terminal"

@@ -66,6 +66,14 @@ BEGIN
     ORDER BY t.handler COLLATE "C"
     ON CONFLICT DO NOTHING;
 
+    -- An interest that is owed nothing: by the handlers that are written down, an event finds its siblings and who has
+    -- handled it.
+    INSERT INTO core.subscriptions (context, handler_name, event_type, retired_at)
+    SELECT split_part(t.handler, '.', 1), t.handler, p_event ->> 'event_type', now()
+    FROM unnest(p_done || p_failed) AS t (handler)
+    ORDER BY t.handler COLLATE "C"
+    ON CONFLICT DO NOTHING;
+
     INSERT INTO core.outbox (
         id, origin_id, handler_name, event_type, event_version, occurred_at, source, target, content_class, channel,
         generation, domain_id, payload, headers, idempotency_key, trace_context, created_at, priority,
