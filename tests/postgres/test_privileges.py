@@ -438,7 +438,7 @@ async def test_a_producer_reacts_to_its_own_events(outbox: Outbox, producer: Out
     assert (await producer.call("reaction_enter", handler="shop.a", key=key, idle=timedelta(seconds=5)))[0][0]
     values = {
         "event": event.model_dump_json(), "done": ["shop.a"], "failed": ["shop.b"], "reasons": ["rejected"],
-        "errors": ["no"], "signatures": ["s"],
+        "errors": ["no"], "signatures": ["s"], "alone": True,
     }  # fmt: skip
     await producer.call("reaction_settle", **values)
     assert await outbox.states(event.event_id) == ["delivered"]

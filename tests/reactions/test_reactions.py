@@ -125,6 +125,20 @@ async def test_the_event_waits_for_whoever_else_wants_it(dsn: str, conn: asyncpg
     assert [each.event_id for each in (*mine, *theirs)] == [event.event_id] * 2
 
 
+async def test_the_event_waits_for_a_handler_that_has_not_started_yet(dsn: str, conn: asyncpg.Connection) -> None:
+    """IDM-3, LSN-7: on the first deployment producers may be up before the worker has told its interest."""
+    registry, calls = registry_of(greet=Calls()), Calls()
+    registry.add("shop.charge", ("order.*",), calls)
+    async with Reactions(dsn, registry) as reactions:
+        event = await placed(conn)
+        reactions.react(event)
+        await reactions.drain()
+        assert (await row(conn, event.event_id))["status"] == "pending"
+        async with running(dsn, registry):
+            await settled(conn, event.event_id)
+    assert [each.event_id for each in calls] == [event.event_id]
+
+
 async def test_a_failure_is_kept_when_the_event_is_gone(dsn: str, conn: asyncpg.Connection) -> None:
     """IDM-3: whoever else wanted it may have handled it, and retention may have removed it."""
     domain = uuid4()
@@ -294,7 +308,7 @@ async def test_a_settlement_may_be_sent_twice(conn: asyncpg.Connection) -> None:
     event = await placed(conn)
     values = {
         "event": event.model_dump_json(), "done": ["shop.a"], "failed": ["shop.b"], "reasons": ["rejected"],
-        "errors": ["no"], "signatures": ["s"],
+        "errors": ["no"], "signatures": ["s"], "alone": True,
     }  # fmt: skip
     (first,) = await outbox.call("reaction_settle", **values)
     (dead,) = first[0]

@@ -49,8 +49,13 @@ class ReactionStatements:
         headers: Mapping[str, str],
         done: Sequence[str],
         failed: Sequence[FailedReaction],
+        *,
+        alone: bool,
     ) -> list[UUID]:
-        """Write down what became of the reactions to an event; the ids of the dead letters among them."""
+        """Write down what became of the reactions to an event; the ids of the dead letters among them.
+
+        `alone`: this application has no handler that gets the event from the outbox.
+        """
         return list(
             await self._value(
                 connection,
@@ -61,6 +66,7 @@ class ReactionStatements:
                 reasons=[each.reason for each in failed],
                 errors=[each.error for each in failed],
                 signatures=[each.signature for each in failed],
+                alone=alone,
             )
         )
 

@@ -28,7 +28,7 @@ from holdfast.context import HandlerContext, current_context
 from holdfast.envelope import EventEnvelope
 from holdfast.errors import ConfigurationError
 from holdfast.failure import Redactor, bound, describe, signature
-from holdfast.handlers import Handler, HandlerRegistry
+from holdfast.handlers import Handler, HandlerRegistry, Via
 from holdfast.observability.logging import log_fact
 from holdfast.outcome import Done, Outcome, Reject, Retry
 from holdfast.payload import encode_payload
@@ -101,10 +101,13 @@ class Reactions:
 
     def wanted(self, event_type: str, target: str | None = None) -> list[Handler]:
         """The handlers that react to such an event in this process."""
+        return self._wanted("in_process", event_type, target)
+
+    def _wanted(self, via: Via, event_type: str, target: str | None) -> list[Handler]:
         return [
             handler
             for handler in self._registry
-            if handler.via == "in_process" and target in (None, handler.context) and handler.wants(event_type)
+            if handler.via == via and target in (None, handler.context) and handler.wants(event_type)
         ]
 
     def require_open(self) -> asyncio.AbstractEventLoop:
@@ -302,11 +305,12 @@ class Reactions:
             for name, result in results.items()
             if result is not None and not isinstance(result, Done)
         ]
+        alone = not self._wanted("outbox", event.event_type, event.target)
         ids = None
         for pause in (*_PAUSES, None):
             try:
                 async with self._connected() as connection:
-                    ids = await self._statements.settle(connection, event, headers, done, failed)
+                    ids = await self._statements.settle(connection, event, headers, done, failed, alone=alone)
                 break
             except (*CONNECTION_FAULTS, *PASSING_FAULTS) as fault:
                 if pause is None:

@@ -22,7 +22,7 @@ GRANT EXECUTE ON FUNCTION
 -- They may also react to their own events in their own process; so may a handler's process.
 GRANT EXECUTE ON FUNCTION
     core.reaction_open(text[], text), core.reaction_enter(text, text, interval),
-    core.reaction_settle(jsonb, text[], text[], text[], text[], text[])
+    core.reaction_settle(jsonb, text[], text[], text[], text[], text[], boolean)
     TO holdfast_producer, holdfast_worker;
 
 -- Workers have functions and no table.

@@ -8,4 +8,5 @@ SELECT core.reaction_enter(:handler::text, :key::text, :idle::interval);
 
 -- name: reaction_settle
 SELECT core.reaction_settle(
-    :event::text::jsonb, :done::text[], :failed::text[], :reasons::text[], :errors::text[], :signatures::text[]);
+    :event::text::jsonb, :done::text[], :failed::text[], :reasons::text[], :errors::text[], :signatures::text[],
+    :alone::boolean);

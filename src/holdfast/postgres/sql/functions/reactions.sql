@@ -38,11 +38,13 @@ $$;
 -- reaction_settle: what became of the reactions to one event. Those that are done go into the inbox, so that a reaction
 -- which moves to the outbox does not run again. Each one that failed becomes a dead letter of its own, a sibling in its
 -- handler's lane: listed, replayed and discarded like every other, and a replay is run by a worker. An event that nobody
--- else is interested in is settled; for the others it waits as it is.
+-- else is interested in is settled; for the others it waits as it is. p_alone: the caller's application has no handler
+-- that is to get it from the outbox; one that is deployed for the first time may not have said so to the database yet.
 -- The event is passed as a whole, because whoever else wanted it may have handled it, and retention may have removed it.
 -- May be sent again when the answer was lost. Returns the ids of the dead letters, in the order of p_failed.
 CREATE OR REPLACE FUNCTION core.reaction_settle(
-    p_event jsonb, p_done text[], p_failed text[], p_reasons text[], p_errors text[], p_signatures text[])
+    p_event jsonb, p_done text[], p_failed text[], p_reasons text[], p_errors text[], p_signatures text[],
+    p_alone boolean)
 RETURNS uuid[]
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -93,7 +95,7 @@ BEGIN
     UPDATE core.outbox o
     SET status = 'delivered', delivered_at = now(), settled_at = now(),
         handler_name = CASE WHEN cardinality(p_done) = 1 AND cardinality(p_failed) = 0 THEN p_done[1] ELSE '*' END
-    WHERE o.id = v_id AND o.source = v_source AND o.status = 'pending' AND o.handler_name IS NULL
+    WHERE p_alone AND o.id = v_id AND o.source = v_source AND o.status = 'pending' AND o.handler_name IS NULL
       AND NOT EXISTS (SELECT FROM core.subscriptions s
                       WHERE s.retired_at IS NULL AND o.event_type LIKE s.pattern
                         AND (o.target IS NULL OR o.target = s.context));
