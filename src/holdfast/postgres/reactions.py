@@ -56,19 +56,20 @@ class ReactionStatements:
 
         `alone`: this application has no handler that gets the event from the outbox.
         """
-        return list(
-            await self._value(
-                connection,
-                "reaction_settle",
-                event=json.dumps(event.model_dump(mode="json") | {"headers": dict(headers) or None}),
-                done=list(done),
-                failed=[each.handler_name for each in failed],
-                reasons=[each.reason for each in failed],
-                errors=[each.error for each in failed],
-                signatures=[each.signature for each in failed],
-                alone=alone,
-            )
-        )
+        values = {
+            "event": json.dumps(event.model_dump(mode="json") | {"headers": dict(headers) or None}),
+            "done": list(done),
+            "failed": [each.handler_name for each in failed],
+            "reasons": [each.reason for each in failed],
+            "errors": [each.error for each in failed],
+            "signatures": [each.signature for each in failed],
+            "alone": alone,
+        }
+        if not failed:
+            return list(await self._value(connection, "reaction_settle", **values))
+        async with connection.transaction():
+            await connection.execute(self._queries.asyncpg("make_durable").sql)
+            return list(await self._value(connection, "reaction_settle", **values))
 
     async def _value(self, connection: asyncpg.Connection, name: str, **values: object) -> Any:
         statement = self._queries.asyncpg(name)

@@ -145,7 +145,10 @@ class Reactions:
         self._tasks: set[asyncio.Task[None]] = set()
         self._turn = asyncio.Lock()  # for the one connection
         self._threads = Threads(self._most_threads)
-        self._connection = ReservedConnection(self._address, "react", statement_timeout=_STATEMENT_TIMEOUT)
+        # Not durable: what a crash of the server may undo is the note that a reaction is done, which nobody waits for.
+        self._connection = ReservedConnection(
+            self._address, "react", statement_timeout=_STATEMENT_TIMEOUT, durable=False
+        )
         handlers = [handler for handler in self._registry if handler.via == "in_process"]
         longest = max((handler.timeout for handler in handlers), default=0.0)
         self._sessions = Sessions(
