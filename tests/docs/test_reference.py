@@ -15,7 +15,16 @@ import typer.core
 import typer.main
 
 import holdfast
-from holdfast import HandlerRegistry, HoldfastError, NewEvent, Publisher, RetryPolicy, WorkerSettings, outcome
+from holdfast import (
+    HandlerRegistry,
+    HoldfastError,
+    NewEvent,
+    Publisher,
+    Reactions,
+    RetryPolicy,
+    WorkerSettings,
+    outcome,
+)
 from holdfast.cli import environment
 from holdfast.cli.app import app
 from holdfast.postgres import reads
@@ -42,13 +51,17 @@ def test_every_field_is_documented_with_its_default(section: str, kind: type[Any
 
 @pytest.mark.parametrize(
     ("section", "call", "also"),
-    [("Publisher", Publisher, {}), ("Handlers", HandlerRegistry.handler, {"retry": "RetryPolicy()"})],
+    [
+        ("Publisher", Publisher, {}),
+        ("Handlers", HandlerRegistry.handler, {"retry": "RetryPolicy()"}),
+        ("Reactions", Reactions, {"observers": "(log_fact,)"}),
+    ],
 )
 def test_every_argument_is_documented_with_its_default(section: str, call: Any, also: dict[str, str]) -> None:
     parameters = [p for p in inspect.signature(call).parameters.values() if p.name != "self"]
     expected = {p.name: "" if p.default is p.empty else f"`{also.get(p.name, repr(p.default))}`" for p in parameters}
     assert {row[0].strip("`"): row[1] for row in table(SETTINGS[section])} == expected
-    assert also == {} or RetryPolicy() == inspect.signature(call).parameters["retry"].default
+    assert "retry" not in also or RetryPolicy() == inspect.signature(call).parameters["retry"].default
 
 
 def test_every_variable_of_the_environment_is_documented() -> None:
