@@ -321,6 +321,30 @@ async def test_a_settlement_may_be_sent_twice(conn: asyncpg.Connection) -> None:
             await outbox.call("reaction_settle", **(values | {"failed": ["shop.c"]} | broken))
 
 
+async def test_draining_waits_for_what_was_accepted_before(dsn: str, conn: asyncpg.Connection) -> None:
+    """IDM-3: and not for as many others."""
+    gate, ended = asyncio.Event(), []
+
+    async def slow(event: EventEnvelope) -> None:
+        if event.payload["n"] == 1:
+            await gate.wait()
+        ended.append(event.payload["n"])
+
+    async with Reactions(dsn, registry_of(slow=slow)) as reactions:
+        reactions.react(await placed(conn))
+        draining = asyncio.create_task(reactions.drain())
+        await asyncio.sleep(0)
+        for n in (2, 3):
+            async with conn.transaction():
+                reactions.react(await PUBLISHER.publish(conn, "order.placed", {"n": n}))
+        await until(lambda: len(ended) == 2, what="the later ones")
+        await until(lambda: reactions.counters.delivered == 2, what="written down")
+        assert not draining.done()
+        gate.set()
+        await draining
+        assert ended == [2, 3, 1]
+
+
 # --- refused before anything is written ---
 
 

@@ -42,6 +42,8 @@ Target = Union[
     type[Session],
 ]
 
+_Batch = list[tuple[Recorded, NewEvent]]
+
 _KEY: Final = "holdfast.events"
 
 
@@ -78,6 +80,9 @@ class DomainEvents:
         event.listen(listened, "after_attach", _attached)
         event.listen(listened, "after_transaction_create", _begun)
         event.listen(listened, "after_transaction_end", self._ended)
+        if isinstance(listened, Session):
+            for aggregate in listened:
+                _attached(listened, aggregate)
 
     # --- writing --------------------------------------------------------------------------------------
 
@@ -120,22 +125,19 @@ class DomainEvents:
             if each.position not in ledger.written
         ]
         found.sort(key=lambda pair: pair[0].position)
-        batches: dict[Connection, list[tuple[Recorded, NewEvent]]] = {}
+        batches: dict[Connection, _Batch] = {}
         for recorded, aggregate in found:
             new = recorded.event()
             self._require_reactable(new)
             connection = session.connection(bind_arguments={"mapper": state_of(aggregate).mapper})
             batches.setdefault(connection, []).append((recorded, new))
         for connection, batch in batches.items():
-            self._write(connection, [new for _, new in batch])
-            ledger.written.update({recorded.position: self._for_reactions(new) for recorded, new in batch})
-
-    def _write(self, connection: Connection, events: list[NewEvent]) -> None:
-        if all(each.key is None for each in events):
-            self._publisher.publish_many(connection, events)
-            return
-        for each in events:  # a key belongs to one event, which is asked for first
-            self._publisher.publish_event(connection, each)
+            for part in _parts(batch):
+                if len(part) == 1:
+                    self._publisher.publish_event(connection, part[0][1])
+                else:
+                    self._publisher.publish_many(connection, [new for _, new in part])
+                ledger.written.update({recorded.position: self._for_reactions(new) for recorded, new in part})
 
     # --- reacting -------------------------------------------------------------------------------------
 
@@ -178,12 +180,18 @@ class DomainEvents:
             return
         for aggregate in ledger.held.values():
             forget(aggregate, lambda each: each.position in ledger.written)
-        ledger.held.clear()
+        # What somebody recorded after us, before the same commit, is for the next one.
+        ledger.held = {key: each for key, each in ledger.held.items() if recorded_on(each)}
         for published in ledger.written.values():
             if published is not None and self._reactions is not None:
                 # Closed since it was asked: the process is ending, and the event stays in the outbox.
                 with contextlib.suppress(ConfigurationError):
                     self._reactions.react(*published)
+
+
+def _parts(batch: _Batch) -> list[_Batch]:
+    """All at once; one by one when one of them has a key, which has to be asked for first."""
+    return [batch] if all(new.key is None for _, new in batch) else [[each] for each in batch]
 
 
 def _ledger(session: Session) -> _Ledger:
@@ -217,7 +225,7 @@ def _sync(target: Any) -> Any:
 def _hold(aggregate: object) -> None:
     state = state_of(aggregate, raiseerr=False)
     session = None if state is None else state.session
-    if session is not None:
+    if session is not None and _KEY in session.info:  # else nobody is attached, and nobody would let go of it
         _ledger(session).held[id(aggregate)] = aggregate
 
 
@@ -225,10 +233,12 @@ watchers.append(_hold)
 
 
 def _attached(session: Session, aggregate: object) -> None:
+    ledger = _ledger(session)
     if recorded_on(aggregate):
-        _ledger(session).held[id(aggregate)] = aggregate
+        ledger.held[id(aggregate)] = aggregate
 
 
 def _begun(session: Session, transaction: SessionTransaction) -> None:
+    ledger = _ledger(session)
     if transaction.nested:
-        _ledger(session).begun[transaction] = position()
+        ledger.begun[transaction] = position()

@@ -14,7 +14,6 @@ begun is not run by anybody: where that matters, register the handler with `via=
 
 import asyncio
 import contextlib
-import contextvars
 import threading
 from collections.abc import AsyncIterator, Iterable, Mapping
 from functools import partial
@@ -24,7 +23,6 @@ from typing import Self
 import asyncpg
 from pydantic_core import from_json
 
-from holdfast.context import HandlerContext, current_context
 from holdfast.envelope import EventEnvelope
 from holdfast.errors import ConfigurationError
 from holdfast.failure import Redactor, bound, describe, signature
@@ -37,7 +35,9 @@ from holdfast.postgres.connection import CONNECTION_FAULTS, PASSING_FAULTS, Addr
 from holdfast.postgres.queries import Queries
 from holdfast.postgres.reactions import FailedReaction, ReactionStatements
 from holdfast.telemetry import Counters, Failed, Notice, Observer
-from holdfast.worker.sessions import Sessions, ended_by_hand, terminate
+from holdfast.worker.aside import Aside
+from holdfast.worker.attempts import Attempts, Result
+from holdfast.worker.sessions import Sessions
 from holdfast.worker.threads import Threads
 from holdfast.worker.transactions import SILENCE
 
@@ -46,19 +46,9 @@ _PAUSES = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 _STATEMENT_TIMEOUT = 10.0
 _LAST_WORDS = 3.0  # for what the grace did not suffice for, to be written down
 
-# What became of a reaction; None: the event was handled before.
-_Result = Outcome | BaseException | None
-
 
 class Stopped(Exception):
     """The process ended before the reaction did."""
-
-
-class _Undone(Exception):
-    """Rolls the transaction of a reaction back that did not end in Done."""
-
-    def __init__(self, outcome: Outcome) -> None:
-        self.outcome = outcome
 
 
 class Reactions:
@@ -94,8 +84,8 @@ class Reactions:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lock = threading.Lock()
         self._accepted = 0
-        self._finished = 0
-        self._aside: _Aside | None = None
+        self._unfinished: set[int] = set()
+        self._aside: Aside | None = None
 
     # --- using it -------------------------------------------------------------------------------------
 
@@ -127,13 +117,15 @@ class Reactions:
         payload = from_json(encode_payload(event.payload, limit=2**31))
         event = event.model_copy(update={"payload": payload})
         with self._lock:
-            self.require_open().call_soon_threadsafe(self._begin, event, dict(headers or {}), handlers)
+            loop = self.require_open()
             self._accepted += 1
+            self._unfinished.add(self._accepted)
+            loop.call_soon_threadsafe(self._begin, self._accepted, event, dict(headers or {}), handlers)
 
     async def drain(self) -> None:
         """Wait until everything that was accepted so far has ended and is written down."""
         due = self._accepted
-        while self._finished < due:
+        while any(number <= due for number in tuple(self._unfinished)):
             self._turned.clear()
             await self._turned.wait()
 
@@ -154,6 +146,7 @@ class Reactions:
         self._sessions = Sessions(
             self._address, size=self._connections, patience=60.0, statement_timeout=longest + SILENCE
         )
+        self._attempts = Attempts(self._statements, self._sessions, self._threads)
         if handlers:
             await self._address.probe()
             await migrate.require_current(await self._connection.use(), self._schema)
@@ -183,7 +176,7 @@ class Reactions:
             await self._connection.close()
 
     def __enter__(self) -> Self:
-        self._aside = _Aside(self)
+        self._aside = Aside(self, "holdfast-reactions")
         self._aside.start()
         return self
 
@@ -196,21 +189,21 @@ class Reactions:
 
     # --- one event ------------------------------------------------------------------------------------
 
-    def _begin(self, event: EventEnvelope, headers: dict[str, str], handlers: list[Handler]) -> None:
+    def _begin(self, number: int, event: EventEnvelope, headers: dict[str, str], handlers: list[Handler]) -> None:
         task = asyncio.get_running_loop().create_task(self._react(event, headers, handlers))
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(partial(self._ended, number))
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _ended(self, number: int, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        self._finished += 1
+        self._unfinished.discard(number)
         self._turned.set()
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         if error is not None:
             self._observe(Notice("error", "reaction_lost", {"error": describe(error, self._redact).text}))
 
     async def _react(self, event: EventEnvelope, headers: dict[str, str], handlers: list[Handler]) -> None:
-        results: dict[str, _Result] = {handler.name: Stopped("the process was stopped") for handler in handlers}
+        results: dict[str, Result] = {handler.name: Stopped("the process was stopped") for handler in handlers}
         try:
             async with self._slots:
                 if event.idempotency_key != str(event.event_id):
@@ -221,7 +214,7 @@ class Reactions:
         await self._write_down(event, headers, results)
 
     async def _unhandled(
-        self, event: EventEnvelope, handlers: list[Handler], results: dict[str, _Result]
+        self, event: EventEnvelope, handlers: list[Handler], results: dict[str, Result]
     ) -> list[Handler]:
         """Without those that have handled the key: it is the producer's own, and was published before (PUB-5)."""
         names = [handler.name for handler in handlers]
@@ -235,73 +228,13 @@ class Reactions:
         return [handler for handler in handlers if handler.name in unhandled]
 
     async def _attempt(
-        self, handler: Handler, event: EventEnvelope, headers: dict[str, str], results: dict[str, _Result]
+        self, handler: Handler, event: EventEnvelope, headers: dict[str, str], results: dict[str, Result]
     ) -> None:
-        context = HandlerContext(event.event_id, event.event_id, handler.name, 1, headers, event.trace_context)
-        current_context.set(context)  # the task's own
-        try:
-            if handler.transactional:
-                results[handler.name] = await self._in_transaction(handler, event, context)
-            else:
-                results[handler.name] = await self._call(handler, event, context, None)
-        except asyncio.CancelledError as error:
-            if (task := asyncio.current_task()) is not None and task.cancelling():
-                raise
-            results[handler.name] = error  # its own doing
-        except BaseException as error:
-            results[handler.name] = error
-
-    async def _call(
-        self, handler: Handler, event: EventEnvelope, context: HandlerContext, tx: asyncpg.Connection | None
-    ) -> Outcome:
-        extras = handler.extras(event, context, tx)
-        try:
-            async with asyncio.timeout(handler.timeout) as limit:
-                if handler.asynchronous:
-                    return handler.outcome_of(await handler.function(event, **extras))
-                call = partial(contextvars.copy_context().run, handler.function, event, **extras)
-                return handler.outcome_of(await self._threads.call(call, lambda: None, patience=handler.timeout))
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            raise TimeoutError(f"the handler ran longer than its limit of {handler.timeout:g} s") from None
-
-    async def _in_transaction(self, handler: Handler, event: EventEnvelope, context: HandlerContext) -> Outcome | None:
-        await self._sessions.take_turn()
-        session = None
-        try:
-            session = await self._sessions.take()
-            session.ended = ""
-            async with session.transaction(isolation="read_committed"):
-                idle = handler.timeout + SILENCE
-                if not await self._statements.enter(session, handler.name, event.idempotency_key, idle):
-                    return None
-                session.lent = True
-                try:
-                    outcome = await self._call(handler, event, context, session)
-                finally:
-                    session.lent = False
-                if not isinstance(outcome, Done):
-                    raise _Undone(outcome)
-                if not session.is_in_transaction():
-                    raise ended_by_hand()
-            if session.ended != "COMMIT":
-                raise asyncpg.InFailedSQLTransactionError(
-                    f"{handler.name} went on after a statement had failed, and nothing could be committed; use "
-                    "tx.transaction() for a part that may fail"
-                )
-            return outcome
-        except _Undone as undone:
-            return undone.outcome
-        except BaseException:
-            terminate(session)  # in what state, nobody knows
-            raise
-        finally:
-            self._sessions.release(session)
+        results[handler.name] = await self._attempts.run(handler, event, headers)
 
     # --- what became of it ----------------------------------------------------------------------------
 
-    async def _write_down(self, event: EventEnvelope, headers: dict[str, str], results: dict[str, _Result]) -> None:
+    async def _write_down(self, event: EventEnvelope, headers: dict[str, str], results: dict[str, Result]) -> None:
         done = [name for name, result in results.items() if result is None or isinstance(result, Done)]
         failed = [
             self._failure(self._registry[name], result)
@@ -380,37 +313,3 @@ class Reactions:
         for observer in self._observers:
             with contextlib.suppress(Exception):
                 observer(fact)
-
-
-class _Aside:
-    """An event loop in a thread, for programs that have none."""
-
-    def __init__(self, reactions: Reactions) -> None:
-        self._reactions = reactions
-        self._ready = threading.Event()
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="holdfast-reactions", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-        self._ready.wait()
-        if self._error is not None:
-            raise self._error
-
-    def end(self) -> None:
-        self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join()
-
-    def _run(self) -> None:
-        try:
-            asyncio.run(self._live())
-        except BaseException as error:
-            self._error = error
-        finally:
-            self._ready.set()
-
-    async def _live(self) -> None:
-        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        async with self._reactions:
-            self._ready.set()
-            await self._stop.wait()
