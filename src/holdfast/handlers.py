@@ -7,12 +7,15 @@
 
 Further parameters are recognised by name: `payload` (annotated with a model of your own, which is validated),
 `tx` (a database transaction that commits together with the delivery) and `context` (a `HandlerContext`).
+
+`registry.schedule` declares events that are published at their times, by whichever worker comes first.
 """
 
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import partial
 from typing import Any, Literal, TypeVar, get_type_hints
 
@@ -24,6 +27,7 @@ from holdfast.errors import ConfigurationError, TerminalHandlerError
 from holdfast.outcome import DONE, Done, Outcome, Reject, Retry, Snooze
 from holdfast.protocols import require_handler_name
 from holdfast.retry import DEFAULT_RETRY_POLICY, RetryPolicy
+from holdfast.schedules import Missed, Schedule, timing
 
 DEFAULT_TIMEOUT = 300.0
 
@@ -79,6 +83,7 @@ class HandlerRegistry:
     def __init__(self, *, context: str | None = None) -> None:
         self._context = context
         self._handlers: dict[str, Handler] = {}
+        self._schedules: dict[str, Schedule] = {}
 
     def __iter__(self) -> Iterator[Handler]:
         return iter(self._handlers.values())
@@ -143,12 +148,51 @@ class HandlerRegistry:
         self._handlers[name] = handler
         return handler
 
+    @property
+    def schedules(self) -> tuple[Schedule, ...]:
+        return tuple(self._schedules.values())
+
+    def schedule(
+        self,
+        event_type: str,
+        *,
+        name: str,
+        cron: str | None = None,
+        timezone: str = "UTC",
+        every: timedelta | None = None,
+        missed: Missed = "latest",
+        payload: Mapping[str, Any] | None = None,
+        target: str | None = None,
+        priority: int = 1,
+    ) -> Schedule:
+        """Publish an event at every slot of `cron` in a time zone, or of `every`, once however many workers run.
+
+        `missed` says what becomes of slots that nobody was there to fire: the latest of them is fired, all are (up to
+        a hundred), or none.
+        """
+        try:
+            when = timing(cron, timezone, every)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{name}.{error.field}", error.problem, error.remedy) from None
+        source = self._context or str(name).partition(".")[0]
+        schedule = Schedule(name, source, when, event_type, missed, payload or {}, target, priority)
+        self._declare(schedule)
+        return schedule
+
+    def _declare(self, schedule: Schedule) -> None:
+        if schedule.name in self._schedules:
+            remedy = "give every schedule a name of its own: it is half of the key of each slot's event"
+            raise ConfigurationError(schedule.name, "is declared twice", remedy)
+        self._schedules[schedule.name] = schedule
+
     def include(self, other: "HandlerRegistry") -> None:
-        """Take over the handlers of another registry."""
+        """Take over the handlers and schedules of another registry."""
         for handler in other:
             if handler.name in self._handlers:
                 raise ConfigurationError(handler.name, "is registered twice", "include each registry once")
             self._handlers[handler.name] = handler
+        for schedule in other.schedules:
+            self._declare(schedule)
 
 
 def _describe(

@@ -92,6 +92,12 @@ INTERNAL |= {
     "archive_dispose",
 }  # fmt: skip
 
+# --- of schedules ---
+TABLES[OPERATOR] |= {"schedules": {"SELECT"}}
+FUNCTIONS[WORKER] |= {"schedule_declare", "schedules_look", "schedule_fire"}
+FUNCTIONS[OPERATOR] |= {"schedule_trigger", "schedule_turn", "schedule_remove"}
+INTERNAL |= {"schedule_publish"}
+
 
 async def cells(outbox: Outbox, sql: str, *values: object) -> set[tuple[str, ...]]:
     return {tuple(row) for row in await outbox.connection.fetch(sql, *values)}

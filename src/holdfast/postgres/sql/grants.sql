@@ -72,3 +72,14 @@ GRANT EXECUTE ON FUNCTION
     core.retention_set(text, text, text, text, int, int, text), core.retention_due(text, text, timestamptz, int),
     core.inbox_horizon(), core.erase_archived(uuid, text, text, int), core.erase_outbox(uuid, text, text, boolean, int, uuid)
     TO holdfast_operator;
+
+-- Schedules.
+GRANT EXECUTE ON FUNCTION
+    core.schedule_declare(text, text, text, interval, text, text, text, text, smallint, jsonb, bigint),
+    core.schedules_look(text[]), core.schedule_fire(text, bigint, timestamptz[], timestamptz, timestamptz, bigint)
+    TO holdfast_worker;
+GRANT SELECT ON core.schedules TO holdfast_operator;
+GRANT EXECUTE ON FUNCTION
+    core.schedule_trigger(text, text, text), core.schedule_turn(text, text, text, text),
+    core.schedule_remove(text, text, text)
+    TO holdfast_operator;
