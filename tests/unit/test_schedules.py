@@ -9,7 +9,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from holdfast import HandlerRegistry
@@ -33,8 +33,6 @@ def times(slots: list[datetime]) -> str:
 
 # --- when clocks are put forward and back: 2026, in UTC ---
 
-SPRING = {"Europe/Berlin": ("2026-03-28T22:00", "2026-03-30T12:00"), "America/New_York": ("2026-03-08T04:00", None)}
-
 
 @pytest.mark.parametrize(
     ("zone", "start", "end", "expression", "expected"),
@@ -43,7 +41,8 @@ SPRING = {"Europe/Berlin": ("2026-03-28T22:00", "2026-03-30T12:00"), "America/Ne
         ("Europe/Berlin", "2026-03-28T12:00", "2026-03-30T12:00", "30 2 * * *", "29/01:00 30/00:30"),
         ("Europe/Berlin", "2026-03-28T12:00", "2026-03-30T12:00", "15,45 2 * * *", "29/01:00 30/00:15 30/00:45"),
         ("Europe/Berlin", "2026-03-28T22:00", "2026-03-29T03:00", "0 2,3 * * *", "29/01:00"),
-        ("Europe/Berlin", "2026-03-28T22:00", "2026-03-29T03:00", "0 * * * *", "28/23:00 29/00:00 29/01:00 29/02:00 29/03:00"),
+        ("Europe/Berlin", "2026-03-28T22:00", "2026-03-29T03:00", "0 * * * *",
+         "28/23:00 29/00:00 29/01:00 29/02:00 29/03:00"),
         ("Europe/Berlin", "2026-03-28T22:00", "2026-03-29T03:00", "*/30 2 * * *", ""),
         ("Europe/Berlin", "2026-03-28T12:00", "2026-03-30T12:00", "0 7 * * *", "29/05:00 30/05:00"),
         ("Europe/Berlin", "2026-03-27T12:00", "2026-03-29T00:00", "0 7 * * *", "28/06:00"),
@@ -51,8 +50,10 @@ SPRING = {"Europe/Berlin": ("2026-03-28T22:00", "2026-03-30T12:00"), "America/Ne
         ("Europe/Berlin", "2026-10-24T12:00", "2026-10-26T12:00", "30 2 * * *", "25/00:30 26/01:30"),
         ("Europe/Berlin", "2026-10-25T01:10", "2026-10-26T12:00", "30 2 * * *", "26/01:30"),
         ("Europe/Berlin", "2026-10-24T23:00", "2026-10-25T03:00", "0 1-3 * * *", "25/00:00 25/02:00"),
-        ("Europe/Berlin", "2026-10-24T23:00", "2026-10-25T02:00", "*/30 2 * * *", "25/00:00 25/00:30 25/01:00 25/01:30"),
-        ("Europe/Berlin", "2026-10-24T22:00", "2026-10-25T03:00", "0 * * * *", "24/23:00 25/00:00 25/01:00 25/02:00 25/03:00"),
+        ("Europe/Berlin", "2026-10-24T23:00", "2026-10-25T02:00", "*/30 2 * * *",
+         "25/00:00 25/00:30 25/01:00 25/01:30"),
+        ("Europe/Berlin", "2026-10-24T22:00", "2026-10-25T03:00", "0 * * * *",
+         "24/23:00 25/00:00 25/01:00 25/02:00 25/03:00"),
         ("Europe/Berlin", "2026-10-24T22:00", "2026-10-25T03:00", "0 */2 * * *", "25/00:00 25/01:00 25/03:00"),
         # New York, 8 March: 02:00 becomes 03:00, which is 07:00 UTC.
         ("America/New_York", "2026-03-07T12:00", "2026-03-09T12:00", "30 2 * * *", "08/07:00 09/06:30"),
@@ -109,6 +110,7 @@ MOMENTS = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(st.one_of(CRONS, INTERVALS), MOMENTS)
 def test_slots_come_one_after_the_other(timing: Timing, moment: datetime) -> None:
     """IDM-4: each is later than the one before it and than the moment, on a whole second."""
@@ -117,6 +119,7 @@ def test_slots_come_one_after_the_other(timing: Timing, moment: datetime) -> Non
     assert all(slot.tzinfo is UTC and not slot.microsecond for slot in slots[1:])
 
 
+@settings(deadline=None)
 @given(st.one_of(CRONS, INTERVALS), MOMENTS, st.data())
 def test_slots_do_not_depend_on_where_one_begins_to_look(timing: Timing, moment: datetime, data: st.DataObject) -> None:
     """IDM-4: a worker that starts between two slots finds the same next one as those that run."""
@@ -126,6 +129,7 @@ def test_slots_do_not_depend_on_where_one_begins_to_look(timing: Timing, moment:
     assert next(timing.after(pair[0] + seconds)) == pair[1]
 
 
+@settings(deadline=None)
 @given(MINUTES, HOURS, MOMENTS, st.sampled_from(ZONES))
 def test_slots_of_wildcards_are_the_minutes_that_match(minute: str, hour: str, moment: datetime, zone: str) -> None:
     """IDM-4: against a look at every minute of two days. UTC has no other clock, so there all expressions are."""
@@ -150,6 +154,7 @@ def test_slots_of_wildcards_are_the_minutes_that_match(minute: str, hour: str, m
 # --- what is due, and what was missed ---
 
 
+@settings(deadline=None)
 @given(st.one_of(CRONS, INTERVALS), MOMENTS, st.lists(st.integers(0, 40_000), max_size=12), st.sampled_from(MISSED))
 def test_no_slot_is_fired_twice_or_early(timing: Timing, start: datetime, naps: list[int], missed: Missed) -> None:
     """IDM-4: however often somebody looks, also when the clock goes back in between."""
@@ -166,6 +171,7 @@ def test_no_slot_is_fired_twice_or_early(timing: Timing, start: datetime, naps: 
     assert set(fired) <= set(between(timing, start, max(now, after)))
 
 
+@settings(deadline=None)
 @given(st.one_of(CRONS, INTERVALS), MOMENTS, st.lists(st.integers(0, 20_000), min_size=1, max_size=6))
 @example(Cron("30 2 * * *", "Europe/Berlin"), utc("2026-10-24T23:59"), [1_800, 1_800, 1_800, 5_400])
 def test_all_are_fired_when_none_is_left_out(timing: Timing, start: datetime, naps: list[int]) -> None:
@@ -214,9 +220,7 @@ def test_making_up_for_years_is_bounded(timing: Timing) -> None:
     found = due(timing, "all", now - 3000 * DAY, now)
     assert len(found.fire) == MOST_MISSED
     assert found.left_out
-    assert (
-        found.fire == between(timing, now - 200 * DAY if len(found.fire) == 0 else found.fire[0] - MINUTE, now)[-100:]
-    )
+    assert found.fire == between(timing, found.fire[0] - timedelta(seconds=1), now)
 
 
 # --- declaring ---
@@ -261,7 +265,11 @@ def test_a_bad_declaration_says_what_is_wrong(options: dict[str, Any], field: st
     assert registry.schedules == ()
 
 
-@given(st.text(alphabet="0123456789*/,-#LWMONJAN ²x", max_size=24))
+FIELD = st.one_of(st.text(alphabet="0123456789*/,-#LWMONJAN²x", min_size=1, max_size=5), st.sampled_from("*12"))
+
+
+@settings(deadline=None)
+@given(st.one_of(st.text(max_size=20), st.tuples(*[FIELD] * 5).map(" ".join)))
 def test_whatever_is_written_is_a_timing_or_an_error(expression: str) -> None:
     """IDM-4: no other error leaves the parser."""
     try:
