@@ -1,4 +1,4 @@
-"""`core.schedules`: what was declared, what is due, and firing it."""
+"""`core.schedules`: what was declared, what is due, firing it, and what operators see of it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ import asyncpg
 from holdfast.payload import encode_payload
 from holdfast.postgres.queries import Queries
 from holdfast.schedules import Cron, Due, Missed, Schedule, Timing, timing
+
+MOST = 1_000
+# Workers look every five seconds, and write that down every fifteen.
+UNATTENDED = timedelta(minutes=1)
+OVERDUE = timedelta(minutes=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +36,63 @@ class Watched:
     def timing(self) -> Timing:
         """As it was declared, which may be by a later version of the code."""
         return timing(self.cron, self.timezone, self.every)
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleSeen:
+    """A schedule as operators see it."""
+
+    name: str
+    cron: str | None
+    timezone: str | None
+    every: timedelta | None
+    missed: Missed
+    event_type: str
+    source: str
+    target: str | None
+    priority: int
+    payload: str | None  # JSON, if it was asked for
+    generation: int  # of the code that declared it
+    declared_at: datetime
+    attended_at: datetime
+    attended: bool  # a living worker declares it
+    next_slot: datetime | None
+    last_slot: datetime | None
+    last_fired_at: datetime | None
+    fired: int
+    paused_at: datetime | None
+    paused_by: str | None
+    looked_at: datetime
+    overdue_for: float | None  # seconds
+
+    @property
+    def state(self) -> str:
+        """`paused`, `overdue`, `orphaned` when no living worker declares it, or `waiting` for its next slot."""
+        if self.paused_at is not None:
+            return "paused"
+        if self.overdue_for is not None:
+            return "overdue"
+        return "waiting" if self.attended else "orphaned"
+
+    @property
+    def timing(self) -> Timing:
+        return timing(self.cron, self.timezone, self.every)
+
+    @property
+    def when(self) -> str:
+        """For people."""
+        return f"{self.cron} ({self.timezone})" if self.cron is not None else f"every {self.every}"
+
+
+LISTING: dict[str, object] = {"silence": UNATTENDED, "overdue": OVERDUE, "most": MOST, "payload": False, "name": None}
+
+
+async def listing(connection: asyncpg.Connection, schema: str = "core") -> list[ScheduleSeen]:
+    """Every schedule that was declared and not removed."""
+    statement = Queries(schema).asyncpg("list_schedules")
+    async with connection.transaction(isolation="read_committed", readonly=True):
+        rows = await connection.fetch(statement.sql, *statement.bind(LISTING))
+    return [ScheduleSeen(**row) for row in rows]
 
 
 class Schedules:
