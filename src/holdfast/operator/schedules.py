@@ -44,7 +44,7 @@ async def listing(operator: Operator) -> list[ScheduleSeen]:
 async def show(operator: Operator, name: str, *, payload: bool = False) -> ScheduleReport:
     """One of them."""
     async with operator.reading():
-        values = LISTING | {"name": arguments.handler(name, "schedule"), "payload": payload}
+        values = LISTING | {"only": arguments.handler(name, "schedule"), "payload": payload}
         rows = await operator.fetch("list_schedules", **values)
     if not rows:
         raise _unknown(name)

@@ -84,7 +84,7 @@ class ScheduleSeen:
         return f"{self.cron} ({self.timezone})" if self.cron is not None else f"every {self.every}"
 
 
-LISTING: dict[str, object] = {"silence": UNATTENDED, "overdue": OVERDUE, "most": MOST, "payload": False, "name": None}
+LISTING: dict[str, object] = {"silence": UNATTENDED, "overdue": OVERDUE, "most": MOST, "payload": False, "only": None}
 
 
 async def listing(connection: asyncpg.Connection, schema: str = "core") -> list[ScheduleSeen]:

@@ -23,7 +23,7 @@ SELECT s.name, s.cron, s.timezone, s.every, s.missed, s.event_type, s.source, s.
        CASE WHEN s.paused_at IS NULL AND coalesce(s.next_slot, s.owed_after) < now() - :overdue::interval
             THEN extract(epoch FROM now() - coalesce(s.next_slot, s.owed_after))::float8 END AS overdue_for
 FROM core.schedules s
-WHERE :name::text IS NULL OR s.name = :name::text
+WHERE :only::text IS NULL OR s.name = :only::text
 ORDER BY s.name
 LIMIT :most::int;
 
