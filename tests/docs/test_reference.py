@@ -42,7 +42,11 @@ def test_every_field_is_documented_with_its_default(section: str, kind: type[Any
 
 @pytest.mark.parametrize(
     ("section", "call", "also"),
-    [("Publisher", Publisher, {}), ("Handlers", HandlerRegistry.handler, {"retry": "RetryPolicy()"})],
+    [
+        ("Publisher", Publisher, {}),
+        ("Handlers", HandlerRegistry.handler, {"retry": "RetryPolicy()"}),
+        ("Schedules", HandlerRegistry.schedule, {}),
+    ],
 )
 def test_every_argument_is_documented_with_its_default(section: str, call: Any, also: dict[str, str]) -> None:
     parameters = [p for p in inspect.signature(call).parameters.values() if p.name != "self"]
@@ -69,6 +73,7 @@ def test_connections_are_as_documented() -> None:
     assert [[int(cell) for cell in row[1:]] for row in rows] == [
         [each.connections_needed(transactional) for transactional in (False, True)] for each in settings
     ]
+    assert WorkerSettings().connections_needed(False, scheduled=True) == WorkerSettings().connections_needed(False) + 1
 
 
 def test_the_limits_of_status_are_as_documented() -> None:

@@ -91,11 +91,19 @@ class Scheduler:
         """How long to wait before the next look at it."""
         try:
             now_due = due(watched.timing, watched.missed, watched.owed_after, watched.looked_at)
+            if not await self._schedules.fire(connection, watched, now_due):
+                return _AGAIN
         except ConfigurationError as error:
-            self._report_unreadable(watched, error)
+            remedy = "a later version of the code has declared it, for workers that understand it: start one"
+            self._report("schedule_unreadable", watched, str(error), remedy)
             return _LONGEST_SLEEP
-        if not await self._schedules.fire(connection, watched, now_due):
-            return _AGAIN
+        except (*PASSING_FAULTS, *CONNECTION_FAULTS):
+            raise
+        except asyncpg.PostgresError as error:
+            # One that cannot be fired must not keep the others from it.
+            remedy = "the database refuses its event; it is tried again: take away what refuses, such as a trigger"
+            self._report("schedule_refused", watched, f"{type(error).__name__}: {error}"[:500], remedy)
+            return _LONGEST_SLEEP
         self._counters.fired += len(now_due.fire)
         if now_due.left_out:
             details: dict[str, object] = {
@@ -107,12 +115,6 @@ class Scheduler:
             self._observe(Notice("warning", "slots_missed", details))
         return max((now_due.next - watched.looked_at).total_seconds(), 0.0)
 
-    def _report_unreadable(self, watched: Watched, error: ConfigurationError) -> None:
-        if not self._reports.due("schedule_unreadable", watched.name):
-            return
-        details: dict[str, object] = {
-            "schedule": watched.name,
-            "error": str(error),
-            "remedy": "a later version of the code has declared it, for workers that understand it: start one",
-        }
-        self._observe(Notice("error", "schedule_unreadable", details))
+    def _report(self, name: str, watched: Watched, error: str, remedy: str) -> None:
+        if self._reports.due(name, watched.name):
+            self._observe(Notice("error", name, {"schedule": watched.name, "error": error, "remedy": remedy}))

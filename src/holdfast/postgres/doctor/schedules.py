@@ -15,7 +15,7 @@ async def _overdue(look: Look) -> list[Finding]:
             seen.name,
             f"a slot of {seen.name} is past, and nobody has fired it",
             f"overdue for {seen.overdue_for or 0:.0f} s; {seen.when}; {_attended(seen)}",
-            "read the log of the workers that declare it: schedule_unreadable, or a database that is out of reach"
+            "read the log of the workers that declare it: schedule_unreadable or schedule_refused says why"
             if seen.attended
             else f"start a worker that declares it, or, if none does any more: holdfast schedules remove {seen.name}",
         )

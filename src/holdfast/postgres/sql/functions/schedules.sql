@@ -115,7 +115,7 @@ BEGIN
     SELECT * INTO schedule FROM core.schedules s
     WHERE s.name = p_name AND s.version = p_version AND s.paused_at IS NULL
     FOR UPDATE SKIP LOCKED;
-    IF NOT FOUND OR p_until > clock_timestamp() THEN
+    IF NOT FOUND OR p_until > greatest(clock_timestamp(), schedule.owed_after) THEN
         RETURN false;
     END IF;
     IF p_until < schedule.owed_after OR p_next <= p_until OR cardinality(p_slots) > 1000
