@@ -69,6 +69,9 @@ class Scheduler:
             try:
                 wait = await self.run_once(await self._connection.use())
                 self._outage.over()
+            except asyncio.CancelledError:
+                self._connection.drop(fault=False)  # in the middle of a statement: its answer is not waited for
+                raise
             except PASSING_FAULTS:
                 wait = random.uniform(0.02, 0.2)
             except CONNECTION_FAULTS as fault:
