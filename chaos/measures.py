@@ -8,11 +8,13 @@ from datetime import datetime
 from chaos.history import read
 from chaos.observer import recoveries
 from chaos.workers import notices
-from chaos.world import World
+from chaos.world import Strike, World
 
 # A wake-up counts as one after a fault when its event was committed until so long after it.
 AFTERMATH = 5.0
 SILENT = ("half_open", "blackhole", "swallow_lines")
+# Every worker should have noticed a silence of this length.
+NOTICED_BY_ALL = 15.0
 # Connection attempts are counted in outages of at least this length: the first second is everybody's first try.
 LONG_OUTAGE = 4.0
 
@@ -57,14 +59,30 @@ def figures(world: World) -> dict[str, float]:
 
 def _noticed(world: World) -> list[float]:
     """How long each worker took to say that connections on which nothing comes are dead (B3)."""
-    found = []
     ahead = time.time() - time.monotonic()
-    for log in world.fleet.logs:
-        said = [datetime.fromisoformat(each["timestamp"]).timestamp() for each in notices(log, "database_unavailable")]
-        for strike in world.strikes:
-            if strike.nemesis in SILENT and (later := [at - ahead for at in said if at - ahead >= strike.at]):
-                found.append(min(later) - strike.at)
-    return [wait for wait in found if wait < AFTERMATH + max(each.until - each.at for each in world.strikes)]
+    said = [
+        [datetime.fromisoformat(each["timestamp"]).timestamp() - ahead for each in notices(log, "database_unavailable")]
+        for log in world.fleet.logs
+    ]
+    return noticed([strike for strike in world.strikes if strike.nemesis in SILENT], said)
+
+
+def noticed(silences: Sequence[Strike], said: Sequence[Sequence[float]]) -> list[float]:
+    """From each silence to what each worker says next.
+
+    One that says nothing counts with the whole of the first silence, if that is long enough for everybody; of a later
+    one nobody knows whether it is told: an outage is told once.
+    """
+    found = []
+    long = next((silence for silence in silences if silence.until - silence.at >= NOTICED_BY_ALL), None)
+    for times in said:
+        for silence in silences:
+            later = [at - silence.at for at in times if silence.at <= at < silence.until + AFTERMATH]
+            if later:
+                found.append(min(later))
+            elif silence is long:
+                found.append(silence.until - silence.at)
+    return found
 
 
 def _wake_ups(world: World, runs: Sequence[Delivery]) -> dict[str, float]:

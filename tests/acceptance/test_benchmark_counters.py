@@ -90,5 +90,6 @@ def test_in_a_transaction(stock: Databases) -> None:
 def test_two_processes_handle_each_event_once(stock: Databases) -> None:
     """LSN-3: what one has claimed the other leaves alone; the run itself checks the number of calls."""
     found = costs(stock, "drain_together", count=EVENTS, processes=2)
-    assert found["round_trips"] <= 0.02 + 2 * ONCE / EVENTS
+    # The slower the machine, the more often one finds less than a batch, because the other has the rest.
+    assert found["round_trips"] <= 0.06 + 2 * ONCE / EVENTS
     assert found["index_writes"] <= 3.1

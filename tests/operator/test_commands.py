@@ -180,7 +180,7 @@ def test_times_are_written_as_people_do(dsn: str, holdfast: Run) -> None:
 
 
 def test_notify_has_a_dry_run(holdfast: Run, db: psycopg.Connection[Any]) -> None:
-    """OPS-1."""
+    """OPS-1, OPS-5: and without it, who changed it is written down."""
     bell = "SELECT oid, tgenabled, tgargs FROM pg_trigger WHERE tgname = 'outbox_bell'"
     before = db.execute(bell.encode()).fetchall()
     assert holdfast("notify", "never", "--dry-run") == (0, "schema core: would be notify never (it is when_idle)\n", "")
@@ -189,6 +189,12 @@ def test_notify_has_a_dry_run(holdfast: Run, db: psycopg.Connection[Any]) -> Non
     assert db.execute(bell.encode()).fetchall() == before
     assert holdfast("notify", "never") == (0, "schema core: notify never (it was when_idle)\n", "")
     assert db.execute(bell.encode()).fetchall() != before
+    audit = "SELECT actor, reason, arguments FROM core.audit WHERE action = 'notify.set'"
+    assert holdfast("notify", "always", "--actor", "ada", "--reason", "a test")[0] == 0
+    assert holdfast("notify", "always", "--actor", "ada")[0] == 0
+    (*_, line) = lines = db.execute(audit.encode()).fetchall()
+    assert line == ("ada", "a test", {"mode": "always", "before": "never"})
+    assert len(lines) == 2, "setting it to what it is changes nothing"
 
 
 def test_everything_that_changes_has_a_dry_run(dsn: str, holdfast: Run, db: psycopg.Connection[Any]) -> None:
@@ -247,6 +253,17 @@ def test_a_change_asks_with_the_exact_number(
     assert code == 0
     assert "12 events discarded; restorable until 20" in out
     assert db.execute("SELECT reason FROM core.audit").fetchall() == [("tests",)]
+
+
+def test_a_discard_says_that_there_may_be_more(dsn: str, holdfast: Run) -> None:
+    """OPS-1: ten thousand at a time, the newest first."""
+    made(dsn, fail, 10_001)
+    code, _, err = holdfast("failed", "discard", "--all")
+    assert (code, "Discard the newest 10,000 events?" in err) == (2, True)
+    code, out, _ = holdfast("failed", "discard", "--all", "--yes")
+    assert (code, "10,000 events discarded" in out, "run it again" in out) == (0, True, True)
+    code, out, _ = holdfast("failed", "discard", "--all", "--yes")
+    assert (code, "1 event discarded" in out, "run it again" in out) == (0, True, False)
 
 
 def test_replays_by_id_by_file_by_group_and_by_filter(

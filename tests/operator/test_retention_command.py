@@ -171,6 +171,9 @@ def test_archive(holdfast: Run, database: Callable[..., Any]) -> None:
     assert (code, "last_exception    card 4111 declined" in out, '"card"' in out) == (0, True, False)
     code, out, _ = holdfast("archive", "show", str(first), "--payload", "--json")
     assert (code, json.loads(out)["payload"]) == (0, {"card": "4111"})
+    original = str(database(value, f"SELECT original_id FROM core.archive WHERE id = {first}"))
+    code, _, err = holdfast("events", "show", original)
+    assert (code, f"holdfast archive show {original}" in " ".join(err.split())) == (2, True)
     code, out, err = holdfast("archive", "replay", str(first))
     assert (code, "--yes" in err) == (2, True)
     one_event = "(SELECT min(original_id::text)::uuid FROM core.archive)"
@@ -190,3 +193,25 @@ def test_archive(holdfast: Run, database: Callable[..., Any]) -> None:
     assert json.loads(holdfast("archive", "list", "--discarded", "--json")[1])[0]["id"] == second
     code, out, _ = holdfast("archive", "restore", str(second))
     assert (code, out.strip()) == (0, "1 restored")
+
+
+def test_archived_dead_letters_by_cause(holdfast: Run, database: Callable[..., Any]) -> None:
+    """DLQ-2, DLQ-5: grouped, replayed and discarded as those of the outbox are."""
+    database(archived, 2, 5)
+    database(value, "UPDATE core.archive SET error_signature = 'b' WHERE id % 2 = 0")
+    database(value, "UPDATE core.archive SET error_signature = 'a' WHERE error_signature <> 'b'")
+    code, out, _ = holdfast("archive", "groups", "--json")
+    groups = {each["group"]: each["count"] for each in json.loads(out)["groups"]}
+    assert (code, sum(groups.values()), sorted(groups)) == (0, 5, ["billing.charge_card/a", "billing.charge_card/b"])
+    code, out, _ = holdfast("archive", "groups")
+    assert (code, "5 failed in 2 groups" in out, "card 4111 declined" in out) == (0, True, True)
+    group = "billing.charge_card/b"
+    code, _, err = holdfast("archive", "replay", "--group", group)
+    assert (code, f"Replay {groups[group]} from the archive" in err) == (2, True)
+    assert holdfast("archive", "replay", "--group", group, "--yes", "--generation", "0")[0] == 0
+    assert database(value, "SELECT count(*) FROM core.outbox") == groups[group]
+    assert holdfast("archive", "replay", "--group", group, "--yes")[0] == 2, "nothing is left of it"
+    assert holdfast("archive", "discard", "1", "--group", group, "--yes")[0] == 2, "either, or"
+    assert holdfast("archive", "discard", "--group", "nonsense", "--yes")[0] == 2
+    code, out, _ = holdfast("archive", "discard", "--group", "billing.charge_card/a", "--yes")
+    assert (code, out.strip()) == (0, f"{groups['billing.charge_card/a']} discarded")

@@ -300,6 +300,7 @@ def test_version(holdfast: Run) -> None:
     assert code == 0
     assert out.startswith("holdfast ")
     assert "schema version" in out
+    assert holdfast("--version") == (code, out, "")
 
 
 def test_plan_as_json(holdfast: Run, calls: list[Any]) -> None:

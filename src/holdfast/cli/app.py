@@ -58,8 +58,17 @@ app.add_typer(retention.app, name="retention")
 app.command("uninstall")(uninstall.uninstall)
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        version()
+        raise typer.Exit
+
+
 @app.callback()
 def options(
+    _version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Show the version and exit.")
+    ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error. May stand anywhere.")] = False,
 ) -> None:
     """A transactional outbox for Postgres."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 import typer
 
+from holdfast.cli.groups import show_groups
 from holdfast.cli.options import (
     Change,
     ForceOption,
@@ -19,6 +20,7 @@ from holdfast.cli.options import (
     spread,
 )
 from holdfast.cli.output import first_line, print_json, print_line, print_table, shown
+from holdfast.errors import ConfigurationError
 from holdfast.operator import Operator, archive
 from holdfast.operator.actions import Moved
 
@@ -27,6 +29,26 @@ app = typer.Typer(help="Dead letters in the archive.", no_args_is_help=True)
 NumbersArgument = Annotated[
     list[str], typer.Argument(metavar="ID...", help="Numbers of archived rows, or ids of events.", show_default=False)
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenRows:
+    """Archived rows, by their numbers or by their group."""
+
+    ids: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="ID", help="Numbers of archived rows, or ids of events.", show_default=False),
+    ] = None
+    group: Annotated[str | None, typer.Option("--group", metavar="HANDLER/SIGNATURE", help="As in archive groups.")] = (
+        None
+    )
+
+    async def numbers(self, operator: Operator) -> list[int]:
+        if self.group is None:
+            return await archive.resolve(operator, self.ids or [])
+        if self.ids:
+            raise ConfigurationError("ids", "are given together with a group", "give one of the two")
+        return await archive.select(operator, self.group)
 
 
 @app.command("list")
@@ -66,6 +88,13 @@ def list_(
 
 @app.command()
 @spread
+def groups(where: Where, as_json: JsonOption = False) -> None:
+    """Group archived dead letters by handler and cause."""
+    show_groups(where.run(archive.groups), as_json)
+
+
+@app.command()
+@spread
 def show(
     where: Where,
     id: Annotated[str, typer.Argument(metavar="ID", help="Number of an archived row, or id of an event.")],
@@ -92,15 +121,15 @@ def show(
 @spread
 def replay(
     target: Target,
+    chosen: ChosenRows,
     change: Change,
-    ids: NumbersArgument,
     generation: GenerationOption = None,
     force: ForceOption = False,
 ) -> None:
     """Move archived dead letters back into the outbox, to be delivered again."""
 
     async def act(operator: Operator) -> Moved:
-        numbers = await archive.resolve(operator, ids)
+        numbers = await chosen.numbers(operator)
         change.confirm(f"Replay {len(numbers):,} from the archive?")
         options: dict[str, Any] = {"generation": generation, "force": force}
         return await archive.replay(operator, numbers, **options, reason=change.reason, dry_run=change.dry_run)
@@ -110,11 +139,11 @@ def replay(
 
 @app.command()
 @spread
-def discard(target: Target, change: Change, ids: NumbersArgument) -> None:
+def discard(target: Target, chosen: ChosenRows, change: Change) -> None:
     """Set archived dead letters aside, until retention disposes of them."""
 
     async def act(operator: Operator) -> Moved:
-        numbers = await archive.resolve(operator, ids)
+        numbers = await chosen.numbers(operator)
         change.confirm(f"Discard {len(numbers):,} of the archive?")
         return await archive.discard(operator, numbers, reason=change.reason, dry_run=change.dry_run)
 

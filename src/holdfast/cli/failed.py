@@ -12,6 +12,7 @@ import click
 import typer
 
 from holdfast.cli import output, timeline
+from holdfast.cli.groups import show_groups
 from holdfast.cli.options import (
     Change,
     Chosen,
@@ -29,7 +30,7 @@ from holdfast.errors import ConfigurationError
 from holdfast.operator import Operator, Selection, actions, events, failures
 from holdfast.operator.actions import Moved
 from holdfast.operator.arguments import MOST_AT_ONCE
-from holdfast.operator.failures import FailedEvent, FailureGroups
+from holdfast.operator.failures import FailedEvent
 
 # A replay of more rows than these should begin with a few of them.
 PLAN_FROM = 1_000
@@ -65,19 +66,7 @@ def list_(where: Where, which: Filter, limit: LimitOption = 50, as_json: JsonOpt
 @spread
 def groups(where: Where, which: Filter, as_json: JsonOption = False) -> None:
     """Group dead letters by handler and cause."""
-    found = where.run(lambda operator: failures.groups(operator, which.selection()))
-    if as_json:
-        output.print_json(_groups_as_data(found))
-        return
-    more = "+" if found.is_more else ""
-    output.print_line(f"{found.examined}{more} failed in {len(found.groups)} groups; times are UTC", "dim")
-    output.print_table(
-        ("group", "count", "first seen", "last seen", "reasons", "event types", "note", "newest error"),
-        [
-            (g.name, g.count, g.first_seen, g.last_seen, g.reasons, g.event_types, g.note, _first(g.sample_error))
-            for g in found.groups
-        ],
-    )
+    show_groups(where.run(lambda operator: failures.groups(operator, which.selection())), as_json)
 
 
 @app.command("show")
@@ -152,10 +141,14 @@ def discard(where: Target, chosen: Chosen, which: Filter, change: Change) -> Non
 
     async def act(operator: Operator) -> Moved:
         rows = await _rows(operator, chosen, which)
-        change.confirm(f"Discard {_events(len(rows))}?")
+        newest = "the newest " if len(rows) == MOST_AT_ONCE else ""
+        change.confirm(f"Discard {newest}{_events(len(rows))}?")
         return await actions.discard(operator, rows, reason=change.reason, dry_run=change.dry_run)
 
-    _tell(where.run(act), change, "discarded")
+    done = where.run(act)
+    _tell(done, change, "discarded")
+    if done.count == MOST_AT_ONCE and not change.as_json:
+        output.print_line("there may be more, older ones: run it again", "yellow")
 
 
 @app.command("restore")
@@ -254,17 +247,8 @@ def _many(rows: list[UUID]) -> str:
     return f"{len(rows):,}" if len(rows) < MOST_AT_ONCE else f"{len(rows):,} or more"
 
 
-def _first(text: str | None) -> str:
-    return output.first_line(text)
-
-
 def _error(each: FailedEvent) -> str:
     return output.first_line(each.last_error)
-
-
-def _groups_as_data(found: FailureGroups) -> dict[str, Any]:
-    listed = [{"group": group.name} | output.as_data(group) for group in found.groups]
-    return {"groups": listed, "examined": found.examined, "limit": found.limit, "is_more": found.is_more}
 
 
 def _read(path: str) -> str:

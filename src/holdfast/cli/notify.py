@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from holdfast.cli import environment, output
-from holdfast.cli.environment import DsnOption, SchemaOption
-from holdfast.cli.options import JsonOption
+from holdfast.cli.options import JsonOption, ReasonOption, Target, spread
+from holdfast.operator import arguments
 from holdfast.postgres import bell
 
 
@@ -22,7 +22,9 @@ class Mode(StrEnum):
     NEVER = "never"
 
 
+@spread
 def notify(
+    where: Target,
     mode: Annotated[
         Mode | None,
         typer.Argument(
@@ -30,17 +32,17 @@ def notify(
             "wait for each other. never: workers only poll. Left out: say how it is set.",
         ),
     ] = None,
-    dsn: DsnOption = None,
-    schema: SchemaOption = None,
+    reason: ReasonOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would change, and change nothing.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Set when publishing wakes the workers, for everybody who uses the schema."""
-    name, address = environment.schema(schema), environment.dsn(dsn)
+    name, address = environment.schema(where.schema), environment.dsn(where.dsn)
     if mode is None or dry_run:
         before = asyncio.run(bell.mode(address, name))
     else:
-        before = asyncio.run(bell.set_mode(address, mode.value, name))
+        who, why = arguments.line("actor", where.who), arguments.reason(reason)
+        before = asyncio.run(bell.set_mode(address, mode.value, name, actor=who, reason=why))
     now = before if mode is None else mode.value
     if as_json:
         output.print_json({"schema": name, "notify": now, "before": before, "dry_run": dry_run}, indent=None)

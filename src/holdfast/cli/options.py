@@ -25,6 +25,7 @@ from holdfast.operator.arguments import MOST_AT_ONCE
 T = TypeVar("T")
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+ReasonOption = Annotated[str | None, typer.Option("--reason", metavar="TEXT", help="Why, for the audit.")]
 LimitOption = Annotated[int, typer.Option("--limit", help="How many at most.")]
 PayloadOption = Annotated[bool, typer.Option("--payload", help="With payload and headers, which may be personal data.")]
 GenerationOption = Annotated[
@@ -106,7 +107,7 @@ class Target(Where):
 class Change:
     """How something is changed."""
 
-    reason: Annotated[str | None, typer.Option("--reason", metavar="TEXT", help="Why, for the audit.")] = None
+    reason: ReasonOption = None
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would happen, and change nothing.")] = False
     as_json: JsonOption = False

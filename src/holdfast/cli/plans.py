@@ -23,6 +23,7 @@ from holdfast.cli.options import (
     GenerationOption,
     JsonOption,
     LimitOption,
+    ReasonOption,
     Target,
     Where,
     spread,
@@ -51,7 +52,7 @@ def create(
     ] = 0.1,
     patience: Annotated[float, typer.Option("--patience", help="Seconds to wait for outcomes.")] = 300.0,
     force: ForceOption = False,
-    reason: Annotated[str | None, typer.Option("--reason", metavar="TEXT", help="Why, for the audit.")] = None,
+    reason: ReasonOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what the plan would do, and do not keep it.")] = False,
     as_json: JsonOption = False,
 ) -> None:

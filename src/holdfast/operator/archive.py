@@ -19,6 +19,8 @@ from holdfast.errors import ConfigurationError
 from holdfast.failure import FailureCycle
 from holdfast.operator import arguments
 from holdfast.operator.actions import Moved
+from holdfast.operator.failures import MOST, MOST_GROUPS, FailureGroups, grouped
+from holdfast.operator.selection import Selection
 from holdfast.operator.session import Operator, Refused
 
 LONGEST_PAGE = 1_000
@@ -83,6 +85,29 @@ async def page(
             error_length=ERROR_LENGTH,
         )
     return [ArchivedEvent(**row) for row in rows]
+
+
+async def groups(operator: Operator) -> FailureGroups:
+    """By handler and cause, as dead letters are."""
+    async with operator.reading():
+        rows = await operator.fetch(
+            "list_archive_groups", most=MOST, most_groups=MOST_GROUPS, error_length=ERROR_LENGTH
+        )
+    return grouped(rows)
+
+
+async def select(operator: Operator, group: str) -> list[int]:
+    """Numbers of the archived rows of a group, which is written as handler/signature; the newest first."""
+    meant = Selection.group(group)
+    async with operator.reading():
+        rows = await operator.fetch(
+            "select_archived", queue=meant.handler, signature=meant.signature, most=arguments.MOST_AT_ONCE
+        )
+    if not rows:
+        raise ConfigurationError(
+            "group", f"{group[:80]!r} has nothing in the archive", "holdfast archive groups has them"
+        )
+    return [row["id"] for row in rows]
 
 
 async def detail(operator: Operator, id: int | UUID | str, *, payload: bool = False) -> ArchivedDetail:

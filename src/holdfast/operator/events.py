@@ -130,7 +130,7 @@ async def detail(operator: Operator, id: UUID | str, *, payload: bool = False) -
     async with operator.reading():
         rows = await operator.fetch("read_event_rows", id=row_id, payload=payload)
         if not rows:
-            raise ConfigurationError("id", f"{row_id} names no event", "retention may have removed it; check the id")
+            raise await _unknown(operator, row_id)
         first = rows[0]
         handled = await operator.fetch("list_handled", key=first["idempotency_key"])
         deliveries = [await _delivery(operator, row) for row in rows]
@@ -143,6 +143,13 @@ async def detail(operator: Operator, id: UUID | str, *, payload: bool = False) -
         handled_by={row["handler_name"]: row["handled_at"] for row in handled},
         **parsed,
     )
+
+
+async def _unknown(operator: Operator, row_id: UUID) -> ConfigurationError:
+    (archived,) = await operator.fetch("find_archived", ids=[row_id], most=1)
+    if archived["number"] is not None:
+        return ConfigurationError("id", f"{row_id} is in the archive", f"holdfast archive show {row_id}")
+    return ConfigurationError("id", f"{row_id} names no event", "retention may have removed it; check the id")
 
 
 async def _delivery(operator: Operator, row: asyncpg.Record) -> Delivery:

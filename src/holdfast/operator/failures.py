@@ -134,6 +134,10 @@ async def groups(operator: Operator, selection: Selection = EVERYTHING) -> Failu
             most_groups=MOST_GROUPS,
             error_length=ERROR_LENGTH,
         )
+    return grouped(rows)
+
+
+def grouped(rows: list[asyncpg.Record]) -> FailureGroups:
     examined = rows[0]["examined"] if rows else 0
     fields = FailureGroup.__dataclass_fields__
     return FailureGroups([FailureGroup(**{name: row[name] for name in fields}) for row in rows], examined)

@@ -23,8 +23,13 @@ async def mode(dsn: str, schema: str = "core") -> str:
         await connection.close()
 
 
-async def set_mode(dsn: str, wanted: Mode, schema: str = "core") -> str:
-    """Set the bell and return how it was set before. Waits at most two seconds for the table at a time."""
+async def set_mode(
+    dsn: str, wanted: Mode, schema: str = "core", *, actor: str = "holdfast", reason: str | None = None
+) -> str:
+    """Set the bell, write down who did, and return how it was set before.
+
+    Waits at most two seconds for the table at a time.
+    """
     queries = Queries(schema)
     connection = await connect(dsn)
     try:
@@ -40,6 +45,9 @@ async def set_mode(dsn: str, wanted: Mode, schema: str = "core") -> str:
                     if wanted != "never":
                         await connection.execute(queries.asyncpg("drop_bell").sql)
                     await connection.execute(queries.asyncpg(f"bell_{wanted}").sql)
+                    audit = queries.asyncpg("audit_bell")
+                    line = {"actor": actor, "reason": reason, "mode": wanted, "before": before or "missing"}
+                    await connection.execute(audit.sql, *audit.bind(line))
 
                 await change(connection, queries, f"setting the bell of {schema}", work)
             return before or "missing"

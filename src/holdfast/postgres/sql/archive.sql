@@ -68,6 +68,32 @@ SELECT a.id, a.original_id, coalesce(a.origin_id, a.original_id) AS event_id, a.
 FROM found JOIN core.archive a ON a.id = found.id
 ORDER BY CASE WHEN :queue::text IS NOT NULL THEN a.failed_at END DESC, a.id DESC;
 
+-- name: list_archive_groups
+-- As list_failure_groups: one look at the newest, up to a limit, then one more at the newest of each group.
+WITH dead AS MATERIALIZED (
+    SELECT a.id, a.queue, coalesce(a.error_signature, '') AS signature, a.first_failed_at, a.failed_at, a.failure_reason,
+           a.event_type, a.generation
+    FROM core.archive a WHERE a.deleted_at IS NULL ORDER BY a.id DESC LIMIT :most::int),
+grouped AS (
+    SELECT queue, signature, count(*)::int AS count, min(first_failed_at) AS first_seen, max(failed_at) AS last_seen,
+           array_agg(DISTINCT failure_reason) AS reasons, array_agg(DISTINCT event_type) AS event_types,
+           array_agg(DISTINCT generation) AS generations, max(id) AS newest
+    FROM dead GROUP BY queue, signature)
+SELECT g.queue AS handler_name, g.signature, g.count, g.first_seen, g.last_seen, g.reasons, g.event_types, g.generations,
+       a.original_id AS sample_id, left(a.last_exception, :error_length::int) AS sample_error,
+       n.note, n.noted_by, n.noted_at, (SELECT count(*)::int FROM dead) AS examined
+FROM grouped g
+JOIN core.archive a ON a.id = g.newest
+LEFT JOIN core.failure_notes n ON n.handler_name = g.queue AND n.error_signature = g.signature
+ORDER BY g.count DESC, g.last_seen DESC
+LIMIT :most_groups::int;
+
+-- name: select_archived
+-- The archived rows of a group, the newest first.
+SELECT a.id FROM core.archive a
+WHERE a.queue = :queue::text AND a.deleted_at IS NULL AND coalesce(a.error_signature, '') = :signature::text
+ORDER BY a.failed_at DESC, a.id DESC LIMIT :most::int;
+
 -- name: read_archived
 SELECT a.id, a.original_id, coalesce(a.origin_id, a.original_id) AS event_id, a.event_type, a.source, a.target,
        a.queue, a.failure_reason, a.deliveries_count, a.error_signature, a.last_exception,

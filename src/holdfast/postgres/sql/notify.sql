@@ -8,6 +8,12 @@ SELECT CASE t.tgenabled WHEN 'D' THEN 'never'
 FROM pg_catalog.pg_trigger t
 WHERE t.tgrelid = 'core.outbox'::regclass AND t.tgname = 'outbox_bell';
 
+-- name: audit_bell
+SELECT core.audit_append(
+    :actor::text, 'notify.set', :reason::text,
+    jsonb_build_object('mode', :mode::text, 'before', :before::text), NULL
+);
+
 -- name: drop_bell
 DROP TRIGGER IF EXISTS outbox_bell ON core.outbox;
 

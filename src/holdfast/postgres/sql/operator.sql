@@ -230,7 +230,7 @@ LIMIT :most::int;
 SELECT core.retire(:handler::text, :event_type::text, :actor::text, :reason::text);
 
 -- name: list_generations
--- Every number that something knows: events that are open, workers that live, deployments that were begun.
+-- Every number that something knows: what writers get, events that are open, workers that live, deployments that were begun.
 SELECT known.generation, d.label, d.started_at, d.retired_at,
        ARRAY(SELECT w.name FROM core.workers w
              WHERE w.generation = known.generation AND w.stopped_at IS NULL AND w.heartbeat_at > now() - :silence::interval
@@ -245,7 +245,8 @@ SELECT known.generation, d.label, d.started_at, d.retired_at,
        coalesce((SELECT max(c.generation) FROM core.deployments c WHERE c.retired_at IS NULL), 0) = known.generation AS current
 FROM (SELECT c.generation FROM core.outbox_channels() c
       UNION SELECT w.generation FROM core.workers w WHERE w.stopped_at IS NULL
-      UNION SELECT d.generation FROM core.deployments d) known
+      UNION SELECT d.generation FROM core.deployments d
+      UNION SELECT coalesce(max(c.generation), 0) FROM core.deployments c WHERE c.retired_at IS NULL) known
 LEFT JOIN core.deployments d ON d.generation = known.generation
 ORDER BY known.generation DESC
 LIMIT :most_generations::int;

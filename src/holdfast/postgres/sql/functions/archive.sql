@@ -44,22 +44,6 @@ BEGIN
 END
 $$;
 
--- history_with: a failure history and one more cycle. It keeps the last 20 cycles, and of those what fits into 64 KiB.
-CREATE OR REPLACE FUNCTION core.history_with(p_history jsonb, p_cycle jsonb)
-RETURNS jsonb
-LANGUAGE plpgsql IMMUTABLE
-SET search_path = pg_catalog, pg_temp
-AS $$
-BEGIN
-    RETURN (
-        SELECT coalesce(jsonb_agg(entry ORDER BY n), '[]')
-        FROM (SELECT entry, n, sum(octet_length(entry::text) + 2) OVER (ORDER BY n DESC) AS size
-              FROM jsonb_array_elements(p_history || p_cycle) WITH ORDINALITY AS t (entry, n)
-              ORDER BY n DESC LIMIT 20) kept
-        WHERE kept.size <= 65536);
-END
-$$;
-
 -- archive_replay: moves rows back into the outbox, pending, with their ids, keys and histories, and without an expiry:
 -- whoever replays an event has decided that it runs now. Answers for each one
 -- 'moved', or what it is instead: missing, discarded, stripped, busy (somebody else has it locked this moment), exists (the

@@ -1,5 +1,21 @@
 -- What people do with single events: replay, cancel, reschedule.
 
+-- history_with: a failure history and one more cycle. It keeps the last 20 cycles, and of those what fits into 64 KiB.
+CREATE OR REPLACE FUNCTION core.history_with(p_history jsonb, p_cycle jsonb)
+RETURNS jsonb
+LANGUAGE plpgsql IMMUTABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN (
+        SELECT coalesce(jsonb_agg(entry ORDER BY n), '[]')
+        FROM (SELECT entry, n, sum(octet_length(entry::text) + 2) OVER (ORDER BY n DESC) AS size
+              FROM jsonb_array_elements(p_history || p_cycle) WITH ORDINALITY AS t (entry, n)
+              ORDER BY n DESC LIMIT 20) kept
+        WHERE kept.size <= 65536);
+END
+$$;
+
 -- replay_rows: puts failed rows back to pending, in place. The finished cycle moves into failure_history; id and
 -- idempotency_key stay, so a handler that already handled the event skips it. Answers for each row 'moved', or what it
 -- is instead: pending, in_flight, delivered, discarded, cancelled, expired, stripped, missing; 'busy' when somebody else

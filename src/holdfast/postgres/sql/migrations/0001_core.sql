@@ -75,6 +75,7 @@ CREATE TABLE core.outbox (
     failure_history   jsonb       NOT NULL DEFAULT '[]',
     delivered_at      timestamptz,
     deleted_at        timestamptz,
+    disposed_at       timestamptz,                             -- retention has taken what it takes; the rest stays
     created_at        timestamptz NOT NULL DEFAULT now(),
     available_at      timestamptz NOT NULL DEFAULT now(),
     expires_at        timestamptz,
@@ -146,8 +147,18 @@ CREATE INDEX outbox_keyed ON core.outbox (channel, generation, route, ordering_k
     WHERE settled_at IS NULL AND ordering_key IS NOT NULL;
 CREATE INDEX outbox_dlq ON core.outbox (failed_at, id)
     WHERE failed_at IS NOT NULL AND deleted_at IS NULL;
-CREATE INDEX outbox_retention ON core.outbox (settled_at)
-    WHERE settled_at IS NOT NULL;
+
+-- Each settled row is in exactly one partial index, by what retention may do with it next, or in none when nothing is
+-- left to do. So a sweep begins at the left edge of an index, and meets no row that has to stay; and class comes first,
+-- because the rows of a class that is kept for years would otherwise lie there before all others. None of these columns
+-- is changed by a claim. Delivered rows are in outbox_retention, failed ones in outbox_dlq, and those that are set aside in
+-- one of the other two.
+CREATE INDEX outbox_retention ON core.outbox (content_class, settled_at)
+    WHERE settled_at IS NOT NULL AND failed_at IS NULL AND deleted_at IS NULL;
+CREATE INDEX outbox_tombstones ON core.outbox (content_class, deleted_at)
+    WHERE deleted_at IS NOT NULL AND failed_at IS NULL AND disposed_at IS NULL;
+CREATE INDEX outbox_discarded ON core.outbox (content_class, settled_at)
+    WHERE deleted_at IS NOT NULL AND failed_at IS NOT NULL AND disposed_at IS NULL;
 
 -- The inbox: which handler has already handled which event.
 CREATE TABLE core.event_handled (

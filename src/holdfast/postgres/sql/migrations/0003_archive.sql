@@ -79,18 +79,3 @@ CREATE TABLE core.sweeps (
     inbox_page   bigint      NOT NULL DEFAULT 0                 -- where the next pass goes on in core.event_handled
 );
 INSERT INTO core.sweeps DEFAULT VALUES;
-
-ALTER TABLE core.outbox ADD COLUMN disposed_at timestamptz;    -- retention has taken what it takes; the rest stays
-
--- Each settled row is in exactly one partial index, by what retention may do with it next, or in none when nothing is
--- left to do. So a sweep begins at the left edge of an index, and meets no row that has to stay; and class comes first,
--- because the rows of a class that is kept for years would otherwise lie there before all others. None of these columns
--- is changed by a claim. Delivered rows are in outbox_retention, failed ones in outbox_dlq, and those that are set aside in
--- one of the other two.
-DROP INDEX core.outbox_retention;
-CREATE INDEX outbox_retention ON core.outbox (content_class, settled_at)
-    WHERE settled_at IS NOT NULL AND failed_at IS NULL AND deleted_at IS NULL;
-CREATE INDEX outbox_tombstones ON core.outbox (content_class, deleted_at)
-    WHERE deleted_at IS NOT NULL AND failed_at IS NULL AND disposed_at IS NULL;
-CREATE INDEX outbox_discarded ON core.outbox (content_class, settled_at)
-    WHERE deleted_at IS NOT NULL AND failed_at IS NOT NULL AND disposed_at IS NULL;
