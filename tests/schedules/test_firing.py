@@ -17,7 +17,10 @@ from holdfast.telemetry import Counters
 from holdfast.worker.outage import Outages
 from holdfast.worker.scheduler import Scheduler
 from tests.acceptance.support import Facts, drained, running, terminate, until
+from tests.acceptance.test_worker_pooler import pooled_dsn
 from tests.schedules.support import HOUR, NAME, declare, declaring, rewind, schedules, slots, stored
+
+__all__ = ["pooled_dsn"]  # a fixture
 
 
 async def watched(conn: asyncpg.Connection, name: str = NAME) -> Watched:
@@ -140,6 +143,16 @@ async def test_a_lost_connection_costs_no_slot(dsn: str, conn: asyncpg.Connectio
         await until(lambda: _count(conn, 2), what="two slots")
         assert await terminate(conn, "schedule") == 1
         await until(lambda: _count(conn, 5), what="five slots")
+        await drained(conn)
+    found = await slots(conn, "clock.second")
+    assert len(found) == (found[-1] - found[0]).total_seconds() + 1
+
+
+async def test_behind_a_transaction_pooler(pooled_dsn: str, conn: asyncpg.Connection) -> None:
+    """IDM-4, LSN-2: nothing is kept in a session from one statement to the next."""
+    registry = declaring(name="clock.second", event_type="report.due", every=timedelta(seconds=1), missed="all")
+    async with running(pooled_dsn, registry, poll_interval=0.2), running(pooled_dsn, registry, poll_interval=0.2):
+        await until(lambda: _count(conn, 3), what="three slots")
         await drained(conn)
     found = await slots(conn, "clock.second")
     assert len(found) == (found[-1] - found[0]).total_seconds() + 1

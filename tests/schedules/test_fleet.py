@@ -13,6 +13,7 @@ import asyncpg
 import pytest
 
 from tests.acceptance.support import WorkerProcess, drained, process, terminate, until
+from tests.report import used
 from tests.schedules.support import slots
 
 INSTANCES = 5
@@ -129,7 +130,9 @@ async def test_each_slot_once(dsn: str, conn: asyncpg.Connection, tmp_path: Path
         handled = await conn.fetch("SELECT slot FROM ticks WHERE schedule = $1 ORDER BY slot", name)
         assert [row["slot"] for row in handled] == found, f"{name}: each slot is handled once"
         print(f"{name}: {len(found)} slots, each fired and handled once")
-    if FAKETIME is None:
+    if FAKETIME is not None:
+        used("libfaketime")
+    else:
         pytest.skip("without clock steps: libfaketime is not installed (apt-get install libfaketime)")
 
 

@@ -109,7 +109,7 @@ async def test_a_pause_leaves_slots_out_and_a_resume_begins_now(
         assert (await verbs.turn(operator, NAME, "pause", reason="a holiday")).changed
         assert not (await verbs.turn(operator, NAME, "pause")).changed
         paused = (await stored(conn))["owed_after"]
-        later = "SELECT clock_timestamp() > $1::timestamptz + interval '2.5 seconds'"
+        later = "SELECT clock_timestamp() > $1::timestamptz + interval '1.5 seconds'"
         await until(lambda: conn.fetchval(later, paused), what="some time")
         assert (await slots(conn))[-1] <= paused
         assert (await verbs.turn(operator, NAME, "resume")).changed
