@@ -92,6 +92,11 @@ INTERNAL |= {
     "archive_dispose",
 }  # fmt: skip
 
+# --- of idempotency records ---
+FUNCTIONS[PRODUCER] |= {"idempotency_begin", "idempotency_complete"}
+FUNCTIONS[WORKER] |= {"idempotency_begin", "idempotency_complete", "sweep_records"}
+FUNCTIONS[OPERATOR] |= {"sweep_records"}
+
 
 async def cells(outbox: Outbox, sql: str, *values: object) -> set[tuple[str, ...]]:
     return {tuple(row) for row in await outbox.connection.fetch(sql, *values)}

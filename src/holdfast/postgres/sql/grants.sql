@@ -72,3 +72,10 @@ GRANT EXECUTE ON FUNCTION
     core.retention_set(text, text, text, text, int, int, text), core.retention_due(text, text, timestamptz, int),
     core.inbox_horizon(), core.erase_archived(uuid, text, text, int), core.erase_outbox(uuid, text, text, boolean, int, uuid)
     TO holdfast_operator;
+
+-- Idempotency records: whoever carries out commands begins and completes them, and nobody reads the table.
+GRANT EXECUTE ON FUNCTION
+    core.idempotency_begin(text, text, text[], int, interval, interval, interval),
+    core.idempotency_complete(text, text, boolean, int, jsonb, bytea, boolean)
+    TO holdfast_producer, holdfast_worker;
+GRANT EXECUTE ON FUNCTION core.sweep_records(int, text, text) TO holdfast_worker, holdfast_operator;
