@@ -1,0 +1,147 @@
+"""What the tests of the contract share: the shop served by a real uvicorn, and requests to it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import httpx
+import uvicorn
+
+from tests.acceptance.support import until
+from tests.http.shop import TABLES, Shop
+
+ROOT = Path(__file__).parents[2]
+ALICE = {"Authorization": "Bearer alice"}
+ORDER = {"sku": "tea"}
+
+
+class Client(httpx.AsyncClient):
+    """Sends what the tests send over and over."""
+
+    async def order(
+        self,
+        key: str | None = "k-1",
+        order: dict[str, Any] | None = None,
+        path: str = "/orders",
+        who: str | None = "alice",
+        **options: Any,
+    ) -> httpx.Response:
+        headers = dict(options.pop("headers", {}))
+        if key is not None:
+            headers["Idempotency-Key"] = key
+        if who is not None:
+            headers["Authorization"] = f"Bearer {who}"
+        if "content" not in options:
+            options["json"] = {**ORDER, **(order or {})}
+        return await self.request(options.pop("method", "POST"), path, headers=headers, **options)
+
+
+@asynccontextmanager
+async def served(app: Any) -> AsyncIterator[Client]:
+    """The application on a free port, shut down in order at the end."""
+    listening = listen()
+    server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="on"))
+    serving = asyncio.create_task(server.serve(sockets=[listening]))
+    try:
+        await until(lambda: server.started or serving.done(), what="uvicorn started")
+        assert server.started, "uvicorn did not start"
+        async with client(listening) as http:
+            yield http
+    finally:
+        server.should_exit = True
+        await serving
+        listening.close()
+
+
+@asynccontextmanager
+async def opened(dsn: str, *arguments: Any, **settings: Any) -> AsyncIterator[tuple[Shop, Client]]:
+    """A shop with its tables."""
+    await create_tables(dsn)
+    shop = Shop(dsn, *arguments, **settings)
+    async with served(shop.app) as http:
+        yield shop, http
+
+
+async def create_tables(dsn: str) -> None:
+    connection = await asyncpg.connect(dsn)
+    try:
+        await connection.execute(TABLES)
+    finally:
+        await connection.close()
+
+
+def listen() -> socket.socket:
+    listening = socket.socket()
+    listening.bind(("127.0.0.1", 0))
+    listening.listen(128)
+    return listening
+
+
+def client(listening: socket.socket) -> Client:
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+    return Client(base_url=f"http://127.0.0.1:{listening.getsockname()[1]}", timeout=30, limits=limits)
+
+
+@asynccontextmanager
+async def processes(dsn: str, driver: str, isolation: str, count: int = 2) -> AsyncIterator[Client]:
+    """The shop in processes of their own, which share one socket."""
+    await create_tables(dsn)
+    listening = listen()
+    os.set_inheritable(listening.fileno(), True)
+    command = [sys.executable, "-m", "tests.http.shop", str(listening.fileno()), driver, isolation]
+    environment = {**os.environ, "HOLDFAST_DSN": dsn}
+    running = [
+        await asyncio.create_subprocess_exec(*command, cwd=ROOT, env=environment, pass_fds=[listening.fileno()])
+        for _ in range(count)
+    ]
+    try:
+        async with client(listening) as http:
+            yield http
+    finally:
+        for process in running:
+            if process.returncode is None:
+                process.send_signal(signal.SIGTERM)
+        for process in running:
+            await process.wait()
+        listening.close()
+
+
+async def names(conn: asyncpg.Connection, table: str) -> list[str]:
+    rows = await conn.fetch(f"SELECT name FROM {table} ORDER BY id")
+    return [row["name"] for row in rows]
+
+
+async def effects(conn: asyncpg.Connection) -> list[str]:
+    """What was committed, with an event for each."""
+    found = await names(conn, "effects")
+    events = await conn.fetchval("SELECT count(*) FROM core.outbox")
+    assert events == len([name for name in found if name != "image"]), "an effect without its event, or the reverse"
+    return found
+
+
+async def runs(conn: asyncpg.Connection) -> list[str]:
+    return await names(conn, "runs")
+
+
+async def records(conn: asyncpg.Connection) -> Sequence[asyncpg.Record]:
+    return await conn.fetch("SELECT * FROM core.idempotency_records ORDER BY created_at")
+
+
+def problem(response: httpx.Response, status: int, name: str) -> dict[str, Any]:
+    """The answer is that problem."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/problem+json"
+    found: dict[str, Any] = response.json()
+    assert found["type"] == f"/problems/{name}"
+    assert found["status"] == status
+    assert response.headers["link"] == f'</problems/{name}>; rel="describedby"'
+    return found
