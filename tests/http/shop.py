@@ -7,17 +7,13 @@ runs      written at once on another connection: every time an endpoint was ente
 """
 
 import asyncio
-import os
-import socket
-import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Annotated, Any
 
 import asyncpg
 import psycopg_pool
-import uvicorn
 from fastapi import Depends, FastAPI, Header, HTTPException, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import BaseModel, Field
@@ -53,6 +49,7 @@ class Order(BaseModel):
     size: int = 0
     seat: str | None = None
     count: bool = False
+    sql: str | None = None
 
 
 class Shop:
@@ -70,7 +67,6 @@ class Shop:
             settings=self.settings,
             observe=self.facts.append,
         )
-        self.before_commit: Callable[[], Any] | None = None
         self._connect: Any = None
         self.app = FastAPI(lifespan=self.lifespan)
         self.app.state.shop = self
@@ -155,6 +151,8 @@ class Shop:
                 await self.execute(tx, "SELECT 1 / (1 - 1)")
             except Exception:
                 return PlainTextResponse("as if nothing had happened", 201)
+        if order.sql:
+            await self.execute(tx, order.sql)
         if order.error and len(order.error) == 5:
             await self.execute(tx, f"DO $$ BEGIN RAISE EXCEPTION 'x' USING ERRCODE = '{order.error}'; END $$")
         if order.seat:
@@ -232,13 +230,3 @@ async def tenant(authorization: Annotated[str | None, Header()] = None) -> str:
 async def only_admins(x_admin: Annotated[str | None, Header()] = None) -> None:
     if x_admin is None:
         raise HTTPException(403, "admins only")
-
-
-def main(listening: int, dsn: str, driver: str, isolation: str) -> None:
-    shop = Shop(dsn, driver, isolation)
-    server = uvicorn.Server(uvicorn.Config(shop.app, log_level="warning", lifespan="on"))
-    server.run(sockets=[socket.socket(fileno=listening)])
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), os.environ["HOLDFAST_DSN"], sys.argv[2], sys.argv[3])

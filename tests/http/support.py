@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import os
 import signal
 import socket
+import subprocess
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +20,7 @@ import httpx
 import uvicorn
 
 from tests.acceptance.support import until
-from tests.http.shop import TABLES, Shop
+from tests.http.shop import Shop
 
 ROOT = Path(__file__).parents[2]
 ALICE = {"Authorization": "Bearer alice"}
@@ -54,7 +57,7 @@ async def served(app: Any) -> AsyncIterator[Client]:
     try:
         await until(lambda: server.started or serving.done(), what="uvicorn started")
         assert server.started, "uvicorn did not start"
-        async with client(listening) as http:
+        async with client(listening.getsockname()[1]) as http:
             yield http
     finally:
         server.should_exit = True
@@ -64,19 +67,10 @@ async def served(app: Any) -> AsyncIterator[Client]:
 
 @asynccontextmanager
 async def opened(dsn: str, *arguments: Any, **settings: Any) -> AsyncIterator[tuple[Shop, Client]]:
-    """A shop with its tables."""
-    await create_tables(dsn)
+    """A shop that is open."""
     shop = Shop(dsn, *arguments, **settings)
     async with served(shop.app) as http:
         yield shop, http
-
-
-async def create_tables(dsn: str) -> None:
-    connection = await asyncpg.connect(dsn)
-    try:
-        await connection.execute(TABLES)
-    finally:
-        await connection.close()
 
 
 def listen() -> socket.socket:
@@ -86,33 +80,48 @@ def listen() -> socket.socket:
     return listening
 
 
-def client(listening: socket.socket) -> Client:
+def client(port: int) -> Client:
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-    return Client(base_url=f"http://127.0.0.1:{listening.getsockname()[1]}", timeout=30, limits=limits)
+    return Client(base_url=f"http://127.0.0.1:{port}", timeout=30, limits=limits)
 
 
-@asynccontextmanager
-async def processes(dsn: str, driver: str, isolation: str, count: int = 2) -> AsyncIterator[Client]:
-    """The shop in processes of their own, which share one socket."""
-    await create_tables(dsn)
-    listening = listen()
-    os.set_inheritable(listening.fileno(), True)
-    command = [sys.executable, "-m", "tests.http.shop", str(listening.fileno()), driver, isolation]
-    environment = {**os.environ, "HOLDFAST_DSN": dsn}
-    running = [
-        await asyncio.create_subprocess_exec(*command, cwd=ROOT, env=environment, pass_fds=[listening.fileno()])
-        for _ in range(count)
-    ]
-    try:
-        async with client(listening) as http:
-            yield http
-    finally:
-        for process in running:
-            if process.returncode is None:
-                process.send_signal(signal.SIGTERM)
-        for process in running:
-            await process.wait()
-        listening.close()
+class Zygote:
+    """Servers in processes of their own, which share a port: see zygote.py."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-m", "tests.http.zygote"]
+        self._process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def close(self) -> None:
+        self._process.communicate()  # the end of its input is the end of it
+
+    def _start(self, **wanted: Any) -> int:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        print(json.dumps(wanted), file=self._process.stdin, flush=True)
+        pid: int = json.loads(self._process.stdout.readline())["ready"]
+        return pid
+
+    @asynccontextmanager
+    async def serving(self, count: int = 1, **wanted: Any) -> AsyncIterator[list[int]]:
+        """So many servers, until the end of the block; those that are still there end in order."""
+        pids = [await asyncio.to_thread(self._start, **wanted) for _ in range(count)]
+        try:
+            yield pids
+        finally:
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGTERM)
+            for pid in pids:
+                await until(lambda pid=pid: not Path(f"/proc/{pid}").exists(), what=f"the end of {pid}")
+
+
+@contextlib.contextmanager
+def reserved_port() -> Iterator[int]:
+    """A port that stays ours while servers come and go."""
+    with socket.socket() as reserving:
+        reserving.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        reserving.bind(("127.0.0.1", 0))
+        yield reserving.getsockname()[1]
 
 
 async def names(conn: asyncpg.Connection, table: str) -> list[str]:

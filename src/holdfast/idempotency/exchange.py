@@ -153,7 +153,7 @@ class Exchange:
             return answers.unavailable(settings)  # which nobody will read
         record = NewRecord(self._owner, key, hashes, secrets.version, settings.keep, settings.wait, settings.idle)
         try:
-            found = await unit.call(self._setup.records.begin, unit.tx, record)
+            found = await unit.call(self._setup.records.begin, unit.tx, record, waits=True)
         except Exception as error:
             state = sqlstate_of(error)
             if state in WAITED:

@@ -11,6 +11,8 @@ import asyncio
 import contextlib
 import inspect
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from typing import Any
 
 from holdfast.errors import ConfigurationError
@@ -18,6 +20,16 @@ from holdfast.postgres.drivers import Driver, driver_of
 from holdfast.postgres.queries import Queries
 
 Connect = Callable[[], Any]
+
+# Threads for synchronous connections. Whoever waits for another transaction must not take the thread that this one needs
+# to come to its end; and neither must take those in which the application runs.
+_WAITING = ThreadPoolExecutor(32, "holdfast-waiting")
+_WORKING = ThreadPoolExecutor(32, "holdfast-working")
+
+
+async def _in_thread(executor: ThreadPoolExecutor, function: Callable[..., Any], *arguments: Any) -> Any:
+    context = copy_context()
+    return await asyncio.get_running_loop().run_in_executor(executor, context.run, function, *arguments)
 
 
 class Unit:
@@ -30,11 +42,11 @@ class Unit:
         self._driver = driver
         self._ended = False
 
-    async def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Anything that is done with the connection, in the way that suits it."""
+    async def call(self, function: Callable[..., Any], *arguments: Any, waits: bool = False) -> Any:
+        """Anything that is done with the connection, in the way that suits it; `waits` if it may wait for others."""
         if self._driver.asynchronous:
             return await function(*arguments)
-        return await asyncio.to_thread(function, *arguments)
+        return await _in_thread(_WAITING if waits else _WORKING, function, *arguments)
 
     async def begin(self) -> None:
         """Nothing, where the first statement does it."""
@@ -84,7 +96,7 @@ class Unit:
         if hasattr(self._holder, "__aexit__"):
             await self._holder.__aexit__(None, None, None)
         else:
-            await asyncio.to_thread(self._holder.__exit__, None, None, None)
+            await _in_thread(_WORKING, self._holder.__exit__, None, None, None)
 
 
 class _Asyncpg(Unit):
@@ -152,7 +164,7 @@ async def open_unit(connect: Connect, queries: Queries, within: float) -> Unit:
         async with asyncio.timeout(within):
             tx = await holder.__aenter__()
     elif hasattr(holder, "__enter__"):
-        tx = await asyncio.to_thread(holder.__enter__)
+        tx = await _in_thread(_WORKING, holder.__enter__)
     else:
         raise ConfigurationError(
             "connect",
