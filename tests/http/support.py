@@ -93,12 +93,17 @@ class Zygote:
         self._process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def close(self) -> None:
-        self._process.communicate()  # the end of its input is the end of it
+        with self._process:  # closes its input, which is the end of it
+            self._process.terminate()
 
     def _start(self, **wanted: Any) -> int:
         assert self._process.stdin is not None and self._process.stdout is not None
         print(json.dumps(wanted), file=self._process.stdin, flush=True)
-        pid: int = json.loads(self._process.stdout.readline())["ready"]
+        line = ""
+        while not line.startswith('{"ready"'):  # what servers log goes the same way
+            line = self._process.stdout.readline()
+            assert line, "the zygote is gone"
+        pid: int = json.loads(line)["ready"]
         return pid
 
     @asynccontextmanager

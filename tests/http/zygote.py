@@ -1,8 +1,8 @@
 """Makes servers by the dozen: everything is imported once, and each server is a fork of this process.
 
-A line of JSON on stdin asks for one: {"app": "shop" | "plain", "port": ..., "dsn": ..., "options": [...], "kill": n}.
-A server says {"ready": pid} on stdout when it serves. With `kill` it ends itself by SIGKILL at the n-th of the
-moments in which its first request waits, or has just waited, for something.
+A line of JSON on stdin asks for one: {"app": "shop", "port": ..., "dsn": ..., "options": [...], "kill": n}. The server
+says {"ready": pid} on stdout when it serves. With `kill` it ends itself by SIGKILL at the n-th of the moments in which
+its first request waits, or has just waited, for something.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 import uvicorn
 
 from holdfast.idempotency import exchange
+from tests.http import djangoshop
 from tests.http.plain import Plain, stepped
 from tests.http.shop import Shop
 
@@ -49,6 +50,9 @@ def mortal(app: Any, moment: int) -> Any:
 
 
 def serve(wanted: dict[str, Any]) -> None:
+    if wanted["app"] == "django":
+        djangoshop.serve(wanted["dsn"], wanted["port"], *wanted["options"])
+        return
     listening = socket.socket()
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     listening.bind(("127.0.0.1", wanted["port"]))

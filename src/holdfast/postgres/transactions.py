@@ -21,8 +21,8 @@ from holdfast.postgres.queries import Queries
 
 Connect = Callable[[], Any]
 
-# Threads for synchronous connections. Whoever waits for another transaction must not take the thread that this one needs
-# to come to its end; and neither must take those in which the application runs.
+# Threads for synchronous connections. Whoever waits for another transaction must not take the thread that it needs to
+# come to its end; and neither must take those in which the application runs.
 _WAITING = ThreadPoolExecutor(32, "holdfast-waiting")
 _WORKING = ThreadPoolExecutor(32, "holdfast-working")
 
