@@ -18,6 +18,7 @@ import holdfast
 from holdfast import HandlerRegistry, HoldfastError, NewEvent, Publisher, RetryPolicy, WorkerSettings, outcome
 from holdfast.cli import environment
 from holdfast.cli.app import app
+from holdfast.idempotency import IdempotencySettings
 from holdfast.postgres import reads
 from tests.docs.support import PAGES, ROOT, names, read, sections, table
 
@@ -33,7 +34,12 @@ def default(field: Field[Any]) -> str:
 
 @pytest.mark.parametrize(
     ("section", "kind"),
-    [("WorkerSettings", WorkerSettings), ("RetryPolicy", RetryPolicy), ("Options of publish", NewEvent)],
+    [
+        ("WorkerSettings", WorkerSettings),
+        ("RetryPolicy", RetryPolicy),
+        ("Options of publish", NewEvent),
+        ("IdempotencySettings", IdempotencySettings),
+    ],
 )
 def test_every_field_is_documented_with_its_default(section: str, kind: type[Any]) -> None:
     documented = {row[0].strip("`"): row[1] for row in table(SETTINGS[section])}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
-from holdfast.errors import ConfigurationError
+from holdfast.errors import ConfigurationError, HoldfastError
 from holdfast.failure import describe
 from holdfast.idempotency import answers
 from holdfast.idempotency.answers import Answer, Fate
@@ -27,11 +27,10 @@ from holdfast.idempotency.messages import (
 )
 from holdfast.idempotency.settings import IdempotencySettings
 from holdfast.postgres.idempotency import NewRecord, Records, Response
-from holdfast.postgres.transactions import Connect, Unit, open_unit
+from holdfast.postgres.transactions import Connect, Unit, open_unit, uninterrupted
+from holdfast.redact import redact_dsn
 from holdfast.retry import sqlstate_of
 from holdfast.telemetry import Notice, Observer
-
-T = TypeVar("T")
 
 EXCHANGE = "holdfast.idempotency"  # in the ASGI scope
 # Extensions by which an application answers past its `send`.
@@ -72,6 +71,7 @@ class Exchange:
         self._settings = setup.settings
         self._app = app
         self._scope = scope
+        self._original = dict(scope)
         self._server_send = send
         self._body = Body(receive, self._settings.request_limit)
         self._fields = [value for name, value in scope["headers"] if name == b"idempotency-key"]
@@ -113,8 +113,8 @@ class Exchange:
                 self._unit = await open_unit(
                     self._setup.connect, self._setup.records.queries, self._settings.connect_within
                 )
-            except ConfigurationError:
-                raise
+            except HoldfastError:
+                raise  # not the store's fault
             except Exception as error:
                 self._unavailable(error)
         return self._unit.tx
@@ -127,7 +127,8 @@ class Exchange:
             found = await self._take(self._unit, self._key)
             if found is not None:
                 self._decide(found)
-            await self._unit.mark()
+            if self._settings.store_4xx or self._settings.store_5xx:
+                await self._unit.mark()  # what is refused is undone from here, and its record stays
         self._entered = True
 
     def _read_key(self, required: bool) -> str | None:
@@ -213,7 +214,10 @@ class Exchange:
             return
 
     async def _run_once(self) -> None:
-        scope = {**self._scope, EXCHANGE: self}
+        # The same object, because those around us look into it afterwards; as it was, when all is run again.
+        scope = self._scope
+        scope.clear()
+        scope |= {**self._original, EXCHANGE: self}
         if extensions := scope.get("extensions"):
             scope["extensions"] = {name: value for name, value in extensions.items() if name not in _PAST_SEND}
         token = current_exchange.set(self)
@@ -283,7 +287,7 @@ class Exchange:
             state = sqlstate_of(error)
             if state in AGAIN:
                 self._again(error)
-            if not isinstance(error, ConfigurationError) and (state is None or state.startswith(GONE)):
+            if not isinstance(error, HoldfastError) and (state is None or state.startswith(GONE)):
                 self._unavailable(error)
             raise
         self._finished = True
@@ -291,7 +295,15 @@ class Exchange:
 
     async def _settle(self, unit: Unit, answer: Answer) -> None:
         """End the transaction as the answer's status says."""
-        fate = answers.fate_of(answer.status, self._settings) if self._entered else Fate.DROP
+        fate = answers.fate_of(answer.status, self._settings)
+        if not self._entered:
+            if fate is Fate.KEEP:
+                raise ConfigurationError(
+                    "the endpoint",
+                    "has a transaction, and the key was never looked for",
+                    "declare it on a router with route_class=IdempotentRoute, or use begin() instead of open()",
+                )
+            fate = Fate.DROP  # refused before it began, by a dependency or by validation
         if fate is Fate.DROP or (self._key is None and fate is Fate.UNDO):
             await unit.rollback()
             return
@@ -332,21 +344,12 @@ class Exchange:
         if self._key is not None:
             told["key"] = self._setup.secrets.shown(self._owner, self._key)
         if error is not None:
-            told |= {"error": describe(error).text[:500], "sqlstate": sqlstate_of(error)}
+            told |= told_of(error)
         self._setup.observe(Notice(level, name, told))
 
 
-async def uninterrupted(work: Coroutine[Any, Any, T]) -> T:
-    """Let the work end, whatever happens to whoever waits for it: a commit must not be cancelled half-way."""
-    task = asyncio.ensure_future(work)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        while not task.done():
-            try:
-                await asyncio.wait({task})
-            except asyncio.CancelledError:
-                continue
-        if not task.cancelled():
-            task.exception()  # nobody else will look at it
-        raise
+def told_of(error: BaseException) -> dict[str, object]:
+    """What logs may say of an error. A database's message may quote rows, and its driver's the statement's values."""
+    kind, state = type(error), sqlstate_of(error)
+    text = f"{kind.__module__}.{kind.__qualname__}" if state else describe(error, redact_dsn).text[:500]
+    return {"error": text, "sqlstate": state}

@@ -84,7 +84,8 @@ class HeldResponse:
     def take(self, message: Message) -> Answer | None:
         """The answer, when the message was the last one of it."""
         if message["type"] == "http.response.start":
-            self._status, self._headers = message["status"], [(name, value) for name, value in message["headers"]]
+            headers = message.get("headers", ())
+            self._status, self._headers = message["status"], [(name, value) for name, value in headers]
             if (Answer(0, self._headers, b"").header(b"content-type") or b"").startswith(b"text/event-stream"):
                 self._refuse("is an event stream, of which a duplicate would get nothing", "answer with a whole body")
         elif message["type"] == "http.response.body":

@@ -113,8 +113,15 @@ class TransactionOf:
         self.__signature__ = inspect.Signature(parameters)
 
     async def __call__(self, *, request: Request, scope: Any) -> Any:
-        route = getattr(request.scope.get("route"), "path_format", None)
-        return await exchange_of(request.scope).open(scope, required=self.required, route=route)
+        return await exchange_of(request.scope).open(scope, required=self.required, route=_template(request))
+
+
+def _template(request: Request) -> str:
+    """The path of the route with its parameters' names, and the prefix of the router that it was included with."""
+    template: str = request.scope["route"].path_format
+    path: str = request.scope["path"]
+    tail = template.format(**request.path_params)
+    return path.removesuffix(tail) + template if path.endswith(tail) else path
 
 
 class IdempotentRoute(APIRoute):

@@ -59,9 +59,9 @@ class Records:
             "key": record.key,
             "hashes": " ".join(record.hashes),
             "hash_version": str(record.hash_version),
-            "keep": _seconds(record.keep),
-            "wait": _seconds(record.wait),
-            "idle": None if record.idle is None else _seconds(record.idle),
+            "keep": f"{record.keep:.3f} seconds",
+            "wait": _milliseconds(record.wait),
+            "idle": None if record.idle is None else _milliseconds(record.idle),
         }
         return self._run(tx, "begin_command", values, _found)
 
@@ -101,5 +101,5 @@ def _found(text: str | None) -> Found | None:
     return Found("answered", Response(found["failed"], found["status"], headers, body, found["omitted"]))
 
 
-def _seconds(value: float) -> str:
-    return f"{value:.3f} seconds"
+def _milliseconds(seconds: float) -> str:
+    return str(int(seconds * 1000))

@@ -10,15 +10,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from typing import Any
+from typing import Any, TypeVar
 
 from holdfast.errors import ConfigurationError
 from holdfast.postgres.drivers import Driver, driver_of
 from holdfast.postgres.queries import Queries
 
+T = TypeVar("T")
 Connect = Callable[[], Any]
 
 # Threads for synchronous connections. Whoever waits for another transaction must not take the thread that it needs to
@@ -27,9 +28,26 @@ _WAITING = ThreadPoolExecutor(32, "holdfast-waiting")
 _WORKING = ThreadPoolExecutor(32, "holdfast-working")
 
 
+async def uninterrupted(work: Coroutine[Any, Any, T] | asyncio.Future[T]) -> T:
+    """Let the work end, whatever happens to whoever waits for it: a commit must not be cancelled half-way."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        while not task.done():
+            try:
+                await asyncio.wait({task})
+            except asyncio.CancelledError:
+                continue
+        if not task.cancelled():
+            task.exception()  # nobody else will look at it
+        raise
+
+
 async def _in_thread(executor: ThreadPoolExecutor, function: Callable[..., Any], *arguments: Any) -> Any:
-    context = copy_context()
-    return await asyncio.get_running_loop().run_in_executor(executor, context.run, function, *arguments)
+    # To its end: a thread cannot be cancelled, and nobody else may use the connection while it does.
+    work = asyncio.get_running_loop().run_in_executor(executor, copy_context().run, function, *arguments)
+    return await uninterrupted(work)
 
 
 class Unit:

@@ -12,11 +12,10 @@ from django.core.exceptions import RequestDataTooBig
 from django.db import connections, transaction
 from django.http import HttpResponse
 
-from holdfast.errors import ConfigurationError
-from holdfast.failure import describe
+from holdfast.errors import ConfigurationError, HoldfastError
 from holdfast.idempotency import answers
 from holdfast.idempotency.answers import Answer, Fate
-from holdfast.idempotency.exchange import AGAIN, GONE, WAITED, Unwind
+from holdfast.idempotency.exchange import AGAIN, GONE, WAITED, Unwind, told_of
 from holdfast.idempotency.hashing import HashedRequest, Secrets
 from holdfast.idempotency.keys import KeyInvalid, KeyMissing, parse_key, require_scope
 from holdfast.idempotency.settings import IdempotencySettings
@@ -211,7 +210,7 @@ class DjangoExchange:
         try:
             self._settle(_answer_of(response))
         except Exception as error:
-            if self._is_passing(error) or (sqlstate_of(error) is None and not isinstance(error, ConfigurationError)):
+            if self._is_passing(error) or (sqlstate_of(error) is None and not isinstance(error, HoldfastError)):
                 self._unavailable(error)
             raise
         if self._key is not None:
@@ -265,7 +264,7 @@ class DjangoExchange:
         if self._key is not None:
             told["key"] = self._setup.secrets.shown(self._owner, self._key)
         if error is not None:
-            told |= {"error": describe(error).text[:500], "sqlstate": sqlstate_of(error)}
+            told |= told_of(error)
         self._setup.observe(Notice(level, name, told))
 
 

@@ -75,7 +75,7 @@ GRANT EXECUTE ON FUNCTION
 
 -- Idempotency records: whoever carries out commands begins and completes them, and nobody reads the table.
 GRANT EXECUTE ON FUNCTION
-    core.idempotency_begin(text, text, text[], int, interval, interval, interval),
+    core.idempotency_begin(text, text, text[], int, interval, int, int),
     core.idempotency_complete(text, text, boolean, int, jsonb, bytea, boolean)
     TO holdfast_producer, holdfast_worker;
 GRANT EXECUTE ON FUNCTION core.sweep_records(int, text, text) TO holdfast_worker, holdfast_operator;

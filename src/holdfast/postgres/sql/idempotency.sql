@@ -4,7 +4,7 @@
 -- name: begin_command
 SELECT core.idempotency_begin(
     :scope::text, :key::text, pg_catalog.string_to_array(:hashes::text, ' '), :hash_version::text::int,
-    :keep::text::interval, :wait::text::interval, :idle::text::interval);
+    :keep::text::interval, :wait::text::int, :idle::text::int);
 
 -- name: complete_command
 SELECT core.idempotency_complete(

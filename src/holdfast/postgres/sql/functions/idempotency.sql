@@ -3,27 +3,35 @@
 -- idempotency_begin: NULL when this is the first command with the key, which is recorded; otherwise, as JSON, how the
 -- first one was answered. p_hashes are the hashes of this request under every secret that is in use, the newest first:
 -- a caller that cannot name the request gets no answer that was given to somebody else.
--- A duplicate of a command that is under way waits for it on the primary key, at most p_wait (55P03); afterwards it finds
+-- A duplicate of a command that is under way waits for it on the primary key, at most p_wait_ms (55P03); afterwards it finds
 -- the answer, or is the first. Above READ COMMITTED it gets 40001 instead, and finds the answer in a new transaction.
 CREATE OR REPLACE FUNCTION core.idempotency_begin(
-    p_scope text, p_key text, p_hashes text[], p_hash_version int, p_keep interval, p_wait interval, p_idle interval)
+    p_scope text, p_key text, p_hashes text[], p_hash_version int, p_keep interval, p_wait_ms int, p_idle_ms int)
 RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER
 -- Named here, so that what the body sets ends with it: the command's own statements wait as long as they ever did.
-SET search_path = pg_catalog, pg_temp SET lock_timeout = '2s' SET enable_seqscan = off SET enable_bitmapscan = off
+SET search_path = pg_catalog, pg_temp SET lock_timeout = '2s' SET enable_seqscan = off
 AS $$
 DECLARE
     v_found core.idempotency_records;
 BEGIN
-    PERFORM set_config('lock_timeout', greatest(1, extract(epoch FROM p_wait) * 1000)::int::text, true);
+    -- An index row must stay under 2,704 bytes, whatever a caller sends.
+    IF octet_length(p_key) NOT BETWEEN 1 AND 255 OR octet_length(p_scope) NOT BETWEEN 1 AND 1020
+       OR octet_length(p_hashes[1]) > 128 THEN
+        RAISE EXCEPTION 'a key has 1 to 255 bytes, a scope 1 to 1020, a hash at most 128'
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Hash what is longer.';
+    END IF;
+    IF p_wait_ms <> 2000 THEN
+        PERFORM set_config('lock_timeout', greatest(1, p_wait_ms)::text, true);
+    END IF;
     FOR n IN 1 .. 100 LOOP
         INSERT INTO core.idempotency_records (scope, key, request_hash, hash_version, expires_at)
         VALUES (p_scope, p_key, p_hashes[1], p_hash_version, now() + p_keep)
         ON CONFLICT DO NOTHING;
         IF FOUND THEN
             -- For the whole transaction: a client that vanished from the network must not hold up the next one for long.
-            IF p_idle IS NOT NULL THEN
-                PERFORM set_config('idle_in_transaction_session_timeout', (extract(epoch FROM p_idle) * 1000)::int::text, true);
+            IF p_idle_ms IS NOT NULL THEN
+                PERFORM set_config('idle_in_transaction_session_timeout', p_idle_ms::text, true);
             END IF;
             RETURN NULL;
         END IF;
@@ -56,7 +64,7 @@ CREATE OR REPLACE FUNCTION core.idempotency_complete(
     p_scope text, p_key text, p_failed boolean, p_status_code int, p_headers jsonb, p_body bytea, p_omitted boolean)
 RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off
+SET search_path = pg_catalog, pg_temp SET enable_seqscan = off
 AS $$
 BEGIN
     UPDATE core.idempotency_records r
