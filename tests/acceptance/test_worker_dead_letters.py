@@ -19,6 +19,7 @@ from tests.acceptance.support import (
     publish_many,
     running,
     settled,
+    until,
 )
 
 

@@ -58,7 +58,7 @@ async def test_keys_in_django(dsn: str, conn: asyncpg.Connection, zygote: Zygote
     assert await effects(conn) == ["tea"] * 3
 
 
-@pytest.mark.parametrize("isolation", ISOLATION, ids=lambda value: value.replace(" ", "-"))
+@pytest.mark.parametrize("isolation", ISOLATION[::2], ids=lambda value: value.replace(" ", "-"))
 async def test_answers_in_django(dsn: str, conn: asyncpg.Connection, zygote: Zygote, isolation: str) -> None:
     """Rows 7 to 11, 16 and 18, H5, H8: what is kept, undone, dropped and run again."""
     async with django(zygote, dsn, isolation=isolation, RESPONSE_LIMIT=2000) as http:
