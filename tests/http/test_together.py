@@ -39,6 +39,14 @@ async def test_fifty_first_requests_with_one_key(
     assert len(await records(conn)) == 1
 
 
+async def test_duplicates_leave_the_first_one_its_thread(dsn: str, conn: asyncpg.Connection) -> None:
+    """H1: more synchronous ones wait than there are threads, and the one they wait for still comes to its end."""
+    async with opened(dsn, "sqlalchemy-sync") as (_, http):
+        answers = await asyncio.gather(*(http.order(order={"seconds": 0.2}) for _ in range(60)))
+    assert Counter(answer.status_code for answer in answers) == {201: 60}
+    assert (await runs(conn), await effects(conn)) == (["tea"], ["tea"])
+
+
 @pytest.mark.parametrize("isolation", ISOLATION, ids=lambda value: value.replace(" ", "-"))
 async def test_the_first_one_takes_longer_than_the_wait(dsn: str, conn: asyncpg.Connection, isolation: str) -> None:
     """Row 12: 409 with Retry-After after the wait, and the answer when it is there."""
