@@ -45,7 +45,7 @@ class Benchmark:
     arms: Callable[[bool], list[Arm]]  # the argument: quick
     also: Callable[[Results], dict[str, Any]] = lambda results: {}
     figure: str = "per_second"
-    unit: Literal["events/s", "deliveries/s", "ms", "MB"] = "events/s"
+    unit: Literal["events/s", "deliveries/s", "requests/s", "ms", "MB"] = "events/s"
     repeats: int = 5
     quick_repeats: int = 2
     peers: str = ""  # the verb with which peers can take part

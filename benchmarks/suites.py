@@ -1,4 +1,4 @@
-"""The twelve benchmarks: which arms each has, quick and in full, and which limits."""
+"""The thirteen benchmarks: which arms each has, quick and in full, and which limits."""
 
 from typing import Any
 
@@ -164,6 +164,23 @@ def publish_many(quick: bool) -> list[Arm]:
     return [*pair("publish_many", options), Arm("copy", "raw", "publish_many", options | {"kind": "copy"})]
 
 
+def http(quick: bool) -> list[Arm]:
+    options = {"seconds": 3 if quick else 10, "connections": 8}
+    bare = options | {"bare": True}
+    return [
+        *pair("http", options),
+        Arm("holdfast bare", "holdfast", "http", bare),
+        Arm("raw bare", "raw", "http", bare),
+    ]
+
+
+def http_also(results: Results) -> dict[str, Any]:
+    return {
+        "ratio_to_raw_bare": ratio(results, "holdfast bare", "raw bare"),
+        "raw_p50_ms": middle(results, "raw", "p50_ms"),
+    }
+
+
 # --- waiting and looking ---
 
 
@@ -249,6 +266,15 @@ BENCHMARKS = {
             lambda results: {"ratio_to_copy": ratio(results, "holdfast", "copy")},
             peers="publish_many",
             limits=to_raw(0.8),
+        ),
+        Benchmark(
+            "http",
+            "What does an idempotency key add to a request that commits?",
+            http,
+            http_also,
+            unit="requests/s",
+            quick_repeats=3,
+            limits=to_raw(0.87),  # at most 15 % more time for each request
         ),
         Benchmark(
             "latency",

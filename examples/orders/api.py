@@ -1,19 +1,27 @@
-"""The orders API. It does its own work and publishes what happened; it knows nothing of what follows."""
+"""The orders API. It stores orders; events that are recorded on them are published with them, in the transaction that
+also remembers the answer, for a customer who asks again with the same Idempotency-Key.
+"""
 
 import os
+import secrets
 import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
-from uuid import UUID, uuid4
+from typing import Annotated, Any
+from uuid import UUID
 
-import asyncpg
 import uvicorn
-from fastapi import FastAPI, HTTPException, Request
+from fastapi import Depends, FastAPI, HTTPException, Request
 from pydantic import BaseModel, Field
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 
-from holdfast import Publisher
+from examples.orders.handlers import registry
+from examples.orders.model import Order
+from holdfast import Publisher, Reactions
+from holdfast.integrations.fastapi import Idempotency
+from holdfast.integrations.sqlalchemy import DomainEvents
 from holdfast.worker.supervisor import end_with_parent
 
 publisher = Publisher(source="orders")
@@ -26,43 +34,51 @@ class NewOrder(BaseModel):
 
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-    async with asyncpg.create_pool(os.environ["HOLDFAST_DSN"], min_size=2, max_size=8) as pool:
-        app.state.pool = pool
+    dsn = os.environ["HOLDFAST_DSN"]
+    engine = create_async_engine(dsn.replace("postgresql://", "postgresql+asyncpg://", 1), pool_size=8, max_overflow=0)
+    sessions = async_sessionmaker(engine, expire_on_commit=False)
+    async with Reactions(dsn, registry) as reactions:
+        DomainEvents(publisher, reactions).attach(sessions)
+        app.state.sessions = sessions
         yield
+    await engine.dispose()
+
+
+def caller() -> str:
+    """Whose keys they are. A shop would authenticate its customers here; this one has a single counter."""
+    return "counter"
 
 
 app = FastAPI(title="Orders", lifespan=lifespan)
+# By it a request is recognised: with one of its own, a process does not know the requests of another.
+secret = os.environ.get("ORDERS_SECRET") or secrets.token_hex(32)
+idempotency = Idempotency(lambda: app.state.sessions(), secrets={1: secret}, scope=caller)
+idempotency.install(app)
+Session = Annotated[AsyncSession, Depends(idempotency.optional)]
 
 
 @app.post("/orders", status_code=201)
-async def place_order(order: NewOrder, request: Request) -> dict[str, Any]:
-    order_id = uuid4()
-    async with request.app.state.pool.acquire() as connection, connection.transaction():
-        await connection.execute(
-            "INSERT INTO orders (id, customer, total_cents) VALUES ($1, $2, $3)",
-            order_id,
-            order.customer,
-            order.total_cents,
-        )
-        # The order and the news of it commit together: there is never one without the other.
-        event = {"order_id": str(order_id), "customer": order.customer, "total_cents": order.total_cents}
-        await publisher.publish(connection, "order.placed", event, domain_id=order_id)
-    return {"order_id": str(order_id)}
+async def place_order(order: NewOrder, session: Session) -> dict[str, Any]:
+    placed = Order.place(order.customer, order.total_cents)
+    # The order, the news of it and this answer commit together: there is never one without the others.
+    session.add(placed)
+    return {"order_id": str(placed.id)}
 
 
 @app.get("/orders/{order_id}")
 async def get_order(order_id: UUID, request: Request) -> dict[str, Any]:
-    row = await request.app.state.pool.fetchrow(
-        """
-        SELECT id, customer, total_cents, placed_at,
-               (SELECT count(*) FROM ledger WHERE order_id = orders.id) AS ledger_entries
-        FROM orders WHERE id = $1
-        """,
-        order_id,
-    )
-    if row is None:
-        raise HTTPException(404, "there is no such order")
-    return dict(row)
+    async with request.app.state.sessions() as session:
+        order = await session.get(Order, order_id)
+        if order is None:
+            raise HTTPException(404, "there is no such order")
+        entries = await session.scalar(text("SELECT count(*) FROM ledger WHERE order_id = :id"), {"id": order_id})
+    return {
+        "id": order.id,
+        "customer": order.customer,
+        "total_cents": order.total_cents,
+        "placed_at": order.placed_at,
+        "ledger_entries": entries,
+    }
 
 
 def main(listening: int, lifeline: int) -> None:

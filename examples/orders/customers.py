@@ -7,15 +7,16 @@ import json
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
-from uuid import UUID
+from uuid import UUID, uuid4
 
 _NAMES = ("Ada", "Grace", "Edsger", "Barbara", "Donald", "Frances", "Alan", "Radia", "Tim", "Margaret")
 _AT_ONCE = 8
+_TRIES = 2
 
 
 class Customers:
@@ -81,22 +82,26 @@ class Customers:
 
     def _place_one(self) -> None:
         order = {"customer": next(self._names), "total_cents": random.randint(100, 50_000)}
-        try:
-            status, body = self._request("POST", "", json.dumps(order))
-        except (OSError, http.client.HTTPException):
-            status, body = 0, b""
-        if status == 201:
-            self.acknowledged.append(UUID(json.loads(body)["order_id"]))
-        else:
-            self.unanswered += 1
+        key = {"Idempotency-Key": str(uuid4())}
+        for _ in range(_TRIES):  # whoever asks again with the same key has ordered once
+            try:
+                status, body = self._request("POST", "", json.dumps(order), key)
+            except (OSError, http.client.HTTPException):
+                continue
+            if status == 201:
+                self.acknowledged.append(UUID(json.loads(body)["order_id"]))
+                return
+        self.unanswered += 1
 
-    def _request(self, method: str, path: str, body: str | None = None) -> tuple[int, bytes]:
+    def _request(
+        self, method: str, path: str, body: str | None = None, more: Mapping[str, str] | None = None
+    ) -> tuple[int, bytes]:
         connection: http.client.HTTPConnection | None = getattr(self._own, "connection", None)
         if connection is None:
             connection = http.client.HTTPConnection(self._address.hostname or "", self._address.port, timeout=30)
             self._own.connection = connection
         try:
-            headers = {"Content-Type": "application/json"} if body else {}
+            headers = {**({"Content-Type": "application/json"} if body else {}), **(more or {})}
             connection.request(method, self._address.path + path, body, headers)
             reply = connection.getresponse()
             return reply.status, reply.read()

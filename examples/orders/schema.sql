@@ -15,3 +15,14 @@ CREATE TABLE IF NOT EXISTS ledger (
     recorded_at  timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 CREATE INDEX IF NOT EXISTS ledger_order ON ledger (order_id);
+
+CREATE TABLE IF NOT EXISTS closed_days (
+    day          date        PRIMARY KEY,
+    orders       bigint      NOT NULL,
+    total_cents  bigint      NOT NULL
+);
+
+CREATE TABLE IF NOT EXISTS orders_by_day (
+    day     date   PRIMARY KEY,
+    orders  bigint NOT NULL
+);

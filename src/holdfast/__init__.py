@@ -14,6 +14,7 @@ from holdfast.protocols import EventHandler, EventListener, EventPublisher
 from holdfast.publication import NewEvent
 from holdfast.retry import RetryPolicy
 from holdfast.settings import WorkerSettings
+from holdfast.worker.reactions import Reactions
 from holdfast.worker.worker import Worker
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "HoldfastError",
     "NewEvent",
     "Publisher",
+    "Reactions",
     "Reject",
     "Retry",
     "RetryPolicy",

@@ -12,8 +12,10 @@ HoldfastError
 │   ├── ValidationFault
 │   ├── AuthorizationFault
 │   ├── DomainFault
+│   │   └── KeyReused             an idempotency key that was used for another command
 │   └── NotFoundFault
 └── TransientHandlerError         raise it in a handler: retry, if given after .retry_after seconds
+    └── CommandUnderWay           somebody else is carrying out the command with this key
 """
 
 
@@ -86,6 +88,10 @@ class DomainFault(TerminalHandlerError):
     """A business rule forbids what the event asks for."""
 
 
+class KeyReused(DomainFault):
+    """An idempotency key that was used for another command."""
+
+
 class NotFoundFault(TerminalHandlerError):
     """What the event refers to does not exist."""
 
@@ -96,3 +102,7 @@ class TransientHandlerError(HoldfastError):
     def __init__(self, *args: object, retry_after: float | None = None) -> None:
         super().__init__(*args)
         self.retry_after = retry_after
+
+
+class CommandUnderWay(TransientHandlerError):
+    """Somebody else is carrying out the command with this idempotency key at this moment."""

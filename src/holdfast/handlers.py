@@ -7,13 +7,19 @@
 
 Further parameters are recognised by name: `payload` (annotated with a model of your own, which is validated),
 `tx` (a database transaction that commits together with the delivery) and `context` (a `HandlerContext`).
+
+`via` says where it runs: `"outbox"`, where a worker delivers the event and retries, or `"in_process"`, where
+`Reactions` run it beside the producer as soon as that has committed. The function stays as it is.
+
+`registry.schedule` declares events that are published at their times, by whichever worker comes first.
 """
 
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from datetime import timedelta
+from functools import cache, partial
 from typing import Any, Literal, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter
@@ -24,10 +30,12 @@ from holdfast.errors import ConfigurationError, TerminalHandlerError
 from holdfast.outcome import DONE, Done, Outcome, Reject, Retry, Snooze
 from holdfast.protocols import require_handler_name
 from holdfast.retry import DEFAULT_RETRY_POLICY, RetryPolicy
+from holdfast.schedules import Missed, Schedule, timing
 
 DEFAULT_TIMEOUT = 300.0
 
 OnError = Literal["retry", "reject"]
+Via = Literal["outbox", "in_process"]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _KNOWN = ("payload", "tx", "context")
@@ -45,11 +53,16 @@ class Handler:
     retry: RetryPolicy = DEFAULT_RETRY_POLICY
     timeout: float = DEFAULT_TIMEOUT
     on_error: OnError = "retry"
+    via: Via = "outbox"
     asynchronous: bool = True
     transactional: bool = False
     wants_context: bool = False
     payload_model: TypeAdapter[Any] | None = field(default=None, repr=False)
     plain: bool = False  # asynchronous, and takes the event and nothing else
+
+    def wants(self, event_type: str) -> bool:
+        """Whether it is registered for events of the type."""
+        return any(pattern_of(each).fullmatch(event_type) for each in self.event_types)
 
     def extras(self, event: EventEnvelope, context: HandlerContext, tx: object) -> dict[str, Any]:
         """The arguments beside the event. Validates the payload: a `ValidationError` is terminal."""
@@ -79,6 +92,7 @@ class HandlerRegistry:
     def __init__(self, *, context: str | None = None) -> None:
         self._context = context
         self._handlers: dict[str, Handler] = {}
+        self._schedules: dict[str, Schedule] = {}
 
     def __iter__(self) -> Iterator[Handler]:
         return iter(self._handlers.values())
@@ -99,15 +113,17 @@ class HandlerRegistry:
         retry: RetryPolicy = DEFAULT_RETRY_POLICY,
         timeout: float = DEFAULT_TIMEOUT,
         on_error: OnError = "retry",
+        via: Via = "outbox",
     ) -> Callable[[Function], Function]:
         """Register the decorated function for event types; `*` in a type stands for any characters.
 
         `timeout` is the time limit of one attempt in seconds. With `on_error="reject"` an error fails the
-        event at once, with reason `rejected`.
+        event at once, with reason `rejected`. With `via="in_process"` it runs in the process that publishes, after
+        the commit and once; should it fail, it is a dead letter, and a worker runs it when somebody replays it.
         """
 
         def register(function: Function) -> Function:
-            self.add(name, event_types, function, retry=retry, timeout=timeout, on_error=on_error)
+            self.add(name, event_types, function, retry=retry, timeout=timeout, on_error=on_error, via=via)
             return function
 
         return register
@@ -121,6 +137,7 @@ class HandlerRegistry:
         retry: RetryPolicy = DEFAULT_RETRY_POLICY,
         timeout: float = DEFAULT_TIMEOUT,
         on_error: OnError = "retry",
+        via: Via = "outbox",
     ) -> Handler:
         """Register a function without the decorator."""
         require_handler_name(name)
@@ -139,16 +156,63 @@ class HandlerRegistry:
             raise ConfigurationError(f"{name}.timeout", "is not a time limit", "give seconds from 0.001 to 86400")
         if on_error not in ("retry", "reject"):
             raise ConfigurationError(f"{name}.on_error", "is unknown", 'use "retry" or "reject"')
-        handler = _describe(name, self._context, event_types, function, retry, float(timeout), on_error)
+        if via not in ("outbox", "in_process"):
+            raise ConfigurationError(f"{name}.via", "is unknown", 'use "outbox" or "in_process"')
+        handler = _describe(name, self._context, event_types, function, retry, float(timeout), on_error, via)
         self._handlers[name] = handler
         return handler
 
+    @property
+    def schedules(self) -> tuple[Schedule, ...]:
+        return tuple(self._schedules.values())
+
+    def schedule(
+        self,
+        event_type: str,
+        *,
+        name: str,
+        cron: str | None = None,
+        timezone: str = "UTC",
+        every: timedelta | None = None,
+        missed: Missed = "latest",
+        payload: Mapping[str, Any] | None = None,
+        target: str | None = None,
+        priority: int = 1,
+    ) -> Schedule:
+        """Publish an event at every slot of `cron` in a time zone, or of `every`, once however many workers run.
+
+        `missed` says what becomes of slots that nobody was there to fire: the latest of them is fired, all are (up to
+        a hundred), or none.
+        """
+        try:
+            when = timing(cron, timezone, every)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{name}.{error.field}", error.problem, error.remedy) from None
+        source = self._context or str(name).partition(".")[0]
+        schedule = Schedule(name, source, when, event_type, missed, payload or {}, target, priority)
+        self._declare(schedule)
+        return schedule
+
+    def _declare(self, schedule: Schedule) -> None:
+        if schedule.name in self._schedules:
+            remedy = "give every schedule a name of its own: it is half of the key of each slot's event"
+            raise ConfigurationError(schedule.name, "is declared twice", remedy)
+        self._schedules[schedule.name] = schedule
+
     def include(self, other: "HandlerRegistry") -> None:
-        """Take over the handlers of another registry."""
+        """Take over the handlers and schedules of another registry."""
         for handler in other:
             if handler.name in self._handlers:
                 raise ConfigurationError(handler.name, "is registered twice", "include each registry once")
             self._handlers[handler.name] = handler
+        for schedule in other.schedules:
+            self._declare(schedule)
+
+
+@cache
+def pattern_of(event_type: str) -> re.Pattern[str]:
+    """What an event type with `*` in it stands for."""
+    return re.compile(".*".join(map(re.escape, event_type.split("*"))), re.DOTALL)
 
 
 def _describe(
@@ -159,6 +223,7 @@ def _describe(
     retry: RetryPolicy,
     timeout: float,
     on_error: OnError,
+    via: Via,
 ) -> Handler:
     parameters = list(inspect.signature(function).parameters.values())
     if not parameters or parameters[0].kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD):
@@ -183,6 +248,7 @@ def _describe(
         retry=retry,
         timeout=timeout,
         on_error=on_error,
+        via=via,
         asynchronous=asynchronous,
         transactional="tx" in wanted,
         wants_context="context" in wanted,

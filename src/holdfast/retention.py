@@ -11,7 +11,10 @@ _LONGEST_DAYS = 36_500
 # Rows of these entities can be replayed, so the inbox must remember longer than they live.
 _REPLAYABLE = ("outbox_row", "failed_row", "archive_row")
 _INBOX = "event_handled"
-ENTITIES = (*_REPLAYABLE, _INBOX)
+_RECORDS = "idempotency_record"
+ENTITIES = (*_REPLAYABLE, _INBOX, _RECORDS)
+# What has keys and no classes, and nothing to strip, and why.
+_WHOLE = {_INBOX: "the inbox knows keys", _RECORDS: "idempotency records have keys"}
 ALL_CLASSES = "*"
 
 
@@ -57,6 +60,8 @@ POLICY_REGISTRY: Registry = MappingProxyType(
     {
         ("outbox_row", ALL_CLASSES): RetentionPolicy(45, 7, Disposal.HARD_DELETE),
         (_INBOX, ALL_CLASSES): RetentionPolicy(60, 7, Disposal.HARD_DELETE),
+        # Counted from when it expires, which each request decides.
+        (_RECORDS, ALL_CLASSES): RetentionPolicy(0, 0, Disposal.HARD_DELETE),
     }
 )
 
@@ -94,12 +99,11 @@ def with_policy(registry: Registry, entity: str, content_class: str, policy: Ret
         raise ConfigurationError("entity", f"is {entity!r}", f"use one of {', '.join(ENTITIES)}")
     if not isinstance(content_class, str) or not 1 <= len(content_class.encode()) <= 800:
         raise ConfigurationError("content_class", f"is {content_class!r}", "name a class, or '*' for all of them")
-    if entity == _INBOX and content_class != ALL_CLASSES:
-        raise ConfigurationError(
-            "content_class", f"is {content_class!r}, but the inbox knows keys and no classes", "use '*'"
-        )
-    if entity == _INBOX and policy is not None and policy.disposal is not Disposal.HARD_DELETE:
-        problem = f"is {policy.disposal}, but there is nothing in the inbox to strip"
+    if entity in _WHOLE and content_class != ALL_CLASSES:
+        problem = f"is {content_class!r}, but {_WHOLE[entity]} and no classes"
+        raise ConfigurationError("content_class", problem, "use '*'")
+    if entity in _WHOLE and policy is not None and policy.disposal is not Disposal.HARD_DELETE:
+        problem = f"is {policy.disposal}, but there is nothing in ({entity}, '*') to strip"
         raise ConfigurationError("disposal", problem, f"use {Disposal.HARD_DELETE}")
     changed = {key: kept for key, kept in registry.items() if key != (entity, content_class)}
     if policy is not None:

@@ -173,6 +173,11 @@ def _classify_members(
     return Verdict(terminal=False, retry_after=max(waits, default=None)) if found else None
 
 
+def sqlstate_of(exc: BaseException) -> str | None:
+    """The code of the database error that this error is, wraps or was caused by; None when there is none."""
+    return next(filter(None, map(_sqlstate, _origins(exc))), None)
+
+
 def _decide(error: BaseException, policy: RetryPolicy) -> Verdict | None:
     if isinstance(error, policy.terminal_errors):
         return _TERMINAL

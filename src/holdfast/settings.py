@@ -62,10 +62,10 @@ class WorkerSettings:
     def served_channels(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(self.channels)) or (channel_of(self.generation),)
 
-    def connections_needed(self, transactional: bool) -> int:
+    def connections_needed(self, transactional: bool, scheduled: bool = False) -> int:
         """How many database connections a worker process opens at most (OBX-7)."""
         reserved = 4 + (2 if self.listen else 0)  # claim, settle, heartbeat, maintenance; listen, guard
-        return reserved + (self.connections if transactional else 0)
+        return reserved + (self.connections if transactional else 0) + (1 if scheduled else 0)
 
 
 def _require(field: str, value: float, low: float, high: float, *, whole: bool = False) -> None:

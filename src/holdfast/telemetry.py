@@ -73,3 +73,4 @@ class Counters:
     polls: int = 0
     listen_reconnects: int = 0
     settles: int = 0
+    fired: int = 0  # slots of schedules

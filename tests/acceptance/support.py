@@ -16,7 +16,7 @@ import signal
 import statistics
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 from uuid import UUID
@@ -142,7 +142,9 @@ class WorkerProcess:
 
 
 @contextlib.asynccontextmanager
-async def process(dsn: str, registry: str, *, started: bool = True, **settings: Any) -> AsyncIterator[WorkerProcess]:
+async def process(
+    dsn: str, registry: str, *, started: bool = True, environment: Mapping[str, str] | None = None, **settings: Any
+) -> AsyncIterator[WorkerProcess]:
     """A worker process, killed at the end of the block if it still runs."""
     order = json.dumps({"registry": registry, "settings": settings})
     child = await asyncio.create_subprocess_exec(
@@ -151,7 +153,7 @@ async def process(dsn: str, registry: str, *, started: bool = True, **settings: 
         "tests.acceptance.apps.run",
         order,
         cwd=ROOT,
-        env={**os.environ, "HOLDFAST_TEST_DSN": dsn, "PYTHONUNBUFFERED": "1"},
+        env={**os.environ, "HOLDFAST_TEST_DSN": dsn, "PYTHONUNBUFFERED": "1", **(environment or {})},
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

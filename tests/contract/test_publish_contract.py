@@ -909,7 +909,7 @@ async def test_each_refusal_is_an_error_of_its_own(contract_dsn: str, publisher:
 @pytest.mark.parametrize("tx", [None, object(), "postgresql://host/db", 5], ids=["None", "object", "text", "number"])
 async def test_what_is_no_transaction_is_refused(publisher: Publisher, tx: Any) -> None:
     """PUB-1: with the list of what is."""
-    with pytest.raises(FieldError, match="asyncpg or psycopg connection, or a SQLAlchemy session") as refused:
+    with pytest.raises(FieldError, match="asyncpg, psycopg or Django connection, or a SQLAlchemy session") as refused:
         await done(publisher.publish(tx, "order.placed", {}))
     assert refused.value.field == "tx"
 

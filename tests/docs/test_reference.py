@@ -15,9 +15,19 @@ import typer.core
 import typer.main
 
 import holdfast
-from holdfast import HandlerRegistry, HoldfastError, NewEvent, Publisher, RetryPolicy, WorkerSettings, outcome
+from holdfast import (
+    HandlerRegistry,
+    HoldfastError,
+    NewEvent,
+    Publisher,
+    Reactions,
+    RetryPolicy,
+    WorkerSettings,
+    outcome,
+)
 from holdfast.cli import environment
 from holdfast.cli.app import app
+from holdfast.idempotency import IdempotencySettings
 from holdfast.postgres import reads
 from tests.docs.support import PAGES, ROOT, names, read, sections, table
 
@@ -33,7 +43,12 @@ def default(field: Field[Any]) -> str:
 
 @pytest.mark.parametrize(
     ("section", "kind"),
-    [("WorkerSettings", WorkerSettings), ("RetryPolicy", RetryPolicy), ("Options of publish", NewEvent)],
+    [
+        ("WorkerSettings", WorkerSettings),
+        ("RetryPolicy", RetryPolicy),
+        ("Options of publish", NewEvent),
+        ("IdempotencySettings", IdempotencySettings),
+    ],
 )
 def test_every_field_is_documented_with_its_default(section: str, kind: type[Any]) -> None:
     documented = {row[0].strip("`"): row[1] for row in table(SETTINGS[section])}
@@ -42,13 +57,18 @@ def test_every_field_is_documented_with_its_default(section: str, kind: type[Any
 
 @pytest.mark.parametrize(
     ("section", "call", "also"),
-    [("Publisher", Publisher, {}), ("Handlers", HandlerRegistry.handler, {"retry": "RetryPolicy()"})],
+    [
+        ("Publisher", Publisher, {}),
+        ("Handlers", HandlerRegistry.handler, {"retry": "RetryPolicy()"}),
+        ("Reactions", Reactions, {"observers": "(log_fact,)"}),
+        ("Schedules", HandlerRegistry.schedule, {}),
+    ],
 )
 def test_every_argument_is_documented_with_its_default(section: str, call: Any, also: dict[str, str]) -> None:
     parameters = [p for p in inspect.signature(call).parameters.values() if p.name != "self"]
     expected = {p.name: "" if p.default is p.empty else f"`{also.get(p.name, repr(p.default))}`" for p in parameters}
     assert {row[0].strip("`"): row[1] for row in table(SETTINGS[section])} == expected
-    assert also == {} or RetryPolicy() == inspect.signature(call).parameters["retry"].default
+    assert "retry" not in also or RetryPolicy() == inspect.signature(call).parameters["retry"].default
 
 
 def test_every_variable_of_the_environment_is_documented() -> None:
@@ -69,6 +89,7 @@ def test_connections_are_as_documented() -> None:
     assert [[int(cell) for cell in row[1:]] for row in rows] == [
         [each.connections_needed(transactional) for transactional in (False, True)] for each in settings
     ]
+    assert WorkerSettings().connections_needed(False, scheduled=True) == WorkerSettings().connections_needed(False) + 1
 
 
 def test_the_limits_of_status_are_as_documented() -> None:

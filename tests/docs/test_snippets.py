@@ -100,7 +100,7 @@ async def test_python(world: asyncpg.Connection, dsn: str, block: Block) -> None
     async def ship(event: EventEnvelope) -> None: ...
 
     known = {"dsn": dsn, "connection": world, "registry": registry, "publisher": Publisher("shop")}
-    code = compile(block.text, block.name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    code = compile(block.text, block.name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
     result = eval(code, known)  # noqa: S307
     if inspect.iscoroutine(result):
         await asyncio.wait_for(result, 30)

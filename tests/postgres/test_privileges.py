@@ -12,6 +12,7 @@ import asyncpg
 import pytest
 
 from holdfast import NewEvent, Publisher
+from holdfast.envelope import uuid7
 from holdfast.postgres import migrate
 from tests.outbox import CHANNEL, EVENT, HANDLER, LANE, Held, Lane, Outbox, connect
 from tests.servers import SessionServer
@@ -91,6 +92,21 @@ INTERNAL |= {
     "history_with", "require_archive_ids", "days_ago", "retention_policy", "is_planned", "is_brief", "outbox_dispose",
     "archive_dispose",
 }  # fmt: skip
+
+# --- of reactions in the producer's process ---
+FUNCTIONS[PRODUCER] |= {"reaction_open", "reaction_enter", "reaction_settle"}
+FUNCTIONS[WORKER] |= {"reaction_open", "reaction_enter", "reaction_settle"}
+
+# --- of schedules ---
+TABLES[OPERATOR] |= {"schedules": {"SELECT"}}
+FUNCTIONS[WORKER] |= {"schedule_declare", "schedules_look", "schedule_fire"}
+FUNCTIONS[OPERATOR] |= {"schedule_trigger", "schedule_turn", "schedule_remove"}
+INTERNAL |= {"schedule_publish", "reaction_owned"}
+
+# --- of idempotency records ---
+FUNCTIONS[PRODUCER] |= {"idempotency_begin", "idempotency_complete"}
+FUNCTIONS[WORKER] |= {"idempotency_begin", "idempotency_complete", "sweep_records"}
+FUNCTIONS[OPERATOR] |= {"sweep_records"}
 
 
 async def cells(outbox: Outbox, sql: str, *values: object) -> set[tuple[str, ...]]:
@@ -422,6 +438,51 @@ async def test_a_producer_publishes_and_looks_after_its_events(outbox: Outbox, p
     await migrate.require_current(connection)
     assert await outbox.value("SELECT count(*) FROM core.outbox") == 5
     assert await outbox.value("SELECT count(*) FROM core.outbox WHERE status = 'pending'") == 4
+
+
+async def test_a_producer_reacts_to_its_own_events(outbox: Outbox, producer: Outbox) -> None:
+    """S3, IDM-3: in its own process, by EXECUTE alone; not to those of a source that belongs to another role."""
+    connection = producer.connection
+    async with connection.transaction():
+        event = await Publisher("shop").publish(connection, EVENT, {})
+    key = event.idempotency_key
+    assert (await producer.call("reaction_open", handlers=["shop.a"], key=key))[0][0] == ["shop.a"]
+    entering = {
+        "handler": "shop.a",
+        "event": event.event_id,
+        "source": "shop",
+        "key": key,
+        "idle": timedelta(seconds=5),
+    }
+    assert (await producer.call("reaction_enter", **entering))[0][0]
+    with pytest.raises(asyncpg.InsufficientPrivilegeError, match="another one than it is said to be"):
+        await producer.call("reaction_enter", **(entering | {"key": "schedule:billing.monthly:2026-12-01T00:00:00Z"}))
+    with pytest.raises(asyncpg.NoDataFoundError, match="not in the outbox"):
+        await producer.call("reaction_enter", **(entering | {"event": uuid7()}))
+    values = {
+        "event": event.model_dump_json(), "done": ["shop.a"], "failed": ["shop.b"], "reasons": ["rejected"],
+        "errors": ["no"], "signatures": ["s"], "alone": True,
+    }  # fmt: skip
+    await producer.call("reaction_settle", **values)
+    assert await outbox.states(event.event_id) == ["delivered"]
+    assert await outbox.value("SELECT array_agg(handler_name) FROM core.failed") == ["shop.b"]
+    await outbox.connection.execute("INSERT INTO core.sources (source, role_name) VALUES ('bank', 'holdfast_operator')")
+    foreign = event.model_copy(update={"source": "bank"}).model_dump_json()
+    with pytest.raises(asyncpg.InsufficientPrivilegeError, match="another role"):
+        await producer.call("reaction_settle", **(values | {"event": foreign}))
+    # Nor another's event under one's own name: a forged dead letter would stand where its delivery belongs.
+    theirs = await outbox.insert(source="bank")
+    stolen = event.model_copy(update={"event_id": theirs}).model_dump_json()
+    with pytest.raises(asyncpg.InsufficientPrivilegeError, match="another one than it is said to be"):
+        await producer.call("reaction_settle", **(values | {"event": stolen}))
+    assert await outbox.states(theirs) == ["pending"]
+    # Nor a key under which it has published nothing.
+    guessed = event.model_copy(update={"idempotency_key": "schedule:billing.monthly:2026-12-01T00:00:00Z"})
+    with pytest.raises(asyncpg.InsufficientPrivilegeError, match="another one than it is said to be"):
+        await producer.call("reaction_settle", **(values | {"event": guessed.model_dump_json()}))
+    gone = guessed.model_copy(update={"event_id": uuid7()})
+    await producer.call("reaction_settle", **(values | {"event": gone.model_dump_json()}))
+    assert await outbox.value("SELECT count(*) FROM core.event_handled WHERE idempotency_key LIKE 'schedule:%'") == 0
 
 
 async def test_a_producer_does_nothing_else(outbox: Outbox, producer: Outbox) -> None:

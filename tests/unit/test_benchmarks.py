@@ -55,6 +55,7 @@ def test_the_limits_are_those_that_were_promised() -> None:
         "publish when_idle_to_never >= 0.9",
         "publish when_idle_to_never_16 >= 0.8",
         "publish_many ratio_to_raw >= 0.8",
+        "http ratio_to_raw >= 0.87",
         "latency p50_ms <= 3",
         "latency p99_ms <= 15",
         "latency busy_p99_ms <= 50",

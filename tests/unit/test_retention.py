@@ -10,10 +10,11 @@ from holdfast.retention import POLICY_REGISTRY, Disposal, RetentionPolicy, check
 
 
 def test_the_default_policies() -> None:
-    """OBX-5: outbox 45 + 7 days, inbox 60 + 7, hard delete."""
+    """OBX-5: outbox 45 + 7 days, inbox 60 + 7, hard delete; idempotency records go when they expire."""
     assert dict(POLICY_REGISTRY) == {
         ("outbox_row", "*"): RetentionPolicy(45, 7, Disposal.HARD_DELETE),
         ("event_handled", "*"): RetentionPolicy(60, 7, Disposal.HARD_DELETE),
+        ("idempotency_record", "*"): RetentionPolicy(0, 0, Disposal.HARD_DELETE),
     }
 
 

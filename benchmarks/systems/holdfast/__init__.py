@@ -1,6 +1,7 @@
 """Holdfast itself, with every guarantee on and default settings."""
 
 from benchmarks.systems.holdfast.deliver import drain, drain_together, failures, fanout, memory, transactional, work
+from benchmarks.systems.holdfast.http import http
 from benchmarks.systems.holdfast.publish import produce, publish, publish_many
 from benchmarks.systems.holdfast.scrape import scrape
 from benchmarks.systems.holdfast.wake import latency
@@ -12,6 +13,7 @@ VERBS = {
         drain_together,
         failures,
         fanout,
+        http,
         latency,
         memory,
         produce,

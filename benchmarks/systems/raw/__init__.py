@@ -4,6 +4,7 @@ Claim by one UPDATE ... RETURNING with a lease, settle by one fenced UPDATE, a r
 """
 
 from benchmarks.systems.raw.deliver import drain, drain_together, failures, fanout, memory, transactional, work
+from benchmarks.systems.raw.http import http
 from benchmarks.systems.raw.publish import produce, publish, publish_many
 from benchmarks.systems.raw.scrape import scrape
 from benchmarks.systems.raw.statements import CLAIM, SETTLE
@@ -18,6 +19,7 @@ VERBS = {
         drain_together,
         failures,
         fanout,
+        http,
         latency,
         memory,
         produce,

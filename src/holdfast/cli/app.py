@@ -22,6 +22,7 @@ from holdfast.cli import (
     notify,
     plans,
     retention,
+    schedules,
     status,
     uninstall,
     worker,
@@ -49,6 +50,7 @@ app.add_typer(plans.app, name="plans")
 app.add_typer(handlers.app, name="handlers")
 app.add_typer(workers.app, name="workers")
 app.add_typer(generations.app, name="generations")
+app.add_typer(schedules.app, name="schedules")
 app.command("audit")(audit.audit)
 app.command("notify")(notify.notify)
 app.add_typer(archive.app, name="archive")

@@ -32,6 +32,7 @@ STEPS = {
     "archive_tombstones": "tombstones of the archive, to be disposed of",
     "inbox": "inbox rows, to be forgotten",
     "keys": "producers' keys, to be freed",
+    "records": "idempotency records, to be forgotten",
 }
 
 
@@ -92,7 +93,9 @@ def sweep(target: Target, change: Change) -> None:
 def set_policy(
     target: Target,
     change: Change,
-    entity: Annotated[str, typer.Argument(help="outbox_row, failed_row, archive_row or event_handled.")],
+    entity: Annotated[
+        str, typer.Argument(help="outbox_row, failed_row, archive_row, event_handled or idempotency_record.")
+    ],
     content_class: Annotated[
         str, typer.Option("--class", metavar="NAME", help="A content class; * is all that have no policy of their own.")
     ] = ALL_CLASSES,

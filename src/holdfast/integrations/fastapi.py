@@ -1,16 +1,43 @@
-"""A worker beside a FastAPI or Starlette application, in the same process.
+"""Holdfast in a FastAPI or Starlette application: a worker in the same process, and idempotent endpoints.
 
     app = FastAPI(lifespan=worker_lifespan(lambda: Worker(dsn, registry)))
 
-It starts before the first request is served and stops with the application: it stops claiming, lets running handlers
-finish within the grace, and gives the rest back. A process of its own (`holdfast worker`) is the better place for
-handlers that need the processor, because here they share it with the requests.
+The worker starts before the first request is served and stops with the application: it stops claiming, lets running
+handlers finish within the grace, and gives the rest back. A process of its own (`holdfast worker`) is the better place
+for handlers that need the processor, because here they share it with the requests.
+
+    idempotency = Idempotency(pool.acquire, secrets={1: "..."}, scope=current_tenant)
+    idempotency.install(app)
+    Tx = Annotated[asyncpg.Connection, Depends(idempotency.required)]
+
+    @app.post("/orders", status_code=201)
+    async def place_order(order: NewOrder, tx: Tx) -> Order: ...
+
+The endpoint works in `tx` and never commits. See docs/http.md.
 """
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any
 
+from fastapi import Depends, FastAPI, Request, routing
+from fastapi.routing import APIRoute
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import FileResponse, StreamingResponse
+
+from holdfast.errors import ConfigurationError
+from holdfast.idempotency.answers import PROBLEMS
+from holdfast.idempotency.exchange import current_exchange
+from holdfast.idempotency.http import IdempotencyMiddleware, exchange_of
+from holdfast.idempotency.keys import LONGEST_KEY
+from holdfast.idempotency.settings import IdempotencySettings
+from holdfast.observability.logging import log_fact
+from holdfast.postgres.transactions import Connect
+from holdfast.telemetry import Observer
 from holdfast.worker.worker import Worker
 
 # What FastAPI and Starlette take as `lifespan`: it may yield a mapping, the state that requests see.
@@ -32,3 +59,184 @@ def worker_lifespan(make_worker: Callable[[], Worker], lifespan: Lifespan | None
             yield state
 
     return with_worker
+
+
+class Idempotency:
+    """Idempotent endpoints. `scope` is a dependency that authenticates the caller and returns whose keys they are.
+
+    `required` and `optional` are the dependencies that give an endpoint its transaction. With `buffered=True` also
+    endpoints that answer with a stream or a file are taken; the whole of it is then held back until the commit.
+    """
+
+    def __init__(
+        self,
+        connect: Connect,
+        secrets: Mapping[int, str | bytes],
+        *,
+        scope: Callable[..., Any],
+        settings: IdempotencySettings | None = None,
+        buffered: bool = False,
+        observe: Observer = log_fact,
+    ) -> None:
+        self.settings = settings or IdempotencySettings()
+        self.buffered = buffered
+        self._connect = connect
+        self._secrets = secrets
+        self._observe = observe
+        self.required = TransactionOf(self, scope, required=True)
+        self.optional = TransactionOf(self, scope, required=False)
+
+    def install(self, app: FastAPI) -> None:
+        """Before the endpoints are declared. Routers of their own need `route_class=IdempotentRoute`."""
+        app.router.route_class = IdempotentRoute
+        options = {
+            "connect": self._connect,
+            "secrets": self._secrets,
+            "settings": self.settings,
+            "observe": self._observe,
+        }
+        app.add_middleware(_Checked, fastapi=app, **options)  # type: ignore[arg-type]
+
+
+class TransactionOf:
+    """The dependency: the transaction of the request. Whether the request is carried out is decided after every
+    other dependency, and after validation, when the endpoint is about to be called.
+    """
+
+    def __init__(self, idempotency: Idempotency, scope: Callable[..., Any], *, required: bool) -> None:
+        self.idempotency = idempotency
+        self.required = required
+        parameters = [
+            inspect.Parameter("request", inspect.Parameter.KEYWORD_ONLY, annotation=Request),
+            inspect.Parameter("scope", inspect.Parameter.KEYWORD_ONLY, annotation=Any, default=Depends(scope)),
+        ]
+        self.__signature__ = inspect.Signature(parameters)
+
+    async def __call__(self, *, request: Request, scope: Any) -> Any:
+        return await exchange_of(request.scope).open(scope, required=self.required, route=_template(request))
+
+
+def _template(request: Request) -> str:
+    """The path of the route with its parameters' names, and the prefix of the router that it was included with."""
+    template: str = request.scope["route"].path_format
+    path: str = request.scope["path"]
+    tail = template.format(**request.path_params)
+    return path.removesuffix(tail) + template if path.endswith(tail) else path
+
+
+class IdempotentRoute(APIRoute):
+    """A route whose endpoint may depend on `Idempotency.required` or `.optional`. Others it leaves as they are."""
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+        super().__init__(path, endpoint, **options)
+        transaction = next(_transactions(self.dependant), None)
+        if transaction is None or hasattr(endpoint, "__holdfast_endpoint__"):
+            return
+        _require_repeatable(self, transaction.idempotency)
+        options["responses"] = {**_responses(transaction.idempotency.settings), **(options.get("responses") or {})}
+        options["openapi_extra"] = _with_header(options.get("openapi_extra"), transaction.required)
+        super().__init__(path, _entering(endpoint), **options)
+
+
+def _entering(endpoint: Callable[..., Any]) -> Callable[..., Any]:
+    """The endpoint, which is called only if the request is to be carried out."""
+    asynchronous = inspect.iscoroutinefunction(endpoint)
+
+    @functools.wraps(endpoint)
+    async def entered(*args: Any, **values: Any) -> Any:
+        if (exchange := current_exchange.get()) is not None:  # the dependency has seen to it
+            await exchange.enter()
+        if asynchronous:
+            return await endpoint(*args, **values)
+        return await run_in_threadpool(endpoint, *args, **values)
+
+    entered.__holdfast_endpoint__ = True  # type: ignore[attr-defined]
+    return entered
+
+
+# --- what is refused before the first request ---
+
+
+class _Checked(IdempotencyMiddleware):
+    """The middleware, which looks at all routes when the application starts."""
+
+    def __init__(self, app: Any, *, fastapi: FastAPI, **options: Any) -> None:
+        super().__init__(app, **options)
+        self._fastapi = fastapi
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            check_routes(self._fastapi.routes)
+        await super().__call__(scope, receive, send)
+
+
+def check_routes(routes: Iterable[Any]) -> None:
+    """Refuse endpoints that want a transaction and would not get one."""
+    contexts = getattr(routing, "iter_route_contexts", iter)
+    for context in contexts(list(routes)):
+        route = getattr(context, "original_route", context)
+        if isinstance(route, IdempotentRoute):
+            continue
+        transaction = next(_transactions(getattr(route, "dependant", None)), None)
+        if transaction is not None:
+            kind = "a websocket" if not isinstance(route, APIRoute) else "declared on a router without IdempotentRoute"
+            _refuse(route, f"depends on a transaction, but is {kind}", "use APIRouter(route_class=IdempotentRoute)")
+
+
+def _require_repeatable(route: APIRoute, idempotency: Idempotency) -> None:
+    endpoint = inspect.unwrap(route.endpoint)
+    methods = set(idempotency.settings.methods)
+    if not set(route.methods or ()) <= methods:
+        _refuse(route, "has methods without idempotency", f"use {' or '.join(sorted(methods))} for it alone")
+    if inspect.isgeneratorfunction(endpoint) or inspect.isasyncgenfunction(endpoint):
+        _refuse(route, "is a stream, which cannot be repeated", "return the whole answer")
+    if idempotency.buffered:
+        return
+    for answer in (route.response_class, inspect.signature(endpoint, eval_str=True).return_annotation):
+        if isinstance(answer, type) and issubclass(answer, StreamingResponse | FileResponse):
+            problem = f"answers with {answer.__name__}, of which a duplicate would get a part or nothing"
+            _refuse(route, problem, "return the whole answer, or use Idempotency(buffered=True)")
+
+
+def _refuse(route: Any, problem: str, remedy: str) -> None:
+    raise ConfigurationError(f"the route {getattr(route, 'path', '?')}", problem, remedy)
+
+
+def _transactions(dependant: Any) -> Iterator[TransactionOf]:
+    if isinstance(getattr(dependant, "call", None), TransactionOf):
+        yield dependant.call
+    for dependency in getattr(dependant, "dependencies", ()):
+        yield from _transactions(dependency)
+
+
+# --- what OpenAPI shows ---
+
+
+def _responses(settings: IdempotencySettings) -> dict[int | str, dict[str, Any]]:
+    schema = {
+        "type": "object",
+        "required": ["type", "title", "status"],
+        "properties": {
+            "type": {"type": "string", "format": "uri-reference"},
+            "title": {"type": "string"},
+            "status": {"type": "integer"},
+            "detail": {"type": "string"},
+        },
+    }
+    shown = [status for status in PROBLEMS if status != 422 or settings.mismatch_status == 422]
+    return {
+        status: {"description": PROBLEMS[status], "content": {"application/problem+json": {"schema": schema}}}
+        for status in shown
+    }
+
+
+def _with_header(extra: dict[str, Any] | None, required: bool) -> dict[str, Any]:
+    header = {
+        "name": "Idempotency-Key",
+        "in": "header",
+        "required": required,
+        "description": "Chosen by the client for this request, and the same for every retry of it.",
+        "schema": {"type": "string", "minLength": 1, "maxLength": LONGEST_KEY},
+    }
+    extra = dict(extra or {})
+    return {**extra, "parameters": [*extra.get("parameters", ()), header]}

@@ -12,8 +12,9 @@ from typing import Final
 
 import asyncpg
 
-from holdfast.postgres import reads
+from holdfast.postgres import reads, schedules
 from holdfast.postgres.reads import MOST, Lane, Notifications, Status
+from holdfast.postgres.schedules import ScheduleSeen
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 NOTIFY_MODES: Final = ("when_idle", "always", "never", "missing")
@@ -23,7 +24,8 @@ Sample = tuple[Mapping[str, object], float]
 
 async def scrape(connection: asyncpg.Connection, schema: str = "core") -> str:
     """Look once at a schema, and render what was found."""
-    return render(await reads.status(connection, schema), await reads.notifications(connection))
+    found = render(await reads.status(connection, schema), await reads.notifications(connection))
+    return found + render_schedules(await schedules.listing(connection, schema))
 
 
 def render(status: Status, notifications: Notifications) -> str:
@@ -72,6 +74,30 @@ def render(status: Status, notifications: Notifications) -> str:
                 "notification_queue_usage",
                 "Share of the server's notification queue that is in use; alert at 0.25.",
                 notifications.queue_usage,
+            ),
+        )
+    )
+
+
+def render_schedules(seen: Iterable[ScheduleSeen]) -> str:
+    """What there is of each schedule."""
+    by_name = [({"schedule": each.name}, each) for each in seen]
+    return "".join(
+        (
+            _gauges(
+                "schedule_overdue_seconds",
+                "Since when a slot of a schedule is past and not fired.",
+                [(labels, each.overdue_for or 0.0) for labels, each in by_name],
+            ),
+            _gauges(
+                "schedule_attended",
+                "1 for a schedule that a living worker declares.",
+                [(labels, each.attended) for labels, each in by_name],
+            ),
+            _gauges(
+                "schedule_paused",
+                "1 for a schedule that an operator has paused.",
+                [(labels, each.paused_at is not None) for labels, each in by_name],
             ),
         )
     )

@@ -23,6 +23,7 @@ class Driver:
     asynchronous: bool
     run: Callable[[Any, Queries, str, Values], Any]
     require_transaction: Callable[[Any], None]
+    package: str
 
 
 def driver_of(tx: object) -> Driver:
@@ -42,7 +43,7 @@ def _recognised(tx: object) -> Driver:
     raise FieldError(
         "tx",
         f"is {type(tx).__module__}.{type(tx).__qualname__}, which is no transaction that Holdfast knows",
-        "pass an asyncpg or psycopg connection, or a SQLAlchemy session or connection",
+        "pass an asyncpg, psycopg or Django connection, or a SQLAlchemy session or connection",
     )
 
 
@@ -63,6 +64,13 @@ async def _psycopg_async(tx: Any, queries: Queries, name: str, values: Values) -
     async with tx.cursor() as cursor:
         await cursor.execute(sql, values)
         return _first(await cursor.fetchone()) if _answers(sql) else None
+
+
+def _django(tx: Any, queries: Queries, name: str, values: Values) -> object:
+    sql = queries.psycopg(name)
+    with tx.cursor() as cursor:
+        cursor.execute(sql, values)
+        return _first(cursor.fetchone()) if _answers(sql) else None
 
 
 def _sqlalchemy(tx: Any, queries: Queries, name: str, values: Values) -> object:
@@ -119,24 +127,32 @@ def _psycopg_transaction(tx: Any) -> None:
         raise _no_transaction()
 
 
+def _django_transaction(tx: Any) -> None:
+    if not tx.in_atomic_block:
+        raise _no_transaction()
+
+
 def _begins_by_itself(_tx: Any) -> None:
     """Whether SQLAlchemy does is known once it has a connection."""
 
 
 # By class, so that it is looked for once; weakly, because tests make classes by the thousand.
 _KNOWN: WeakKeyDictionary[type, Driver] = WeakKeyDictionary()
-_ASYNCPG = Driver(True, _asyncpg, _asyncpg_transaction)
-_SQLALCHEMY = Driver(False, _sqlalchemy, _begins_by_itself)
-_SQLALCHEMY_ASYNC = Driver(True, _sqlalchemy_async, _begins_by_itself)
+_ASYNCPG = Driver(True, _asyncpg, _asyncpg_transaction, "asyncpg")
+_SQLALCHEMY = Driver(False, _sqlalchemy, _begins_by_itself, "sqlalchemy")
+_SQLALCHEMY_ASYNC = Driver(True, _sqlalchemy_async, _begins_by_itself, "sqlalchemy")
+_DJANGO = Driver(False, _django, _django_transaction, "django")
 _DRIVERS: dict[tuple[str, str], Driver] = {
     ("asyncpg", "Connection"): _ASYNCPG,
     ("asyncpg", "PoolConnectionProxy"): _ASYNCPG,
-    ("psycopg", "Connection"): Driver(False, _psycopg, _psycopg_transaction),
-    ("psycopg", "AsyncConnection"): Driver(True, _psycopg_async, _psycopg_transaction),
+    ("psycopg", "Connection"): Driver(False, _psycopg, _psycopg_transaction, "psycopg"),
+    ("psycopg", "AsyncConnection"): Driver(True, _psycopg_async, _psycopg_transaction, "psycopg"),
     ("sqlalchemy", "Session"): _SQLALCHEMY,
     ("sqlalchemy", "scoped_session"): _SQLALCHEMY,
     ("sqlalchemy", "Connection"): _SQLALCHEMY,
     ("sqlalchemy", "AsyncSession"): _SQLALCHEMY_ASYNC,
     ("sqlalchemy", "async_scoped_session"): _SQLALCHEMY_ASYNC,
     ("sqlalchemy", "AsyncConnection"): _SQLALCHEMY_ASYNC,
+    ("django", "DatabaseWrapper"): _DJANGO,
+    ("django", "ConnectionProxy"): _DJANGO,
 }

@@ -94,7 +94,19 @@ class Publisher:
         """
         if not options and current_context.get() is None:
             return self._run(tx, self._publish_plain(event_type, payload))
-        return self._run(tx, self._publish(NewEvent(event_type, payload, **options)))
+        return self.publish_event(tx, NewEvent(event_type, payload, **options))
+
+    @overload
+    def publish_event(self, tx: AsyncTransaction, event: NewEvent) -> Awaitable[EventEnvelope]: ...
+    @overload
+    def publish_event(self, tx: SyncTransaction, event: NewEvent) -> EventEnvelope: ...
+    def publish_event(self, tx: Any, event: NewEvent) -> Any:
+        """The same for an event that was made before."""
+        return self._run(tx, self._publish(event))
+
+    def row_of(self, event: NewEvent) -> OutboxRow:
+        """What publishing the event here and now writes."""
+        return self._row(event)
 
     @overload
     def publish_many(self, tx: AsyncTransaction, events: Iterable[NewEvent]) -> Awaitable[list[UUID]]: ...

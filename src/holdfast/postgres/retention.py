@@ -29,6 +29,7 @@ STEPS = (
     "archive_tombstones",
     "inbox",
     "keys",
+    "records",
 )
 MOST_IN_BATCH = 5_000
 _FIRST_BATCH = 500
@@ -120,6 +121,8 @@ class Sweep:
                     swept, more = await self._keys(connection, size)
                 case "inbox":
                     swept, more = await self._inbox(connection, size)
+                case "records":
+                    swept, more = await self._records(connection, size)
                 case _:
                     swept, more = await self._rows(connection, step, content_class, size)
         except PASSING_FAULTS:
@@ -181,6 +184,10 @@ class Sweep:
         )
         self._from = (row["next_source"], row["next_key"])
         return row["swept"], row["next_key"] is not None
+
+    async def _records(self, connection: asyncpg.Connection, size: int) -> tuple[int, bool]:
+        (row,) = await fetch(connection, self._queries, "sweep_records_batch", most=size, **self._who)
+        return row["swept"], row["more"]
 
 
 async def take_turn(

@@ -10,17 +10,15 @@ lane is scanned from its start again: at once when something says so, else when 
 since the last full scan, and in any case once per polling interval.
 """
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import cache
 from operator import attrgetter
 from typing import Protocol
 from uuid import UUID
 
-from holdfast.handlers import Handler
+from holdfast.handlers import Handler, pattern_of
 from holdfast.postgres.deliveries import NO_MARK, Interest, LaneClaim, LaneFind
 
 PRIORITIES = (0, 1, 2)
@@ -57,7 +55,7 @@ def plan(interest: Interest, handlers: Iterable[Handler], present: Iterable[str]
     for route in sorted(routes):
         wanted = subscribers(interest, route)
         # A handler may be recorded for a type that its present code does not know any more: leave it alone.
-        mine = sorted(name for name in wanted & ours.keys() if handles(ours[name], route.partition("/")[2]))
+        mine = sorted(name for name in wanted & ours.keys() if ours[name].wants(route.partition("/")[2]))
         if mine and len(wanted) > 1:
             split[route] = ours[mine[0]]
         elif mine:
@@ -65,14 +63,9 @@ def plan(interest: Interest, handlers: Iterable[Handler], present: Iterable[str]
     return Routing(claimed, split, patterns)
 
 
-def handles(handler: Handler, event_type: str) -> bool:
-    """Whether the handler, as it is registered here, wants events of the type."""
-    return any(_pattern(pattern).fullmatch(event_type) for pattern in handler.event_types)
-
-
 def outdated(interest: Interest, handlers: Iterable[Handler]) -> list[tuple[str, str]]:
-    """Interests that are recorded for handlers of ours, which do not register them any more."""
-    known = {handler.name: handler.event_types for handler in handlers}
+    """Interests that are recorded for handlers of ours, which do not register them any more, or run in process now."""
+    known = {handler.name: handler.event_types if handler.via == "outbox" else () for handler in handlers}
     return [(name, kind) for _, name, kind in interest.subscriptions if name in known and kind not in known[name]]
 
 
@@ -82,13 +75,8 @@ def subscribers(interest: Interest, route: str) -> set[str]:
     return {
         name
         for context, name, pattern in interest.subscriptions
-        if target in ("*", context) and _pattern(pattern).fullmatch(event_type)
+        if target in ("*", context) and pattern_of(pattern).fullmatch(event_type)
     }
-
-
-@cache
-def _pattern(event_type: str) -> re.Pattern[str]:
-    return re.compile(".*".join(map(re.escape, event_type.split("*"))), re.DOTALL)
 
 
 class Claimed(Protocol):

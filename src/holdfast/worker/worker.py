@@ -21,6 +21,7 @@ from holdfast.postgres.connection import CONNECTION_FAULTS, PASSING_FAULTS, Addr
 from holdfast.postgres.deliveries import Deliveries, Interest
 from holdfast.postgres.fleet import Fleet
 from holdfast.postgres.queries import Queries
+from holdfast.postgres.schedules import Schedules
 from holdfast.postgres.wakeup import Guard
 from holdfast.settings import WorkerSettings
 from holdfast.telemetry import Counters, Fact, Notice, Observer
@@ -34,6 +35,7 @@ from holdfast.worker.listener import PING_INTERVAL, Listener
 from holdfast.worker.maintenance import Maintenance
 from holdfast.worker.outage import Outages
 from holdfast.worker.readiness import require_ready
+from holdfast.worker.scheduler import Scheduler
 from holdfast.worker.sessions import Sessions
 from holdfast.worker.settler import Settler
 from holdfast.worker.sweeper import Sweeper
@@ -179,6 +181,17 @@ class Worker:
             sorted(handler.name for handler in handlers),
             Sweeper(queries, self.id, self._observe) if settings.sweep else None,
         )
+        self._schedule_connection = ReservedConnection(address, "schedule", statement_timeout=limit)
+        self._scheduler: Scheduler | None = None
+        if registry.schedules:
+            self._scheduler = Scheduler(
+                self._schedule_connection,
+                Schedules(queries, settings.generation),
+                registry.schedules,
+                self.counters,
+                self._observe,
+                outages,
+            )
 
     # --- using it -------------------------------------------------------------------------------------
 
@@ -267,6 +280,7 @@ class Worker:
             self._claim_connection.drop()
             self._settle_connection.drop()
             self._maintenance_connection.drop()
+            self._schedule_connection.drop()
             self._sessions.drop(PING_INTERVAL)  # at least that long ago it did still answer
 
     def _observe(self, fact: Fact) -> None:
@@ -289,6 +303,8 @@ class Worker:
         dispatching = asyncio.create_task(self._keep("dispatch", self._dispatcher.run))
         claiming = asyncio.create_task(self._keep("claim", self._claimer.run))
         others = [asyncio.create_task(self._keep("maintain", self._maintenance.run))]
+        if self._scheduler is not None:
+            others.append(asyncio.create_task(self._keep("schedule", self._scheduler.run)))
         if self._listener is not None:
             others.append(asyncio.create_task(self._keep("listen", self._listener.run)))
         self._started.set()
@@ -327,8 +343,12 @@ class Worker:
                 self._deliveries.consuming = any(
                     policy.brief for (entity, _), policy in policies.items() if entity == "outbox_row"
                 )
-                await self._deliveries.subscribe(connection, self._registry)
+                # Reactions in the producer's process are owed nothing; their lanes are served, for replays.
+                owed = [handler for handler in self._registry if handler.via == "outbox"]
+                await self._deliveries.subscribe(connection, owed)
                 self._report_outdated(await self._deliveries.interest(connection))
+                if self._scheduler is not None:
+                    await self._scheduler.declare()
                 outage.over()
                 return True
             except (*PASSING_FAULTS, *CONNECTION_FAULTS) as fault:
@@ -379,7 +399,15 @@ class Worker:
         closing = [
             self._heartbeat.stop(),
             self._sessions.close(),
-            *(each.close() for each in (self._claim_connection, self._settle_connection, self._maintenance_connection)),
+            *(
+                each.close()
+                for each in (
+                    self._claim_connection,
+                    self._settle_connection,
+                    self._maintenance_connection,
+                    self._schedule_connection,
+                )
+            ),
         ]
         if self._listener is not None:
             closing.append(self._listener.close())
@@ -394,7 +422,8 @@ class Worker:
             "generation": self.settings.generation,
             "channels": list(self.settings.served_channels),
             "handlers": sorted(handler.name for handler in self._registry),
-            "connections_at_most": self.settings.connections_needed(transactional),
+            "schedules": sorted(schedule.name for schedule in self._registry.schedules),
+            "connections_at_most": self.settings.connections_needed(transactional, bool(self._registry.schedules)),
         }
 
 

@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import time
+from datetime import timedelta
 
 import asyncpg
 
@@ -152,4 +153,20 @@ def blocking(dsn: str) -> HandlerRegistry:
         await outside.note(event, context)
         time.sleep(event.payload["seconds"])
 
+    return registry
+
+
+def ticking(dsn: str) -> HandlerRegistry:
+    """Schedules, and a handler that notes each slot in its transaction."""
+    registry = HandlerRegistry()
+
+    @registry.handler("clock.ticked", name="clock.note", retry=RetryPolicy(max_attempts=1000))
+    async def note(event: EventEnvelope, tx: asyncpg.Connection, context: HandlerContext) -> None:
+        await tx.execute(
+            "INSERT INTO ticks (schedule, slot) VALUES ($1, $2)", context.headers["schedule"], event.occurred_at
+        )
+
+    registry.schedule("clock.ticked", name="clock.second", every=timedelta(seconds=1), missed="all")
+    registry.schedule("clock.ticked", name="clock.other", every=timedelta(seconds=2), missed="all")
+    registry.schedule("clock.ticked", name="clock.minute", cron="* * * * *", timezone="Europe/Berlin", missed="all")
     return registry

@@ -14,7 +14,7 @@ from typing import Final
 import asyncpg
 
 from holdfast.postgres.connection import CONNECTION_FAULTS
-from holdfast.postgres.doctor import backlog, drift, horizon, upkeep, wakeups
+from holdfast.postgres.doctor import backlog, drift, horizon, schedules, upkeep, wakeups
 from holdfast.postgres.doctor.findings import (
     PARTS,
     SEVERITIES,
@@ -71,6 +71,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     *upkeep.CHECKS,
     *wakeups.CHECKS,
     *backlog.CHECKS,
+    *schedules.CHECKS,
 )
 
 

@@ -19,6 +19,11 @@ GRANT EXECUTE ON FUNCTION
     core.outbox_hold_key(text, text, uuid, boolean, timestamptz),
     core.outbox_cancel(text, text), core.outbox_reschedule(text, text, timestamptz)
     TO holdfast_producer;
+-- They may also react to their own events in their own process; so may a handler's process.
+GRANT EXECUTE ON FUNCTION
+    core.reaction_open(text[], text), core.reaction_enter(text, uuid, text, text, interval),
+    core.reaction_settle(jsonb, text[], text[], text[], text[], text[], boolean)
+    TO holdfast_producer, holdfast_worker;
 
 -- Workers have functions and no table.
 GRANT EXECUTE ON FUNCTION
@@ -72,3 +77,21 @@ GRANT EXECUTE ON FUNCTION
     core.retention_set(text, text, text, text, int, int, text), core.retention_due(text, text, timestamptz, int),
     core.inbox_horizon(), core.erase_archived(uuid, text, text, int), core.erase_outbox(uuid, text, text, boolean, int, uuid)
     TO holdfast_operator;
+
+-- Schedules.
+GRANT EXECUTE ON FUNCTION
+    core.schedule_declare(text, text, text, interval, text, text, text, text, smallint, jsonb, bigint, boolean),
+    core.schedules_look(text[]), core.schedule_fire(text, bigint, timestamptz[], timestamptz, timestamptz, bigint)
+    TO holdfast_worker;
+GRANT SELECT ON core.schedules TO holdfast_operator;
+GRANT EXECUTE ON FUNCTION
+    core.schedule_trigger(text, text, text), core.schedule_turn(text, text, text, text),
+    core.schedule_remove(text, text, text)
+    TO holdfast_operator;
+
+-- Idempotency records: whoever carries out commands begins and completes them, and nobody reads the table.
+GRANT EXECUTE ON FUNCTION
+    core.idempotency_begin(text, text, text[], int, interval, int, int),
+    core.idempotency_complete(text, text, boolean, int, jsonb, bytea, boolean)
+    TO holdfast_producer, holdfast_worker;
+GRANT EXECUTE ON FUNCTION core.sweep_records(int, text, text) TO holdfast_worker, holdfast_operator;

@@ -34,6 +34,9 @@ FROM core.sweep_inbox(:page::bigint, :pages::int, :most::int, :actor::text, :rea
 SELECT b.swept, b.next_source, b.next_key
 FROM core.sweep_keys(:source::text, :key::text, :most::int, :actor::text, :reason::text) b;
 
+-- name: sweep_records_batch
+SELECT b.swept, b.more FROM core.sweep_records(:most::int, :actor::text, :reason::text) b;
+
 -- name: count_due
 -- What a step would take from a class now, up to a limit.
 SELECT count(*)::int FROM core.retention_due(:step::text, :content_class::text, '-infinity', :most::int);

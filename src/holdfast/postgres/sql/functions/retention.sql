@@ -10,6 +10,7 @@
 --   archive_tombstones  disposes of those, and of the discarded ones
 --   inbox               forgets what was handled
 --   keys                frees producers' keys that no event needs any more
+--   records             forgets idempotency records that have expired
 -- Every function decides by the policies and the database's clock alone: whoever may call it can delete nothing early.
 -- With p_actor a batch is audited, which is for operators; workers sweep without.
 -- Nothing here waits for a row lock, and a row of an unfinished plan stays. Days are 24 hours, in every time zone.
@@ -40,7 +41,8 @@ DECLARE
         WHEN 'discarded' THEN '{failed_row,outbox_row}'
         WHEN 'archived' THEN '{archive_row}'
         WHEN 'archive_tombstones' THEN '{archive_row,outbox_row}'
-        WHEN 'inbox' THEN '{event_handled}' END;
+        WHEN 'inbox' THEN '{event_handled}'
+        WHEN 'records' THEN '{idempotency_record}' END;
     v_policy core.retention_policies;
 BEGIN
     SELECT p.* INTO v_policy FROM core.retention_policies p
@@ -97,7 +99,8 @@ BEGIN
             tombstoned_grace_days = EXCLUDED.tombstoned_grace_days, disposal = EXCLUDED.disposal;
     END IF;
     SELECT min(p.active_ttl_days) FILTER (WHERE p.entity = 'event_handled'),
-           max(p.active_ttl_days + p.tombstoned_grace_days) FILTER (WHERE p.entity <> 'event_handled')
+           max(p.active_ttl_days + p.tombstoned_grace_days)
+               FILTER (WHERE p.entity IN ('outbox_row', 'failed_row', 'archive_row'))
     INTO v_inbox, v_rows FROM core.retention_policies p;
     IF v_inbox IS NULL OR NOT EXISTS (SELECT FROM core.retention_policies p
                                       WHERE p.entity = 'outbox_row' AND p.content_class = '*') THEN
@@ -161,8 +164,9 @@ AS $$
 DECLARE
     v_class text := '';
 BEGIN
-    IF p_step IN ('inbox', 'keys') OR p_step = 'failed' AND EXISTS (
-            SELECT FROM core.retention_policies p WHERE p.entity = 'failed_row') THEN
+    IF p_step IN ('inbox', 'keys') OR p_step IN ('failed', 'records') AND EXISTS (
+            SELECT FROM core.retention_policies p
+            WHERE p.entity = CASE p_step WHEN 'failed' THEN 'failed_row' ELSE 'idempotency_record' END) THEN
         RETURN NEXT v_class;
         RETURN;
     END IF;
@@ -268,6 +272,11 @@ BEGIN
         SELECT NULL::uuid, NULL::bigint, h.handled_at FROM core.event_handled h
         WHERE h.ctid < '(12800,0)' AND h.handled_at < v_both
         LIMIT p_limit;
+    WHEN 'records' THEN
+        RETURN QUERY
+        SELECT NULL::uuid, NULL::bigint, r.expires_at FROM core.idempotency_records r
+        WHERE r.expires_at < v_both
+        ORDER BY r.expires_at LIMIT p_limit;
     END CASE;
 END
 $$;
@@ -308,7 +317,7 @@ BEGIN
     PERFORM core.require_operator(p_actor);
     swept := 0;
     upto := p_from;
-    IF p_step <> 'inbox' AND (v_policy.entity IS NOT NULL OR p_step = 'failed') THEN
+    IF p_step NOT IN ('inbox', 'records') AND (v_policy.entity IS NOT NULL OR p_step = 'failed') THEN
         SELECT array_agg(d.id), array_agg(d.number), count(*), coalesce(max(d.at), p_from)
         INTO v_ids, v_numbers, v_found, upto
         FROM core.retention_due(p_step, p_class, p_from, v_limit) d;

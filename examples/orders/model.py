@@ -1,0 +1,32 @@
+"""An order. What happens to it is recorded on it; that it is published is not its concern."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from uuid import UUID, uuid4
+
+from sqlalchemy import DateTime, FetchedValue
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from holdfast import NewEvent
+from holdfast.recording import RecordsEvents
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Order(RecordsEvents, Base):
+    __tablename__ = "orders"
+
+    id: Mapped[UUID] = mapped_column(primary_key=True)
+    customer: Mapped[str]
+    total_cents: Mapped[int]
+    placed_at: Mapped[datetime] = mapped_column(DateTime(timezone=True), server_default=FetchedValue())
+
+    @classmethod
+    def place(cls, customer: str, total_cents: int) -> Order:
+        order = cls(id=uuid4(), customer=customer, total_cents=total_cents)
+        placed = {"order_id": str(order.id), "customer": customer, "total_cents": total_cents}
+        order.record(NewEvent("order.placed", placed, domain_id=order.id))
+        return order

@@ -1,0 +1,8 @@
+"""Safe to retry: a command with a key is carried out once, and answered the same way each time (IDM-1, IDM-2)."""
+
+from holdfast.idempotency.commands import Commands
+from holdfast.idempotency.http import IdempotencyMiddleware, exchange_of
+from holdfast.idempotency.keys import job_key
+from holdfast.idempotency.settings import IdempotencySettings
+
+__all__ = ["Commands", "IdempotencyMiddleware", "IdempotencySettings", "exchange_of", "job_key"]

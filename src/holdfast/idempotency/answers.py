@@ -1,0 +1,145 @@
+"""What is answered, and what becomes of the transaction: the contract of docs/http.md without any I/O."""
+
+import json
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from holdfast.idempotency.settings import IdempotencySettings
+from holdfast.postgres.idempotency import Found, Response
+
+Headers = list[tuple[bytes, bytes]]
+
+_RETRY_AFTER = (b"retry-after", b"1")
+# They say something about this client or this moment, not about the command: the next attempt may fare otherwise.
+_PASSING = frozenset((401, 403, 408, 425, 429))
+_BODILESS = frozenset((204, 205, 304))
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole response."""
+
+    status: int
+    headers: Headers
+    body: bytes
+
+    def header(self, name: bytes) -> bytes | None:
+        return next((value for key, value in self.headers if key.lower() == name), None)
+
+    def echoing(self, field: bytes | None) -> "Answer":
+        """With the key as the client wrote it."""
+        return self if field is None else replace(self, headers=[*self.headers, (b"idempotency-key", field)])
+
+
+class Fate(Enum):
+    """What becomes of the transaction of a request that was answered."""
+
+    KEEP = "keep"  # the change and the answer are committed
+    UNDO = "undo"  # the answer is committed, the change is not
+    DROP = "drop"  # nothing is: a retry is a first request
+
+
+def fate_of(status: int, settings: IdempotencySettings) -> Fate:
+    """By the status that the endpoint chose."""
+    if status < 400:
+        return Fate.KEEP
+    if status in _PASSING:
+        return Fate.DROP
+    return Fate.UNDO if (settings.store_4xx if status < 500 else settings.store_5xx) else Fate.DROP
+
+
+def stored(answer: Answer, settings: IdempotencySettings) -> Response:
+    """What is remembered of an answer."""
+    kept = settings.kept_headers
+    headers = [
+        (name.decode("latin-1").lower(), value.decode("latin-1"))
+        for name, value in answer.headers
+        if name.decode("latin-1").lower() in kept
+    ]
+    omitted = len(answer.body) > settings.response_limit
+    body = b"" if omitted else answer.body
+    return Response(failed=answer.status >= 400, status=answer.status, headers=headers, body=body, omitted=omitted)
+
+
+def replayed(found: Found, settings: IdempotencySettings) -> Answer:
+    """The answer to a duplicate."""
+    if found.outcome == "reused":
+        return key_reused(settings)
+    response = found.response
+    if response is None:
+        return not_replayable(settings)
+    headers: Headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in response.headers]
+    if response.omitted:
+        location = [(name, value) for name, value in headers if name == b"location"]
+        return not_replayable(settings, location)
+    # It is an answer to this client alone, also where the first one might have been cached.
+    headers = [(name, value) for name, value in headers if name != b"cache-control"]
+    headers += [(b"cache-control", b"no-store"), (b"vary", b"Idempotency-Key"), (b"idempotent-replayed", b"true")]
+    if response.status not in _BODILESS:
+        headers.append((b"content-length", str(len(response.body)).encode()))
+    return Answer(response.status, headers, response.body)
+
+
+# --- problems (RFC 9457) ---
+
+
+def _problem(
+    settings: IdempotencySettings, status: int, name: str, title: str, detail: str, headers: Headers | None = None
+) -> Answer:
+    kind = f"{settings.problems.rstrip('/')}/{name}"
+    body = json.dumps({"type": kind, "title": title, "status": status, "detail": detail}).encode()
+    fields: Headers = [
+        (b"content-type", b"application/problem+json"),
+        (b"content-length", str(len(body)).encode()),
+        (b"cache-control", b"no-store"),
+        (b"link", f'<{kind}>; rel="describedby"'.encode("latin-1", "replace")),
+    ]
+    return Answer(status, fields + (headers or []), body)
+
+
+def key_missing(settings: IdempotencySettings) -> Answer:
+    detail = "Send a key of your own, such as a UUID, and send the same one with every retry of this request."
+    return _problem(settings, 400, "idempotency-key-missing", "Idempotency-Key is missing", detail)
+
+
+def key_invalid(settings: IdempotencySettings, why: str) -> Answer:
+    detail = f"The header {why}. Send one key of at most 255 printable ASCII characters, quoted or not."
+    return _problem(settings, 400, "idempotency-key-invalid", "Idempotency-Key is invalid", detail)
+
+
+def body_too_large(settings: IdempotencySettings) -> Answer:
+    detail = f"Requests with a key may have {settings.request_limit} bytes."
+    return _problem(settings, 413, "request-too-large", "The request is too large", detail)
+
+
+def in_progress(settings: IdempotencySettings) -> Answer:
+    detail = "The first request with this key is still being carried out. Ask again for its answer."
+    name, title = "idempotency-in-progress", "The request is being carried out"
+    return _problem(settings, 409, name, title, detail, [_RETRY_AFTER])
+
+
+def key_reused(settings: IdempotencySettings) -> Answer:
+    detail = "Another request was sent with this key. Use a new key for a new request."
+    name, title = "idempotency-key-reused", "Idempotency-Key was used for another request"
+    return _problem(settings, settings.mismatch_status, name, title, detail)
+
+
+def not_replayable(settings: IdempotencySettings, location: Headers | None = None) -> Answer:
+    detail = "The request was carried out, and is not carried out again, but its answer was not kept."
+    name, title = "response-not-replayable", "The answer cannot be repeated"
+    return _problem(settings, 409, name, title, detail, location)
+
+
+def unavailable(settings: IdempotencySettings) -> Answer:
+    detail = "Nothing is known to have been changed. Send the same request with the same key again."
+    name, title = "idempotency-unavailable", "The request cannot be carried out now"
+    return _problem(settings, 503, name, title, detail, [_RETRY_AFTER])
+
+
+PROBLEMS = {
+    400: "The key is missing or cannot be read.",
+    409: "The first request with the key is under way, was another request, or its answer was too large to be kept.",
+    413: "The request is too large to be sent with a key.",
+    422: "The key was used for another request.",
+    503: "The request was not carried out, or it is not known whether it was: send it again with the same key.",
+}

@@ -1,0 +1,371 @@
+"""One request and its answer, and the transaction between them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from holdfast.errors import ConfigurationError, HoldfastError
+from holdfast.failure import describe
+from holdfast.idempotency import answers
+from holdfast.idempotency.answers import Answer, Fate
+from holdfast.idempotency.hashing import HashedRequest, Secrets
+from holdfast.idempotency.keys import KeyInvalid, KeyMissing, parse_key, require_scope
+from holdfast.idempotency.messages import (
+    Body,
+    BodyTooLarge,
+    ClientGone,
+    HeldResponse,
+    Message,
+    Receive,
+    Send,
+    send_answer,
+)
+from holdfast.idempotency.settings import IdempotencySettings
+from holdfast.postgres.idempotency import NewRecord, Records, Response
+from holdfast.postgres.transactions import Connect, Unit, open_unit, uninterrupted
+from holdfast.redact import redact_dsn
+from holdfast.retry import sqlstate_of
+from holdfast.telemetry import Notice, Observer
+
+EXCHANGE = "holdfast.idempotency"  # in the ASGI scope
+# Extensions by which an application answers past its `send`.
+_PAST_SEND = ("http.response.pathsend", "http.response.zerocopysend", "http.response.trailers")
+
+# What passes when the whole transaction is run again. A unique violation may stand for a serialization failure.
+AGAIN = frozenset(("40001", "40P01", "23505", "55P03"))
+# The first one is still at it: the lock timeout, or a shorter statement timeout.
+WAITED = frozenset(("55P03", "57014"))
+# The server, or the way to it, is gone.
+GONE = ("08", "53", "57P")
+
+# Whose errors quote statements and their values, also without a code.
+_DATABASE = ("sqlalchemy.", "psycopg.", "asyncpg.", "django.db.")
+
+
+class Unwind(BaseException):
+    """Ends the endpoint: its exchange is decided. Not an Exception, so that no endpoint takes it for a fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What all exchanges of an application share."""
+
+    connect: Connect
+    secrets: Secrets
+    settings: IdempotencySettings
+    records: Records
+    observe: Observer
+
+
+# For code that a framework calls without the scope.
+current_exchange: ContextVar[Exchange | None] = ContextVar("holdfast_exchange", default=None)
+
+
+class Exchange:
+    """`begin` is for the endpoint, `run` for the middleware. When the application is run again, all begins anew."""
+
+    def __init__(self, setup: Setup, app: Callable[..., Any], scope: Any, receive: Receive, send: Send) -> None:
+        self._setup = setup
+        self._settings = setup.settings
+        self._app = app
+        self._scope = scope
+        self._original = dict(scope)
+        self._server_send = send
+        self._body = Body(receive, self._settings.request_limit)
+        self._fields = [value for name, value in scope["headers"] if name == b"idempotency-key"]
+        self._passed_on = False  # a response is on its way that has nothing to do with us
+        self._reset()
+
+    def _reset(self) -> None:
+        self._owner = ""
+        self._key: str | None = None
+        self._unit: Unit | None = None
+        self._entered = False  # the endpoint has begun with its work
+        self._finished = False  # the transaction has ended, and the answer may go
+        self._held = HeldResponse(self._settings.buffer_limit)
+        # Once one of these is set, what the application says does not matter any more.
+        self._answer: Answer | None = None
+        self._repeat: BaseException | None = None  # why the application has to be run again
+
+    # --- for the endpoint ---------------------------------------------------------------------------------
+
+    async def begin(self, scope: str, *, required: bool = True, route: str | None = None) -> Any:
+        """The transaction of this request, for the caller that `scope` names: a user's or a tenant's id.
+
+        Returns only if the request is to be carried out. Without `required`, and without a key, it always is.
+        """
+        tx = await self.open(scope, required=required, route=route)
+        await self.enter()
+        return tx
+
+    async def open(self, scope: str, *, required: bool = True, route: str | None = None) -> Any:
+        """The first half of `begin`: the key is read and a transaction opened. Nothing is looked for yet."""
+        if self._passed_on:
+            raise ConfigurationError("begin", "was called after the response had begun", "call it first")
+        if self._unit is None:
+            self._owner = require_scope(scope)
+            if self._settings.route_in_scope:
+                self._owner = require_scope(f"{scope} {self._scope['method']} {route or self._scope['path']}")
+            self._key = self._read_key(required)
+            try:
+                self._unit = await open_unit(
+                    self._setup.connect, self._setup.records.queries, self._settings.connect_within
+                )
+            except HoldfastError:
+                raise  # not the store's fault
+            except Exception as error:
+                self._unavailable(error)
+        return self._unit.tx
+
+    async def enter(self) -> None:
+        """The second half: the key is taken, or its answer found. What follows is the endpoint's own work."""
+        if self._unit is None or self._entered:
+            return
+        if self._key is not None:
+            found = await self._take(self._unit, self._key)
+            if found is not None:
+                self._decide(found)
+            if self._settings.store_4xx or self._settings.store_5xx:
+                await self._unit.mark()  # what is refused is undone from here, and its record stays
+        self._entered = True
+
+    def _read_key(self, required: bool) -> str | None:
+        try:
+            return parse_key(self._fields)
+        except KeyMissing:
+            if required:
+                self._decide(answers.key_missing(self._settings))
+            if self._fields:
+                self._decide(answers.key_invalid(self._settings, "is empty"))
+        except KeyInvalid as error:
+            self._decide(answers.key_invalid(self._settings, str(error)))
+        return None
+
+    async def _take(self, unit: Unit, key: str) -> Answer | None:
+        """None when the key is ours; otherwise how its duplicate is answered."""
+        settings, secrets = self._settings, self._setup.secrets
+        try:
+            hashes = secrets.hashes(await self._request())
+        except BodyTooLarge:
+            return answers.body_too_large(settings)
+        except ClientGone:
+            return answers.unavailable(settings)  # which nobody will read
+        record = NewRecord(self._owner, key, hashes, secrets.version, settings.keep, settings.wait, settings.idle)
+        try:
+            found = await unit.call(self._setup.records.begin, unit.tx, record, waits=True)
+        except Exception as error:
+            state = sqlstate_of(error)
+            if state in WAITED:
+                return answers.in_progress(settings)
+            if state in AGAIN:
+                self._again(error)
+            self._unavailable(error)
+        if found is None:
+            return None
+        if found.outcome == "reused":
+            self._tell("warning", "idempotency_key_reused")
+        return answers.replayed(found, settings)
+
+    async def _request(self) -> list[bytes]:
+        scope = self._scope
+        headers = dict(scope["headers"])
+        length = headers.get(b"content-length", b"")
+        if length.isdigit() and int(length) > self._settings.request_limit:
+            raise BodyTooLarge
+        body = await self._body.read()
+        path = scope.get("raw_path") or scope["path"].encode()
+        content_type = headers.get(b"content-type", b"")
+        request = HashedRequest(scope["method"], path, scope.get("query_string", b""), content_type, body)
+        return request.parts(raw=self._settings.raw_body)
+
+    # --- how the endpoint is ended ------------------------------------------------------------------------
+
+    def _decide(self, answer: Answer) -> NoReturn:
+        self._answer = answer
+        raise Unwind
+
+    def _again(self, error: BaseException) -> NoReturn:
+        self._repeat = error
+        raise Unwind from error
+
+    def _unavailable(self, error: BaseException) -> NoReturn:
+        # Fail closed: whoever cannot remember what was done must not do it.
+        self._tell("error", "idempotency_unavailable", error)
+        self._decide(answers.unavailable(self._settings))
+
+    # --- around the application ---------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Run the application until its request is answered."""
+        for attempt in range(1, self._settings.retries + 2):
+            self._reset()
+            await self._run_once()
+            if self._repeat is None:
+                return
+            if attempt <= self._settings.retries and self._body.repeatable:
+                pause = random.uniform(0, 0.01 * 2**attempt)
+                self._tell("warning", "request_retried", self._repeat, attempt=attempt, retry_in_s=round(pause, 4))
+                await asyncio.sleep(pause)
+                continue
+            self._tell("error", "request_given_up", self._repeat, attempt=attempt)
+            await self._reply(answers.unavailable(self._settings))
+            return
+
+    async def _run_once(self) -> None:
+        # The same object, because those around us look into it afterwards; as it was, when all is run again.
+        scope = self._scope
+        scope.clear()
+        scope |= {**self._original, EXCHANGE: self}
+        if extensions := scope.get("extensions"):
+            scope["extensions"] = {name: value for name, value in extensions.items() if name not in _PAST_SEND}
+        token = current_exchange.set(self)
+        error: BaseException | None = None
+        try:
+            await self._app(scope, self._body.reader(), self._send)
+        except BaseException as raised:
+            error = raised
+        finally:
+            current_exchange.reset(token)
+        if self._unit is None and self._answer is None:
+            if error is not None:
+                raise error
+            return  # not ours
+        await self._ended(error)
+
+    async def _ended(self, error: BaseException | None) -> None:
+        if not self._finished:
+            await self._roll_back()
+        if isinstance(error, asyncio.CancelledError | KeyboardInterrupt | SystemExit):
+            raise error
+        if self._finished:
+            if error is not None:
+                raise error  # after the answer has gone: a background task
+            return
+        if error is not None and self._answer is None and self._repeat is None:
+            self._judge(error)
+        if self._answer is not None:
+            await self._reply(self._answer)
+        elif self._repeat is None:
+            raise error or RuntimeError("the application ended without a whole response")
+
+    def _judge(self, error: BaseException) -> None:
+        """An error of the endpoint: everything is rolled back, so it may be run again."""
+        state = sqlstate_of(error) or ""
+        if state in AGAIN:
+            self._repeat = error
+        elif state.startswith(GONE):
+            self._tell("error", "idempotency_unavailable", error)
+            self._answer = answers.unavailable(self._settings)
+
+    async def _roll_back(self) -> None:
+        if self._unit is not None:
+            await uninterrupted(self._unit.rollback())
+
+    async def _reply(self, answer: Answer) -> None:
+        await send_answer(self._server_send, answer.echoing(self._fields[0] if self._key is not None else None))
+
+    # --- the response -------------------------------------------------------------------------------------
+
+    async def _send(self, message: Message) -> None:
+        if self._answer is not None or self._repeat is not None:
+            return
+        if self._unit is None:
+            self._passed_on = True
+            await self._server_send(message)
+            return
+        answer = self._held.take(message)
+        if answer is not None:
+            await self._finish(self._unit, answer)
+
+    async def _finish(self, unit: Unit, answer: Answer) -> None:
+        try:
+            await uninterrupted(self._settle(unit, answer))
+        except Exception as error:
+            # Whatever it was, the transaction is not known to have been committed: the answer must not go.
+            state = sqlstate_of(error)
+            if state in AGAIN:
+                self._again(error)
+            if not isinstance(error, HoldfastError) and (state is None or state.startswith(GONE)):
+                self._unavailable(error)
+            raise
+        self._finished = True
+        await self._reply(answer)
+
+    async def _settle(self, unit: Unit, answer: Answer) -> None:
+        """End the transaction as the answer's status says."""
+        fate = answers.fate_of(answer.status, self._settings)
+        if not self._entered:
+            if fate is Fate.KEEP:
+                raise ConfigurationError(
+                    "the endpoint",
+                    "has a transaction, and the key was never looked for",
+                    "declare it on a router with route_class=IdempotentRoute, or use begin() instead of open()",
+                )
+            fate = Fate.DROP  # refused before it began, by a dependency or by validation
+        if fate is Fate.DROP or (self._key is None and fate is Fate.UNDO):
+            await unit.rollback()
+            return
+        if self._key is None:
+            await unit.confirm()
+        elif fate is Fate.UNDO:
+            await self._keep_refusal(unit, self._key, answers.stored(answer, self._settings))
+        elif not await self._complete(unit, answers.stored(answer, self._settings)):
+            raise ConfigurationError(
+                "the endpoint",
+                "ended the transaction that Holdfast gave it",
+                "leave commit and rollback to Holdfast: answer with 4xx to undo your changes",
+            )
+        await unit.commit()
+
+    async def _keep_refusal(self, unit: Unit, key: str, response: Response) -> None:
+        """The answer is kept and the change is not, also if the endpoint has rolled back already."""
+        try:
+            await unit.undo()
+            if await self._complete(unit, response):
+                return
+        except Exception as error:
+            if (sqlstate_of(error) or "").startswith(GONE):
+                raise
+        await unit.restart()
+        found = await self._take(unit, key)
+        if found is not None:
+            self._decide(found)  # somebody else was the first, in between
+        await self._complete(unit, response)
+
+    async def _complete(self, unit: Unit, response: Response) -> bool:
+        return bool(await unit.call(self._setup.records.complete, unit.tx, self._owner, self._key, response))
+
+    # --- telling ------------------------------------------------------------------------------------------
+
+    def _tell(self, level: str, name: str, error: BaseException | None = None, **details: object) -> None:
+        told: dict[str, object] = {"operation": f"{self._scope['method']} {self._scope['path']}", **details}
+        if self._key is not None:
+            told["key"] = self._setup.secrets.shown(self._owner, self._key)
+        if error is not None:
+            told |= told_of(error)
+        self._setup.observe(Notice(level, name, told))
+
+
+def told_of(error: BaseException) -> dict[str, object]:
+    """What logs may say of an error. A database's message may quote rows, and its driver's the statement's values."""
+    kind, state = type(error), sqlstate_of(error)
+    quotes = state is not None or _is_of_database(error)
+    text = f"{kind.__module__}.{kind.__qualname__}" if quotes else describe(error, redact_dsn).text[:500]
+    return {"error": text, "sqlstate": state}
+
+
+def _is_of_database(error: BaseException) -> bool:
+    """Whether it, or what it is described with, comes from a driver or from what wraps one."""
+    link: BaseException | None = error
+    seen: set[int] = set()
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        if any(f"{base.__module__}.".startswith(_DATABASE) for base in type(link).__mro__):
+            return True
+        link = link.__cause__ or link.__context__
+    return False

@@ -1,0 +1,64 @@
+"""Idempotent requests for any ASGI application (IDM-1): one transaction for the change, its events and the answer.
+
+    app = IdempotencyMiddleware(app, pool.acquire, secrets={1: "..."})
+
+An endpoint that takes part asks for its transaction when it knows who is calling and that the request is well-formed:
+
+    tx = await exchange_of(scope).begin("tenant-17")
+
+If the key was used before, `begin` does not return: the answer of the first request is sent. Otherwise the endpoint
+does its work in `tx`, and never commits. The middleware holds the response back, keeps it in the same transaction,
+commits, and only then lets the first byte go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from holdfast.errors import ConfigurationError
+from holdfast.idempotency.exchange import EXCHANGE, Exchange, Setup
+from holdfast.idempotency.hashing import Secrets
+from holdfast.idempotency.messages import Receive, Send
+from holdfast.idempotency.settings import IdempotencySettings
+from holdfast.observability.logging import log_fact
+from holdfast.postgres.idempotency import Records
+from holdfast.postgres.transactions import Connect
+from holdfast.telemetry import Observer
+
+App = Callable[[Any, Any, Any], Awaitable[None]]
+
+
+class IdempotencyMiddleware:
+    """`connect` returns the context manager of a connection or a session; `secrets` are those of the request hashes."""
+
+    def __init__(
+        self,
+        app: App,
+        connect: Connect,
+        secrets: Mapping[int, str | bytes],
+        settings: IdempotencySettings | None = None,
+        *,
+        observe: Observer = log_fact,
+    ) -> None:
+        settings = settings or IdempotencySettings()
+        self.app = app
+        self._setup = Setup(connect, Secrets(secrets), settings, Records(settings.schema), observe)
+
+    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] not in self._setup.settings.methods:
+            await self.app(scope, receive, send)
+            return
+        await Exchange(self._setup, self.app, scope, receive, send).run()
+
+
+def exchange_of(scope: Mapping[str, Any]) -> Exchange:
+    """The exchange of a request, in an endpoint."""
+    exchange = scope.get(EXCHANGE)
+    if not isinstance(exchange, Exchange):
+        raise ConfigurationError(
+            "scope",
+            "has no idempotency: the request did not pass the middleware, or has another method",
+            "add IdempotencyMiddleware to the application, and take part with POST and PATCH only",
+        )
+    return exchange

@@ -1,0 +1,85 @@
+"""Idempotency keys: how they are written in a header, and how jobs and handlers make them."""
+
+import re
+from collections.abc import Sequence
+
+from holdfast.errors import ConfigurationError, FieldError
+
+LONGEST_KEY = 255
+LONGEST_SCOPE = 1_020
+
+# RFC 8941: an sf-string has printable ASCII, with \" and \\ for the two that are special in it.
+_QUOTED = re.compile(rb'"((?:[ !#-\[\]-~]|\\["\\])*)"').fullmatch
+_ESCAPED = re.compile(rb"\\([\"\\])")
+# What the clients in the field really send: UUIDs, base64, job:17:send. Neither a comma, by which proxies join two
+# fields, nor a semicolon, after which parameters would follow.
+_BARE = re.compile(rb"[!#-+\--:<-\[\]-~]+").fullmatch
+_PRINTABLE = re.compile(r"[ -~]+").fullmatch
+
+
+class KeyMissing(Exception):
+    """There is no key, or an empty one."""
+
+
+class KeyInvalid(Exception):
+    """The header cannot be read as one key; the text says why, and never quotes it."""
+
+
+def parse_key(fields: Sequence[bytes]) -> str:
+    r"""The key in the values of the `Idempotency-Key` fields of a request. Quoted and bare, it is the same key.
+
+    >>> parse_key([b'"8e03978e-40d5"']) == parse_key([b"8e03978e-40d5"])
+    True
+    """
+    if not fields:
+        raise KeyMissing
+    if len(fields) > 1:
+        raise KeyInvalid("is sent more than once")
+    field = fields[0].strip(b" \t")
+    if field in (b"", b'""'):
+        raise KeyMissing
+    if len(field) > 2 * LONGEST_KEY + 2:
+        raise KeyInvalid(f"has more than {LONGEST_KEY} characters")
+    if quoted := _QUOTED(field):
+        key = _ESCAPED.sub(rb"\1", quoted[1])
+    elif _BARE(field):
+        key = field
+    else:
+        raise KeyInvalid("is neither a quoted string nor a token of printable ASCII characters")
+    if len(key) > LONGEST_KEY:
+        raise KeyInvalid(f"has more than {LONGEST_KEY} characters")
+    return key.decode("ascii")
+
+
+def job_key(run: object, operation: str, *subject: object) -> str:
+    """A key that is the same whenever a run of a job or a handler dispatches the same command (IDM-2).
+
+    `run` is what stays the same when the work is repeated: the slot of a schedule, the id of a task or of an event.
+
+    >>> job_key("2026-03-01", "send-reminder", 17)
+    'job:2026-03-01:send-reminder:17'
+    """
+    parts = [str(part) for part in (run, operation, *subject)]
+    for part in parts:
+        if not part or ":" in part:
+            # Or two different commands could have one key.
+            raise FieldError("key", f"has the part {part!r}", "give each part as text without a colon")
+    return require_key(":".join(("job", *parts)))
+
+
+def require_key(key: str) -> str:
+    """A key that a program made: refused before any SQL when it could not be stored."""
+    if not isinstance(key, str) or not 0 < len(key) <= LONGEST_KEY or not _PRINTABLE(key):
+        raise FieldError("key", "is not a key", f"use 1 to {LONGEST_KEY} printable ASCII characters")
+    return key
+
+
+def require_scope(scope: str) -> str:
+    """Whose key it is. Refused when it could not be stored: an empty one would be everybody's."""
+    if not isinstance(scope, str) or not scope or "\0" in scope:
+        problem = f"is {scope!r}, which names nobody"
+        raise ConfigurationError("scope", problem, "return the id of the user or the tenant as text")
+    if len(scope.encode(errors="surrogatepass")) > LONGEST_SCOPE or not scope.isprintable():
+        remedy = f"use printable text of at most {LONGEST_SCOPE} bytes"
+        raise ConfigurationError("scope", "is too long or not printable", remedy)
+    return scope

@@ -1,0 +1,111 @@
+"""What passes between server and application: requests that can be read again, responses that are held back."""
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from holdfast.errors import ConfigurationError
+from holdfast.idempotency.answers import Answer
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+
+class BodyTooLarge(Exception):
+    """There is more of it than is kept."""
+
+
+class ClientGone(Exception):
+    """The client went away before it had sent all of it."""
+
+
+class Body:
+    """What the application reads is remembered, up to a limit: for the hash, and for when it has to be run again."""
+
+    def __init__(self, receive: Receive, limit: int) -> None:
+        self._receive = receive
+        self._limit = limit
+        self._messages: list[Message] = []
+        self._size = 0
+        self._whole = False
+
+    @property
+    def repeatable(self) -> bool:
+        return self._size <= self._limit
+
+    def reader(self) -> Receive:
+        """A `receive` that begins at the beginning."""
+        position = 0
+
+        async def receive() -> Message:
+            nonlocal position
+            if position < len(self._messages):
+                message = self._messages[position]
+            else:
+                message = await self._next()
+            position += 1
+            return message
+
+        return receive
+
+    async def read(self) -> bytes:
+        """All of it, also what the application has not asked for."""
+        while not self._whole:
+            if not self.repeatable:
+                raise BodyTooLarge
+            if (await self._next())["type"] != "http.request":
+                raise ClientGone
+        if not self.repeatable:
+            raise BodyTooLarge
+        return b"".join(message.get("body", b"") for message in self._messages if message["type"] == "http.request")
+
+    async def _next(self) -> Message:
+        message = await self._receive()
+        if message["type"] == "http.request":
+            self._size += len(message.get("body", b""))
+            self._whole = not message.get("more_body", False)
+            if self.repeatable:
+                self._messages.append(message)
+            else:
+                self._messages.clear()  # it cannot be run again, and need not be kept
+        return message
+
+
+class HeldResponse:
+    """A response that nobody has seen yet."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._status = 0
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._chunks: list[bytes] = []
+        self._size = 0
+
+    def take(self, message: Message) -> Answer | None:
+        """The answer, when the message was the last one of it."""
+        if message["type"] == "http.response.start":
+            # A second one takes the place of the first: an error page, after a response that broke off.
+            self._chunks, self._size = [], 0
+            headers = message.get("headers", ())
+            self._status, self._headers = message["status"], [(name, value) for name, value in headers]
+            if (Answer(0, self._headers, b"").header(b"content-type") or b"").startswith(b"text/event-stream"):
+                self._refuse("is an event stream, of which a duplicate would get nothing", "answer with a whole body")
+        elif message["type"] == "http.response.body":
+            chunk = message.get("body", b"")
+            self._chunks.append(chunk)
+            self._size += len(chunk)
+            if not message.get("more_body", False):
+                return Answer(self._status, self._headers, b"".join(self._chunks))
+            if self._size > self._limit:
+                remedy = "answer with less, or with a Location to fetch it from"
+                self._refuse(f"has more than the {self._limit} bytes of buffer_limit", remedy)
+        return None
+
+    def _refuse(self, problem: str, remedy: str) -> None:
+        raise ConfigurationError("the response to an idempotent request", problem, remedy)
+
+
+async def send_answer(send: Send, answer: Answer) -> None:
+    """Whole, in the two messages that every server knows."""
+    await send({"type": "http.response.start", "status": answer.status, "headers": answer.headers})
+    await send({"type": "http.response.body", "body": answer.body})

@@ -1,0 +1,76 @@
+"""How idempotent requests behave. Every value has a default that suits a JSON API."""
+
+from dataclasses import dataclass
+
+from holdfast.errors import ConfigurationError
+
+# A representation that is stored must be told apart by these when it is sent again. Everything else is made anew by the
+# server or concerns one client alone.
+KEPT_HEADERS = frozenset(
+    (
+        "content-type", "content-language", "content-encoding", "location", "link", "etag", "cache-control",
+        "retry-after", "x-request-id",
+    )
+)  # fmt: skip
+# Not even when asked: they would hand one client's session to another, or lie about the connection.
+_NEVER_KEPT = frozenset(
+    (
+        "set-cookie", "authorization", "www-authenticate", "authentication-info", "date", "server", "connection",
+        "transfer-encoding", "content-length", "keep-alive", "upgrade", "trailer", "content-security-policy",
+        "content-security-policy-report-only",
+    )
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdempotencySettings:
+    """Times are seconds, sizes are bytes. `docs/http.md` explains when to change which."""
+
+    schema: str = "core"
+    methods: tuple[str, ...] = ("POST", "PATCH")
+    keep: float = 24 * 3_600.0  # how long a key is remembered; longer than clients go on retrying
+    wait: float = 2.0  # how long a duplicate waits for the first one before it gets 409
+    idle: float = 60.0  # how long an endpoint may leave its transaction idle before the database ends it
+    connect_within: float = 5.0  # for a connection from the pool, before the answer is 503
+    retries: int = 3  # after a serialization failure or a deadlock
+    request_limit: int = 1024 * 1024  # of a body that is hashed; above it the answer is 413
+    response_limit: int = 1024 * 1024  # of a body that is stored; above it a duplicate gets 409
+    buffer_limit: int = 16 * 1024 * 1024  # of a body that is held back until the commit
+    store_4xx: bool = True  # a deliberate 4xx of the endpoint is the answer to its duplicates too
+    store_5xx: bool = False
+    mismatch_status: int = 409  # 422 is what the IETF draft says
+    route_in_scope: bool = False  # a key then belongs to one route, and another route may use it too
+    raw_body: bool = False  # hash the body as it came: white space and the order of keys count
+    keep_headers: tuple[str, ...] = ()  # to be stored besides KEPT_HEADERS
+    problems: str = "/problems"  # where your API documents its problems; their types begin with it
+
+    def __post_init__(self) -> None:
+        for field, low, high in (
+            ("keep", 1, 366 * 24 * 3_600),
+            ("wait", 0.001, 60),
+            ("idle", 1, 3_600),
+            ("connect_within", 0.01, 600),
+            ("retries", 0, 10),
+            ("request_limit", 0, 64 * 1024 * 1024),
+            ("response_limit", 0, 64 * 1024 * 1024),
+            ("buffer_limit", 0, 1024 * 1024 * 1024),
+        ):
+            value = getattr(self, field)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+                self._refuse(field, f"is {value!r}", f"give a number from {low:g} to {high:g}")
+        if self.mismatch_status not in (409, 422):
+            self._refuse("mismatch_status", f"is {self.mismatch_status!r}", "use 409 or 422")
+        if isinstance(self.methods, str) or not set(self.methods) <= {"POST", "PATCH", "PUT", "DELETE"}:
+            self._refuse("methods", f"is {self.methods!r}", "name some of POST, PATCH, PUT and DELETE")
+        if isinstance(self.keep_headers, str):
+            self._refuse("keep_headers", "is a string", f"write ({self.keep_headers!r},)")
+        for name in self.keep_headers:
+            if name.lower() in _NEVER_KEPT or name.lower().startswith("proxy-"):
+                self._refuse("keep_headers", f"has {name!r}, which belongs to one exchange", "leave it out")
+
+    @property
+    def kept_headers(self) -> frozenset[str]:
+        return KEPT_HEADERS | {name.lower() for name in self.keep_headers}
+
+    def _refuse(self, field: str, problem: str, remedy: str) -> None:
+        raise ConfigurationError(f"IdempotencySettings.{field}", problem, remedy)

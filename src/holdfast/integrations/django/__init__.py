@@ -1,0 +1,20 @@
+"""Idempotent views for Django (IDM-1), with the contract of docs/http.md.
+
+    MIDDLEWARE = [..., "holdfast.integrations.django.IdempotencyMiddleware"]
+    HOLDFAST_IDEMPOTENCY = {"SECRETS": {1: env("IDEMPOTENCY_SECRET")}, "SCOPE": "shop.auth.tenant_of"}
+
+    @login_required
+    @idempotent
+    def place_order(request):
+        Order.objects.create(...)
+        publisher.publish(connection, "order.placed", {...})
+        return JsonResponse({...}, status=201)
+
+The view runs in `transaction.atomic`. The middleware keeps its response in the same transaction and commits, before
+the response goes any further.
+"""
+
+from holdfast.integrations.django.middleware import IdempotencyMiddleware
+from holdfast.integrations.django.views import idempotent
+
+__all__ = ["IdempotencyMiddleware", "idempotent"]

@@ -1,0 +1,65 @@
+"""The middleware: it reads the settings once, and carries every request through its exchange."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+from django.utils.module_loading import import_string
+
+from holdfast.errors import ConfigurationError
+from holdfast.idempotency.hashing import Secrets
+from holdfast.idempotency.settings import IdempotencySettings
+from holdfast.integrations.django.exchange import ATTRIBUTE, DjangoExchange, Setup
+from holdfast.observability.logging import log_fact
+from holdfast.postgres.idempotency import Records
+
+_SETTING = "HOLDFAST_IDEMPOTENCY"
+
+
+class IdempotencyMiddleware:
+    """After the middleware that authenticates, before everything that changes responses."""
+
+    sync_capable = True
+    async_capable = False
+
+    def __init__(self, get_response: Callable[[Any], Any]) -> None:
+        self.get_response = get_response
+        self._setup = _setup(dict(getattr(settings, _SETTING, {})))
+
+    def __call__(self, request: Any) -> Any:
+        if request.method not in self._setup.settings.methods:
+            return self.get_response(request)
+        return DjangoExchange(self._setup, self.get_response, request).run()
+
+    def process_exception(self, request: Any, exception: Exception) -> None:
+        """Django turns what a view raises into a response before it comes back to us: here it can still be seen."""
+        exchange = getattr(request, ATTRIBUTE, None)
+        if isinstance(exchange, DjangoExchange):
+            exchange.failed(exception)
+
+
+def user_of(request: Any) -> str | None:
+    """The default scope: the user who is logged in."""
+    user = getattr(request, "user", None)
+    return str(user.pk) if user is not None and user.is_authenticated else None
+
+
+def _setup(options: dict[str, Any]) -> Setup:
+    try:
+        secrets = Secrets(options.pop("SECRETS", {}))
+        scope = options.pop("SCOPE", user_of)
+        using, observe = options.pop("USING", "default"), options.pop("OBSERVE", log_fact)
+        chosen = IdempotencySettings(**{name.lower(): value for name, value in options.items()})
+    except (ConfigurationError, TypeError) as error:
+        raise ImproperlyConfigured(f"{_SETTING}: {error}") from error
+    return Setup(
+        secrets=secrets,
+        settings=chosen,
+        records=Records(chosen.schema),
+        observe=import_string(observe) if isinstance(observe, str) else observe,
+        scope=import_string(scope) if isinstance(scope, str) else scope,
+        using=using,
+    )

@@ -1,0 +1,55 @@
+"""Whether somebody fires the schedules."""
+
+from __future__ import annotations
+
+from holdfast.postgres.doctor.findings import Check, Finding
+from holdfast.postgres.doctor.look import Look
+from holdfast.postgres.schedules import LISTING, ScheduleSeen
+
+
+async def _overdue(look: Look) -> list[Finding]:
+    return [
+        Finding(
+            "problem",
+            "schedule-overdue",
+            seen.name,
+            f"a slot of {seen.name} is past, and nobody has fired it",
+            f"overdue for {seen.overdue_for or 0:.0f} s; {seen.when}; {_attended(seen)}",
+            "read the log of the workers that declare it: schedule_unreadable or schedule_refused says why"
+            if seen.attended
+            else f"start a worker that declares it, or, if none does any more: holdfast schedules remove {seen.name}",
+        )
+        for seen in await _schedules(look)
+        if seen.state == "overdue"
+    ]
+
+
+async def _orphaned(look: Look) -> list[Finding]:
+    return [
+        Finding(
+            "warning",
+            "schedule-orphaned",
+            seen.name,
+            f"no living worker declares {seen.name}, so nobody will fire it",
+            f"{_attended(seen)}; declared by generation {seen.generation}",
+            f"start a worker that declares it, or, if none does any more: holdfast schedules remove {seen.name}",
+        )
+        for seen in await _schedules(look)
+        if not seen.attended and seen.state != "overdue"
+    ]
+
+
+async def _schedules(look: Look) -> list[ScheduleSeen]:
+    await look.require_installed()
+    rows = await look.rows("list_schedules", **(LISTING | {"overdue": look.limits.overdue}))
+    return [ScheduleSeen(**row) for row in rows]
+
+
+def _attended(seen: ScheduleSeen) -> str:
+    return f"last attended {(seen.looked_at - seen.attended_at).total_seconds():.0f} s ago"
+
+
+CHECKS = (
+    Check("schedules", "health", "every slot is fired in time", ("schedule-overdue",), _overdue),
+    Check("declarations", "health", "living workers declare every schedule", ("schedule-orphaned",), _orphaned),
+)

@@ -1,0 +1,85 @@
+"""What a process that reacts to its own events tells the database. One method, one statement."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+
+from holdfast.envelope import EventEnvelope
+from holdfast.postgres.connection import Address
+from holdfast.postgres.queries import Queries
+
+
+@dataclass(frozen=True, slots=True)
+class FailedReaction:
+    """One that becomes a dead letter."""
+
+    handler_name: str
+    reason: str  # retry_terminal or rejected
+    error: str | None
+    signature: str
+
+
+class ReactionStatements:
+    """Every method takes the connection it runs on."""
+
+    def __init__(self, queries: Queries, address: Address) -> None:
+        self._queries = queries
+        self._address = address
+
+    async def open(self, connection: asyncpg.Connection, handlers: Sequence[str], key: str) -> set[str]:
+        """Those of the handlers that have not handled the key."""
+        return set(await self._value(connection, "reaction_open", handlers=list(handlers), key=key))
+
+    async def enter(self, connection: asyncpg.Connection, handler: str, event: EventEnvelope, idle: float) -> bool:
+        """Take the event for the handler, in the open transaction; False when it is handled already."""
+        values = {
+            "handler": handler,
+            "event": event.event_id,
+            "source": event.source,
+            "key": event.idempotency_key,
+            "idle": timedelta(seconds=idle),
+        }
+        return bool(await self._value(connection, "reaction_enter", **values))
+
+    async def settle(
+        self,
+        connection: asyncpg.Connection,
+        event: EventEnvelope,
+        headers: Mapping[str, str],
+        done: Sequence[str],
+        failed: Sequence[FailedReaction],
+        *,
+        alone: bool,
+    ) -> list[UUID]:
+        """Write down what became of the reactions to an event; the ids of the dead letters among them.
+
+        `alone`: this application has no handler that gets the event from the outbox.
+        """
+        values = {
+            "event": json.dumps(event.model_dump(mode="json") | {"headers": dict(headers) or None}),
+            "done": list(done),
+            "failed": [each.handler_name for each in failed],
+            "reasons": [each.reason for each in failed],
+            "errors": [each.error for each in failed],
+            "signatures": [each.signature for each in failed],
+            "alone": alone,
+        }
+        if not failed:
+            return list(await self._value(connection, "reaction_settle", **values))
+        async with connection.transaction():
+            await connection.execute(self._queries.asyncpg("make_durable").sql)
+            return list(await self._value(connection, "reaction_settle", **values))
+
+    async def _value(self, connection: asyncpg.Connection, name: str, **values: object) -> Any:
+        statement = self._queries.asyncpg(name)
+        if self._address.pooled and not connection.is_in_transaction():
+            async with connection.transaction(isolation="read_committed"):
+                return await connection.fetchval(statement.sql, *statement.bind(values))
+        return await connection.fetchval(statement.sql, *statement.bind(values))

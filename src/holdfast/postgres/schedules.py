@@ -1,0 +1,154 @@
+"""`core.schedules`: what was declared, what is due, firing it, and what operators see of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+import asyncpg
+
+from holdfast.payload import encode_payload
+from holdfast.postgres.queries import Queries
+from holdfast.schedules import Cron, Due, Missed, Schedule, Timing, timing
+
+MOST = 1_000
+# Workers look every five seconds, and write that down every fifteen.
+UNATTENDED = timedelta(minutes=1)
+OVERDUE = timedelta(minutes=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """A schedule at the moment of a look. Whoever fires it names the version."""
+
+    name: str
+    cron: str | None
+    timezone: str | None
+    every: timedelta | None
+    missed: Missed
+    version: int
+    owed_after: datetime
+    looked_at: datetime
+    due_in: float | None  # None: its next slot is still to be worked out
+
+    @property
+    def timing(self) -> Timing:
+        """As it was declared, which may be by a later version of the code."""
+        return timing(self.cron, self.timezone, self.every)
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleSeen:
+    """A schedule as operators see it."""
+
+    name: str
+    cron: str | None
+    timezone: str | None
+    every: timedelta | None
+    missed: Missed
+    event_type: str
+    source: str
+    target: str | None
+    priority: int
+    payload: str | None  # JSON, if it was asked for
+    generation: int  # of the code that declared it
+    declared_at: datetime
+    attended_at: datetime
+    attended: bool  # a living worker declares it
+    next_slot: datetime | None
+    last_slot: datetime | None
+    last_fired_at: datetime | None
+    fired: int
+    paused_at: datetime | None
+    paused_by: str | None
+    looked_at: datetime
+    overdue_for: float | None  # seconds
+
+    @property
+    def state(self) -> str:
+        """`paused`, `overdue`, `orphaned` when no living worker declares it, or `waiting` for its next slot."""
+        if self.paused_at is not None:
+            return "paused"
+        if self.overdue_for is not None:
+            return "overdue"
+        return "waiting" if self.attended else "orphaned"
+
+    @property
+    def timing(self) -> Timing:
+        return timing(self.cron, self.timezone, self.every)
+
+    @property
+    def when(self) -> str:
+        """For people."""
+        return f"{self.cron} ({self.timezone})" if self.cron is not None else f"every {self.every}"
+
+
+LISTING: dict[str, object] = {"silence": UNATTENDED, "overdue": OVERDUE, "most": MOST, "payload": False, "only": None}
+
+
+async def listing(connection: asyncpg.Connection, schema: str = "core") -> list[ScheduleSeen]:
+    """Every schedule that was declared and not removed."""
+    statement = Queries(schema).asyncpg("list_schedules")
+    async with connection.transaction(isolation="read_committed", readonly=True):
+        rows = await connection.fetch(statement.sql, *statement.bind(LISTING))
+    return [ScheduleSeen(**row) for row in rows]
+
+
+class Schedules:
+    def __init__(self, queries: Queries, generation: int) -> None:
+        self._queries = queries
+        self._generation = generation
+
+    async def declare(self, connection: asyncpg.Connection, schedule: Schedule, *, force: bool = False) -> str:
+        """`declared`, `unchanged`, or `older` when the declaration of a later generation stands.
+
+        `owed`: its timing would change while a slot of the old one is still to be fired. Not by force.
+        """
+        cron = schedule.timing if isinstance(schedule.timing, Cron) else None
+        (answer,) = await self._fetch(
+            connection,
+            "declare_schedule",
+            {
+                "name": schedule.name,
+                "cron": cron and cron.expression,
+                "timezone": cron and cron.timezone,
+                "every": None if isinstance(schedule.timing, Cron) else schedule.timing.interval,
+                "missed": schedule.missed,
+                "event_type": schedule.event_type,
+                "source": schedule.source,
+                "target": schedule.target,
+                "priority": schedule.priority,
+                "payload": encode_payload(dict(schedule.payload)),
+                "generation": self._generation,
+                "force": force,
+            },
+        )
+        return str(answer[0])
+
+    async def look(self, connection: asyncpg.Connection, names: Iterable[str]) -> list[Watched]:
+        """Those of some schedules that are there and not paused."""
+        rows = await self._fetch(connection, "look_at_schedules", {"names": list(names)})
+        return [Watched(**row) for row in rows]
+
+    async def fire(self, connection: asyncpg.Connection, watched: Watched, due: Due) -> bool:
+        """Publish what is due and move on; false when somebody else has, or is just doing it."""
+        values = {
+            "name": watched.name,
+            "version": watched.version,
+            "slots": due.fire,
+            "until": due.until,
+            "next": due.next,
+            "generation": self._generation,
+        }
+        (answer,) = await self._fetch(connection, "fire_schedule", values)
+        return bool(answer[0])
+
+    async def _fetch(
+        self, connection: asyncpg.Connection, name: str, values: Mapping[str, object]
+    ) -> list[asyncpg.Record]:
+        statement = self._queries.asyncpg(name)
+        # Behind a transaction pooler a statement is prepared and run by the same session only inside a transaction.
+        async with connection.transaction(isolation="read_committed"):
+            records: list[asyncpg.Record] = await connection.fetch(statement.sql, *statement.bind(values))
+        return records

@@ -1,0 +1,106 @@
+-- Idempotency records (IDM-1, IDM-2). Whoever calls these has the transaction in which the command is carried out.
+
+-- idempotency_begin: NULL when this is the first command with the key, which is recorded; otherwise, as JSON, how the
+-- first one was answered. p_hashes are the hashes of this request under every secret that is in use, the newest first:
+-- a caller that cannot name the request gets no answer that was given to somebody else.
+-- A duplicate of a command that is under way waits for it on the primary key, at most p_wait_ms (55P03); afterwards it finds
+-- the answer, or is the first. Above READ COMMITTED it gets 40001 instead, and finds the answer in a new transaction.
+CREATE OR REPLACE FUNCTION core.idempotency_begin(
+    p_scope text, p_key text, p_hashes text[], p_hash_version int, p_keep interval, p_wait_ms int, p_idle_ms int)
+RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER
+-- Named here, so that what the body sets ends with it: the command's own statements wait as long as they ever did.
+SET search_path = pg_catalog, pg_temp SET lock_timeout = '2s' SET enable_seqscan = off
+AS $$
+DECLARE
+    v_found core.idempotency_records;
+BEGIN
+    -- An index row must stay under 2,704 bytes, whatever a caller sends.
+    IF octet_length(p_key) NOT BETWEEN 1 AND 255 OR octet_length(p_scope) NOT BETWEEN 1 AND 1020
+       OR octet_length(p_hashes[1]) > 128 THEN
+        RAISE EXCEPTION 'a key has 1 to 255 bytes, a scope 1 to 1020, a hash at most 128'
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Hash what is longer.';
+    END IF;
+    IF p_wait_ms <> 2000 THEN
+        PERFORM set_config('lock_timeout', greatest(1, p_wait_ms)::text, true);
+    END IF;
+    FOR n IN 1 .. 100 LOOP
+        INSERT INTO core.idempotency_records (scope, key, request_hash, hash_version, expires_at)
+        VALUES (p_scope, p_key, p_hashes[1], p_hash_version, now() + p_keep)
+        ON CONFLICT DO NOTHING;
+        IF FOUND THEN
+            -- For the whole transaction: a client that vanished from the network must not hold up the next one for long.
+            IF p_idle_ms IS NOT NULL THEN
+                PERFORM set_config('idle_in_transaction_session_timeout', p_idle_ms::text, true);
+            END IF;
+            RETURN NULL;
+        END IF;
+        SELECT r.* INTO v_found FROM core.idempotency_records r WHERE r.scope = p_scope AND r.key = p_key;
+        IF NOT FOUND THEN
+            CONTINUE;  -- swept just now
+        ELSIF v_found.expires_at <= now() THEN
+            DELETE FROM core.idempotency_records r
+            WHERE r.scope = p_scope AND r.key = p_key AND r.expires_at <= now();
+            CONTINUE;
+        ELSIF v_found.request_hash <> ALL (p_hashes) THEN
+            RETURN json_build_object('outcome', 'reused');
+        ELSIF v_found.status = 'Started' THEN
+            -- In this transaction: the caller asks twice. Committed: the command ended its transaction by itself.
+            RETURN json_build_object('outcome', 'unfinished');
+        ELSE
+            RETURN json_build_object(
+                'outcome', 'answered', 'failed', v_found.status = 'Failed', 'status', v_found.response_status_code,
+                'headers', v_found.response_headers, 'omitted', v_found.body_omitted,
+                'body', encode(v_found.response_body, 'base64'));
+        END IF;
+    END LOOP;
+    RAISE EXCEPTION 'the record changes all the time' USING ERRCODE = 'serialization_failure';
+END
+$$;
+
+-- idempotency_complete: keeps the answer of a command that this transaction has begun. False when it has not, because
+-- whoever carried the command out ended the transaction by himself.
+CREATE OR REPLACE FUNCTION core.idempotency_complete(
+    p_scope text, p_key text, p_failed boolean, p_status_code int, p_headers jsonb, p_body bytea, p_omitted boolean)
+RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET enable_seqscan = off
+AS $$
+BEGIN
+    UPDATE core.idempotency_records r
+    SET status = CASE WHEN p_failed THEN 'Failed' ELSE 'Completed' END, response_status_code = p_status_code,
+        response_headers = p_headers, response_body = p_body, body_omitted = p_omitted
+    WHERE r.scope = p_scope AND r.key = p_key AND r.status = 'Started' AND r.transaction_id = pg_current_xact_id();
+    RETURN FOUND;
+END
+$$;
+
+-- sweep_records: forgets records that have expired for as long as their policy says, at most p_limit. Says how many it
+-- took, and whether there may be more.
+CREATE OR REPLACE FUNCTION core.sweep_records(p_limit int, p_actor text DEFAULT NULL, p_reason text DEFAULT NULL)
+RETURNS TABLE (swept int, more boolean)
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+DECLARE
+    v_policy core.retention_policies := core.retention_policy('records', '');
+    v_before timestamptz := core.days_ago(v_policy.active_ttl_days + v_policy.tombstoned_grace_days);
+    v_limit  int := least(greatest(p_limit, 1), 5000);
+BEGIN
+    PERFORM core.require_operator(p_actor);
+    DELETE FROM core.idempotency_records r
+    WHERE r.ctid = ANY (ARRAY(
+        SELECT x.ctid FROM core.idempotency_records x
+        WHERE x.expires_at < v_before
+        ORDER BY x.expires_at LIMIT v_limit
+        FOR UPDATE SKIP LOCKED));
+    GET DIAGNOSTICS swept = ROW_COUNT;
+    more := swept = v_limit;
+    IF swept > 0 AND p_actor IS NOT NULL THEN
+        PERFORM core.audit_append(p_actor, 'retention.sweep', p_reason,
+            jsonb_build_object('step', 'records', 'content_class', ''), jsonb_build_object('swept', swept));
+    END IF;
+    RETURN NEXT;
+END
+$$;

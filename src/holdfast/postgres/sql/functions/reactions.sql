@@ -1,0 +1,134 @@
+-- Reactions that run in the producer's process, after its commit. The event stands in the outbox like any other, for
+-- whoever else wants it; these functions write down what became of the reactions that no worker has run.
+
+-- reaction_owned: whether an event stands in the outbox. Refused if it is not the caller's: who reacts says what is
+-- handled, and must not say it of what others have published, or of keys that it has published nothing under.
+CREATE OR REPLACE FUNCTION core.reaction_owned(p_event uuid, p_source text, p_key text)
+RETURNS boolean
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_source text;
+    v_key    text;
+BEGIN
+    PERFORM core.require_source(p_source);
+    SELECT o.source, o.idempotency_key INTO v_source, v_key FROM core.outbox o WHERE o.id = p_event;
+    IF FOUND AND (v_source, v_key) IS DISTINCT FROM (p_source, p_key) THEN
+        RAISE EXCEPTION 'event % is another one than it is said to be', p_event
+            USING ERRCODE = 'insufficient_privilege', HINT = 'Pass the envelope of an event of your own.';
+    END IF;
+    RETURN FOUND;
+END
+$$;
+
+-- reaction_open: which of the handlers have not handled the key yet. For events whose key is not their own id: nobody
+-- can have handled the others.
+CREATE OR REPLACE FUNCTION core.reaction_open(p_handlers text[], p_key text)
+RETURNS text[]
+LANGUAGE plpgsql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN ARRAY(
+        SELECT t.handler FROM unnest(p_handlers) AS t (handler)
+        WHERE NOT EXISTS (SELECT FROM core.event_handled h
+                          WHERE h.handler_name = t.handler AND h.idempotency_key = p_key));
+END
+$$;
+
+-- reaction_enter: the first statement of a transactional reaction, as outbox_enter is a handler's: what it writes and
+-- the inbox row commit together. False: the event is handled already, or was by whoever held the inbox row till now.
+CREATE OR REPLACE FUNCTION core.reaction_enter(
+    p_handler text, p_event uuid, p_source text, p_key text, p_idle interval)
+RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s'
+AS $$
+DECLARE
+    v_idle text := (extract(epoch FROM p_idle) * 1000)::bigint::text;
+BEGIN
+    PERFORM set_config('idle_in_transaction_session_timeout', v_idle, true);
+    IF current_setting('server_version_num')::int >= 170000 THEN
+        PERFORM set_config('transaction_timeout', v_idle, true);
+    END IF;
+    IF NOT core.reaction_owned(p_event, p_source, p_key) THEN
+        RAISE EXCEPTION 'event % is not in the outbox', p_event
+            USING ERRCODE = 'no_data_found', HINT = 'React to an event after the commit that published it.';
+    END IF;
+    INSERT INTO core.event_handled (handler_name, idempotency_key) VALUES (p_handler, p_key) ON CONFLICT DO NOTHING;
+    RETURN FOUND;
+END
+$$;
+
+-- reaction_settle: what became of the reactions to one event. Those that are done go into the inbox, so that a reaction
+-- which moves to the outbox does not run again. Each one that failed becomes a dead letter of its own, a sibling in its
+-- handler's lane: listed, replayed and discarded like every other, and a replay is run by a worker. An event that nobody
+-- else is interested in is settled; for the others it waits as it is. p_alone: the caller's application has no handler
+-- that is to get it from the outbox; one that is deployed for the first time may not have said so to the database yet.
+-- The event is passed as a whole, because whoever else wanted it may have handled it, and retention may have removed it.
+-- May be sent again when the answer was lost. Returns the ids of the dead letters, in the order of p_failed.
+CREATE OR REPLACE FUNCTION core.reaction_settle(
+    p_event jsonb, p_done text[], p_failed text[], p_reasons text[], p_errors text[], p_signatures text[],
+    p_alone boolean)
+RETURNS uuid[]
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_id     uuid := p_event ->> 'event_id';
+    v_source text := p_event ->> 'source';
+    v_known  boolean;
+BEGIN
+    IF v_id IS NULL OR v_source IS NULL OR coalesce(p_event ->> 'idempotency_key', '') = '' THEN
+        RAISE EXCEPTION 'p_event must have event_id, source and idempotency_key'
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Pass the envelope of the event.';
+    ELSIF EXISTS (SELECT FROM unnest(p_done || p_failed) AS t (handler)
+                  WHERE (t.handler ~ '^[a-z][a-z0-9_]*([.][a-z][a-z0-9_]*)+$') IS NOT TRUE) THEN
+        RAISE EXCEPTION 'p_done and p_failed must name handlers'
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Write them like billing.charge_card.';
+    END IF;
+    v_known := core.reaction_owned(v_id, v_source, p_event ->> 'idempotency_key');
+
+    -- Of an event that retention has removed by now nobody will ask who has handled it.
+    INSERT INTO core.event_handled (handler_name, idempotency_key)
+    SELECT t.handler, p_event ->> 'idempotency_key' FROM unnest(p_done) AS t (handler)
+    WHERE v_known
+    ORDER BY t.handler COLLATE "C"
+    ON CONFLICT DO NOTHING;
+
+    -- An interest that is owed nothing: by the handlers that are written down, an event finds its siblings and who has
+    -- handled it.
+    INSERT INTO core.subscriptions (context, handler_name, event_type, retired_at)
+    SELECT split_part(t.handler, '.', 1), t.handler, p_event ->> 'event_type', now()
+    FROM unnest(p_done || p_failed) AS t (handler)
+    ORDER BY t.handler COLLATE "C"
+    ON CONFLICT DO NOTHING;
+
+    INSERT INTO core.outbox (
+        id, origin_id, handler_name, event_type, event_version, occurred_at, source, target, content_class, channel,
+        generation, domain_id, payload, headers, idempotency_key, trace_context, created_at, priority,
+        status, attempts, failure_reason, last_error, error_signature, first_failed_at, failed_at, settled_at)
+    SELECT core.sibling_id(v_id, t.handler), v_id, t.handler, e.event_type, e.event_version, e.occurred_at, v_source,
+        e.target, coalesce(o.content_class, 'operations'), coalesce(o.channel, core.current_channel()),
+        coalesce(o.generation, core.current_generation()), e.domain_id, e.payload, coalesce(o.headers, e.headers),
+        e.idempotency_key, e.trace_context, coalesce(o.created_at, now()), coalesce(o.priority, 1),
+        'failed', 1, t.reason, left(t.error, 8192), left(t.signature, 300), now(), now(), now()
+    FROM unnest(p_failed, p_reasons, p_errors, p_signatures) AS t (handler, reason, error, signature)
+    CROSS JOIN jsonb_to_record(p_event) AS e (
+        event_type text, event_version int, occurred_at timestamptz, target text, domain_id uuid, payload jsonb,
+        headers jsonb, idempotency_key text, trace_context text)
+    LEFT JOIN core.outbox o ON o.id = v_id AND o.source = v_source
+    ON CONFLICT (id) DO NOTHING;
+
+    UPDATE core.outbox o
+    SET status = 'delivered', delivered_at = now(), settled_at = now(),
+        handler_name = CASE WHEN cardinality(p_done) = 1 AND cardinality(p_failed) = 0 THEN p_done[1] ELSE '*' END
+    WHERE p_alone AND o.id = v_id AND o.source = v_source AND o.status = 'pending' AND o.handler_name IS NULL
+      AND NOT EXISTS (SELECT FROM core.subscriptions s
+                      WHERE s.retired_at IS NULL AND o.event_type LIKE s.pattern
+                        AND (o.target IS NULL OR o.target = s.context));
+    RETURN ARRAY(SELECT core.sibling_id(v_id, t.handler)
+                 FROM unnest(p_failed) WITH ORDINALITY AS t (handler, n) ORDER BY t.n);
+END
+$$;

@@ -1,0 +1,221 @@
+"""A transaction that the library opens for somebody else's code: begun, marked, and ended here and nowhere else.
+
+The application says how to get a connection or a session: a function that returns a context manager, such as
+`pool.acquire` (asyncpg), `pool.connection` (psycopg) or a `sessionmaker` (SQLAlchemy, asynchronous or not). What comes
+out of it is recognised by its class. Synchronous ones are used in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
+from typing import Any, TypeVar
+
+from holdfast.errors import ConfigurationError
+from holdfast.postgres.drivers import Driver, driver_of
+from holdfast.postgres.queries import Queries
+
+T = TypeVar("T")
+Connect = Callable[[], Any]
+
+# Threads for synchronous connections. Whoever waits for a connection or for another transaction must not take the
+# thread that its holder needs to come to its end; and none must take those in which the application runs.
+_CONNECTING = ThreadPoolExecutor(32, "holdfast-connecting")
+_WAITING = ThreadPoolExecutor(32, "holdfast-waiting")
+_WORKING = ThreadPoolExecutor(32, "holdfast-working")
+
+
+async def uninterrupted(work: Coroutine[Any, Any, T] | asyncio.Future[T]) -> T:
+    """Let the work end, whatever happens to whoever waits for it: a commit must not be cancelled half-way."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        while not task.done():
+            try:
+                await asyncio.wait({task})
+            except asyncio.CancelledError:
+                continue
+        if not task.cancelled():
+            task.exception()  # nobody else will look at it
+        raise
+
+
+async def _in_thread(executor: ThreadPoolExecutor, function: Callable[..., Any], *arguments: Any) -> Any:
+    # To its end: a thread cannot be cancelled, and nobody else may use the connection while it does.
+    work = asyncio.get_running_loop().run_in_executor(executor, copy_context().run, function, *arguments)
+    return await uninterrupted(work)
+
+
+async def _connected(holder: Any, within: float) -> Any:
+    """Enter a synchronous context manager. Its thread cannot be cancelled: what comes too late is given back."""
+    coming = _CONNECTING.submit(copy_context().run, holder.__enter__)
+
+    def unwanted(late: Future[Any]) -> None:
+        if not late.cancelled() and late.exception() is None:
+            _WORKING.submit(holder.__exit__, None, None, None)
+
+    try:
+        async with asyncio.timeout(within):
+            return await asyncio.wrap_future(coming)
+    except BaseException:
+        coming.add_done_callback(unwanted)
+        raise
+
+
+async def _give_back(holder: Any) -> None:
+    if hasattr(holder, "__aexit__"):
+        await holder.__aexit__(None, None, None)
+    else:
+        await _in_thread(_WORKING, holder.__exit__, None, None, None)
+
+
+class Unit:
+    """One transaction on one connection, which goes back to where it came from when the transaction has ended."""
+
+    def __init__(self, queries: Queries, holder: Any, tx: Any, driver: Driver) -> None:
+        self.tx = tx
+        self._queries = queries
+        self._holder = holder
+        self._driver = driver
+        self._ended = False
+
+    async def call(self, function: Callable[..., Any], *arguments: Any, waits: bool = False) -> Any:
+        """Anything that is done with the connection, in the way that suits it; `waits` if it may wait for others."""
+        if self._driver.asynchronous:
+            return await function(*arguments)
+        return await _in_thread(_WAITING if waits else _WORKING, function, *arguments)
+
+    async def begin(self) -> None:
+        """Nothing, where the first statement does it."""
+
+    async def mark(self) -> None:
+        """From here on everything can be undone."""
+        await self.call(self._driver.run, self.tx, self._queries, "mark_request", {})
+
+    async def undo(self) -> None:
+        """Back to the mark."""
+        await self.call(self._driver.run, self.tx, self._queries, "undo_request", {})
+
+    async def restart(self) -> None:
+        """A new transaction on the same connection, whatever has become of this one."""
+        with contextlib.suppress(Exception):
+            await self._rollback()
+        await self.begin()
+
+    async def confirm(self) -> None:
+        """Fail if the transaction has failed: Postgres answers the COMMIT of one with a silent rollback."""
+        await self.call(self._driver.run, self.tx, self._queries, "confirm_request", {})
+
+    async def commit(self) -> None:
+        self._ended = True
+        try:
+            await self._commit()
+        finally:
+            await _give_back(self._holder)
+
+    async def rollback(self) -> None:
+        """Never raises: a connection that cannot roll back is lost, and its transaction with it. Once is enough."""
+        if self._ended:
+            return
+        self._ended = True
+        with contextlib.suppress(Exception):
+            await self._rollback()
+        with contextlib.suppress(Exception):
+            await _give_back(self._holder)
+
+    async def _commit(self) -> None:
+        raise NotImplementedError
+
+    async def _rollback(self) -> None:
+        raise NotImplementedError
+
+
+class _Asyncpg(Unit):
+    async def begin(self) -> None:
+        self._transaction = self.tx.transaction()
+        await self._transaction.start()
+
+    async def mark(self) -> None:
+        await self.tx.execute(self._queries.asyncpg("mark_request").sql)
+
+    async def undo(self) -> None:
+        await self.tx.execute(self._queries.asyncpg("undo_request").sql)
+
+    async def _commit(self) -> None:
+        await self._transaction.commit()
+
+    async def _rollback(self) -> None:
+        await self._transaction.rollback()
+
+
+class _Psycopg(Unit):
+    """Its own transaction block, in which it refuses the endpoint's commit() and rollback()."""
+
+    async def begin(self) -> None:
+        self._block = self.tx.transaction()
+        await self.call(self._block.__aenter__ if self._driver.asynchronous else self._block.__enter__)
+
+    async def _leave(self, *error: Any) -> None:
+        await self.call(self._block.__aexit__ if self._driver.asynchronous else self._block.__exit__, *error)
+
+    async def _commit(self) -> None:
+        await self._leave(None, None, None)
+
+    async def _rollback(self) -> None:
+        error = ConnectionAbortedError()
+        await self._leave(type(error), error, None)
+
+
+class _Sqlalchemy(Unit):
+    """A nested transaction is the mark, so that a failed flush takes the session back to it and no further."""
+
+    async def mark(self) -> None:
+        self._nested = await self.call(self.tx.begin_nested)
+
+    async def undo(self) -> None:
+        await self.call(self._nested.rollback)
+
+    async def _commit(self) -> None:
+        await self.call(self.tx.commit)
+
+    async def _rollback(self) -> None:
+        await self.call(self.tx.rollback)
+
+
+_UNITS: dict[str, type[Unit]] = {"asyncpg": _Asyncpg, "psycopg": _Psycopg, "sqlalchemy": _Sqlalchemy}
+
+
+async def open_unit(connect: Connect, queries: Queries, within: float) -> Unit:
+    """A transaction on a connection of the application's."""
+    holder = connect()
+    if not hasattr(holder, "__aenter__") and not hasattr(holder, "__enter__") and inspect.isawaitable(holder):
+        async with asyncio.timeout(within):
+            holder = await holder
+    if hasattr(holder, "__aenter__"):
+        async with asyncio.timeout(within):
+            tx = await holder.__aenter__()
+    elif hasattr(holder, "__enter__"):
+        tx = await _connected(holder, within)
+    else:
+        raise ConfigurationError(
+            "connect",
+            f"returned {type(holder).__name__}, which is no context manager",
+            "pass pool.acquire, pool.connection or a sessionmaker, and do not call it",
+        )
+    try:
+        driver = driver_of(tx)
+    except BaseException:
+        await _give_back(holder)
+        raise
+    unit = _UNITS[driver.package](queries, holder, tx, driver)
+    try:
+        await unit.begin()
+    except BaseException:
+        await unit.rollback()
+        raise
+    return unit

@@ -1,0 +1,187 @@
+"""Schedules: events that time itself publishes, and the slots at which it does.
+
+    registry.schedule("report.due", name="reports.daily", cron="0 7 * * *", timezone="Europe/Berlin")
+    registry.schedule("cache.stale", name="shop.refresh", every=timedelta(minutes=15))
+
+A slot is a moment that the timing alone decides: every worker finds the same ones, whatever its own clock says.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from itertools import takewhile
+from typing import Any, Literal, get_args
+from zoneinfo import ZoneInfo
+
+from holdfast.errors import ConfigurationError, HandlerNameError, PublishError
+from holdfast.payload import encode_payload
+from holdfast.protocols import require_handler_name
+from holdfast.publication import NewEvent
+
+Missed = Literal["latest", "all", "skip"]
+MISSED: tuple[Missed, ...] = get_args(Missed)
+
+MOST_MISSED = 100  # so many of the latest slots are made up for, with missed="all"
+PUNCTUAL = timedelta(minutes=1)  # what is later than this is missed, with missed="skip"
+SHORTEST, LONGEST = timedelta(seconds=1), timedelta(days=366)
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_FIELDS = 5
+# Where to look for the latest slots: a first window that holds enough of them keeps the rest from being counted.
+_WINDOWS = tuple(timedelta(hours=hours) for hours in (2, 26, 8 * 24, 110 * 24, 5 * 366 * 24))
+
+
+@dataclass(frozen=True, slots=True)
+class Cron:
+    """The minutes that a cron expression names in a time zone, as Debian's cron has them.
+
+    When clocks go forward, a slot of a fixed time in the hour that is left out comes right after it; when they go
+    back, a slot of a fixed time in the hour that comes twice comes once, the first time. An expression whose minutes or
+    hours begin with `*` goes by the clock on the wall: what is left out is left out, and what comes twice comes twice.
+    """
+
+    expression: str
+    timezone: str = "UTC"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.expression, str) or len(self.expression.split()) != _FIELDS:
+            remedy = 'write minute, hour, day, month and weekday, like "0 7 * * MON-FRI"'
+            raise ConfigurationError("cron", f"{self.expression!r} does not have five fields", remedy)
+        if next(self.after(datetime(2024, 1, 1, tzinfo=UTC)), None) is None:
+            raise ConfigurationError("cron", f"{self.expression!r} names no day that ever comes", "correct the day")
+
+    def after(self, moment: datetime) -> Iterator[datetime]:
+        """Every slot after a moment, in UTC."""
+        try:
+            from cronsim import CronSim, CronSimError
+        except ImportError:
+            remedy = "pip install 'holdfast[schedules]'"
+            raise ConfigurationError("cron", "needs the package cronsim, which is not installed", remedy) from None
+        zone = _zone(self.timezone)
+        try:
+            found = CronSim(self.expression, moment.astimezone(zone))
+        except CronSimError as error:
+            remedy = 'write five fields, like "*/15 8-18 * * MON-FRI"'
+            raise ConfigurationError("cron", f"{self.expression!r} cannot be read: {error}", remedy) from None
+        for local in found:
+            slot = local.astimezone(UTC)
+            # In the second of two equal hours the wall shows times that have had their slots in the first one.
+            if slot > moment:
+                moment = slot
+                yield slot
+
+    def __str__(self) -> str:
+        return f"{self.expression} ({self.timezone})"
+
+
+@dataclass(frozen=True, slots=True)
+class Every:
+    """Whole multiples of an interval since 1970 in UTC: every 15 minutes is at :00, :15, :30 and :45."""
+
+    interval: timedelta
+
+    def __post_init__(self) -> None:
+        if (
+            not isinstance(self.interval, timedelta)
+            or not SHORTEST <= self.interval <= LONGEST
+            or self.interval.microseconds
+        ):
+            remedy = "give a timedelta of whole seconds, from one second to 366 days"
+            raise ConfigurationError("every", f"is {self.interval!r}", remedy)
+
+    def after(self, moment: datetime) -> Iterator[datetime]:
+        """Every slot after a moment, in UTC."""
+        slot = _EPOCH + (moment - _EPOCH) // self.interval * self.interval
+        while True:
+            slot += self.interval
+            yield slot
+
+    def __str__(self) -> str:
+        return f"every {self.interval}"
+
+
+Timing = Cron | Every
+
+
+def timing(cron: str | None, timezone: str | None, every: timedelta | None) -> Timing:
+    """One of the two."""
+    if (cron is None) == (every is None):
+        remedy = 'give one of them: cron="0 7 * * *", or every=timedelta(minutes=15)'
+        raise ConfigurationError("cron", "and every: exactly one of them is needed", remedy)
+    if cron is not None:
+        return Cron(cron, "UTC" if timezone is None else timezone)
+    if timezone not in (None, "UTC"):
+        raise ConfigurationError("timezone", "is for cron: an interval has no time zone", "leave it out")
+    assert every is not None  # noqa: S101 - for the type checker
+    return Every(every)
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """What is to be done about a schedule at a moment.
+
+    `fire` are the slots whose events are published now; slots up to `until` are dealt with, fired or not, and `next`
+    is the first one after the moment.
+    """
+
+    fire: list[datetime]
+    until: datetime
+    next: datetime
+    left_out: bool  # slots came and went without an event
+
+
+def due(timing: Timing, missed: Missed, after: datetime, now: datetime) -> Due:
+    """Which slots after one moment and up to another are fired."""
+    most = MOST_MISSED if missed == "all" else 1
+    latest = _latest(timing, after, now, most + 1)
+    until = latest[-1] if latest else after
+    fire = [slot for slot in latest[-most:] if missed != "skip" or now - slot <= PUNCTUAL]
+    return Due(fire, until, next(timing.after(max(now, until))), left_out=len(fire) < len(latest))
+
+
+def _latest(timing: Timing, after: datetime, now: datetime, most: int) -> list[datetime]:
+    """The last slots after one moment and up to another, in their order, and no more than so many."""
+    for start in (*(now - window for window in _WINDOWS), after):
+        slots = deque(takewhile(lambda slot: slot <= now, timing.after(max(after, start))), maxlen=most)
+        if start <= after or len(slots) == most:
+            break
+    return list(slots)
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A schedule as code declares it."""
+
+    name: str
+    source: str
+    timing: Timing
+    event_type: str
+    missed: Missed = "latest"
+    payload: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    target: str | None = None
+    priority: int = 1
+
+    def __post_init__(self) -> None:
+        try:
+            require_handler_name(self.name)
+            NewEvent(self.event_type, dict(self.payload), target=self.target, priority=self.priority)
+            encode_payload(dict(self.payload))
+        except HandlerNameError as error:
+            remedy = "write <context>.<schedule> in lower case, like reports.daily"
+            raise ConfigurationError("schedule", error.problem, remedy) from None
+        except PublishError as error:
+            raise ConfigurationError(f"{self.name}.{error.field}", error.problem, error.remedy) from None
+        if self.missed not in MISSED:
+            raise ConfigurationError(f"{self.name}.missed", f"is {self.missed!r}", f"use one of {', '.join(MISSED)}")
+
+
+def _zone(name: str) -> ZoneInfo:
+    try:
+        return ZoneInfo(name)
+    except (KeyError, ValueError, TypeError, OSError):
+        # Also what is no name of a zone at all, such as a path or a directory of zones.
+        remedy = "use a name of the IANA database, like Europe/Berlin; pip install tzdata if the machine has no zones"
+        raise ConfigurationError("timezone", f"{name!r} is unknown", remedy) from None

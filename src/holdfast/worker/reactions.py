@@ -1,0 +1,322 @@
+"""Reactions in the producer's own process: the rung below the outbox, with the same handlers.
+
+    reactions = Reactions(dsn, registry)
+
+    async with reactions:                     # or `with reactions:` in a program without an event loop
+        async with connection.transaction():
+            event = await publisher.publish(connection, "order.placed", {"order_id": 17})
+        reactions.react(event)                # after the commit; SQLAlchemy sessions do it by themselves
+
+They run the handlers that are registered with `via="in_process"`, each once, in the background: whoever commits neither
+waits for them nor fails with them. What fails is a dead letter like any other. What a process that dies had not yet
+begun is not run by anybody: where that matters, register the handler with `via="outbox"`.
+"""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Iterable, Mapping
+from functools import partial
+from types import TracebackType
+from typing import Self
+
+import asyncpg
+from pydantic_core import from_json
+
+from holdfast.envelope import EventEnvelope
+from holdfast.errors import ConfigurationError
+from holdfast.failure import Redactor, bound, describe, signature
+from holdfast.handlers import Handler, HandlerRegistry, Via
+from holdfast.observability.logging import log_fact
+from holdfast.outcome import Done, Outcome, Reject, Retry
+from holdfast.payload import encode_payload
+from holdfast.postgres import migrate
+from holdfast.postgres.connection import CONNECTION_FAULTS, PASSING_FAULTS, Address, ReservedConnection
+from holdfast.postgres.queries import Queries
+from holdfast.postgres.reactions import FailedReaction, ReactionStatements
+from holdfast.telemetry import Counters, Failed, Notice, Observer
+from holdfast.worker.aside import Aside
+from holdfast.worker.attempts import Attempts, Result
+from holdfast.worker.sessions import Sessions
+from holdfast.worker.threads import Threads
+from holdfast.worker.transactions import SILENCE
+
+# Between tries to write down what became of a reaction: half a minute together, as long as a failover may take.
+_PAUSES = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
+_STATEMENT_TIMEOUT = 10.0
+_LAST_WORDS = 3.0  # for what the grace did not suffice for, to be written down
+
+
+class Stopped(Exception):
+    """The process ended before the reaction did."""
+
+
+class Reactions:
+    """Runs in-process reactions while it is open. One for each process; threads may share it."""
+
+    def __init__(
+        self,
+        dsn: str,
+        registry: HandlerRegistry,
+        *,
+        schema: str = "core",
+        concurrency: int = 10,
+        connections: int = 2,
+        threads: int = 8,
+        grace: float = 10.0,
+        observers: Iterable[Observer] = (log_fact,),
+        redact: Redactor | None = None,
+    ) -> None:
+        for name, value in (("concurrency", concurrency), ("connections", connections), ("threads", threads)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigurationError(name, f"is {value!r}", "give a whole number of 1 or more")
+        self.counters = Counters()
+        self._registry = registry
+        self._schema = schema
+        self._address = Address(dsn)
+        self._statements = ReactionStatements(Queries(schema), self._address)
+        self._concurrency = concurrency
+        self._connections = connections
+        self._most_threads = threads
+        self._grace = grace
+        self._observers = tuple(observers)
+        self._redact = redact
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._lock = threading.Lock()
+        self._accepted = 0
+        self._unfinished: set[int] = set()
+        self._aside: Aside | None = None
+
+    # --- using it -------------------------------------------------------------------------------------
+
+    def wanted(self, event_type: str, target: str | None = None) -> list[Handler]:
+        """The handlers that react to such an event in this process."""
+        return self._wanted("in_process", event_type, target)
+
+    def _wanted(self, via: Via, event_type: str, target: str | None) -> list[Handler]:
+        return [
+            handler
+            for handler in self._registry
+            if handler.via == via and target in (None, handler.context) and handler.wants(event_type)
+        ]
+
+    def require_open(self) -> asyncio.AbstractEventLoop:
+        """The loop they run on; an error while nobody would run a reaction."""
+        if self._loop is None:
+            raise ConfigurationError(
+                "reactions", "are not running", "write: async with reactions, or with reactions, around the program"
+            )
+        return self._loop
+
+    def react(self, event: EventEnvelope, headers: Mapping[str, str] | None = None) -> None:
+        """Run the reactions to an event whose transaction has committed. Returns at once, from any thread."""
+        handlers = self.wanted(event.event_type, event.target)
+        if not handlers:
+            return
+        # As a worker would read it from the outbox: what the producer does with its objects later is not seen here.
+        payload = from_json(encode_payload(event.payload, limit=2**31))
+        event = event.model_copy(update={"payload": payload})
+        with self._lock:
+            loop = self.require_open()
+            self._accepted += 1
+            self._unfinished.add(self._accepted)
+            loop.call_soon_threadsafe(self._begin, self._accepted, event, dict(headers or {}), handlers)
+
+    async def drain(self) -> None:
+        """Wait until everything that was accepted so far has ended and is written down."""
+        due = self._accepted
+        while any(number <= due for number in tuple(self._unfinished)):
+            self._turned.clear()
+            await self._turned.wait()
+
+    async def __aenter__(self) -> Self:
+        if self._loop is not None:
+            raise ConfigurationError("reactions", "are running already", "open them once for each process")
+        self._slots = asyncio.Semaphore(self._concurrency)
+        self._turned = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._turn = asyncio.Lock()  # for the one connection
+        self._threads = Threads(self._most_threads)
+        # Not durable: what a crash of the server may undo is the note that a reaction is done, which nobody waits for.
+        self._connection = ReservedConnection(
+            self._address, "react", statement_timeout=_STATEMENT_TIMEOUT, durable=False
+        )
+        handlers = [handler for handler in self._registry if handler.via == "in_process"]
+        longest = max((handler.timeout for handler in handlers), default=0.0)
+        self._sessions = Sessions(
+            self._address, size=self._connections, patience=60.0, statement_timeout=longest + SILENCE
+        )
+        self._attempts = Attempts(self._statements, self._sessions, self._threads)
+        if handlers:
+            await self._address.probe()
+            await migrate.require_current(await self._connection.use(), self._schema)
+        self._loop = asyncio.get_running_loop()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Nothing more is accepted; what runs has the grace to end, and what has not ended by then has failed."""
+        with self._lock:
+            self._loop = None
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._grace):
+                    await self.drain()
+            for task in self._tasks:
+                task.cancel()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LAST_WORDS):
+                    await self.drain()
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            self._threads.close()
+            await self._sessions.close()
+            await self._connection.close()
+
+    def __enter__(self) -> Self:
+        aside = Aside(self, "holdfast-reactions")
+        aside.start()
+        self._aside = aside
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        aside, self._aside = self._aside, None
+        if aside is not None:
+            aside.end()
+
+    # --- one event ------------------------------------------------------------------------------------
+
+    def _begin(self, number: int, event: EventEnvelope, headers: dict[str, str], handlers: list[Handler]) -> None:
+        task = asyncio.get_running_loop().create_task(self._react(event, headers, handlers))
+        self._tasks.add(task)
+        task.add_done_callback(partial(self._ended, number))
+
+    def _ended(self, number: int, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._unfinished.discard(number)
+        self._turned.set()
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if error is not None:
+            self._observe(Notice("error", "reaction_lost", {"error": describe(error, self._redact).text}))
+
+    async def _react(self, event: EventEnvelope, headers: dict[str, str], handlers: list[Handler]) -> None:
+        results: dict[str, Result] = {handler.name: Stopped("the process was stopped") for handler in handlers}
+        try:
+            async with self._slots:
+                if event.idempotency_key != str(event.event_id):
+                    handlers = await self._unhandled(event, handlers, results)
+                await asyncio.gather(*(self._attempt(each, event, headers, results) for each in handlers))
+        except asyncio.CancelledError:
+            pass  # the grace is over; what has not ended has failed
+        await self._write_down(event, headers, results)
+
+    async def _unhandled(
+        self, event: EventEnvelope, handlers: list[Handler], results: dict[str, Result]
+    ) -> list[Handler]:
+        """Without those that have handled the key: it is the producer's own, and was published before (PUB-5)."""
+        names = [handler.name for handler in handlers]
+        try:
+            async with self._connected() as connection:
+                unhandled = await self._statements.open(connection, names, event.idempotency_key)
+        except (*CONNECTION_FAULTS, *PASSING_FAULTS) as fault:
+            results.update({handler.name: fault for handler in handlers})
+            return []
+        results.update({name: None for name in names if name not in unhandled})
+        return [handler for handler in handlers if handler.name in unhandled]
+
+    async def _attempt(
+        self, handler: Handler, event: EventEnvelope, headers: dict[str, str], results: dict[str, Result]
+    ) -> None:
+        results[handler.name] = await self._attempts.run(handler, event, headers)
+
+    # --- what became of it ----------------------------------------------------------------------------
+
+    async def _write_down(self, event: EventEnvelope, headers: dict[str, str], results: dict[str, Result]) -> None:
+        done = [name for name, result in results.items() if result is None or isinstance(result, Done)]
+        failed = [
+            self._failure(self._registry[name], result)
+            for name, result in results.items()
+            if result is not None and not isinstance(result, Done)
+        ]
+        alone = not self._wanted("outbox", event.event_type, event.target)
+        ids = None
+        for pause in (*_PAUSES, None):
+            try:
+                async with self._connected() as connection:
+                    ids = await self._statements.settle(connection, event, headers, done, failed, alone=alone)
+                break
+            except (*CONNECTION_FAULTS, *PASSING_FAULTS) as fault:
+                if pause is None:
+                    self._unrecorded(event, done, failed, fault)
+                    break
+                await asyncio.sleep(pause)
+            except asyncpg.PostgresError as fault:
+                self._unrecorded(event, done, failed, fault)
+                break
+        duplicates = sum(result is None for result in results.values())
+        self.counters.delivered += len(done) - duplicates
+        self.counters.duplicates += duplicates
+        self.counters.failed += len(failed)
+        correlation = headers.get("correlation_id") or str(event.event_id)
+        for each, identity in zip(failed, ids or [event.event_id] * len(failed), strict=True):
+            self._observe(
+                Failed(
+                    event.event_id,
+                    identity,
+                    event.event_type,
+                    event.source,
+                    event.target,
+                    each.handler_name,
+                    1,
+                    correlation,
+                    failure_reason=each.reason,
+                    last_error=each.error,
+                    error_signature=each.signature,
+                )
+            )
+
+    @contextlib.asynccontextmanager
+    async def _connected(self) -> AsyncIterator[asyncpg.Connection]:
+        async with self._turn:
+            try:
+                yield await self._connection.use()
+            except CONNECTION_FAULTS:
+                self._connection.drop()
+                raise
+
+    def _failure(self, handler: Handler, result: Outcome | BaseException) -> FailedReaction:
+        reason = "rejected" if handler.on_error == "reject" else "retry_terminal"
+        if isinstance(result, BaseException):
+            report = describe(result, self._redact)
+            return FailedReaction(handler.name, reason, report.text, report.signature)
+        if isinstance(result, Reject):
+            text = None if result.reason is None else bound(str(result.reason), self._redact)
+            return FailedReaction(handler.name, "rejected", text, signature(text, "rejected") if text else "rejected")
+        asked = (result.reason if isinstance(result, Retry) else None) or "the reaction asked to be run again later"
+        text = bound(str(asked), self._redact)
+        return FailedReaction(handler.name, reason, text, signature(text, type(result).__name__))
+
+    def _unrecorded(
+        self, event: EventEnvelope, done: list[str], failed: list[FailedReaction], fault: BaseException
+    ) -> None:
+        details: dict[str, object] = {
+            "event_id": str(event.event_id),
+            "event_type": event.event_type,
+            "done": done,
+            "failed": [each.handler_name for each in failed],
+            # Without the detail, which may quote a row.
+            "error": str(fault.args[0])
+            if isinstance(fault, asyncpg.PostgresError)
+            else describe(fault, self._redact).text,
+            "remedy": "it could not be written down: what failed is listed nowhere but here",
+        }
+        self._observe(Notice("error", "reaction_unrecorded", details))
+
+    def _observe(self, fact: Failed | Notice) -> None:
+        for observer in self._observers:
+            with contextlib.suppress(Exception):
+                observer(fact)

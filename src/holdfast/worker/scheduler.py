@@ -1,0 +1,131 @@
+"""Fires schedules: sleeps until the next slot by the database's clock, and publishes its event if nobody else has.
+
+A worker fires the schedules that its own code declares, as the newest declaration has them.
+"""
+
+import asyncio
+import random
+
+import asyncpg
+
+from holdfast.errors import ConfigurationError
+from holdfast.postgres.connection import CONNECTION_FAULTS, PASSING_FAULTS, ReservedConnection
+from holdfast.postgres.schedules import Schedules, Watched
+from holdfast.schedules import Schedule, due
+from holdfast.telemetry import Counters, Notice, Observer
+from holdfast.worker.outage import Outages
+from holdfast.worker.reports import Reports
+
+# Operators resume schedules, other workers declare them anew, and clocks are set: look this often in any case.
+_LONGEST_SLEEP = 5.0
+# Not all workers at once: whoever wakes later finds it done.
+_JITTER = 0.05
+_AGAIN = 0.1
+# So often, for what is owed under a timing that changes, before that is given up.
+_OWED_TRIES = 20
+
+
+class Scheduler:
+    """One loop, one connection."""
+
+    def __init__(
+        self,
+        connection: ReservedConnection,
+        schedules: Schedules,
+        declared: tuple[Schedule, ...],
+        counters: Counters,
+        observe: Observer,
+        outages: Outages,
+    ) -> None:
+        self._connection = connection
+        self._schedules = schedules
+        self._declared = declared
+        self._names = [schedule.name for schedule in declared]
+        self._counters = counters
+        self._observe = observe
+        self._outage = outages.of("schedule")
+        self._reports = Reports()
+
+    async def declare(self) -> None:
+        """Write down what the code declares, when the worker starts."""
+        try:
+            await self._declare(await self._connection.use())
+        except CONNECTION_FAULTS:
+            self._connection.drop()
+            raise
+
+    async def _declare(self, connection: asyncpg.Connection) -> None:
+        for schedule in self._declared:
+            answer = await self._schedules.declare(connection, schedule)
+            for left in reversed(range(_OWED_TRIES)):
+                if answer != "owed":
+                    break
+                # What is due under a timing that is about to change would be forgotten with it.
+                await self.run_once(connection)
+                await asyncio.sleep(_AGAIN)
+                answer = await self._schedules.declare(connection, schedule, force=left == 0)
+            if answer == "older":
+                details: dict[str, object] = {
+                    "schedule": schedule.name,
+                    "cause": "a later generation has declared it; its declaration stands",
+                    "remedy": "if that generation is gone: holdfast generations retire NUMBER, and start this again",
+                }
+                self._observe(Notice("info", "schedule_superseded", details))
+
+    async def run(self) -> None:
+        while True:
+            try:
+                wait = await self.run_once(await self._connection.use())
+                self._outage.over()
+            except asyncio.CancelledError:
+                self._connection.drop(fault=False)  # in the middle of a statement: its answer is not waited for
+                raise
+            except PASSING_FAULTS:
+                wait = random.uniform(0.02, 0.2)
+            except CONNECTION_FAULTS as fault:
+                self._connection.drop()
+                wait = self._outage.begin(fault)
+            await asyncio.sleep(wait)
+
+    async def run_once(self, connection: asyncpg.Connection) -> float:
+        """Fire what is due. Returns how long there is nothing to do."""
+        wait = _LONGEST_SLEEP
+        for watched in await self._schedules.look(connection, self._names):
+            if watched.due_in is not None and watched.due_in > 0:
+                wait = min(wait, watched.due_in + random.uniform(0, _JITTER))
+            else:
+                # Its next slot, or whether somebody else was quicker, is known at the next look.
+                wait = min(wait, await self._fire(connection, watched))
+        return wait
+
+    async def _fire(self, connection: asyncpg.Connection, watched: Watched) -> float:
+        """How long to wait before the next look at it."""
+        try:
+            now_due = due(watched.timing, watched.missed, watched.owed_after, watched.looked_at)
+            if not await self._schedules.fire(connection, watched, now_due):
+                return _AGAIN
+        except ConfigurationError as error:
+            remedy = "a later version of the code has declared it, for workers that understand it: start one"
+            self._report("schedule_unreadable", watched, str(error), remedy)
+            return _LONGEST_SLEEP
+        except (*PASSING_FAULTS, *CONNECTION_FAULTS):
+            raise
+        except asyncpg.PostgresError as error:
+            # One that cannot be fired must not keep the others from it.
+            remedy = "the database refuses its event; it is tried again: take away what refuses, such as a trigger"
+            self._report("schedule_refused", watched, f"{type(error).__name__}: {error}"[:500], remedy)
+            return _LONGEST_SLEEP
+        self._counters.fired += len(now_due.fire)
+        if now_due.left_out:
+            details: dict[str, object] = {
+                "schedule": watched.name,
+                "missed": watched.missed,
+                "since": watched.owed_after.isoformat(),
+                "fired": [slot.isoformat() for slot in now_due.fire[:1]],
+            }
+            self._observe(Notice("warning", "slots_missed", details))
+        return max((now_due.next - watched.looked_at).total_seconds(), 0.0)
+
+    def _report(self, name: str, watched: Watched, error: str, remedy: str) -> None:
+        if self._reports.due(name, watched.name):
+            self._observe(Notice("error", name, {"schedule": watched.name, "error": error, "remedy": remedy}))

@@ -1,0 +1,176 @@
+"""Many at once: rows 12 and 16 of the contract, and fifty first requests with one key (P9)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+
+import asyncpg
+import pytest
+
+from tests.acceptance.support import until
+from tests.http.shop import DRIVERS, ISOLATION
+from tests.http.support import Zygote, client, effects, opened, problem, records, reserved_port, runs
+
+pytestmark = pytest.mark.http_contract
+
+SOME = [("asyncpg", level) for level in ISOLATION] + [(driver, ISOLATION[n % 3]) for n, driver in enumerate(DRIVERS)][
+    1:
+]
+
+
+@pytest.mark.parametrize(("driver", "isolation"), SOME, ids=lambda value: value.replace(" ", "-"))
+async def test_fifty_first_requests_with_one_key(
+    dsn: str, conn: asyncpg.Connection, zygote: Zygote, driver: str, isolation: str
+) -> None:
+    """H1, P9, rows 7 and 11: in two processes, one execution, no 5xx, and the same bytes for everybody."""
+    with reserved_port() as port:
+        async with (
+            zygote.serving(2, app="shop", port=port, dsn=dsn, options=[driver, isolation]),
+            client(port) as http,
+        ):
+            answers = await asyncio.gather(*(http.order(order={"seconds": 0.2}) for _ in range(50)))
+    assert Counter(answer.status_code for answer in answers) == {201: 50}
+    assert len({answer.content for answer in answers}) == 1
+    assert len({answer.headers["x-request-id"] for answer in answers}) == 1
+    assert sum("idempotent-replayed" in answer.headers for answer in answers) == 49
+    assert (await runs(conn), await effects(conn)) == (["tea"], ["tea"])
+    assert len(await records(conn)) == 1
+
+
+async def test_duplicates_leave_the_first_one_its_thread(dsn: str, conn: asyncpg.Connection) -> None:
+    """H1: more synchronous ones wait than there are threads, and the one they wait for still comes to its end."""
+    async with opened(dsn, "sqlalchemy-sync") as (_, http):
+        answers = await asyncio.gather(*(http.order(order={"seconds": 0.2}) for _ in range(60)))
+    assert Counter(answer.status_code for answer in answers) == {201: 60}
+    assert (await runs(conn), await effects(conn)) == (["tea"], ["tea"])
+
+
+@pytest.mark.parametrize("isolation", ISOLATION, ids=lambda value: value.replace(" ", "-"))
+async def test_the_first_one_takes_longer_than_the_wait(dsn: str, conn: asyncpg.Connection, isolation: str) -> None:
+    """Row 12: 409 with Retry-After after the wait, and the answer when it is there."""
+    async with opened(dsn, "asyncpg", isolation, wait=0.2) as (_, http):
+        first = asyncio.create_task(http.order(order={"seconds": 0.8}))
+        await until(lambda: runs(conn), what="the first one runs")
+        began = time.monotonic()
+        waiting = await http.order(order={"seconds": 0.8})
+        problem(waiting, 409, "idempotency-in-progress")
+        assert waiting.headers["retry-after"] == "1"
+        assert 0.2 <= time.monotonic() - began < 0.7
+        assert (await first).status_code == 201
+        again = await http.order(order={"seconds": 0.8})
+        assert again.content == (await first).content
+    assert await effects(conn) == ["tea"]
+
+
+async def test_the_first_one_fails_and_the_second_is_the_first(dsn: str, conn: asyncpg.Connection) -> None:
+    """Row 12: whoever waited for a request that rolled back is carried out, once."""
+    await conn.execute("CREATE SEQUENCE tries")
+    try:
+        async with opened(dsn) as (_, http):
+            once = "DO $$ BEGIN IF nextval('tries') = 1 THEN RAISE EXCEPTION 'not yet'; END IF; END $$"
+            order = {"seconds": 0.3, "sql": once}
+            answers = await asyncio.gather(*(http.order(order=order) for _ in range(5)))
+    finally:
+        await conn.execute("DROP SEQUENCE tries")
+    assert Counter(answer.status_code for answer in answers) == {500: 1, 201: 4}
+    assert len({answer.content for answer in answers if answer.status_code == 201}) == 1
+    assert (await runs(conn), await effects(conn)) == (["tea"] * 2, ["tea"])
+
+
+async def test_the_wait_is_the_records_alone(dsn: str, conn: asyncpg.Connection) -> None:
+    """Row 12: the endpoint's own statements wait as long as they ever did."""
+    async with opened(dsn, wait=0.05) as (_, http):
+        async with conn.transaction():
+            await conn.execute("UPDATE counters SET value = value + 1")
+            waiting = asyncio.create_task(http.order(order={"count": True}))
+            await until(lambda: blocked(conn), what="the endpoint waits")
+            await asyncio.sleep(0.2)
+        assert (await waiting).status_code == 201
+    assert await conn.fetchval("SELECT value FROM counters") == 2
+
+
+async def blocked(conn: asyncpg.Connection) -> bool:
+    return bool(await conn.fetchval("SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted)"))
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_what_passes_is_tried_again(dsn: str, conn: asyncpg.Connection, driver: str) -> None:
+    """Row 16: a serialization failure, a deadlock and their like are run again, and the client never hears of them."""
+    async with opened(dsn, driver) as (shop, http):
+        for code in ("40001", "40P01", "23505", "55P03"):
+            await conn.execute("CREATE SEQUENCE tries")
+            flaky = f"""DO $$ BEGIN IF nextval('tries') <= 3 THEN
+                            RAISE EXCEPTION 'again' USING ERRCODE = '{code}'; END IF; END $$"""
+            assert (await http.order(code, {"sku": code, "sql": flaky})).status_code == 201
+            await conn.execute("DROP SEQUENCE tries")
+        told = [fact.details for fact in shop.facts]  # type: ignore[union-attr]
+    assert [details["attempt"] for details in told] == [1, 2, 3] * 4
+    assert {details["operation"] for details in told} == {"POST /orders"}
+    assert [details["sqlstate"] for details in told][::3] == ["40001", "40P01", "23505", "55P03"]
+    assert await effects(conn) == ["40001", "40P01", "23505", "55P03"]
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_what_does_not_pass_is_given_up(dsn: str, conn: asyncpg.Connection, driver: str) -> None:
+    """Row 16: after three retries 503 with Retry-After, never 500, and nothing is stored."""
+    async with opened(dsn, driver) as (_, http):
+        for code in ("40001", "40P01", "23505", "55P03"):
+            answer = await http.order(order={"error": code})
+            problem(answer, 503, "idempotency-unavailable")
+            assert answer.headers["retry-after"] == "1"
+        assert (await effects(conn), await records(conn)) == ([], [])
+        assert (await http.order()).status_code == 201
+    assert len(await runs(conn)) == 4 * 4 + 1
+
+
+@pytest.mark.parametrize("isolation", ISOLATION, ids=lambda value: value.replace(" ", "-"))
+async def test_requests_that_get_in_each_others_way(dsn: str, conn: asyncpg.Connection, isolation: str) -> None:
+    """Row 16: real conflicts on one row, at every level: 201 or 503, never 500, and each success counts once."""
+    async with opened(dsn, "asyncpg", isolation, retries=10) as (_, http):
+        answers = await asyncio.gather(*(http.order(f"k-{n}", {"count": True}) for n in range(8)))
+        statuses = Counter(answer.status_code for answer in answers)
+        assert set(statuses) <= {201, 503}
+        assert statuses[201] >= 4
+        for n in range(8):
+            assert (await http.order(f"k-{n}", {"count": True})).status_code == 201
+    assert await conn.fetchval("SELECT value FROM counters") == 8
+    assert len(await effects(conn)) == 8
+
+
+async def test_a_commit_that_fails_is_never_a_success(dsn: str, conn: asyncpg.Connection) -> None:
+    """Rows 10 and 16, IDM-1: what the database finds only at the commit."""
+    await conn.execute(
+        """
+        CREATE SEQUENCE tries;
+        CREATE FUNCTION at_commit() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN
+            CASE NEW.name
+            WHEN 'again' THEN
+                IF nextval('tries') <= 2 THEN RAISE EXCEPTION 'again' USING ERRCODE = '40001'; END IF;
+            WHEN 'never' THEN RAISE EXCEPTION 'never' USING ERRCODE = '23503';
+            WHEN 'gone' THEN PERFORM pg_terminate_backend(pg_backend_pid());
+            ELSE NULL;
+            END CASE;
+            RETURN NULL;
+        END $$;
+        CREATE CONSTRAINT TRIGGER at_commit AFTER INSERT ON effects DEFERRABLE INITIALLY DEFERRED
+            FOR EACH ROW EXECUTE FUNCTION at_commit();
+        """
+    )
+    try:
+        for driver in DRIVERS:
+            await conn.execute(
+                "TRUNCATE effects, runs, core.outbox, core.idempotency_records; ALTER SEQUENCE tries RESTART"
+            )
+            async with opened(dsn, driver) as (_, http):
+                assert (await http.order("a", {"sku": "again"})).status_code == 201
+                assert (await http.order("b", {"sku": "never"})).status_code == 500
+                problem(await http.order("c", {"sku": "gone"}), 503, "idempotency-unavailable")
+                assert (await http.order(None, {"sku": "never"}, path="/notes")).status_code == 500
+                assert (await http.order("d", {"sku": "tea"})).status_code == 201
+            assert await effects(conn) == ["again", "tea"]
+            assert len(await records(conn)) == 2
+    finally:
+        await conn.execute("DROP TRIGGER at_commit ON effects; DROP FUNCTION at_commit; DROP SEQUENCE tries")
