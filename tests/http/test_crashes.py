@@ -32,7 +32,7 @@ from tests.http.support import (
     served,
 )
 
-pytestmark = pytest.mark.http_contract
+pytestmark = [pytest.mark.http_contract, pytest.mark.newest_postgres]
 
 
 async def settled(conn: asyncpg.Connection) -> int:

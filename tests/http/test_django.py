@@ -15,7 +15,7 @@ from tests.acceptance.support import until
 from tests.http.shop import ISOLATION
 from tests.http.support import Client, Zygote, client, effects, problem, records, reserved_port, runs
 
-pytestmark = pytest.mark.http_contract
+pytestmark = [pytest.mark.http_contract, pytest.mark.newest_postgres]
 
 
 @asynccontextmanager

@@ -11,7 +11,7 @@ import pytest
 
 from tests.http.support import ALICE, ORDER, effects, opened, problem, records, runs
 
-pytestmark = pytest.mark.http_contract
+pytestmark = [pytest.mark.http_contract, pytest.mark.newest_postgres]
 
 
 async def test_a_key_of_a_safe_method_is_ignored(dsn: str, conn: asyncpg.Connection) -> None:

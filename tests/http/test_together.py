@@ -13,7 +13,7 @@ from tests.acceptance.support import until
 from tests.http.shop import DRIVERS, ISOLATION
 from tests.http.support import Zygote, client, effects, opened, problem, records, reserved_port, runs
 
-pytestmark = pytest.mark.http_contract
+pytestmark = [pytest.mark.http_contract, pytest.mark.newest_postgres]
 
 SOME = [("asyncpg", level) for level in ISOLATION] + [(driver, ISOLATION[n % 3]) for n, driver in enumerate(DRIVERS)][
     1:
