@@ -110,6 +110,8 @@ async def test_handlers_run_and_sigterm_exits_0(worker: Any, conn: asyncpg.Conne
         await command.started()
         await publish(conn, "order.placed")
         await until(lambda: command.lines() == [str(command.process.pid)], what="the handler ran")
+        known = "SELECT count(*) = 1 FROM core.workers WHERE name = 'web'"
+        await until(lambda: conn.fetchval(known), what="it has said that it is there")
         command.process.send_signal(signal.SIGTERM)
         assert await command.ended() == 0
         assert command.log("worker_stopped")
