@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
@@ -74,7 +75,7 @@ async def _give_back(holder: Any) -> None:
         await _in_thread(_WORKING, holder.__exit__, None, None, None)
 
 
-class Unit:
+class Unit(ABC):
     """One transaction on one connection, which goes back to where it came from when the transaction has ended."""
 
     def __init__(self, queries: Queries, holder: Any, tx: Any, driver: Driver) -> None:
@@ -90,7 +91,7 @@ class Unit:
             return await function(*arguments)
         return await _in_thread(_WAITING if waits else _WORKING, function, *arguments)
 
-    async def begin(self) -> None:
+    async def begin(self) -> None:  # noqa: B027  (most have nothing to do here)
         """Nothing, where the first statement does it."""
 
     async def mark(self) -> None:
@@ -128,11 +129,11 @@ class Unit:
         with contextlib.suppress(Exception):
             await _give_back(self._holder)
 
-    async def _commit(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    async def _commit(self) -> None: ...
 
-    async def _rollback(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    async def _rollback(self) -> None: ...
 
 
 class _Asyncpg(Unit):
