@@ -55,7 +55,7 @@ class Statement:
 
     def bind(self, values: Mapping[str, object]) -> tuple[object, ...]:
         """The values in the order of the placeholders: `await c.fetch(s.sql, *s.bind({"id": 1}))`."""
-        return tuple(values[name] for name in self.parameters)
+        return tuple(map(values.__getitem__, self.parameters))
 
 
 class Queries:
