@@ -1,7 +1,7 @@
 """What is answered, and what becomes of the transaction: the contract of docs/http.md without any I/O."""
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 
 from holdfast.idempotency.settings import IdempotencySettings
@@ -28,7 +28,7 @@ class Answer:
 
     def echoing(self, field: bytes | None) -> "Answer":
         """With the key as the client wrote it."""
-        return self if field is None else replace(self, headers=[*self.headers, (b"idempotency-key", field)])
+        return self if field is None else Answer(self.status, [*self.headers, (b"idempotency-key", field)], self.body)
 
 
 class Fate(Enum):
@@ -52,9 +52,9 @@ def stored(answer: Answer, settings: IdempotencySettings) -> Response:
     """What is remembered of an answer."""
     kept = settings.kept_headers
     headers = [
-        (name.decode("latin-1").lower(), value.decode("latin-1"))
+        (name.lower().decode("latin-1"), value.decode("latin-1"))
         for name, value in answer.headers
-        if name.decode("latin-1").lower() in kept
+        if name.lower() in kept
     ]
     omitted = len(answer.body) > settings.response_limit
     body = b"" if omitted else answer.body

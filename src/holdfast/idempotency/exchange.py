@@ -26,7 +26,7 @@ from holdfast.idempotency.messages import (
     send_answer,
 )
 from holdfast.idempotency.settings import IdempotencySettings
-from holdfast.postgres.idempotency import NewRecord, Records, Response
+from holdfast.postgres.idempotency import NewRecord, Records, Response, begin_values, complete_values, found
 from holdfast.postgres.transactions import Connect, Unit, open_unit, uninterrupted
 from holdfast.redact import redact_dsn
 from holdfast.retry import sqlstate_of
@@ -38,6 +38,7 @@ _PAST_SEND = ("http.response.pathsend", "http.response.zerocopysend", "http.resp
 
 # What passes when the whole transaction is run again. A unique violation may stand for a serialization failure.
 AGAIN = frozenset(("40001", "40P01", "23505", "55P03"))
+DOOMED = frozenset(("40001", "40P01"))  # of these, those that cannot be anything else
 # The first one is still at it: the lock timeout, or a shorter statement timeout.
 WAITED = frozenset(("55P03", "57014"))
 # The server, or the way to it, is gone.
@@ -79,9 +80,12 @@ class Exchange:
         self._body = Body(receive, self._settings.request_limit)
         self._fields = [value for name, value in scope["headers"] if name == b"idempotency-key"]
         self._passed_on = False  # a response is on its way that has nothing to do with us
-        self._reset()
+        self._prepare()
 
-    def _reset(self) -> None:
+    def _prepare(self) -> None:
+        self._scope[EXCHANGE] = self
+        if extensions := self._scope.get("extensions"):
+            self._scope["extensions"] = {name: value for name, value in extensions.items() if name not in _PAST_SEND}
         self._owner = ""
         self._key: str | None = None
         self._unit: Unit | None = None
@@ -91,6 +95,7 @@ class Exchange:
         # Once one of these is set, what the application says does not matter any more.
         self._answer: Answer | None = None
         self._repeat: BaseException | None = None  # why the application has to be run again
+        self._fault: Answer | None = None  # a 5xx of the application, which may yet say what was wrong
 
     # --- for the endpoint ---------------------------------------------------------------------------------
 
@@ -127,9 +132,9 @@ class Exchange:
         if self._unit is None or self._entered:
             return
         if self._key is not None:
-            found = await self._take(self._unit, self._key)
-            if found is not None:
-                self._decide(found)
+            answer = await self._take(self._unit, self._key)
+            if answer is not None:
+                self._decide(answer)
             if self._settings.store_4xx or self._settings.store_5xx:
                 await self._unit.mark()  # what is refused is undone from here, and its record stays
         self._entered = True
@@ -156,8 +161,9 @@ class Exchange:
         except ClientGone:
             return answers.unavailable(settings)  # which nobody will read
         record = NewRecord(self._owner, key, hashes, secrets.version, settings.keep, settings.wait, settings.idle)
+        cutting = self._cut(unit, settings.wait + settings.commit_within)
         try:
-            found = await unit.call(self._setup.records.begin, unit.tx, record, waits=True)
+            known = found(await unit.run("begin_command", begin_values(record), waits=True))
         except Exception as error:
             state = sqlstate_of(error)
             if state in WAITED:
@@ -165,11 +171,17 @@ class Exchange:
             if state in AGAIN:
                 self._again(error)
             self._unavailable(error)
-        if found is None:
+        finally:
+            cutting.cancel()
+        if known is None:
             return None
-        if found.outcome == "reused":
+        if known.outcome == "reused":
             self._tell("warning", "idempotency_key_reused")
-        return answers.replayed(found, settings)
+        return answers.replayed(known, settings)
+
+    def _cut(self, unit: Unit, after: float) -> asyncio.TimerHandle:
+        """A server that does not answer fails like one that is gone."""
+        return asyncio.get_running_loop().call_later(after, unit.sever)
 
     async def _request(self) -> list[bytes]:
         scope = self._scope
@@ -202,56 +214,65 @@ class Exchange:
 
     async def run(self) -> None:
         """Run the application until its request is answered."""
-        for attempt in range(1, self._settings.retries + 2):
-            self._reset()
-            await self._run_once()
+        attempt = 0
+        while True:
+            attempt += 1
+            error: BaseException | None = None
+            token = current_exchange.set(self)
+            try:
+                await self._app(self._scope, self._body.reader(), self._send)
+            except BaseException as raised:
+                error = raised
+            finally:
+                current_exchange.reset(token)
+            if not self._finished and (self._unit is not None or self._answer is not None):
+                error = await self._ended(error)
             if self._repeat is None:
+                # Or the request, its session and all that was loaded in it would wait for the garbage collector.
+                self._scope.pop(EXCHANGE, None)
+                if error is not None:
+                    raise error
                 return
-            if attempt <= self._settings.retries and self._body.repeatable:
-                pause = random.uniform(0, 0.01 * 2**attempt)
-                self._tell("warning", "request_retried", self._repeat, attempt=attempt, retry_in_s=round(pause, 4))
-                await asyncio.sleep(pause)
-                continue
-            self._tell("error", "request_given_up", self._repeat, attempt=attempt)
-            await self._reply(answers.unavailable(self._settings))
-            return
+            if attempt > self._settings.retries or not self._body.repeatable:
+                self._tell("error", "request_given_up", self._repeat, attempt=attempt)
+                await self._reply(answers.unavailable(self._settings))
+                return
+            pause = random.uniform(0, 0.01 * 2**attempt)
+            self._tell("warning", "request_retried", self._repeat, attempt=attempt, retry_in_s=round(pause, 4))
+            await asyncio.sleep(pause)
+            self._rewind()
 
-    async def _run_once(self) -> None:
-        # The same object, because those around us look into it afterwards; as it was, when all is run again.
-        scope = self._scope
-        scope.clear()
-        scope |= {**self._original, EXCHANGE: self}
-        if extensions := scope.get("extensions"):
-            scope["extensions"] = {name: value for name, value in extensions.items() if name not in _PAST_SEND}
-        token = current_exchange.set(self)
-        error: BaseException | None = None
-        try:
-            await self._app(scope, self._body.reader(), self._send)
-        except BaseException as raised:
-            error = raised
-        finally:
-            current_exchange.reset(token)
-        if self._unit is None and self._answer is None:
-            if error is not None:
-                raise error
-            return  # not ours
-        await self._ended(error)
+    def _rewind(self) -> None:
+        # The same object, because those around us look into it afterwards; as it was, because all is run again.
+        self._scope.clear()
+        self._scope.update(self._original)
+        self._prepare()
 
-    async def _ended(self, error: BaseException | None) -> None:
-        if not self._finished:
-            await self._roll_back()
+    async def _ended(self, error: BaseException | None) -> BaseException | None:
+        """The application has ended, and its transaction has not. What is left of the error is nobody's of ours."""
         if isinstance(error, asyncio.CancelledError | KeyboardInterrupt | SystemExit):
-            raise error
-        if self._finished:
-            if error is not None:
-                raise error  # after the answer has gone: a background task
-            return
+            await self._roll_back()
+            return error
         if error is not None and self._answer is None and self._repeat is None:
             self._judge(error)
+        if error is None and self._fault is not None and self._unit is not None:
+            try:
+                await self._finish(self._unit, self._fault)
+                return None
+            except Unwind:
+                pass
+            except Exception as raised:
+                error, self._fault = raised, None
+        await self._roll_back()
+        if self._repeat is not None:
+            return None
         if self._answer is not None:
             await self._reply(self._answer)
-        elif self._repeat is None:
-            raise error or RuntimeError("the application ended without a whole response")
+            return None
+        if self._fault is not None:
+            await self._reply(self._fault)
+            return error
+        return error or RuntimeError("the application ended without a whole response")
 
     def _judge(self, error: BaseException) -> None:
         """An error of the endpoint: everything is rolled back, so it may be run again."""
@@ -264,7 +285,9 @@ class Exchange:
 
     async def _roll_back(self) -> None:
         if self._unit is not None:
+            cutting = self._cut(self._unit, self._settings.commit_within)
             await uninterrupted(self._unit.rollback())
+            cutting.cancel()
 
     async def _reply(self, answer: Answer) -> None:
         await send_answer(self._server_send, answer.echoing(self._fields[0] if self._key is not None else None))
@@ -278,11 +301,19 @@ class Exchange:
             self._passed_on = True
             await self._server_send(message)
             return
+        if self._finished:
+            await self._server_send(message)  # which knows best what is wrong with it
+            return
         answer = self._held.take(message)
-        if answer is not None:
+        if answer is None:
+            return
+        if answer.status >= 500:
+            self._fault = answer
+        else:
             await self._finish(self._unit, answer)
 
     async def _finish(self, unit: Unit, answer: Answer) -> None:
+        cutting = self._cut(unit, self._settings.commit_within)
         try:
             await uninterrupted(self._settle(unit, answer))
         except Exception as error:
@@ -293,6 +324,8 @@ class Exchange:
             if not isinstance(error, HoldfastError) and (state is None or state.startswith(GONE)):
                 self._unavailable(error)
             raise
+        finally:
+            cutting.cancel()
         self._finished = True
         await self._reply(answer)
 
@@ -329,16 +362,17 @@ class Exchange:
             if await self._complete(unit, response):
                 return
         except Exception as error:
-            if (sqlstate_of(error) or "").startswith(GONE):
+            state = sqlstate_of(error) or ""
+            if state in DOOMED or state.startswith(GONE):
                 raise
         await unit.restart()
-        found = await self._take(unit, key)
-        if found is not None:
-            self._decide(found)  # somebody else was the first, in between
+        answer = await self._take(unit, key)
+        if answer is not None:
+            self._decide(answer)  # somebody else was the first, in between
         await self._complete(unit, response)
 
     async def _complete(self, unit: Unit, response: Response) -> bool:
-        return bool(await unit.call(self._setup.records.complete, unit.tx, self._owner, self._key, response))
+        return bool(await unit.run("complete_command", complete_values(self._owner, self._key or "", response)))
 
     # --- telling ------------------------------------------------------------------------------------------
 

@@ -46,10 +46,15 @@ class IdempotencyMiddleware:
         self._setup = Setup(connect, Secrets(secrets), settings, Records(settings.schema), observe)
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] not in self._setup.settings.methods:
-            await self.app(scope, receive, send)
+        if scope["type"] == "http" and scope["method"] in self._setup.settings.methods:
+            await Exchange(self._setup, self.app, scope, receive, send).run()
             return
-        await Exchange(self._setup, self.app, scope, receive, send).run()
+        if scope["type"] == "lifespan":
+            self.starting()
+        await self.app(scope, receive, send)
+
+    def starting(self) -> None:
+        """The application is about to start: a framework's integration refuses here what cannot work."""
 
 
 def exchange_of(scope: Mapping[str, Any]) -> Exchange:

@@ -83,14 +83,16 @@ class HeldResponse:
 
     def take(self, message: Message) -> Answer | None:
         """The answer, when the message was the last one of it."""
-        if message["type"] == "http.response.start":
+        kind = message["type"]
+        if kind == "http.response.start":
             # A second one takes the place of the first: an error page, after a response that broke off.
             self._chunks, self._size = [], 0
-            headers = message.get("headers", ())
-            self._status, self._headers = message["status"], [(name, value) for name, value in headers]
-            if (Answer(0, self._headers, b"").header(b"content-type") or b"").startswith(b"text/event-stream"):
-                self._refuse("is an event stream, of which a duplicate would get nothing", "answer with a whole body")
-        elif message["type"] == "http.response.body":
+            self._status, self._headers = message["status"], [*message.get("headers", ())]
+            for name, value in self._headers:
+                if value.startswith(b"text/event-stream") and name.lower() == b"content-type":
+                    problem = "is an event stream, of which a duplicate would get nothing"
+                    self._refuse(problem, "answer with a whole body")
+        elif kind == "http.response.body":
             chunk = message.get("body", b"")
             self._chunks.append(chunk)
             self._size += len(chunk)

@@ -1,6 +1,6 @@
 """How idempotent requests behave. Every value has a default that suits a JSON API."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from holdfast.errors import ConfigurationError
 
@@ -32,6 +32,7 @@ class IdempotencySettings:
     wait: float = 2.0  # how long a duplicate waits for the first one before it gets 409
     idle: float = 60.0  # how long an endpoint may leave its transaction idle before the database ends it
     connect_within: float = 5.0  # for a connection from the pool, before the answer is 503
+    commit_within: float = 10.0  # for the database to answer us, before its connection is cut and the answer is 503
     retries: int = 3  # after a serialization failure or a deadlock
     request_limit: int = 1024 * 1024  # of a body that is hashed; above it the answer is 413
     response_limit: int = 1024 * 1024  # of a body that is stored; above it a duplicate gets 409
@@ -43,21 +44,23 @@ class IdempotencySettings:
     raw_body: bool = False  # hash the body as it came: white space and the order of keys count
     keep_headers: tuple[str, ...] = ()  # to be stored besides KEPT_HEADERS
     problems: str = "/problems"  # where your API documents its problems; their types begin with it
+    kept_headers: frozenset[bytes] = field(init=False, repr=False)  # all of them, as they are compared
 
     def __post_init__(self) -> None:
-        for field, low, high in (
+        for name, low, high in (
             ("keep", 1, 366 * 24 * 3_600),
             ("wait", 0.001, 60),
             ("idle", 1, 3_600),
             ("connect_within", 0.01, 600),
+            ("commit_within", 0.01, 600),
             ("retries", 0, 10),
             ("request_limit", 0, 64 * 1024 * 1024),
             ("response_limit", 0, 64 * 1024 * 1024),
             ("buffer_limit", 0, 1024 * 1024 * 1024),
         ):
-            value = getattr(self, field)
+            value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-                self._refuse(field, f"is {value!r}", f"give a number from {low:g} to {high:g}")
+                self._refuse(name, f"is {value!r}", f"give a number from {low:g} to {high:g}")
         if self.mismatch_status not in (409, 422):
             self._refuse("mismatch_status", f"is {self.mismatch_status!r}", "use 409 or 422")
         if isinstance(self.methods, str) or not set(self.methods) <= {"POST", "PATCH", "PUT", "DELETE"}:
@@ -67,10 +70,8 @@ class IdempotencySettings:
         for name in self.keep_headers:
             if name.lower() in _NEVER_KEPT or name.lower().startswith("proxy-"):
                 self._refuse("keep_headers", f"has {name!r}, which belongs to one exchange", "leave it out")
-
-    @property
-    def kept_headers(self) -> frozenset[str]:
-        return KEPT_HEADERS | {name.lower() for name in self.keep_headers}
+        kept = KEPT_HEADERS | {name.lower() for name in self.keep_headers}
+        object.__setattr__(self, "kept_headers", frozenset(name.encode("latin-1", "replace") for name in kept))
 
     def _refuse(self, field: str, problem: str, remedy: str) -> None:
         raise ConfigurationError(f"IdempotencySettings.{field}", problem, remedy)

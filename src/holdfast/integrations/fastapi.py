@@ -113,7 +113,8 @@ class TransactionOf:
         self.__signature__ = inspect.Signature(parameters)
 
     async def __call__(self, *, request: Request, scope: Any) -> Any:
-        return await exchange_of(request.scope).open(scope, required=self.required, route=_template(request))
+        route = _template(request) if self.idempotency.settings.route_in_scope else None
+        return await exchange_of(request.scope).open(scope, required=self.required, route=route)
 
 
 def _template(request: Request) -> str:
@@ -164,10 +165,8 @@ class _Checked(IdempotencyMiddleware):
         super().__init__(app, **options)
         self._fastapi = fastapi
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "lifespan":
-            check_routes(self._fastapi.routes)
-        await super().__call__(scope, receive, send)
+    def starting(self) -> None:
+        check_routes(self._fastapi.routes)
 
 
 def check_routes(routes: Iterable[Any]) -> None:

@@ -54,29 +54,11 @@ class Records:
 
     def begin(self, tx: Any, record: NewRecord) -> Any:
         """None when this is the first command with the key, otherwise `Found`."""
-        values = {
-            "scope": record.scope,
-            "key": record.key,
-            "hashes": " ".join(record.hashes),
-            "hash_version": str(record.hash_version),
-            "keep": f"{record.keep:.3f} seconds",
-            "wait": _milliseconds(record.wait),
-            "idle": None if record.idle is None else _milliseconds(record.idle),
-        }
-        return self._run(tx, "begin_command", values, _found)
+        return self._run(tx, "begin_command", begin_values(record), found)
 
     def complete(self, tx: Any, scope: str, key: str, response: Response) -> Any:
         """Keep the answer. False when the transaction is not the one that began."""
-        values = {
-            "scope": scope,
-            "key": key,
-            "failed": "true" if response.failed else "false",
-            "status_code": str(response.status),
-            "headers": json.dumps(response.headers),
-            "body": b64encode(response.body).decode(),
-            "omitted": "true" if response.omitted else "false",
-        }
-        return self._run(tx, "complete_command", values, bool)
+        return self._run(tx, "complete_command", complete_values(scope, key, response), bool)
 
     def _run(self, tx: Any, name: str, values: Mapping[str, object], read: Callable[[Any], T]) -> Any:
         driver = driver_of(tx)
@@ -90,15 +72,42 @@ class Records:
         return run()
 
 
-def _found(text: str | None) -> Found | None:
+def begin_values(record: NewRecord) -> Mapping[str, object]:
+    """Of the statement `begin_command`."""
+    return {
+        "scope": record.scope,
+        "key": record.key,
+        "hashes": " ".join(record.hashes),
+        "hash_version": str(record.hash_version),
+        "keep": f"{record.keep:.3f} seconds",
+        "wait": _milliseconds(record.wait),
+        "idle": None if record.idle is None else _milliseconds(record.idle),
+    }
+
+
+def complete_values(scope: str, key: str, response: Response) -> Mapping[str, object]:
+    """Of the statement `complete_command`."""
+    return {
+        "scope": scope,
+        "key": key,
+        "failed": "true" if response.failed else "false",
+        "status_code": str(response.status),
+        "headers": json.dumps(response.headers),
+        "body": b64encode(response.body).decode(),
+        "omitted": "true" if response.omitted else "false",
+    }
+
+
+def found(text: str | None) -> Found | None:
+    """What `begin_command` answered."""
     if text is None:
         return None
-    found = json.loads(text)
-    if found["outcome"] != "answered":
-        return Found(found["outcome"])
-    headers = [(name, value) for name, value in found["headers"] or ()]
-    body = b64decode(found["body"] or "")
-    return Found("answered", Response(found["failed"], found["status"], headers, body, found["omitted"]))
+    known = json.loads(text)
+    if known["outcome"] != "answered":
+        return Found(known["outcome"])
+    headers = [(name, value) for name, value in known["headers"] or ()]
+    body = b64decode(known["body"] or "")
+    return Found("answered", Response(known["failed"], known["status"], headers, body, known["omitted"]))
 
 
 def _milliseconds(seconds: float) -> str:

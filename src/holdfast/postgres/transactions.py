@@ -10,14 +10,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import os
+import socket
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from typing import Any, TypeVar
 
-from holdfast.errors import ConfigurationError
-from holdfast.postgres.drivers import Driver, driver_of
+from holdfast.errors import ConfigurationError, FieldError
+from holdfast.postgres.drivers import Driver, Values, driver_of
 from holdfast.postgres.queries import Queries
 
 T = TypeVar("T")
@@ -85,22 +87,39 @@ class Unit(ABC):
         self._driver = driver
         self._ended = False
 
-    async def call(self, function: Callable[..., Any], *arguments: Any, waits: bool = False) -> Any:
-        """Anything that is done with the connection, in the way that suits it; `waits` if it may wait for others."""
+    def run(self, name: str, values: Values, *, waits: bool = False) -> Awaitable[Any]:
+        """A statement of ours, in the way that suits the connection; `waits` if it may wait for others."""
+        return self.call(self._driver.run, self.tx, self._queries, name, values, waits=waits)
+
+    def call(self, function: Callable[..., Any], *arguments: Any, waits: bool = False) -> Awaitable[Any]:
+        """Anything else that is done with the connection."""
         if self._driver.asynchronous:
-            return await function(*arguments)
-        return await _in_thread(_WAITING if waits else _WORKING, function, *arguments)
+            return function(*arguments)  # type: ignore[no-any-return]
+        return _in_thread(_WAITING if waits else _WORKING, function, *arguments)
+
+    def sever(self) -> None:
+        """Cut the connection under whoever waits for it: for a server that does not answer any more."""
+        with contextlib.suppress(Exception):
+            connection = self._driver_connection()
+            if hasattr(connection, "terminate"):
+                connection.terminate()
+            else:
+                with socket.socket(fileno=os.dup(connection.fileno())) as line:
+                    line.shutdown(socket.SHUT_RDWR)
+
+    def _driver_connection(self) -> Any:
+        return self.tx
 
     async def begin(self) -> None:  # noqa: B027  (most have nothing to do here)
         """Nothing, where the first statement does it."""
 
     async def mark(self) -> None:
         """From here on everything can be undone."""
-        await self.call(self._driver.run, self.tx, self._queries, "mark_request", {})
+        await self.run("mark_request", {})
 
     async def undo(self) -> None:
         """Back to the mark."""
-        await self.call(self._driver.run, self.tx, self._queries, "undo_request", {})
+        await self.run("undo_request", {})
 
     async def restart(self) -> None:
         """A new transaction on the same connection, whatever has become of this one."""
@@ -110,7 +129,7 @@ class Unit(ABC):
 
     async def confirm(self) -> None:
         """Fail if the transaction has failed: Postgres answers the COMMIT of one with a silent rollback."""
-        await self.call(self._driver.run, self.tx, self._queries, "confirm_request", {})
+        await self.run("confirm_request", {})
 
     async def commit(self) -> None:
         self._ended = True
@@ -173,19 +192,50 @@ class _Psycopg(Unit):
 
 
 class _Sqlalchemy(Unit):
-    """A nested transaction is the mark, so that a failed flush takes the session back to it and no further."""
+    """Once the session has begun, our statements go past it, straight to its driver: what SQLAlchemy does for each
+    costs more than the statement, and a savepoint of its own more than the rest of the request.
+
+    A failed flush takes the session further back than the mark, to the beginning; then there is no mark any more.
+    """
+
+    _begun: Any = None
+    _direct: tuple[Any, Driver]
 
     async def mark(self) -> None:
-        self._nested = await self.call(self.tx.begin_nested)
+        # A driver that we do not know by itself, such as psycopg2, is left to SQLAlchemy.
+        with contextlib.suppress(FieldError):
+            connection = self._driver_connection()
+            self._direct = connection, driver_of(connection)
+            self._begun = self._session.get_transaction()
+        await super().mark()
+
+    def run(self, name: str, values: Values, *, waits: bool = False) -> Awaitable[Any]:
+        # When the endpoint has ended the transaction, the connection may be somebody else's.
+        if self._begun is None or self._session.get_transaction() is not self._begun:
+            return super().run(name, values, waits=waits)
+        connection, driver = self._direct
+        return self.call(driver.run, connection, self._queries, name, values, waits=waits)
 
     async def undo(self) -> None:
-        await self.call(self._nested.rollback)
+        if hasattr(self.tx, "expunge_all"):
+            self.tx.expunge_all()  # or the commit would flush what is left
+        await super().undo()
 
     async def _commit(self) -> None:
         await self.call(self.tx.commit)
 
     async def _rollback(self) -> None:
         await self.call(self.tx.rollback)
+
+    @property
+    def _session(self) -> Any:
+        """The synchronous one, of which an asynchronous one is made; or the connection, likewise."""
+        return getattr(self.tx, "sync_session", None) or getattr(self.tx, "sync_connection", None) or self.tx
+
+    def _driver_connection(self) -> Any:
+        session = self._session
+        connection = session.connection() if callable(session.connection) else session
+        return connection.connection.driver_connection
 
 
 _UNITS: dict[str, type[Unit]] = {"asyncpg": _Asyncpg, "psycopg": _Psycopg, "sqlalchemy": _Sqlalchemy}
