@@ -166,17 +166,17 @@ def publish_many(quick: bool) -> list[Arm]:
 
 def http(quick: bool) -> list[Arm]:
     options = {"seconds": 3 if quick else 10, "connections": 8}
-    bare = options | {"bare": True}
+    asyncpg = options | {"kind": "asyncpg"}
     return [
         *pair("http", options),
-        Arm("holdfast bare", "holdfast", "http", bare),
-        Arm("raw bare", "raw", "http", bare),
+        Arm("holdfast asyncpg", "holdfast", "http", asyncpg),
+        Arm("raw asyncpg", "raw", "http", asyncpg),
     ]
 
 
 def http_also(results: Results) -> dict[str, Any]:
     return {
-        "ratio_to_raw_bare": ratio(results, "holdfast bare", "raw bare"),
+        "ratio_to_raw_asyncpg": ratio(results, "holdfast asyncpg", "raw asyncpg"),
         "raw_p50_ms": middle(results, "raw", "p50_ms"),
     }
 
