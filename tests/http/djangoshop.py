@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 from django.conf import settings
 from django.db import DatabaseError, connection, transaction
 from django.http import HttpRequest, HttpResponse, JsonResponse, StreamingHttpResponse
+from django.http.response import HttpResponseBase
 from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views import View
@@ -112,7 +113,7 @@ class Gifts(View):
 
 @authenticated
 @idempotent
-def stream(request: HttpRequest) -> StreamingHttpResponse:
+def stream(request: HttpRequest) -> HttpResponseBase:
     return StreamingHttpResponse([b"a", b"b"])
 
 
