@@ -14,8 +14,11 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from django.conf import settings
+from django.core.servers.basehttp import ThreadedWSGIServer, WSGIRequestHandler
+from django.core.wsgi import get_wsgi_application
 from django.db import DatabaseError, IntegrityError, connection, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.postgresql import base as _  # noqa: F401  (now, and not once more in every server)
 from django.db.backends.utils import CursorWrapper
 from django.db.models import F
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse, StreamingHttpResponse
@@ -175,8 +178,9 @@ def forms(request: HttpRequest) -> HttpResponse:
 
 @authenticated
 @idempotent(required=False)
-def uploads(request: HttpRequest) -> HttpResponse:
+def uploads(request: Any) -> HttpResponse:
     """Reads what was sent in the way the client asks for, and fails the first time as a database would."""
+    request.runs = getattr(request, "runs", 0) + 1
     sent = {
         "files": lambda: request.FILES["file"].read(),
         "stream": request.read,
@@ -185,7 +189,7 @@ def uploads(request: HttpRequest) -> HttpResponse:
     with connection.cursor() as cursor:
         cursor.execute("INSERT INTO effects (name) VALUES ('image')")
         cursor.execute(AGAIN)
-    return HttpResponse(bytes(reversed(sent)), content_type="application/octet-stream", status=201)
+    return HttpResponse(bytes(reversed(sent)) * request.runs, content_type="application/octet-stream", status=201)
 
 
 # Once, by a sequence of the test's own.
@@ -303,8 +307,6 @@ def serve(dsn: str, port: int, interface: str, isolation: str, options: dict[str
         print(json.dumps({"ready": os.getpid()}), flush=True)
         server.run(sockets=[listening])
         return
-    from django.core.servers.basehttp import ThreadedWSGIServer, WSGIRequestHandler
-    from django.core.wsgi import get_wsgi_application
 
     class Quiet(WSGIRequestHandler):
         def log_message(self, *args: Any) -> None: ...
