@@ -94,7 +94,11 @@ def fail(how: str | None) -> None:
     if how == "exception":
         raise RuntimeError("the shop is broken")
     if how == "missing":
-        raise Http404 from IntegrityError("of which nobody shall make anything")
+        try:
+            with transaction.atomic(), connection.cursor() as cursor:
+                cursor.execute("INSERT INTO seats VALUES ('2'), ('2')")
+        except IntegrityError as error:
+            raise Http404 from error
     if how == "doomed":
         transaction.set_rollback(True)  # as the ORM does when one of its statements has failed
     if how == "late":
