@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import signal
 import socket
 import time
 from collections.abc import Callable
@@ -12,14 +14,21 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from django.conf import settings
-from django.db import DatabaseError, connection, transaction
-from django.http import HttpRequest, HttpResponse, JsonResponse, StreamingHttpResponse
+from django.core.servers.basehttp import ThreadedWSGIServer, WSGIRequestHandler
+from django.core.wsgi import get_wsgi_application
+from django.db import DatabaseError, IntegrityError, connection, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.postgresql import base as _  # noqa: F401  (now, and not once more in every server)
+from django.db.backends.utils import CursorWrapper
+from django.db.models import F
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse, StreamingHttpResponse
+from django.http.response import HttpResponseBase
 from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views import View
 
 from holdfast import Publisher
-from holdfast.integrations.django import idempotent
+from holdfast.integrations.django import exchange_of, idempotent
 from tests.http.shop import SECRET
 
 publisher = Publisher("shop")
@@ -52,40 +61,75 @@ def ran(name: str) -> None:
 
 
 def place(request: HttpRequest) -> HttpResponse:
-    order = {"status": 201, "seconds": 0, "size": 0} | json.loads(request.body)
+    order = {"status": 201, "seconds": 0, "size": 0, "error": None} | json.loads(request.body)
     ran(order["sku"])
     with connection.cursor() as cursor:
         cursor.execute("INSERT INTO effects (name) VALUES (%s)", [order["sku"]])
     publisher.publish(connection, "order.placed", {"sku": order["sku"]})  # type: ignore[call-overload]
     time.sleep(order["seconds"])
-    if order.get("error") == "exception":
-        raise RuntimeError("the shop is broken")
-    if order.get("sql"):
-        with connection.cursor() as cursor:
-            cursor.execute(order["sql"])
-    if order.get("error") == "aborted":
+    fail(order["error"])
+    if order["error"] == "aborted":
         try:
             with connection.cursor() as cursor:
                 cursor.execute("SELECT 1 / (1 - 1)")
         except DatabaseError:
             return JsonResponse({"as if": "nothing had happened"}, status=201)
-    if order.get("error") == "doomed":
-        transaction.set_rollback(True)  # as the ORM does when one of its statements has failed
-    if order.get("seat"):
-        try:
-            with connection.cursor() as cursor:
-                cursor.execute("INSERT INTO seats VALUES (%s)", [order["seat"]])
-        except DatabaseError:
-            return JsonResponse({"detail": "the seat is taken"}, status=409)
-    response = JsonResponse(
-        {"sku": order["sku"], "at": time.monotonic_ns(), "filling": "x" * order["size"]}, status=order["status"]
-    )
+    if refused := refusal(order):
+        return refused
+    if order["status"] == 204:
+        response = HttpResponse(status=204)
+    else:
+        body = {"sku": order["sku"], "at": time.monotonic_ns(), "filling": "x" * order["size"]}
+        response = JsonResponse(body, status=order["status"])
     response["Location"] = f"/orders/{order['sku']}"
     response["X-Request-ID"] = f"request-{time.monotonic_ns()}"
     response.set_cookie("session", "secret")
     if order["status"] >= 400:
         response["Retry-After"] = "7"
     return response
+
+
+def fail(how: str | None) -> None:
+    """In the ways of Django."""
+    if how == "exception":
+        raise RuntimeError("the shop is broken")
+    if how == "missing":
+        try:
+            with transaction.atomic(), connection.cursor() as cursor:
+                cursor.execute("INSERT INTO seats VALUES ('2'), ('2')")
+        except IntegrityError as error:
+            raise Http404 from error
+    if how == "doomed":
+        transaction.set_rollback(True)  # as the ORM does when one of its statements has failed
+    if how == "late":
+        transaction.on_commit(lambda: fail("exception"))
+
+
+def refusal(order: dict[str, Any]) -> HttpResponse | None:
+    """What the database makes of the order; with `catch` the view says what it thinks of that."""
+    from tests.http.djangomodels import Counter, Seat
+
+    try:
+        if order.get("sql"):
+            with connection.cursor() as cursor:
+                cursor.execute(order["sql"])
+        if order.get("count"):
+            Counter.objects.filter(name="orders").update(value=F("value") + 1)
+        if order.get("seat"):
+            match order.get("through"):
+                case "orm":
+                    Seat.objects.create(name=order["seat"])
+                case "inner":
+                    with transaction.atomic():
+                        Seat.objects.create(name=order["seat"])
+                case _:
+                    with connection.cursor() as cursor:
+                        cursor.execute("INSERT INTO seats VALUES (%s)", [order["seat"]])
+    except DatabaseError:
+        if order.get("seat") or order.get("catch"):
+            return JsonResponse({"detail": "the seat is taken"}, status=409)
+        raise
+    return None
 
 
 @authenticated
@@ -110,9 +154,55 @@ class Gifts(View):
         return place(request)
 
 
+def validated(view: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(view)
+    def checked(request: Any, *args: Any, **kwargs: Any) -> Any:
+        if not json.loads(request.body)["sku"]:
+            return JsonResponse({"detail": "what do you want?"}, status=422)
+        return view(request, *args, **kwargs)
+
+    return checked
+
+
+@authenticated
+@validated
+@idempotent
+def wishes(request: HttpRequest) -> HttpResponse:
+    return place(request)
+
+
+@authenticated
+def forms(request: HttpRequest) -> HttpResponse:
+    """Validates by itself, and begins when it has."""
+    if not json.loads(request.body)["sku"]:
+        return JsonResponse({"detail": "what do you want?"}, status=422)
+    exchange_of(request).begin()
+    return place(request)
+
+
+@authenticated
+@idempotent(required=False)
+def uploads(request: Any) -> HttpResponse:
+    """Reads what was sent in the way the client asks for, and fails the first time as a database would."""
+    request.runs = getattr(request, "runs", 0) + 1
+    sent = {
+        "files": lambda: request.FILES["file"].read(),
+        "stream": request.read,
+        "body": lambda: request.body,
+    }[request.GET["by"]]()
+    with connection.cursor() as cursor:
+        cursor.execute("INSERT INTO effects (name) VALUES ('image')")
+        cursor.execute(AGAIN)
+    return HttpResponse(bytes(reversed(sent)) * request.runs, content_type="application/octet-stream", status=201)
+
+
+# Once, by a sequence of the test's own.
+AGAIN = "DO $$ BEGIN IF nextval('tries') = 1 THEN RAISE EXCEPTION 'x' USING ERRCODE = '40001'; END IF; END $$"
+
+
 @authenticated
 @idempotent
-def stream(request: HttpRequest) -> StreamingHttpResponse:
+def stream(request: HttpRequest) -> HttpResponseBase:
     return StreamingHttpResponse([b"a", b"b"])
 
 
@@ -127,6 +217,19 @@ def plain(request: HttpRequest) -> HttpResponse:
     return JsonResponse({"plain": "yes"})
 
 
+def breaking(get_response: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A middleware inside of Holdfast's, which fails after the view has answered."""
+
+    def middleware(request: Any) -> Any:
+        response = get_response(request)
+        if "X-Break" in request.headers:
+            raise RuntimeError("the middleware is broken")
+        return response
+
+    return middleware
+
+
+LONG = "long/" + "x" * 1100
 urlpatterns = [
     path("orders", orders),
     path("notes", notes),
@@ -134,6 +237,11 @@ urlpatterns = [
     path("stream", stream),
     path("nested", nested),
     path("plain", plain),
+    path("wishes", wishes),
+    path("forms", forms),
+    path("uploads", uploads),
+    path(f"{LONG}/one", orders),
+    path(f"{LONG}/two", orders),
 ]
 
 
@@ -141,14 +249,14 @@ def configure(dsn: str, isolation: str = "read committed", **options: Any) -> No
     import django
     from psycopg import IsolationLevel
 
-    outside["dsn"] = dsn
+    outside["dsn"] = options.pop("outside", dsn)
     parts = urlsplit(dsn)
     settings.configure(
         ROOT_URLCONF="tests.http.djangoshop",
         ALLOWED_HOSTS=["*"],
         USE_TZ=True,
         LOGGING_CONFIG=None,
-        MIDDLEWARE=["holdfast.integrations.django.IdempotencyMiddleware"],
+        MIDDLEWARE=["holdfast.integrations.django.IdempotencyMiddleware", "tests.http.djangoshop.breaking"],
         HOLDFAST_IDEMPOTENCY={"SECRETS": {1: SECRET}, "SCOPE": "tests.http.djangoshop.tenant_of", **options},
         DATABASES={
             "default": {
@@ -165,7 +273,30 @@ def configure(dsn: str, isolation: str = "read committed", **options: Any) -> No
     django.setup()
 
 
+def die_at(moment: int) -> None:
+    """By SIGKILL, at the n-th of the moments before and after a statement or a commit."""
+    moments = itertools.count(1)
+
+    def step() -> None:
+        if next(moments) == moment:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def stepped(call: Callable[..., Any]) -> Any:
+        def stepping(*args: Any, **kwargs: Any) -> Any:
+            step()
+            result = call(*args, **kwargs)
+            step()
+            return result
+
+        return stepping
+
+    CursorWrapper._execute = stepped(CursorWrapper._execute)
+    BaseDatabaseWrapper._commit = stepped(BaseDatabaseWrapper._commit)
+
+
 def serve(dsn: str, port: int, interface: str, isolation: str, options: dict[str, Any]) -> None:
+    if moment := options.pop("kill", 0):
+        die_at(moment)
     configure(dsn, isolation, **options)
     if interface == "asgi":
         import uvicorn
@@ -180,8 +311,6 @@ def serve(dsn: str, port: int, interface: str, isolation: str, options: dict[str
         print(json.dumps({"ready": os.getpid()}), flush=True)
         server.run(sockets=[listening])
         return
-    from django.core.servers.basehttp import ThreadedWSGIServer, WSGIRequestHandler
-    from django.core.wsgi import get_wsgi_application
 
     class Quiet(WSGIRequestHandler):
         def log_message(self, *args: Any) -> None: ...

@@ -200,7 +200,7 @@ async def test_a_command_is_carried_out_once(dsn: str, conn: asyncpg.Connection)
             assert await commands.run(conn, key, {"order": 17}, remind) == {"reminders": 2}
     assert (len(ran), await effects(conn)) == (2, ["image"])
     [record] = await records(conn)
-    assert (record["scope"], record["key"], record["status"]) == ("jobs", key, "Completed")
+    assert (record["scope"], record["key"], record["status"]) == ("job:jobs", key, "Completed")
 
     async with conn.transaction():
         with pytest.raises(KeyReused):

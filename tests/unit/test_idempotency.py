@@ -20,9 +20,26 @@ from sqlalchemy.exc import PendingRollbackError
 from holdfast.errors import ConfigurationError, FieldError
 from holdfast.idempotency import IdempotencySettings, answers, job_key
 from holdfast.idempotency.answers import Answer, Fate, fate_of, replayed, stored
-from holdfast.idempotency.exchange import told_of
+from holdfast.idempotency.deciding import (
+    Fault,
+    fault_of_ending,
+    fault_of_taking,
+    fault_of_work,
+    never_meant,
+    read_key,
+    told_of,
+)
 from holdfast.idempotency.hashing import HashedRequest, Secrets, canonical_json, canonical_query
-from holdfast.idempotency.keys import KeyInvalid, KeyMissing, parse_key, require_key, require_scope
+from holdfast.idempotency.keys import (
+    LONGEST_SCOPE,
+    KeyInvalid,
+    KeyMissing,
+    http_scope,
+    job_scope,
+    parse_key,
+    require_key,
+    require_scope,
+)
 from holdfast.idempotency.messages import HeldResponse
 from holdfast.postgres.idempotency import Found
 from holdfast.postgres.queries import Queries
@@ -84,6 +101,77 @@ def test_keys_of_jobs() -> None:
     for scope in ("", "a\0", "a\n", None, 17, "x" * 1021):
         with pytest.raises(ConfigurationError):
             require_scope(scope)  # type: ignore[arg-type]
+        for made in (http_scope, job_scope):
+            with pytest.raises(ConfigurationError, match="scope"):
+                made(scope)  # type: ignore[arg-type]
+
+
+def test_scopes_of_requests_and_jobs_are_apart() -> None:
+    """Row 14, IDM-2: by their kind; and whatever the route, a scope can be stored and is nobody else's."""
+    assert (http_scope("jobs"), job_scope("jobs")) == ("http:jobs", "job:jobs")
+    assert http_scope("alice", "POST /orders") == "http:alice POST /orders"
+    routes = ["POST /" + "x" * size for size in (900, 1020, 5000, 5001)] + ["POST /a\0b", "POST /a\nb", "POST /\ud800"]
+    owners = ["alice", "x" * 1015, "x" * 1016, "x" * 1020, "\U0001f600" * 255]
+    scopes = [http_scope(owner, route) for owner in owners for route in ("", *routes)]
+    scopes += [job_scope(owner) for owner in owners] + [http_scope(scope) for scope in scopes if len(scope) < 100]
+    assert len({*scopes}) == len(scopes)
+    for scope in scopes:
+        assert scope.isprintable() and len(scope.encode()) <= LONGEST_SCOPE
+        assert scope.startswith(("http:", "http-sha256:", "job:", "job-sha256:"))
+
+
+def test_how_a_key_is_read() -> None:
+    """Rows 2 and 3: one is needed or not, and what cannot be read is refused in any case."""
+    for required in (True, False):
+        assert read_key([b"k"], SETTINGS, required=required) == "k"
+        for fields in ([b"a", b"a"], [b"two words"], [b"x" * 256]):
+            assert read_key(fields, SETTINGS, required=required).status == 400  # type: ignore[union-attr]
+    for fields in ([], [b""], [b'""']):
+        missing = read_key(fields, SETTINGS, required=True)
+        assert isinstance(missing, Answer) and b"idempotency-key-missing" in missing.body
+    assert read_key([], SETTINGS, required=False) is None
+    empty = read_key([b""], SETTINGS, required=False)
+    assert isinstance(empty, Answer) and b"idempotency-key-invalid" in empty.body
+
+
+# --- errors ---
+
+
+FAULTS = [  # of taking the key, of the work, of keeping the answer and the commit
+    ("40001", Fault.PASSING, Fault.PASSING, Fault.PASSING),
+    ("40P01", Fault.PASSING, Fault.PASSING, Fault.PASSING),
+    ("23505", Fault.PASSING, Fault.PASSING, Fault.PASSING),
+    ("55P03", Fault.UNDER_WAY, Fault.PASSING, Fault.PASSING),
+    ("57014", Fault.UNDER_WAY, Fault.OWN, Fault.OWN),
+    ("57P01", Fault.UNAVAILABLE, Fault.UNAVAILABLE, Fault.UNAVAILABLE),
+    ("08006", Fault.UNAVAILABLE, Fault.UNAVAILABLE, Fault.UNAVAILABLE),
+    ("53300", Fault.UNAVAILABLE, Fault.UNAVAILABLE, Fault.UNAVAILABLE),
+    ("23503", Fault.UNAVAILABLE, Fault.OWN, Fault.OWN),
+    ("42P01", Fault.UNAVAILABLE, Fault.OWN, Fault.OWN),
+]
+
+
+@pytest.mark.parametrize(("state", "taking", "work", "ending"), FAULTS, ids=[row[0] for row in FAULTS])
+def test_what_an_error_means(state: str, taking: Fault, work: Fault, ending: Fault) -> None:
+    """Rows 12, 16 and 17: by its code, whichever driver brings it and whoever has wrapped it."""
+    bare = asyncpg.PostgresError.new({"C": state, "M": "x"})
+    wrapped = django.db.DatabaseError("x")
+    wrapped.__cause__ = psycopg.errors.lookup(state)("x")
+    for error in (bare, wrapped):
+        found = fault_of_taking(error), fault_of_work(error), fault_of_ending(error)
+        assert found == (taking, work, ending)
+        assert never_meant(error) is (state in ("40001", "40P01"))
+
+
+def test_what_an_error_without_a_code_means() -> None:
+    """Rows 10 and 17: a server that is gone says nothing; everything else is the endpoint's, until the commit."""
+    for lost in (psycopg.OperationalError("gone"), django.db.OperationalError("gone")):
+        assert fault_of_work(lost) is fault_of_ending(lost) is fault_of_taking(lost) is Fault.UNAVAILABLE
+    for own in (RuntimeError("broken"), psycopg.ProgrammingError("wrong"), asyncpg.InterfaceError("busy")):
+        assert (fault_of_work(own), fault_of_ending(own)) == (Fault.OWN, Fault.UNAVAILABLE)
+    refused = ConfigurationError("the view", "is wrong", "mend it")
+    assert fault_of_work(refused) is fault_of_ending(refused) is Fault.OWN
+    assert not never_meant(RuntimeError("broken"))
 
 
 # --- hashes ---

@@ -15,7 +15,7 @@ from typing import Any
 
 from holdfast.errors import CommandUnderWay, ConfigurationError, KeyReused
 from holdfast.idempotency.hashing import Secrets, canonical_json
-from holdfast.idempotency.keys import require_key, require_scope
+from holdfast.idempotency.keys import job_scope, require_key
 from holdfast.idempotency.settings import IdempotencySettings
 from holdfast.payload import encode_payload
 from holdfast.postgres.drivers import driver_of
@@ -35,7 +35,7 @@ class Commands:
     ) -> None:
         self._secrets = Secrets(secrets)
         self._settings = settings or IdempotencySettings()
-        self._scope = require_scope(scope)
+        self._scope = job_scope(scope)
         self._records = Records(self._settings.schema)
 
     def run(

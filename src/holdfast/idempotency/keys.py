@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from hashlib import sha256
 
 from holdfast.errors import ConfigurationError, FieldError
 
@@ -79,7 +80,35 @@ def require_scope(scope: str) -> str:
     if not isinstance(scope, str) or not scope or "\0" in scope:
         problem = f"is {scope!r}, which names nobody"
         raise ConfigurationError("scope", problem, "return the id of the user or the tenant as text")
-    if len(scope.encode(errors="surrogatepass")) > LONGEST_SCOPE or not scope.isprintable():
+    if not scope.isprintable() or not _fits(scope):
         remedy = f"use printable text of at most {LONGEST_SCOPE} bytes"
         raise ConfigurationError("scope", "is too long or not printable", remedy)
     return scope
+
+
+def http_scope(owner: str, route: str = "") -> str:
+    """What is stored as the scope of a request: whose key it is, and with `route` for which one.
+
+    >>> http_scope("alice"), http_scope("alice", "POST /orders")
+    ('http:alice', 'http:alice POST /orders')
+    """
+    require_scope(owner)
+    return _stored("http", f"{owner} {route}" if route else owner)
+
+
+def job_scope(scope: str) -> str:
+    """What is stored as the scope of a job's commands, so that it is never taken for a tenant's."""
+    return _stored("job", require_scope(scope))
+
+
+def _stored(kind: str, scope: str) -> str:
+    text = f"{kind}:{scope}"
+    if text.isprintable() and _fits(text):
+        return text
+    # A route may have any length, and a path any characters. No scope of the other form begins like this.
+    return f"{kind}-sha256:{sha256(scope.encode(errors='surrogatepass')).hexdigest()}"
+
+
+def _fits(scope: str) -> bool:
+    # No character has more than four bytes: most are known to fit without being encoded.
+    return 4 * len(scope) <= LONGEST_SCOPE or len(scope.encode()) <= LONGEST_SCOPE

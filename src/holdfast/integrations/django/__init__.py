@@ -15,6 +15,6 @@ the response goes any further.
 """
 
 from holdfast.integrations.django.middleware import IdempotencyMiddleware
-from holdfast.integrations.django.views import idempotent
+from holdfast.integrations.django.views import exchange_of, idempotent
 
-__all__ = ["IdempotencyMiddleware", "idempotent"]
+__all__ = ["IdempotencyMiddleware", "exchange_of", "idempotent"]

@@ -8,19 +8,28 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from django.core.exceptions import RequestDataTooBig
 from django.db import connections, transaction
 from django.http import HttpResponse
 
-from holdfast.errors import ConfigurationError, HoldfastError
+from holdfast.errors import ConfigurationError
 from holdfast.idempotency import answers
 from holdfast.idempotency.answers import Answer, Fate
-from holdfast.idempotency.exchange import AGAIN, GONE, WAITED, Unwind, told_of
-from holdfast.idempotency.hashing import HashedRequest, Secrets
-from holdfast.idempotency.keys import KeyInvalid, KeyMissing, parse_key, require_scope
+from holdfast.idempotency.deciding import (
+    Fault,
+    Unwind,
+    fault_of_ending,
+    fault_of_taking,
+    fault_of_work,
+    never_meant,
+    new_record,
+    read_key,
+    told_of,
+)
+from holdfast.idempotency.hashing import Secrets
+from holdfast.idempotency.keys import http_scope
 from holdfast.idempotency.settings import IdempotencySettings
-from holdfast.postgres.idempotency import NewRecord, Records, Response
-from holdfast.retry import sqlstate_of
+from holdfast.integrations.django.requests import Sent
+from holdfast.postgres.idempotency import Records
 from holdfast.telemetry import Notice, Observer
 
 ATTRIBUTE = "holdfast_idempotency"  # of the request
@@ -39,7 +48,7 @@ class Setup:
 
 
 class _Undo(Exception):
-    """Ends the inner block, which undoes the view's changes."""
+    """Ends a block, which undoes what was done in it."""
 
 
 class DjangoExchange:
@@ -50,10 +59,8 @@ class DjangoExchange:
         self._settings = setup.settings
         self._get_response = get_response
         self._request = request
-        field = request.META.get("HTTP_IDEMPOTENCY_KEY")
-        # WSGI joins two fields with a comma, which no key has outside of quotation marks.
-        self._fields = [] if field is None else [field.encode("latin-1", "replace")]
-        self._body = self._read_body() if self._fields else b""
+        setattr(request, ATTRIBUTE, self)
+        self._sent = Sent(request, self._settings)
         self._reset()
 
     def _reset(self) -> None:
@@ -61,38 +68,37 @@ class DjangoExchange:
         self._key: str | None = None
         self._outer: Any = None  # the transaction
         self._inner: Any = None  # what the view does in it
+        self._committed = False
+        self._error: BaseException | None = None  # what the view raised
+        self._doomed: BaseException | None = None  # what it may have caught, and could not
+        # Once one of these is set, what the view says does not matter any more.
         self._answer: Answer | None = None
-        self._repeat: BaseException | None = None
-        self._error: BaseException | None = None
-
-    def _read_body(self) -> bytes | None:
-        """Now, because a view may read the stream, and a body cannot be had from Django after that."""
-        length = self._request.META.get("CONTENT_LENGTH") or "0"
-        if length.isdigit() and int(length) > self._settings.request_limit:
-            return None
-        try:
-            body: bytes = self._request.body
-        except RequestDataTooBig:
-            return None
-        return body if len(body) <= self._settings.request_limit else None
+        self._repeat: BaseException | None = None  # why the view has to be run again
 
     # --- for the view ---------------------------------------------------------------------------------------
 
-    def begin(self, *, required: bool) -> None:
-        """Open the transaction and take the key. Returns only if the view is to be run."""
+    def begin(self, *, required: bool = True) -> None:
+        """Open the transaction and take the key. Returns only if the request is to be carried out.
+
+        Call it when it is known who is calling, and that the request is sound. Without `required`, and without a key,
+        it always returns.
+        """
         if self._outer is not None:
             return
-        scope = self._setup.scope(self._request)
-        if scope is None:
+        settings, request, connection = self._settings, self._request, connections[self._setup.using]
+        owner = self._setup.scope(request)
+        if owner is None:
             self._decide(Answer(401, [(b"content-length", b"0")], b""))
-        self._owner = require_scope(scope)
-        if self._settings.route_in_scope:
-            route = self._request.resolver_match.route
-            self._owner = require_scope(f"{scope} {self._request.method} /{route}")
-        self._key = self._read_key(required)
-        if self._body is None:
-            self._decide(answers.body_too_large(self._settings))
-        connection = connections[self._setup.using]
+        route = f"{request.method} /{request.resolver_match.route}" if settings.route_in_scope else ""
+        self._owner = http_scope(owner, route)
+        key, body = read_key(self._sent.fields, settings, required=required), self._sent.body
+        if isinstance(key, Answer):
+            self._decide(key)
+        self._key = key
+        if isinstance(body, Answer):
+            self._decide(body)
+        if isinstance(body, ConfigurationError):
+            raise body
         if connection.in_atomic_block:
             raise ConfigurationError(
                 "ATOMIC_REQUESTS",
@@ -105,53 +111,62 @@ class DjangoExchange:
             self._outer = outer
         except Exception as error:
             self._unavailable(error)
-        if self._key is not None and (found := self._take(self._key)) is not None:
+        # The first one to be called: the others may fail, and the commit has happened all the same.
+        transaction.on_commit(self._on_commit, using=self._setup.using)
+        if key is not None and (found := self._take(key, body)) is not None:
             self._decide(found)
         inner = transaction.atomic(using=self._setup.using)
         inner.__enter__()
         self._inner = inner
+        connection.execute_wrappers.append(self._watch)
 
-    def _read_key(self, required: bool) -> str | None:
-        try:
-            return parse_key(self._fields)
-        except KeyMissing:
-            if required:
-                self._decide(answers.key_missing(self._settings))
-            if self._fields:
-                self._decide(answers.key_invalid(self._settings, "is empty"))
-        except KeyInvalid as error:
-            self._decide(answers.key_invalid(self._settings, str(error)))
-        return None
-
-    def _take(self, key: str) -> Answer | None:
-        settings, secrets, request = self._settings, self._setup.secrets, self._request
-        hashed = HashedRequest(
-            request.method,
-            request.get_full_path().partition("?")[0].encode(),
-            request.META.get("QUERY_STRING", "").encode("latin-1", "replace"),
-            request.META.get("CONTENT_TYPE", "").encode("latin-1", "replace"),
-            self._body or b"",
-        )
-        hashes = secrets.hashes(hashed.parts(raw=settings.raw_body))
-        record = NewRecord(self._owner, key, hashes, secrets.version, settings.keep, settings.wait, settings.idle)
+    def _take(self, key: str, body: bytes) -> Answer | None:
+        """None when the key is ours; otherwise how its duplicate is answered."""
+        settings = self._settings
+        record = new_record(self._owner, key, self._sent.parts(body), self._setup.secrets, settings)
         try:
             found = self._setup.records.begin(connections[self._setup.using], record)
         except Exception as error:
-            state = sqlstate_of(error)
-            if state in WAITED:
-                return answers.in_progress(settings)
-            if state in AGAIN:
-                self._again(error)
-            self._unavailable(error)
+            match fault_of_taking(error):
+                case Fault.UNDER_WAY:
+                    return answers.in_progress(settings)
+                case Fault.PASSING:
+                    self._again(error)
+                case _:
+                    self._unavailable(error)
         if found is None:
             return None
         if found.outcome == "reused":
             self._tell("warning", "idempotency_key_reused")
         return answers.replayed(found, settings)
 
+    def _watch(self, execute: Callable[..., Any], *statement: Any) -> Any:
+        """Around every statement of the view, which may catch what cannot be caught."""
+        try:
+            return execute(*statement)
+        except Exception as error:
+            if never_meant(error):
+                self._doomed = error
+            raise
+
+    def _on_commit(self) -> None:
+        self._committed = True
+
+    # --- how the view is ended ------------------------------------------------------------------------------
+
     def failed(self, error: BaseException) -> None:
-        """What the view raised: Django turns it into a response before the middleware sees it."""
+        """What the view raised. What is not its own fault ends here, before Django logs it and makes a page of it."""
+        if self._outer is None or self._answer is not None or self._repeat is not None:
+            return
         self._error = error
+        self._end(fault_of_work(error), error)
+
+    def _end(self, fault: Fault, error: BaseException) -> None:
+        """Returns if the error is the application's own."""
+        if fault is Fault.PASSING:
+            self._again(error)
+        if fault is Fault.UNAVAILABLE:
+            self._unavailable(error)
 
     def _decide(self, answer: Answer) -> NoReturn:
         self._answer = answer
@@ -169,21 +184,21 @@ class DjangoExchange:
 
     def run(self) -> Any:
         """Run the view until its request is answered."""
-        setattr(self._request, ATTRIBUTE, self)
-        for attempt in range(1, self._settings.retries + 2):
+        attempt = 0
+        while True:
+            attempt += 1
             self._reset()
             response = self._run_once()
             if self._repeat is None:
                 return response
-            if attempt <= self._settings.retries:
-                pause = random.uniform(0, 0.01 * 2**attempt)
-                self._tell("warning", "request_retried", self._repeat, attempt=attempt, retry_in_s=round(pause, 4))
-                time.sleep(pause)
-        self._tell("error", "request_given_up", self._repeat, attempt=self._settings.retries + 1)
-        return self._response(answers.unavailable(self._settings))
+            if attempt > self._settings.retries or not self._sent.rewind():
+                self._tell("error", "request_given_up", self._repeat, attempt=attempt)
+                return self._response(answers.unavailable(self._settings))
+            pause = random.uniform(0, 0.01 * 2**attempt)
+            self._tell("warning", "request_retried", self._repeat, attempt=attempt, retry_in_s=round(pause, 4))
+            time.sleep(pause)
 
     def _run_once(self) -> Any:
-        response = None
         try:
             response = self._get_response(self._request)
             if self._outer is None and self._answer is None:
@@ -205,64 +220,73 @@ class DjangoExchange:
                 "is a stream, which cannot be repeated",
                 "answer with a whole body",
             )
-        if self._error is not None and self._is_passing(self._error):
-            self._unavailable(self._error)
         try:
             self._settle(_answer_of(response))
         except Exception as error:
-            if self._is_passing(error) or (sqlstate_of(error) is None and not isinstance(error, HoldfastError)):
-                self._unavailable(error)
-            raise
+            if self._committed:
+                # It came from what the view wanted to be called after the commit, which is too late to matter.
+                self._tell("error", "after_commit_failed", error)
+            else:
+                self._end(fault_of_ending(error), error)
+                raise
         if self._key is not None:
-            response["Idempotency-Key"] = self._fields[0].decode("latin-1")
+            response["Idempotency-Key"] = self._sent.fields[0].decode("latin-1")
         return response
 
-    def _is_passing(self, error: BaseException) -> bool:
-        """Whether the server is gone. If the transaction is to be run again, it does not return."""
-        state = sqlstate_of(error) or ""
-        if state in AGAIN:
-            self._again(error)
-        return state.startswith(GONE)
-
-    def _settle(self, answer: Answer) -> None:
-        entered = self._inner is not None
-        fate = answers.fate_of(answer.status, self._settings) if entered else Fate.DROP
-        if fate is Fate.DROP or (self._key is None and fate is Fate.UNDO):
-            self._roll_back()
-            return
-        if fate is Fate.KEEP and transaction.get_rollback(using=self._setup.using):
+    def _fate_of(self, status: int) -> Fate:
+        if self._inner is None:
+            return Fate.DROP
+        failed = transaction.get_rollback(using=self._setup.using)
+        if self._doomed is not None and (failed or status >= 400):
+            self._again(self._doomed)
+        if self._error is not None and status >= 500:
+            return Fate.DROP  # a page that Django or another middleware made of it: the view gave no answer
+        fate = answers.fate_of(status, self._settings)
+        if fate is Fate.KEEP and failed:
             # Leaving the block would roll back and say nothing of it.
             raise ConfigurationError(
                 "the view",
                 "went on after a database error that undoes its changes",
                 "let the error go, or put what may fail into transaction.atomic()",
             )
-        self._leave("_inner", _Undo() if fate is Fate.UNDO else None)
+        return Fate.DROP if self._key is None and fate is Fate.UNDO else fate
+
+    def _settle(self, answer: Answer) -> None:
+        """End the transaction as the answer's status says."""
+        fate = self._fate_of(answer.status)
+        if fate is Fate.DROP:
+            self._roll_back()
+            return
+        self._leave_inner(_Undo() if fate is Fate.UNDO else None)
         if self._key is not None:
-            response: Response = answers.stored(answer, self._settings)
+            response = answers.stored(answer, self._settings)
             if not self._setup.records.complete(connections[self._setup.using], self._owner, self._key, response):
                 raise ConfigurationError("the view", "ended the transaction", "leave commit and rollback to Holdfast")
-        self._leave("_outer", None)
+        self._leave_outer(None)
 
     def _roll_back(self) -> None:
-        error = _Undo()
-        for block in ("_inner", "_outer"):
+        for leave in (self._leave_inner, self._leave_outer):
             try:
-                self._leave(block, error)
+                leave(_Undo())
             except Exception:
                 # A connection that cannot roll back is lost, and its transaction with it.
                 connections[self._setup.using].close()
 
-    def _leave(self, name: str, error: BaseException | None) -> None:
-        block = getattr(self, name)
-        setattr(self, name, None)
+    def _leave_inner(self, error: BaseException | None) -> None:
+        block, self._inner = self._inner, None
+        if block is not None:
+            connections[self._setup.using].execute_wrappers.remove(self._watch)
+            block.__exit__(None if error is None else type(error), error, None)
+
+    def _leave_outer(self, error: BaseException | None) -> None:
+        block, self._outer = self._outer, None
         if block is not None:
             block.__exit__(None if error is None else type(error), error, None)
 
     def _response(self, answer: Answer) -> Any:
         response = HttpResponse(answer.body, status=answer.status)
         del response["Content-Type"]
-        for name, value in answer.echoing(self._fields[0] if self._key is not None else None).headers:
+        for name, value in answer.echoing(self._sent.fields[0] if self._key is not None else None).headers:
             response[name.decode("latin-1").title()] = value.decode("latin-1")
         return response
 

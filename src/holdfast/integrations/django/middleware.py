@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
 from django.conf import settings
-from django.core.exceptions import ImproperlyConfigured
+from django.core.exceptions import BadRequest, ImproperlyConfigured, PermissionDenied, SuspiciousOperation
+from django.core.signals import got_request_exception
+from django.http import Http404
+from django.http.multipartparser import MultiPartParserError
 from django.utils.module_loading import import_string
 
 from holdfast.errors import ConfigurationError
@@ -17,6 +21,8 @@ from holdfast.observability.logging import log_fact
 from holdfast.postgres.idempotency import Records
 
 _SETTING = "HOLDFAST_IDEMPOTENCY"
+# Django answers these with 4xx: they are the view's own, whatever it raised them from.
+_REFUSALS = (Http404, PermissionDenied, BadRequest, SuspiciousOperation, MultiPartParserError)
 
 
 class IdempotencyMiddleware:
@@ -36,9 +42,22 @@ class IdempotencyMiddleware:
 
     def process_exception(self, request: Any, exception: Exception) -> None:
         """Django turns what a view raises into a response before it comes back to us: here it can still be seen."""
-        exchange = getattr(request, ATTRIBUTE, None)
-        if isinstance(exchange, DjangoExchange):
-            exchange.failed(exception)
+        if not isinstance(exception, _REFUSALS):
+            _failed(request, exception)
+
+
+def _failed(request: Any, exception: BaseException | None) -> None:
+    exchange = getattr(request, ATTRIBUTE, None)
+    if isinstance(exchange, DjangoExchange) and exception is not None:
+        exchange.failed(exception)
+
+
+def _page_made(request: Any = None, **_: Any) -> None:
+    """The same for what another middleware raises, of which Django tells no other middleware."""
+    _failed(request, sys.exception())
+
+
+got_request_exception.connect(_page_made)
 
 
 def user_of(request: Any) -> str | None:
