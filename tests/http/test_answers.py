@@ -43,7 +43,7 @@ async def test_the_first_answer_is_every_answer(
             assert again.headers["idempotency-key"] == "k-1"
     assert (await runs(conn), await effects(conn)) == (["tea"], ["tea"])
     [record] = await records(conn)
-    assert (record["scope"], record["key"], record["status"]) == ("alice", "k-1", "Completed")
+    assert (record["scope"], record["key"], record["status"]) == ("http:alice", "k-1", "Completed")
     assert (record["response_status_code"], bytes(record["response_body"])) == (303, first.content)
     assert record["hash_version"] == 1
     assert (record["expires_at"] - record["created_at"]).total_seconds() == 24 * 3600

@@ -247,7 +247,7 @@ async def test_keys_belong_to_their_tenant(dsn: str, conn: asyncpg.Connection) -
         assert (await http.order(who="alice")).content == alice.content
         problem(await http.order(who="bob", order={"sku": "coffee"}), 409, "idempotency-key-reused")
     assert await effects(conn) == ["tea", "tea"]
-    assert sorted(record["scope"] for record in await records(conn)) == ["alice", "bob"]
+    assert sorted(record["scope"] for record in await records(conn)) == ["http:alice", "http:bob"]
 
 
 async def test_another_route_is_another_request(dsn: str, conn: asyncpg.Connection) -> None:
@@ -267,7 +267,7 @@ async def test_routes_as_a_part_of_the_scope(dsn: str, conn: asyncpg.Connection)
         problem(await http.order(path="/orders/2", method="PATCH"), 409, "idempotency-key-reused")
     assert await effects(conn) == ["tea"] * 3
     scopes = sorted(record["scope"] for record in await records(conn))
-    assert scopes == ["alice PATCH /orders/{sku}", "alice POST /gifts", "alice POST /orders"]
+    assert scopes == [f"http:alice {route}" for route in ("PATCH /orders/{sku}", "POST /gifts", "POST /orders")]
 
 
 async def test_a_scope_that_names_nobody_is_refused(dsn: str, conn: asyncpg.Connection) -> None:

@@ -258,7 +258,7 @@ async def test_a_router_of_its_own(dsn: str, conn: asyncpg.Connection) -> None:
                 assert (await http.order(path=f"/{version}/orders/17")).json() == {"number": 17}
         problem(await http.order(path="/v1/orders/18"), 409, "idempotency-key-reused")
     scopes = sorted(record["scope"] for record in await records(conn))
-    assert scopes == ["anybody POST /v1/orders/{number}", "anybody POST /v2/orders/{number}"]
+    assert scopes == ["http:anybody POST /v1/orders/{number}", "http:anybody POST /v2/orders/{number}"]
 
 
 async def test_an_endpoint_that_commits_by_itself(dsn: str, conn: asyncpg.Connection) -> None:

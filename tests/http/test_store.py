@@ -101,7 +101,7 @@ async def test_whoever_cannot_name_the_request_gets_no_answer(dsn: str, conn: as
     """S18: with scope and key alone the database says nothing of what it has stored."""
     async with opened(dsn) as (_, http):
         await http.order()
-    guess = "SELECT core.idempotency_begin('alice', 'k-1', '{0000}', 1, '1 day', 1000, NULL)"
+    guess = "SELECT core.idempotency_begin('http:alice', 'k-1', '{0000}', 1, '1 day', 1000, NULL)"
     assert json.loads(await conn.fetchval(guess)) == {"outcome": "reused"}
 
 

@@ -10,11 +10,21 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from holdfast.errors import ConfigurationError, HoldfastError
-from holdfast.failure import describe
 from holdfast.idempotency import answers
 from holdfast.idempotency.answers import Answer, Fate
+from holdfast.idempotency.deciding import (
+    Fault,
+    Unwind,
+    fault_of_ending,
+    fault_of_taking,
+    fault_of_work,
+    never_meant,
+    new_record,
+    read_key,
+    told_of,
+)
 from holdfast.idempotency.hashing import HashedRequest, Secrets
-from holdfast.idempotency.keys import KeyInvalid, KeyMissing, parse_key, require_scope
+from holdfast.idempotency.keys import http_scope
 from holdfast.idempotency.messages import (
     Body,
     BodyTooLarge,
@@ -26,30 +36,13 @@ from holdfast.idempotency.messages import (
     send_answer,
 )
 from holdfast.idempotency.settings import IdempotencySettings
-from holdfast.postgres.idempotency import NewRecord, Records, Response, begin_values, complete_values, found
+from holdfast.postgres.idempotency import Records, Response, begin_values, complete_values, found
 from holdfast.postgres.transactions import Connect, Unit, open_unit, uninterrupted
-from holdfast.redact import redact_dsn
-from holdfast.retry import sqlstate_of
 from holdfast.telemetry import Notice, Observer
 
 EXCHANGE = "holdfast.idempotency"  # in the ASGI scope
 # Extensions by which an application answers past its `send`.
 _PAST_SEND = ("http.response.pathsend", "http.response.zerocopysend", "http.response.trailers")
-
-# What passes when the whole transaction is run again. A unique violation may stand for a serialization failure.
-AGAIN = frozenset(("40001", "40P01", "23505", "55P03"))
-DOOMED = frozenset(("40001", "40P01"))  # of these, those that cannot be anything else
-# The first one is still at it: the lock timeout, or a shorter statement timeout.
-WAITED = frozenset(("55P03", "57014"))
-# The server, or the way to it, is gone.
-GONE = ("08", "53", "57P")
-
-# Whose errors quote statements and their values, also without a code.
-_DATABASE = ("sqlalchemy.", "psycopg.", "asyncpg.", "django.db.")
-
-
-class Unwind(BaseException):
-    """Ends the endpoint: its exchange is decided. Not an Exception, so that no endpoint takes it for a fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +106,15 @@ class Exchange:
         if self._passed_on:
             raise ConfigurationError("begin", "was called after the response had begun", "call it first")
         if self._unit is None:
-            self._owner = require_scope(scope)
-            if self._settings.route_in_scope:
-                self._owner = require_scope(f"{scope} {self._scope['method']} {route or self._scope['path']}")
-            self._key = self._read_key(required)
+            settings = self._settings
+            method = self._scope["method"]
+            self._owner = http_scope(
+                scope, f"{method} {route or self._scope['path']}" if settings.route_in_scope else ""
+            )
+            key = read_key(self._fields, settings, required=required)
+            if isinstance(key, Answer):
+                self._decide(key)
+            self._key = key
             try:
                 self._unit = await open_unit(
                     self._setup.connect, self._setup.records.queries, self._settings.connect_within
@@ -139,38 +137,26 @@ class Exchange:
                 await self._unit.mark()  # what is refused is undone from here, and its record stays
         self._entered = True
 
-    def _read_key(self, required: bool) -> str | None:
-        try:
-            return parse_key(self._fields)
-        except KeyMissing:
-            if required:
-                self._decide(answers.key_missing(self._settings))
-            if self._fields:
-                self._decide(answers.key_invalid(self._settings, "is empty"))
-        except KeyInvalid as error:
-            self._decide(answers.key_invalid(self._settings, str(error)))
-        return None
-
     async def _take(self, unit: Unit, key: str) -> Answer | None:
         """None when the key is ours; otherwise how its duplicate is answered."""
-        settings, secrets = self._settings, self._setup.secrets
+        settings = self._settings
         try:
-            hashes = secrets.hashes(await self._request())
+            record = new_record(self._owner, key, await self._request(), self._setup.secrets, settings)
         except BodyTooLarge:
             return answers.body_too_large(settings)
         except ClientGone:
             return answers.unavailable(settings)  # which nobody will read
-        record = NewRecord(self._owner, key, hashes, secrets.version, settings.keep, settings.wait, settings.idle)
         cutting = self._cut(unit, settings.wait + settings.commit_within)
         try:
             known = found(await unit.run("begin_command", begin_values(record), waits=True))
         except Exception as error:
-            state = sqlstate_of(error)
-            if state in WAITED:
-                return answers.in_progress(settings)
-            if state in AGAIN:
-                self._again(error)
-            self._unavailable(error)
+            match fault_of_taking(error):
+                case Fault.UNDER_WAY:
+                    return answers.in_progress(settings)
+                case Fault.PASSING:
+                    self._again(error)
+                case _:
+                    self._unavailable(error)
         finally:
             cutting.cancel()
         if known is None:
@@ -276,10 +262,10 @@ class Exchange:
 
     def _judge(self, error: BaseException) -> None:
         """An error of the endpoint: everything is rolled back, so it may be run again."""
-        state = sqlstate_of(error) or ""
-        if state in AGAIN:
+        fault = fault_of_work(error)
+        if fault is Fault.PASSING:
             self._repeat = error
-        elif state.startswith(GONE):
+        elif fault is Fault.UNAVAILABLE:
             self._tell("error", "idempotency_unavailable", error)
             self._answer = answers.unavailable(self._settings)
 
@@ -318,11 +304,11 @@ class Exchange:
             await uninterrupted(self._settle(unit, answer))
         except Exception as error:
             # Whatever it was, the transaction is not known to have been committed: the answer must not go.
-            state = sqlstate_of(error)
-            if state in AGAIN:
-                self._again(error)
-            if not isinstance(error, HoldfastError) and (state is None or state.startswith(GONE)):
-                self._unavailable(error)
+            match fault_of_ending(error):
+                case Fault.PASSING:
+                    self._again(error)
+                case Fault.UNAVAILABLE:
+                    self._unavailable(error)
             raise
         finally:
             cutting.cancel()
@@ -362,8 +348,7 @@ class Exchange:
             if await self._complete(unit, response):
                 return
         except Exception as error:
-            state = sqlstate_of(error) or ""
-            if state in DOOMED or state.startswith(GONE):
+            if never_meant(error) or fault_of_work(error) is Fault.UNAVAILABLE:
                 raise
         await unit.restart()
         answer = await self._take(unit, key)
@@ -383,23 +368,3 @@ class Exchange:
         if error is not None:
             told |= told_of(error)
         self._setup.observe(Notice(level, name, told))
-
-
-def told_of(error: BaseException) -> dict[str, object]:
-    """What logs may say of an error. A database's message may quote rows, and its driver's the statement's values."""
-    kind, state = type(error), sqlstate_of(error)
-    quotes = state is not None or _is_of_database(error)
-    text = f"{kind.__module__}.{kind.__qualname__}" if quotes else describe(error, redact_dsn).text[:500]
-    return {"error": text, "sqlstate": state}
-
-
-def _is_of_database(error: BaseException) -> bool:
-    """Whether it, or what it is described with, comes from a driver or from what wraps one."""
-    link: BaseException | None = error
-    seen: set[int] = set()
-    while link is not None and id(link) not in seen:
-        seen.add(id(link))
-        if any(f"{base.__module__}.".startswith(_DATABASE) for base in type(link).__mro__):
-            return True
-        link = link.__cause__ or link.__context__
-    return False

@@ -93,6 +93,9 @@ def http_scope(owner: str, route: str = "") -> str:
     ('http:alice', 'http:alice POST /orders')
     """
     require_scope(owner)
+    if route and " " in owner:
+        # Where the one ends and the other begins must not be for a tenant to choose.
+        owner = sha256(owner.encode(errors="surrogatepass")).hexdigest()
     return _stored("http", f"{owner} {route}" if route else owner)
 
 
