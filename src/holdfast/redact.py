@@ -37,8 +37,15 @@ _NO_HOST = re.compile(
     re.MULTILINE,
 )
 
-# user:…@host, the scheme forgotten or mistyped.
-_BARE = re.compile(r"(?P<start>(?<![\w:])[\w.%+/-]+):(?!//)\S+@")
+# user:…@host, the scheme forgotten or mistyped. Only behind a scheme that is known may :// be followed by a user.
+_BARE = re.compile(
+    r"""
+    (?<![\w:])
+    (?: (?P<scheme> (?:postgres(?:ql)?|https?|amqps?|nats|rediss?|valkeys?|kafka|tls|wss?)(?:\+\w+)?:// )
+      | (?P<start> [\w.%+/-]+ ) : \S+@ )
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
 
 
 def redact_dsn(text: str) -> str:
@@ -50,7 +57,7 @@ def redact_dsn(text: str) -> str:
     text = _KEYWORD.sub(rf"\g<name>\g<equals>{HIDDEN}", text)
     text = _USERINFO.sub(rf"\g<start>:{HIDDEN}@", text)
     text = _NO_HOST.sub(_hide_rest, text)
-    return _BARE.sub(rf"\g<start>:{HIDDEN}@", text)
+    return _BARE.sub(_hide_bare, text)
 
 
 def _hide_value(match: re.Match[str]) -> str:
@@ -58,6 +65,10 @@ def _hide_value(match: re.Match[str]) -> str:
     if unquote_plus(match["name"]).casefold() not in _SECRET_NAMES:
         return match[0]
     return f"{match['start']}{match['name']}={HIDDEN}"
+
+
+def _hide_bare(match: re.Match[str]) -> str:
+    return match["scheme"] or f"{match['start']}:{HIDDEN}@"
 
 
 def _hide_rest(match: re.Match[str]) -> str:
