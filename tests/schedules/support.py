@@ -34,6 +34,8 @@ def schedules(generation: int = 0) -> Schedules:
 async def declare(conn: asyncpg.Connection, *, generation: int = 0, force: bool = True, **options: Any) -> str:
     """What a worker does when it starts; declared, unchanged, older, or owed if not by force."""
     (schedule,) = declaring(**options).schedules
+    beat = "SELECT core.worker_beat(gen_random_uuid(), 'declaring', 'host', 1, '1.0', $1, '{}', '{}')"
+    await conn.execute(beat, generation)
     return await schedules(generation).declare(conn, schedule, force=force)
 
 

@@ -10,6 +10,7 @@ import asyncpg
 import pytest
 
 from holdfast import EventEnvelope, HandlerContext, HandlerRegistry
+from holdfast.errors import ConfigurationError
 from holdfast.postgres.connection import Address, ReservedConnection
 from holdfast.postgres.schedules import Watched
 from holdfast.schedules import Cron, Due, due
@@ -415,6 +416,25 @@ async def test_workers_and_operators_need_no_other_right(conn: asyncpg.Connectio
             await conn.execute(denied)
     await conn.execute("RESET ROLE")
     assert await conn.fetchval("SELECT count(*) FROM core.outbox") == 2
+
+
+async def test_a_worker_whose_schedule_is_of_another_role_does_not_start(dsn: str, conn: asyncpg.Connection) -> None:
+    """OBX-2: the error names the schedule and what to write; nothing is declared, and nobody takes it for alive."""
+    await conn.execute("INSERT INTO core.sources (source, role_name) VALUES ('reports', 'holdfast_operator')")
+    with pytest.raises(ConfigurationError, match=r"reports\.hourly\.source source reports belongs to another role"):
+        async with running(f"{dsn}?role=holdfast_worker", declaring()):
+            pass
+    assert await conn.fetchval("SELECT count(*) FROM core.schedules") == 0
+    assert await conn.fetchval("SELECT count(*) FROM core.served_channels()") == 0
+    await conn.execute("INSERT INTO core.sources (source, role_name) VALUES ('reports', 'holdfast_worker')")
+    async with running(f"{dsn}?role=holdfast_worker", declaring()):
+        await until(lambda: _planned(conn), what="its next slot is known")
+
+
+async def test_a_first_worker_of_a_generation_is_known_before_it_declares(dsn: str, conn: asyncpg.Connection) -> None:
+    """GEN-1, IDM-4: nobody has written down a deployment of its number."""
+    async with running(dsn, declaring(), generation=20260131):
+        assert (await stored(conn))["generation"] == 20260131
 
 
 async def test_cron_is_the_same_in_the_database(conn: asyncpg.Connection) -> None:

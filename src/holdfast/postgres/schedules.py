@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 
 import asyncpg
 
+from holdfast.errors import ConfigurationError
 from holdfast.payload import encode_payload
 from holdfast.postgres.queries import Queries
 from holdfast.schedules import Cron, Due, Missed, Schedule, Timing, timing
@@ -106,24 +107,27 @@ class Schedules:
         `owed`: its timing would change while a slot of the old one is still to be fired. Not by force.
         """
         cron = schedule.timing if isinstance(schedule.timing, Cron) else None
-        (answer,) = await self._fetch(
-            connection,
-            "declare_schedule",
-            {
-                "name": schedule.name,
-                "cron": cron and cron.expression,
-                "timezone": cron and cron.timezone,
-                "every": None if isinstance(schedule.timing, Cron) else schedule.timing.interval,
-                "missed": schedule.missed,
-                "event_type": schedule.event_type,
-                "source": schedule.source,
-                "target": schedule.target,
-                "priority": schedule.priority,
-                "payload": encode_payload(dict(schedule.payload)),
-                "generation": self._generation,
-                "force": force,
-            },
-        )
+        values = {
+            "name": schedule.name,
+            "cron": cron and cron.expression,
+            "timezone": cron and cron.timezone,
+            "every": None if isinstance(schedule.timing, Cron) else schedule.timing.interval,
+            "missed": schedule.missed,
+            "event_type": schedule.event_type,
+            "source": schedule.source,
+            "target": schedule.target,
+            "priority": schedule.priority,
+            "payload": encode_payload(dict(schedule.payload)),
+            "generation": self._generation,
+            "force": force,
+        }
+        try:
+            (answer,) = await self._fetch(connection, "declare_schedule", values)
+        except asyncpg.InsufficientPrivilegeError as error:
+            if error.hint is None:  # not of ours: who may not even call it
+                raise
+            remedy = "as the owner of the schema, give the worker's role a line in core.sources"
+            raise ConfigurationError(f"{schedule.name}.source", str(error), remedy) from None
         return str(answer[0])
 
     async def look(self, connection: asyncpg.Connection, names: Iterable[str]) -> list[Watched]:

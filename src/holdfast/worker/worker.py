@@ -295,6 +295,9 @@ class Worker:
             prepared = await self._prepare()
         finally:
             if not prepared:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_GOODBYE):
+                        await self._maintenance.say_goodbye()
                 await self._close()
         if not prepared:
             return
@@ -348,6 +351,7 @@ class Worker:
                 await self._deliveries.subscribe(connection, owed)
                 self._report_outdated(await self._deliveries.interest(connection))
                 if self._scheduler is not None:
+                    await self._maintenance.introduce()
                     await self._scheduler.declare()
                 outage.over()
                 return True
