@@ -57,6 +57,7 @@ class ScheduleSeen:
     declared_at: datetime
     attended_at: datetime
     attended: bool  # a living worker declares it
+    owed_after: datetime  # slots up to here are dealt with; in the future when the server's clock was set back
     next_slot: datetime | None
     last_slot: datetime | None
     last_fired_at: datetime | None

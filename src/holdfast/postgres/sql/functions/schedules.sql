@@ -209,8 +209,10 @@ BEGIN
     after := p_verb = 'pause';
     IF before <> after THEN
         UPDATE core.schedules s
-        -- A resume begins now, also where the clock of the server was ahead when the last slot was fired.
+        -- A resume begins now, also where the clock of the server was ahead when the last slot was fired: then it is not
+        -- the last one any more, and comes again in its time, with the same key.
         SET version = s.version + 1, next_slot = NULL,
+            last_slot = CASE WHEN after OR s.last_slot <= clock_timestamp() THEN s.last_slot END,
             owed_after = CASE WHEN after THEN greatest(s.owed_after, clock_timestamp()) ELSE clock_timestamp() END,
             paused_at = CASE WHEN after THEN clock_timestamp() END, paused_by = CASE WHEN after THEN p_actor END
         WHERE s.name = p_name;
