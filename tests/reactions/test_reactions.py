@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shlex
 import threading
 from typing import Any
 from uuid import UUID, uuid4
@@ -22,7 +23,10 @@ from holdfast.postgres import migrate
 from holdfast.recording import RecordsEvents
 from holdfast.telemetry import Failed
 from tests.acceptance.support import Facts, drained, make_tables, publish, row, running, settled, terminate, until
+from tests.operator.test_commands import Run, holdfast
 from tests.outbox import Outbox
+
+__all__ = ["holdfast"]  # a fixture
 
 PUBLISHER = Publisher("shop")
 
@@ -189,6 +193,24 @@ async def test_moving_down_is_told_until_the_interest_is_retired(dsn: str, conn:
     assert len(calls) == 1
     (notice,) = facts.notices("interest_outdated")
     assert notice.details["handler_name"] == "shop.greet"
+
+
+async def test_the_remedy_for_an_outdated_interest(dsn: str, conn: asyncpg.Connection, holdfast: Run) -> None:
+    """IDM-3, OPS-1: the command of the notice, pasted into a shell, ends that interest and no other."""
+    for event_type in ("order.*", "order.placed"):
+        await Outbox(conn).subscribe("shop.greet", event_type)
+    facts, registry = Facts(), HandlerRegistry()
+    registry.add("shop.greet", ("order.placed",), Calls())
+    async with running(dsn, registry, facts):
+        (notice,) = facts.notices("interest_outdated")
+    program, *words = shlex.split(str(notice.details["remedy"]).rpartition(": ")[2])
+    assert (program, words[-1]) == ("holdfast", "order.*")
+    code, out, _ = await asyncio.to_thread(holdfast, *words, "--yes")
+    assert (code, out) == (0, "shop.greet: 1 interest ended\n")
+    async with running(dsn, registry, facts := Facts()):
+        assert facts.notices("interest_outdated") == []
+    left = "SELECT array_agg(event_type) FROM core.subscriptions WHERE retired_at IS NULL"
+    assert await conn.fetchval(left) == ["order.placed"]
 
 
 # --- what becomes of failures ---

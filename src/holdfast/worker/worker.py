@@ -6,6 +6,7 @@ async with Worker(dsn, registry): ...  beside something else, for example a Fast
 
 import asyncio
 import contextlib
+import shlex
 import signal
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from types import TracebackType
@@ -384,7 +385,8 @@ class Worker:
             details: dict[str, object] = {
                 "handler_name": handler_name,
                 "event_type": event_type,
-                "remedy": "if it is not wanted any more, end it with core.retire(handler_name, event_type)",
+                "remedy": "if it is not wanted any more: "
+                f"holdfast handlers retire {handler_name} --event-type {shlex.quote(event_type)}",
             }
             self._observe(Notice("warning", "interest_outdated", details))
 
