@@ -12,7 +12,8 @@ import pytest
 from holdfast import EventEnvelope, HandlerContext, HandlerRegistry
 from holdfast.errors import ConfigurationError
 from holdfast.postgres.connection import Address, ReservedConnection
-from holdfast.postgres.schedules import Watched
+from holdfast.postgres.queries import Queries
+from holdfast.postgres.schedules import Schedules, Watched
 from holdfast.schedules import Cron, Due, due
 from holdfast.telemetry import Counters
 from holdfast.worker.outage import Outages
@@ -229,6 +230,30 @@ async def test_whoever_dies_in_the_middle_has_fired_nothing(dsn: str, conn: asyn
         await second.close()
     assert await slots(conn) == found.fire
     assert len(found.fire) == 1
+
+
+async def test_whoever_is_frozen_keeps_nobody_from_firing(dsn: str, conn: asyncpg.Connection) -> None:
+    """IDM-4: a fire commits by itself; behind a pooler a commit that does not come is not waited for."""
+    await declare(conn)
+    await rewind(conn, HOUR)
+    seen, sent = await watched(conn), []
+    first, second = await asyncpg.connect(dsn), await asyncpg.connect(dsn)
+    try:
+        first.add_query_logger(lambda record: sent.append(record.query))
+        assert await schedules().fire(first, seen, now_due(seen))
+        await until(lambda: [query for query in sent if "schedule_fire" in query], what="the logger has heard of it")
+        assert not [query for query in sent if query.startswith(("BEGIN", "COMMIT"))], "nothing is left to be sent"
+        await rewind(conn, HOUR)
+        pooled = Address(dsn)
+        pooled.pooled = True
+        seen = await watched(conn)
+        async with second.transaction():
+            assert await Schedules(Queries("core"), pooled, 0).fire(second, seen, now_due(seen))
+            assert await second.fetchval("SHOW idle_in_transaction_session_timeout") == "5s"
+        assert await second.fetchval("SHOW idle_in_transaction_session_timeout") == "0"
+    finally:
+        await first.close()
+        await second.close()
 
 
 # --- what the database refuses ---

@@ -10,6 +10,7 @@ import asyncpg
 
 from holdfast.errors import ConfigurationError
 from holdfast.payload import encode_payload
+from holdfast.postgres.connection import Address
 from holdfast.postgres.queries import Queries
 from holdfast.schedules import Cron, Due, Missed, Schedule, Timing, timing
 
@@ -98,8 +99,9 @@ async def listing(connection: asyncpg.Connection, schema: str = "core") -> list[
 
 
 class Schedules:
-    def __init__(self, queries: Queries, generation: int) -> None:
+    def __init__(self, queries: Queries, address: Address, generation: int) -> None:
         self._queries = queries
+        self._address = address
         self._generation = generation
 
     async def declare(self, connection: asyncpg.Connection, schedule: Schedule, *, force: bool = False) -> str:
@@ -153,7 +155,11 @@ class Schedules:
         self, connection: asyncpg.Connection, name: str, values: Mapping[str, object]
     ) -> list[asyncpg.Record]:
         statement = self._queries.asyncpg(name)
+        if not self._address.pooled:
+            # It commits by itself: a process that is frozen before it could say so must not keep the schedule's row.
+            records: list[asyncpg.Record] = await connection.fetch(statement.sql, *statement.bind(values))
+            return records
         # Behind a transaction pooler a statement is prepared and run by the same session only inside a transaction.
         async with connection.transaction(isolation="read_committed"):
-            records: list[asyncpg.Record] = await connection.fetch(statement.sql, *statement.bind(values))
+            records = await connection.fetch(statement.sql, *statement.bind(values))
         return records

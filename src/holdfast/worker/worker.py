@@ -187,7 +187,7 @@ class Worker:
         if registry.schedules:
             self._scheduler = Scheduler(
                 self._schedule_connection,
-                Schedules(queries, settings.generation),
+                Schedules(queries, address, settings.generation),
                 registry.schedules,
                 self.counters,
                 self._observe,

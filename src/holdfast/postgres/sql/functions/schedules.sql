@@ -135,6 +135,9 @@ AS $$
 DECLARE
     schedule core.schedules;
 BEGIN
+    -- Behind a transaction pooler the commit is a statement of its own. Who is frozen before it has not fired anything,
+    -- and must not keep others from it.
+    PERFORM set_config('idle_in_transaction_session_timeout', '5s', true);
     SELECT * INTO schedule FROM core.schedules s
     WHERE s.name = p_name AND s.version = p_version AND s.paused_at IS NULL
     FOR UPDATE SKIP LOCKED;
