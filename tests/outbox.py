@@ -246,6 +246,7 @@ class Outbox:
         """As after the installation."""
         tables = (
             "outbox", "event_handled", "subscriptions", "outbox_keys", "sources", "deployments", "workers", "stops",
+            "schedules",
         )  # fmt: skip
         await self.connection.execute(
             "; ".join(f'DELETE FROM "{self.schema}".{table}' for table in tables)

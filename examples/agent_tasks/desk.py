@@ -23,10 +23,12 @@ async def decide(sessions: Sessions, task_id: UUID, decision: Decision, by: str)
         return task
 
 
-async def waiting(sessions: Sessions) -> list[AgentTask]:
+async def waiting(
+    sessions: Sessions, status: Literal["awaiting_approval", "stuck"] = "awaiting_approval"
+) -> list[AgentTask]:
     """What somebody has to look at, the oldest first."""
     async with sessions() as session:
-        query = select(AgentTask).where(AgentTask.status == "awaiting_approval").order_by(AgentTask.created_at)
+        query = select(AgentTask).where(AgentTask.status == status).order_by(AgentTask.created_at)
         return list(await session.scalars(query))
 
 

@@ -33,7 +33,8 @@ class Conversation(Base):
 class AgentTask(RecordsEvents, Base):
     """awaiting_approval → dispatched → running → done or failed; or refused, or cancelled.
 
-    One that runs is cancelling first: whoever executes it ends it after the step they are at.
+    One that runs is cancelling first: whoever executes it ends it after the step they are at. One whose event has
+    become a dead letter is stuck: a replay of the event goes on with it, and a cancellation ends it.
     """
 
     __tablename__ = "agent_tasks"
@@ -86,7 +87,7 @@ class AgentTask(RecordsEvents, Base):
 
     def cancel(self, by: str) -> None:
         """At once, unless somebody works on it: then they stop after the step they are at."""
-        self._require("awaiting_approval", "dispatched", "running")
+        self._require("awaiting_approval", "dispatched", "running", "stuck")
         self.decided_by = by
         if self.status == "running":
             self.status = "cancelling"
@@ -97,8 +98,8 @@ class AgentTask(RecordsEvents, Base):
 
     def begin(self) -> bool:
         """Whether there is something to do: not when it was cancelled, or ended in an earlier delivery."""
-        if self.status == "dispatched":
-            self.status = "running"
+        if self.status in ("dispatched", "stuck"):
+            self.status, self.result = "running", None
         elif self.status == "cancelling":
             self._end("cancelled", None)
         return self.status == "running"  # also when a worker died of it: its steps are in the transcript
@@ -115,6 +116,14 @@ class AgentTask(RecordsEvents, Base):
     def fail(self, why: str) -> None:
         if self.begin():
             self._end("failed", why)
+
+    def stick(self, why: str) -> None:
+        """Nobody works on it any more, and nobody will by itself."""
+        if self.status == "cancelling":
+            self._end("cancelled", None)
+        elif self.status in ("dispatched", "running"):
+            self.status, self.result = "stuck", why
+            self._tell("agent.task.stuck")
 
     def forget(self) -> None:
         """Retention: what it was about goes, that it was stays."""

@@ -12,6 +12,7 @@ from uuid import UUID
 import asyncpg
 
 from examples.orders.handlers import registry
+from holdfast.operator import Operator, schedules
 
 HANDLERS = sorted(each.name for each in registry if each.via == "outbox" and each.wants("order.placed"))
 
@@ -52,6 +53,22 @@ WHERE o.handler_name = 'ledger.record_sale'
 ORDER BY ms
 """
 
+# By the inbox, where the reaction has committed together with what it wrote.
+_REACTED = """
+SELECT count(DISTINCT o.domain_id)
+FROM core.event_handled h JOIN core.outbox o ON o.idempotency_key = h.idempotency_key
+WHERE h.handler_name = 'storefront.count_order' AND o.domain_id = ANY ($1::uuid[])
+"""
+
+# The books that were closed last, beside what the ledger has of that day.
+_BOOKS = """
+SELECT s.fired, s.next_slot, coalesce(d.orders, 0) AS closed,
+       (SELECT count(*) FROM ledger l WHERE (l.recorded_at AT TIME ZONE 'Europe/Berlin')::date = d.day) AS recorded
+FROM core.schedules s LEFT JOIN (SELECT * FROM closed_days ORDER BY day DESC LIMIT 1) d ON true
+WHERE s.name = $1
+"""
+END_OF_DAY = "ledger.end_of_day"
+
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
@@ -81,6 +98,16 @@ class Account:
     lost: int
     effect_duplicates: int
     confirmation_duplicates: int
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """What the schedule has done."""
+
+    fired: int  # slots
+    next_slot: datetime | None
+    closed: int  # orders in the books
+    recorded: int  # orders of that day in the ledger
 
 
 class Figures:
@@ -120,6 +147,18 @@ class Figures:
             effect_duplicates=await self._connection.fetchval(duplicates, self._since),
             confirmation_duplicates=confirmed.total() - len(confirmed),
         )
+
+    async def reacted(self, acknowledged: Iterable[UUID]) -> int:
+        """To how many of the orders the API itself has reacted."""
+        return int(await self._connection.fetchval(_REACTED, list(acknowledged)))
+
+    async def end_the_day(self) -> None:
+        """What `holdfast schedules trigger` does: few demos run at midnight."""
+        async with Operator(self._dsn, actor="the demo") as operator:
+            await schedules.trigger(operator, END_OF_DAY, reason="to show the books")
+
+    async def books(self) -> Books:
+        return Books(**await self._connection.fetchrow(_BOOKS, END_OF_DAY))
 
     def confirmations(self) -> Counter[UUID]:
         """How often each order was confirmed."""

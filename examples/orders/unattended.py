@@ -43,6 +43,7 @@ class Run:
         await self._recover()
         await self._steady(max(1.0, self._deadline - time.monotonic() - 0.5))
         await self._drained("draining")
+        await self._end_the_day()
         return await self._reckoning()
 
     # --- the scenes -----------------------------------------------------------------------------------
@@ -82,16 +83,27 @@ class Run:
         await self._drained("recovering")
         self._say("drained: what the dead worker held came back when its lease ended")
 
+    async def _end_the_day(self) -> None:
+        await self._figures.end_the_day()
+        self._say("the schedule that ends the day is triggered")
+        await self._drained("closing the books")
+
     async def _reckoning(self) -> dict[str, Any]:
         account = await self._figures.account(self._customers.acknowledged)
         failed = (await self._snapshot()).failed
         latencies = await self._figures.latencies(self._calm)
+        books = await self._figures.books()
         return {
             "orders": len(self._customers.acknowledged),
             "delivered": account.delivered,
             "lost": account.lost,
             "effect_duplicates": account.effect_duplicates,
             "confirmation_duplicates": account.confirmation_duplicates,
+            "reacted": await self._reacted(),
+            "slots_fired": books.fired,
+            "next_slot": None if books.next_slot is None else f"{books.next_slot:%Y-%m-%d %H:%M} UTC",
+            "books_closed": books.closed,
+            "books_recorded": books.recorded,
             "failed": failed,
             "unanswered": self._customers.unanswered,
             "kills": self._kills,
@@ -100,6 +112,13 @@ class Run:
             "latency_sample": len(latencies),
             "seconds": round(time.monotonic() - self._started, 1),
         }
+
+    async def _reacted(self) -> int:
+        """Nobody waits for reactions; the last ones may still be at it."""
+        orders, deadline = self._customers.acknowledged, time.monotonic() + 5
+        while (found := await self._figures.reacted(orders)) < len(orders) and time.monotonic() < deadline:
+            await asyncio.sleep(0.05)
+        return found
 
     # --- waiting --------------------------------------------------------------------------------------
 
@@ -149,6 +168,9 @@ def _summary(result: dict[str, Any], sound: bool) -> str:
         f"{result['lost']:>6}  lost",
         f"{result['effect_duplicates']:>6}  recorded twice in the ledger (a database effect: exactly once)",
         f"{result['confirmation_duplicates']:>6}  confirmed twice (an outside effect: at least once)",
+        f"{result['reacted']:>6}  counted by the API after its commit (a reaction in process: once, or not at all)",
+        f"{result['books_closed']:>6}  in the books of the day, closed when its schedule was triggered; "
+        f"{result['slots_fired']} slots fired by themselves, the next one at {result['next_slot']}",
         f"commit to handler while the worker was up: {times}",
         "All is well." if sound else "SOMETHING IS WRONG: this must not happen.",
     ]

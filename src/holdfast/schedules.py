@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from itertools import takewhile
 from typing import Any, Literal, get_args
 from zoneinfo import ZoneInfo
@@ -29,6 +29,7 @@ PUNCTUAL = timedelta(minutes=1)  # what is later than this is missed, with misse
 SHORTEST, LONGEST = timedelta(seconds=1), timedelta(days=366)
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_SECOND, _DAY = timedelta(seconds=1), timedelta(days=1)
 _FIELDS = 5
 # Where to look for the latest slots: a first window that holds enough of them keeps the rest from being counted.
 _WINDOWS = tuple(timedelta(hours=hours) for hours in (2, 26, 8 * 24, 110 * 24, 5 * 366 * 24))
@@ -55,23 +56,43 @@ class Cron:
 
     def after(self, moment: datetime) -> Iterator[datetime]:
         """Every slot after a moment, in UTC."""
+        zone = _zone(self.timezone)
+        by_the_wall = any(part.startswith("*") for part in self.expression.split()[:2])
+        for slot in self._on_the_wall(moment, zone) if by_the_wall else self._walk(moment, zone):
+            # In the second of two equal hours the wall shows fixed times that have had their slots in the first one.
+            if slot > moment:
+                moment = slot
+                yield slot
+
+    def _on_the_wall(self, moment: datetime, zone: ZoneInfo) -> Iterator[datetime]:
+        """With the clock as it is from one change of it to the next.
+
+        cronsim walks by the hour, and gets out of step where clocks are moved by half of one.
+        """
+        change: datetime | None = moment.replace(microsecond=0)
+        while change is not None:
+            since, before = change, change - _SECOND  # a slot may fall on the change itself
+            offset, change = timezone(_offset(zone, since)), None
+            for slot in self._walk(before, offset):
+                change = _change(zone, since, slot)
+                if change is not None:
+                    break
+                yield slot
+                since = slot
+
+    def _walk(self, moment: datetime, zone: tzinfo) -> Iterator[datetime]:
         try:
             from cronsim import CronSim, CronSimError
         except ImportError:
             remedy = "pip install 'holdfast[schedules]'"
             raise ConfigurationError("cron", "needs the package cronsim, which is not installed", remedy) from None
-        zone = _zone(self.timezone)
         try:
             found = CronSim(self.expression, moment.astimezone(zone))
         except CronSimError as error:
             remedy = 'write five fields, like "*/15 8-18 * * MON-FRI"'
             raise ConfigurationError("cron", f"{self.expression!r} cannot be read: {error}", remedy) from None
         for local in found:
-            slot = local.astimezone(UTC)
-            # In the second of two equal hours the wall shows times that have had their slots in the first one.
-            if slot > moment:
-                moment = slot
-                yield slot
+            yield local.astimezone(UTC)
 
     def __str__(self) -> str:
         return f"{self.expression} ({self.timezone})"
@@ -185,3 +206,21 @@ def _zone(name: str) -> ZoneInfo:
         # Also what is no name of a zone at all, such as a path or a directory of zones.
         remedy = "use a name of the IANA database, like Europe/Berlin; pip install tzdata if the machine has no zones"
         raise ConfigurationError("timezone", f"{name!r} is unknown", remedy) from None
+
+
+def _offset(zone: ZoneInfo, moment: datetime) -> timedelta:
+    return moment.astimezone(zone).utcoffset() or timedelta(0)
+
+
+def _change(zone: ZoneInfo, moment: datetime, until: datetime) -> datetime | None:
+    """The first second after a moment, and up to another, at which the clocks of a zone have been moved."""
+    offset = _offset(zone, moment)
+    while moment < until:
+        later = min(moment + _DAY, until)
+        if _offset(zone, later) != offset:
+            while (seconds := (later - moment) // _SECOND) > 1:
+                middle = moment + seconds // 2 * _SECOND
+                moment, later = (middle, later) if _offset(zone, middle) == offset else (moment, middle)
+            return later
+        moment = later
+    return None

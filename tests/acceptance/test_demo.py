@@ -27,7 +27,9 @@ import pytest
 from examples.orders import unattended
 from examples.orders.__main__ import arguments
 from examples.orders.figures import HANDLERS, Account, Figures, Snapshot, percentile
+from examples.orders.handlers import registry
 from examples.orders.view import Scene, bars, draw
+from tests.acceptance.support import drained, running, until
 
 ROOT = Path(__file__).parents[2]
 DEMO = [sys.executable, "-m", "examples.orders"]
@@ -65,11 +67,15 @@ def test_the_demo_loses_nothing_when_its_worker_is_killed(marked: dict[str, str]
     assert result["effect_duplicates"] == 0
     assert result["failed"] == 0
     assert result["kills"] == 1
+    assert result["reacted"] == result["orders"], "the API was not killed: it reacted to every order"
+    assert result["books_closed"] == result["books_recorded"], "whichever day it was in Berlin"
+    assert result["slots_fired"] <= 1 and re.fullmatch(r"\d{4}-\d\d-\d\d 2[23]:00 UTC", result["next_slot"])
     assert result["delivered"] == result["orders"] >= 100
     assert result["latency_sample"] >= 50
     assert 0 < result["p50_ms"] <= result["p99_ms"]
     said = run.stderr.decode()
     assert "kill -9 of the worker" in said
+    assert "the schedule that ends the day is triggered" in said
     placed = re.search(r"(\d+) orders placed without a worker", said)
     assert placed and int(placed[1]) > 10
 
@@ -157,6 +163,29 @@ async def test_the_reckoning_is_honest(dsn: str, conn: asyncpg.Connection, tmp_p
         assert (await figures.account(orders)).lost == 3
 
 
+async def test_reactions_and_schedules_are_counted(dsn: str, conn: asyncpg.Connection, tmp_path: Path) -> None:
+    """RUN-1, IDM-3, IDM-4: by the inbox and by the books; what another handler did, or nobody, is not counted."""
+    await conn.execute((ROOT / "examples/orders/schema.sql").read_text())
+    orders = [uuid4() for _ in range(3)]
+    for order, handler in zip(orders, ("storefront.count_order", "storefront.count_order", HANDLERS[0]), strict=True):
+        await conn.execute("INSERT INTO orders (id, customer, total_cents) VALUES ($1, 'Ada', 1)", order)
+        await conn.execute("INSERT INTO ledger (order_id, total_cents) VALUES ($1, 1)", order)
+        await conn.execute(DELIVERED, order, handler, f"{order}")
+    async with Figures(dsn, tmp_path / "sent.txt") as figures:
+        assert await figures.reacted(orders) == 2
+        assert await figures.reacted(orders[1:]) == 1
+        async with running(dsn, registry):
+            await figures.end_the_day()
+            await until(lambda: conn.fetchval("SELECT count(*) FROM closed_days"), what="the books are closed")
+            await drained(conn)
+        books = await figures.books()
+        assert books.closed == books.recorded
+        assert books.next_slot is not None
+        day = "(now() AT TIME ZONE 'Europe/Berlin')::date"
+        await conn.execute(f"INSERT INTO closed_days VALUES ({day} + 1, 7, 7)")
+        assert ((await figures.books()).closed, (await figures.books()).recorded) == (7, 0)
+
+
 DELIVERED = """
 WITH row AS (
     INSERT INTO core.outbox (event_type, source, payload, domain_id, handler_name, idempotency_key, status, settled_at,
@@ -170,10 +199,14 @@ def test_a_loss_or_a_duplicate_is_a_failure(capsys: pytest.CaptureFixture[str]) 
     """RUN-1: the exit code says so."""
     fine = {"orders": 1, "delivered": 1, "lost": 0, "effect_duplicates": 0, "confirmation_duplicates": 1, "kills": 1}
     times = {"p50_ms": 1.0, "p99_ms": 2.0, "latency_sample": 1}
+    fine |= {"reacted": 17, "books_closed": 23, "slots_fired": 2, "next_slot": "2026-07-01 22:00 UTC"}
     assert unattended.report(fine | times, as_json=True) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["lost"] == 0
     assert unattended.report(fine | times | {"lost": 1}, as_json=False) == 1
-    assert "WRONG" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "WRONG" in said
+    assert "    17  counted by the API after its commit" in said
+    assert "    23  in the books of the day" in said and "2 slots fired by themselves" in said
     assert unattended.report(fine | times | {"effect_duplicates": 1}, as_json=True) == 1
 
 

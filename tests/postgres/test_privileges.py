@@ -101,7 +101,7 @@ FUNCTIONS[WORKER] |= {"reaction_open", "reaction_enter", "reaction_settle"}
 TABLES[OPERATOR] |= {"schedules": {"SELECT"}}
 FUNCTIONS[WORKER] |= {"schedule_declare", "schedules_look", "schedule_fire"}
 FUNCTIONS[OPERATOR] |= {"schedule_trigger", "schedule_turn", "schedule_remove"}
-INTERNAL |= {"schedule_publish", "reaction_owned"}
+INTERNAL |= {"schedule_publish", "reaction_owned", "require_generation"}
 
 # --- of idempotency records ---
 FUNCTIONS[PRODUCER] |= {"idempotency_begin", "idempotency_complete"}
@@ -694,6 +694,65 @@ async def test_a_role_that_was_set_counts_and_not_the_login_behind_it(
     finally:
         await pool.close()
         admin.execute("DROP ROLE login_pool")
+
+
+async def test_a_worker_declares_schedules_of_its_own_sources(
+    outbox: Outbox, worker: Outbox, bank: Outbox, logins: Logins
+) -> None:
+    """OBX-2, IDM-4: not those of another role's source, nor under the name of one; nor does it fire them."""
+    await own(outbox, "bank", logins.names["bank"])
+    values = {
+        "name": "bank.monthly", "cron": None, "timezone": None, "every": timedelta(hours=1), "missed": "latest",
+        "event_type": EVENT, "source": "bank", "target": None, "priority": 1, "payload": "{}", "generation": 0,
+        "force": True,
+    }  # fmt: skip
+    with pytest.raises(asyncpg.InsufficientPrivilegeError, match="source bank belongs to another role"):
+        await worker.call("declare_schedule", **values)
+    assert await outbox.value("SELECT count(*) FROM core.schedules") == 0
+    await outbox.call("declare_schedule", **values)
+    before = await outbox.connection.fetchrow("SELECT * FROM core.schedules")
+    with pytest.raises(asyncpg.InsufficientPrivilegeError, match="source bank belongs to another role"):
+        await worker.call("declare_schedule", **(values | {"source": "shop"}))
+    fire = {
+        "name": "bank.monthly", "version": before["version"], "slots": [], "until": before["owed_after"],
+        "next": before["owed_after"] + timedelta(days=3650), "generation": 0,
+    }  # fmt: skip
+    with pytest.raises(asyncpg.InsufficientPrivilegeError, match="source bank belongs to another role"):
+        await worker.call("fire_schedule", **fire)
+    assert await outbox.connection.fetchrow("SELECT * FROM core.schedules") == before
+    # A source that nobody owns is open, and one can have several roles.
+    await worker.call("declare_schedule", **(values | {"name": "shop.hourly", "source": "shop"}))
+    await own(outbox, "bank", logins.names[WORKER])
+    assert (await worker.call("declare_schedule", **values))[0][0] == "unchanged"
+    assert (await worker.call("fire_schedule", **fire))[0][0] is True
+
+
+async def test_a_worker_declares_schedules_for_generations_that_are_known(outbox: Outbox, worker: Outbox) -> None:
+    """GEN-1, IDM-4: a number that nobody has would stand against every later declaration, and take its events away."""
+    values = {
+        "name": "shop.hourly", "cron": None, "timezone": None, "every": timedelta(hours=1), "missed": "latest",
+        "event_type": EVENT, "source": "shop", "target": None, "priority": 1, "payload": "{}", "force": True,
+    }  # fmt: skip
+    for unknown in (1, 2**63 - 1, -1, None):
+        with pytest.raises(asyncpg.InvalidParameterValueError, match="is no deployment, and no worker"):
+            await worker.call("declare_schedule", **values, generation=unknown)
+    assert (await worker.call("declare_schedule", **values, generation=0))[0][0] == "declared"
+    seen = await outbox.connection.fetchrow("SELECT * FROM core.schedules")
+    fire = {
+        "name": "shop.hourly", "version": seen["version"], "slots": [], "until": seen["owed_after"],
+        "next": seen["owed_after"] + timedelta(hours=1),
+    }  # fmt: skip
+    with pytest.raises(asyncpg.InvalidParameterValueError, match="is no deployment, and no worker"):
+        await worker.call("fire_schedule", **fire, generation=2**63 - 1)
+    assert (await worker.call("fire_schedule", **fire, generation=0))[0][0] is True
+    await outbox.connection.execute("INSERT INTO core.deployments (generation) VALUES (7)")
+    assert (await worker.call("declare_schedule", **values, generation=7))[0][0] == "declared"
+    await worker.connection.execute(
+        "SELECT core.worker_beat(gen_random_uuid(), 'new', 'host', 1, '1.0', 9, '{outbox_gen_9}', '{}')"
+    )
+    assert (await worker.call("declare_schedule", **values, generation=9))[0][0] == "declared"
+    with pytest.raises(asyncpg.InvalidParameterValueError, match="generation 10 is no deployment"):
+        await worker.call("declare_schedule", **values, generation=10)
 
 
 # --- names that shadow ours ---

@@ -21,6 +21,7 @@ from examples.agent_tasks.office import Office
 from examples.agent_tasks.tasks import RETENTION, AgentTask, Conversation
 from holdfast import EventEnvelope
 from holdfast.errors import DomainFault, NotFoundFault
+from holdfast.operator import Operator, actions
 from tests.acceptance.support import insert, publish, running, settled, until
 
 ROOT = Path(__file__).parents[2]
@@ -73,7 +74,7 @@ class Desk:
 async def here(dsn: str, conn: asyncpg.Connection) -> AsyncIterator[Desk]:
     await conn.execute(SCHEMA.read_text())
     notices: list[str] = []
-    office = Office(dsn, notify=notices.append)
+    office = Office(dsn, notify=notices.append, rounds=timedelta(seconds=1))
     async with office.reactions, running(dsn, office.registry, poll_interval=0.5):
         yield Desk(office, conn, notices)
     await office.close()
@@ -190,6 +191,73 @@ async def test_it_is_forgotten_in_time(here: Desk) -> None:
     forgotten = await desk.find(here.office.sessions, task.id)
     assert (forgotten.steps, forgotten.transcript, forgotten.result) == ([], [], None)
     assert forgotten.forgotten_at is not None and forgotten.status == "done"
+
+
+class Broken:
+    """A tool that fails for good at its second step, until it is mended; before that somebody may act."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.steps: list[dict[str, Any]] = []
+        self.mended = False
+        self.reached, self.go_on = asyncio.Event(), asyncio.Event()
+        self._real = office_module.use
+        monkeypatch.setattr(office_module, "use", self)
+
+    async def __call__(self, step: dict[str, Any], key: str) -> str:
+        self.steps.append(step)
+        if len(self.steps) == 2 and not self.mended:
+            self.reached.set()
+            await self.go_on.wait()
+            raise NotFoundFault("the bank has moved")
+        return await self._real(step, key)
+
+
+STEPS: list[dict[str, Any]] = [{"look_up": "A-17"}, {"refund": 100, "order": "A-17"}]
+
+
+async def stuck(here: Desk, task_id: UUID) -> AgentTask:
+    (found,) = await until(lambda: desk.waiting(here.office.sessions, "stuck"), what="a task that is stuck")
+    assert found.id == task_id
+    return found
+
+
+async def test_a_dead_letter_leaves_its_task_stuck_and_a_replay_goes_on(
+    here: Desk, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """IDM-5, DLQ-3: the row says so, with the error, and so does the office; the step that was done is not repeated."""
+    broken = Broken(monkeypatch)
+    broken.go_on.set()
+    task = await here.request(STEPS)
+    found = await stuck(here, task.id)
+    assert "the bank has moved" in (found.result or "") and found.finished_at is None and len(found.transcript) == 1
+    await until(lambda: [each for each in here.notices if str(task.id) in each], what="a call for help")
+    assert "is stuck" in here.notices[-1]
+    broken.mended = True
+    async with Operator(dsn, actor="ada") as operator:
+        dead = await here.conn.fetchval("SELECT event_id FROM core.failed")
+        assert (await actions.replay(operator, [dead])).count == 1
+    done = await here.ended(task.id, "done")
+    assert len(done.transcript) == 2 and broken.steps == [STEPS[0], STEPS[1], STEPS[1]]
+
+
+async def test_what_is_stuck_can_be_cancelled(here: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """IDM-5: at once, because nobody works on it; also when the cancellation came before the failure."""
+    broken = Broken(monkeypatch)
+    broken.go_on.set()
+    task = await here.request(STEPS)
+    await stuck(here, task.id)
+    await here.decide(task, "cancel")
+    assert (await here.ended(task.id, "cancelled")).result is None
+
+    broken.steps.clear()
+    broken.reached.clear()
+    broken.go_on.clear()
+    other = await here.request(STEPS)
+    await broken.reached.wait()
+    await here.decide(other, "cancel")
+    broken.go_on.set()
+    await here.ended(other.id, "cancelled")
+    assert await here.conn.fetchval("SELECT count(*) FROM core.failed") == 2
 
 
 @pytest.mark.timeout(120)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shlex
 import threading
 from typing import Any
 from uuid import UUID, uuid4
@@ -15,13 +16,17 @@ from sqlalchemy import create_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
 from holdfast import EventEnvelope, HandlerRegistry, NewEvent, Publisher, Reactions, Retry, Snooze
-from holdfast.errors import ConfigurationError, FieldError
+from holdfast.errors import ConfigurationError, FieldError, SchemaMismatch
 from holdfast.integrations.sqlalchemy import DomainEvents
 from holdfast.operator import Operator, actions, events, failures, handlers
+from holdfast.postgres import migrate
 from holdfast.recording import RecordsEvents
 from holdfast.telemetry import Failed
 from tests.acceptance.support import Facts, drained, make_tables, publish, row, running, settled, terminate, until
+from tests.operator.test_commands import Run, holdfast
 from tests.outbox import Outbox
+
+__all__ = ["holdfast"]  # a fixture
 
 PUBLISHER = Publisher("shop")
 
@@ -190,6 +195,24 @@ async def test_moving_down_is_told_until_the_interest_is_retired(dsn: str, conn:
     assert notice.details["handler_name"] == "shop.greet"
 
 
+async def test_the_remedy_for_an_outdated_interest(dsn: str, conn: asyncpg.Connection, holdfast: Run) -> None:
+    """IDM-3, OPS-1: the command of the notice, pasted into a shell, ends that interest and no other."""
+    for event_type in ("order.*", "order.placed"):
+        await Outbox(conn).subscribe("shop.greet", event_type)
+    facts, registry = Facts(), HandlerRegistry()
+    registry.add("shop.greet", ("order.placed",), Calls())
+    async with running(dsn, registry, facts):
+        (notice,) = facts.notices("interest_outdated")
+    program, *words = shlex.split(str(notice.details["remedy"]).rpartition(": ")[2])
+    assert (program, words[-1]) == ("holdfast", "order.*")
+    code, out, _ = await asyncio.to_thread(holdfast, *words, "--yes")
+    assert (code, out) == (0, "shop.greet: 1 interest ended\n")
+    async with running(dsn, registry, facts := Facts()):
+        assert facts.notices("interest_outdated") == []
+    left = "SELECT array_agg(event_type) FROM core.subscriptions WHERE retired_at IS NULL"
+    assert await conn.fetchval(left) == ["order.placed"]
+
+
 # --- what becomes of failures ---
 
 
@@ -343,6 +366,93 @@ async def test_draining_waits_for_what_was_accepted_before(dsn: str, conn: async
         gate.set()
         await draining
         assert ended == [2, 3, 1]
+
+
+async def test_draining_without_a_loop(dsn: str, conn: asyncpg.Connection) -> None:
+    """IDM-3: synchronous code waits for what its commits have set off, with a deadline, and goes on."""
+    await conn.execute("CREATE TABLE orders (id uuid PRIMARY KEY)")
+    gate = threading.Event()
+
+    def slow(event: EventEnvelope) -> None:
+        gate.wait(30)
+
+    def program() -> int:
+        reactions = Reactions(dsn, registry_of(slow=slow))
+        reactions.drain_sync()  # of nothing: at once, open or not
+        engine = create_engine(dsn.replace("postgresql://", "postgresql+psycopg://", 1))
+        factory = sessionmaker(engine)
+        DomainEvents(PUBLISHER, reactions).attach(factory)
+        with reactions:
+            with factory.begin() as session:
+                order = Order(id=uuid4())
+                order.record(NewEvent("order.placed", {}))
+                session.add(order)
+            with pytest.raises(TimeoutError, match="to 1 events have not ended in time"):
+                reactions.drain_sync(timeout=0.05)
+            with pytest.raises(TimeoutError):
+                asyncio.run(reactions.drain(0.05))  # on a loop that is not theirs
+            gate.set()
+            reactions.drain_sync(timeout=30)
+            with psycopg.connect(dsn) as connection:
+                (handled,) = connection.execute("SELECT count(*) FROM core.event_handled").fetchone() or (0,)
+            asyncio.run(reactions.drain())
+        reactions.drain_sync()
+        engine.dispose()
+        return int(handled)
+
+    assert await asyncio.to_thread(program) == 1
+    await drained(conn)
+
+
+async def test_a_loop_does_not_wait_for_itself(dsn: str, conn: asyncpg.Connection) -> None:
+    """IDM-3: the thread that runs the reactions cannot block until they have ended; another one can."""
+    calls = Calls()
+    async with Reactions(dsn, registry_of(greet=calls)) as reactions:
+        with pytest.raises(ConfigurationError, match=r"await reactions\.drain"):
+            reactions.drain_sync()
+        reactions.react(await placed(conn))
+        await asyncio.to_thread(reactions.drain_sync, 30)
+        assert len(calls) == reactions.counters.delivered == 1
+    reactions.drain_sync()  # nothing runs here any more
+
+
+async def test_nothing_is_waited_for_that_was_given_up(dsn: str, conn: asyncpg.Connection) -> None:
+    """IDM-3: a reaction that outlives even its cancellation does not keep anybody waiting for ever."""
+    begun, gate = asyncio.Event(), asyncio.Event()
+
+    async def stubborn(event: EventEnvelope) -> None:
+        begun.set()
+        while not gate.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await gate.wait()
+
+    async with Reactions(dsn, registry_of(stubborn=stubborn), grace=0.05) as reactions:
+        reactions.react(await placed(conn))
+        await begun.wait()
+        waiting = asyncio.create_task(asyncio.to_thread(reactions.drain_sync))
+        await asyncio.sleep(0)
+    await asyncio.wait_for(waiting, 10)
+    gate.set()
+
+
+async def test_what_is_refused_at_the_start_leaves_nothing_behind(empty_dsn: str) -> None:
+    """IDM-3: a schema that is not there; no session of ours stays, and they open when it is there."""
+    reactions = Reactions(empty_dsn, registry_of(greet=Calls()))
+    tasks = asyncio.all_tasks()
+    with pytest.raises(SchemaMismatch):
+        await reactions.__aenter__()
+    assert asyncio.all_tasks() == tasks
+    looking = await asyncpg.connect(empty_dsn)
+    ours = "SELECT count(*) = 0 FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    await until(lambda: looking.fetchval(ours), what="no session of ours")
+    with pytest.raises(ConfigurationError, match="not running"):
+        reactions.require_open()
+    await migrate.apply(empty_dsn)
+    async with reactions:
+        reactions.react(await placed(looking))
+        await reactions.drain(30)
+        assert reactions.counters.delivered == 1
+    await looking.close()
 
 
 # --- refused before anything is written ---

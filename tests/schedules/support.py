@@ -9,6 +9,7 @@ from typing import Any
 import asyncpg
 
 from holdfast import EventEnvelope, HandlerContext, HandlerRegistry
+from holdfast.postgres.connection import Address
 from holdfast.postgres.queries import Queries
 from holdfast.postgres.schedules import Schedules
 
@@ -28,12 +29,14 @@ def declaring(name: str = NAME, event_type: str = "report.due", **options: Any) 
 
 
 def schedules(generation: int = 0) -> Schedules:
-    return Schedules(Queries("core"), generation)
+    return Schedules(Queries("core"), Address("postgresql://tests-bring-their-own"), generation)
 
 
 async def declare(conn: asyncpg.Connection, *, generation: int = 0, force: bool = True, **options: Any) -> str:
     """What a worker does when it starts; declared, unchanged, older, or owed if not by force."""
     (schedule,) = declaring(**options).schedules
+    beat = "SELECT core.worker_beat(gen_random_uuid(), 'declaring', 'host', 1, '1.0', $1, '{}', '{}')"
+    await conn.execute(beat, generation)
     return await schedules(generation).declare(conn, schedule, force=force)
 
 

@@ -10,8 +10,10 @@ import asyncpg
 import pytest
 
 from holdfast import EventEnvelope, HandlerContext, HandlerRegistry
+from holdfast.errors import ConfigurationError
 from holdfast.postgres.connection import Address, ReservedConnection
-from holdfast.postgres.schedules import Watched
+from holdfast.postgres.queries import Queries
+from holdfast.postgres.schedules import Schedules, Watched
 from holdfast.schedules import Cron, Due, due
 from holdfast.telemetry import Counters
 from holdfast.worker.outage import Outages
@@ -230,6 +232,30 @@ async def test_whoever_dies_in_the_middle_has_fired_nothing(dsn: str, conn: asyn
     assert len(found.fire) == 1
 
 
+async def test_whoever_is_frozen_keeps_nobody_from_firing(dsn: str, conn: asyncpg.Connection) -> None:
+    """IDM-4: a fire commits by itself; behind a pooler a commit that does not come is not waited for."""
+    await declare(conn)
+    await rewind(conn, HOUR)
+    seen, sent = await watched(conn), []
+    first, second = await asyncpg.connect(dsn), await asyncpg.connect(dsn)
+    try:
+        first.add_query_logger(lambda record: sent.append(record.query))
+        assert await schedules().fire(first, seen, now_due(seen))
+        await until(lambda: [query for query in sent if "schedule_fire" in query], what="the logger has heard of it")
+        assert not [query for query in sent if query.startswith(("BEGIN", "COMMIT"))], "nothing is left to be sent"
+        await rewind(conn, HOUR)
+        pooled = Address(dsn)
+        pooled.pooled = True
+        seen = await watched(conn)
+        async with second.transaction():
+            assert await Schedules(Queries("core"), pooled, 0).fire(second, seen, now_due(seen))
+            assert await second.fetchval("SHOW idle_in_transaction_session_timeout") == "5s"
+        assert await second.fetchval("SHOW idle_in_transaction_session_timeout") == "0"
+    finally:
+        await first.close()
+        await second.close()
+
+
 # --- what the database refuses ---
 
 
@@ -415,6 +441,25 @@ async def test_workers_and_operators_need_no_other_right(conn: asyncpg.Connectio
             await conn.execute(denied)
     await conn.execute("RESET ROLE")
     assert await conn.fetchval("SELECT count(*) FROM core.outbox") == 2
+
+
+async def test_a_worker_whose_schedule_is_of_another_role_does_not_start(dsn: str, conn: asyncpg.Connection) -> None:
+    """OBX-2: the error names the schedule and what to write; nothing is declared, and nobody takes it for alive."""
+    await conn.execute("INSERT INTO core.sources (source, role_name) VALUES ('reports', 'holdfast_operator')")
+    with pytest.raises(ConfigurationError, match=r"reports\.hourly\.source source reports belongs to another role"):
+        async with running(f"{dsn}?role=holdfast_worker", declaring()):
+            pass
+    assert await conn.fetchval("SELECT count(*) FROM core.schedules") == 0
+    assert await conn.fetchval("SELECT count(*) FROM core.served_channels()") == 0
+    await conn.execute("INSERT INTO core.sources (source, role_name) VALUES ('reports', 'holdfast_worker')")
+    async with running(f"{dsn}?role=holdfast_worker", declaring()):
+        await until(lambda: _planned(conn), what="its next slot is known")
+
+
+async def test_a_first_worker_of_a_generation_is_known_before_it_declares(dsn: str, conn: asyncpg.Connection) -> None:
+    """GEN-1, IDM-4: nobody has written down a deployment of its number."""
+    async with running(dsn, declaring(), generation=20260131):
+        assert (await stored(conn))["generation"] == 20260131
 
 
 async def test_cron_is_the_same_in_the_database(conn: asyncpg.Connection) -> None:

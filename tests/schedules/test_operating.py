@@ -257,6 +257,29 @@ async def test_doctor_names_schedules_that_nobody_fires(dsn: str, conn: asyncpg.
         await until(lambda: _calm(conn), what="nothing to say")
 
 
+async def test_doctor_names_schedules_that_are_ahead_of_the_clock(
+    dsn: str, conn: asyncpg.Connection, operator: Operator
+) -> None:
+    """OPS-5, IDM-4: the server's clock was ahead when a slot was fired; the remedy, as it is printed, helps."""
+    await declare(conn)
+    await plan(conn)
+    slot = (await stored(conn))["next_slot"]
+    ahead = "UPDATE core.schedules SET owed_after = $1, last_slot = $1, next_slot = $2"
+    await conn.execute(ahead, slot + 2 * HOUR, slot + 3 * HOUR)
+    (found,) = await findings(conn)
+    assert (found.code, found.severity, found.object) == ("schedule-ahead", "problem", NAME)
+    assert f"before {slot + 2 * HOUR:%Y-%m-%d %H:%M:%S} UTC" in found.what
+    assert (await verbs.show(operator, NAME)).upcoming[0] == slot + 3 * HOUR
+    assert found.remedy.splitlines()[1:] == [f"holdfast schedules {verb} {NAME}" for verb in ("pause", "resume")]
+    for command in found.remedy.splitlines()[1:]:
+        assert (await verbs.turn(operator, NAME, command.split()[2])).changed  # type: ignore[arg-type]
+        assert await findings(conn) == []
+    async with running(dsn, declaring()):
+        planned = "SELECT next_slot < now() + interval '1 hour' FROM core.schedules"
+        await until(lambda: conn.fetchval(planned), what="a next slot within the hour")
+    assert (await stored(conn))["last_slot"] is None
+
+
 async def _calm(conn: asyncpg.Connection) -> bool:
     return await findings(conn) == []
 

@@ -56,7 +56,7 @@ def _upcoming(found: ScheduleSeen) -> list[datetime]:
     if found.paused_at is not None:
         return []
     try:
-        return list(islice(found.timing.after(found.looked_at), UPCOMING))
+        return list(islice(found.timing.after(max(found.looked_at, found.owed_after)), UPCOMING))
     except ConfigurationError:
         return []  # without the extra, or without its time zone
 

@@ -8,7 +8,9 @@ from datetime import datetime, timedelta
 
 import asyncpg
 
+from holdfast.errors import ConfigurationError
 from holdfast.payload import encode_payload
+from holdfast.postgres.connection import Address
 from holdfast.postgres.queries import Queries
 from holdfast.schedules import Cron, Due, Missed, Schedule, Timing, timing
 
@@ -56,6 +58,7 @@ class ScheduleSeen:
     declared_at: datetime
     attended_at: datetime
     attended: bool  # a living worker declares it
+    owed_after: datetime  # slots up to here are dealt with; in the future when the server's clock was set back
     next_slot: datetime | None
     last_slot: datetime | None
     last_fired_at: datetime | None
@@ -96,8 +99,9 @@ async def listing(connection: asyncpg.Connection, schema: str = "core") -> list[
 
 
 class Schedules:
-    def __init__(self, queries: Queries, generation: int) -> None:
+    def __init__(self, queries: Queries, address: Address, generation: int) -> None:
         self._queries = queries
+        self._address = address
         self._generation = generation
 
     async def declare(self, connection: asyncpg.Connection, schedule: Schedule, *, force: bool = False) -> str:
@@ -106,24 +110,27 @@ class Schedules:
         `owed`: its timing would change while a slot of the old one is still to be fired. Not by force.
         """
         cron = schedule.timing if isinstance(schedule.timing, Cron) else None
-        (answer,) = await self._fetch(
-            connection,
-            "declare_schedule",
-            {
-                "name": schedule.name,
-                "cron": cron and cron.expression,
-                "timezone": cron and cron.timezone,
-                "every": None if isinstance(schedule.timing, Cron) else schedule.timing.interval,
-                "missed": schedule.missed,
-                "event_type": schedule.event_type,
-                "source": schedule.source,
-                "target": schedule.target,
-                "priority": schedule.priority,
-                "payload": encode_payload(dict(schedule.payload)),
-                "generation": self._generation,
-                "force": force,
-            },
-        )
+        values = {
+            "name": schedule.name,
+            "cron": cron and cron.expression,
+            "timezone": cron and cron.timezone,
+            "every": None if isinstance(schedule.timing, Cron) else schedule.timing.interval,
+            "missed": schedule.missed,
+            "event_type": schedule.event_type,
+            "source": schedule.source,
+            "target": schedule.target,
+            "priority": schedule.priority,
+            "payload": encode_payload(dict(schedule.payload)),
+            "generation": self._generation,
+            "force": force,
+        }
+        try:
+            (answer,) = await self._fetch(connection, "declare_schedule", values)
+        except asyncpg.InsufficientPrivilegeError as error:
+            if error.hint is None:  # not of ours: who may not even call it
+                raise
+            remedy = "as the owner of the schema, give the worker's role a line in core.sources"
+            raise ConfigurationError(f"{schedule.name}.source", str(error), remedy) from None
         return str(answer[0])
 
     async def look(self, connection: asyncpg.Connection, names: Iterable[str]) -> list[Watched]:
@@ -148,7 +155,11 @@ class Schedules:
         self, connection: asyncpg.Connection, name: str, values: Mapping[str, object]
     ) -> list[asyncpg.Record]:
         statement = self._queries.asyncpg(name)
+        if not self._address.pooled:
+            # It commits by itself: a process that is frozen before it could say so must not keep the schedule's row.
+            records: list[asyncpg.Record] = await connection.fetch(statement.sql, *statement.bind(values))
+            return records
         # Behind a transaction pooler a statement is prepared and run by the same session only inside a transaction.
         async with connection.transaction(isolation="read_committed"):
-            records: list[asyncpg.Record] = await connection.fetch(statement.sql, *statement.bind(values))
+            records = await connection.fetch(statement.sql, *statement.bind(values))
         return records

@@ -42,6 +42,7 @@ class Maintenance:
         self._sweeper = sweeper
         self._reports = Reports()
         self._unserved: set[tuple[str, int]] = set()  # as the last look found them
+        self._known = False  # to the others
         host = socket.gethostname()
         self._registration = Registration(
             id=worker,
@@ -54,6 +55,14 @@ class Maintenance:
             handlers=handlers,
         )
 
+    async def introduce(self) -> None:
+        """Say that the worker lives before it does anything: its generation has to be known for that."""
+        try:
+            await self._beat(await self._connection.use())
+        except CONNECTION_FAULTS:
+            self._connection.drop()
+            raise
+
     async def run(self) -> None:
         while True:
             try:
@@ -65,7 +74,7 @@ class Maintenance:
             await asyncio.sleep(_INTERVAL)
 
     async def run_once(self, connection: asyncpg.Connection) -> None:
-        await self._fleet.beat(connection, self._registration)
+        await self._beat(connection)
         interest = await self._deliveries.interest(connection)
         for channel in self._settings.served_channels:
             for route in await self._deliveries.lanes(connection, channel):
@@ -76,6 +85,10 @@ class Maintenance:
         for channel, generation in sorted(unserved & self._unserved):
             self._report_unserved(channel, generation)
         self._unserved = unserved
+
+    async def _beat(self, connection: asyncpg.Connection) -> None:
+        self._known = True  # also when the answer is lost
+        await self._fleet.beat(connection, self._registration)
 
     async def _sweep(self, connection: asyncpg.Connection) -> None:
         if self._sweeper is None:
@@ -118,7 +131,7 @@ class Maintenance:
         self._observe(Notice("warning", "channel_unserved", details))
 
     async def say_goodbye(self) -> None:
-        if not self._connection.reachable:
+        if not self._known or not self._connection.reachable:
             return  # its heartbeat stops anyway
         self._connection.drop(fault=False)  # the loop may have been ended in the middle of a statement
         try:

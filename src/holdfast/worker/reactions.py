@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncIterator, Iterable, Mapping
+from concurrent.futures import Future, InvalidStateError
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -82,9 +83,11 @@ class Reactions:
         self._observers = tuple(observers)
         self._redact = redact
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._lock = threading.Lock()
+        self._thread: int | None = None  # the loop's
+        self._lock = threading.Lock()  # for what follows, which any thread may ask for
         self._accepted = 0
         self._unfinished: set[int] = set()
+        self._drains: list[tuple[set[int], Future[None]]] = []  # what each of them still waits for
         self._aside: Aside | None = None
 
     # --- using it -------------------------------------------------------------------------------------
@@ -122,18 +125,46 @@ class Reactions:
             self._unfinished.add(self._accepted)
             loop.call_soon_threadsafe(self._begin, self._accepted, event, dict(headers or {}), handlers)
 
-    async def drain(self) -> None:
-        """Wait until everything that was accepted so far has ended and is written down."""
-        due = self._accepted
-        while any(number <= due for number in tuple(self._unfinished)):
-            self._turned.clear()
-            await self._turned.wait()
+    async def drain(self, timeout: float | None = None) -> None:
+        """Wait until everything that was accepted so far has ended and is written down, on any event loop.
+
+        TimeoutError when that takes longer than so many seconds. Without a limit it is the handlers' own ones that end
+        it.
+        """
+        drained = self._drained()
+        try:
+            async with asyncio.timeout(timeout):
+                await asyncio.wrap_future(drained)
+        except TimeoutError:
+            raise self._too_slow() from None
+
+    def drain_sync(self, timeout: float | None = None) -> None:
+        """`drain` for code without an event loop: blocks its thread."""
+        if threading.get_ident() == self._thread:
+            raise ConfigurationError(
+                "reactions", "run on this very thread, which would wait for itself", "write: await reactions.drain()"
+            )
+        try:
+            self._drained().result(timeout)
+        except TimeoutError:
+            raise self._too_slow() from None
+
+    def _drained(self) -> Future[None]:
+        drained: Future[None] = Future()
+        with self._lock:
+            if self._unfinished:
+                self._drains.append((set(self._unfinished), drained))
+            else:
+                drained.set_result(None)
+        return drained
+
+    def _too_slow(self) -> TimeoutError:
+        return TimeoutError(f"the reactions to {len(self._unfinished)} events have not ended in time")
 
     async def __aenter__(self) -> Self:
         if self._loop is not None:
             raise ConfigurationError("reactions", "are running already", "open them once for each process")
         self._slots = asyncio.Semaphore(self._concurrency)
-        self._turned = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._turn = asyncio.Lock()  # for the one connection
         self._threads = Threads(self._most_threads)
@@ -147,10 +178,14 @@ class Reactions:
             self._address, size=self._connections, patience=60.0, statement_timeout=longest + SILENCE
         )
         self._attempts = Attempts(self._statements, self._sessions, self._threads)
-        if handlers:
-            await self._address.probe()
-            await migrate.require_current(await self._connection.use(), self._schema)
-        self._loop = asyncio.get_running_loop()
+        try:
+            if handlers:
+                await self._address.probe()
+                await migrate.require_current(await self._connection.use(), self._schema)
+        except BaseException:
+            await self._close()  # what was never entered is never left
+            raise
+        self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         return self
 
     async def __aexit__(
@@ -161,19 +196,24 @@ class Reactions:
             self._loop = None
         try:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._grace):
-                    await self.drain()
+                await self.drain(self._grace)
             for task in self._tasks:
                 task.cancel()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_LAST_WORDS):
-                    await self.drain()
+                await self.drain(_LAST_WORDS)
         finally:
             for task in self._tasks:
                 task.cancel()
+            await self._close()
+
+    async def _close(self) -> None:
+        try:
             self._threads.close()
             await self._sessions.close()
             await self._connection.close()
+        finally:
+            self._thread = None
+            self._finish(*self._unfinished)  # what was given up must not be waited for
 
     def __enter__(self) -> Self:
         aside = Aside(self, "holdfast-reactions")
@@ -197,11 +237,21 @@ class Reactions:
 
     def _ended(self, number: int, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        self._unfinished.discard(number)
-        self._turned.set()
+        self._finish(number)
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         if error is not None:
             self._observe(Notice("error", "reaction_lost", {"error": describe(error, self._redact).text}))
+
+    def _finish(self, *numbers: int) -> None:
+        with self._lock:
+            self._unfinished.difference_update(numbers)
+            for due, _ in self._drains:
+                due.difference_update(numbers)
+            drained = [future for due, future in self._drains if not due]
+            self._drains = [each for each in self._drains if each[0]]
+        for future in drained:
+            with contextlib.suppress(InvalidStateError):  # nobody waits for it any more
+                future.set_result(None)
 
     async def _react(self, event: EventEnvelope, headers: dict[str, str], handlers: list[Handler]) -> None:
         results: dict[str, Result] = {handler.name: Stopped("the process was stopped") for handler in handlers}

@@ -6,6 +6,7 @@ async with Worker(dsn, registry): ...  beside something else, for example a Fast
 
 import asyncio
 import contextlib
+import shlex
 import signal
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from types import TracebackType
@@ -186,7 +187,7 @@ class Worker:
         if registry.schedules:
             self._scheduler = Scheduler(
                 self._schedule_connection,
-                Schedules(queries, settings.generation),
+                Schedules(queries, address, settings.generation),
                 registry.schedules,
                 self.counters,
                 self._observe,
@@ -295,6 +296,9 @@ class Worker:
             prepared = await self._prepare()
         finally:
             if not prepared:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_GOODBYE):
+                        await self._maintenance.say_goodbye()
                 await self._close()
         if not prepared:
             return
@@ -348,6 +352,7 @@ class Worker:
                 await self._deliveries.subscribe(connection, owed)
                 self._report_outdated(await self._deliveries.interest(connection))
                 if self._scheduler is not None:
+                    await self._maintenance.introduce()
                     await self._scheduler.declare()
                 outage.over()
                 return True
@@ -380,7 +385,8 @@ class Worker:
             details: dict[str, object] = {
                 "handler_name": handler_name,
                 "event_type": event_type,
-                "remedy": "if it is not wanted any more, end it with core.retire(handler_name, event_type)",
+                "remedy": "if it is not wanted any more: "
+                f"holdfast handlers retire {handler_name} --event-type {shlex.quote(event_type)}",
             }
             self._observe(Notice("warning", "interest_outdated", details))
 

@@ -24,6 +24,23 @@ async def _overdue(look: Look) -> list[Finding]:
     ]
 
 
+async def _ahead(look: Look) -> list[Finding]:
+    return [
+        Finding(
+            "problem",
+            "schedule-ahead",
+            seen.name,
+            f"no slot of {seen.name} is fired before {seen.owed_after:%Y-%m-%d %H:%M:%S} UTC: the server's clock was "
+            "ahead when its slots up to then were dealt with",
+            f"that is {(seen.owed_after - seen.looked_at).total_seconds():.0f} s from now; {seen.when}",
+            f"if the server's clock is right now, let it begin now:\nholdfast schedules pause {seen.name}\n"
+            f"holdfast schedules resume {seen.name}",
+        )
+        for seen in await _schedules(look)
+        if seen.paused_at is None and seen.owed_after - seen.looked_at > look.limits.clock
+    ]
+
+
 async def _orphaned(look: Look) -> list[Finding]:
     return [
         Finding(
@@ -51,5 +68,6 @@ def _attended(seen: ScheduleSeen) -> str:
 
 CHECKS = (
     Check("schedules", "health", "every slot is fired in time", ("schedule-overdue",), _overdue),
+    Check("slots", "health", "no schedule has dealt with slots of the future", ("schedule-ahead",), _ahead),
     Check("declarations", "health", "living workers declare every schedule", ("schedule-orphaned",), _orphaned),
 )

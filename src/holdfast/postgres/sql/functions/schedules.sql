@@ -1,8 +1,25 @@
 -- Schedules: what workers declare and fire, and what operators do with them.
 
--- schedule_declare: writes a declaration down. A newer generation's stands, unless that generation is retired. A timing
--- that changes begins now, and what was due before is fired under the old one first, by the worker that declares: until
--- then the answer is owed, and nothing has changed, unless by p_force. Answers declared, unchanged, owed or older.
+-- require_generation: no later than the newest deployment, or the newest generation that a worker has said it is of.
+-- A declaration stands against all earlier generations, so a number that nobody has would stand for ever.
+CREATE OR REPLACE FUNCTION core.require_generation(p_generation bigint)
+RETURNS void
+LANGUAGE plpgsql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF (p_generation BETWEEN 0 AND greatest(core.current_generation(), (SELECT max(w.generation) FROM core.workers w)))
+       IS NOT TRUE THEN
+        RAISE EXCEPTION 'generation % is no deployment, and no worker has said that it is of it', p_generation
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Call core.worker_beat with it first, as workers do.';
+    END IF;
+END
+$$;
+
+-- schedule_declare: writes a declaration down, by who may publish for its source; and who takes a name over, for the
+-- source that had it. A newer generation's stands, unless that generation is retired. A timing that changes begins now,
+-- and what was due before is fired under the old one first, by the worker that declares: until then the answer is owed,
+-- and nothing has changed, unless by p_force. Answers declared, unchanged, owed or older.
 CREATE OR REPLACE FUNCTION core.schedule_declare(
     p_name text, p_cron text, p_timezone text, p_every interval, p_missed text, p_event_type text, p_source text,
     p_target text, p_priority smallint, p_payload jsonb, p_generation bigint, p_force boolean)
@@ -14,6 +31,8 @@ DECLARE
     old       core.schedules;
     v_retimed boolean;
 BEGIN
+    PERFORM core.require_source(p_source);
+    PERFORM core.require_generation(p_generation);
     LOOP
         INSERT INTO core.schedules (
             name, cron, timezone, every, missed, event_type, source, target, priority, payload, generation)
@@ -26,6 +45,7 @@ BEGIN
         SELECT * INTO old FROM core.schedules s WHERE s.name = p_name FOR UPDATE;
         EXIT WHEN FOUND;   -- else it was removed at this very moment
     END LOOP;
+    PERFORM core.require_source(old.source);
     IF old.generation > p_generation AND NOT EXISTS (
            SELECT FROM core.deployments d WHERE d.generation = old.generation AND d.retired_at IS NOT NULL) THEN
         RETURN 'older';
@@ -104,8 +124,8 @@ END
 $$;
 
 -- schedule_fire: publishes the events of slots and moves on, in one statement: slots up to p_until are dealt with and
--- p_next is the first one after. Only from the version that the caller has seen, and only what is due by this clock;
--- whoever holds the row is doing the same. Answers whether it was done.
+-- p_next is the first one after. Only by who may publish for its source, only from the version that the caller has
+-- seen, and only what is due by this clock; whoever holds the row is doing the same. Answers whether it was done.
 CREATE OR REPLACE FUNCTION core.schedule_fire(
     p_name text, p_version bigint, p_slots timestamptz[], p_until timestamptz, p_next timestamptz, p_generation bigint)
 RETURNS boolean
@@ -115,12 +135,17 @@ AS $$
 DECLARE
     schedule core.schedules;
 BEGIN
+    -- Behind a transaction pooler the commit is a statement of its own. Who is frozen before it has not fired anything,
+    -- and must not keep others from it.
+    PERFORM set_config('idle_in_transaction_session_timeout', '5s', true);
     SELECT * INTO schedule FROM core.schedules s
     WHERE s.name = p_name AND s.version = p_version AND s.paused_at IS NULL
     FOR UPDATE SKIP LOCKED;
     IF NOT FOUND OR p_until > greatest(clock_timestamp(), schedule.owed_after) THEN
         RETURN false;
     END IF;
+    PERFORM core.require_source(schedule.source);
+    PERFORM core.require_generation(p_generation);
     IF p_until < schedule.owed_after OR p_next <= p_until OR cardinality(p_slots) > 1000
        OR EXISTS (SELECT FROM unnest(p_slots) AS slot (at)
                   WHERE (slot.at > schedule.owed_after AND slot.at <= p_until) IS NOT TRUE)
@@ -187,8 +212,10 @@ BEGIN
     after := p_verb = 'pause';
     IF before <> after THEN
         UPDATE core.schedules s
-        -- A resume begins now, also where the clock of the server was ahead when the last slot was fired.
+        -- A resume begins now, also where the clock of the server was ahead when the last slot was fired: then it is not
+        -- the last one any more, and comes again in its time, with the same key.
         SET version = s.version + 1, next_slot = NULL,
+            last_slot = CASE WHEN after OR s.last_slot <= clock_timestamp() THEN s.last_slot END,
             owed_after = CASE WHEN after THEN greatest(s.owed_after, clock_timestamp()) ELSE clock_timestamp() END,
             paused_at = CASE WHEN after THEN clock_timestamp() END, paused_by = CASE WHEN after THEN p_actor END
         WHERE s.name = p_name;
