@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -83,6 +83,10 @@ def listen() -> socket.socket:
 def client(port: int) -> Client:
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     return Client(base_url=f"http://127.0.0.1:{port}", timeout=30, limits=limits)
+
+
+# Clients of servers that are shared: of a driver, an isolation level and settings.
+Open = Callable[..., Client]
 
 
 class Zygote:
