@@ -92,7 +92,7 @@ class Shop:
     @asynccontextmanager
     async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:
         escaped = self.isolation.replace(" ", "\\ ")
-        options = f"-c default_transaction_isolation={escaped} -c application_name={self.application}"
+        libpq = {"options": f"-c default_transaction_isolation={escaped}", "application_name": self.application}
         settings = {"default_transaction_isolation": self.isolation, "application_name": self.application}
         size = self.pool
         self.outside = await asyncpg.create_pool(
@@ -108,14 +108,14 @@ class Shop:
                         yield
                 case "psycopg":
                     pool = psycopg_pool.AsyncConnectionPool(
-                        self.dsn, min_size=0, max_size=size, open=False, kwargs={"options": options}
+                        self.dsn, min_size=0, max_size=size, open=False, kwargs=libpq
                     )
                     async with pool:
                         self._connect = pool.connection
                         yield
                 case "psycopg-sync":
                     with psycopg_pool.ConnectionPool(
-                        self.dsn, min_size=0, max_size=size, open=True, kwargs={"options": options}
+                        self.dsn, min_size=0, max_size=size, open=True, kwargs=libpq
                     ) as threads:
                         self._connect = threads.connection
                         yield
@@ -132,7 +132,7 @@ class Shop:
                     await engine.dispose()
                 case "sqlalchemy-sync" | "sqlalchemy-core-begin-sync":
                     url = self.dsn.replace("postgresql://", "postgresql+psycopg://")
-                    sync = create_engine(url, connect_args={"options": options}, pool_size=size, max_overflow=0)
+                    sync = create_engine(url, connect_args=libpq, pool_size=size, max_overflow=0)
                     self._connect = sessionmaker(sync) if self.driver == "sqlalchemy-sync" else sync.begin
                     yield
                     sync.dispose()

@@ -72,7 +72,7 @@ async def test_duplicates_leave_the_first_one_its_thread(dsn: str, conn: asyncpg
     assert (await runs(conn), await effects(conn)) == (["tea"], ["tea"])
 
 
-@at(LEVELS + OTHERS)
+@at(LEVELS)
 async def test_the_first_one_takes_longer_than_the_wait(
     conn: asyncpg.Connection, shop: Open, driver: str, isolation: str
 ) -> None:
