@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,11 @@ async def runs(conn: asyncpg.Connection) -> list[str]:
 
 async def records(conn: asyncpg.Connection) -> Sequence[asyncpg.Record]:
     return await conn.fetch("SELECT * FROM core.idempotency_records ORDER BY created_at")
+
+
+async def expire(conn: asyncpg.Connection, but: timedelta = timedelta()) -> None:
+    """All keys, by the database's clock."""
+    await conn.execute("UPDATE core.idempotency_records SET expires_at = now() + $1", but)
 
 
 def problem(response: httpx.Response, status: int, name: str) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from holdfast.integrations.django import idempotent
 from tests.acceptance.support import until
 from tests.http.djangoshop import LONG
 from tests.http.shop import ISOLATION, SECRET
-from tests.http.support import Client, Zygote, client, effects, opened, problem, records, reserved_port, runs
+from tests.http.support import Client, Zygote, client, effects, expire, opened, problem, records, reserved_port, runs
 from tests.http.test_crashes import port_of, settled
 from tests.http.test_crashes import request as raw_request
 
@@ -158,10 +158,6 @@ async def test_an_expired_key_is_a_new_one_in_django(conn: asyncpg.Connection, s
     assert {answer.content for answer in answers} == {answers[0].content}
     assert await effects(conn) == ["tea", "coffee", "milk"]
     assert len(await records(conn)) == 1
-
-
-async def expire(conn: asyncpg.Connection, but: timedelta = timedelta()) -> None:
-    await conn.execute("UPDATE core.idempotency_records SET expires_at = now() + $1", but)
 
 
 # --- what is answered --------------------------------------------------------------------------------------

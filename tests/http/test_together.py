@@ -13,7 +13,7 @@ import pytest
 
 from tests.acceptance.support import until
 from tests.http.shop import DRIVERS, EVERY_DRIVER, ISOLATION
-from tests.http.support import Open, effects, opened, problem, records, runs
+from tests.http.support import Open, effects, expire, opened, problem, records, runs
 
 pytestmark = [pytest.mark.http_contract, pytest.mark.newest_postgres]
 
@@ -58,10 +58,6 @@ async def test_fifty_first_requests_with_an_expired_key(
         assert sum("idempotent-replayed" in answer.headers for answer in answers) == 49
     assert await effects(conn) == ["tea", "milk"]
     assert len(await records(conn)) == 1
-
-
-async def expire(conn: asyncpg.Connection, but: timedelta = timedelta()) -> None:
-    await conn.execute("UPDATE core.idempotency_records SET expires_at = now() + $1", but)
 
 
 async def test_duplicates_leave_the_first_one_its_thread(dsn: str, conn: asyncpg.Connection) -> None:
