@@ -92,10 +92,12 @@ class SessionServer:
 
     # --- what must hold at the end of every test ---
 
-    def faults_left(self, name: str, *, leases: bool = True) -> list[str]:
-        """Connections, transactions and rows that the test left behind, in words."""
+    def faults_left(self, name: str, *, leases: bool = True, pooled: str | None = None) -> list[str]:
+        """Connections, transactions and rows that the test left behind, in words. Those of an application that is
+        still there, by its name `pooled`, may be idle.
+        """
         deadline = time.monotonic() + QUIET_SECONDS
-        while (left := self._backends(name)) and time.monotonic() < deadline:
+        while (left := self._backends(name, pooled)) and time.monotonic() < deadline:
             time.sleep(0.02)
         faults = [
             f"backend {row['pid']} {row['application_name']!r} is {row['state']}: {row['query'][:120]!r}"
@@ -103,12 +105,13 @@ class SessionServer:
         ]
         return faults + (self._rows_without_lease(name) if leases else [])
 
-    def _backends(self, name: str) -> list[dict[str, Any]]:
+    def _backends(self, name: str, pooled: str | None) -> list[dict[str, Any]]:
         query = """
             SELECT pid, application_name, coalesce(state, 'starting') AS state, coalesce(query, '') AS query
-            FROM pg_stat_activity WHERE datname = %s AND backend_type = 'client backend' ORDER BY pid
+            FROM pg_stat_activity WHERE datname = %(name)s AND backend_type = 'client backend'
+            AND (state = 'idle' AND application_name = %(pooled)s) IS NOT TRUE ORDER BY pid
         """
-        return self.admin().execute(query, [name]).fetchall()
+        return self.admin().execute(query, {"name": name, "pooled": pooled}).fetchall()
 
     def _rows_without_lease(self, name: str) -> list[str]:
         with psycopg.connect(self.dsn(name), autocommit=True, row_factory=dict_row) as connection:

@@ -28,6 +28,8 @@ from holdfast.telemetry import Fact
 
 SECRET = "a secret of the tests, long enough"
 DRIVERS = ("asyncpg", "psycopg", "sqlalchemy", "sqlalchemy-sync")
+# All that docs/http.md names. Those whose name begins with sqlalchemy connect with their first statement.
+EVERY_DRIVER = (*DRIVERS, "psycopg-sync", "sqlalchemy-core", "sqlalchemy-core-begin", "sqlalchemy-core-begin-sync")
 ISOLATION = ("read committed", "repeatable read", "serializable")
 TABLES = """
     CREATE TABLE effects (id bigint GENERATED ALWAYS AS IDENTITY, name text NOT NULL);
@@ -55,8 +57,19 @@ class Order(BaseModel):
 class Shop:
     """The application and what it has opened."""
 
-    def __init__(self, dsn: str, driver: str = "asyncpg", isolation: str | None = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        dsn: str,
+        driver: str = "asyncpg",
+        isolation: str | None = None,
+        application: str = "",
+        pool: int = 8,
+        outside: str | None = None,
+        **settings: Any,
+    ) -> None:
         self.dsn, self.driver = dsn, driver
+        self.synchronous = driver.endswith("-sync")
+        self.application, self.pool, self._outside = application, pool, outside or dsn
         self.isolation = isolation or "read committed"
         self.facts: list[Fact] = []
         self.settings = IdempotencySettings(**settings)
@@ -78,34 +91,49 @@ class Shop:
 
     @asynccontextmanager
     async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:
-        options = f"-c default_transaction_isolation={self.isolation.replace(' ', chr(92) + ' ')}"
-        settings = {"default_transaction_isolation": self.isolation}
-        self.outside = await asyncpg.create_pool(self.dsn, min_size=0, max_size=2)
+        escaped = self.isolation.replace(" ", "\\ ")
+        libpq = {"options": f"-c default_transaction_isolation={escaped}", "application_name": self.application}
+        settings = {"default_transaction_isolation": self.isolation, "application_name": self.application}
+        size = self.pool
+        self.outside = await asyncpg.create_pool(
+            self._outside, min_size=0, max_size=2, server_settings={"application_name": self.application}
+        )
         try:
             match self.driver:
                 case "asyncpg":
-                    async with asyncpg.create_pool(self.dsn, min_size=0, max_size=8, server_settings=settings) as pool:
+                    async with asyncpg.create_pool(
+                        self.dsn, min_size=0, max_size=size, server_settings=settings
+                    ) as pool:
                         self._connect = pool.acquire
                         yield
                 case "psycopg":
                     pool = psycopg_pool.AsyncConnectionPool(
-                        self.dsn, min_size=0, max_size=8, open=False, kwargs={"options": options}
+                        self.dsn, min_size=0, max_size=size, open=False, kwargs=libpq
                     )
                     async with pool:
                         self._connect = pool.connection
                         yield
-                case "sqlalchemy":
+                case "psycopg-sync":
+                    with psycopg_pool.ConnectionPool(
+                        self.dsn, min_size=0, max_size=size, open=True, kwargs=libpq
+                    ) as threads:
+                        self._connect = threads.connection
+                        yield
+                case "sqlalchemy" | "sqlalchemy-core" | "sqlalchemy-core-begin":
                     engine = create_async_engine(
                         self.dsn.replace("postgresql://", "postgresql+asyncpg://"),
                         connect_args={"server_settings": settings},
+                        pool_size=size,
+                        max_overflow=0,
                     )
-                    self._connect = async_sessionmaker(engine)
+                    ways = {"sqlalchemy-core": engine.connect, "sqlalchemy-core-begin": engine.begin}
+                    self._connect = ways.get(self.driver) or async_sessionmaker(engine)
                     yield
                     await engine.dispose()
-                case "sqlalchemy-sync":
+                case "sqlalchemy-sync" | "sqlalchemy-core-begin-sync":
                     url = self.dsn.replace("postgresql://", "postgresql+psycopg://")
-                    sync = create_engine(url, connect_args={"options": options}, pool_size=8)
-                    self._connect = sessionmaker(sync)
+                    sync = create_engine(url, connect_args=libpq, pool_size=size, max_overflow=0)
+                    self._connect = sessionmaker(sync) if self.driver == "sqlalchemy-sync" else sync.begin
                     yield
                     sync.dispose()
         finally:
@@ -121,25 +149,23 @@ class Shop:
                 for n, name in enumerate(values, 1):
                     statement = statement.replace(f":{name}", f"${n}")
                 await tx.execute(statement, *values.values())
-            case "psycopg":
+            case "psycopg" | "psycopg-sync":
                 for name in values:
                     statement = statement.replace(f":{name}", f"%({name})s")
-                await tx.execute(statement, values)
-            case "sqlalchemy":
-                await tx.execute(text(statement), values)
+                await self._called(tx.execute, statement, values)
             case _:
-                await asyncio.to_thread(tx.execute, text(statement), values)
+                await self._called(tx.execute, text(statement), values)
 
-    async def publish(self, tx: Any, payload: dict[str, Any]) -> None:
-        if self.driver == "sqlalchemy-sync":
-            await asyncio.to_thread(publisher.publish, tx, "order.placed", payload)
+    async def _called(self, function: Any, *arguments: Any) -> None:
+        if self.synchronous:
+            await asyncio.to_thread(function, *arguments)
         else:
-            await publisher.publish(tx, "order.placed", payload)
+            await function(*arguments)
 
     async def place(self, tx: Any, order: Order) -> Response:
         await self.ran(order.sku)
         await self.execute(tx, "INSERT INTO effects (name) VALUES (:name)", name=order.sku)
-        await self.publish(tx, {"sku": order.sku})
+        await self._called(publisher.publish, tx, "order.placed", {"sku": order.sku})
         if order.count:
             await self.execute(tx, "UPDATE counters SET value = value + 1 WHERE name = :name", name="orders")
         if order.seconds:

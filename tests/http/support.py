@@ -10,8 +10,9 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,10 @@ def client(port: int) -> Client:
     return Client(base_url=f"http://127.0.0.1:{port}", timeout=30, limits=limits)
 
 
+# Clients of servers that are shared: of a driver, an isolation level and settings.
+Open = Callable[..., Client]
+
+
 class Zygote:
     """Servers in processes of their own, which share a port: see zygote.py."""
 
@@ -148,6 +153,11 @@ async def runs(conn: asyncpg.Connection) -> list[str]:
 
 async def records(conn: asyncpg.Connection) -> Sequence[asyncpg.Record]:
     return await conn.fetch("SELECT * FROM core.idempotency_records ORDER BY created_at")
+
+
+async def expire(conn: asyncpg.Connection, but: timedelta = timedelta()) -> None:
+    """All keys, by the database's clock."""
+    await conn.execute("UPDATE core.idempotency_records SET expires_at = now() + $1", but)
 
 
 def problem(response: httpx.Response, status: int, name: str) -> dict[str, Any]:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 
 import asyncpg
 import pytest
 
-from tests.http.shop import DRIVERS, ISOLATION
-from tests.http.support import effects, opened, problem, records, runs
+from tests.http.shop import EVERY_DRIVER, ISOLATION
+from tests.http.support import Open, effects, opened, problem, records, runs
 
 pytestmark = pytest.mark.http_contract
 
-# Every driver and every isolation level; asyncpg at READ COMMITTED is what all other tests use.
-EVERYWHERE = list(zip(DRIVERS, (ISOLATION[2], ISOLATION[1], ISOLATION[0], ISOLATION[2]), strict=True))
+# asyncpg and SQLAlchemy at every level, everything else at one. Two processes serve each.
+EVERYWHERE = [*product(("asyncpg", "sqlalchemy"), ISOLATION)]
+EVERYWHERE += [(driver, ISOLATION[n % 3]) for n, driver in enumerate(EVERY_DRIVER) if n not in (0, 2)]
 over_everything = pytest.mark.parametrize(
     ("driver", "isolation"), EVERYWHERE, ids=lambda value: value.replace(" ", "-")
 )
@@ -21,10 +23,10 @@ over_everything = pytest.mark.parametrize(
 
 @over_everything
 async def test_the_first_answer_is_every_answer(
-    dsn: str, conn: asyncpg.Connection, driver: str, isolation: str
+    conn: asyncpg.Connection, shop: Open, driver: str, isolation: str
 ) -> None:
     """Rows 7 and 11, IDM-1, H8: status, body and the headers that may be kept; the change and its event once."""
-    async with opened(dsn, driver, isolation) as (_, http):
+    async with shop(driver, isolation) as http:
         first = await http.order(order={"status": 303})
         assert first.status_code == 303
         assert first.headers["idempotency-key"] == "k-1"
@@ -53,10 +55,10 @@ async def test_the_first_answer_is_every_answer(
 
 @over_everything
 async def test_a_refusal_is_kept_and_its_work_is_not(
-    dsn: str, conn: asyncpg.Connection, driver: str, isolation: str
+    conn: asyncpg.Connection, shop: Open, driver: str, isolation: str
 ) -> None:
     """Row 8: the endpoint had written already; only the record of its answer is committed."""
-    async with opened(dsn, driver, isolation) as (_, http):
+    async with shop(driver, isolation) as http:
         for status in (402, 404, 409, 410, 422):
             first, again = [await http.order(f"k-{status}", {"status": status}) for _ in range(2)]
             assert (first.status_code, again.status_code) == (status, status)
@@ -69,10 +71,10 @@ async def test_a_refusal_is_kept_and_its_work_is_not(
 
 @over_everything
 async def test_a_refusal_after_a_database_error(
-    dsn: str, conn: asyncpg.Connection, driver: str, isolation: str
+    conn: asyncpg.Connection, shop: Open, driver: str, isolation: str
 ) -> None:
     """Row 8: an endpoint that turns a unique violation into 409 leaves a failed transaction, and the answer is kept."""
-    async with opened(dsn, driver, isolation) as (_, http):
+    async with shop(driver, isolation) as http:
         assert (await http.order("a", {"seat": "12a"})).status_code == 201
         refused, again = await http.order("b", {"seat": "12a"}), await http.order("b", {"seat": "12a"})
         assert (refused.status_code, again.status_code) == (409, 409)
@@ -91,9 +93,9 @@ async def test_refusals_need_not_be_kept(dsn: str, conn: asyncpg.Connection) -> 
 
 
 @over_everything
-async def test_what_may_pass_is_not_kept(dsn: str, conn: asyncpg.Connection, driver: str, isolation: str) -> None:
+async def test_what_may_pass_is_not_kept(conn: asyncpg.Connection, shop: Open, driver: str, isolation: str) -> None:
     """Row 9: nothing is committed, Retry-After goes through, and the next attempt is a first request."""
-    async with opened(dsn, driver, isolation) as (_, http):
+    async with shop(driver, isolation) as http:
         for status in (401, 403, 408, 425, 429):
             first = await http.order(order={"status": status})
             assert (first.status_code, first.headers["retry-after"]) == (status, "7")
@@ -106,9 +108,9 @@ FAULTS: list[dict[str, object]] = [{"error": "exception"}, {"status": 500}, {"st
 
 
 @over_everything
-async def test_a_fault_leaves_nothing(dsn: str, conn: asyncpg.Connection, driver: str, isolation: str) -> None:
+async def test_a_fault_leaves_nothing(conn: asyncpg.Connection, shop: Open, driver: str, isolation: str) -> None:
     """Row 10, H5: 5xx or an exception rolls everything back, the record too; the retry is carried out."""
-    async with opened(dsn, driver, isolation) as (_, http):
+    async with shop(driver, isolation) as http:
         for fault in FAULTS:
             assert (await http.order(order=fault)).status_code == fault.get("status", 500)
         assert (await effects(conn), await records(conn)) == ([], [])
@@ -127,10 +129,10 @@ async def test_faults_may_be_kept(dsn: str, conn: asyncpg.Connection) -> None:
 
 @over_everything
 async def test_a_failed_transaction_is_never_a_success(
-    dsn: str, conn: asyncpg.Connection, driver: str, isolation: str
+    conn: asyncpg.Connection, shop: Open, driver: str, isolation: str
 ) -> None:
     """Row 10: an endpoint that swallows a database error and answers 201 has changed nothing, and says so."""
-    async with opened(dsn, driver, isolation) as (_, http):
+    async with shop(driver, isolation) as http:
         for key, path in (("k-1", "/orders"), (None, "/notes")):
             assert (await http.order(key, {"error": "aborted"}, path=path)).status_code == 500
     assert (await effects(conn), await records(conn)) == ([], [])
@@ -159,9 +161,12 @@ async def test_an_answer_of_any_bytes(dsn: str, conn: asyncpg.Connection) -> Non
     assert await effects(conn) == ["image"]
 
 
-async def test_an_answer_that_is_too_large_to_keep(dsn: str, conn: asyncpg.Connection) -> None:
+@over_everything
+async def test_an_answer_that_is_too_large_to_keep(
+    conn: asyncpg.Connection, shop: Open, driver: str, isolation: str
+) -> None:
     """Row 18, H8: the first client gets all of it; a duplicate gets 409 with the Location, and is not carried out."""
-    async with opened(dsn, response_limit=1000) as (_, http):
+    async with shop(driver, isolation) as http:
         first = await http.order(order={"size": 5000})
         assert first.status_code == 201
         assert len(first.json()["filling"]) == 5000
@@ -173,6 +178,27 @@ async def test_an_answer_that_is_too_large_to_keep(dsn: str, conn: asyncpg.Conne
     assert (await runs(conn), await effects(conn)) == (["tea"], ["tea"])
     [record] = await records(conn)
     assert (record["response_status_code"], record["body_omitted"], bytes(record["response_body"])) == (201, True, b"")
+
+
+@over_everything
+async def test_whose_key_it_is(conn: asyncpg.Connection, shop: Open, driver: str, isolation: str) -> None:
+    """Rows 6, 13 and 14, H2 to H4: what does not validate leaves no trace, another body or route is a mismatch,
+    another tenant has keys of its own.
+    """
+    async with shop(driver, isolation) as http:
+        assert (await http.order(order={"sku": ""})).status_code == 422
+        assert (await runs(conn), await records(conn)) == ([], [])
+        first = await http.order()
+        assert first.status_code == 201
+        assert (await http.order(order={"sku": ""})).status_code == 422
+        for other in (await http.order(order={"sku": "coffee"}), await http.order(path="/gifts")):
+            problem(other, 409, "idempotency-key-reused")
+            assert "retry-after" not in other.headers
+            assert first.json()["sku"] not in other.text
+        bob = await http.order(who="bob", order={"sku": "coffee"})
+        assert (bob.status_code, bob.json()["sku"]) == (201, "coffee")
+        assert (await http.order()).content == first.content
+    assert await effects(conn) == ["tea", "coffee"]
 
 
 async def test_an_answer_as_large_as_may_be(dsn: str, conn: asyncpg.Connection) -> None:

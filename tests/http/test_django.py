@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import signal
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -29,10 +26,9 @@ from holdfast.integrations.django import idempotent
 from tests.acceptance.support import until
 from tests.http.djangoshop import LONG
 from tests.http.shop import ISOLATION, SECRET
-from tests.http.support import Client, Zygote, client, effects, opened, problem, records, reserved_port, runs
+from tests.http.support import Client, Zygote, client, effects, expire, opened, problem, records, reserved_port, runs
 from tests.http.test_crashes import port_of, settled
 from tests.http.test_crashes import request as raw_request
-from tests.servers import SessionServer
 
 pytestmark = [pytest.mark.http_contract, pytest.mark.newest_postgres]
 at_every_level = pytest.mark.parametrize("isolation", ISOLATION, ids=lambda value: value.replace(" ", "-"))
@@ -42,30 +38,6 @@ above_read_committed = pytest.mark.parametrize("isolation", ISOLATION[1:], ids=l
 Open = Callable[..., Client]
 
 
-@pytest.fixture(scope="module")
-def ports(zygote: Zygote, postgres_server: SessionServer, database: str) -> Iterator[Callable[..., int]]:
-    """The port of servers with such settings, which are started when they are first asked for."""
-    started: dict[str, int] = {}
-    pids: list[int] = []
-    with contextlib.ExitStack() as reserved:
-
-        def port_of(count: int, interface: str, isolation: str, options: dict[str, Any]) -> int:
-            name = repr((count, interface, isolation, options))
-            if name not in started:
-                port = started[name] = reserved.enter_context(reserved_port())
-                wanted = {"app": "django", "port": port, "dsn": postgres_server.dsn(database)}
-                pids.extend(zygote._start(**wanted, options=[interface, isolation, options]) for _ in range(count))
-            return started[name]
-
-        yield port_of
-        for pid in pids:
-            os.kill(pid, signal.SIGKILL)
-        deadline = time.monotonic() + 10
-        while any(Path(f"/proc/{pid}").exists() for pid in pids):
-            assert time.monotonic() < deadline, "a server did not end"
-            time.sleep(0.005)
-
-
 @pytest.fixture
 async def shop(ports: Callable[..., int], dsn: str) -> AsyncIterator[Open]:
     """Clients of shared servers."""
@@ -73,7 +45,7 @@ async def shop(ports: Callable[..., int], dsn: str) -> AsyncIterator[Open]:
 
     def opened(isolation: str = ISOLATION[0], interface: str = "wsgi", count: int = 2, **options: Any) -> Client:
         options = {"REQUEST_LIMIT": 1000, "RESPONSE_LIMIT": 2000} | options
-        clients.append(client(ports(count, interface, isolation, options)))
+        clients.append(client(ports(count, "django", [interface, isolation, options])))
         return clients[-1]
 
     yield opened
@@ -186,10 +158,6 @@ async def test_an_expired_key_is_a_new_one_in_django(conn: asyncpg.Connection, s
     assert {answer.content for answer in answers} == {answers[0].content}
     assert await effects(conn) == ["tea", "coffee", "milk"]
     assert len(await records(conn)) == 1
-
-
-async def expire(conn: asyncpg.Connection, but: timedelta = timedelta()) -> None:
-    await conn.execute("UPDATE core.idempotency_records SET expires_at = now() + $1", but)
 
 
 # --- what is answered --------------------------------------------------------------------------------------

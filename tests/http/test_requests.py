@@ -9,7 +9,8 @@ from itertools import product
 import asyncpg
 import pytest
 
-from tests.http.support import ALICE, ORDER, effects, opened, problem, records, runs
+from tests.http.plain import Plain
+from tests.http.support import ALICE, ORDER, effects, opened, problem, records, runs, served
 
 pytestmark = [pytest.mark.http_contract, pytest.mark.newest_postgres]
 
@@ -275,3 +276,24 @@ async def test_a_scope_that_names_nobody_is_refused(dsn: str, conn: asyncpg.Conn
     async with opened(dsn) as (_, http):
         assert (await http.order(who="x" * 1021)).status_code == 500
     assert (await runs(conn), await records(conn)) == ([], [])
+
+
+@pytest.mark.parametrize("path", ["/orders/" + "x" * 2000, "/orders/a%00b", "/orders/" + "%C3%A4" * 600])
+async def test_a_path_that_cannot_be_stored(dsn: str, conn: asyncpg.Connection, path: str) -> None:
+    """Row 14: with the route in the scope, whatever its length and characters: no 500, and the key works."""
+    async with opened(dsn, route_in_scope=True) as (_, http):
+        first, again = [await http.order(path=path, method="PATCH") for _ in range(2)]
+        assert (first.status_code, again.status_code, again.content) == (201, 201, first.content)
+        problem(await http.order(path=f"{path}y", method="PATCH"), 409, "idempotency-key-reused")
+    assert await effects(conn) == ["tea"]
+
+    # Without a framework there is no template, and the path itself is the route.
+    await conn.execute("TRUNCATE effects, core.outbox, core.idempotency_records")
+    async with served(Plain(dsn, route_in_scope=True)) as http:
+        first, again = [await http.order(path=path) for _ in range(2)]
+        assert (first.status_code, again.status_code, again.content) == (201, 201, first.content)
+        other = await http.order(path=f"{path}y")
+        assert (other.status_code, "idempotent-replayed" in other.headers) == (201, False)
+    assert await effects(conn) == ["tea"] * 2
+    for record in await records(conn):
+        assert record["scope"].startswith("http-sha256:")

@@ -8,6 +8,7 @@ import httpx
 import pytest
 from fastapi import APIRouter, BackgroundTasks, Depends, FastAPI, Request, Response, WebSocket
 from fastapi.responses import FileResponse, StreamingResponse
+from fastapi.routing import APIRoute
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.middleware.gzip import GZipMiddleware
 
@@ -102,6 +103,40 @@ async def test_an_application_with_a_wrong_route_does_not_start() -> None:
         await lifespan(app)
 
 
+@pytest.mark.parametrize("route_class", [APIRoute, IdempotentRoute])
+@pytest.mark.parametrize("where", ["include", "nested", "router", "app", "route"])
+async def test_a_transaction_for_a_whole_router(
+    dsn: str, conn: asyncpg.Connection, where: str, route_class: type[APIRoute]
+) -> None:
+    """Row 19: declared for many endpoints at once, it is a transaction for each of them, or refused at the start."""
+    everything = Everything(dsn)
+    depends = [Depends(everything.idem.required)]
+    if where == "app":
+        everything.app.router.dependencies.extend(depends)
+    inner = APIRouter(route_class=route_class, dependencies=depends if where == "router" else None)
+
+    @inner.post("/orders", status_code=201, dependencies=depends if where == "route" else None)
+    async def place(request: Request) -> dict[str, str]:
+        return {"placed": str(len(await records(conn)))}
+
+    outer = APIRouter(route_class=route_class)
+    outer.include_router(inner, dependencies=depends if where == "nested" else None)
+    everything.app.include_router(outer, dependencies=depends if where == "include" else None)
+    try:
+        await lifespan(everything.app)
+    except ConfigurationError as refused:
+        assert "/orders" in str(refused)
+        # Declared at once with the route, it is known in time.
+        assert route_class is APIRoute or where in ("include", "nested", "app")
+        return
+    assert route_class is IdempotentRoute
+    async with everything as app, served(app) as http:
+        first, again = await http.order(), await http.order()
+        assert (first.status_code, again.status_code, again.content) == (201, 201, first.content)
+        assert again.headers["idempotent-replayed"] == "true"
+    assert len(await records(conn)) == 1
+
+
 async def test_a_wrong_route_is_never_a_success(dsn: str, conn: asyncpg.Connection) -> None:
     """Row 19: where nothing is checked at the start, because the server knows no lifespan, the request fails."""
     everything = Everything(dsn)
@@ -177,6 +212,44 @@ async def test_a_buffered_stream_is_whole(dsn: str, conn: asyncpg.Connection) ->
         assert (await http.order("c", path="/events")).status_code == 500
     assert await effects(conn) == ["image"] * 20
     assert len(await records(conn)) == 1
+
+
+PAST_SEND = ("http.response.pathsend", "http.response.zerocopysend", "http.response.trailers")
+
+
+@pytest.mark.parametrize("kind", [*PAST_SEND, "http.response.debug"])
+async def test_an_answer_past_the_middleware(dsn: str, conn: asyncpg.Connection, kind: str) -> None:
+    """Row 19: what a server offers besides `send` is not passed on, and who uses it anyway is not answered with a part
+    of a body; hints and debugging are no part of it, and do no harm.
+    """
+    offered: list[set[str]] = []
+
+    async def endpoint(scope: Any, receive: Any, send: Any) -> None:
+        tx = await exchange_of(scope).begin("anybody")
+        offered.append({*scope["extensions"]})
+        await tx.execute("INSERT INTO effects (name) VALUES ('image')")
+        headers = [(b"content-length", b"5"), (b"trailer", b"x-sum")]
+        await send({"type": "http.response.start", "status": 201, "headers": headers, "trailers": True})
+        await send({"type": kind, "path": "/etc/hostname", "file": 0, "headers": [], "info": {}})
+        if kind == "http.response.debug":
+            await send({"type": "http.response.body", "body": b"whole"})
+
+    plain = Plain(dsn, endpoint)
+
+    async def offering(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            scope["extensions"] = {name: {} for name in (*PAST_SEND, "tls")}
+        await plain(scope, receive, send)
+
+    async with served(offering) as http:
+        answer = await http.order()
+    assert offered[0] == {"tls"}
+    if kind == "http.response.debug":
+        assert (answer.status_code, answer.content) == (201, b"whole")
+        assert len(await records(conn)) == 1
+    else:
+        assert answer.status_code == 500
+        assert (await effects(conn), await records(conn)) == ([], [])
 
 
 async def test_background_tasks_run_after_the_commit(dsn: str, conn: asyncpg.Connection) -> None:

@@ -56,7 +56,11 @@ def serve(wanted: dict[str, Any]) -> None:
     listening = socket.socket()
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     listening.bind(("127.0.0.1", wanted["port"]))
-    app = Plain(wanted["dsn"]) if wanted["app"] == "plain" else Shop(wanted["dsn"], *wanted["options"]).app
+    app = (
+        Plain(wanted["dsn"])
+        if wanted["app"] == "plain"
+        else Shop(wanted["dsn"], *wanted["options"], **wanted.get("settings", {})).app
+    )
     if wanted.get("kill"):
         app = mortal(app, wanted["kill"])
     Server(uvicorn.Config(app, log_level="critical", lifespan="on")).run(sockets=[listening])

@@ -385,8 +385,8 @@ async def test_a_connection_that_comes_too_late_is_given_back() -> None:
     """Row 17: to whoever waited too long, or does not wait any more."""
     late, cancelled = Lent(), Lent()
     with pytest.raises(TimeoutError):
-        await open_unit(lambda: late, Queries(), 0.01)
-    waiting = asyncio.create_task(open_unit(lambda: cancelled, Queries(), 10))
+        await open_unit(lambda: late, Queries(), 0.01, 0.01)
+    waiting = asyncio.create_task(open_unit(lambda: cancelled, Queries(), 10, 10))
     assert await asyncio.to_thread(cancelled.asked.wait, 10)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -402,7 +402,7 @@ async def test_what_is_no_connection_is_given_back() -> None:
     lent = Lent()
     lent.ready.set()
     with pytest.raises(FieldError, match="tx"):
-        await open_unit(lambda: lent, Queries(), 10)
+        await open_unit(lambda: lent, Queries(), 10, 10)
     assert lent.returned.is_set()
 
 

@@ -117,7 +117,7 @@ class Exchange:
             self._key = key
             try:
                 self._unit = await open_unit(
-                    self._setup.connect, self._setup.records.queries, self._settings.connect_within
+                    self._setup.connect, self._setup.records.queries, settings.connect_within, settings.commit_within
                 )
             except HoldfastError:
                 raise  # not the store's fault
@@ -134,7 +134,7 @@ class Exchange:
             if answer is not None:
                 self._decide(answer)
             if self._settings.store_4xx or self._settings.store_5xx:
-                await self._unit.mark()  # what is refused is undone from here, and its record stays
+                await self._mark(self._unit)
         self._entered = True
 
     async def _take(self, unit: Unit, key: str) -> Answer | None:
@@ -146,9 +146,12 @@ class Exchange:
             return answers.body_too_large(settings)
         except ClientGone:
             return answers.unavailable(settings)  # which nobody will read
-        cutting = self._cut(unit, settings.wait + settings.commit_within)
+        answered = settings.wait + settings.commit_within
         try:
-            known = found(await unit.run("begin_command", begin_values(record), waits=True))
+            # A session connects only now, and there is nothing to cut before it has.
+            async with asyncio.timeout(settings.connect_within + answered):
+                with unit.within(answered):
+                    known = found(await unit.run("begin_command", begin_values(record), waits=True))
         except Exception as error:
             match fault_of_taking(error):
                 case Fault.UNDER_WAY:
@@ -157,17 +160,19 @@ class Exchange:
                     self._again(error)
                 case _:
                     self._unavailable(error)
-        finally:
-            cutting.cancel()
         if known is None:
             return None
         if known.outcome == "reused":
             self._tell("warning", "idempotency_key_reused")
         return answers.replayed(known, settings)
 
-    def _cut(self, unit: Unit, after: float) -> asyncio.TimerHandle:
-        """A server that does not answer fails like one that is gone."""
-        return asyncio.get_running_loop().call_later(after, unit.sever)
+    async def _mark(self, unit: Unit) -> None:
+        """What is refused is undone from here, and its record stays."""
+        try:
+            with unit.within(self._settings.commit_within):
+                await unit.mark()
+        except Exception as error:
+            self._unavailable(error)
 
     async def _request(self) -> list[bytes]:
         scope = self._scope
@@ -271,9 +276,8 @@ class Exchange:
 
     async def _roll_back(self) -> None:
         if self._unit is not None:
-            cutting = self._cut(self._unit, self._settings.commit_within)
-            await uninterrupted(self._unit.rollback())
-            cutting.cancel()
+            with self._unit.within(self._settings.commit_within):
+                await uninterrupted(self._unit.rollback())
 
     async def _reply(self, answer: Answer) -> None:
         await send_answer(self._server_send, answer.echoing(self._fields[0] if self._key is not None else None))
@@ -299,9 +303,9 @@ class Exchange:
             await self._finish(self._unit, answer)
 
     async def _finish(self, unit: Unit, answer: Answer) -> None:
-        cutting = self._cut(unit, self._settings.commit_within)
         try:
-            await uninterrupted(self._settle(unit, answer))
+            with unit.within(self._settings.commit_within):
+                await uninterrupted(self._settle(unit, answer))
         except Exception as error:
             # Whatever it was, the transaction is not known to have been committed: the answer must not go.
             match fault_of_ending(error):
@@ -310,8 +314,6 @@ class Exchange:
                 case Fault.UNAVAILABLE:
                     self._unavailable(error)
             raise
-        finally:
-            cutting.cancel()
         self._finished = True
         await self._reply(answer)
 

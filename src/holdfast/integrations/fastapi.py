@@ -174,12 +174,17 @@ def check_routes(routes: Iterable[Any]) -> None:
     contexts = getattr(routing, "iter_route_contexts", iter)
     for context in contexts(list(routes)):
         route = getattr(context, "original_route", context)
-        if isinstance(route, IdempotentRoute):
+        if hasattr(getattr(route, "endpoint", None), "__holdfast_endpoint__"):
             continue
-        transaction = next(_transactions(getattr(route, "dependant", None)), None)
-        if transaction is not None:
-            kind = "a websocket" if not isinstance(route, APIRoute) else "declared on a router without IdempotentRoute"
-            _refuse(route, f"depends on a transaction, but is {kind}", "use APIRouter(route_class=IdempotentRoute)")
+        # With what include_router() adds to those of the route itself.
+        transaction = next(_transactions(getattr(context, "dependant", None)), None)
+        if transaction is None:
+            continue
+        if isinstance(route, IdempotentRoute):
+            remedy = "use APIRouter(route_class=IdempotentRoute, dependencies=[...]), or declare it at the endpoint"
+            _refuse(context, "is given a transaction by include_router(), which comes too late for it", remedy)
+        kind = "a websocket" if not isinstance(route, APIRoute) else "declared on a router without IdempotentRoute"
+        _refuse(context, f"depends on a transaction, but is {kind}", "use APIRouter(route_class=IdempotentRoute)")
 
 
 def _require_repeatable(route: APIRoute, idempotency: Idempotency) -> None:

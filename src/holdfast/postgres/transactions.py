@@ -13,7 +13,7 @@ import inspect
 import os
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from typing import Any, TypeVar
@@ -97,8 +97,17 @@ class Unit(ABC):
             return function(*arguments)  # type: ignore[no-any-return]
         return _in_thread(_WAITING if waits else _WORKING, function, *arguments)
 
-    def sever(self) -> None:
-        """Cut the connection under whoever waits for it: for a server that does not answer any more."""
+    @contextlib.contextmanager
+    def within(self, seconds: float) -> Iterator[None]:
+        """A server that does not answer in this time fails like one that is gone."""
+        cutting = asyncio.get_running_loop().call_later(seconds, self._sever)
+        try:
+            yield
+        finally:
+            cutting.cancel()
+
+    def _sever(self) -> None:
+        """Cut the connection under whoever waits for it."""
         with contextlib.suppress(Exception):
             connection = self._driver_connection()
             if hasattr(connection, "terminate"):
@@ -198,23 +207,33 @@ class _Sqlalchemy(Unit):
     A failed flush takes the session further back than the mark, to the beginning; then there is no mark any more.
     """
 
-    _begun: Any = None
-    _direct: tuple[Any, Driver]
+    _begun: Any = None  # the transaction, and the connection it is on
+    _connection: Any = None
+    _direct: Driver | None = None
+
+    @contextlib.contextmanager
+    def within(self, seconds: float) -> Iterator[None]:
+        if self._begun is None:
+            # Now: while it commits or rolls back, a session does not say what it is connected with.
+            with contextlib.suppress(Exception):
+                self._connection, self._begun = self._driver_connection(), self._session.get_transaction()
+        with super().within(seconds):
+            yield
 
     async def mark(self) -> None:
         # A driver that we do not know by itself, such as psycopg2, is left to SQLAlchemy.
         with contextlib.suppress(FieldError):
-            connection = self._driver_connection()
-            self._direct = connection, driver_of(connection)
-            self._begun = self._session.get_transaction()
+            self._direct = driver_of(self._connection)
         await super().mark()
 
     def run(self, name: str, values: Values, *, waits: bool = False) -> Awaitable[Any]:
-        # When the endpoint has ended the transaction, the connection may be somebody else's.
-        if self._begun is None or self._session.get_transaction() is not self._begun:
+        if self._direct is None or not self._is_ours():
             return super().run(name, values, waits=waits)
-        connection, driver = self._direct
-        return self.call(driver.run, connection, self._queries, name, values, waits=waits)
+        return self.call(self._direct.run, self._connection, self._queries, name, values, waits=waits)
+
+    def _is_ours(self) -> bool:
+        """When the endpoint has ended the transaction, the connection may be somebody else's."""
+        return self._begun is not None and self._session.get_transaction() is self._begun
 
     async def undo(self) -> None:
         if hasattr(self.tx, "expunge_all"):
@@ -233,16 +252,20 @@ class _Sqlalchemy(Unit):
         return getattr(self.tx, "sync_session", None) or getattr(self.tx, "sync_connection", None) or self.tx
 
     def _driver_connection(self) -> Any:
+        if self._is_ours():
+            return self._connection
         session = self._session
-        connection = session.connection() if callable(session.connection) else session
-        return connection.connection.driver_connection
+        if hasattr(session, "get_bind"):
+            # Its connection() would connect if it has not yet, and here nobody can wait for that.
+            (session, *_), *_ = session.get_transaction()._connections.values()
+        return session.connection.driver_connection
 
 
 _UNITS: dict[str, type[Unit]] = {"asyncpg": _Asyncpg, "psycopg": _Psycopg, "sqlalchemy": _Sqlalchemy}
 
 
-async def open_unit(connect: Connect, queries: Queries, within: float) -> Unit:
-    """A transaction on a connection of the application's."""
+async def open_unit(connect: Connect, queries: Queries, within: float, begun_within: float) -> Unit:
+    """A transaction on a connection of the application's, which the one comes and the other begins in such time."""
     holder = connect()
     if not hasattr(holder, "__aenter__") and not hasattr(holder, "__enter__") and inspect.isawaitable(holder):
         async with asyncio.timeout(within):
@@ -264,9 +287,10 @@ async def open_unit(connect: Connect, queries: Queries, within: float) -> Unit:
         await _give_back(holder)
         raise
     unit = _UNITS[driver.package](queries, holder, tx, driver)
-    try:
-        await unit.begin()
-    except BaseException:
-        await unit.rollback()
-        raise
+    with unit.within(begun_within):
+        try:
+            await unit.begin()
+        except BaseException:
+            await unit.rollback()
+            raise
     return unit
