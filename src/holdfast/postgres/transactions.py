@@ -86,6 +86,7 @@ class Unit(ABC):
         self._holder = holder
         self._driver = driver
         self._ended = False
+        self._given_back = False  # it is somebody else's now
 
     def run(self, name: str, values: Values, *, waits: bool = False) -> Awaitable[Any]:
         """A statement of ours, in the way that suits the connection; `waits` if it may wait for others."""
@@ -108,6 +109,8 @@ class Unit(ABC):
 
     def _sever(self) -> None:
         """Cut the connection under whoever waits for it."""
+        if self._given_back:
+            return
         with contextlib.suppress(Exception):
             connection = self._driver_connection()
             if hasattr(connection, "terminate"):
@@ -145,7 +148,7 @@ class Unit(ABC):
         try:
             await self._commit()
         finally:
-            await _give_back(self._holder)
+            await self._give_back()
 
     async def rollback(self) -> None:
         """Never raises: a connection that cannot roll back is lost, and its transaction with it. Once is enough."""
@@ -155,7 +158,13 @@ class Unit(ABC):
         with contextlib.suppress(Exception):
             await self._rollback()
         with contextlib.suppress(Exception):
+            await self._give_back()
+
+    async def _give_back(self) -> None:
+        try:
             await _give_back(self._holder)
+        finally:
+            self._given_back = True
 
     @abstractmethod
     async def _commit(self) -> None: ...
