@@ -25,8 +25,8 @@ _AGAIN = frozenset(("40001", "40P01", "23505", "55P03"))
 _NEVER_MEANT = frozenset(("40001", "40P01"))
 # The first one is still at it: the lock timeout, or a shorter statement timeout.
 _WAITED = frozenset(("55P03", "57014"))
-# The server, or the way to it, is gone.
-_GONE = ("08", "53", "57P")
+# The server, or the way to it, is gone; or it has ended a session that was idle for too long; or it is a standby now.
+_GONE = ("08", "53", "57P", "25P03", "25P04", "25006")
 
 # Whose errors quote statements and their values, also without a code.
 _DATABASE = ("sqlalchemy.", "psycopg.", "asyncpg.", "django.db.")

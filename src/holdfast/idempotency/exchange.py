@@ -83,7 +83,8 @@ class Exchange:
         self._key: str | None = None
         self._unit: Unit | None = None
         self._entered = False  # the endpoint has begun with its work
-        self._finished = False  # the transaction has ended, and the answer may go
+        self._settled = False  # the transaction has ended as it should
+        self._finished = False  # and the answer may go
         self._held = HeldResponse(self._settings.buffer_limit)
         # Once one of these is set, what the application says does not matter any more.
         self._answer: Answer | None = None
@@ -152,6 +153,8 @@ class Exchange:
             async with asyncio.timeout(settings.connect_within + answered):
                 with unit.within(answered):
                     known = found(await unit.run("begin_command", begin_values(record), waits=True))
+        except HoldfastError:
+            raise  # not the store's fault
         except Exception as error:
             match fault_of_taking(error):
                 case Fault.UNDER_WAY:
@@ -268,11 +271,19 @@ class Exchange:
     def _judge(self, error: BaseException) -> None:
         """An error of the endpoint: everything is rolled back, so it may be run again."""
         fault = fault_of_work(error)
+        if fault is Fault.OWN and self._is_lost(error):
+            fault = Fault.UNAVAILABLE
         if fault is Fault.PASSING:
             self._repeat = error
         elif fault is Fault.UNAVAILABLE:
             self._tell("error", "idempotency_unavailable", error)
             self._answer = answers.unavailable(self._settings)
+
+    def _is_lost(self, error: BaseException) -> bool:
+        """Whether it is because the connection has gone: what drivers raise then often has no code."""
+        if self._unit is None or self._unit.ended or isinstance(error, HoldfastError):
+            return False
+        return self._unit.is_lost()
 
     async def _roll_back(self) -> None:
         if self._unit is not None:
@@ -303,9 +314,15 @@ class Exchange:
             await self._finish(self._unit, answer)
 
     async def _finish(self, unit: Unit, answer: Answer) -> None:
+        # A refusal may have to take its key once more, and to wait for it.
+        patience = self._settings.commit_within + (self._settings.wait if answer.status >= 400 else 0)
         try:
-            with unit.within(self._settings.commit_within):
+            with unit.within(patience):
                 await uninterrupted(self._settle(unit, answer))
+        except asyncio.CancelledError:
+            # Somebody inside gave up waiting. It has come to its end all the same, and that is what is answered.
+            self._answer = answer if self._settled else answers.unavailable(self._settings)
+            raise
         except Exception as error:
             # Whatever it was, the transaction is not known to have been committed: the answer must not go.
             match fault_of_ending(error):
@@ -320,6 +337,13 @@ class Exchange:
     async def _settle(self, unit: Unit, answer: Answer) -> None:
         """End the transaction as the answer's status says."""
         fate = answers.fate_of(answer.status, self._settings)
+        if unit.ended:
+            # The commit has failed, and the application says so: there is nothing left to undo, and nothing to keep.
+            if fate is Fate.KEEP:
+                raise ConfigurationError(
+                    "the endpoint", "answered with success after its commit had failed", "let the error go"
+                )
+            return
         if not self._entered:
             if fate is Fate.KEEP:
                 raise ConfigurationError(
@@ -330,6 +354,7 @@ class Exchange:
             fate = Fate.DROP  # refused before it began, by a dependency or by validation
         if fate is Fate.DROP or (self._key is None and fate is Fate.UNDO):
             await unit.rollback()
+            self._settled = True
             return
         if self._key is None:
             await unit.confirm()
@@ -342,6 +367,7 @@ class Exchange:
                 "leave commit and rollback to Holdfast: answer with 4xx to undo your changes",
             )
         await unit.commit()
+        self._settled = True
 
     async def _keep_refusal(self, unit: Unit, key: str, response: Response) -> None:
         """The answer is kept and the change is not, also if the endpoint has rolled back already."""

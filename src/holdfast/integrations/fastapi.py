@@ -141,7 +141,7 @@ class IdempotentRoute(APIRoute):
 
 def _entering(endpoint: Callable[..., Any]) -> Callable[..., Any]:
     """The endpoint, which is called only if the request is to be carried out."""
-    asynchronous = inspect.iscoroutinefunction(endpoint)
+    asynchronous = any(inspect.iscoroutinefunction(each) for each in (endpoint, type(endpoint).__call__))
 
     @functools.wraps(endpoint)
     async def entered(*args: Any, **values: Any) -> Any:

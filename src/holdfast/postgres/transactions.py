@@ -85,7 +85,7 @@ class Unit(ABC):
         self._queries = queries
         self._holder = holder
         self._driver = driver
-        self._ended = False
+        self.ended = False  # by a commit or a rollback, whatever came of it
         self._given_back = False  # it is somebody else's now
 
     def run(self, name: str, values: Values, *, waits: bool = False) -> Awaitable[Any]:
@@ -94,9 +94,14 @@ class Unit(ABC):
 
     def call(self, function: Callable[..., Any], *arguments: Any, waits: bool = False) -> Awaitable[Any]:
         """Anything else that is done with the connection."""
+        self._require_connection()
         if self._driver.asynchronous:
             return function(*arguments)  # type: ignore[no-any-return]
         return _in_thread(_WAITING if waits else _WORKING, function, *arguments)
+
+    def _require_connection(self) -> None:
+        if self._given_back:
+            raise ConnectionAbortedError("the transaction has ended, and its connection is somebody else's")
 
     @contextlib.contextmanager
     def within(self, seconds: float) -> Iterator[None]:
@@ -119,6 +124,13 @@ class Unit(ABC):
                 with socket.socket(fileno=os.dup(connection.fileno())) as line:
                     line.shutdown(socket.SHUT_RDWR)
 
+    def is_lost(self) -> bool:
+        """Whether the connection has gone, whatever the error says that somebody got of it."""
+        with contextlib.suppress(AttributeError, LookupError, ValueError):  # a session that has none yet
+            connection = self._driver_connection()
+            return bool(connection.is_closed() if hasattr(connection, "is_closed") else connection.closed)
+        return False
+
     def _driver_connection(self) -> Any:
         return self.tx
 
@@ -135,6 +147,7 @@ class Unit(ABC):
 
     async def restart(self) -> None:
         """A new transaction on the same connection, whatever has become of this one."""
+        self._require_connection()
         with contextlib.suppress(Exception):
             await self._rollback()
         await self.begin()
@@ -144,7 +157,7 @@ class Unit(ABC):
         await self.run("confirm_request", {})
 
     async def commit(self) -> None:
-        self._ended = True
+        self.ended = True
         try:
             await self._commit()
         finally:
@@ -152,9 +165,9 @@ class Unit(ABC):
 
     async def rollback(self) -> None:
         """Never raises: a connection that cannot roll back is lost, and its transaction with it. Once is enough."""
-        if self._ended:
+        if self.ended:
             return
-        self._ended = True
+        self.ended = True
         with contextlib.suppress(Exception):
             await self._rollback()
         with contextlib.suppress(Exception):
@@ -174,6 +187,12 @@ class Unit(ABC):
 
 
 class _Asyncpg(Unit):
+    def is_lost(self) -> bool:
+        try:
+            return super().is_lost()
+        except Exception:  # the pool takes back what has gone, and then nobody may even ask
+            return True
+
     async def begin(self) -> None:
         self._transaction = self.tx.transaction()
         await self._transaction.start()
