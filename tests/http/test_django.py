@@ -17,6 +17,7 @@ from typing import Any
 import asyncpg
 import httpx
 import pytest
+from django.core.exceptions import ImproperlyConfigured
 from django.http import FileResponse, StreamingHttpResponse
 
 from chaos.wire import Cut, Watch, wired
@@ -543,3 +544,12 @@ async def test_django_under_asgi(conn: asyncpg.Connection, shop: Open) -> None:
     assert (first.status_code, again.content) == (201, first.content)
     assert again.headers["idempotent-replayed"] == "true"
     assert await effects(conn) == ["tea"]
+
+
+@pytest.mark.parametrize("name", ["CONNECT_WITHIN", "COMMIT_WITHIN"])
+def test_settings_that_django_keeps_itself_are_refused(name: str) -> None:
+    """Row 17: rather than to be believed in, and to do nothing."""
+    from holdfast.integrations.django.middleware import _setup
+
+    with pytest.raises(ImproperlyConfigured, match=f"{name} .* tcp_user_timeout"):
+        _setup({"SECRETS": {1: "a secret of the tests"}, name: 5})

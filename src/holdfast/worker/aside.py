@@ -1,6 +1,7 @@
 """An event loop in a thread, for programs that have none."""
 
 import asyncio
+import contextlib
 import threading
 from contextlib import AbstractAsyncContextManager
 
@@ -21,8 +22,11 @@ class Aside:
             raise self._error
 
     def end(self) -> None:
-        self._loop.call_soon_threadsafe(self._stop.set)
+        with contextlib.suppress(RuntimeError):  # its loop has ended by itself, for a reason that is raised below
+            self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
+        if self._error is not None:
+            raise self._error
 
     def _run(self) -> None:
         try:

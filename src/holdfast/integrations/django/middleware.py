@@ -70,6 +70,10 @@ def _setup(options: dict[str, Any]) -> Setup:
     try:
         secrets = Secrets(options.pop("SECRETS", {}))
         scope = options.pop("SCOPE", user_of)
+        for name in ("CONNECT_WITHIN", "COMMIT_WITHIN"):
+            if name in options:
+                remedy = "set connect_timeout, tcp_user_timeout and keepalives in the OPTIONS of DATABASES"
+                raise ConfigurationError(name, "is not for us to keep: the connection is Django's", remedy)
         using, observe = options.pop("USING", "default"), options.pop("OBSERVE", log_fact)
         chosen = IdempotencySettings(**{name.lower(): value for name, value in options.items()})
     except (ConfigurationError, TypeError) as error:
