@@ -18,7 +18,7 @@ INSERT INTO core.outbox (
     id, event_type, source, payload, headers, idempotency_key, content_class, channel, handler_name, attempts, status,
     domain_id, trace_context, created_at, available_at, settled_at, delivered_at, failed_at, failure_reason, last_error,
     error_signature, first_failed_at, failure_history, deleted_at, lease_token, lease_expires_at, claimed_by)
-SELECT i, 'order.placed', 'shop', '{"card": "no4111"}', '{"tenant": "acme"}', 'key-' || i, $3, 'outbox_default',
+SELECT i, 'order.placed', 'shop', '{"card": "x411"}', '{"tenant": "acme"}', 'key-' || i, $3, 'outbox_default',
     CASE WHEN $1 <> 'pending' THEN 'billing.charge_card' END, 1,
     CASE $1 WHEN 'discarded' THEN 'failed' WHEN 'cancelled' THEN 'failed' WHEN 'tombstone' THEN 'delivered'
             WHEN 'future' THEN 'pending' ELSE $1 END,
@@ -27,10 +27,10 @@ SELECT i, 'order.placed', 'shop', '{"card": "no4111"}', '{"tenant": "acme"}', 'k
     CASE WHEN $1 IN ('delivered', 'tombstone') THEN t END,
     CASE WHEN $1 IN ('failed', 'discarded', 'cancelled') THEN t END,
     CASE $1 WHEN 'failed' THEN 'rejected' WHEN 'discarded' THEN 'rejected' WHEN 'cancelled' THEN 'cancelled' END,
-    CASE WHEN $1 IN ('failed', 'discarded', 'cancelled') THEN 'card no4111 declined' END,
+    CASE WHEN $1 IN ('failed', 'discarded', 'cancelled') THEN 'card x411 declined' END,
     CASE WHEN $1 IN ('failed', 'discarded', 'cancelled') THEN 'E:1' END,
     CASE WHEN $1 IN ('failed', 'discarded', 'cancelled') THEN t END,
-    CASE WHEN $1 IN ('failed', 'discarded', 'cancelled') THEN '[{"attempts": 1, "generation": 0, "last_error": "no4111"}]'
+    CASE WHEN $1 IN ('failed', 'discarded', 'cancelled') THEN '[{"attempts": 1, "generation": 0, "last_error": "x411"}]'
          ELSE '[]' END::jsonb,
     CASE WHEN $1 IN ('tombstone', 'discarded', 'cancelled') THEN now() - $6 * interval '24 hours' END,
     CASE $1 WHEN 'in_flight' THEN gen_random_uuid() END,
@@ -45,9 +45,9 @@ INSERT INTO core.archive (
     original_id, queue, payload, headers, deliveries_count, created_at, failed_at, failure_reason, last_exception,
     event_type, event_version, occurred_at, source, content_class, channel, generation, domain_id, idempotency_key,
     trace_context, priority, error_signature, failure_history, deleted_at)
-SELECT core.uuid7(), 'billing.charge_card', '{"card": "no4111"}', '{"tenant": "acme"}', 5, t, t, 'retry_terminal',
-    'card no4111 declined', 'order.placed', 1, t, 'shop', $2, 'outbox_default', 0, $4, 'key-' || n, '00-trace', 1, 'E:1',
-    '[{"attempts": 1, "generation": 0, "last_error": "no4111"}]', now() - $5 * interval '24 hours'
+SELECT core.uuid7(), 'billing.charge_card', '{"card": "x411"}', '{"tenant": "acme"}', 5, t, t, 'retry_terminal',
+    'card x411 declined', 'order.placed', 1, t, 'shop', $2, 'outbox_default', 0, $4, 'key-' || n, '00-trace', 1, 'E:1',
+    '[{"attempts": 1, "generation": 0, "last_error": "x411"}]', now() - $5 * interval '24 hours'
 FROM (SELECT n, now() - $1 * interval '24 hours' AS t FROM generate_series(1, $3) n) rows
 RETURNING id
 """

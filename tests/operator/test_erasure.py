@@ -33,7 +33,7 @@ async def traces(conn: asyncpg.Connection, domain: UUID) -> list[str]:
     found = []
     for table in ("outbox", "archive"):
         for each in await conn.fetch(f"SELECT id::text, t::text AS text FROM core.{table} t"):
-            if any(trace in each["text"] for trace in (str(domain), "no4111", "acme", "key-")):
+            if any(trace in each["text"] for trace in (str(domain), "x411", "acme", "key-")):
                 found.append(f"{table} {each['id']}")
     return found
 
@@ -106,7 +106,7 @@ async def test_an_event_in_a_handlers_transaction_is_left_for_the_next_time(
         await asyncio.sleep(60)
 
     domain = uuid4()
-    await publish(conn, "order.placed", {"card": "no4111"}, domain_id=domain)
+    await publish(conn, "order.placed", {"card": "x411"}, domain_id=domain)
     async with running(dsn, registry, poll_interval=0.2, lease=2.0):
         await asyncio.wait_for(started.wait(), 20)
         async with asyncio.timeout(10):

@@ -178,7 +178,7 @@ async def test_what_a_disposal_leaves(conn: asyncpg.Connection, disposal: str, s
     assert (after["payload"], after["headers"]) == (None, None)
     if disposal == "RETAIN_METADATA":
         assert after["idempotency_key"] == str(id)
-        assert "no4111" not in repr(after)
+        assert "x411" not in repr(after)
     await age(conn, 400)
     assert swept(await sweep(conn)) == {}, "what is left is left"
 
@@ -242,7 +242,7 @@ async def test_the_archive_is_swept_by_its_own_policy(conn: asyncpg.Connection) 
     assert swept(await sweep(conn)) == {"archive_tombstones": 2}
     left = await conn.fetch("SELECT * FROM core.archive")
     assert {(each["payload"], each["headers"], each["last_exception"]) for each in left} == {
-        (None, None, "card no4111 declined")
+        (None, None, "card x411 declined")
     }
     assert swept(await sweep(conn)) == {}
 
@@ -255,7 +255,7 @@ async def test_the_disposals_of_the_archive(conn: asyncpg.Connection, disposal: 
     assert swept(await sweep(conn)) == {"archive_tombstones": 1}
     left = await conn.fetch("SELECT * FROM core.archive")
     assert len(left) == (disposal != "HARD_DELETE")
-    assert "no4111" not in repr(left)
+    assert "x411" not in repr(left)
     for each in left:
         assert (each["idempotency_key"], each["domain_id"]) == (str(each["original_id"]), None)
         assert (each["event_type"], each["failure_reason"], each["deliveries_count"]) == (EVENT, "retry_terminal", 5)

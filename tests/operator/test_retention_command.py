@@ -167,11 +167,11 @@ def test_archive(holdfast: Run, database: Callable[..., Any]) -> None:
     code, out, _ = holdfast("archive", "list", "--json")
     assert (code, [each["id"] for each in json.loads(out)]) == (0, [second, first])
     code, out, _ = holdfast("archive", "list", "--handler", "billing.charge_card")
-    assert (code, "card no4111 declined" in out) == (0, True)
+    assert (code, "card x411 declined" in out) == (0, True)
     code, out, _ = holdfast("archive", "show", str(first))
-    assert (code, "last_exception    card no4111 declined" in out, '"card"' in out) == (0, True, False)
+    assert (code, "last_exception    card x411 declined" in out, '"card"' in out) == (0, True, False)
     code, out, _ = holdfast("archive", "show", str(first), "--payload", "--json")
-    assert (code, json.loads(out)["payload"]) == (0, {"card": "no4111"})
+    assert (code, json.loads(out)["payload"]) == (0, {"card": "x411"})
     original = str(database(value, f"SELECT original_id FROM core.archive WHERE id = {first}"))
     code, _, err = holdfast("events", "show", original)
     assert (code, f"holdfast archive show {original}" in " ".join(err.split())) == (2, True)
@@ -205,7 +205,7 @@ def test_archived_dead_letters_by_cause(holdfast: Run, database: Callable[..., A
     groups = {each["group"]: each["count"] for each in json.loads(out)["groups"]}
     assert (code, sum(groups.values()), sorted(groups)) == (0, 5, ["billing.charge_card/a", "billing.charge_card/b"])
     code, out, _ = holdfast("archive", "groups")
-    assert (code, "5 failed in 2 groups" in out, "card no4111 declined" in out) == (0, True, True)
+    assert (code, "5 failed in 2 groups" in out, "card x411 declined" in out) == (0, True, True)
     group = "billing.charge_card/b"
     code, _, err = holdfast("archive", "replay", "--group", group)
     assert (code, f"Replay {groups[group]} from the archive" in err) == (2, True)
