@@ -249,7 +249,8 @@ class Exchange:
             return error
         if error is not None and self._answer is None and self._repeat is None:
             self._judge(error)
-        if error is None and self._fault is not None and self._unit is not None:
+        undecided = self._answer is None and self._repeat is None
+        if error is None and undecided and self._fault is not None and self._unit is not None:
             try:
                 await self._finish(self._unit, self._fault)
                 return None

@@ -78,7 +78,7 @@ def _sqlalchemy(tx: Any, queries: Queries, name: str, values: Values) -> object:
     # SQLAlchemy begins a transaction with the first statement, unless the engine or the connection is set otherwise.
     if getattr(connection.connection.dbapi_connection, "autocommit", False):
         raise _no_transaction()
-    # In the driver's own words: what SQLAlchemy does for a statement that it has to compile costs more than the event.
+    # In the driver's own words: to have a statement compiled by SQLAlchemy costs about as much as to run it.
     match connection.dialect.paramstyle:
         case "numeric_dollar":
             statement = queries.asyncpg(name)

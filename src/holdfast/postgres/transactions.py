@@ -230,7 +230,7 @@ class _Psycopg(Unit):
 
 class _Sqlalchemy(Unit):
     """Once the session has begun, our statements go past it, straight to its driver: what SQLAlchemy does for each
-    costs more than the statement, and a savepoint of its own more than the rest of the request.
+    costs about as much as to run it, and a savepoint of its own as much as all of them together.
 
     A failed flush takes the session further back than the mark, to the beginning; then there is no mark any more.
     """
