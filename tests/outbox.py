@@ -29,7 +29,7 @@ async def connect(dsn: str, **options: Any) -> asyncpg.Connection:
     return connection
 
 
-class Held(NamedTuple):
+class InFlight(NamedTuple):
     """A row under a lease, as its worker remembers it."""
 
     id: UUID
@@ -144,14 +144,14 @@ class Outbox:
             marks_id=[lane.mark[1] for lane in lanes],
         )
 
-    async def hold(self, *lanes: Lane, **options: Any) -> list[Held]:
+    async def hold(self, *lanes: Lane, **options: Any) -> list[InFlight]:
         """Claim, and remember what a settle needs, in the order of the ids."""
         handlers = {lane.route: lane.handler for lane in lanes or (Lane(),)}
         token = uuid.uuid4()
         rows = await self.claim(*lanes, token=token, **options)
-        return sorted(Held(row["id"], token, handlers[row["route"]], row["route"]) for row in rows)
+        return sorted(InFlight(row["id"], token, handlers[row["route"]], row["route"]) for row in rows)
 
-    async def held(self, **columns: object) -> Held:
+    async def held(self, **columns: object) -> InFlight:
         """A fresh row under a fresh lease."""
         id = await self.insert(**columns)
         channel = await self.value(f'SELECT channel FROM "{self.schema}".outbox WHERE id = $1', id)
@@ -164,10 +164,10 @@ class Outbox:
         assert await self.fail(held, error=error) == []
         return held.id
 
-    async def extend(self, *held: Held, lease: float = 60) -> list[UUID]:
+    async def extend(self, *held: InFlight, lease: float = 60) -> list[UUID]:
         return _ids(await self.call("extend", **_fence(held), lease=timedelta(seconds=lease)))
 
-    async def deliver(self, *held: Held, record: bool = True) -> list[UUID]:
+    async def deliver(self, *held: InFlight, record: bool = True) -> list[UUID]:
         """A call for each handler, as a worker makes them. Lost is what none of them has settled."""
         settled: set[UUID] = set()
         for handler in dict.fromkeys(each.handler for each in held):
@@ -179,7 +179,7 @@ class Outbox:
             settled |= {each.id for each in some} - set(_ids(lost))
         return list(dict.fromkeys(each.id for each in held if each.id not in settled))
 
-    async def retry(self, *held: Held, delay: float = 0, error: str = "boom") -> list[UUID]:
+    async def retry(self, *held: InFlight, delay: float = 0, error: str = "boom") -> list[UUID]:
         n = len(held)
         delays = [timedelta(seconds=delay)] * n
         return _ids(
@@ -187,7 +187,7 @@ class Outbox:
         )
 
     async def fail(
-        self, *held: Held, reason: str = "retry_terminal", error: str | None = "boom", signature: str | None = "E:1"
+        self, *held: InFlight, reason: str = "retry_terminal", error: str | None = "boom", signature: str | None = "E:1"
     ) -> list[UUID]:
         n = len(held)
         rows = await self.call(
@@ -200,15 +200,15 @@ class Outbox:
         )
         return _ids(rows)
 
-    async def release(self, *held: Held, delay: float = 0) -> list[UUID]:
+    async def release(self, *held: InFlight, delay: float = 0) -> list[UUID]:
         return _ids(await self.call("release", **_fence(held), delays=[timedelta(seconds=delay)] * len(held)))
 
-    async def enter(self, held: Held, idle: float = 60) -> str:
+    async def enter(self, held: InFlight, idle: float = 60) -> str:
         """How the transaction of a handler begins: `run`, `duplicate` or `lost`."""
         values = {"id": held.id, "token": held.token, "handler": held.handler, "idle": timedelta(seconds=idle)}
         return str((await self.call("enter", **values))[0][0])
 
-    async def reopen(self, held: Held) -> bool:
+    async def reopen(self, held: InFlight) -> bool:
         """What follows the rollback of a handler that failed."""
         rows = await self.call("reopen", id=held.id, token=held.token, handler=held.handler, route=held.route)
         return bool(rows[0][0])
@@ -254,11 +254,11 @@ class Outbox:
         )
 
 
-def _fence(held: Sequence[Held]) -> dict[str, object]:
+def _fence(held: Sequence[InFlight]) -> dict[str, object]:
     return {"ids": [each.id for each in held], "tokens": [each.token for each in held]}
 
 
-def _handlers(held: Sequence[Held]) -> list[str]:
+def _handlers(held: Sequence[InFlight]) -> list[str]:
     return [each.handler for each in held]
 
 

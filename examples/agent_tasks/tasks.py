@@ -11,8 +11,8 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from holdfast import NewEvent
+from holdfast.domain_events import RecordsEvents
 from holdfast.errors import DomainFault
-from holdfast.recording import RecordsEvents
 
 # The contents of a task are kept for so long after its end; the fact that it existed is kept with the conversation.
 RETENTION = timedelta(days=30)

@@ -9,7 +9,7 @@ from sqlalchemy import DateTime, FetchedValue
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from holdfast import NewEvent
-from holdfast.recording import RecordsEvents
+from holdfast.domain_events import RecordsEvents
 
 
 class Base(DeclarativeBase):

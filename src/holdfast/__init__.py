@@ -12,9 +12,9 @@ from holdfast.outcome import Done, Reject, Retry, Snooze
 from holdfast.postgres.publisher import Publisher
 from holdfast.protocols import EventHandler, EventListener, EventPublisher
 from holdfast.publication import NewEvent
+from holdfast.reactions.reactions import Reactions
 from holdfast.retry import RetryPolicy
 from holdfast.settings import WorkerSettings
-from holdfast.worker.reactions import Reactions
 from holdfast.worker.worker import Worker
 
 __all__ = [

@@ -11,11 +11,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, NamedTuple, Self
 from uuid import UUID
 
+from holdfast.deprecation import warn_if_deprecated
 from holdfast.envelope import EventEnvelope, uuid7
 from holdfast.errors import FieldError
 from holdfast.outcome import Delay, delay_seconds
 from holdfast.payload import PAYLOAD_LIMIT, encode_payload
-from holdfast.versions import warn_if_deprecated
 
 HEADERS_LIMIT = 16 * 1024
 MAX_HEADERS = 64

@@ -53,10 +53,10 @@ class RetentionPolicy:
         return self.total_days == 0 and self.disposal is Disposal.HARD_DELETE
 
 
-Registry = Mapping[tuple[str, str], RetentionPolicy]
+RetentionPolicies = Mapping[tuple[str, str], RetentionPolicy]
 
 # What a new schema begins with. The policies that count are those in core.retention_policies.
-POLICY_REGISTRY: Registry = MappingProxyType(
+POLICY_REGISTRY: RetentionPolicies = MappingProxyType(
     {
         ("outbox_row", ALL_CLASSES): RetentionPolicy(45, 7, Disposal.HARD_DELETE),
         (_INBOX, ALL_CLASSES): RetentionPolicy(60, 7, Disposal.HARD_DELETE),
@@ -66,7 +66,7 @@ POLICY_REGISTRY: Registry = MappingProxyType(
 )
 
 
-def policy_for(entity: str, content_class: str, registry: Registry = POLICY_REGISTRY) -> RetentionPolicy:
+def policy_for(entity: str, content_class: str, registry: RetentionPolicies = POLICY_REGISTRY) -> RetentionPolicy:
     """The policy of a content class, or else the one its entity has for all classes."""
     policy = registry.get((entity, content_class)) or registry.get((entity, ALL_CLASSES))
     if policy is None:
@@ -75,7 +75,7 @@ def policy_for(entity: str, content_class: str, registry: Registry = POLICY_REGI
     return policy
 
 
-def check_registry(registry: Registry = POLICY_REGISTRY) -> None:
+def check_policies(registry: RetentionPolicies = POLICY_REGISTRY) -> None:
     """Refuse a registry under which a replayed event could run twice.
 
     The inbox must outlive every row that can be replayed; otherwise a replay finds no trace of the first
@@ -93,7 +93,9 @@ def check_registry(registry: Registry = POLICY_REGISTRY) -> None:
             )
 
 
-def with_policy(registry: Registry, entity: str, content_class: str, policy: RetentionPolicy | None) -> Registry:
+def with_policy(
+    registry: RetentionPolicies, entity: str, content_class: str, policy: RetentionPolicy | None
+) -> RetentionPolicies:
     """The registry with one policy added, changed or (None) removed; refused if it would not do."""
     if entity not in ENTITIES:
         raise ConfigurationError("entity", f"is {entity!r}", f"use one of {', '.join(ENTITIES)}")
@@ -108,5 +110,5 @@ def with_policy(registry: Registry, entity: str, content_class: str, policy: Ret
     changed = {key: kept for key, kept in registry.items() if key != (entity, content_class)}
     if policy is not None:
         changed[entity, content_class] = policy
-    check_registry(changed)
+    check_policies(changed)
     return MappingProxyType(changed)

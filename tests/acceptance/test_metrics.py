@@ -20,8 +20,8 @@ from holdfast.embedded import EmbeddedPostgres
 from holdfast.errors import ConfigurationError
 from holdfast.observability import endpoint, prometheus
 from holdfast.observability.endpoint import Scraper, serve
-from holdfast.postgres import bell
 from holdfast.postgres.reads import Lane, Notifications, Status
+from holdfast.postgres.wakeup import mode as wakeup_mode
 from tests.acceptance.support import backends, insert, publish_many, running, until
 
 Metrics = dict[str, dict[str, float]]
@@ -119,7 +119,7 @@ async def test_the_mode_of_the_bell(dsn: str, conn: asyncpg.Connection) -> None:
         return [mode for mode, on in parsed(await prometheus.scrape(conn))["holdfast_notify_mode"].items() if on]
 
     assert await mode() == ['{mode="when_idle"}']
-    await bell.set_mode(dsn, "never")
+    await wakeup_mode.set_mode(dsn, "never")
     assert await mode() == ['{mode="never"}']
     await conn.execute("DROP TRIGGER outbox_bell ON core.outbox")
     assert await mode() == ['{mode="missing"}']

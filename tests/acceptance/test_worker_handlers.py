@@ -193,7 +193,7 @@ async def test_transaction_commits_effect_inbox_and_settle_together(dsn: str, co
     identity = await publish(conn, "order.placed")
     async with running(dsn, registry) as worker:
         await settled(conn, identity)
-        await until(lambda: worker.held == 0, what="the worker let go of the delivery")
+        await until(lambda: worker.in_flight == 0, what="the worker let go of the delivery")
         assert worker.counters.delivered == 1
     await other.close()
     assert inside == [[], 0, "in_flight"]
@@ -351,7 +351,7 @@ async def test_claims_come_in_batches(dsn: str, conn: asyncpg.Connection) -> Non
         await drained(conn)
         assert worker.counters.claims < 200
         assert worker.counters.settles < 400
-        await until(lambda: worker.held == 0, what="nothing is held")
+        await until(lambda: worker.in_flight == 0, what="nothing is held")
     assert seen == list(range(2000))
 
 

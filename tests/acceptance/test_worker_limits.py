@@ -86,7 +86,7 @@ async def test_handler_that_survives_its_cancellation(dsn: str, conn: asyncpg.Co
         assert "TimeoutError" in (await settled(conn, plain, "failed"))["last_error"]
         good = await publish(conn, "order.placed")
         await settled(conn, good)
-        await until(lambda: worker.held == 0, what="nothing is held")
+        await until(lambda: worker.in_flight == 0, what="nothing is held")
 
 
 async def test_stop_of_a_running_event(dsn: str, conn: asyncpg.Connection) -> None:
@@ -109,7 +109,7 @@ async def test_stop_of_a_running_event(dsn: str, conn: asyncpg.Connection) -> No
         assert await conn.fetchval("SELECT core.outbox_stop($1, 'ann@example.com')", identity) == 1
         await until(lambda: ended, within=5, what="the handler was cancelled")
         assert ended[0] - stopped < 1.0
-        await until(lambda: worker.held == 0, within=5, what="the worker let go")
+        await until(lambda: worker.in_flight == 0, within=5, what="the worker let go")
         assert worker.counters.lost_leases == 1
     found = await row(conn, identity)
     assert (found["status"], found["failure_reason"]) == ("failed", "cancelled")
@@ -151,7 +151,7 @@ async def test_stop_of_a_handler_that_goes_on(dsn: str, conn: asyncpg.Connection
     async with running(dsn, registry) as worker:
         await until(started.is_set, what="the handler runs")
         await conn.fetchval("SELECT core.outbox_stop($1, 'ann')", identity)
-        await until(lambda: worker.held == 0, within=5, what="the worker let go")
+        await until(lambda: worker.in_flight == 0, within=5, what="the worker let go")
         release.set()
         other = await publish(conn, "order.placed")
         await settled(conn, other)

@@ -217,7 +217,7 @@ async def test_wrong_answers_fail_alone(dsn: str, conn: asyncpg.Connection, answ
         assert failed["last_error"]
         good = await publish(conn, "order.placed")
         await settled(conn, good)
-        await until(lambda: worker.held == 0, what="nothing is held")
+        await until(lambda: worker.in_flight == 0, what="nothing is held")
 
 
 def _group() -> BaseException:
@@ -274,7 +274,7 @@ async def test_every_kind_of_error_is_an_attempt(dsn: str, conn: asyncpg.Connect
         good = await publish_many(conn, "order.placed", 5)
         for identity in good:
             await settled(conn, identity)
-        await until(lambda: worker.held == 0, what="nothing is held")
+        await until(lambda: worker.in_flight == 0, what="nothing is held")
     assert facts.notices("runner_failed") == []
     assert len(facts.of(Retried)) == len(facts.of(Failed)) == len(bad)
 
@@ -316,7 +316,7 @@ async def test_handler_that_cancels_itself(dsn: str, conn: asyncpg.Connection) -
             await settled(conn, identity, "failed")
         good = await publish(conn, "order.placed")
         await settled(conn, good)
-        await until(lambda: worker.held == 0, what="nothing is held")
+        await until(lambda: worker.in_flight == 0, what="nothing is held")
 
 
 async def test_observer_that_raises_harms_nothing(dsn: str, conn: asyncpg.Connection) -> None:

@@ -191,7 +191,7 @@ async def test_a_lost_lease_is_not_told_as_a_failure(dsn: str, conn: asyncpg.Con
     identity = await publish(conn, "order.placed")
     async with running(dsn, registry, facts) as worker:
         await until(lambda: worker.counters.lost_leases, what="the lease is known to be lost")
-        await until(lambda: worker.held == 0, what="nothing is held")
+        await until(lambda: worker.in_flight == 0, what="nothing is held")
     await other.close()
     assert facts.of(Failed) == []
     assert (await row(conn, identity))["status"] == "in_flight"

@@ -13,8 +13,8 @@ import asyncpg
 import pytest
 
 from holdfast import EventEnvelope, HandlerRegistry, Reject, Retry, RetryPolicy, Snooze, Worker, WorkerSettings
+from holdfast.handling.threads import NoThread, Threads
 from holdfast.telemetry import Failed, Retried
-from holdfast.worker.threads import NoThread, Threads
 from tests.acceptance.proxies import proxied
 from tests.acceptance.support import (
     Facts,
@@ -287,7 +287,7 @@ async def test_what_nobody_runs_is_given_back(dsn: str, conn: asyncpg.Connection
     async with running(dsn, registry, concurrency=2, lease=0.5, poll_interval=0.1) as worker:
         await publish_many(conn, "order.placed", 330)
         query = "SELECT count(*) = 2 FROM core.outbox WHERE status = 'in_flight'"
-        await until(lambda: len(worker._dispatcher.running()) == 2 and worker.held == 2, what="the rest given back")
+        await until(lambda: len(worker._dispatcher.running()) == 2 and worker.in_flight == 2, what="the rest given back")
         assert await conn.fetchval(query)
         assert await conn.fetchval("SELECT max(attempts) FROM core.outbox WHERE status = 'pending'") == 0
         released.set()
@@ -454,7 +454,7 @@ async def test_row_that_cannot_be_sent(dsn: str, conn: asyncpg.Connection) -> No
         for identity in (*identities[:2], *identities[3:]):
             await settled(conn, identity, "failed", within=5)
         await until(lambda: facts.notices("settle_refused"), what="it is told")
-        assert worker.held == 0
+        assert worker.in_flight == 0
     refused = facts.notices("settle_refused")
     assert [notice.details["delivery_id"] for notice in refused] == [str(identities[2])]
     assert facts.notices("database_unavailable") == []
@@ -489,7 +489,7 @@ async def test_defect_while_settling_lets_the_leases_run_out(dsn: str, conn: asy
     async with worker:
         await until(lambda: facts.notices("loop_failed"), what="the settling failed")
         await drained(conn)
-        assert worker.held == 0
+        assert worker.in_flight == 0
 
 
 @pytest.mark.parametrize("reject", [True, False])

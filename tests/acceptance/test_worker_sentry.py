@@ -161,7 +161,7 @@ async def test_a_lost_lease_is_not_told(dsn: str, conn: asyncpg.Connection) -> N
     identity = await publish(conn, "order.placed")
     async with telling(dsn, registry, transport) as worker:
         await until(lambda: worker.counters.lost_leases, what="the lease is known to be lost")
-        await until(lambda: worker.held == 0, what="nothing is held")
+        await until(lambda: worker.in_flight == 0, what="nothing is held")
     await other.close()
     assert transport.envelopes == []
     assert (await row(conn, identity))["status"] == "in_flight"
@@ -180,7 +180,7 @@ async def test_a_sentry_that_is_broken_hurts_nobody(dsn: str, conn: asyncpg.Conn
     await publish_many(conn, "order.placed", 20)
     async with telling(dsn, registry, transport) as worker:
         await drained(conn)
-        await until(lambda: worker.held == 0, what="nothing is held")
+        await until(lambda: worker.in_flight == 0, what="nothing is held")
     assert (worker.counters.failed, worker.counters.delivered) == (10, 10)
     assert transport.calls == 10
 

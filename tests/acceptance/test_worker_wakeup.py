@@ -93,7 +93,7 @@ async def test_idle_worker_is_silent(dsn: str, conn: asyncpg.Connection) -> None
         await publish_many(conn, "order.placed", 300)
         await drained(conn)
         await asleep(conn)
-        await until(lambda: worker.held == 0, what="everything is settled")
+        await until(lambda: worker.in_flight == 0, what="everything is settled")
         before = worker.counters.claims
         await asyncio.sleep(2)
         assert worker.counters.claims - before <= 2
@@ -131,7 +131,7 @@ async def test_several_sleepers_on_one_channel(dsn: str, conn: asyncpg.Connectio
             await until(lambda: n in handled, within=5, what=f"event {n}")  # noqa: B023
             late.append(handled[n] - started)
         await drained(conn)
-        await until(lambda: not any(each.held for each in workers), what="everything is settled")
+        await until(lambda: not any(each.in_flight for each in workers), what="everything is settled")
         await asleep(conn)
         await asyncio.sleep(2)  # each of the others has asked for the post, in vain
         guards = "SELECT count(DISTINCT pid), count(*) FROM pg_locks WHERE locktype = 'advisory'"

@@ -221,7 +221,7 @@ import json, sys, time
 from pathlib import Path
 from holdfast.embedded import EmbeddedPostgres
 server = EmbeddedPostgres(binaries=Path(sys.argv[1])).start()
-print(json.dumps({"pid": server.pid, "guard": server._guard.pid, "root": str(server.data_dir)}), flush=True)
+print(json.dumps({"pid": server.pid, "guard": server._lifeline.pid, "root": str(server.data_dir)}), flush=True)
 time.sleep(120)
 """
 

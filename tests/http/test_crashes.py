@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from chaos.wire import Cut, Watch, wired
-from holdfast.idempotency import exchange
+from holdfast.idempotency.asgi import exchange
 from tests.acceptance.support import until
 from tests.http.plain import Plain, stepped
 from tests.http.shop import DRIVERS

@@ -12,8 +12,8 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from holdfast import NewEvent, Publisher
+from holdfast.domain_events import RecordsEvents
 from holdfast.integrations.sqlalchemy import DomainEvents
-from holdfast.recording import RecordsEvents
 from tests.http.support import Client, opened, problem, records
 
 pytestmark = [pytest.mark.http_contract, pytest.mark.newest_postgres]

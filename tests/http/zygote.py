@@ -16,7 +16,7 @@ from typing import Any
 
 import uvicorn
 
-from holdfast.idempotency import exchange
+from holdfast.idempotency.asgi import exchange
 from tests.http import djangoshop
 from tests.http.plain import Plain, stepped
 from tests.http.shop import Shop

@@ -15,9 +15,9 @@ import pytest
 
 from holdfast.embedded import EmbeddedPostgres
 from holdfast.errors import MigrationError
-from holdfast.postgres import migrate
-from holdfast.postgres.migrate import Step
-from holdfast.postgres.ownership import ROLES
+from holdfast.postgres.schema import migrate
+from holdfast.postgres.schema.migrate import Step
+from holdfast.postgres.schema.ownership import ROLES
 
 _numbers = itertools.count(1)
 

@@ -14,8 +14,8 @@ import psycopg
 import pytest
 
 from holdfast.errors import MigrationError, SchemaMismatch
-from holdfast.postgres import ddl, migrate
-from holdfast.postgres.migrate import Step
+from holdfast.postgres.schema import ddl, migrate
+from holdfast.postgres.schema.migrate import Step
 from tests.migrations.conftest import FIRST, SECOND, MakeSource
 from tests.servers import SessionServer
 

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from tests.outbox import CHANNEL, Held, Lane
+from tests.outbox import CHANNEL, InFlight, Lane
 
 OPEN = ("pending", "in_flight")
 NOT_FOR_PEOPLE = ("cancelled", "expired")  # settled, and in no dead-letter queue
@@ -92,7 +92,7 @@ class Row:
 class Running(NamedTuple):
     """A handler's open transaction: it holds its row, and perhaps an inbox row that nobody sees yet."""
 
-    held: Held
+    held: InFlight
     first: bool
 
 
@@ -112,7 +112,7 @@ class Model:
 
     # --- what a call finds ---
 
-    def under(self, held: Held) -> Row | None:
+    def under(self, held: InFlight) -> Row | None:
         """The row, if the token is the one it is leased under."""
         row = self.rows.get(held.id)
         return row if row and row.status == "in_flight" and row.lease_token == held.token else None
@@ -120,7 +120,7 @@ class Model:
     def locked(self, row: Row) -> bool:
         return self.running is not None and self.running.held.id == row.id
 
-    def waits(self, held: Held) -> bool:
+    def waits(self, held: InFlight) -> bool:
         """Whether a settle might wait for the handler's transaction: for its row, or for its inbox row."""
         row = self.under(held)
         if row is None or self.running is None:
@@ -128,7 +128,7 @@ class Model:
         mine = self.rows[self.running.held.id]
         return row is mine or (self.running.first and row.idempotency_key == mine.idempotency_key)
 
-    def handled(self, held: Held) -> bool:
+    def handled(self, held: InFlight) -> bool:
         row = self.rows.get(held.id)
         return row is not None and (row.handler_name or held.handler, row.idempotency_key) in self.inbox
 
@@ -251,7 +251,7 @@ class Model:
             }
         return claimed
 
-    def extend(self, held: Sequence[Held]) -> list[UUID]:
+    def extend(self, held: Sequence[InFlight]) -> list[UUID]:
         lost = []
         for each in held:
             row = self.under(each)
@@ -261,7 +261,7 @@ class Model:
                 lost.append(each.id)
         return lost
 
-    def deliver(self, held: Sequence[Held], *, record: bool) -> list[UUID]:
+    def deliver(self, held: Sequence[InFlight], *, record: bool) -> list[UUID]:
         settled = [(row, each) for each in held if (row := self.under(each)) is not None]
         for row, each in settled:
             row.settle("delivered", handler_name=row.handler_name or each.handler)
@@ -287,7 +287,7 @@ class Model:
             self.stops.discard(row.id)
         return len(due)
 
-    def retry(self, held: Sequence[Held], delay: float, error: str) -> list[UUID]:
+    def retry(self, held: Sequence[InFlight], delay: float, error: str) -> list[UUID]:
         settled = [(row, each) for each in held if (row := self.under(each)) is not None]
         for row, each in settled:
             row.settle(
@@ -301,7 +301,7 @@ class Model:
         return _lost(held, [row for row, _ in settled])
 
     def fail(
-        self, held: Sequence[Held], reasons: Sequence[str], error: str | None, signature: str | None
+        self, held: Sequence[InFlight], reasons: Sequence[str], error: str | None, signature: str | None
     ) -> list[UUID]:
         leases = zip(held, reasons, strict=True)
         settled = [(row, each, reason) for each, reason in leases if (row := self.under(each)) is not None]
@@ -318,7 +318,7 @@ class Model:
             self.stops.discard(row.id)
         return _lost(held, [row for row, _, _ in settled])
 
-    def release(self, held: Sequence[Held], delay: float) -> list[UUID]:
+    def release(self, held: Sequence[InFlight], delay: float) -> list[UUID]:
         settled = {row.id: row for row in map(self.under, held) if row is not None}
         for row in settled.values():
             row.settle(
@@ -331,7 +331,7 @@ class Model:
 
     # --- a handler's transaction ---
 
-    def enter(self, held: Held) -> str:
+    def enter(self, held: InFlight) -> str:
         row = self.under(held)
         if row is None:
             return "lost"
@@ -391,7 +391,7 @@ class Model:
         return 1
 
 
-def _lost(held: Iterable[Held], settled: Iterable[Row]) -> list[UUID]:
+def _lost(held: Iterable[InFlight], settled: Iterable[Row]) -> list[UUID]:
     """What a settle answers: the ids under whose lease nothing was settled."""
     done = {row.id for row in settled}
     return [each.id for each in held if each.id not in done]

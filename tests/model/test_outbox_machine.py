@@ -46,7 +46,7 @@ from tests.model.choices import (
 )
 from tests.model.rows import About, Model, Row
 from tests.model.snapshot import read, require_equal, require_laws
-from tests.outbox import NOBODY, START, Held, Lane, Outbox, connect
+from tests.outbox import NOBODY, START, InFlight, Lane, Outbox, connect
 from tests.servers import SessionServer
 
 EXAMPLES = {18: 2_000, 15: 300}
@@ -68,7 +68,7 @@ class OutboxMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.numbers = count(1)
-        self.leases: list[Held] = []  # live and stale
+        self.leases: list[InFlight] = []  # live and stale
         self.before = self.run(self._clear())
         self.model = Model(self.before.now)
 
@@ -258,33 +258,33 @@ class OutboxMachine(RuleBasedStateMachine):
         for id, row in foretold.items():
             assert row == {name: told[id][name] for name in row}
             route = row["route"]
-            self.leases.append(Held(id, fence["token"], handler if "/" in route else route, route))
+            self.leases.append(InFlight(id, fence["token"], handler if "/" in route else route, route))
 
     @precondition(lambda self: self.due)
     @rule(handler=handlers)
     def claim_all(self, handler: str) -> None:
         self.claim(ROUTES, (0, 1, 2), 20, None, handler, 0, False)
 
-    def patient(self, held: Sequence[Held]) -> list[Held]:
+    def patient(self, held: Sequence[InFlight]) -> list[InFlight]:
         """Without what would wait for the handler that runs in a transaction."""
         return [each for each in held if not self.model.waits(each)]
 
     @precondition(lambda self: self.live)
     @rule(held=held_ones)
-    def extend(self, held: list[Held]) -> None:
+    def extend(self, held: list[InFlight]) -> None:
         lost = self.run(self.outbox.extend(*held, lease=LONG))
         assert sorted(lost) == sorted(self.model.extend(held))
 
     @precondition(lambda self: self.live)
     @rule(held=held_ones)
-    def deliver(self, held: list[Held]) -> None:
+    def deliver(self, held: list[InFlight]) -> None:
         held = self.patient(held)
         lost = self.run(self.outbox.deliver(*held))
         assert set(lost) == set(self.model.deliver(held, record=True))
 
     @precondition(lambda self: any(map(self.model.handled, self.leases)))
     @rule(held=some(lambda machine: [], lambda machine: [*filter(machine.model.handled, machine.leases)]))
-    def deliver_duplicates(self, held: list[Held]) -> None:
+    def deliver_duplicates(self, held: list[InFlight]) -> None:
         """What a worker does with events whose keys the claim found in the inbox."""
         held = self.patient(held)
         lost = self.run(self.outbox.deliver(*held, record=False))
@@ -292,7 +292,7 @@ class OutboxMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.live)
     @rule(held=held_ones, delay=delays)
-    def retry(self, held: list[Held], delay: float) -> None:
+    def retry(self, held: list[InFlight], delay: float) -> None:
         held = self.patient(held)
         lost = self.run(self.outbox.retry(*held, delay=delay))
         assert set(lost) == set(self.model.retry(held, delay, "boom"))
@@ -303,7 +303,7 @@ class OutboxMachine(RuleBasedStateMachine):
         reasons=st.lists(st.sampled_from(REASONS), min_size=4, max_size=4),
         error=st.sampled_from((None, "boom")),
     )
-    def fail(self, held: list[Held], reasons: list[str], error: str | None) -> None:
+    def fail(self, held: list[InFlight], reasons: list[str], error: str | None) -> None:
         # The same lease fails once: what a second reason in the same call does is not laid down.
         held = list(dict.fromkeys(self.patient(held)))
         reasons = reasons[: len(held)]
@@ -311,7 +311,7 @@ class OutboxMachine(RuleBasedStateMachine):
         assert set(lost) == set(self.model.fail(held, reasons, error, "E:1"))
 
     async def _fail(
-        self, outbox: Outbox, held: Sequence[Held], reasons: Sequence[str], error: str | None
+        self, outbox: Outbox, held: Sequence[InFlight], reasons: Sequence[str], error: str | None
     ) -> list[UUID]:
         rows = await outbox.call(
             "fail",
@@ -326,7 +326,7 @@ class OutboxMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.live)
     @rule(held=held_ones, delay=delays)
-    def release(self, held: list[Held], delay: float) -> None:
+    def release(self, held: list[InFlight], delay: float) -> None:
         """A give-back, or a snooze."""
         held = self.patient(held)
         lost = self.run(self.outbox.release(*held, delay=delay))
@@ -336,7 +336,7 @@ class OutboxMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.live and self.model.running is None)
     @rule(held=one(lambda machine: machine.live, lambda machine: machine.leases))
-    def enter(self, held: Held) -> None:
+    def enter(self, held: InFlight) -> None:
         async def call() -> str:
             await self.inside.connection.execute("BEGIN")
             entered = await self.inside.enter(held)

@@ -26,7 +26,7 @@ from tests.acceptance.support import (
     siblings,
     until,
 )
-from tests.outbox import CHANNEL, EVENT, HANDLER, Held, Lane, Outbox, connect
+from tests.outbox import CHANNEL, EVENT, HANDLER, InFlight, Lane, Outbox, connect
 
 pytestmark = pytest.mark.operator
 
@@ -63,7 +63,7 @@ async def moved(conn: asyncpg.Connection, identity: UUID) -> asyncpg.Record:
 
 
 async def archive_rows(
-    outbox: Outbox, *held: Held, reason: str = "retry_terminal", error: str | None = "boom"
+    outbox: Outbox, *held: InFlight, reason: str = "retry_terminal", error: str | None = "boom"
 ) -> list[UUID]:
     """What a worker sends; the ids whose lease was lost."""
     count = len(held)
@@ -250,7 +250,7 @@ async def test_a_lost_lease_writes_nothing(outbox: Outbox) -> None:
     [again] = await outbox.hold()
     assert again.id == lost.id
     await outbox.expire_lease(expired.id)  # nobody has taken it yet: it is still this worker's
-    gone = Held(uuid4(), mine.token)
+    gone = InFlight(uuid4(), mine.token)
     assert set(await archive_rows(outbox, mine, lost, expired, gone)) == {lost.id, gone.id}
     kept = {each["original_id"] for each in await outbox.connection.fetch("SELECT original_id FROM core.archive")}
     assert kept == {mine.id, expired.id}

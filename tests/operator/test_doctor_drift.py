@@ -9,11 +9,13 @@ import asyncpg
 import psycopg
 import pytest
 
-from holdfast.postgres import bell, doctor, migrate
+from holdfast.postgres import doctor
 from holdfast.postgres.doctor import Finding
 from holdfast.postgres.doctor.drift import FLAWS, code_of
 from holdfast.postgres.doctor.expected import shipped
 from holdfast.postgres.queries import split
+from holdfast.postgres.schema import migrate
+from holdfast.postgres.wakeup import mode as wakeup_mode
 
 pytestmark = pytest.mark.operator
 
@@ -373,7 +375,7 @@ async def test_a_database_without_holdfast(empty_dsn: str) -> None:
 async def test_the_settings_of_the_bell_are_no_drift(conn: asyncpg.Connection, dsn: str) -> None:
     """OBX-3: how it is set is the operator's choice."""
     for mode in ("always", "never", "when_idle"):
-        await bell.set_mode(dsn, mode)  # type: ignore[arg-type]
+        await wakeup_mode.set_mode(dsn, mode)  # type: ignore[arg-type]
         assert await found(conn) == ()
 
 

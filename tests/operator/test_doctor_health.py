@@ -22,11 +22,12 @@ import pytest
 from holdfast.embedded import EmbeddedPostgres
 from holdfast.embedded.account import server_account
 from holdfast.embedded.binaries import reachable_copy
-from holdfast.postgres import bell, doctor
+from holdfast.postgres import doctor
 from holdfast.postgres.connection import CONNECTION_FAULTS, Address
 from holdfast.postgres.doctor import Finding, Limits, Report
 from holdfast.postgres.fleet import Fleet, Registration
 from holdfast.postgres.queries import Queries, split
+from holdfast.postgres.wakeup import mode as wakeup_mode
 from tests.acceptance.test_worker_pooler import pooled_dsn
 from tests.outbox import CHANNEL, EVENT, HANDLER, Outbox, connect
 from tests.servers import SessionServer, apply_schema
@@ -374,14 +375,14 @@ async def test_an_index_that_a_failed_build_left_behind(conn: asyncpg.Connection
 
 
 @pytest.mark.parametrize("mode", ["always", "never"])
-async def test_the_bell(conn: asyncpg.Connection, dsn: str, mode: bell.Mode) -> None:
+async def test_the_bell(conn: asyncpg.Connection, dsn: str, mode: wakeup_mode.Mode) -> None:
     """OPS-5: either is somebody's choice, and worth a note."""
-    await bell.set_mode(dsn, mode)
+    await wakeup_mode.set_mode(dsn, mode)
     report = await look(conn)
     finding = only(report, f"bell-{mode}")
     assert finding.severity == "note" and report.healthy
     assert finding.remedy == "holdfast notify when_idle"
-    await bell.set_mode(dsn, "when_idle")
+    await wakeup_mode.set_mode(dsn, "when_idle")
     assert codes(await look(conn)) == []
 
 
@@ -406,7 +407,7 @@ async def test_workers_that_do_not_listen(outbox: Outbox, dsn: str) -> None:
 
 
 async def test_nobody_need_listen_for_a_bell_that_is_silent(outbox: Outbox, dsn: str) -> None:
-    await bell.set_mode(dsn, "never")
+    await wakeup_mode.set_mode(dsn, "never")
     await living(outbox)
     assert codes(await look(outbox.connection)) == ["bell-never"]
 
@@ -452,7 +453,7 @@ async def test_a_notification_queue_that_fills_up(
 
 async def test_commits_that_wait_for_the_lock_of_notify(own_server: EmbeddedPostgres, own_dsn: str) -> None:
     """OPS-5, B17: one commit is held up by a standby that does not answer, and holds up the others."""
-    await bell.set_mode(own_dsn, "always")
+    await wakeup_mode.set_mode(own_dsn, "always")
     producers = [await connect(own_dsn) for _ in range(3)]
     conn = await asyncpg.connect(own_dsn)
     try:

@@ -19,9 +19,9 @@ from holdfast import EventEnvelope, HandlerRegistry
 from holdfast.postgres.connection import Address
 from holdfast.postgres.deliveries import Deliveries, LaneClaim
 from holdfast.postgres.queries import Queries
-from tests.outbox import CHANNEL, EVENT, HANDLER, LANE, NOBODY, START, Held, Lane, Outbox, connect
+from tests.outbox import CHANNEL, EVENT, HANDLER, LANE, NOBODY, START, InFlight, Lane, Outbox, connect
 
-Settle = Callable[[Outbox, Held], Awaitable[list[UUID]]]
+Settle = Callable[[Outbox, InFlight], Awaitable[list[UUID]]]
 SETTLES: dict[str, Settle] = {
     "deliver": lambda outbox, held: outbox.deliver(held),
     "deliver_duplicate": lambda outbox, held: outbox.deliver(held, record=False),
@@ -328,13 +328,13 @@ async def test_a_foreign_token_changes_nothing(outbox: Outbox, name: str) -> Non
         "pending": await outbox.insert(),
     }
     delivered = await outbox.row(rows["delivered"])
-    await outbox.deliver(Held(delivered["id"], delivered["lease_token"]))
+    await outbox.deliver(InFlight(delivered["id"], delivered["lease_token"]))
     for status, id in rows.items():
         before = await outbox.row(id)
         assert before["status"] == status
-        assert await SETTLES[name](outbox, Held(id, NOBODY)) == [id], status
+        assert await SETTLES[name](outbox, InFlight(id, NOBODY)) == [id], status
         assert await outbox.row(id) == before, status
-    assert await SETTLES[name](outbox, Held(NOBODY, held.token)) == [NOBODY]
+    assert await SETTLES[name](outbox, InFlight(NOBODY, held.token)) == [NOBODY]
 
 
 @pytest.mark.parametrize("name", SETTLES)
@@ -575,7 +575,7 @@ async def test_entering_tells_duplicates_and_lost_leases(outbox: Outbox) -> None
         assert await outbox.enter(duplicate) == "duplicate"
     assert await outbox.states(duplicate.id) == ["delivered"]
     async with outbox.connection.transaction():
-        for lost in (first, Held(duplicate.id, NOBODY), Held(NOBODY, duplicate.token)):
+        for lost in (first, InFlight(duplicate.id, NOBODY), InFlight(NOBODY, duplicate.token)):
             assert await outbox.enter(lost) == "lost"
             assert await outbox.reopen(lost) is False
     assert await inbox(outbox) == [(HANDLER, "k")]
@@ -683,7 +683,7 @@ async def test_overlapping_settles_never_deadlock(outbox: Outbox, shared_dsn: st
     """B12: eight connections settle, extend and replay the same rows in random order: no 40P01, and no row lost."""
     ids = await outbox.insert_many(60, idempotency_key="'k' || n % 15")
     sessions = [Outbox(await connect(shared_dsn)) for _ in range(8)]
-    known = {id: Held(id, NOBODY) for id in ids}
+    known = {id: InFlight(id, NOBODY) for id in ids}
     actions = ("claim", "claim", "replay", "replay", "fail", "fail", "retry", "release", "extend", "deliver")
     lanes = (Lane(limit=60), Lane(HANDLER, limit=60))
     counts: Counter[str] = Counter()
@@ -702,7 +702,7 @@ async def test_overlapping_settles_never_deadlock(outbox: Outbox, shared_dsn: st
             batch = choose.sample(list(known.values()), 2 if action == "deliver" else 40)
             if action == "claim":
                 claimed = await session.hold(*lanes, registry=1)
-                known.update((held.id, Held(held.id, held.token)) for held in claimed)
+                known.update((held.id, InFlight(held.id, held.token)) for held in claimed)
                 counts[action] += len(claimed)
             elif action == "replay":
                 async with session.connection.transaction():

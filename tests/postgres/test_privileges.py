@@ -13,8 +13,8 @@ import pytest
 
 from holdfast import NewEvent, Publisher
 from holdfast.envelope import uuid7
-from holdfast.postgres import migrate
-from tests.outbox import CHANNEL, EVENT, HANDLER, LANE, Held, Lane, Outbox, connect
+from holdfast.postgres.schema import migrate
+from tests.outbox import CHANNEL, EVENT, HANDLER, LANE, InFlight, Lane, Outbox, connect
 from tests.servers import SessionServer
 
 OWNER, PRODUCER, WORKER, OPERATOR = ROLES = (
@@ -572,7 +572,7 @@ async def test_an_operator_reads_replays_and_stops(outbox: Outbox, operator: Out
     with pytest.raises(asyncpg.InsufficientPrivilegeError):
         await operator.claim(Lane(HANDLER))
     with pytest.raises(asyncpg.InsufficientPrivilegeError):
-        await operator.deliver(Held(failed, failed))
+        await operator.deliver(InFlight(failed, failed))
     await assert_denied(
         operator,
         "INSERT INTO core.outbox (event_type, source, payload) VALUES ('a.b', 'shop', '{}')",

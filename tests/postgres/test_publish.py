@@ -23,7 +23,7 @@ from holdfast import EventEnvelope, EventPublisher, NewEvent, Publisher
 from holdfast.embedded import EmbeddedPostgres
 from holdfast.envelope import uuid7
 from holdfast.errors import ConfigurationError, FieldError, PublishError
-from tests.outbox import CHANNEL, HANDLER, Held, Lane, Outbox, connect
+from tests.outbox import CHANNEL, HANDLER, InFlight, Lane, Outbox, connect
 from tests.servers import SessionServer, apply_schema
 
 SHOP = Publisher("shop")
@@ -236,7 +236,7 @@ async def test_of_two_producers_with_one_key_the_second_publishes_when_the_first
 
 async def test_a_key_is_free_once_its_event_is_no_longer_pending(outbox: Outbox) -> None:
     """PUB-2: whatever became of it; the old event is left alone."""
-    settles: list[Callable[[Held], Awaitable[Any]] | None] = [
+    settles: list[Callable[[InFlight], Awaitable[Any]] | None] = [
         outbox.deliver,
         outbox.fail,
         lambda held: outbox.stop(held.id),

@@ -13,8 +13,10 @@ import pytest
 from holdfast.cli.output import print_json
 from holdfast.cli.status import as_data, warnings
 from holdfast.errors import MigrationError
-from holdfast.postgres import bell, ddl, reads
+from holdfast.postgres import reads
 from holdfast.postgres.queries import Queries
+from holdfast.postgres.schema import ddl
+from holdfast.postgres.wakeup import mode as wakeup_mode
 from tests.outbox import Lane, Outbox
 
 PUBLISH = """
@@ -232,18 +234,18 @@ DEFINITION = "SELECT pg_get_triggerdef(oid) FROM pg_trigger WHERE tgname = 'outb
 async def test_the_bell_can_be_set(dsn: str, conn: asyncpg.Connection) -> None:
     """LSN-1: when somebody sleeps, with every commit, or never; and set back it is what the migration made."""
     original = await conn.fetchval(DEFINITION)
-    assert await bell.mode(dsn) == "when_idle"
+    assert await wakeup_mode.mode(dsn) == "when_idle"
     assert await heard(dsn, conn) == 0  # nobody sleeps
-    assert await bell.set_mode(dsn, "always") == "when_idle"
+    assert await wakeup_mode.set_mode(dsn, "always") == "when_idle"
     assert await heard(dsn, conn) == 2  # once for each commit
     assert await conn.fetchval(DEFINITION) == original.replace("('when_idle')", "('always')") != original
-    assert await bell.set_mode(dsn, "never") == "always"
+    assert await wakeup_mode.set_mode(dsn, "never") == "always"
     assert await heard(dsn, conn) == 0
     assert (await reads.status(conn)).bell == "never"
-    assert await bell.set_mode(dsn, "when_idle") == "never"
-    assert await bell.mode(dsn) == "when_idle"
+    assert await wakeup_mode.set_mode(dsn, "when_idle") == "never"
+    assert await wakeup_mode.mode(dsn) == "when_idle"
     assert await conn.fetchval(DEFINITION) == original
-    assert await bell.set_mode(dsn, "when_idle") == "when_idle"
+    assert await wakeup_mode.set_mode(dsn, "when_idle") == "when_idle"
 
 
 async def test_setting_the_bell_gives_way_to_producers(
@@ -256,12 +258,12 @@ async def test_setting_the_bell_gives_way_to_producers(
         async with holder.transaction():
             await publish(holder)
             with pytest.raises(MigrationError, match="the holder"):
-                await bell.set_mode(dsn, "always")
+                await wakeup_mode.set_mode(dsn, "always")
     finally:
         await holder.close()
-    assert await bell.mode(dsn) == "when_idle"
+    assert await wakeup_mode.mode(dsn) == "when_idle"
 
 
 async def test_a_schema_without_holdfast_is_named(empty_dsn: str) -> None:
     with pytest.raises(MigrationError, match="there is no Holdfast"):
-        await bell.mode(empty_dsn)
+        await wakeup_mode.mode(empty_dsn)

@@ -11,7 +11,7 @@ import asyncpg
 import pytest
 
 from holdfast.failure import FailureCycle
-from tests.outbox import CHANNEL, EVENT, HANDLER, LANE, NOBODY, Held, Lane, Outbox, connect
+from tests.outbox import CHANNEL, EVENT, HANDLER, LANE, NOBODY, InFlight, Lane, Outbox, connect
 
 
 @pytest.fixture
@@ -284,8 +284,8 @@ async def test_a_stopped_event_is_cancelled_and_no_dead_letter(
     assert await settled(heard, 1) == [(CHANNEL, f"stop {id}")]
     assert await outbox.replay(id) == 0
     if token is not None:
-        assert await outbox.extend(Held(id, token)) == [id], "the heartbeat learns of it"
-        assert await outbox.deliver(Held(id, token)) == [id]
+        assert await outbox.extend(InFlight(id, token)) == [id], "the heartbeat learns of it"
+        assert await outbox.deliver(InFlight(id, token)) == [id]
         assert await outbox.row(id) == row
 
 
@@ -307,7 +307,7 @@ async def test_an_event_inside_a_transactional_handler_is_stopped_by_its_worker(
     await outbox.expire_lease(held.id)
     [claimed] = await outbox.claim(token=NOBODY)
     assert (claimed["id"], claimed["stopped"]) == (held.id, True)
-    assert await outbox.fail(Held(held.id, NOBODY), reason="cancelled", error="stopped") == []
+    assert await outbox.fail(InFlight(held.id, NOBODY), reason="cancelled", error="stopped") == []
     assert await outbox.value("SELECT count(*) FROM core.stops") == 0
     row = await outbox.row(held.id)
     assert (row["failure_reason"], row["deleted_at"] is not None) == ("cancelled", True)

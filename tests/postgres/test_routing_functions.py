@@ -10,7 +10,7 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from holdfast.postgres.deliveries import Interest
+from holdfast.postgres.deliveries import Subscriptions
 from holdfast.worker.lanes import subscribers
 from tests.outbox import CHANNEL, EVENT, HANDLER, LANE, Lane, Outbox, connect
 
@@ -52,7 +52,7 @@ async def test_interest_is_durable_and_versioned(outbox: Outbox) -> None:
     assert await outbox.registry() == changed, "a fleet that restarts unchanged disturbs nobody"
     await outbox.subscribe(HANDLER, "order.*", EVENT, "order.paid")
     assert await outbox.registry() > changed
-    rows = await outbox.call("interest")
+    rows = await outbox.call("subscriptions")
     assert [(row["context"], row["handler_name"], row["event_type"]) for row in rows] == [
         ("billing", HANDLER, "order.*"),
         ("billing", HANDLER, "order.paid"),
@@ -63,7 +63,7 @@ async def test_interest_is_durable_and_versioned(outbox: Outbox) -> None:
 
 async def test_an_empty_registry_still_has_a_version(outbox: Outbox) -> None:
     """LSN-7: one row without a handler."""
-    [row] = await outbox.call("interest")
+    [row] = await outbox.call("subscriptions")
     assert tuple(row) == (await outbox.registry(), None, None, None)
 
 
@@ -73,7 +73,7 @@ async def test_naming_an_event_type_twice_is_naming_it_once(outbox: Outbox) -> N
     version = await outbox.registry()
     await outbox.subscribe(HANDLER, EVENT, EVENT)
     assert await outbox.registry() == version
-    assert len(await outbox.call("interest")) == 1
+    assert len(await outbox.call("subscriptions")) == 1
 
 
 async def test_a_context_that_changes_is_a_change(outbox: Outbox) -> None:
@@ -97,7 +97,7 @@ async def test_retired_interest_is_owed_nothing_more(outbox: Outbox) -> None:
     assert await outbox.value("SELECT core.retire($1)", HANDLER) == 1
     assert await outbox.registry() > version
     assert await outbox.value("SELECT core.retire($1)", HANDLER) == 0
-    assert [row["handler_name"] for row in await outbox.call("interest")] == [MAIL]
+    assert [row["handler_name"] for row in await outbox.call("subscriptions")] == [MAIL]
     assert await wanting(outbox, EVENT) == {MAIL}
     assert (waiting, HANDLER) in await siblings(outbox)
     assert HANDLER in [row[0] for row in await outbox.call("lanes", channel=CHANNEL, generation=0)]
@@ -126,7 +126,7 @@ async def test_two_starts_at_once_do_not_lose_a_version(outbox: Outbox, shared_d
         for session in sessions:
             await session.connection.close()
     assert await outbox.registry() == version + 4
-    assert len(await outbox.call("interest")) == 4
+    assert len(await outbox.call("subscriptions")) == 4
 
 
 # --- splitting ---
@@ -378,7 +378,7 @@ async def test_only_a_star_is_a_wildcard(outbox: Outbox, event_type: str, wanted
     for handler, pattern in PATTERNS.items():
         await outbox.subscribe(handler, pattern)
     assert await wanting(outbox, event_type) == wanted
-    interest = Interest(1, tuple(("c", handler, pattern) for handler, pattern in PATTERNS.items()))
+    interest = Subscriptions(1, tuple(("c", handler, pattern) for handler, pattern in PATTERNS.items()))
     assert subscribers(interest, f"*/{event_type}") == wanted
 
 

@@ -13,9 +13,9 @@ import pytest
 import sqlalchemy
 
 from holdfast import NewEvent, Publisher
-from holdfast.postgres import migrate
 from holdfast.postgres.queries import Queries, parse, sql_files
-from tests.outbox import CHANNEL, EVENT, HANDLER, LANE, NOBODY, Held, Lane, Outbox, connect
+from holdfast.postgres.schema import migrate
+from tests.outbox import CHANNEL, EVENT, HANDLER, LANE, NOBODY, InFlight, Lane, Outbox, connect
 from tests.servers import SessionServer, run_coroutine
 
 FOLDER = files("holdfast.postgres").joinpath("sql")
@@ -175,7 +175,7 @@ async def test_routing_runs_in_another_schema(elsewhere: Outbox) -> None:
     """OBX-1, LSN-7."""
     await elsewhere.subscribe(HANDLER, EVENT)
     await elsewhere.subscribe("mail.thank", "order.*")
-    assert len(await elsewhere.call("interest")) == 2
+    assert len(await elsewhere.call("subscriptions")) == 2
     await elsewhere.insert()
     assert await elsewhere.split(LANE, registry=0) == -1
     assert await elsewhere.split(LANE) == 1
@@ -237,7 +237,7 @@ async def test_two_schemas_in_one_database_do_not_touch_each_other(elsewhere_dsn
         assert await core.states(id) == ["pending"]
         [claimed] = await core.claim(token=NOBODY)
         assert claimed["handled"] is False
-        assert await core.fail(Held(id, NOBODY)) == []
+        assert await core.fail(InFlight(id, NOBODY)) == []
         assert await elsewhere.replay(id) == 0
         assert await core.replay(id) == 1
         assert await elsewhere.states(id) == ["delivered"]

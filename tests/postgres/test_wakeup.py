@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.postgres.connection import Address, ReservedConnection
 from holdfast.postgres.queries import Queries
-from holdfast.postgres.wakeup import Guard
+from holdfast.postgres.wakeup.sleeper import Sleeper
 
 CHANNEL = "outbox_default"
 INSERT = "INSERT INTO core.outbox (event_type, source, payload) VALUES ('order.placed', 'shop', '{}')"
@@ -68,14 +68,14 @@ async def bell(shared_dsn: str, conn: asyncpg.Connection) -> AsyncIterator[Bell]
     await listener.close()
 
 
-class Sleeper:
+class SleepingWorker:
     """A guard as a worker would have it."""
 
     def __init__(self, dsn: str) -> None:
         self.asked_to_look = 0
         self.hears = True
         self.id = uuid4()
-        self.guard = Guard(
+        self.guard = Sleeper(
             ReservedConnection(Address(dsn), "guard"),
             Queries(),
             self.id,
@@ -88,8 +88,8 @@ class Sleeper:
 
 
 @pytest.fixture
-async def sleepers(shared_dsn: str) -> AsyncIterator[list[Sleeper]]:
-    made = [Sleeper(shared_dsn) for _ in range(2)]
+async def sleepers(shared_dsn: str) -> AsyncIterator[list[SleepingWorker]]:
+    made = [SleepingWorker(shared_dsn) for _ in range(2)]
     yield made
     for each in made:
         await each.guard.close()
@@ -109,7 +109,7 @@ async def test_nobody_sleeps_nobody_is_notified(conn: asyncpg.Connection, bell: 
 
 
 async def test_one_notification_per_transaction_and_channel(
-    conn: asyncpg.Connection, bell: Bell, sleepers: list[Sleeper]
+    conn: asyncpg.Connection, bell: Bell, sleepers: list[SleepingWorker]
 ) -> None:
     """P4, D3: with a sleeper each committing transaction rings once, however many rows it wrote and however."""
     assert await sleepers[0].guard.stand(CHANNEL)
@@ -136,7 +136,7 @@ async def test_one_notification_per_transaction_and_channel(
 
 
 async def test_what_is_rolled_back_rings_for_nobody(
-    conn: asyncpg.Connection, bell: Bell, sleepers: list[Sleeper]
+    conn: asyncpg.Connection, bell: Bell, sleepers: list[SleepingWorker]
 ) -> None:
     """E6: neither a transaction that is rolled back nor a savepoint; what stays after a savepoint still rings."""
     await sleepers[0].guard.stand(CHANNEL)
@@ -161,7 +161,7 @@ async def test_what_is_rolled_back_rings_for_nobody(
     assert await conn.fetchval("SELECT count(*) FROM core.outbox") == 1
 
 
-async def test_producers_may_opt_out(conn: asyncpg.Connection, bell: Bell, sleepers: list[Sleeper]) -> None:
+async def test_producers_may_opt_out(conn: asyncpg.Connection, bell: Bell, sleepers: list[SleepingWorker]) -> None:
     """E6: with holdfast.notify = off a transaction neither notifies nor takes the lock."""
     await sleepers[0].guard.stand(CHANNEL)
     await bell.rung()
@@ -173,7 +173,7 @@ async def test_producers_may_opt_out(conn: asyncpg.Connection, bell: Bell, sleep
     assert len(await bell.rung()) == 1
 
 
-async def test_one_guard_per_channel(conn: asyncpg.Connection, bell: Bell, sleepers: list[Sleeper]) -> None:
+async def test_one_guard_per_channel(conn: asyncpg.Connection, bell: Bell, sleepers: list[SleepingWorker]) -> None:
     """P4: the second worker sleeps under the first one's guard, and takes over when it stands down or dies."""
     one, two = (each.guard for each in sleepers)
     assert await one.stand(CHANNEL)
@@ -200,7 +200,7 @@ async def until_free(conn: asyncpg.Connection) -> None:
         await asyncio.sleep(0.01)
 
 
-async def test_guard_per_channel_is_its_own(conn: asyncpg.Connection, sleepers: list[Sleeper]) -> None:
+async def test_guard_per_channel_is_its_own(conn: asyncpg.Connection, sleepers: list[SleepingWorker]) -> None:
     """OBX-4: different workers may guard different channels, and one worker several."""
     one, two = (each.guard for each in sleepers)
     assert await one.stand(CHANNEL)
@@ -214,7 +214,7 @@ async def test_guard_per_channel_is_its_own(conn: asyncpg.Connection, sleepers: 
 
 
 async def test_commits_under_way_are_waited_for(
-    shared_dsn: str, conn: asyncpg.Connection, bell: Bell, sleepers: list[Sleeper]
+    shared_dsn: str, conn: asyncpg.Connection, bell: Bell, sleepers: list[SleepingWorker]
 ) -> None:
     """P4, E4: a commit that saw nobody asleep is waited for; everybody who comes after it already rings."""
     sleeper = sleepers[0]
@@ -244,7 +244,7 @@ async def test_commits_under_way_are_waited_for(
 
 
 async def test_guard_that_waits_can_be_closed(
-    shared_dsn: str, conn: asyncpg.Connection, sleepers: list[Sleeper]
+    shared_dsn: str, conn: asyncpg.Connection, sleepers: list[SleepingWorker]
 ) -> None:
     """P5: closing does not wait for the producer, and the lock does not outlive it."""
     producer = await asyncpg.connect(shared_dsn)
@@ -260,7 +260,7 @@ async def test_guard_that_waits_can_be_closed(
 
 
 @pytest.mark.parametrize("how", ["terminated", "reset"])
-async def test_lost_connection_is_noticed(conn: asyncpg.Connection, sleepers: list[Sleeper], how: str) -> None:
+async def test_lost_connection_is_noticed(conn: asyncpg.Connection, sleepers: list[SleepingWorker], how: str) -> None:
     """B1: when the guard's connection ends, the worker is told to look, and can stand again."""
     sleeper = sleepers[0]
     await sleeper.guard.stand(CHANNEL)
@@ -276,7 +276,9 @@ async def test_lost_connection_is_noticed(conn: asyncpg.Connection, sleepers: li
     assert sleeper.asked_to_look == 1
 
 
-async def test_deaf_worker_does_not_stand_guard(conn: asyncpg.Connection, bell: Bell, sleepers: list[Sleeper]) -> None:
+async def test_deaf_worker_does_not_stand_guard(
+    conn: asyncpg.Connection, bell: Bell, sleepers: list[SleepingWorker]
+) -> None:
     """LSN-2: a bell that the worker itself would not hear is not rung for it."""
     sleeper = sleepers[0]
     sleeper.hears = False
@@ -287,9 +289,9 @@ async def test_deaf_worker_does_not_stand_guard(conn: asyncpg.Connection, bell: 
     assert await sleeper.guard.stand(CHANNEL)
 
 
-async def test_guard_without_a_database(sleepers: list[Sleeper]) -> None:
+async def test_guard_without_a_database(sleepers: list[SleepingWorker]) -> None:
     """LSN-2: no connection is no guard, and no error."""
-    nowhere = Sleeper("postgresql://nobody@127.0.0.1:1/none")
+    nowhere = SleepingWorker("postgresql://nobody@127.0.0.1:1/none")
     assert not await nowhere.guard.stand(CHANNEL)
     await nowhere.guard.ping()
     await nowhere.guard.stand_down()
@@ -304,7 +306,7 @@ async def test_no_commit_slips_through(shared_dsn: str, conn: asyncpg.Connection
     One worker falls asleep and gets up as fast as it can, producers commit as fast as they can. What a look has not
     seen and no notification has announced by the time the worker sleeps is lost; nothing may be.
     """
-    sleeper, listener = Sleeper(shared_dsn), await asyncpg.connect(shared_dsn)
+    sleeper, listener = SleepingWorker(shared_dsn), await asyncpg.connect(shared_dsn)
     announced: set[str] = set()
     await listener.add_listener(CHANNEL, lambda *arguments: announced.add(arguments[3]))
     stop = time.monotonic() + 3

@@ -27,10 +27,10 @@ from holdfast import (
     Reject,
     TerminalHandlerError,
 )
+from holdfast.domain_events import RecordsEvents
 from holdfast.handlers import Via
 from holdfast.integrations.sqlalchemy import DomainEvents
 from holdfast.operator import Operator, actions, audit, failures
-from holdfast.recording import RecordsEvents
 from tests.acceptance.support import Facts, drained, make_tables, running, until
 
 PUBLISHER = Publisher("shop")

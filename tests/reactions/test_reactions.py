@@ -16,11 +16,11 @@ from sqlalchemy import create_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
 from holdfast import EventEnvelope, HandlerRegistry, NewEvent, Publisher, Reactions, Retry, Snooze
+from holdfast.domain_events import RecordsEvents
 from holdfast.errors import ConfigurationError, FieldError, SchemaMismatch
 from holdfast.integrations.sqlalchemy import DomainEvents
 from holdfast.operator import Operator, actions, events, failures, handlers
-from holdfast.postgres import migrate
-from holdfast.recording import RecordsEvents
+from holdfast.postgres.schema import migrate
 from holdfast.telemetry import Failed
 from tests.acceptance.support import Facts, drained, make_tables, publish, row, running, settled, terminate, until
 from tests.operator.test_commands import Run, holdfast

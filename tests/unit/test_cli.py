@@ -15,9 +15,9 @@ import pytest
 
 from holdfast.cli import environment, main, output
 from holdfast.errors import ConfigurationError, SchemaMismatch
-from holdfast.postgres import migrate
-from holdfast.postgres.migrate import AppliedMigration, Holdings, Plan, Removal, Step
-from holdfast.postgres.release import Migration
+from holdfast.postgres.schema import migrate
+from holdfast.postgres.schema.migrate import AppliedMigration, Holdings, Plan, Removal, Step
+from holdfast.postgres.schema.release import Migration
 
 SECRET = "S3cr3tCanary"
 PENDING = Migration(2, "next", "b" * 64, "SELECT 1")

@@ -6,8 +6,9 @@ import asyncpg
 import pytest
 
 from holdfast.errors import ConfigurationError
-from holdfast.postgres import connection, ddl
+from holdfast.postgres import connection
 from holdfast.postgres.connection import Address
+from holdfast.postgres.schema import ddl
 
 SECRET = "s3cr3t-w0rd"
 

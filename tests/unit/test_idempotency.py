@@ -20,7 +20,8 @@ from sqlalchemy.exc import PendingRollbackError
 from holdfast.errors import ConfigurationError, FieldError
 from holdfast.idempotency import IdempotencySettings, answers, job_key
 from holdfast.idempotency.answers import Answer, Fate, fate_of, replayed, stored
-from holdfast.idempotency.deciding import (
+from holdfast.idempotency.asgi.messages import HeldResponse
+from holdfast.idempotency.decisions import (
     Fault,
     fault_of_ending,
     fault_of_taking,
@@ -40,10 +41,9 @@ from holdfast.idempotency.keys import (
     require_key,
     require_scope,
 )
-from holdfast.idempotency.messages import HeldResponse
 from holdfast.postgres.idempotency import Found
+from holdfast.postgres.managed_transaction import open_managed_transaction, uninterrupted
 from holdfast.postgres.queries import Queries
-from holdfast.postgres.transactions import open_unit, uninterrupted
 from holdfast.retry import sqlstate_of
 
 SETTINGS = IdempotencySettings()
@@ -385,8 +385,8 @@ async def test_a_connection_that_comes_too_late_is_given_back() -> None:
     """Row 17: to whoever waited too long, or does not wait any more."""
     late, cancelled = Lent(), Lent()
     with pytest.raises(TimeoutError):
-        await open_unit(lambda: late, Queries(), 0.01, 0.01)
-    waiting = asyncio.create_task(open_unit(lambda: cancelled, Queries(), 10, 10))
+        await open_managed_transaction(lambda: late, Queries(), 0.01, 0.01)
+    waiting = asyncio.create_task(open_managed_transaction(lambda: cancelled, Queries(), 10, 10))
     assert await asyncio.to_thread(cancelled.asked.wait, 10)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -402,7 +402,7 @@ async def test_what_is_no_connection_is_given_back() -> None:
     lent = Lent()
     lent.ready.set()
     with pytest.raises(FieldError, match="tx"):
-        await open_unit(lambda: lent, Queries(), 10, 10)
+        await open_managed_transaction(lambda: lent, Queries(), 10, 10)
     assert lent.returned.is_set()
 
 

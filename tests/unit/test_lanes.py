@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from holdfast import EventEnvelope, HandlerRegistry
 from holdfast.handlers import Handler
-from holdfast.postgres.deliveries import NO_MARK, Interest
-from holdfast.worker.lanes import PRIORITIES, Lanes, outdated, plan, subscribers
+from holdfast.postgres.deliveries import NO_MARK, Subscriptions
+from holdfast.worker.lanes import PRIORITIES, Lanes, outdated, route_lanes, subscribers
 
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -33,42 +33,44 @@ def handlers(*names: str, types: tuple[str, ...] = ("*",)) -> list[Handler]:
 
 def test_one_subscriber_claims_broadcasts_and_its_own_context() -> None:
     """LSN-7: the lane of the handler itself, of every context, and of its own."""
-    interest = Interest(1, (("billing", "billing.charge", "order.placed"),))
-    routing = plan(interest, handlers("billing.charge"), [])
+    subscriptions = Subscriptions(1, (("billing", "billing.charge", "order.placed"),))
+    routing = route_lanes(subscriptions, handlers("billing.charge"), [])
     assert set(routing.claimed) == {"billing.charge", "*/order.placed", "billing/order.placed"}
     assert (routing.split, routing.patterns) == ({}, False)
 
 
 def test_shared_routes_are_split_and_never_claimed() -> None:
     """LSN-7: what another handler wants as well, running or not, is split; a targeted event is not shared."""
-    interest = Interest(1, (("billing", "billing.charge", "order.placed"), ("mail", "mail.thank", "order.placed")))
-    routing = plan(interest, handlers("billing.charge"), [])
+    subscriptions = Subscriptions(
+        1, (("billing", "billing.charge", "order.placed"), ("mail", "mail.thank", "order.placed"))
+    )
+    routing = route_lanes(subscriptions, handlers("billing.charge"), [])
     assert set(routing.split) == {"*/order.placed"}
     assert set(routing.claimed) == {"billing.charge", "billing/order.placed"}
 
 
 def test_others_interest_is_none_of_ours() -> None:
     """LSN-7: routes that only others want are neither claimed nor split."""
-    interest = Interest(1, (("mail", "mail.thank", "order.*"), ("mail", "mail.warn", "order.*")))
-    routing = plan(interest, handlers("billing.charge"), ["*/order.placed"])
+    subscriptions = Subscriptions(1, (("mail", "mail.thank", "order.*"), ("mail", "mail.warn", "order.*")))
+    routing = route_lanes(subscriptions, handlers("billing.charge"), ["*/order.placed"])
     assert (set(routing.claimed), routing.split, routing.patterns) == ({"billing.charge"}, {}, False)
 
 
 def test_retired_handler_serves_its_own_lane() -> None:
-    """LSN-7: without interest a handler is owed nothing new, but what waits in its lane is still its own."""
-    routing = plan(Interest(1, ()), handlers("billing.charge"), ["*/order.placed", "billing.charge"])
+    """LSN-7: without subscriptions a handler is owed nothing new, but what waits in its lane is still its own."""
+    routing = route_lanes(Subscriptions(1, ()), handlers("billing.charge"), ["*/order.placed", "billing.charge"])
     assert (set(routing.claimed), routing.split) == ({"billing.charge"}, {})
 
 
 def test_an_interest_that_the_code_has_dropped_is_left_alone() -> None:
     """LSN-7: what is recorded for a handler, but not registered by it any more, is neither claimed nor split by it."""
     recorded = (("billing", "billing.charge", "order.placed"), ("billing", "billing.charge", "order.paid"))
-    interest = Interest(1, (*recorded, ("mail", "mail.thank", "order.paid")))
+    subscriptions = Subscriptions(1, (*recorded, ("mail", "mail.thank", "order.paid")))
     ours = handlers("billing.charge", types=("order.placed",))
-    routing = plan(interest, ours, ["*/order.paid"])
+    routing = route_lanes(subscriptions, ours, ["*/order.paid"])
     assert set(routing.claimed) == {"billing.charge", "*/order.placed", "billing/order.placed"}
     assert routing.split == {}
-    assert outdated(interest, ours) == [("billing.charge", "order.paid")]
+    assert outdated(subscriptions, ours) == [("billing.charge", "order.paid")]
 
 
 @pytest.mark.parametrize(
@@ -91,8 +93,8 @@ def test_an_interest_that_the_code_has_dropped_is_left_alone() -> None:
 )
 def test_patterns(pattern: str, event_type: str, matches: bool) -> None:
     """LSN-7: only the star is special."""
-    interest = Interest(1, (("x", "x.y", pattern),))
-    assert subscribers(interest, f"*/{event_type}") == ({"x.y"} if matches else set())
+    subscriptions = Subscriptions(1, (("x", "x.y", pattern),))
+    assert subscribers(subscriptions, f"*/{event_type}") == ({"x.y"} if matches else set())
 
 
 CONTEXTS = st.sampled_from(["a", "b"])
@@ -112,11 +114,11 @@ def test_plan_agrees_with_the_registry(
     subscriptions: list[tuple[str, str, str]], ours: set[str], present: set[str]
 ) -> None:
     """LSN-7: whatever the registry says, a present route is claimed by its only subscriber, split, or left alone."""
-    interest = Interest(1, tuple(subscriptions))
-    routing = plan(interest, handlers(*sorted(ours)), present)
+    subscriptions = Subscriptions(1, tuple(subscriptions))
+    routing = route_lanes(subscriptions, handlers(*sorted(ours)), present)
     assert not set(routing.split) & set(routing.claimed)
     for route in present:
-        wanted = subscribers(interest, route)
+        wanted = subscribers(subscriptions, route)
         if not wanted & ours:
             assert route not in routing.split and route not in routing.claimed
         elif len(wanted) == 1:

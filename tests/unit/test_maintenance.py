@@ -1,4 +1,4 @@
-"""What a worker reports now and then: once an hour for each subject, and not without a limit."""
+"""What a worker hourly now and then: once an hour for each subject, and not without a limit."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from uuid import UUID
 import pytest
 
 from holdfast import WorkerSettings
-from holdfast.postgres.deliveries import Interest
+from holdfast.postgres.deliveries import Subscriptions
 from holdfast.telemetry import Notice
-from holdfast.worker import reports
+from holdfast.worker import hourly
+from holdfast.worker.hourly import HourlyLimit
 from holdfast.worker.maintenance import Maintenance
-from holdfast.worker.reports import Reports
 
 
 class Clock:
@@ -26,7 +26,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(reports, "time", made)
+    monkeypatch.setattr(hourly, "time", made)
     return made
 
 
@@ -39,8 +39,8 @@ class Database:
 
     async def beat(self, *_: object) -> None: ...
 
-    async def interest(self, _: object) -> Interest:
-        return Interest(1, ())
+    async def subscriptions(self, _: object) -> Subscriptions:
+        return Subscriptions(1, ())
 
     async def lanes(self, _: object, channel: str) -> list[str]:
         return self.routes.get(channel, [])
@@ -94,9 +94,9 @@ async def test_an_unserved_channel_is_reported_once_an_hour(clock: Clock) -> Non
 
 def test_reports_are_bounded(clock: Clock) -> None:
     """OBX-4: whoever publishes ever new types fills neither the memory nor the log."""
-    reports = Reports()
-    assert sum(reports.due("unrouted", str(n)) for n in range(5_000)) == 1_000
-    assert len(reports._told) == 1_000
+    hourly = HourlyLimit()
+    assert sum(hourly.due("unrouted", str(n)) for n in range(5_000)) == 1_000
+    assert len(hourly._told) == 1_000
     clock.now += 3600
-    assert reports.due("unrouted", "4999")
-    assert len(reports._told) == 1
+    assert hourly.due("unrouted", "4999")
+    assert len(hourly._told) == 1

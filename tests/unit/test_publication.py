@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from holdfast import versions
+from holdfast import deprecation
 from holdfast.envelope import EventEnvelope
 from holdfast.errors import ConfigurationError, FieldError, PayloadError, PublishError
 from holdfast.publication import (
@@ -462,8 +462,8 @@ def test_an_envelope_can_be_published_as_it_is() -> None:
 @pytest.fixture
 def deprecations() -> Iterator[None]:
     yield
-    versions._deprecations.clear()
-    versions._warned.clear()
+    deprecation._deprecations.clear()
+    deprecation._warned.clear()
 
 
 @pytest.mark.parametrize(
@@ -478,13 +478,13 @@ def deprecations() -> Iterator[None]:
 )
 def test_a_breaking_change_takes_the_next_suffix(old: str, expected: str) -> None:
     """ENV-3."""
-    assert versions.successor(old) == expected
+    assert deprecation.successor(old) == expected
 
 
 @pytest.mark.usefixtures("deprecations")
 def test_publishing_past_the_deadline_warns_once() -> None:
     """ENV-3: the deadline warns when it passes, and names the successor."""
-    versions.deprecate("order.placed", date(2026, 1, 31), "order.placed.v2")
+    deprecation.deprecate("order.placed", date(2026, 1, 31), "order.placed.v2")
     with capture_logs() as logs, pytest.warns(DeprecationWarning, match=r"order\.placed\.v2"):
         prepare(new(), SHOP)
     assert [(log["log_level"], log["event_type"], log["successor"]) for log in logs] == [
@@ -499,11 +499,11 @@ def test_publishing_past_the_deadline_warns_once() -> None:
 @pytest.mark.usefixtures("deprecations")
 def test_until_the_deadline_nobody_is_told() -> None:
     """ENV-3: the last day is still a day of use."""
-    versions.deprecate("order.placed", date(2026, 1, 31), "order.placed.v2")
-    versions.warn_if_deprecated("order.placed", today=date(2026, 1, 31))
-    versions.warn_if_deprecated("order.placed.v2", today=date(2030, 1, 1))
+    deprecation.deprecate("order.placed", date(2026, 1, 31), "order.placed.v2")
+    deprecation.warn_if_deprecated("order.placed", today=date(2026, 1, 31))
+    deprecation.warn_if_deprecated("order.placed.v2", today=date(2030, 1, 1))
     with capture_logs(), pytest.warns(DeprecationWarning):
-        versions.warn_if_deprecated("order.placed", today=date(2026, 2, 1))
+        deprecation.warn_if_deprecated("order.placed", today=date(2026, 2, 1))
 
 
 @pytest.mark.usefixtures("deprecations")
@@ -515,7 +515,7 @@ def test_a_deprecation_is_checked() -> None:
         (date(2026, 1, 31), "order.placed", "successor"),
     ):
         with pytest.raises(ConfigurationError) as caught:
-            versions.deprecate("order.placed", deadline, successor)  # type: ignore[arg-type]
+            deprecation.deprecate("order.placed", deadline, successor)  # type: ignore[arg-type]
         assert caught.value.field == field
 
 

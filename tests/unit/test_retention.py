@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from holdfast.errors import ConfigurationError
-from holdfast.retention import POLICY_REGISTRY, Disposal, RetentionPolicy, check_registry, policy_for, with_policy
+from holdfast.retention import POLICY_REGISTRY, Disposal, RetentionPolicy, check_policies, policy_for, with_policy
 
 
 def test_the_default_policies() -> None:
@@ -22,7 +22,7 @@ def test_the_inbox_outlives_the_outbox() -> None:
     """OBX-5: the inequality that makes de-duplication correct."""
     outbox, inbox = policy_for("outbox_row", "*"), policy_for("event_handled", "*")
     assert inbox.active_ttl_days > outbox.active_ttl_days + outbox.tombstoned_grace_days
-    check_registry()
+    check_policies()
 
 
 def test_the_disposals_are_a_closed_set() -> None:
@@ -35,10 +35,10 @@ def test_an_inbox_that_forgets_too_early_is_refused(inbox: int, accepted: bool) 
     """OBX-5: refused at start, with the number that would do."""
     registry = {**POLICY_REGISTRY, ("event_handled", "*"): RetentionPolicy(inbox, 0)}
     if accepted:
-        check_registry(registry)
+        check_policies(registry)
     else:
         with pytest.raises(ConfigurationError, match="53 or more") as caught:
-            check_registry(registry)
+            check_policies(registry)
         assert caught.value.field == "retention.event_handled.active_ttl_days"
 
 
@@ -46,25 +46,25 @@ def test_an_inbox_that_forgets_too_early_is_refused(inbox: int, accepted: bool) 
 def test_every_content_class_and_the_archive_count(key: tuple[str, str]) -> None:
     """OBX-5: the longest life of what can be replayed decides."""
     with pytest.raises(ConfigurationError, match=re.escape(f"({key[0]}, {key[1]})")):
-        check_registry({**POLICY_REGISTRY, key: RetentionPolicy(60, 0)})
-    check_registry({**POLICY_REGISTRY, key: RetentionPolicy(59, 0)})
+        check_policies({**POLICY_REGISTRY, key: RetentionPolicy(60, 0)})
+    check_policies({**POLICY_REGISTRY, key: RetentionPolicy(59, 0)})
 
 
 def test_every_inbox_class_must_remember() -> None:
     """OBX-5: a shorter inbox policy for one content class counts as well."""
     with pytest.raises(ConfigurationError):
-        check_registry({**POLICY_REGISTRY, ("event_handled", "audit"): RetentionPolicy(52, 0)})
+        check_policies({**POLICY_REGISTRY, ("event_handled", "audit"): RetentionPolicy(52, 0)})
 
 
 def test_other_entities_do_not_matter() -> None:
-    check_registry({**POLICY_REGISTRY, ("idempotency_record", "*"): RetentionPolicy(3_650, 0)})
+    check_policies({**POLICY_REGISTRY, ("idempotency_record", "*"): RetentionPolicy(3_650, 0)})
 
 
 @pytest.mark.parametrize("entity", ["outbox_row", "event_handled"])
 def test_a_registry_without_a_default_is_refused(entity: str) -> None:
     registry = {key: policy for key, policy in POLICY_REGISTRY.items() if key[0] != entity}
     with pytest.raises(ConfigurationError, match=entity):
-        check_registry(registry)
+        check_policies(registry)
 
 
 def test_a_content_class_may_have_a_policy_of_its_own() -> None:
@@ -96,8 +96,8 @@ def test_the_disposal_is_checked() -> None:
 def test_failed_rows_count_too(key: tuple[str, str]) -> None:
     """OBX-5: what is configured to be kept as failed can be replayed for as long."""
     with pytest.raises(ConfigurationError, match=re.escape(f"({key[0]}, {key[1]})")):
-        check_registry({**POLICY_REGISTRY, key: RetentionPolicy(30, 30)})
-    check_registry({**POLICY_REGISTRY, key: RetentionPolicy(30, 29)})
+        check_policies({**POLICY_REGISTRY, key: RetentionPolicy(30, 30)})
+    check_policies({**POLICY_REGISTRY, key: RetentionPolicy(30, 29)})
 
 
 @pytest.mark.parametrize(

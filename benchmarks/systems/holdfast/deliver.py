@@ -76,7 +76,7 @@ def timed_claims() -> Iterator[list[float]]:
 
 
 async def settled(worker: Worker) -> None:
-    while worker.held:
+    while worker.in_flight:
         await asyncio.sleep(0.001)
 
 
@@ -112,7 +112,7 @@ async def deliver_all(
     database = database_of(options.dsn)
     before = await snapshot(observer, database)
     async with worker:
-        while not done() or worker.held:
+        while not done() or worker.in_flight:
             await asyncio.sleep(0.002)
         after = await snapshot(observer, database)
     return await difference(observer, before, after, deliveries)

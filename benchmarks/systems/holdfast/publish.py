@@ -12,11 +12,11 @@ from benchmarks.systems.process import database_of
 from benchmarks.systems.tables import prepare
 from benchmarks.workload import EVENT_TYPE, PAYLOAD
 from holdfast import NewEvent, Publisher
-from holdfast.postgres import bell
+from holdfast.postgres.wakeup import mode as wakeup_mode
 
 
 async def publish(options: argparse.Namespace) -> dict[str, Any]:
-    return await together.publish("holdfast", options, lambda _: bell.set_mode(options.dsn, options.notify))
+    return await together.publish("holdfast", options, lambda _: wakeup_mode.set_mode(options.dsn, options.notify))
 
 
 async def produce(options: argparse.Namespace) -> dict[str, Any]:

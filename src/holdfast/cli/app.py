@@ -29,7 +29,7 @@ from holdfast.cli import (
     workers,
 )
 from holdfast.cli.problems import REPORTED, report
-from holdfast.postgres.release import load
+from holdfast.postgres.schema.release import load
 from holdfast.redact import redact_dsn
 
 app = typer.Typer(

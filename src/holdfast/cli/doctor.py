@@ -15,8 +15,8 @@ from holdfast.cli.options import JsonOption
 from holdfast.postgres import doctor as clinic
 from holdfast.postgres.connection import Address, connect
 from holdfast.postgres.doctor import Finding, Report, Severity
-from holdfast.postgres.ownership import OWNER
 from holdfast.postgres.queries import require_schema
+from holdfast.postgres.schema.ownership import OWNER
 
 _STYLES: dict[Severity, str] = {"problem": "bold red", "warning": "yellow", "note": "cyan"}
 

@@ -11,7 +11,7 @@ import typer
 from holdfast.cli import environment, output
 from holdfast.cli.options import JsonOption, ReasonOption, Target, spread
 from holdfast.operator import arguments
-from holdfast.postgres import bell
+from holdfast.postgres.wakeup import mode as wakeup_mode
 
 
 class Mode(StrEnum):
@@ -39,10 +39,10 @@ def notify(
     """Set when publishing wakes the workers, for everybody who uses the schema."""
     name, address = environment.schema(where.schema), environment.dsn(where.dsn)
     if mode is None or dry_run:
-        before = asyncio.run(bell.mode(address, name))
+        before = asyncio.run(wakeup_mode.mode(address, name))
     else:
         who, why = arguments.line("actor", where.who), arguments.reason(reason)
-        before = asyncio.run(bell.set_mode(address, mode.value, name, actor=who, reason=why))
+        before = asyncio.run(wakeup_mode.set_mode(address, mode.value, name, actor=who, reason=why))
     now = before if mode is None else mode.value
     if as_json:
         output.print_json({"schema": name, "notify": now, "before": before, "dry_run": dry_run}, indent=None)

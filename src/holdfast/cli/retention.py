@@ -18,7 +18,7 @@ from holdfast.errors import ConfigurationError
 from holdfast.operator import Operator, retention
 from holdfast.operator.retention import MOST, Erasure, RetentionReport, SweepReport
 from holdfast.postgres.retention import Batch
-from holdfast.retention import ALL_CLASSES, Disposal, Registry, RetentionPolicy
+from holdfast.retention import ALL_CLASSES, Disposal, RetentionPolicies, RetentionPolicy
 
 app = typer.Typer(help="How long rows are kept, and what is left of them.", no_args_is_help=True)
 
@@ -181,14 +181,14 @@ def as_data(found: RetentionReport) -> dict[str, Any]:
     }
 
 
-def policies_as_data(registry: Registry) -> list[dict[str, Any]]:
+def policies_as_data(registry: RetentionPolicies) -> list[dict[str, Any]]:
     return [
         {"entity": entity, "content_class": content_class, **asdict(policy)}
         for (entity, content_class), policy in sorted(registry.items())
     ]
 
 
-def print_policies(registry: Registry) -> None:
+def print_policies(registry: RetentionPolicies) -> None:
     print_table(
         ["kept", "class", "active days", "grace days", "then"],
         [

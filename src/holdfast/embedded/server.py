@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Literal, Self
 from urllib.parse import quote
 
-from holdfast.embedded import guard
+from holdfast.embedded import lifeline
 from holdfast.embedded.account import server_account
 from holdfast.embedded.binaries import (
     MINIMUM_MAJOR,
@@ -68,7 +68,7 @@ class EmbeddedPostgres:
         self._port: int | None = None
         self._cluster: Cluster | None = None
         self._socket_dir: Path | None = None
-        self._guard: subprocess.Popen[bytes] | None = None
+        self._lifeline: subprocess.Popen[bytes] | None = None
         self._owner = os.getpid()
 
     # --- what it is ---
@@ -84,7 +84,7 @@ class EmbeddedPostgres:
 
     @property
     def running(self) -> bool:
-        return self._guard is not None and self._guard.poll() is None
+        return self._lifeline is not None and self._lifeline.poll() is None
 
     @property
     def port(self) -> int:
@@ -139,7 +139,7 @@ class EmbeddedPostgres:
             cluster.clear_stale_pid()
             self._launch(cluster)
         except BaseException:
-            self._end_guard()
+            self._end_lifeline()
             self._clean_up()
             raise
         atexit.register(self._stop_at_exit)
@@ -262,8 +262,8 @@ class EmbeddedPostgres:
         }
         log = cluster.open_log()
         try:
-            self._guard = subprocess.Popen(
-                [sys.executable, "-I", "-S", guard.__file__, json.dumps(order)],
+            self._lifeline = subprocess.Popen(
+                [sys.executable, "-I", "-S", lifeline.__file__, json.dumps(order)],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -281,37 +281,37 @@ class EmbeddedPostgres:
             if postmaster is not None and postmaster[1] == "ready":
                 return True
             if time.monotonic() > deadline:
-                self._end_guard()
+                self._end_lifeline()
                 return False
             time.sleep(0.02)
-        self._end_guard()
+        self._end_lifeline()
         return False
 
     def _halt(self, sign: signal.Signals) -> None:
         cluster = self._cluster
-        if cluster is None or self._guard is None:
+        if cluster is None or self._lifeline is None:
             return
         if (postmaster := cluster.postmaster()) is not None and self.running:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(postmaster[0], sign)
             try:
-                self._guard.wait(_STOP_SECONDS)
+                self._lifeline.wait(_STOP_SECONDS)
             except subprocess.TimeoutExpired:
                 os.kill(postmaster[0], signal.SIGQUIT)
-        self._end_guard()
+        self._end_lifeline()
         # After a kill the backends notice within moments; a restart must not meet them.
         cluster.wait_until_empty(_STOP_SECONDS)
 
-    def _end_guard(self) -> None:
-        """Close the pipe, upon which the guard stops whatever still runs, and wait for it."""
-        if self._guard is None:
+    def _end_lifeline(self) -> None:
+        """Close the pipe, upon which the lifeline stops whatever still runs, and wait for it."""
+        if self._lifeline is None:
             return
-        if self._guard.stdin is not None:
+        if self._lifeline.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
-                self._guard.stdin.write(b"keep")  # a guard that reads nothing knows that we died and cleans up
-                self._guard.stdin.close()
-        self._guard.wait()
-        self._guard = None
+                self._lifeline.stdin.write(b"keep")  # a lifeline that reads nothing knows that we died and cleans up
+                self._lifeline.stdin.close()
+        self._lifeline.wait()
+        self._lifeline = None
 
     def _clean_up(self) -> None:
         atexit.unregister(self._stop_at_exit)

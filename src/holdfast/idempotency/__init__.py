@@ -1,7 +1,7 @@
 """Safe to retry: a command with a key is carried out once, and answered the same way each time (IDM-1, IDM-2)."""
 
+from holdfast.idempotency.asgi.middleware import IdempotencyMiddleware, exchange_of
 from holdfast.idempotency.commands import Commands
-from holdfast.idempotency.http import IdempotencyMiddleware, exchange_of
 from holdfast.idempotency.keys import job_key
 from holdfast.idempotency.settings import IdempotencySettings
 

@@ -31,12 +31,12 @@ from starlette.responses import FileResponse, StreamingResponse
 
 from holdfast.errors import ConfigurationError
 from holdfast.idempotency.answers import PROBLEMS
-from holdfast.idempotency.exchange import current_exchange
-from holdfast.idempotency.http import IdempotencyMiddleware, exchange_of
+from holdfast.idempotency.asgi.exchange import current_exchange
+from holdfast.idempotency.asgi.middleware import IdempotencyMiddleware, exchange_of
 from holdfast.idempotency.keys import LONGEST_KEY
 from holdfast.idempotency.settings import IdempotencySettings
 from holdfast.observability.logging import log_fact
-from holdfast.postgres.transactions import Connect
+from holdfast.postgres.managed_transaction import Connect
 from holdfast.telemetry import Observer
 from holdfast.worker.worker import Worker
 

@@ -5,7 +5,7 @@
 
     async with Session.begin() as session:
         order = await session.get(Order, order_id)
-        order.place()                  # records order.placed, see holdfast.recording
+        order.place()                  # records order.placed, see holdfast.domain_events
 
 Events go the way of the object they were recorded on: they are written before its commit, in the order of recording;
 gone with a rollback, of a savepoint as well; and stay with an object that is expunged. After the commit the reactions
@@ -25,12 +25,12 @@ from sqlalchemy import inspect as state_of
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker
 from sqlalchemy.orm import Session, SessionTransaction, object_session, scoped_session, sessionmaker
 
+from holdfast.domain_events import Recorded, forget, position, recorded_on, watchers
 from holdfast.envelope import EventEnvelope
 from holdfast.errors import ConfigurationError, FieldError
 from holdfast.postgres.publisher import Publisher
 from holdfast.publication import NewEvent
-from holdfast.recording import Recorded, forget, position, recorded_on, watchers
-from holdfast.worker.reactions import Reactions
+from holdfast.reactions.reactions import Reactions
 
 Target = Union[
     "sessionmaker[Any]",

@@ -14,7 +14,7 @@ from holdfast.operator import arguments
 from holdfast.operator.session import Operator
 from holdfast.postgres.queries import Queries
 from holdfast.postgres.retention import STEPS, Batch, Sweep, end_turn, policies, take_turn
-from holdfast.retention import Registry, RetentionPolicy, with_policy
+from holdfast.retention import RetentionPolicies, RetentionPolicy, with_policy
 
 MOST = 100_000  # where counts end
 _PAGE = 20_000
@@ -35,7 +35,7 @@ class Due:
 class RetentionReport:
     """One moment of retention."""
 
-    policies: Registry
+    policies: RetentionPolicies
     due: list[Due]
     finished_at: datetime  # when the last whole pass ended
     last: dict[str, int]  # what it took, by step
@@ -143,7 +143,7 @@ async def set_policy(
     *,
     reason: str | None = None,
     dry_run: bool = False,
-) -> Registry:
+) -> RetentionPolicies:
     """Add, change or (None) remove a policy; refused when a replayed event could run twice under what comes out."""
     async with operator.changing("retention.set", dry_run=dry_run, reason=arguments.reason(reason)):
         queries = Queries(operator.schema)

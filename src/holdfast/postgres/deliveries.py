@@ -89,11 +89,11 @@ class Delivery:
 
 
 @dataclass(frozen=True, slots=True)
-class Interest:
-    """Who wants which events, as the registry said at one version."""
+class Subscriptions:
+    """Who wants which events, as recorded at one version."""
 
     version: int
-    subscriptions: tuple[tuple[str, str, str], ...]  # context, handler name, event type or pattern
+    entries: tuple[tuple[str, str, str], ...]  # context, handler name, event type or pattern
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +117,8 @@ class LaneFind:
     first: tuple[datetime, UUID]
 
 
-class RegistryChanged(Exception):
-    """The claim was planned with an outdated registry of interest; nothing was claimed."""
+class SubscriptionsChanged(Exception):
+    """The claim was planned with outdated subscriptions; nothing was claimed."""
 
 
 class Deliveries:
@@ -160,7 +160,7 @@ class Deliveries:
             **_columns(lanes),
         )
         if records and records[0]["id"] is None:
-            raise RegistryChanged
+            raise SubscriptionsChanged
         now, handlers = time.monotonic(), {lane.route: lane.handler for lane in lanes}
         claimed = [Delivery(record, token, handlers, now) for record in records]
         claimed.sort(key=_urgency)
@@ -179,7 +179,7 @@ class Deliveries:
             **_columns(lanes),
         )
         if rows and rows[0]["route"] is None:
-            raise RegistryChanged
+            raise SubscriptionsChanged
         return [LaneFind(row["route"], row["priority"], row["n"], (row["first_at"], row["first_id"])) for row in rows]
 
     async def extend(self, connection: asyncpg.Connection, held: Sequence[Delivery]) -> list[UUID]:
@@ -303,10 +303,10 @@ class Deliveries:
         rows = await self._fetch(connection, "lanes", channel=channel, generation=self._generation)
         return [row[0] for row in rows]
 
-    async def interest(self, connection: asyncpg.Connection) -> Interest:
-        rows = await self._fetch(connection, "interest")
+    async def subscriptions(self, connection: asyncpg.Connection) -> Subscriptions:
+        rows = await self._fetch(connection, "subscriptions")
         wanted = tuple((row["context"], row["handler_name"], row["event_type"]) for row in rows if row["handler_name"])
-        return Interest(rows[0]["version"], wanted)
+        return Subscriptions(rows[0]["version"], wanted)
 
     async def subscribe(self, connection: asyncpg.Connection, handlers: Iterable[Handler]) -> None:
         async with connection.transaction():

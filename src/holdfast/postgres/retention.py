@@ -17,7 +17,7 @@ import asyncpg
 
 from holdfast.postgres.connection import CONNECTION_FAULTS, PASSING_FAULTS
 from holdfast.postgres.queries import Queries
-from holdfast.retention import Disposal, Registry, RetentionPolicy
+from holdfast.retention import Disposal, RetentionPolicies, RetentionPolicy
 
 # In the order in which a row meets them, so that one pass can do all there is to do.
 STEPS = (
@@ -42,7 +42,7 @@ _PASSES_A_DAY = 144
 _START = datetime(1, 1, 1, tzinfo=UTC)
 
 
-async def policies(connection: asyncpg.Connection, queries: Queries) -> Registry:
+async def policies(connection: asyncpg.Connection, queries: Queries) -> RetentionPolicies:
     """What is in force, read anew."""
     rows = await fetch(connection, queries, "read_policies")
     return {

@@ -1,6 +1,6 @@
 """The worker: one loop, one module."""
 
-from holdfast.worker.substrate import OutboxListener
+from holdfast.worker.outbox_listener import OutboxListener
 from holdfast.worker.worker import Worker
 
 __all__ = ["OutboxListener", "Worker"]

@@ -8,12 +8,12 @@ import asyncpg
 
 from holdfast.handlers import Handler
 from holdfast.postgres.connection import CONNECTION_FAULTS, PASSING_FAULTS, ReservedConnection
-from holdfast.postgres.deliveries import Deliveries, Delivery, Interest, RegistryChanged
-from holdfast.postgres.wakeup import Guard
+from holdfast.postgres.deliveries import Deliveries, Delivery, Subscriptions, SubscriptionsChanged
+from holdfast.postgres.wakeup.sleeper import Sleeper
 from holdfast.telemetry import Counters
 from holdfast.worker.dispatcher import Dispatcher
-from holdfast.worker.held import Held
-from holdfast.worker.lanes import Lanes, plan
+from holdfast.worker.in_flight import InFlight
+from holdfast.worker.lanes import Lanes, route_lanes
 from holdfast.worker.outage import Outages
 
 # A worker that finds work this many times in a row is busy, and producers need not ring for it.
@@ -39,13 +39,13 @@ class Claimer:
         connection: ReservedConnection,
         deliveries: Deliveries,
         dispatcher: Dispatcher,
-        held: Held,
+        in_flight: InFlight,
         handlers: list[Handler],
         channels: tuple[str, ...],
         counters: Counters,
         outages: Outages,
         *,
-        guard: Guard | None,
+        guard: Sleeper | None,
         batch: int,
         lease: float,
         poll_interval: float,
@@ -53,7 +53,7 @@ class Claimer:
         self._connection = connection
         self._deliveries = deliveries
         self._dispatcher = dispatcher
-        self._held = held
+        self._in_flight = in_flight
         self._handlers = handlers
         self._counters = counters
         self.guard = guard
@@ -62,7 +62,7 @@ class Claimer:
         self._poll_interval = poll_interval
         self._lanes = {channel: Lanes() for channel in channels}
         self._splits = {channel: Lanes() for channel in channels}  # lanes that several handlers want
-        self._interest: Interest | None = None
+        self._subscriptions: Subscriptions | None = None
         self._patterns = False
         self._discovered_at = 0.0
         self._wakened = asyncio.Event()
@@ -102,8 +102,8 @@ class Claimer:
             try:
                 await self._turn()
                 self._outage.over()
-            except RegistryChanged:
-                self._interest = None
+            except SubscriptionsChanged:
+                self._subscriptions = None
             except PASSING_FAULTS:
                 await asyncio.sleep(random.uniform(0.02, 0.2))
             except CONNECTION_FAULTS as fault:
@@ -112,7 +112,7 @@ class Claimer:
                 await self._wait(self._outage.begin(fault))
 
     async def _turn(self) -> None:
-        if self._cautious and len(self._held):
+        if self._cautious and len(self._in_flight):
             await asyncio.sleep(_LONGEST_PACE)
             return
         room = 1 if self._cautious else self._room()
@@ -123,7 +123,7 @@ class Claimer:
         self._turns += 1
         self._looked_at = started = time.monotonic()
         if self._patterns and started - self._discovered_at >= _DISCOVERY_INTERVAL:
-            self._interest = None
+            self._subscriptions = None
         for lanes in (*self._lanes.values(), *self._splits.values()):
             if self._rescan or lanes.overdue(started - self._poll_interval):
                 lanes.rescan()
@@ -159,16 +159,16 @@ class Claimer:
     async def run_once(self, room: int) -> tuple[int, bool]:
         """Claim from every channel. How many rows came, and whether nothing more is there."""
         connection = await self._connection.use()
-        interest = self._interest or await self._reload(connection)
+        subscriptions = self._subscriptions or await self._reload(connection)
         found, exhausted = 0, True
         for channel, lanes in self._lanes.items():
             if self._splits[channel].keys:
-                split, empty = await self._split(connection, interest.version, channel)
+                split, empty = await self._split(connection, subscriptions.version, channel)
                 found += split
                 exhausted = exhausted and empty
             started = time.monotonic()
-            self._held.claiming()
-            claimed = await self._deliveries.claim(connection, interest.version, channel, lanes.claims(room))
+            self._in_flight.claiming()
+            claimed = await self._deliveries.claim(connection, subscriptions.version, channel, lanes.claims(room))
             self._counters.claims += 1
             if self.stopped.is_set() and not claimed:
                 return 0, True
@@ -206,7 +206,7 @@ class Claimer:
             return
         self._counters.claimed += len(claimed)
         self._weight = max(self._weight / 2, 1.0, sum(len(each.payload or "") for each in claimed) / len(claimed))
-        self._held.add(claimed)
+        self._in_flight.add(claimed)
         if self.stopped.is_set():
             await self._dispatcher.give_back(claimed)
             return
@@ -224,26 +224,26 @@ class Claimer:
         self._cautious = bool(suspects)
         if not suspects:
             return claimed
-        alone = suspects[:1] if len(self._held) == len(claimed) else []
+        alone = suspects[:1] if len(self._in_flight) == len(claimed) else []
         await self._dispatcher.give_back([each for each in claimed if each not in alone])
         self.wake(True)
         return alone
 
-    async def _reload(self, connection: asyncpg.Connection) -> Interest:
-        """Read the registry of interest and plan the lanes anew."""
-        interest = await self._deliveries.interest(connection)
+    async def _reload(self, connection: asyncpg.Connection) -> Subscriptions:
+        """Read the subscriptions and plan the lanes anew."""
+        subscriptions = await self._deliveries.subscriptions(connection)
         for channel, lanes in self._lanes.items():
             present = await self._deliveries.lanes(connection, channel) if self._patterns else []
-            routing = plan(interest, self._handlers, present)
+            routing = route_lanes(subscriptions, self._handlers, present)
             if routing.patterns and not self._patterns:
                 self._patterns = True
                 present = await self._deliveries.lanes(connection, channel)
-                routing = plan(interest, self._handlers, present)
+                routing = route_lanes(subscriptions, self._handlers, present)
             lanes.replace(routing.claimed)
             self._splits[channel].replace(routing.split)
-        self._interest = interest
+        self._subscriptions = subscriptions
         self._discovered_at = time.monotonic()
-        return interest
+        return subscriptions
 
     def _room(self) -> int:
         """How many rows to claim: for the idle runners, and for what they will have done a moment later."""

@@ -16,19 +16,19 @@ from functools import partial
 import asyncpg
 
 from holdfast.context import HandlerContext, current_context
+from holdfast.deprecation import warn_if_deprecated
 from holdfast.envelope import EventEnvelope
 from holdfast.failure import Redactor, bound, describe, signature
 from holdfast.handlers import Handler
+from holdfast.handling.sessions import NoSession
+from holdfast.handling.threads import NoThread, Threads
 from holdfast.outcome import Done, Outcome, Reject, Retry, Snooze
 from holdfast.postgres.deliveries import Delivery
 from holdfast.retry import classify
 from holdfast.telemetry import Counters, Failed, Notice, Observer, Retried
-from holdfast.versions import warn_if_deprecated
 from holdfast.worker.decoding import decode, facts
-from holdfast.worker.held import Held
-from holdfast.worker.sessions import NoSession
+from holdfast.worker.in_flight import InFlight
 from holdfast.worker.settler import Dead, GivenBack, Postponed, Settlement, Settler
-from holdfast.worker.threads import NoThread, Threads
 from holdfast.worker.transactions import LeaseLost, Setback, Transactions
 
 # Handlers that never wait would otherwise keep the loop from claiming and settling.
@@ -71,7 +71,7 @@ class Dispatcher:
     def __init__(
         self,
         settler: Settler,
-        held: Held,
+        in_flight: InFlight,
         transactions: Transactions,
         counters: Counters,
         observe: Observer,
@@ -83,7 +83,7 @@ class Dispatcher:
         redact: Redactor | None = None,
     ) -> None:
         self._settler = settler
-        self._held = held
+        self._in_flight = in_flight
         self._transactions = transactions
         self._counters = counters
         self._observe = observe
@@ -151,7 +151,7 @@ class Dispatcher:
                 runner.cancel("lost")
         for delivery in [each for each in self._buffer if each in gone]:
             self._buffer.remove(delivery)
-            self._held.drop(delivery)
+            self._in_flight.drop(delivery)
             self._counters.lost_leases += 1
 
     # --- life -----------------------------------------------------------------------------------------
@@ -224,7 +224,7 @@ class Dispatcher:
                 if not self._passed_over(delivery):
                     await self._handle(runner, delivery)
             except BaseException:
-                self._held.drop(delivery)  # its lease gives it back
+                self._in_flight.drop(delivery)  # its lease gives it back
                 raise
             finally:
                 runner.delivery = None
@@ -298,7 +298,7 @@ class Dispatcher:
         except BaseException as error:
             result = error
         if result is None:
-            self._held.drop(delivery)  # settled in its transaction
+            self._in_flight.drop(delivery)  # settled in its transaction
         elif isinstance(result, Done):
             self._settler.delivered(delivery)
         else:
@@ -310,7 +310,7 @@ class Dispatcher:
 
     def _lose(self, delivery: Delivery) -> None:
         self._counters.lost_leases += 1
-        self._held.drop(delivery)
+        self._in_flight.drop(delivery)
 
     async def _invoke(
         self, runner: _Runner, delivery: Delivery, event: EventEnvelope, context: HandlerContext

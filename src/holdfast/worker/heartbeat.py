@@ -16,7 +16,7 @@ import asyncpg
 from holdfast.postgres.connection import PASSING_FAULTS, Address, ReservedConnection
 from holdfast.postgres.deliveries import Deliveries, Delivery
 from holdfast.telemetry import Notice, Observer
-from holdfast.worker.held import Held
+from holdfast.worker.in_flight import InFlight
 from holdfast.worker.outage import Outages
 
 _CHUNK = 500
@@ -30,7 +30,7 @@ class Heartbeat:
         self,
         address: Address,
         deliveries: Deliveries,
-        held: Held,
+        in_flight: InFlight,
         observe: Observer,
         outages: Outages,
         *,
@@ -41,7 +41,7 @@ class Heartbeat:
     ) -> None:
         self._address = address
         self._deliveries = deliveries
-        self._held = held
+        self._in_flight = in_flight
         self._observe = observe
         self._outages = outages
         self._lease = lease
@@ -118,7 +118,7 @@ class Heartbeat:
         # Not for ever: what is past its limit and could not be cancelled, or was never run, gives its event up.
         held = doubted or [
             each
-            for each in self._held.snapshot()
+            for each in self._in_flight.snapshot()
             if self._lease / 6 < now - each.claimed_at
             and now - (each.started_at or each.claimed_at) < each.handler.timeout + 2 * self._lease
         ]

@@ -19,7 +19,7 @@ from typing import Protocol
 from uuid import UUID
 
 from holdfast.handlers import Handler, pattern_of
-from holdfast.postgres.deliveries import NO_MARK, Interest, LaneClaim, LaneFind
+from holdfast.postgres.deliveries import NO_MARK, LaneClaim, LaneFind, Subscriptions
 
 PRIORITIES = (0, 1, 2)
 # A full scan may take this share of the time.
@@ -38,14 +38,14 @@ class Routing:
     patterns: bool  # some interest has a wildcard: routes are discovered from what is in the outbox
 
 
-def plan(interest: Interest, handlers: Iterable[Handler], present: Iterable[str]) -> Routing:
-    """Decide from the registry, never from the local handlers alone, who is owed what."""
+def route_lanes(subscriptions: Subscriptions, handlers: Iterable[Handler], present: Iterable[str]) -> Routing:
+    """Decide from the recorded subscriptions, never from the local handlers alone, who is owed what."""
     ours = {handler.name: handler for handler in handlers}
     claimed: dict[str, Handler] = dict(ours)
     split: dict[str, Handler] = {}
     routes = {route for route in present if "/" in route}
     patterns = False
-    for context, name, event_type in interest.subscriptions:
+    for context, name, event_type in subscriptions.entries:
         if name not in ours:
             continue
         if "*" in event_type:
@@ -53,7 +53,7 @@ def plan(interest: Interest, handlers: Iterable[Handler], present: Iterable[str]
         else:
             routes.update((f"*/{event_type}", f"{context}/{event_type}"))
     for route in sorted(routes):
-        wanted = subscribers(interest, route)
+        wanted = subscribers(subscriptions, route)
         # A handler may be recorded for a type that its present code does not know any more: leave it alone.
         mine = sorted(name for name in wanted & ours.keys() if ours[name].wants(route.partition("/")[2]))
         if mine and len(wanted) > 1:
@@ -63,18 +63,18 @@ def plan(interest: Interest, handlers: Iterable[Handler], present: Iterable[str]
     return Routing(claimed, split, patterns)
 
 
-def outdated(interest: Interest, handlers: Iterable[Handler]) -> list[tuple[str, str]]:
+def outdated(subscriptions: Subscriptions, handlers: Iterable[Handler]) -> list[tuple[str, str]]:
     """Interests that are recorded for handlers of ours, which do not register them any more, or run in process now."""
     known = {handler.name: handler.event_types if handler.via == "outbox" else () for handler in handlers}
-    return [(name, kind) for _, name, kind in interest.subscriptions if name in known and kind not in known[name]]
+    return [(name, kind) for _, name, kind in subscriptions.entries if name in known and kind not in known[name]]
 
 
-def subscribers(interest: Interest, route: str) -> set[str]:
+def subscribers(subscriptions: Subscriptions, route: str) -> set[str]:
     """The handlers that want the events of a route."""
     target, _, event_type = route.partition("/")
     return {
         name
-        for context, name, pattern in interest.subscriptions
+        for context, name, pattern in subscriptions.entries
         if target in ("*", context) and pattern_of(pattern).fullmatch(event_type)
     }
 

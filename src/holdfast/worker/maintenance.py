@@ -9,12 +9,12 @@ from uuid import UUID
 import asyncpg
 
 from holdfast.postgres.connection import CONNECTION_FAULTS, PASSING_FAULTS, ReservedConnection
-from holdfast.postgres.deliveries import Deliveries, Interest
+from holdfast.postgres.deliveries import Deliveries, Subscriptions
 from holdfast.postgres.fleet import Fleet, Registration
 from holdfast.settings import WorkerSettings
 from holdfast.telemetry import Notice, Observer
+from holdfast.worker.hourly import HourlyLimit
 from holdfast.worker.lanes import subscribers
-from holdfast.worker.reports import Reports
 from holdfast.worker.sweeper import Sweeper
 
 _INTERVAL = 10.0
@@ -40,7 +40,7 @@ class Maintenance:
         self._observe = observe
         self._settings = settings
         self._sweeper = sweeper
-        self._reports = Reports()
+        self._reports = HourlyLimit()
         self._unserved: set[tuple[str, int]] = set()  # as the last look found them
         self._known = False  # to the others
         host = socket.gethostname()
@@ -75,11 +75,11 @@ class Maintenance:
 
     async def run_once(self, connection: asyncpg.Connection) -> None:
         await self._beat(connection)
-        interest = await self._deliveries.interest(connection)
+        subscriptions = await self._deliveries.subscriptions(connection)
         for channel in self._settings.served_channels:
             for route in await self._deliveries.lanes(connection, channel):
-                if "/" in route and not subscribers(interest, route):
-                    self._report_unrouted(channel, route, interest)
+                if "/" in route and not subscribers(subscriptions, route):
+                    self._report_unrouted(channel, route, subscriptions)
         unserved = set(await self._fleet.unserved(connection))
         # Twice in a row: when a fleet starts, the others have not introduced themselves yet.
         for channel, generation in sorted(unserved & self._unserved):
@@ -106,7 +106,7 @@ class Maintenance:
                 }
                 self._observe(Notice("error", "sweep_failed", details))
 
-    def _report_unrouted(self, channel: str, route: str, interest: Interest) -> None:
+    def _report_unrouted(self, channel: str, route: str, subscriptions: Subscriptions) -> None:
         if not self._reports.due("unrouted", channel, route):
             return
         target, _, event_type = route.partition("/")
@@ -114,7 +114,7 @@ class Maintenance:
             "event_type": event_type,
             "target": None if target == "*" else target,
             "channel": channel,
-            "known_handlers": len({name for _, name, _ in interest.subscriptions}),
+            "known_handlers": len({name for _, name, _ in subscriptions.entries}),
             "remedy": "start a worker with a handler for this type; the events wait and burn no attempts",
         }
         self._observe(Notice("warning", "events_unrouted", details))

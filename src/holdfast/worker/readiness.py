@@ -2,19 +2,19 @@
 
 import asyncpg
 
-from holdfast.postgres import migrate
-from holdfast.postgres.archive import require_archive
 from holdfast.postgres.queries import Queries
 from holdfast.postgres.retention import policies
-from holdfast.retention import Registry, check_registry
+from holdfast.postgres.schema import migrate
+from holdfast.postgres.schema.archive import require_archive
+from holdfast.retention import RetentionPolicies, check_policies
 from holdfast.settings import WorkerSettings
 
 
-async def require_ready(connection: asyncpg.Connection, settings: WorkerSettings) -> Registry:
+async def require_ready(connection: asyncpg.Connection, settings: WorkerSettings) -> RetentionPolicies:
     """Refuse what could not work, or would do harm weeks later; and say how long rows are kept."""
     await migrate.require_current(connection, settings.schema)
     if settings.dead_letters == "archive":
         await require_archive(connection, settings.schema)
     registry = await policies(connection, Queries(settings.schema))
-    check_registry(registry)
+    check_policies(registry)
     return registry

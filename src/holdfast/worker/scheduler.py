@@ -13,8 +13,8 @@ from holdfast.postgres.connection import CONNECTION_FAULTS, PASSING_FAULTS, Rese
 from holdfast.postgres.schedules import Schedules, Watched
 from holdfast.schedules import Schedule, due
 from holdfast.telemetry import Counters, Notice, Observer
+from holdfast.worker.hourly import HourlyLimit
 from holdfast.worker.outage import Outages
-from holdfast.worker.reports import Reports
 
 # Operators resume schedules, other workers declare them anew, and clocks are set: look this often in any case.
 _LONGEST_SLEEP = 5.0
@@ -44,7 +44,7 @@ class Scheduler:
         self._counters = counters
         self._observe = observe
         self._outage = outages.of("schedule")
-        self._reports = Reports()
+        self._reports = HourlyLimit()
 
     async def declare(self) -> None:
         """Write down what the code declares, when the worker starts."""

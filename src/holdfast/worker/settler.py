@@ -13,9 +13,9 @@ import asyncpg
 from holdfast.postgres.connection import CONNECTION_FAULTS, PASSING_FAULTS, ReservedConnection
 from holdfast.postgres.deliveries import Deliveries, Delivery
 from holdfast.telemetry import Counters, Failed, Notice, Observer, Retried
-from holdfast.worker.held import Held
+from holdfast.worker.hourly import HourlyLimit
+from holdfast.worker.in_flight import InFlight
 from holdfast.worker.outage import Outages
-from holdfast.worker.reports import Reports
 
 MAX_BATCH = 500
 
@@ -86,7 +86,7 @@ class Settler:
         self,
         connection: ReservedConnection,
         deliveries: Deliveries,
-        held: Held,
+        in_flight: InFlight,
         counters: Counters,
         observe: Observer,
         outages: Outages,
@@ -98,7 +98,7 @@ class Settler:
     ) -> None:
         self._connection = connection
         self._deliveries = deliveries
-        self._held = held
+        self._in_flight = in_flight
         self._counters = counters
         self._observe = observe
         self._lease = lease
@@ -110,7 +110,7 @@ class Settler:
         self._many = asyncio.Event()
         self._lock = asyncio.Lock()
         self._outage = outages.of("settle")
-        self._reports = Reports()
+        self._reports = HourlyLimit()
 
     def delivered(self, delivery: Delivery) -> None:
         waiting = self._pending.delivered
@@ -175,7 +175,7 @@ class Settler:
             finally:
                 # After a defect the leases must run out: nobody will settle what is left.
                 for left in pending.lists():
-                    self._held.drop(*map(_delivery, left))
+                    self._in_flight.drop(*map(_delivery, left))
 
     async def _settle(self, waiting: list[Some], send: Send[Some], tell: Tell[Some]) -> None:
         """Settle and take from the list, a batch at a time."""
@@ -186,7 +186,7 @@ class Settler:
             except Exception as refusal:
                 await self._one_by_one(batch, send, tell, refusal)
             del waiting[:MAX_BATCH]
-            self._held.drop(*map(_delivery, batch))
+            self._in_flight.drop(*map(_delivery, batch))
 
     async def _send(self, batch: list[Some], send: Send[Some], tell: Tell[Some]) -> None:
         """Send until the database has answered: while it does not, nobody else can have the rows either."""

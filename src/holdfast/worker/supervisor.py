@@ -14,7 +14,7 @@ from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Callable, Mapping, Sequence
 
 from holdfast.telemetry import Notice, Observer
-from holdfast.worker.exits import exit_now
+from holdfast.worker.process import exit_now
 
 FIRST_WAIT = 1.0
 LONGEST_WAIT = 30.0

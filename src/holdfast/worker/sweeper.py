@@ -10,7 +10,7 @@ import asyncpg
 from holdfast.postgres.queries import Queries
 from holdfast.postgres.retention import Batch, Pace, Sweep, end_turn, take_turn
 from holdfast.telemetry import Notice, Observer
-from holdfast.worker.reports import Reports
+from holdfast.worker.hourly import HourlyLimit
 
 # From the end of a pass to the beginning of the next, in the whole fleet.
 _REST = timedelta(minutes=10)
@@ -29,7 +29,7 @@ class Sweeper:
         self._worker = worker
         self._observe = observe
         self._pace = Pace()
-        self._reports = Reports()
+        self._reports = HourlyLimit()
         self._sweep: Sweep | None = None
         self._ask_at = time.monotonic() + _ASK_EVERY
 

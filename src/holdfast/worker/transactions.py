@@ -11,16 +11,14 @@ from collections.abc import Awaitable, Callable
 
 import asyncpg
 
+from holdfast.handling.sessions import SILENCE, Session, Sessions, ended_by_hand, terminate
 from holdfast.outcome import Done, Outcome, Reject, Retry, Snooze
 from holdfast.postgres.connection import CONNECTION_FAULTS
 from holdfast.postgres.deliveries import Deliveries, Delivery
 from holdfast.telemetry import Counters, Notice, Observer
 from holdfast.worker.outage import Outages
-from holdfast.worker.sessions import Session, Sessions, ended_by_hand, terminate
 from holdfast.worker.settler import Settlement, Settler
 
-# What a transaction may stay silent beyond the handler's own limit before the server ends it.
-SILENCE = 5.0
 # For the row and the inbox row, each of which the server lets wait for five seconds.
 _ENTER_PATIENCE = 12.0
 # For what follows a handler's failure. A connection that takes longer is taken for dead.

@@ -17,30 +17,30 @@ from holdfast.envelope import uuid7
 from holdfast.errors import ConfigurationError
 from holdfast.failure import Redactor, describe
 from holdfast.handlers import HandlerRegistry
+from holdfast.handling.sessions import SILENCE, Sessions
 from holdfast.observability.logging import log_fact
 from holdfast.postgres.connection import CONNECTION_FAULTS, PASSING_FAULTS, Address, ReservedConnection
-from holdfast.postgres.deliveries import Deliveries, Interest
+from holdfast.postgres.deliveries import Deliveries, Subscriptions
 from holdfast.postgres.fleet import Fleet
 from holdfast.postgres.queries import Queries
 from holdfast.postgres.schedules import Schedules
-from holdfast.postgres.wakeup import Guard
+from holdfast.postgres.wakeup.sleeper import Sleeper
 from holdfast.settings import WorkerSettings
 from holdfast.telemetry import Counters, Fact, Notice, Observer
 from holdfast.worker.claimer import Claimer
 from holdfast.worker.dispatcher import Dispatcher
-from holdfast.worker.exits import exit_now
 from holdfast.worker.heartbeat import Heartbeat
-from holdfast.worker.held import Held
+from holdfast.worker.in_flight import InFlight
 from holdfast.worker.lanes import outdated
 from holdfast.worker.listener import PING_INTERVAL, Listener
 from holdfast.worker.maintenance import Maintenance
 from holdfast.worker.outage import Outages
+from holdfast.worker.process import exit_now
 from holdfast.worker.readiness import require_ready
 from holdfast.worker.scheduler import Scheduler
-from holdfast.worker.sessions import Sessions
 from holdfast.worker.settler import Settler
 from holdfast.worker.sweeper import Sweeper
-from holdfast.worker.transactions import SILENCE, Transactions
+from holdfast.worker.transactions import Transactions
 
 # A database that does not answer must not keep a worker from stopping. Together these are less than five seconds.
 _CLAIM_PATIENCE = 2.0
@@ -77,7 +77,7 @@ class Worker:
         self._deliveries = Deliveries(
             queries, address, worker=self.id, generation=settings.generation, lease=settings.lease
         )
-        self._held = Held()
+        self._in_flight = InFlight()
         self._outages = outages = Outages(self._observe)
         handlers = list(registry)
         # A statement that takes longer than this is a sign of trouble, and must end before the lease does.
@@ -89,7 +89,7 @@ class Worker:
         self._settler = Settler(
             self._settle_connection,
             self._deliveries,
-            self._held,
+            self._in_flight,
             self.counters,
             self._observe,
             outages,
@@ -110,7 +110,7 @@ class Worker:
         )
         self._dispatcher = Dispatcher(
             self._settler,
-            self._held,
+            self._in_flight,
             self._transactions,
             self.counters,
             self._observe,
@@ -121,12 +121,12 @@ class Worker:
             redact=redact,
         )
         self._listen_address = Address(settings.listen_dsn) if settings.listen_dsn else address
-        self._guard: Guard | None = None
+        self._guard: Sleeper | None = None
         self._listener: Listener | None = None
         if settings.listen:
             # A process that is frozen while it sleeps makes producers notify: the server ends it as idle.
             idle = 5 * PING_INTERVAL
-            self._guard = Guard(
+            self._guard = Sleeper(
                 ReservedConnection(self._listen_address, "guard", idle_timeout=idle),
                 queries,
                 self.id,
@@ -151,7 +151,7 @@ class Worker:
             self._claim_connection,
             self._deliveries,
             self._dispatcher,
-            self._held,
+            self._in_flight,
             handlers,
             settings.served_channels,
             self.counters,
@@ -164,7 +164,7 @@ class Worker:
         self._heartbeat = Heartbeat(
             address,
             self._deliveries,
-            self._held,
+            self._in_flight,
             self._observe,
             outages,
             lease=settings.lease,
@@ -223,7 +223,7 @@ class Worker:
             while claimed != self.counters.claimed:
                 claimed = self.counters.claimed
                 await self._unless_ended(self._claimer.rest())
-                await self._unless_ended(self._held.none.wait())
+                await self._unless_ended(self._in_flight.none.wait())
                 if self._stop.is_set() or self._beside is None or self._beside.done():
                     return
 
@@ -252,9 +252,9 @@ class Worker:
             await self._beside
 
     @property
-    def held(self) -> int:
+    def in_flight(self) -> int:
         """How many deliveries this worker holds a lease on."""
-        return len(self._held)
+        return len(self._in_flight)
 
     @property
     def listening(self) -> bool:
@@ -269,7 +269,7 @@ class Worker:
 
     def _stopped(self, identity: UUID) -> None:
         # Anybody may send a notification: only the database's word stops a handler.
-        delivery = self._held.get(identity)
+        delivery = self._in_flight.get(identity)
         if delivery is not None:
             self._heartbeat.doubt(delivery)
 
@@ -330,14 +330,14 @@ class Worker:
                     await self._maintenance.say_goodbye()
             except TimeoutError:
                 remedy = "the database does not answer; the leases give the events back"
-                self._observe(Notice("error", "stop_incomplete", {"held": len(self._held), "remedy": remedy}))
+                self._observe(Notice("error", "stop_incomplete", {"in_flight": len(self._in_flight), "remedy": remedy}))
             finally:
                 await _end(dispatching, settling)
                 await self._close()
             self._observe(Notice("info", "worker_stopped", {"worker_id": str(self.id)}))
 
     async def _prepare(self) -> bool:
-        """Wait for the database, refuse one that does not fit, record interest. False when told to stop."""
+        """Wait for the database, refuse one that does not fit, record subscriptions. False when told to stop."""
         outage = self._outages.of("start")
         while not self._stop.is_set():
             try:
@@ -350,7 +350,7 @@ class Worker:
                 # Reactions in the producer's process are owed nothing; their lanes are served, for replays.
                 owed = [handler for handler in self._registry if handler.via == "outbox"]
                 await self._deliveries.subscribe(connection, owed)
-                self._report_outdated(await self._deliveries.interest(connection))
+                self._report_outdated(await self._deliveries.subscriptions(connection))
                 if self._scheduler is not None:
                     await self._maintenance.introduce()
                     await self._scheduler.declare()
@@ -380,8 +380,8 @@ class Worker:
         self._observe(Notice("error", "listener_pooled", details))
         return False
 
-    def _report_outdated(self, interest: Interest) -> None:
-        for handler_name, event_type in outdated(interest, self._registry):
+    def _report_outdated(self, subscriptions: Subscriptions) -> None:
+        for handler_name, event_type in outdated(subscriptions, self._registry):
             details: dict[str, object] = {
                 "handler_name": handler_name,
                 "event_type": event_type,
@@ -442,4 +442,4 @@ async def _end(*tasks: asyncio.Future[None], patience: float = 0.0) -> None:
     done, _ = await asyncio.wait(tasks, timeout=_END_PATIENCE)
     for task in done:
         if not task.cancelled():
-            task.exception()  # told already, or of no interest any more
+            task.exception()  # told already, or of no subscriptions any more

@@ -14,7 +14,7 @@ from django.http import HttpResponse
 from holdfast.errors import ConfigurationError
 from holdfast.idempotency import answers
 from holdfast.idempotency.answers import Answer, Fate
-from holdfast.idempotency.deciding import (
+from holdfast.idempotency.decisions import (
     Fault,
     Unwind,
     fault_of_ending,
@@ -28,7 +28,7 @@ from holdfast.idempotency.deciding import (
 from holdfast.idempotency.hashing import Secrets
 from holdfast.idempotency.keys import http_scope
 from holdfast.idempotency.settings import IdempotencySettings
-from holdfast.integrations.django.requests import Sent
+from holdfast.integrations.django.requests import CapturedRequest
 from holdfast.postgres.idempotency import Records
 from holdfast.telemetry import Notice, Observer
 
@@ -60,7 +60,7 @@ class DjangoExchange:
         self._get_response = get_response
         self._request = request
         setattr(request, ATTRIBUTE, self)
-        self._sent = Sent(request, self._settings)
+        self._sent = CapturedRequest(request, self._settings)
         self._reset()
 
     def _reset(self) -> None:

@@ -15,7 +15,7 @@ from holdfast.idempotency.hashing import HashedRequest
 from holdfast.idempotency.settings import IdempotencySettings
 
 
-class Sent:
+class CapturedRequest:
     """A request as the server brought it. `fields` are those of the key, `body` may be how it is refused."""
 
     def __init__(self, request: Any, settings: IdempotencySettings) -> None:

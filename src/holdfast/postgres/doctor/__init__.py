@@ -15,6 +15,7 @@ import asyncpg
 
 from holdfast.postgres.connection import CONNECTION_FAULTS
 from holdfast.postgres.doctor import backlog, drift, horizon, schedules, upkeep, wakeups
+from holdfast.postgres.doctor.examination import Examination
 from holdfast.postgres.doctor.findings import (
     PARTS,
     SEVERITIES,
@@ -26,8 +27,7 @@ from holdfast.postgres.doctor.findings import (
     Report,
     Severity,
 )
-from holdfast.postgres.doctor.look import Look
-from holdfast.postgres.ownership import OWNER
+from holdfast.postgres.schema.ownership import OWNER
 
 __all__ = [
     "CHECKS",
@@ -47,8 +47,8 @@ COULD_NOT_LOOK: Final = "could-not-look"
 NEWEST_TESTED: Final = 18
 
 
-async def _server(look: Look) -> list[Finding]:
-    place = await look.place()
+async def _server(examination: Examination) -> list[Finding]:
+    place = await examination.place()
     if place.major <= NEWEST_TESTED:
         return []
     return [
@@ -89,21 +89,21 @@ async def examine(
     `pooled` is what `Address.probe` found out. An error of one check keeps no other from looking; only a connection
     that is lost ends the examination.
     """
-    look = Look(connection, schema, limits or Limits(), pooled=pooled, clock=clock)
-    place = await look.place()
+    examination = Examination(connection, schema, limits or Limits(), pooled=pooled, clock=clock)
+    place = await examination.place()
     checks = [check for check in CHECKS if only in (None, check.part)]
     findings: list[Finding] = []
     passed: list[str] = []
     blind: dict[tuple[Part, str, str], list[str]] = {}
     for check in checks:
         try:
-            found = list(await check.run(look))
+            found = list(await check.run(examination))
         except CannotLook as nothing:
             blind.setdefault((check.part, nothing.reason, nothing.remedy), []).append(check.name)
         except asyncpg.PostgresError as error:
             if isinstance(error, CONNECTION_FAULTS) and not isinstance(error, asyncpg.QueryCanceledError):
                 raise
-            blind.setdefault((check.part, *await _obstacle(look, error)), []).append(check.name)
+            blind.setdefault((check.part, *await _obstacle(examination, error)), []).append(check.name)
         else:
             findings += found
             passed += [] if found else [check.name]
@@ -118,14 +118,14 @@ async def examine(
     )
 
 
-async def _obstacle(look: Look, error: asyncpg.PostgresError) -> tuple[str, str]:
+async def _obstacle(examination: Examination, error: asyncpg.PostgresError) -> tuple[str, str]:
     """Why a check had no answer, and what would help."""
     text = str(error)
     match error:
         case asyncpg.InsufficientPrivilegeError():
-            login, owner = (await look.place()).login, await look.owner()
+            login, owner = (await examination.place()).login, await examination.owner()
             remedy = f"GRANT holdfast_operator TO {login};" if owner == OWNER else f"run it as {owner}, whose they are"
-            return f"{login} may not read the tables of {look.schema}", remedy
+            return f"{login} may not read the tables of {examination.schema}", remedy
         case asyncpg.QueryCanceledError():
             return f"it took too long ({text})", "run it again when the server is less busy"
         case asyncpg.LockNotAvailableError():

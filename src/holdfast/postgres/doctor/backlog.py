@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from holdfast.postgres.doctor.examination import Examination
 from holdfast.postgres.doctor.findings import Check, Finding, Severity
-from holdfast.postgres.doctor.look import Look
 from holdfast.postgres.reads import MOST, MOST_IN_LANE, Lane
 
 _CLOCK_LOOKS = 5
 _WITHOUT_ROW = {"registry": "no worker can claim anything", "sweeps": "no worker sweeps what is past its time"}
 
 
-async def _generations(look: Look) -> list[Finding]:
+async def _generations(examination: Examination) -> list[Finding]:
     """Open events of a generation that no living worker has are stranded."""
-    status = await look.status()
+    status = await examination.status()
     served = {worker.generation for worker in status.workers if worker.living}
     findings = []
     for generation in sorted({generation for _, generation in status.unserved} - served):
@@ -32,8 +32,8 @@ async def _generations(look: Look) -> list[Finding]:
     return findings
 
 
-async def _channels(look: Look) -> list[Finding]:
-    status = await look.status()
+async def _channels(examination: Examination) -> list[Finding]:
+    status = await examination.status()
     served = {worker.generation for worker in status.workers if worker.living}
     findings = []
     for channel, generation in status.unserved:
@@ -52,9 +52,9 @@ async def _channels(look: Look) -> list[Finding]:
     return findings
 
 
-async def _handlers(look: Look) -> list[Finding]:
+async def _handlers(examination: Examination) -> list[Finding]:
     """Of the lanes that somebody serves."""
-    status = await look.status()
+    status = await examination.status()
     owed: dict[str, list[Lane]] = {}
     for lane in status.lanes:
         if (lane.channel, lane.generation) not in status.unserved:
@@ -73,8 +73,8 @@ async def _handlers(look: Look) -> list[Finding]:
     ]
 
 
-async def _unrouted(look: Look) -> list[Finding]:
-    status = await look.status()
+async def _unrouted(examination: Examination) -> list[Finding]:
+    status = await examination.status()
     return [
         Finding(
             "warning",
@@ -90,16 +90,16 @@ async def _unrouted(look: Look) -> list[Finding]:
     ]
 
 
-async def _leases(look: Look) -> list[Finding]:
-    await look.require_installed()
-    (row,) = await look.rows("count_overdue", most=MOST, overdue=look.limits.overdue)
+async def _leases(examination: Examination) -> list[Finding]:
+    await examination.require_installed()
+    (row,) = await examination.rows("count_overdue", most=MOST, overdue=examination.limits.overdue)
     if not row["events"]:
         return []
     return [
         Finding(
             "warning",
             "lease-overdue",
-            f"{look.schema}.outbox",
+            f"{examination.schema}.outbox",
             "events are in flight although their leases ended long ago: nobody claims them again",
             f"{row['events']} events, the first for {row['longest']:.0f} s; lanes {', '.join(row['routes'][:5])}",
             "start a worker that serves them: holdfast status names the lanes and who is missing",
@@ -107,32 +107,32 @@ async def _leases(look: Look) -> list[Finding]:
     ]
 
 
-async def _single_rows(look: Look) -> list[Finding]:
-    await look.require_installed()
+async def _single_rows(examination: Examination) -> list[Finding]:
+    await examination.require_installed()
     return [
         Finding(
             "problem",
             "row-lost",
-            f"{look.schema}.{name}",
-            f"{look.schema}.{name} has lost its only row: {_WITHOUT_ROW[name]}",
+            f"{examination.schema}.{name}",
+            f"{examination.schema}.{name} has lost its only row: {_WITHOUT_ROW[name]}",
             "expected 1 row; found none",
-            f"INSERT INTO {look.in_schema(name)} DEFAULT VALUES;",
+            f"INSERT INTO {examination.in_schema(name)} DEFAULT VALUES;",
         )
-        for (name,) in await look.rows("list_lost_rows")
+        for (name,) in await examination.rows("list_lost_rows")
     ]
 
 
-async def _clock(look: Look) -> list[Finding]:
+async def _clock(examination: Examination) -> list[Finding]:
     """The quickest of several answers is the one that tells the most."""
     quickest, offset = float("inf"), 0.0
     for _ in range(_CLOCK_LOOKS):
-        async with look.connection.transaction(isolation="read_committed", readonly=True):
-            before = look.clock()
-            there = await look.connection.fetchval(look.queries.asyncpg("database_clock").sql)
-            after = look.clock()
+        async with examination.connection.transaction(isolation="read_committed", readonly=True):
+            before = examination.clock()
+            there = await examination.connection.fetchval(examination.queries.asyncpg("database_clock").sql)
+            after = examination.clock()
         if after - before < quickest:
             quickest, offset = after - before, there - (before + after) / 2
-    if abs(offset) - quickest / 2 < look.limits.clock.total_seconds():
+    if abs(offset) - quickest / 2 < examination.limits.clock.total_seconds():
         return []
     return [
         Finding(

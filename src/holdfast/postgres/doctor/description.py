@@ -13,8 +13,8 @@ from typing import Any
 
 import asyncpg
 
-from holdfast.postgres.ownership import ROLES
 from holdfast.postgres.queries import Queries
+from holdfast.postgres.schema.ownership import ROLES
 
 Attributes = Mapping[str, Any]
 Objects = Mapping[str, Attributes]

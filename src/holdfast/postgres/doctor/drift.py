@@ -8,11 +8,11 @@ from functools import partial
 import asyncpg
 
 from holdfast.postgres.doctor.description import Attributes, Live, Objects
+from holdfast.postgres.doctor.examination import Examination
 from holdfast.postgres.doctor.expected import Expected
 from holdfast.postgres.doctor.findings import CannotLook, Check, Finding
-from holdfast.postgres.doctor.look import Look
 from holdfast.postgres.doctor.remedies import Remedies
-from holdfast.postgres.ownership import OWNER, ROLES
+from holdfast.postgres.schema.ownership import OWNER, ROLES
 
 _MOST_EVIDENCE = 300
 
@@ -105,26 +105,26 @@ def code_of(kind: str, flaw: str) -> str:
 # --- which release ---
 
 
-async def _release(look: Look) -> list[Finding]:
-    def problem(code: str, what: str, evidence: str, remedy: str = look.apply_command) -> Finding:
-        return Finding("problem", code, look.schema, what, evidence, remedy)
+async def _release(examination: Examination) -> list[Finding]:
+    def problem(code: str, what: str, evidence: str, remedy: str = examination.apply_command) -> Finding:
+        return Finding("problem", code, examination.schema, what, evidence, remedy)
 
     try:
-        await look.require_installed()
+        await examination.require_installed()
     except CannotLook as nothing:
         return [problem("schema-missing", nothing.reason, "it has no table outbox and no table migrations")]
-    release = look.expected.release
-    ledger = await look.ledger()
+    release = examination.expected.release
+    ledger = await examination.ledger()
     applied = sorted(number for number in ledger if number > 0)
     if not applied or applied != list(range(1, len(applied) + 1)):
-        what = f"{look.schema}.migrations does not list every migration that was applied"
-        remedy = f"restore {look.schema}.migrations from a backup; its lines are also in: holdfast migrate print"
+        what = f"{examination.schema}.migrations does not list every migration that was applied"
+        remedy = f"restore {examination.schema}.migrations from a backup; its lines are also in: holdfast migrate print"
         return [problem("ledger-damaged", what, f"it lists {_shown(applied)}", remedy)]
     evidence = f"the schema has version {len(applied)}, this release needs version {release.version}"
     if len(applied) < release.version:
-        return [problem("schema-behind", f"migrations of {look.schema} are pending", evidence)]
+        return [problem("schema-behind", f"migrations of {examination.schema} are pending", evidence)]
     if len(applied) > release.version:
-        what = f"a later release has migrated {look.schema}"
+        what = f"a later release has migrated {examination.schema}"
         return [problem("schema-ahead", what, evidence, "pip install --upgrade holdfast")]
     findings = [
         problem(
@@ -142,21 +142,21 @@ async def _release(look: Look) -> list[Finding]:
     return findings
 
 
-async def _comparable(look: Look) -> tuple[Expected, Live]:
+async def _comparable(examination: Examination) -> tuple[Expected, Live]:
     """Both sides, if this release knows what the other should look like."""
-    await look.require_installed()
-    expected = look.expected
-    ledger = await _ledger_if_readable(look)
+    await examination.require_installed()
+    expected = examination.expected
+    ledger = await _ledger_if_readable(examination)
     if ledger and max(ledger) != expected.release.version:
         reason = f"the schema has version {max(ledger)}, and this release describes version {expected.release.version}"
-        raise CannotLook(reason, look.apply_command)
-    return expected, await look.live()
+        raise CannotLook(reason, examination.apply_command)
+    return expected, await examination.live()
 
 
-async def _ledger_if_readable(look: Look) -> dict[int, str]:
+async def _ledger_if_readable(examination: Examination) -> dict[int, str]:
     # The catalogs can be compared without it.
     try:
-        return await look.ledger()
+        return await examination.ledger()
     except asyncpg.PostgresError:
         return {}
 
@@ -164,16 +164,16 @@ async def _ledger_if_readable(look: Look) -> dict[int, str]:
 # --- the objects ---
 
 
-async def _compare(look: Look, kind: str) -> list[Finding]:
-    expected, live = await _comparable(look)
-    ledger = await _ledger_if_readable(look)
+async def _compare(examination: Examination, kind: str) -> list[Finding]:
+    expected, live = await _comparable(examination)
+    ledger = await _ledger_if_readable(examination)
     if kind == "function" and ledger and ledger.get(0) != expected.release.functions_checksum:
-        raise CannotLook("the functions are those of another release", look.apply_command)
-    return _differences(expected, live, await _remedies(look), kind, expected.objects[kind], live.objects[kind])
+        raise CannotLook("the functions are those of another release", examination.apply_command)
+    return _differences(expected, live, await _remedies(examination), kind, expected.objects[kind], live.objects[kind])
 
 
-async def _remedies(look: Look) -> Remedies:
-    return Remedies(look.expected, await look.owner(), look.apply_command)
+async def _remedies(examination: Examination) -> Remedies:
+    return Remedies(examination.expected, await examination.owner(), examination.apply_command)
 
 
 def _differences(
@@ -248,31 +248,31 @@ def _shown(value: object) -> str:
 # --- owners and rights ---
 
 
-async def _owners(look: Look) -> list[Finding]:
-    expected, live = await _comparable(look)
-    owner, remedies, place = await look.owner(), await _remedies(look), await look.place()
+async def _owners(examination: Examination) -> list[Finding]:
+    expected, live = await _comparable(examination)
+    owner, remedies, place = await examination.owner(), await _remedies(examination), await examination.place()
     owners = {("schema", ""): str(place.owner)}
     owners |= {(kind, name): found for (kind, name), found in live.owners.items() if name in expected.objects[kind]}
     findings = []
     for (kind, name), found in owners.items():
         if found != owner:
-            label = f"{look.schema}.{name}" if name else look.schema
+            label = f"{examination.schema}.{name}" if name else examination.schema
             what = f"the {kind} {label} belongs to {found}, and everything else to {owner}"
             evidence = f"expected {owner}; found {found}"
             findings.append(Finding("problem", "owner-other", label, what, evidence, remedies.owner(kind, name)))
     return findings
 
 
-async def _grants(look: Look) -> list[Finding]:
-    expected, live = await _comparable(look)
-    owner, remedies = await look.owner(), await _remedies(look)
+async def _grants(examination: Examination) -> list[Finding]:
+    expected, live = await _comparable(examination)
+    owner, remedies = await examination.owner(), await _remedies(examination)
     # Without roles everything belongs to one login, and nobody else is given anything.
     ours = {*ROLES, "PUBLIC"} if owner == OWNER else {"PUBLIC"}
     wanted = expected.objects["grant"] if owner == OWNER else {}
     held = {name: grant for name, grant in live.objects["grant"].items() if grant["grantee"] in ours}
     findings = _differences(expected, live, remedies, "grant", wanted, held)
     for kind, name, privileges in live.lost_rights:
-        label = f"{look.schema}.{name}"
+        label = f"{examination.schema}.{name}"
         what = f"the owner may no longer use its own {kind.lower()} {label}, nor may the functions"
         evidence = f"{owner} lacks {', '.join(privileges)}"
         remedy = remedies.lost_right(kind, name, privileges)
@@ -286,9 +286,9 @@ async def _grants(look: Look) -> list[Finding]:
     return findings
 
 
-async def _roles(look: Look, kind: str) -> list[Finding]:
+async def _roles(examination: Examination, kind: str) -> list[Finding]:
     """Nothing to be seen where one login owns everything."""
-    return await _compare(look, kind) if await look.owner() == OWNER else []
+    return await _compare(examination, kind) if await examination.owner() == OWNER else []
 
 
 # --- the list ---

@@ -20,7 +20,7 @@ from typing import Any
 
 from holdfast.postgres.doctor.description import Description, fingerprint
 from holdfast.postgres.queries import render, split
-from holdfast.postgres.release import Release, load
+from holdfast.postgres.schema.release import Release, load
 
 _BODY = re.compile(r"\bAS\s+(?P<tag>\$\w*\$)(?P<body>.*?)(?P=tag)", re.DOTALL)
 _FUNCTION = re.compile(r"CREATE\s+(?:OR\s+REPLACE\s+)?FUNCTION\s+core\.(\w+)", re.IGNORECASE)

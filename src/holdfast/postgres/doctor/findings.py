@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from holdfast.postgres.doctor.look import Look
+    from holdfast.postgres.doctor.examination import Examination
 
 Severity = Literal["problem", "warning", "note"]
 Part = Literal["drift", "health"]
@@ -41,7 +41,7 @@ class Check:
     part: Part
     about: str
     codes: tuple[str, ...]
-    run: Callable[[Look], Awaitable[Iterable[Finding]]]
+    run: Callable[[Examination], Awaitable[Iterable[Finding]]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
+from holdfast.postgres.doctor.examination import Examination
 from holdfast.postgres.doctor.findings import Check, Finding, Severity
-from holdfast.postgres.doctor.look import Look
 
 _FAR = 10
 
 
-def _severity(look: Look, seconds: float, transactions: int) -> Severity:
-    limits = look.limits
+def _severity(examination: Examination, seconds: float, transactions: int) -> Severity:
+    limits = examination.limits
     far = seconds >= _FAR * limits.held_for.total_seconds() or transactions >= _FAR * limits.held_transactions
     return "problem" if far else "warning"
 
 
-async def _sessions(look: Look) -> list[Finding]:
-    await look.require_sessions()
-    rows = await look.rows(
-        "horizon_sessions", held_for=look.limits.held_for, held_transactions=look.limits.held_transactions
+async def _sessions(examination: Examination) -> list[Finding]:
+    await examination.require_sessions()
+    rows = await examination.rows(
+        "horizon_sessions", held_for=examination.limits.held_for, held_transactions=examination.limits.held_transactions
     )
     return [
         Finding(
-            _severity(look, row["seconds"], row["transactions"]),
+            _severity(examination, row["seconds"], row["transactions"]),
             "horizon-session",
             f"pid {row['pid']}",
             f"the session with pid {row['pid']} ({row['application']}, login {row['login']}) holds the xmin horizon",
@@ -32,13 +32,13 @@ async def _sessions(look: Look) -> list[Finding]:
     ]
 
 
-async def _prepared(look: Look) -> list[Finding]:
-    rows = await look.rows(
-        "horizon_prepared", held_for=look.limits.held_for, held_transactions=look.limits.held_transactions
+async def _prepared(examination: Examination) -> list[Finding]:
+    rows = await examination.rows(
+        "horizon_prepared", held_for=examination.limits.held_for, held_transactions=examination.limits.held_transactions
     )
     return [
         Finding(
-            _severity(look, row["seconds"], row["transactions"]),
+            _severity(examination, row["seconds"], row["transactions"]),
             "horizon-prepared",
             row["gid"],
             f"the prepared transaction {row['gid']} of {row['login']} holds the xmin horizon, and its locks",
@@ -49,11 +49,11 @@ async def _prepared(look: Look) -> list[Finding]:
     ]
 
 
-async def _slots(look: Look) -> list[Finding]:
-    rows = await look.rows("horizon_slots", held_transactions=look.limits.held_transactions)
+async def _slots(examination: Examination) -> list[Finding]:
+    rows = await examination.rows("horizon_slots", held_transactions=examination.limits.held_transactions)
     return [
         Finding(
-            _severity(look, 0, row["transactions"]),
+            _severity(examination, 0, row["transactions"]),
             "horizon-slot",
             row["slot"],
             f"the {row['type']} replication slot {row['slot']} holds "
@@ -66,12 +66,12 @@ async def _slots(look: Look) -> list[Finding]:
     ]
 
 
-async def _standbys(look: Look) -> list[Finding]:
-    await look.require_sessions()
-    rows = await look.rows("horizon_standbys", held_transactions=look.limits.held_transactions)
+async def _standbys(examination: Examination) -> list[Finding]:
+    await examination.require_sessions()
+    rows = await examination.rows("horizon_standbys", held_transactions=examination.limits.held_transactions)
     return [
         Finding(
-            _severity(look, 0, row["transactions"]),
+            _severity(examination, 0, row["transactions"]),
             "horizon-standby",
             row["application"],
             f"a query on the standby {row['application']} ({row['address']}) holds the xmin horizon by its feedback",

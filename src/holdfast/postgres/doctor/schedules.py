@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from holdfast.postgres.doctor.examination import Examination
 from holdfast.postgres.doctor.findings import Check, Finding
-from holdfast.postgres.doctor.look import Look
 from holdfast.postgres.schedules import LISTING, ScheduleSeen
 
 
-async def _overdue(look: Look) -> list[Finding]:
+async def _overdue(examination: Examination) -> list[Finding]:
     return [
         Finding(
             "problem",
@@ -19,12 +19,12 @@ async def _overdue(look: Look) -> list[Finding]:
             if seen.attended
             else f"start a worker that declares it, or, if none does any more: holdfast schedules remove {seen.name}",
         )
-        for seen in await _schedules(look)
+        for seen in await _schedules(examination)
         if seen.state == "overdue"
     ]
 
 
-async def _ahead(look: Look) -> list[Finding]:
+async def _ahead(examination: Examination) -> list[Finding]:
     return [
         Finding(
             "problem",
@@ -36,12 +36,12 @@ async def _ahead(look: Look) -> list[Finding]:
             f"if the server's clock is right now, let it begin now:\nholdfast schedules pause {seen.name}\n"
             f"holdfast schedules resume {seen.name}",
         )
-        for seen in await _schedules(look)
-        if seen.paused_at is None and seen.owed_after - seen.looked_at > look.limits.clock
+        for seen in await _schedules(examination)
+        if seen.paused_at is None and seen.owed_after - seen.looked_at > examination.limits.clock
     ]
 
 
-async def _orphaned(look: Look) -> list[Finding]:
+async def _orphaned(examination: Examination) -> list[Finding]:
     return [
         Finding(
             "warning",
@@ -51,14 +51,14 @@ async def _orphaned(look: Look) -> list[Finding]:
             f"{_attended(seen)}; declared by generation {seen.generation}",
             f"start a worker that declares it, or, if none does any more: holdfast schedules remove {seen.name}",
         )
-        for seen in await _schedules(look)
+        for seen in await _schedules(examination)
         if not seen.attended and seen.state != "overdue"
     ]
 
 
-async def _schedules(look: Look) -> list[ScheduleSeen]:
-    await look.require_installed()
-    rows = await look.rows("list_schedules", **(LISTING | {"overdue": look.limits.overdue}))
+async def _schedules(examination: Examination) -> list[ScheduleSeen]:
+    await examination.require_installed()
+    rows = await examination.rows("list_schedules", **(LISTING | {"overdue": examination.limits.overdue}))
     return [ScheduleSeen(**row) for row in rows]
 
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncpg
 
+from holdfast.postgres.doctor.examination import Examination
 from holdfast.postgres.doctor.findings import CannotLook, Check, Finding
-from holdfast.postgres.doctor.look import Look
 
 _TIMES_DUE = 5
 _FREEZE_TIMES = (2, 5)  # of what autovacuum allows itself: a warning, a problem
 
 
-async def _dead_rows(look: Look) -> list[Finding]:
+async def _dead_rows(examination: Examination) -> list[Finding]:
     findings = []
-    for row in await _tables(look):
-        if row["dead"] >= look.limits.dead_rows and row["dead"] > _TIMES_DUE * row["due_at"]:
-            name = f"{look.schema}.{row['name']}"
+    for row in await _tables(examination):
+        if row["dead"] >= examination.limits.dead_rows and row["dead"] > _TIMES_DUE * row["due_at"]:
+            name = f"{examination.schema}.{row['name']}"
             before = row["vacuumed_before"]
             vacuumed = "never vacuumed" if before is None else f"vacuumed {before:.0f} s ago"
             findings.append(
@@ -25,24 +25,24 @@ async def _dead_rows(look: Look) -> list[Finding]:
                     name,
                     f"dead rows pile up in {name}",
                     f"{row['dead']} dead, {row['live']} live; autovacuum is due at {row['due_at']:.0f}; {vacuumed}",
-                    f"VACUUM {look.in_schema(row['name'])};",
+                    f"VACUUM {examination.in_schema(row['name'])};",
                 )
             )
     return findings
 
 
-async def _hot_updates(look: Look) -> list[Finding]:
+async def _hot_updates(examination: Examination) -> list[Finding]:
     findings = []
-    for row in await _tables(look):
-        if row["name"] == "outbox" and row["updates"] >= look.limits.updates:
+    for row in await _tables(examination):
+        if row["name"] == "outbox" and row["updates"] >= examination.limits.updates:
             share = row["hot_updates"] / row["updates"]
-            if share < look.limits.hot_share:
+            if share < examination.limits.hot_share:
                 findings.append(
                     Finding(
                         "warning",
                         "hot-updates-few",
-                        f"{look.schema}.outbox",
-                        f"few updates of {look.schema}.outbox are heap-only, so that each claim writes to every index",
+                        f"{examination.schema}.outbox",
+                        f"few updates of {examination.schema}.outbox are heap-only: each claim writes to every index",
                         f"{share:.0%} of {row['updates']}; about half is usual",
                         "look for an index on status or the lease, another fillfactor, or a held xmin horizon",
                     )
@@ -50,18 +50,18 @@ async def _hot_updates(look: Look) -> list[Finding]:
     return findings
 
 
-async def _tables(look: Look) -> list[asyncpg.Record]:
-    await look.require_installed()
-    (server,) = await look.rows("server_upkeep")
+async def _tables(examination: Examination) -> list[asyncpg.Record]:
+    await examination.require_installed()
+    (server,) = await examination.rows("server_upkeep")
     if not server["track_counts"]:
         raise CannotLook(
             "the server does not count rows", "ALTER SYSTEM SET track_counts = on; SELECT pg_reload_conf();"
         )
-    return await look.rows("table_upkeep")
+    return await examination.rows("table_upkeep")
 
 
-async def _autovacuum(look: Look) -> list[Finding]:
-    (server,) = await look.rows("server_upkeep")
+async def _autovacuum(examination: Examination) -> list[Finding]:
+    (server,) = await examination.rows("server_upkeep")
     return [
         Finding(
             "problem",
@@ -76,8 +76,8 @@ async def _autovacuum(look: Look) -> list[Finding]:
     ]
 
 
-async def _wraparound(look: Look) -> list[Finding]:
-    (server,) = await look.rows("server_upkeep")
+async def _wraparound(examination: Examination) -> list[Finding]:
+    (server,) = await examination.rows("server_upkeep")
     findings = []
     for kind in ("transactions", "multixacts"):
         age, most = server[kind], server[f"most_{kind}"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from holdfast.postgres.doctor.examination import Examination
 from holdfast.postgres.doctor.findings import Check, Finding
-from holdfast.postgres.doctor.look import Look
 
 _LOOKS = 5
 _BETWEEN_LOOKS = 0.05
@@ -16,29 +16,34 @@ _BELL = {
 }
 
 
-async def _bell(look: Look) -> list[Finding]:
-    await look.require_installed()
-    option = "" if look.schema == "core" else f" --schema {look.schema}"
+async def _bell(examination: Examination) -> list[Finding]:
+    await examination.require_installed()
+    option = "" if examination.schema == "core" else f" --schema {examination.schema}"
     return [
         Finding(
-            "note", f"bell-{mode}", look.schema, _BELL[mode], f"notify is {mode}", f"holdfast notify when_idle{option}"
+            "note",
+            f"bell-{mode}",
+            examination.schema,
+            _BELL[mode],
+            f"notify is {mode}",
+            f"holdfast notify when_idle{option}",
         )
-        for (mode,) in await look.rows("bell_mode")
+        for (mode,) in await examination.rows("bell_mode")
         if mode in _BELL
     ]
 
 
-async def _listeners(look: Look) -> list[Finding]:
-    status = await look.status()
+async def _listeners(examination: Examination) -> list[Finding]:
+    status = await examination.status()
     living = [worker.name for worker in status.workers if worker.living]
-    listening = (await look.rows("read_notifications"))[0]["listeners"]
+    listening = (await examination.rows("read_notifications"))[0]["listeners"]
     if listening >= len(living) or status.bell == "never":
         return []
     return [
         Finding(
             "warning",
             "listeners-missing",
-            look.schema,
+            examination.schema,
             "workers only poll: a transaction pooler stands before their database, or they run with --no-listen",
             f"{len(living)} living ({', '.join(living[:5])}{', …' if len(living) > 5 else ''}), {listening} listening",
             "holdfast worker … --listen-dsn with the address of the Postgres server itself",
@@ -46,14 +51,14 @@ async def _listeners(look: Look) -> list[Finding]:
     ]
 
 
-async def _pooler(look: Look) -> list[Finding]:
-    if not look.pooled:
+async def _pooler(examination: Examination) -> list[Finding]:
+    if not examination.pooled:
         return []
     return [
         Finding(
             "note",
             "pooler",
-            look.schema,
+            examination.schema,
             "this address leads through a transaction pooler, where nobody can listen",
             "another backend answers than the one that was connected to",
             "give workers with this address another one for LISTEN: --listen-dsn, or HOLDFAST_LISTEN_DSN",
@@ -61,13 +66,13 @@ async def _pooler(look: Look) -> list[Finding]:
     ]
 
 
-async def _queue(look: Look) -> list[Finding]:
-    usage = (await look.rows("read_notifications"))[0]["queue_usage"]
-    if usage < look.limits.queue_usage:
+async def _queue(examination: Examination) -> list[Finding]:
+    usage = (await examination.rows("read_notifications"))[0]["queue_usage"]
+    if usage < examination.limits.queue_usage:
         return []
     return [
         Finding(
-            "problem" if usage >= 2 * look.limits.queue_usage else "warning",
+            "problem" if usage >= 2 * examination.limits.queue_usage else "warning",
             "notify-queue-filling",
             "notification queue",
             "the server's notification queue fills up; when it is full, commits that notify fail",
@@ -78,13 +83,13 @@ async def _queue(look: Look) -> list[Finding]:
     ]
 
 
-async def _lock(look: Look) -> list[Finding]:
+async def _lock(examination: Examination) -> list[Finding]:
     """Several looks: that one commit waits for another's for a moment says nothing."""
     seen = []
     for number in range(_LOOKS):
         if number:
             await asyncio.sleep(_BETWEEN_LOOKS)
-        (row,) = await look.rows("notify_lock_waits")
+        (row,) = await examination.rows("notify_lock_waits")
         if row["sessions"]:
             seen.append((row["sessions"], row["longest"]))
     if len(seen) < 2:

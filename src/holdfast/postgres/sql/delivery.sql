@@ -41,7 +41,7 @@ SELECT core.outbox_due_in(
 -- name: lanes
 SELECT core.outbox_lanes(:channel::text, :generation::bigint);
 
--- name: interest
+-- name: subscriptions
 SELECT * FROM core.interest();
 
 -- name: make_durable

@@ -21,7 +21,7 @@ _PATIENCE = 5.0
 _LONGEST_QUEUE = 60.0
 
 
-class Guard:
+class Sleeper:
     """Owns one connection. `hears` tells whether the worker listens.
 
     `on_asleep` is called when a lock that had to be waited for is granted, and when one is lost.

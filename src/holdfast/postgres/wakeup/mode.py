@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from holdfast.postgres.ddl import MigrationRefused, change, connect, one_at_a_time
-from holdfast.postgres.ownership import OWNER, Facts, inspect
 from holdfast.postgres.queries import Queries
+from holdfast.postgres.schema.ddl import MigrationRefused, change, connect, one_at_a_time
+from holdfast.postgres.schema.ownership import OWNER, Facts, inspect
 
 Mode = Literal["when_idle", "always", "never"]
 

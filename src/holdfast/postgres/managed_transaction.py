@@ -77,7 +77,7 @@ async def _give_back(holder: Any) -> None:
         await _in_thread(_WORKING, holder.__exit__, None, None, None)
 
 
-class Unit(ABC):
+class ManagedTransaction(ABC):
     """One transaction on one connection, which goes back to where it came from when the transaction has ended."""
 
     def __init__(self, queries: Queries, holder: Any, tx: Any, driver: Driver) -> None:
@@ -186,7 +186,7 @@ class Unit(ABC):
     async def _rollback(self) -> None: ...
 
 
-class _Asyncpg(Unit):
+class _Asyncpg(ManagedTransaction):
     def is_lost(self) -> bool:
         try:
             return super().is_lost()
@@ -210,7 +210,7 @@ class _Asyncpg(Unit):
         await self._transaction.rollback()
 
 
-class _Psycopg(Unit):
+class _Psycopg(ManagedTransaction):
     """Its own transaction block, in which it refuses the endpoint's commit() and rollback()."""
 
     async def begin(self) -> None:
@@ -228,7 +228,7 @@ class _Psycopg(Unit):
         await self._leave(type(error), error, None)
 
 
-class _Sqlalchemy(Unit):
+class _Sqlalchemy(ManagedTransaction):
     """Once the session has begun, our statements go past it, straight to its driver: what SQLAlchemy does for each
     costs about as much as to run it, and a savepoint of its own as much as all of them together.
 
@@ -289,10 +289,12 @@ class _Sqlalchemy(Unit):
         return session.connection.driver_connection
 
 
-_UNITS: dict[str, type[Unit]] = {"asyncpg": _Asyncpg, "psycopg": _Psycopg, "sqlalchemy": _Sqlalchemy}
+_BY_PACKAGE: dict[str, type[ManagedTransaction]] = {"asyncpg": _Asyncpg, "psycopg": _Psycopg, "sqlalchemy": _Sqlalchemy}
 
 
-async def open_unit(connect: Connect, queries: Queries, within: float, begun_within: float) -> Unit:
+async def open_managed_transaction(
+    connect: Connect, queries: Queries, within: float, begun_within: float
+) -> ManagedTransaction:
     """A transaction on a connection of the application's, which the one comes and the other begins in such time."""
     holder = connect()
     if not hasattr(holder, "__aenter__") and not hasattr(holder, "__enter__") and inspect.isawaitable(holder):
@@ -314,11 +316,11 @@ async def open_unit(connect: Connect, queries: Queries, within: float, begun_wit
     except BaseException:
         await _give_back(holder)
         raise
-    unit = _UNITS[driver.package](queries, holder, tx, driver)
-    with unit.within(begun_within):
+    transaction = _BY_PACKAGE[driver.package](queries, holder, tx, driver)
+    with transaction.within(begun_within):
         try:
-            await unit.begin()
+            await transaction.begin()
         except BaseException:
-            await unit.rollback()
+            await transaction.rollback()
             raise
-    return unit
+    return transaction

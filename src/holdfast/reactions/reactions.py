@@ -28,19 +28,18 @@ from holdfast.envelope import EventEnvelope
 from holdfast.errors import ConfigurationError
 from holdfast.failure import Redactor, bound, describe, signature
 from holdfast.handlers import Handler, HandlerRegistry, Via
+from holdfast.handling.background_loop import BackgroundLoop
+from holdfast.handling.sessions import SILENCE, Sessions
+from holdfast.handling.threads import Threads
 from holdfast.observability.logging import log_fact
 from holdfast.outcome import Done, Outcome, Reject, Retry
 from holdfast.payload import encode_payload
-from holdfast.postgres import migrate
 from holdfast.postgres.connection import CONNECTION_FAULTS, PASSING_FAULTS, Address, ReservedConnection
 from holdfast.postgres.queries import Queries
 from holdfast.postgres.reactions import FailedReaction, ReactionStatements
+from holdfast.postgres.schema import migrate
+from holdfast.reactions.attempts import Attempts, Result
 from holdfast.telemetry import Counters, Failed, Notice, Observer
-from holdfast.worker.aside import Aside
-from holdfast.worker.attempts import Attempts, Result
-from holdfast.worker.sessions import Sessions
-from holdfast.worker.threads import Threads
-from holdfast.worker.transactions import SILENCE
 
 # Between tries to write down what became of a reaction: half a minute together, as long as a failover may take.
 _PAUSES = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
@@ -88,7 +87,7 @@ class Reactions:
         self._accepted = 0
         self._unfinished: set[int] = set()
         self._drains: list[tuple[set[int], Future[None]]] = []  # what each of them still waits for
-        self._aside: Aside | None = None
+        self._aside: BackgroundLoop | None = None
 
     # --- using it -------------------------------------------------------------------------------------
 
@@ -216,7 +215,7 @@ class Reactions:
             self._finish(*self._unfinished)  # what was given up must not be waited for
 
     def __enter__(self) -> Self:
-        aside = Aside(self, "holdfast-reactions")
+        aside = BackgroundLoop(self, "holdfast-reactions")
         aside.start()
         self._aside = aside
         return self

@@ -18,6 +18,9 @@ _RESET_PATIENCE = 2.0
 
 _ENDS = re.compile(r"\s*(COMMIT|END|ABORT|ROLLBACK(?!\s+(WORK\s+|TRANSACTION\s+)?TO\b)|PREPARE\s+TRANSACTION)\b", re.I)
 
+# How long a transaction may stay silent beyond the handler's own limit before the server ends it.
+SILENCE = 5.0
+
 
 class NoSession(Exception):
     """All of them were taken for too long."""

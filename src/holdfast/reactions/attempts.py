@@ -10,11 +10,10 @@ import asyncpg
 from holdfast.context import HandlerContext, current_context
 from holdfast.envelope import EventEnvelope
 from holdfast.handlers import Handler
+from holdfast.handling.sessions import SILENCE, Sessions, ended_by_hand, terminate
+from holdfast.handling.threads import Threads
 from holdfast.outcome import Done, Outcome
 from holdfast.postgres.reactions import ReactionStatements
-from holdfast.worker.sessions import Sessions, ended_by_hand, terminate
-from holdfast.worker.threads import Threads
-from holdfast.worker.transactions import SILENCE
 
 # What became of a reaction; None: the event was handled before.
 Result = Outcome | BaseException | None

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from holdfast.postgres.ddl import MigrationRefused
 from holdfast.postgres.queries import Queries
+from holdfast.postgres.schema.ddl import MigrationRefused
 
 RolesMode = Literal["auto", "always", "never"]
 

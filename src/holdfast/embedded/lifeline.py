@@ -27,7 +27,7 @@ def main() -> int:
     arguments = {} if order["uid"] is None else {"user": order["uid"], "group": order["gid"], "extra_groups": []}
     libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
-    def die_with_guard() -> None:
+    def die_with_lifeline() -> None:
         # Runs after the change of user, which would otherwise clear it again.
         if libc is not None:
             libc.prctl(PR_SET_PDEATHSIG, signal.SIGINT, 0, 0, 0)
@@ -36,7 +36,7 @@ def main() -> int:
         order["command"],
         cwd="/",
         stdin=subprocess.DEVNULL,
-        preexec_fn=die_with_guard,
+        preexec_fn=die_with_lifeline,
         **arguments,
     )
     orphaned = threading.Event()

@@ -17,13 +17,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from holdfast.errors import ConfigurationError
-from holdfast.idempotency.exchange import EXCHANGE, Exchange, Setup
+from holdfast.idempotency.asgi.exchange import EXCHANGE, Exchange, Setup
+from holdfast.idempotency.asgi.messages import Receive, Send
 from holdfast.idempotency.hashing import Secrets
-from holdfast.idempotency.messages import Receive, Send
 from holdfast.idempotency.settings import IdempotencySettings
 from holdfast.observability.logging import log_fact
 from holdfast.postgres.idempotency import Records
-from holdfast.postgres.transactions import Connect
+from holdfast.postgres.managed_transaction import Connect
 from holdfast.telemetry import Observer
 
 App = Callable[[Any, Any, Any], Awaitable[None]]

@@ -7,9 +7,9 @@ from typing import Any
 
 import asyncpg
 
-from holdfast.postgres.ddl import MigrationRefused, change, connect, one_at_a_time, transaction
-from holdfast.postgres.ownership import OWNER, ROLES, Facts, inspect
 from holdfast.postgres.queries import Queries
+from holdfast.postgres.schema.ddl import MigrationRefused, change, connect, one_at_a_time, transaction
+from holdfast.postgres.schema.ownership import OWNER, ROLES, Facts, inspect
 
 _NOT_DROPPED = (
     asyncpg.InsufficientPrivilegeError,  # somebody else's to drop

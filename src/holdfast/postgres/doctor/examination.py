@@ -14,8 +14,8 @@ from holdfast.postgres import reads
 from holdfast.postgres.doctor.description import Live, describe
 from holdfast.postgres.doctor.expected import Expected
 from holdfast.postgres.doctor.findings import CannotLook, Limits
-from holdfast.postgres.ownership import OWNER
 from holdfast.postgres.queries import Queries
+from holdfast.postgres.schema.ownership import OWNER
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Place:
     sees_sessions: bool
 
 
-class Look:
+class Examination:
     """Reads are made one by one, each in a read-only transaction, so that one that fails spoils no other."""
 
     def __init__(

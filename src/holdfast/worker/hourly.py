@@ -6,7 +6,7 @@ _REPEAT_AFTER = 3600.0
 _MOST_REPORTS = 1000
 
 
-class Reports:
+class HourlyLimit:
     """Which warnings are due: each once an hour, and no more than a thousand of them, whatever is published."""
 
     def __init__(self) -> None:

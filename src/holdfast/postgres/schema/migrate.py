@@ -17,11 +17,11 @@ from typing import Any, Literal
 import asyncpg
 
 from holdfast.errors import SchemaMismatch
-from holdfast.postgres.ddl import MigrationRefused, change, connect, one_at_a_time, transaction
-from holdfast.postgres.ownership import Facts, Ownership, RolesMode, decide, inspect
 from holdfast.postgres.queries import Queries, render, split
-from holdfast.postgres.release import Migration, Release, load
-from holdfast.postgres.uninstall import Holdings, Removal, holdings, uninstall
+from holdfast.postgres.schema.ddl import MigrationRefused, change, connect, one_at_a_time, transaction
+from holdfast.postgres.schema.ownership import Facts, Ownership, RolesMode, decide, inspect
+from holdfast.postgres.schema.release import Migration, Release, load
+from holdfast.postgres.schema.uninstall import Holdings, Removal, holdings, uninstall
 
 __all__ = [
     "AppliedMigration",

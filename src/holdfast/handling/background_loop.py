@@ -6,7 +6,7 @@ import threading
 from contextlib import AbstractAsyncContextManager
 
 
-class Aside:
+class BackgroundLoop:
     """Opens something asynchronous in a thread of its own, and keeps it open until it is told to end."""
 
     def __init__(self, resource: AbstractAsyncContextManager[object], name: str) -> None:

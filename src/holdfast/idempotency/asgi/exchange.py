@@ -12,7 +12,17 @@ from typing import Any, NoReturn
 from holdfast.errors import ConfigurationError, HoldfastError
 from holdfast.idempotency import answers
 from holdfast.idempotency.answers import Answer, Fate
-from holdfast.idempotency.deciding import (
+from holdfast.idempotency.asgi.messages import (
+    Body,
+    BodyTooLarge,
+    ClientGone,
+    HeldResponse,
+    Message,
+    Receive,
+    Send,
+    send_answer,
+)
+from holdfast.idempotency.decisions import (
     Fault,
     Unwind,
     fault_of_ending,
@@ -25,19 +35,9 @@ from holdfast.idempotency.deciding import (
 )
 from holdfast.idempotency.hashing import HashedRequest, Secrets
 from holdfast.idempotency.keys import http_scope
-from holdfast.idempotency.messages import (
-    Body,
-    BodyTooLarge,
-    ClientGone,
-    HeldResponse,
-    Message,
-    Receive,
-    Send,
-    send_answer,
-)
 from holdfast.idempotency.settings import IdempotencySettings
 from holdfast.postgres.idempotency import Records, Response, begin_values, complete_values, found
-from holdfast.postgres.transactions import Connect, Unit, open_unit, uninterrupted
+from holdfast.postgres.managed_transaction import Connect, ManagedTransaction, open_managed_transaction, uninterrupted
 from holdfast.telemetry import Notice, Observer
 
 EXCHANGE = "holdfast.idempotency"  # in the ASGI scope
@@ -81,7 +81,7 @@ class Exchange:
             self._scope["extensions"] = {name: value for name, value in extensions.items() if name not in _PAST_SEND}
         self._owner = ""
         self._key: str | None = None
-        self._unit: Unit | None = None
+        self._transaction: ManagedTransaction | None = None
         self._entered = False  # the endpoint has begun with its work
         self._settled = False  # the transaction has ended as it should
         self._finished = False  # and the answer may go
@@ -106,7 +106,7 @@ class Exchange:
         """The first half of `begin`: the key is read and a transaction opened. Nothing is looked for yet."""
         if self._passed_on:
             raise ConfigurationError("begin", "was called after the response had begun", "call it first")
-        if self._unit is None:
+        if self._transaction is None:
             settings = self._settings
             method = self._scope["method"]
             self._owner = http_scope(
@@ -117,28 +117,28 @@ class Exchange:
                 self._decide(key)
             self._key = key
             try:
-                self._unit = await open_unit(
+                self._transaction = await open_managed_transaction(
                     self._setup.connect, self._setup.records.queries, settings.connect_within, settings.commit_within
                 )
             except HoldfastError:
                 raise  # not the store's fault
             except Exception as error:
                 self._unavailable(error)
-        return self._unit.tx
+        return self._transaction.tx
 
     async def enter(self) -> None:
         """The second half: the key is taken, or its answer found. What follows is the endpoint's own work."""
-        if self._unit is None or self._entered:
+        if self._transaction is None or self._entered:
             return
         if self._key is not None:
-            answer = await self._take(self._unit, self._key)
+            answer = await self._take(self._transaction, self._key)
             if answer is not None:
                 self._decide(answer)
             if self._settings.store_4xx or self._settings.store_5xx:
-                await self._mark(self._unit)
+                await self._mark(self._transaction)
         self._entered = True
 
-    async def _take(self, unit: Unit, key: str) -> Answer | None:
+    async def _take(self, transaction: ManagedTransaction, key: str) -> Answer | None:
         """None when the key is ours; otherwise how its duplicate is answered."""
         settings = self._settings
         try:
@@ -151,8 +151,8 @@ class Exchange:
         try:
             # A session connects only now, and there is nothing to cut before it has.
             async with asyncio.timeout(settings.connect_within + answered):
-                with unit.within(answered):
-                    known = found(await unit.run("begin_command", begin_values(record), waits=True))
+                with transaction.within(answered):
+                    known = found(await transaction.run("begin_command", begin_values(record), waits=True))
         except HoldfastError:
             raise  # not the store's fault
         except Exception as error:
@@ -169,11 +169,11 @@ class Exchange:
             self._tell("warning", "idempotency_key_reused")
         return answers.replayed(known, settings)
 
-    async def _mark(self, unit: Unit) -> None:
+    async def _mark(self, transaction: ManagedTransaction) -> None:
         """What is refused is undone from here, and its record stays."""
         try:
-            with unit.within(self._settings.commit_within):
-                await unit.mark()
+            with transaction.within(self._settings.commit_within):
+                await transaction.mark()
         except Exception as error:
             self._unavailable(error)
 
@@ -219,7 +219,7 @@ class Exchange:
                 error = raised
             finally:
                 current_exchange.reset(token)
-            if not self._finished and (self._unit is not None or self._answer is not None):
+            if not self._finished and (self._transaction is not None or self._answer is not None):
                 error = await self._ended(error)
             if self._repeat is None:
                 # Or the request, its session and all that was loaded in it would wait for the garbage collector.
@@ -250,9 +250,9 @@ class Exchange:
         if error is not None and self._answer is None and self._repeat is None:
             self._judge(error)
         undecided = self._answer is None and self._repeat is None
-        if error is None and undecided and self._fault is not None and self._unit is not None:
+        if error is None and undecided and self._fault is not None and self._transaction is not None:
             try:
-                await self._finish(self._unit, self._fault)
+                await self._finish(self._transaction, self._fault)
                 return None
             except Unwind:
                 pass
@@ -282,14 +282,14 @@ class Exchange:
 
     def _is_lost(self, error: BaseException) -> bool:
         """Whether it is because the connection has gone: what drivers raise then often has no code."""
-        if self._unit is None or self._unit.ended or isinstance(error, HoldfastError):
+        if self._transaction is None or self._transaction.ended or isinstance(error, HoldfastError):
             return False
-        return self._unit.is_lost()
+        return self._transaction.is_lost()
 
     async def _roll_back(self) -> None:
-        if self._unit is not None:
-            with self._unit.within(self._settings.commit_within):
-                await uninterrupted(self._unit.rollback())
+        if self._transaction is not None:
+            with self._transaction.within(self._settings.commit_within):
+                await uninterrupted(self._transaction.rollback())
 
     async def _reply(self, answer: Answer) -> None:
         await send_answer(self._server_send, answer.echoing(self._fields[0] if self._key is not None else None))
@@ -299,7 +299,7 @@ class Exchange:
     async def _send(self, message: Message) -> None:
         if self._answer is not None or self._repeat is not None:
             return
-        if self._unit is None:
+        if self._transaction is None:
             self._passed_on = True
             await self._server_send(message)
             return
@@ -312,14 +312,14 @@ class Exchange:
         if answer.status >= 500:
             self._fault = answer
         else:
-            await self._finish(self._unit, answer)
+            await self._finish(self._transaction, answer)
 
-    async def _finish(self, unit: Unit, answer: Answer) -> None:
+    async def _finish(self, transaction: ManagedTransaction, answer: Answer) -> None:
         # A refusal may have to take its key once more, and to wait for it.
         patience = self._settings.commit_within + (self._settings.wait if answer.status >= 400 else 0)
         try:
-            with unit.within(patience):
-                await uninterrupted(self._settle(unit, answer))
+            with transaction.within(patience):
+                await uninterrupted(self._settle(transaction, answer))
         except asyncio.CancelledError:
             # Somebody inside gave up waiting. It has come to its end all the same, and that is what is answered.
             self._answer = answer if self._settled else answers.unavailable(self._settings)
@@ -335,10 +335,10 @@ class Exchange:
         self._finished = True
         await self._reply(answer)
 
-    async def _settle(self, unit: Unit, answer: Answer) -> None:
+    async def _settle(self, transaction: ManagedTransaction, answer: Answer) -> None:
         """End the transaction as the answer's status says."""
         fate = answers.fate_of(answer.status, self._settings)
-        if unit.ended:
+        if transaction.ended:
             # The commit has failed, and the application says so: there is nothing left to undo, and nothing to keep.
             if fate is Fate.KEEP:
                 raise ConfigurationError(
@@ -354,39 +354,39 @@ class Exchange:
                 )
             fate = Fate.DROP  # refused before it began, by a dependency or by validation
         if fate is Fate.DROP or (self._key is None and fate is Fate.UNDO):
-            await unit.rollback()
+            await transaction.rollback()
             self._settled = True
             return
         if self._key is None:
-            await unit.confirm()
+            await transaction.confirm()
         elif fate is Fate.UNDO:
-            await self._keep_refusal(unit, self._key, answers.stored(answer, self._settings))
-        elif not await self._complete(unit, answers.stored(answer, self._settings)):
+            await self._keep_refusal(transaction, self._key, answers.stored(answer, self._settings))
+        elif not await self._complete(transaction, answers.stored(answer, self._settings)):
             raise ConfigurationError(
                 "the endpoint",
                 "ended the transaction that Holdfast gave it",
                 "leave commit and rollback to Holdfast: answer with 4xx to undo your changes",
             )
-        await unit.commit()
+        await transaction.commit()
         self._settled = True
 
-    async def _keep_refusal(self, unit: Unit, key: str, response: Response) -> None:
+    async def _keep_refusal(self, transaction: ManagedTransaction, key: str, response: Response) -> None:
         """The answer is kept and the change is not, also if the endpoint has rolled back already."""
         try:
-            await unit.undo()
-            if await self._complete(unit, response):
+            await transaction.undo()
+            if await self._complete(transaction, response):
                 return
         except Exception as error:
             if never_meant(error) or fault_of_work(error) is Fault.UNAVAILABLE:
                 raise
-        await unit.restart()
-        answer = await self._take(unit, key)
+        await transaction.restart()
+        answer = await self._take(transaction, key)
         if answer is not None:
             self._decide(answer)  # somebody else was the first, in between
-        await self._complete(unit, response)
+        await self._complete(transaction, response)
 
-    async def _complete(self, unit: Unit, response: Response) -> bool:
-        return bool(await unit.run("complete_command", complete_values(self._owner, self._key or "", response)))
+    async def _complete(self, transaction: ManagedTransaction, response: Response) -> bool:
+        return bool(await transaction.run("complete_command", complete_values(self._owner, self._key or "", response)))
 
     # --- telling ------------------------------------------------------------------------------------------
 

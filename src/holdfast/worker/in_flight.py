@@ -7,7 +7,7 @@ from uuid import UUID
 from holdfast.postgres.deliveries import Delivery
 
 
-class Held:
+class InFlight:
     """Shared by the loops of a worker and its heartbeat thread, which only ever takes snapshots.
 
     The claim looks into the inbox for a key that was handled before, and cannot see that another copy of it is being
