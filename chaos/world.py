@@ -21,7 +21,7 @@ from chaos.producers import AsyncpgProducer, Batch, Importer, Prober, Producer, 
 from chaos.workers import Death, Fleet, WorkerProcess
 from holdfast import NewEvent, WorkerSettings
 from holdfast.embedded import EmbeddedPostgres
-from holdfast.postgres.schema import migrate
+from holdfast.postgres import migrate
 
 Progress = Callable[[str, float], None]  # what is going on, and for how many seconds
 

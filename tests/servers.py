@@ -37,7 +37,7 @@ def run_coroutine(make: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
 
 
 def apply_schema(dsn: str) -> None:
-    from holdfast.postgres.schema import migrate
+    from holdfast.postgres import migrate
 
     run_coroutine(lambda: migrate.apply(dsn))
 

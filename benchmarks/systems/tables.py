@@ -8,7 +8,7 @@ from typing import Any
 import asyncpg
 
 from benchmarks.workload import EVENT_TYPE, payload_of
-from holdfast.postgres.schema import migrate
+from holdfast.postgres import migrate
 
 FILL = """
 INSERT INTO core.outbox (id, event_type, source, payload, idempotency_key)

@@ -16,7 +16,7 @@ from examples.agent_tasks.office import Office
 from examples.agent_tasks.tasks import AgentTask, Conversation
 from holdfast import HoldfastError, Publisher, Worker, WorkerSettings
 from holdfast.embedded import EmbeddedPostgres
-from holdfast.postgres.schema import migrate
+from holdfast.postgres import migrate
 from holdfast.telemetry import Fact, Notice
 
 DISPUTES = [("A-17", 2_500), ("B-4", 800), ("C-99", 50_000)]

@@ -15,7 +15,7 @@ from examples.orders.figures import Figures
 from examples.orders.processes import ROOT, Stage
 from holdfast import HoldfastError
 from holdfast.embedded import EmbeddedPostgres, usable_data_dir
-from holdfast.postgres.schema import migrate
+from holdfast.postgres import migrate
 
 _WITHOUT_TERMINAL = 20.0
 

@@ -287,7 +287,9 @@ async def test_what_nobody_runs_is_given_back(dsn: str, conn: asyncpg.Connection
     async with running(dsn, registry, concurrency=2, lease=0.5, poll_interval=0.1) as worker:
         await publish_many(conn, "order.placed", 330)
         query = "SELECT count(*) = 2 FROM core.outbox WHERE status = 'in_flight'"
-        await until(lambda: len(worker._dispatcher.running()) == 2 and worker.in_flight == 2, what="the rest given back")
+        await until(
+            lambda: len(worker._dispatcher.running()) == 2 and worker.in_flight == 2, what="the rest given back"
+        )
         assert await conn.fetchval(query)
         assert await conn.fetchval("SELECT max(attempts) FROM core.outbox WHERE status = 'pending'") == 0
         released.set()

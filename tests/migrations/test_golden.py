@@ -18,7 +18,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from holdfast.postgres.schema import migrate
+from holdfast.postgres import migrate
 from tests.servers import SUPPORTED_MAJORS, SessionServer
 
 GOLDEN = Path(__file__).parent / "golden" / "schema.txt"

@@ -15,7 +15,7 @@ import pytest
 
 from holdfast.embedded import EmbeddedPostgres
 from holdfast.errors import MigrationError
-from holdfast.postgres.schema import migrate
+from holdfast.postgres import migrate
 from holdfast.postgres.schema.migrate import Step
 from holdfast.postgres.schema.ownership import ROLES
 

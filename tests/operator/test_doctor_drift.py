@@ -9,12 +9,11 @@ import asyncpg
 import psycopg
 import pytest
 
-from holdfast.postgres import doctor
+from holdfast.postgres import doctor, migrate
 from holdfast.postgres.doctor import Finding
 from holdfast.postgres.doctor.drift import FLAWS, code_of
 from holdfast.postgres.doctor.expected import shipped
 from holdfast.postgres.queries import split
-from holdfast.postgres.schema import migrate
 from holdfast.postgres.wakeup import mode as wakeup_mode
 
 pytestmark = pytest.mark.operator

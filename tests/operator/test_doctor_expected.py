@@ -19,12 +19,11 @@ import pytest
 
 from holdfast.embedded.account import server_account
 from holdfast.embedded.binaries import reachable_copy
-from holdfast.postgres import doctor
+from holdfast.postgres import doctor, migrate
 from holdfast.postgres.doctor import expected
 from holdfast.postgres.doctor.description import KINDS, Description, describe
 from holdfast.postgres.doctor.expected import Expected, shipped, stamp
 from holdfast.postgres.queries import Queries
-from holdfast.postgres.schema import migrate
 from holdfast.postgres.schema.release import load
 from tests.servers import SUPPORTED_MAJORS, SessionServer
 

@@ -12,9 +12,8 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from holdfast.postgres import doctor
+from holdfast.postgres import doctor, migrate
 from holdfast.postgres.doctor import Part, Report
-from holdfast.postgres.schema import migrate
 from tests.servers import SessionServer
 
 pytestmark = pytest.mark.operator

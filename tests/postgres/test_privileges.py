@@ -13,7 +13,7 @@ import pytest
 
 from holdfast import NewEvent, Publisher
 from holdfast.envelope import uuid7
-from holdfast.postgres.schema import migrate
+from holdfast.postgres import migrate
 from tests.outbox import CHANNEL, EVENT, HANDLER, LANE, InFlight, Lane, Outbox, connect
 from tests.servers import SessionServer
 

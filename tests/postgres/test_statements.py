@@ -13,8 +13,8 @@ import pytest
 import sqlalchemy
 
 from holdfast import NewEvent, Publisher
+from holdfast.postgres import migrate
 from holdfast.postgres.queries import Queries, parse, sql_files
-from holdfast.postgres.schema import migrate
 from tests.outbox import CHANNEL, EVENT, HANDLER, LANE, NOBODY, InFlight, Lane, Outbox, connect
 from tests.servers import SessionServer, run_coroutine
 

@@ -20,7 +20,7 @@ from holdfast.domain_events import RecordsEvents
 from holdfast.errors import ConfigurationError, FieldError, SchemaMismatch
 from holdfast.integrations.sqlalchemy import DomainEvents
 from holdfast.operator import Operator, actions, events, failures, handlers
-from holdfast.postgres.schema import migrate
+from holdfast.postgres import migrate
 from holdfast.telemetry import Failed
 from tests.acceptance.support import Facts, drained, make_tables, publish, row, running, settled, terminate, until
 from tests.operator.test_commands import Run, holdfast

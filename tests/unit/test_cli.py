@@ -15,7 +15,7 @@ import pytest
 
 from holdfast.cli import environment, main, output
 from holdfast.errors import ConfigurationError, SchemaMismatch
-from holdfast.postgres.schema import migrate
+from holdfast.postgres import migrate
 from holdfast.postgres.schema.migrate import AppliedMigration, Holdings, Plan, Removal, Step
 from holdfast.postgres.schema.release import Migration
 

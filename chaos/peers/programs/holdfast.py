@@ -9,7 +9,7 @@ import asyncpg
 from chaos.peers import story
 from chaos.peers.story import ATTEMPTS, DSN, EFFECT, POISON_ATTEMPTS, Payload
 from holdfast import EventEnvelope, HandlerRegistry, Publisher, RetryPolicy
-from holdfast.postgres.schema import migrate
+from holdfast.postgres import migrate
 
 registry = HandlerRegistry()
 publisher = Publisher("shop")

@@ -15,9 +15,9 @@ from holdfast.cli import environment, logs
 from holdfast.cli.environment import DsnOption, SchemaOption
 from holdfast.errors import ConfigurationError
 from holdfast.observability import endpoint, prometheus
+from holdfast.postgres import migrate
 from holdfast.postgres.connection import Address, connect, require_readable
 from holdfast.postgres.queries import require_schema
-from holdfast.postgres.schema import migrate
 
 LOOPBACK = "127.0.0.1"
 

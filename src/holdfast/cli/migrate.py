@@ -14,7 +14,7 @@ from rich.table import Table
 
 from holdfast.cli import environment
 from holdfast.cli.environment import DsnOption, SchemaOption
-from holdfast.postgres.schema import migrate
+from holdfast.postgres import migrate
 from holdfast.postgres.schema.migrate import Plan, Step
 
 app = typer.Typer(help="Bring the database to the schema this version needs.", no_args_is_help=True)

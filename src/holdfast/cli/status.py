@@ -16,10 +16,9 @@ from rich.text import Text
 
 from holdfast.cli import environment, output
 from holdfast.cli.environment import DsnOption, SchemaOption
-from holdfast.postgres import reads
+from holdfast.postgres import migrate, reads
 from holdfast.postgres.connection import Address, connect
 from holdfast.postgres.reads import MOST, MOST_IN_LANE, MOST_LANES, Status
-from holdfast.postgres.schema import migrate
 
 
 def status(

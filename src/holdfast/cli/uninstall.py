@@ -11,8 +11,8 @@ import typer
 from holdfast.cli import environment
 from holdfast.cli.environment import DsnOption, SchemaOption
 from holdfast.errors import ConfigurationError
+from holdfast.postgres import migrate
 from holdfast.postgres.queries import require_schema
-from holdfast.postgres.schema import migrate
 
 
 def uninstall(

@@ -1,0 +1,1 @@
+"""How one handler is run: on the loop, in a thread, or in a transaction."""

@@ -18,8 +18,8 @@ import structlog
 
 from holdfast.errors import HoldfastError
 from holdfast.observability.prometheus import CONTENT_TYPE, scrape
+from holdfast.postgres import migrate
 from holdfast.postgres.connection import CONNECTION_FAULTS, Address, connect
-from holdfast.postgres.schema import migrate
 from holdfast.redact import redact_dsn
 
 PATH: Final = "/metrics"

@@ -11,9 +11,9 @@ import asyncpg
 
 from holdfast.errors import ConfigurationError, HoldfastError
 from holdfast.operator import arguments
+from holdfast.postgres import migrate
 from holdfast.postgres.connection import Address, connect
 from holdfast.postgres.queries import Queries
-from holdfast.postgres.schema import migrate
 
 
 class Refused(HoldfastError):

@@ -34,10 +34,10 @@ from holdfast.handling.threads import Threads
 from holdfast.observability.logging import log_fact
 from holdfast.outcome import Done, Outcome, Reject, Retry
 from holdfast.payload import encode_payload
+from holdfast.postgres import migrate
 from holdfast.postgres.connection import CONNECTION_FAULTS, PASSING_FAULTS, Address, ReservedConnection
 from holdfast.postgres.queries import Queries
 from holdfast.postgres.reactions import FailedReaction, ReactionStatements
-from holdfast.postgres.schema import migrate
 from holdfast.reactions.attempts import Attempts, Result
 from holdfast.telemetry import Counters, Failed, Notice, Observer
 

@@ -2,9 +2,9 @@
 
 import asyncpg
 
+from holdfast.postgres import migrate
 from holdfast.postgres.queries import Queries
 from holdfast.postgres.retention import policies
-from holdfast.postgres.schema import migrate
 from holdfast.postgres.schema.archive import require_archive
 from holdfast.retention import RetentionPolicies, check_policies
 from holdfast.settings import WorkerSettings

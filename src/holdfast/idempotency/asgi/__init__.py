@@ -1,0 +1,1 @@
+"""Idempotent requests of ASGI applications."""

@@ -1,0 +1,1 @@
+"""Holdfast's own schema: migrations, ownership, comparison with the code, removal."""

@@ -1,0 +1,1 @@
+"""Wake-up: how a sleeping worker learns that an event was committed."""
