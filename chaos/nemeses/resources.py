@@ -57,7 +57,7 @@ class FloodOfNotifications(Held):
 
     async def strike(self, world: World, rng: random.Random) -> Blow:
         session = await self.session(world.admin_address)
-        words = rng.choice(("rescan", "guarded nobody", "stop 00000000-0000-0000-0000-000000000000", "\x07junk"))
+        words = rng.choice(("rescan", "asleep nobody", "stop 00000000-0000-0000-0000-000000000000", "\x07junk"))
         for _ in range(20):
             await session.execute(
                 "SELECT pg_notify('outbox_default', $1 || n) FROM generate_series(1, 200) AS n", words

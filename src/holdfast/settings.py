@@ -64,7 +64,7 @@ class WorkerSettings:
 
     def connections_needed(self, transactional: bool, scheduled: bool = False) -> int:
         """How many database connections a worker process opens at most (OBX-7)."""
-        reserved = 4 + (2 if self.listen else 0)  # claim, settle, heartbeat, maintenance; listen, guard
+        reserved = 4 + (2 if self.listen else 0)  # claim, settle, heartbeat, maintenance; listen, sleeper
         return reserved + (self.connections if transactional else 0) + (1 if scheduled else 0)
 
 

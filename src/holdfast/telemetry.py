@@ -4,7 +4,8 @@ The core knows neither loggers nor exporters. A worker hands each fact to its ob
 one that writes structured logs.
 """
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from uuid import UUID
 
@@ -51,6 +52,18 @@ class Notice:
 
 Fact = Retried | Failed | Notice
 Observer = Callable[[Fact], None]
+
+
+def all_observers(observers: Iterable[Observer]) -> Observer:
+    """One observer that hands each fact to all of them. An observer's error does not reach the work it observes."""
+    every = tuple(observers)
+
+    def observe(fact: Fact) -> None:
+        for observer in every:
+            with contextlib.suppress(Exception):
+                observer(fact)
+
+    return observe
 
 
 @dataclass(slots=True)

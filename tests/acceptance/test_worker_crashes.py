@@ -274,7 +274,7 @@ async def test_heartbeat_survives_everything(
 
     identity = await publish(conn, "order.placed")
     async with running(dsn, registry, lease=1.5, poll_interval=0.1) as one:
-        extend = one._deliveries.extend
+        extend = one._parts.shared.deliveries.extend
 
         async def failing(*arguments: object) -> object:
             calls.append(arguments)
@@ -282,7 +282,7 @@ async def test_heartbeat_survives_everything(
                 raise errors.pop()
             return await extend(*arguments)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(one._deliveries, "extend", failing)
+        monkeypatch.setattr(one._parts.shared.deliveries, "extend", failing)
         async with running(dsn, registry, lease=1.5, poll_interval=0.1):
             await settled(conn, identity)
     assert errors == []

@@ -124,7 +124,7 @@ async def test_one_worker_on_several_channels(dsn: str, conn: asyncpg.Connection
     async with running(dsn, noting(seen, "all"), channels=channels, poll_interval=3600):
         for round_ in range(3):
             sleeping = "SELECT count(*) = 6 FROM pg_locks WHERE locktype = 'advisory' AND granted"
-            await until(lambda: conn.fetchval(sleeping), what="it guards every channel")  # noqa: B023
+            await until(lambda: conn.fetchval(sleeping), what="it sleeps on every channel")  # noqa: B023
             for number, channel in enumerate(channels):
                 n = 10 * round_ + number
                 started = time.monotonic()

@@ -39,7 +39,7 @@ def counting(seen: list[int]) -> HandlerRegistry:
 
 
 async def asleep(conn: asyncpg.Connection) -> None:
-    """Wait until a worker guards the channel."""
+    """Wait until a worker sleeps on the channel."""
     query = "SELECT count(*) >= 2 FROM pg_locks WHERE locktype = 'advisory' AND granted AND mode = 'ExclusiveLock'"
     await until(lambda: conn.fetchval(query), what="the worker sleeps")
 
@@ -61,7 +61,7 @@ async def test_listener_is_killed(dsn: str, conn: asyncpg.Connection) -> None:
         assert time.monotonic() - started < 0.5
 
 
-@pytest.mark.parametrize("purpose", ["guard", "claim", "settle", "heartbeat", "maintenance", "handler"])
+@pytest.mark.parametrize("purpose", ["sleeper", "claim", "settle", "heartbeat", "maintenance", "handler"])
 async def test_any_one_connection_is_killed(dsn: str, conn: asyncpg.Connection, purpose: str) -> None:
     """B1, LSN-2: whichever it is, the next event is there within five seconds, without polling, exactly once."""
     await make_tables(conn)

@@ -275,7 +275,7 @@ async def test_waiting_for_ever_gives_back(dsn: str, conn: asyncpg.Connection, s
         release.set()
 
 
-async def test_what_nobody_runs_is_given_back(dsn: str, conn: asyncpg.Connection) -> None:
+async def test_what_no_runner_takes_is_released(dsn: str, conn: asyncpg.Connection) -> None:
     """LSN-3: events behind busy runners are not kept from other workers for longer than about a lease."""
     registry, released = HandlerRegistry(), asyncio.Event()
 
@@ -288,7 +288,7 @@ async def test_what_nobody_runs_is_given_back(dsn: str, conn: asyncpg.Connection
         await publish_many(conn, "order.placed", 330)
         query = "SELECT count(*) = 2 FROM core.outbox WHERE status = 'in_flight'"
         await until(
-            lambda: len(worker._dispatcher.running()) == 2 and worker.in_flight == 2, what="the rest given back"
+            lambda: len(worker._parts.dispatcher.running()) == 2 and worker.in_flight == 2, what="the rest released"
         )
         assert await conn.fetchval(query)
         assert await conn.fetchval("SELECT max(attempts) FROM core.outbox WHERE status = 'pending'") == 0
@@ -329,9 +329,9 @@ async def test_handlers_in_threads_after_a_restart_of_the_dispatcher(dsn: str, c
     worker = Worker(dsn, registry, WorkerSettings(threads=1), observers=(facts.append,))
     async with worker:
         await settled(conn, await publish(conn, "order.placed"))
-        original, worker._dispatcher._give_up_waiting = worker._dispatcher._give_up_waiting, None  # type: ignore[assignment, method-assign]
+        original, worker._parts.dispatcher._give_up_waiting = worker._parts.dispatcher._give_up_waiting, None  # type: ignore[assignment, method-assign]
         await until(lambda: facts.notices("loop_failed"), what="the loop has ended")
-        worker._dispatcher._give_up_waiting = original  # type: ignore[method-assign]
+        worker._parts.dispatcher._give_up_waiting = original  # type: ignore[method-assign]
         await settled(conn, await publish(conn, "order.placed"))
 
 
@@ -394,7 +394,7 @@ async def test_drain_of_a_worker_that_ends_by_itself(
     async def fail(seconds: float) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(worker._dispatcher, "stop", fail)
+    monkeypatch.setattr(worker._parts.dispatcher, "stop", fail)
     draining = asyncio.create_task(worker.drain())
     await until(lambda: worker.counters.delivered, what="it is at work")
     worker.stop()
@@ -425,7 +425,7 @@ async def test_outage_longer_than_a_lease(dsn: str, conn: asyncpg.Connection) ->
         go.set()
         query = "SELECT bool_and(lease_expires_at < now() - interval '2 s') FROM core.outbox"
         await until(lambda: conn.fetchval(query), what="the leases have ended long ago")
-        worker._claimer.stopped.set()  # whoever claims first when the database is back is not the point
+        worker._parts.claimer.stopped.set()  # whoever claims first when the database is back is not the point
         proxy.refusing = False
         await drained(conn)
         await until(lambda: worker.counters.delivered == 5, what="the answers are counted")
@@ -442,7 +442,7 @@ async def test_row_that_cannot_be_sent(dsn: str, conn: asyncpg.Connection) -> No
         return Reject("no")
 
     worker = Worker(dsn, registry, WorkerSettings(lease=30, settle_after=0.2), observers=(facts.append,))
-    fail = worker._deliveries.fail
+    fail = worker._parts.shared.deliveries.fail
 
     async def spoiled(
         connection: asyncpg.Connection, held: Sequence[Any], reasons: Any, errors: Any, signatures: Any
@@ -450,7 +450,7 @@ async def test_row_that_cannot_be_sent(dsn: str, conn: asyncpg.Connection) -> No
         texts = [7 if each.id == identities[2] else error for each, error in zip(held, errors, strict=True)]
         return await fail(connection, held, reasons, texts, signatures)  # type: ignore[arg-type]
 
-    worker._deliveries.fail = spoiled  # type: ignore[method-assign, assignment]
+    worker._parts.shared.deliveries.fail = spoiled  # type: ignore[method-assign, assignment]
     identities = await publish_many(conn, "order.placed", 5)
     async with worker:
         for identity in (*identities[:2], *identities[3:]):
@@ -472,8 +472,8 @@ async def test_defect_while_settling_lets_the_leases_run_out(dsn: str, conn: asy
         return Reject("no") if event.payload["n"] == 0 else None
 
     worker = Worker(dsn, registry, WorkerSettings(lease=1.0, poll_interval=0.1), observers=(facts.append,))
-    one_by_one = worker._settler._one_by_one
-    deliver, calls = worker._deliveries.deliver, []
+    one_by_one = worker._parts.settler._one_by_one
+    deliver, calls = worker._parts.shared.deliveries.deliver, []
 
     async def broken(*_arguments: Any, **_options: Any) -> list[UUID]:
         calls.append(1)
@@ -482,11 +482,11 @@ async def test_defect_while_settling_lets_the_leases_run_out(dsn: str, conn: asy
         raise ZeroDivisionError
 
     async def worse(*_arguments: Any) -> None:
-        worker._settler._one_by_one = one_by_one  # type: ignore[method-assign]
+        worker._parts.settler._one_by_one = one_by_one  # type: ignore[method-assign]
         raise ZeroDivisionError
 
-    worker._deliveries.deliver = broken  # type: ignore[method-assign]
-    worker._settler._one_by_one = worse  # type: ignore[method-assign]
+    worker._parts.shared.deliveries.deliver = broken  # type: ignore[method-assign]
+    worker._parts.settler._one_by_one = worse  # type: ignore[method-assign]
     await publish_many(conn, "order.placed", 3)
     async with worker:
         await until(lambda: facts.notices("loop_failed"), what="the settling failed")
@@ -505,7 +505,7 @@ async def test_answer_to_a_settle_that_never_arrives(dsn: str, conn: asyncpg.Con
 
     worker = Worker(dsn, registry, WorkerSettings(), observers=(facts.append,))
     name = "fail" if reject else "retry"
-    carried_out, tries = getattr(worker._deliveries, name), []
+    carried_out, tries = getattr(worker._parts.shared.deliveries, name), []
 
     async def unanswered(*arguments: Any) -> list[UUID]:
         lost: list[UUID] = await carried_out(*arguments)
@@ -514,7 +514,7 @@ async def test_answer_to_a_settle_that_never_arrives(dsn: str, conn: asyncpg.Con
             raise asyncpg.ConnectionDoesNotExistError("connection was closed in the middle of operation")
         return lost
 
-    setattr(worker._deliveries, name, unanswered)
+    setattr(worker._parts.shared.deliveries, name, unanswered)
     async with worker:
         identity = await publish(conn, "order.placed")
         await until(lambda: facts.of(Failed if reject else Retried), what="it is told")
@@ -536,13 +536,13 @@ async def test_lost_leases_are_counted_as_nothing_else(dsn: str, conn: asyncpg.C
 
     options: dict[str, Any] = {"expires_in": 0.001} if how == "expired" else {}
     worker = Worker(dsn, registry, WorkerSettings(), observers=())
-    fail = worker._deliveries.fail
+    fail = worker._parts.shared.deliveries.fail
 
     async def late(*arguments: Any) -> list[UUID]:
         await conn.execute("DELETE FROM core.outbox")
         return await fail(*arguments)
 
-    worker._deliveries.fail = late  # type: ignore[method-assign]
+    worker._parts.shared.deliveries.fail = late  # type: ignore[method-assign]
     identity = await publish(conn, "order.placed", **options)
     await asyncio.sleep(0.01)
     async with worker:

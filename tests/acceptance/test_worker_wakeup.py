@@ -46,7 +46,7 @@ class Handled(dict[int, float]):
 
 
 async def asleep(conn: asyncpg.Connection) -> None:
-    """Wait until a worker guards the channel and no commit is under way."""
+    """Wait until a worker sleeps on the channel and no commit is under way."""
     query = "SELECT count(*) >= 2 FROM pg_locks WHERE locktype = 'advisory' AND granted AND mode = 'ExclusiveLock'"
     await until(lambda: conn.fetchval(query), what="somebody sleeps")
 
@@ -87,7 +87,7 @@ async def test_sleeping_worker_wakes_at_once(dsn: str, conn: asyncpg.Connection)
 
 
 async def test_idle_worker_is_silent(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-1, P4: a worker that guards the bell sends nothing but a ping now and then."""
+    """LSN-1, P4: a worker that sleeps sends nothing but a ping now and then."""
     handled = Handled()
     async with running(dsn, handled.registry(), poll_interval=3600) as worker:
         await publish_many(conn, "order.placed", 300)
@@ -118,7 +118,7 @@ async def test_lone_events_at_a_steady_pace(dsn: str, conn: asyncpg.Connection) 
 
 
 async def test_several_sleepers_on_one_channel(dsn: str, conn: asyncpg.Connection) -> None:
-    """P4: one stands guard for all of them, whoever wakes takes the event, and one of them does."""
+    """P4: one is the sleeper for all of them; any of them may take the event, and one does."""
     handled, late = Handled(), Latencies()
     async with contextlib.AsyncExitStack() as stack:
         workers = [
@@ -134,8 +134,8 @@ async def test_several_sleepers_on_one_channel(dsn: str, conn: asyncpg.Connectio
         await until(lambda: not any(each.in_flight for each in workers), what="everything is settled")
         await asleep(conn)
         await asyncio.sleep(2)  # each of the others has asked for the post, in vain
-        guards = "SELECT count(DISTINCT pid), count(*) FROM pg_locks WHERE locktype = 'advisory'"
-        assert tuple(await conn.fetchrow(guards)) == (1, 2)
+        sleepers = "SELECT count(DISTINCT pid), count(*) FROM pg_locks WHERE locktype = 'advisory'"
+        assert tuple(await conn.fetchrow(sleepers)) == (1, 2)
         assert sum(each.counters.delivered for each in workers) == 40
         assert max(each.counters.polls for each in workers) <= 1
     print(f"commit to handler, four asleep: {late}")
@@ -208,21 +208,21 @@ async def test_many_producers_and_handlers_on_one_channel(dsn: str, conn: asyncp
     assert late.percentile(0.99) <= 0.25
 
 
-async def test_guard_is_killed_in_its_sleep(dsn: str, conn: asyncpg.Connection, bell: list[str]) -> None:
+async def test_sleeper_is_killed(dsn: str, conn: asyncpg.Connection, bell: list[str]) -> None:
     """P4, A1: an idle worker takes over within 1.5 s; when all are dead, no lock stays and nobody is notified."""
     settings = {"poll_interval": 3600}
     async with process(dsn, "slow", **settings) as one, process(dsn, "slow", **settings) as two:
         workers = {each.told("worker_started")[0]["worker_id"]: each for each in (one, two)}
         await asleep(conn)
-        guards = await until(
-            lambda: [hint.split()[1] for hint in bell if hint.startswith("guarded ")], what="somebody guards"
+        sleepers = await until(
+            lambda: [hint.split()[1] for hint in bell if hint.startswith("asleep ")], what="a worker sleeps"
         )
         await asyncio.sleep(1.5)  # the other one has asked in vain, more than once
-        assert len(set(guards)) == 1
-        guard = workers.pop(guards[0])
+        assert len(set(sleepers)) == 1
+        sleeper = workers.pop(sleepers[0])
         (heir,) = workers.values()
-        guard.signal(signal.SIGKILL)
-        await guard.end()
+        sleeper.signal(signal.SIGKILL)
+        await sleeper.end()
         started = time.monotonic()
         identity = await insert(conn, "order.placed", '{"seconds": 0.001, "n": 1}')
         await heir.wait_told("handler_started", within=5)
@@ -341,7 +341,7 @@ async def test_flood_of_notifications(dsn: str, conn: asyncpg.Connection) -> Non
         while time.monotonic() - started < 2:
             await conn.execute(
                 "SELECT pg_notify('outbox_default', hint || n) FROM generate_series(1, 20) AS n, "
-                "unnest(ARRAY['nonsense', 'rescan ', 'stop ', 'stop not-an-id ', 'guarded ', 'unguarded ']) AS hint"
+                "unnest(ARRAY['nonsense', 'rescan ', 'stop ', 'stop not-an-id ', 'asleep ', 'awake ']) AS hint"
             )
             await asyncio.sleep(0.001)
         elapsed = time.monotonic() - started

@@ -1,4 +1,4 @@
-"""The bell and its guard, without workers: who is notified when, and who holds which lock."""
+"""The bell and the sleeper, without workers: who is notified when, and who holds which lock."""
 
 from __future__ import annotations
 
@@ -69,19 +69,13 @@ async def bell(shared_dsn: str, conn: asyncpg.Connection) -> AsyncIterator[Bell]
 
 
 class SleepingWorker:
-    """A guard as a worker would have it."""
+    """A sleeper as a worker would have it."""
 
     def __init__(self, dsn: str) -> None:
         self.asked_to_look = 0
-        self.hears = True
         self.id = uuid4()
-        self.guard = Sleeper(
-            ReservedConnection(Address(dsn), "guard"),
-            Queries(),
-            self.id,
-            hears=lambda: self.hears,
-            on_asleep=self._look,
-        )
+        self.sleeper = Sleeper(ReservedConnection(Address(dsn), "sleeper"), Queries(), self.id, self._look)
+        self.sleeper.hears = True
 
     def _look(self) -> None:
         self.asked_to_look += 1
@@ -92,7 +86,7 @@ async def sleepers(shared_dsn: str) -> AsyncIterator[list[SleepingWorker]]:
     made = [SleepingWorker(shared_dsn) for _ in range(2)]
     yield made
     for each in made:
-        await each.guard.close()
+        await each.sleeper.close()
 
 
 async def advisory(conn: asyncpg.Connection, *, granted: bool = True) -> int:
@@ -112,8 +106,8 @@ async def test_one_notification_per_transaction_and_channel(
     conn: asyncpg.Connection, bell: Bell, sleepers: list[SleepingWorker]
 ) -> None:
     """P4, D3: with a sleeper each committing transaction rings once, however many rows it wrote and however."""
-    assert await sleepers[0].guard.stand(CHANNEL)
-    assert [hint for _, hint in await bell.rung()] == [f"guarded {sleepers[0].id}"]
+    assert await sleepers[0].sleeper.fall_asleep(CHANNEL)
+    assert [hint for _, hint in await bell.rung()] == [f"asleep {sleepers[0].id}"]
     async with conn.transaction():
         first = await conn.fetchval(INSERT + " RETURNING id")
         await conn.execute(
@@ -139,7 +133,7 @@ async def test_what_is_rolled_back_rings_for_nobody(
     conn: asyncpg.Connection, bell: Bell, sleepers: list[SleepingWorker]
 ) -> None:
     """E6: neither a transaction that is rolled back nor a savepoint; what stays after a savepoint still rings."""
-    await sleepers[0].guard.stand(CHANNEL)
+    await sleepers[0].sleeper.fall_asleep(CHANNEL)
     await bell.rung()
     with pytest.raises(RuntimeError):
         async with conn.transaction():
@@ -163,7 +157,7 @@ async def test_what_is_rolled_back_rings_for_nobody(
 
 async def test_producers_may_opt_out(conn: asyncpg.Connection, bell: Bell, sleepers: list[SleepingWorker]) -> None:
     """E6: with holdfast.notify = off a transaction neither notifies nor takes the lock."""
-    await sleepers[0].guard.stand(CHANNEL)
+    await sleepers[0].sleeper.fall_asleep(CHANNEL)
     await bell.rung()
     async with conn.transaction():
         await conn.execute("SET LOCAL holdfast.notify = 'off'")
@@ -173,24 +167,24 @@ async def test_producers_may_opt_out(conn: asyncpg.Connection, bell: Bell, sleep
     assert len(await bell.rung()) == 1
 
 
-async def test_one_guard_per_channel(conn: asyncpg.Connection, bell: Bell, sleepers: list[SleepingWorker]) -> None:
-    """P4: the second worker sleeps under the first one's guard, and takes over when it stands down or dies."""
-    one, two = (each.guard for each in sleepers)
-    assert await one.stand(CHANNEL)
-    assert one.guards(CHANNEL) and one.standing
-    assert not await one.stand(CHANNEL), "it stands already: there is nothing to look for"
-    assert not await two.stand(CHANNEL)
-    assert not two.standing
+async def test_one_sleeper_per_channel(conn: asyncpg.Connection, bell: Bell, sleepers: list[SleepingWorker]) -> None:
+    """P4: the second worker relies on the first one's locks, and takes over when it gets up or dies."""
+    one, two = (each.sleeper for each in sleepers)
+    assert await one.fall_asleep(CHANNEL)
+    assert one.asleep(CHANNEL) and one.chosen
+    assert not await one.fall_asleep(CHANNEL), "it is asleep already: there is nothing to look for"
+    assert not await two.fall_asleep(CHANNEL)
+    assert not two.chosen
     assert await advisory(conn) == 2
-    await one.stand_down()
-    assert not one.standing
+    await one.get_up()
+    assert not one.chosen
     assert await advisory(conn) == 0
-    assert await two.stand(CHANNEL)
-    assert not await one.stand(CHANNEL)
+    assert await two.fall_asleep(CHANNEL)
+    assert not await one.fall_asleep(CHANNEL)
     await two.close()
     await until_free(conn)
-    assert await one.stand(CHANNEL)
-    assert [hint.split()[0] for _, hint in await bell.rung()] == ["guarded", "unguarded", "guarded", "guarded"]
+    assert await one.fall_asleep(CHANNEL)
+    assert [hint.split()[0] for _, hint in await bell.rung()] == ["asleep", "awake", "asleep", "asleep"]
 
 
 async def until_free(conn: asyncpg.Connection) -> None:
@@ -200,50 +194,50 @@ async def until_free(conn: asyncpg.Connection) -> None:
         await asyncio.sleep(0.01)
 
 
-async def test_guard_per_channel_is_its_own(conn: asyncpg.Connection, sleepers: list[SleepingWorker]) -> None:
-    """OBX-4: different workers may guard different channels, and one worker several."""
-    one, two = (each.guard for each in sleepers)
-    assert await one.stand(CHANNEL)
-    assert await two.stand("cold")
-    assert not await two.stand(CHANNEL)
-    assert await one.stand("hot")
+async def test_each_channel_has_its_own_sleeper(conn: asyncpg.Connection, sleepers: list[SleepingWorker]) -> None:
+    """OBX-4: different workers may sleep on different channels, and one worker several."""
+    one, two = (each.sleeper for each in sleepers)
+    assert await one.fall_asleep(CHANNEL)
+    assert await two.fall_asleep("cold")
+    assert not await two.fall_asleep(CHANNEL)
+    assert await one.fall_asleep("hot")
     assert await advisory(conn) == 6
-    await one.stand_down()
+    await one.get_up()
     assert await advisory(conn) == 2
-    assert two.guards("cold")
+    assert two.asleep("cold")
 
 
 async def test_commits_under_way_are_waited_for(
     shared_dsn: str, conn: asyncpg.Connection, bell: Bell, sleepers: list[SleepingWorker]
 ) -> None:
     """P4, E4: a commit that saw nobody asleep is waited for; everybody who comes after it already rings."""
-    sleeper = sleepers[0]
+    worker = sleepers[0]
     producer = await asyncpg.connect(shared_dsn)
     async with producer.transaction():
         await producer.execute("SET CONSTRAINTS ALL IMMEDIATE")  # as if it were in the middle of its commit
         await producer.execute(INSERT)
-        assert not await sleeper.guard.stand(CHANNEL)
-        assert sleeper.guard.standing and not sleeper.guard.guards(CHANNEL)
+        assert not await worker.sleeper.fall_asleep(CHANNEL)
+        assert worker.sleeper.chosen and not worker.sleeper.asleep(CHANNEL)
         deadline = time.monotonic() + 5
         while not await advisory(conn, granted=False):
             assert time.monotonic() < deadline
             await asyncio.sleep(0.01)
         await conn.execute(INSERT)
         assert [channel for channel, _ in await bell.rung()] == [CHANNEL]
-        assert sleeper.asked_to_look == 0
+        assert worker.asked_to_look == 0
         # It cannot be given up half-way, and must not be asked to.
-        await sleeper.guard.stand_down()
-        await sleeper.guard.ping()
-        assert not await sleeper.guard.stand("cold")
+        await worker.sleeper.get_up()
+        await worker.sleeper.ping()
+        assert not await worker.sleeper.fall_asleep("cold")
     await producer.close()
-    await until(lambda: sleeper.asked_to_look == 1)
-    assert sleeper.guard.guards(CHANNEL)
-    assert [hint.split()[0] for _, hint in await bell.rung()] == ["guarded"]
-    await sleeper.guard.stand_down()
+    await until(lambda: worker.asked_to_look == 1)
+    assert worker.sleeper.asleep(CHANNEL)
+    assert [hint.split()[0] for _, hint in await bell.rung()] == ["asleep"]
+    await worker.sleeper.get_up()
     assert await advisory(conn) == 0
 
 
-async def test_guard_that_waits_can_be_closed(
+async def test_sleeper_that_waits_can_be_closed(
     shared_dsn: str, conn: asyncpg.Connection, sleepers: list[SleepingWorker]
 ) -> None:
     """P5: closing does not wait for the producer, and the lock does not outlive it."""
@@ -251,9 +245,9 @@ async def test_guard_that_waits_can_be_closed(
     async with producer.transaction():
         await producer.execute("SET CONSTRAINTS ALL IMMEDIATE")
         await producer.execute(INSERT)
-        await sleepers[0].guard.stand(CHANNEL)
+        await sleepers[0].sleeper.fall_asleep(CHANNEL)
         started = time.monotonic()
-        await sleepers[0].guard.close()
+        await sleepers[0].sleeper.close()
         assert time.monotonic() - started < 1
     await producer.close()
     await until_free(conn)
@@ -261,43 +255,43 @@ async def test_guard_that_waits_can_be_closed(
 
 @pytest.mark.parametrize("how", ["terminated", "reset"])
 async def test_lost_connection_is_noticed(conn: asyncpg.Connection, sleepers: list[SleepingWorker], how: str) -> None:
-    """B1: when the guard's connection ends, the worker is told to look, and can stand again."""
-    sleeper = sleepers[0]
-    await sleeper.guard.stand(CHANNEL)
+    """B1: when the sleeper's connection ends, the worker looks again, and can fall asleep again."""
+    worker = sleepers[0]
+    await worker.sleeper.fall_asleep(CHANNEL)
     if how == "terminated":
-        query = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'holdfast guard'"
+        query = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'holdfast sleeper'"
         await conn.execute(query + " AND datname = current_database()")
     else:
-        sleeper.guard.reset()
-    await until(lambda: sleeper.asked_to_look == 1)
-    assert not sleeper.guard.standing
+        worker.sleeper.reset()
+    await until(lambda: worker.asked_to_look == 1)
+    assert not worker.sleeper.chosen
     await until_free(conn)
-    assert await sleeper.guard.stand(CHANNEL)
-    assert sleeper.asked_to_look == 1
+    assert await worker.sleeper.fall_asleep(CHANNEL)
+    assert worker.asked_to_look == 1
 
 
-async def test_deaf_worker_does_not_stand_guard(
+async def test_deaf_worker_does_not_fall_asleep(
     conn: asyncpg.Connection, bell: Bell, sleepers: list[SleepingWorker]
 ) -> None:
     """LSN-2: a bell that the worker itself would not hear is not rung for it."""
-    sleeper = sleepers[0]
-    sleeper.hears = False
-    assert not await sleeper.guard.stand(CHANNEL)
+    worker = sleepers[0]
+    worker.sleeper.hears = False
+    assert not await worker.sleeper.fall_asleep(CHANNEL)
     await conn.execute(INSERT)
     assert await bell.rung() == []
-    sleeper.hears = True
-    assert await sleeper.guard.stand(CHANNEL)
+    worker.sleeper.hears = True
+    assert await worker.sleeper.fall_asleep(CHANNEL)
 
 
-async def test_guard_without_a_database(sleepers: list[SleepingWorker]) -> None:
-    """LSN-2: no connection is no guard, and no error."""
+async def test_sleeper_without_a_database(sleepers: list[SleepingWorker]) -> None:
+    """LSN-2: no connection is no sleeper, and no error."""
     nowhere = SleepingWorker("postgresql://nobody@127.0.0.1:1/none")
-    assert not await nowhere.guard.stand(CHANNEL)
-    await nowhere.guard.ping()
-    await nowhere.guard.stand_down()
-    assert not nowhere.guard.standing
+    assert not await nowhere.sleeper.fall_asleep(CHANNEL)
+    await nowhere.sleeper.ping()
+    await nowhere.sleeper.get_up()
+    assert not nowhere.sleeper.chosen
     assert nowhere.asked_to_look == 0
-    await nowhere.guard.close()
+    await nowhere.sleeper.close()
 
 
 async def test_no_commit_slips_through(shared_dsn: str, conn: asyncpg.Connection) -> None:
@@ -306,7 +300,7 @@ async def test_no_commit_slips_through(shared_dsn: str, conn: asyncpg.Connection
     One worker falls asleep and gets up as fast as it can, producers commit as fast as they can. What a look has not
     seen and no notification has announced by the time the worker sleeps is lost; nothing may be.
     """
-    sleeper, listener = SleepingWorker(shared_dsn), await asyncpg.connect(shared_dsn)
+    worker, listener = SleepingWorker(shared_dsn), await asyncpg.connect(shared_dsn)
     announced: set[str] = set()
     await listener.add_listener(CHANNEL, lambda *arguments: announced.add(arguments[3]))
     stop = time.monotonic() + 3
@@ -323,9 +317,9 @@ async def test_no_commit_slips_through(shared_dsn: str, conn: asyncpg.Connection
     seen: set[str] = set()
     naps = 0
     while time.monotonic() < stop:
-        looks = sleeper.asked_to_look
-        if not await sleeper.guard.stand(CHANNEL):
-            await until(lambda: sleeper.asked_to_look > looks)  # noqa: B023
+        looks = worker.asked_to_look
+        if not await worker.sleeper.fall_asleep(CHANNEL):
+            await until(lambda: worker.asked_to_look > looks)  # noqa: B023
         # Asleep: the one look that is allowed. From here on only the bell may tell.
         seen |= {str(each["id"]) for each in await conn.fetch("SELECT id FROM core.outbox")}
         naps += 1
@@ -339,9 +333,9 @@ async def test_no_commit_slips_through(shared_dsn: str, conn: asyncpg.Connection
                     await asyncio.sleep(0.05)
                     await listener.execute("SELECT 1")
                     assert not set(known) - seen - announced, f"nobody was told of {missed}, nap {naps}"
-        await sleeper.guard.stand_down()
+        await worker.sleeper.get_up()
     await asyncio.gather(*producers)
-    await sleeper.guard.close()
+    await worker.sleeper.close()
     await listener.close()
     assert naps > 20
     assert len(committed) > 200

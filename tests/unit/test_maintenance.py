@@ -1,4 +1,4 @@
-"""What a worker hourly now and then: once an hour for each subject, and not without a limit."""
+"""What a worker warns of: once an hour for each subject, and at most a thousand subjects."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from holdfast.postgres.deliveries import Subscriptions
 from holdfast.telemetry import Notice
 from holdfast.worker import hourly
 from holdfast.worker.hourly import HourlyLimit
-from holdfast.worker.maintenance import Maintenance
+from holdfast.worker.maintenance import Maintenance, registration
 
 
 class Clock:
@@ -52,7 +52,8 @@ class Database:
 def made(database: Any, told: list[Notice], *channels: str) -> Maintenance:
     settings = WorkerSettings(channels=channels)
     unused: Any = None
-    return Maintenance(unused, database, database, told.append, settings, UUID(int=1), [])  # type: ignore[arg-type]
+    introduction = registration(UUID(int=1), [], settings)
+    return Maintenance(unused, database, database, introduction, told.append)  # type: ignore[arg-type]
 
 
 async def test_a_type_is_reported_for_each_channel(clock: Clock) -> None:
@@ -96,7 +97,7 @@ def test_reports_are_bounded(clock: Clock) -> None:
     """OBX-4: whoever publishes ever new types fills neither the memory nor the log."""
     hourly = HourlyLimit()
     assert sum(hourly.due("unrouted", str(n)) for n in range(5_000)) == 1_000
-    assert len(hourly._told) == 1_000
+    assert len(hourly._reported) == 1_000
     clock.now += 3600
     assert hourly.due("unrouted", "4999")
-    assert len(hourly._told) == 1
+    assert len(hourly._reported) == 1

@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 
 
 class BackgroundLoop:
-    """Opens something asynchronous in a thread of its own, and keeps it open until it is told to end."""
+    """Enters an asynchronous context manager in a thread of its own, and leaves it when `end` is called."""
 
     def __init__(self, resource: AbstractAsyncContextManager[object], name: str) -> None:
         self._resource = resource
@@ -22,7 +22,7 @@ class BackgroundLoop:
             raise self._error
 
     def end(self) -> None:
-        with contextlib.suppress(RuntimeError):  # its loop has ended by itself, for a reason that is raised below
+        with contextlib.suppress(RuntimeError):  # the loop has ended by itself; its error is raised below
             self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
         if self._error is not None:

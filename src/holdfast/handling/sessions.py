@@ -1,20 +1,20 @@
-"""The database sessions of transactional handlers: few, their own, and clean whenever a handler gets one."""
+"""The database sessions of transactional handlers: a bounded number, reserved for them, reset before each use."""
 
 import asyncio
 import contextlib
 import re
 import time
+from collections.abc import AsyncIterator
 from typing import Any
 
 import asyncpg
 
 from holdfast.errors import TerminalHandlerError
-from holdfast.postgres.connection import Address, connect
+from holdfast.postgres.connection import CONNECTION_FAULTS, Address, connect
 
-# A session that nobody has wanted for so long is cleaned without waiting for the next handler.
+# A session that was not used for so long is reset without waiting for the next handler.
 _TIDY_AFTER = 1.0
 _RESET_PATIENCE = 2.0
-
 
 _ENDS = re.compile(r"\s*(COMMIT|END|ABORT|ROLLBACK(?!\s+(WORK\s+|TRANSACTION\s+)?TO\b)|PREPARE\s+TRANSACTION)\b", re.I)
 
@@ -23,11 +23,19 @@ SILENCE = 5.0
 
 
 class NoSession(Exception):
-    """All of them were taken for too long."""
+    """No session became free in time."""
+
+
+class NoConnection(Exception):
+    """A new session could not be opened, because of `fault`."""
+
+    def __init__(self, fault: BaseException) -> None:
+        super().__init__(str(fault))
+        self.fault = fault
 
 
 def ended_by_hand() -> TerminalHandlerError:
-    """For a handler that tries to end its transaction, or has done so."""
+    """The error of a handler that tries to end its transaction, or has done so."""
     return TerminalHandlerError(
         "the handler ended its transaction by hand; it commits with the delivery: raise or return Retry, Snooze or "
         "Reject to roll back, and use tx.transaction() for a part that may fail"
@@ -35,15 +43,15 @@ def ended_by_hand() -> TerminalHandlerError:
 
 
 class Session(asyncpg.Connection):  # type: ignore[misc]
-    """A connection whose transaction is the worker's to begin and to end.
+    """A connection that refuses to end its transaction while it is lent to a handler.
 
-    It is cleaned with the BEGIN of the next transaction: what a handler has set or locked for its session must not
-    reach the next one, and a round trip to see to that would be one more for every event.
+    It is reset together with the BEGIN of the next transaction: what a handler has set or locked for its session must
+    not reach the next one, and a reset of its own would cost every event a round trip.
     """
 
     used = False
-    lent = False  # a handler has it now
-    ended = ""  # the last transaction, by COMMIT; or by ROLLBACK, when there was nothing left to commit
+    lent = False  # to a handler, now
+    ended = ""  # how the server ended the last COMMIT: with ROLLBACK, if a statement had failed before
     released_at = 0.0
 
     async def execute(self, query: str, *args: Any, timeout: float | None = None) -> str:
@@ -59,13 +67,12 @@ class Session(asyncpg.Connection):  # type: ignore[misc]
 
 
 class Sessions:
-    """At most `size`, opened when they are needed."""
+    """At most `size` sessions, opened when they are needed."""
 
     def __init__(self, address: Address, *, size: int, patience: float, statement_timeout: float) -> None:
         self._address = address
         self._patience = patience
-        # While a statement runs, or is being sent, the limit for idle transactions does not help the server to get rid
-        # of a client that is gone.
+        # The server's limit for idle transactions does not end a client that is gone while a statement runs or is sent.
         self._statement_timeout = statement_timeout
         self._free = asyncio.Semaphore(size)
         self._unused: list[Session] = []
@@ -73,8 +80,25 @@ class Sessions:
         self._tidying: asyncio.Task[None] | None = None
         self.drops = 0
 
-    async def take_turn(self) -> None:
-        """Wait until a session may be taken; every turn ends with `release`."""
+    @contextlib.asynccontextmanager
+    async def session(self) -> AsyncIterator[Session]:
+        """Borrow a session. One whose block raises is terminated, because its state is unknown."""
+        await self._take_turn()
+        session = None
+        try:
+            try:
+                session = await self._take()
+            except CONNECTION_FAULTS as fault:
+                raise NoConnection(fault) from fault
+            yield session
+        except BaseException:
+            terminate(session)
+            raise
+        finally:
+            self._release(session)
+
+    async def _take_turn(self) -> None:
+        """Wait until a session may be taken; every turn ends with `_release`."""
         if not self._free.locked():
             await self._free.acquire()
             return
@@ -84,7 +108,7 @@ class Sessions:
         except TimeoutError:
             raise NoSession from None
 
-    async def take(self) -> Session:
+    async def _take(self) -> Session:
         while self._unused:
             session = self._unused.pop()
             if not session.is_closed():
@@ -96,8 +120,8 @@ class Sessions:
         self._open[opened] = time.monotonic()
         return opened
 
-    def release(self, session: Session | None) -> None:
-        """The turn is over. A session that cannot be used again was terminated before."""
+    def _release(self, session: Session | None) -> None:
+        """End the turn. A session that cannot be used again was terminated before."""
         if session is not None and session.is_closed():
             self._open.pop(session, None)
         elif session is not None:
@@ -108,7 +132,7 @@ class Sessions:
         self._free.release()
 
     def drop(self, silence: float) -> None:
-        """The other side has not answered for so long: end sessions that are older, those in use as well."""
+        """Terminate sessions older than `silence`, the time without an answer from the server, also those in use."""
         self.drops += 1
         for session, opened_at in tuple(self._open.items()):
             if time.monotonic() - opened_at > silence:
@@ -125,7 +149,7 @@ class Sessions:
             terminate(session)
 
     async def _tidy(self) -> None:
-        """Clean what lies unused, one after the other, until all of it is clean."""
+        """Reset the unused sessions, one after the other, until all are clean."""
         while used := [session for session in self._unused if session.used]:
             longest = min(used, key=lambda session: session.released_at)
             wait = longest.released_at + _TIDY_AFTER - time.monotonic()
@@ -150,6 +174,7 @@ class Sessions:
 
 
 def terminate(session: Session | None) -> None:
+    """Close the session without a word to the server, which rolls its transaction back."""
     if session is not None:
         with contextlib.suppress(asyncpg.InterfaceError):  # it was already
             session.terminate()

@@ -1,7 +1,7 @@
 """Threads for handlers that are not asynchronous.
 
 Not an executor: the interpreter waits for an executor's threads before it ends, so one handler that hangs would keep
-a worker that was told to stop from ever going.
+a stopped worker from ever exiting.
 """
 
 import asyncio
@@ -14,13 +14,13 @@ from queue import SimpleQueue
 
 
 class NoThread(Exception):
-    """All threads were taken for too long."""
+    """No thread became free in time."""
 
 
 class _State(enum.Enum):
     WAITING = enum.auto()
     RUNNING = enum.auto()
-    ABANDONED = enum.auto()  # runs on, and nobody wants its answer
+    ABANDONED = enum.auto()  # runs on, but its answer is no longer waited for
     ENDED = enum.auto()
 
 
@@ -33,24 +33,24 @@ class _Call:
     state: _State = _State.WAITING
 
     def run(self) -> None:
-        self._tell(self._started)
+        self._post(self._started)
         try:
             result = self.function()
         except (StopIteration, GeneratorExit) as error:
-            # They mean something else to a coroutine that waits, and cannot be handed to it.
+            # A future refuses them: they mean something else to the coroutine that awaits it.
             replaced = RuntimeError(f"the handler raised {type(error).__name__}")
             replaced.__cause__ = error
-            self._tell(self._fail, replaced)
+            self._post(self._fail, replaced)
         except BaseException as error:
-            self._tell(self._fail, error)
+            self._post(self._fail, error)
         else:
-            self._tell(self._finish, result)
+            self._post(self._finish, result)
 
-    def _tell(self, callback: Callable[..., None], *arguments: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+    def _post(self, callback: Callable[..., None], *arguments: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the answer is no longer waited for
             self.loop.call_soon_threadsafe(callback, *arguments)
 
-    # On the loop, where it is known whether somebody still waits.
+    # These run on the loop, which knows whether the answer is still waited for.
 
     def _started(self) -> None:
         if not self.answer.done():
@@ -66,14 +66,14 @@ class _Call:
 
 
 class Threads:
-    """At most `size` of them, started when they are needed, and as many again in place of those that hang."""
+    """At most `size` threads, started when they are needed, and as many again in place of those that hang."""
 
     def __init__(self, size: int) -> None:
         self._size = size
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
-        self._lock = threading.Lock()  # for the states of calls and what follows
+        self._lock = threading.Lock()  # for the states of calls and the numbers below
         self._threads = 0
-        self._unfinished = 0  # calls that wait or run, whether or not somebody still wants their answer
+        self._unfinished = 0  # calls that wait or run, abandoned ones included
         self._abandoned = 0
 
     async def call(self, function: Callable[[], object], start: Callable[[], None], *, patience: float) -> object:
@@ -108,7 +108,7 @@ class Threads:
             call.answer.set_exception(NoThread())
 
     def _abandon(self, call: _Call) -> None:
-        """Nobody waits for the call any more. A thread that hangs in it must not be the loss of a thread."""
+        """Stop waiting for the call. A thread that hangs in it is replaced."""
         with self._lock:
             if call.state is _State.RUNNING:
                 call.state = _State.ABANDONED

@@ -1,17 +1,15 @@
-"""One run of a reaction: as a worker would run the handler, without a delivery to settle."""
+"""One run of a reaction. It has no delivery to settle: in a transaction, only the inbox row commits with its writes."""
 
 import asyncio
-import contextvars
+import contextlib
 from collections.abc import Mapping
 from functools import partial
-
-import asyncpg
 
 from holdfast.context import HandlerContext, current_context
 from holdfast.envelope import EventEnvelope
 from holdfast.handlers import Handler
-from holdfast.handling.sessions import SILENCE, Sessions, ended_by_hand, terminate
-from holdfast.handling.threads import Threads
+from holdfast.handling.runner import Call, HandlerRunner, commit, limited
+from holdfast.handling.sessions import SILENCE, NoConnection, Session
 from holdfast.outcome import Done, Outcome
 from holdfast.postgres.reactions import ReactionStatements
 
@@ -19,80 +17,47 @@ from holdfast.postgres.reactions import ReactionStatements
 Result = Outcome | BaseException | None
 
 
-class _Undone(Exception):
-    """Rolls the transaction of a reaction back that did not end in Done."""
-
-    def __init__(self, outcome: Outcome) -> None:
-        self.outcome = outcome
-
-
 class Attempts:
-    """Runs handlers on the loop, in threads, or in a transaction of their own."""
+    """Runs each reaction once, within its time limit."""
 
-    def __init__(self, statements: ReactionStatements, sessions: Sessions, threads: Threads) -> None:
+    def __init__(self, statements: ReactionStatements, runner: HandlerRunner) -> None:
         self._statements = statements
-        self._sessions = sessions
-        self._threads = threads
+        self._runner = runner
 
     async def run(self, handler: Handler, event: EventEnvelope, headers: Mapping[str, str]) -> Result:
-        """In a task of its own. Raises nothing but the cancellation of that task."""
+        """Run the handler in a task of its own. Raises nothing but the cancellation of that task."""
         context = HandlerContext(event.event_id, event.event_id, handler.name, 1, headers, event.trace_context)
         current_context.set(context)
+        run = self._runner.run(handler, event, context, _started, partial(self._transact, handler, event))
         try:
-            if handler.transactional:
-                return await self._in_transaction(handler, event, context)
-            return await self._call(handler, event, context, None)
+            return await (run if handler.transactional else limited(handler, run))
         except asyncio.CancelledError as error:
             if (task := asyncio.current_task()) is not None and task.cancelling():
                 raise
-            return error  # the handler's own doing
+            return error  # the handler has cancelled itself
+        except NoConnection as missing:
+            return missing.fault
         except BaseException as error:
             return error
 
-    async def _call(
-        self, handler: Handler, event: EventEnvelope, context: HandlerContext, tx: asyncpg.Connection | None
-    ) -> Outcome:
-        extras = handler.extras(event, context, tx)
+    async def _transact(self, handler: Handler, event: EventEnvelope, session: Session, call: Call) -> Outcome | None:
+        """BEGIN; write the inbox; handler; COMMIT. Only the handler has a time limit. None: it was handled before."""
+        outcome: Outcome | None = None
+        transaction = session.transaction(isolation="read_committed")
+        await transaction.start()
         try:
-            async with asyncio.timeout(handler.timeout) as limit:
-                if handler.asynchronous:
-                    return handler.outcome_of(await handler.function(event, **extras))
-                call = partial(contextvars.copy_context().run, handler.function, event, **extras)
-                return handler.outcome_of(await self._threads.call(call, lambda: None, patience=handler.timeout))
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            raise TimeoutError(f"the handler ran longer than its limit of {handler.timeout:g} s") from None
-
-    async def _in_transaction(self, handler: Handler, event: EventEnvelope, context: HandlerContext) -> Outcome | None:
-        await self._sessions.take_turn()
-        session = None
-        try:
-            session = await self._sessions.take()
-            session.ended = ""
-            async with session.transaction(isolation="read_committed"):
-                idle = handler.timeout + SILENCE
-                if not await self._statements.enter(session, handler.name, event, idle):
-                    return None
-                session.lent = True
-                try:
-                    outcome = await self._call(handler, event, context, session)
-                finally:
-                    session.lent = False
-                if not isinstance(outcome, Done):
-                    raise _Undone(outcome)
-                if not session.is_in_transaction():
-                    raise ended_by_hand()
-            if session.ended != "COMMIT":
-                raise asyncpg.InFailedSQLTransactionError(
-                    f"{handler.name} went on after a statement had failed, and nothing could be committed; use "
-                    "tx.transaction() for a part that may fail"
-                )
+            if await self._statements.enter(session, handler.name, event, handler.timeout + SILENCE):
+                outcome = await limited(handler, call())
+            if isinstance(outcome, Done):
+                await commit(session, transaction, handler)
+            else:
+                await transaction.rollback()
             return outcome
-        except _Undone as undone:
-            return undone.outcome
         except BaseException:
-            terminate(session)  # in what state, nobody knows
+            with contextlib.suppress(Exception):  # the server does it when the session is terminated
+                await transaction.rollback()
             raise
-        finally:
-            self._sessions.release(session)
+
+
+def _started() -> None:
+    """Nothing to note: the time limit of a reaction includes the wait for a thread."""

@@ -7,9 +7,9 @@
             event = await publisher.publish(connection, "order.placed", {"order_id": 17})
         reactions.react(event)                # after the commit; SQLAlchemy sessions do it by themselves
 
-They run the handlers that are registered with `via="in_process"`, each once, in the background: whoever commits neither
-waits for them nor fails with them. What fails is a dead letter like any other. What a process that dies had not yet
-begun is not run by anybody: where that matters, register the handler with `via="outbox"`.
+They run the handlers that are registered with `via="in_process"`, each once, in the background: a commit neither waits
+for them nor fails with them. A reaction that fails becomes a dead letter like any other. Reactions that a process had
+not begun when it died are never run: where that matters, register the handler with `via="outbox"`.
 """
 
 import asyncio
@@ -29,6 +29,7 @@ from holdfast.errors import ConfigurationError
 from holdfast.failure import Redactor, bound, describe, signature
 from holdfast.handlers import Handler, HandlerRegistry, Via
 from holdfast.handling.background_loop import BackgroundLoop
+from holdfast.handling.runner import HandlerRunner
 from holdfast.handling.sessions import SILENCE, Sessions
 from holdfast.handling.threads import Threads
 from holdfast.observability.logging import log_fact
@@ -39,12 +40,12 @@ from holdfast.postgres.connection import CONNECTION_FAULTS, PASSING_FAULTS, Addr
 from holdfast.postgres.queries import Queries
 from holdfast.postgres.reactions import FailedReaction, ReactionStatements
 from holdfast.reactions.attempts import Attempts, Result
-from holdfast.telemetry import Counters, Failed, Notice, Observer
+from holdfast.telemetry import Counters, Failed, Notice, Observer, all_observers
 
-# Between tries to write down what became of a reaction: half a minute together, as long as a failover may take.
+# Between tries to record what became of a reaction: half a minute together, as long as a failover may take.
 _PAUSES = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 _STATEMENT_TIMEOUT = 10.0
-_LAST_WORDS = 3.0  # for what the grace did not suffice for, to be written down
+_RECORD_PATIENCE = 3.0  # to record the reactions that did not end within the grace
 
 
 class Stopped(Exception):
@@ -79,15 +80,15 @@ class Reactions:
         self._connections = connections
         self._most_threads = threads
         self._grace = grace
-        self._observers = tuple(observers)
+        self._observe = all_observers(observers)
         self._redact = redact
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: int | None = None  # the loop's
-        self._lock = threading.Lock()  # for what follows, which any thread may ask for
+        self._loop_thread: int | None = None
+        self._lock = threading.Lock()  # for the fields below, which any thread may use
         self._accepted = 0
         self._unfinished: set[int] = set()
-        self._drains: list[tuple[set[int], Future[None]]] = []  # what each of them still waits for
-        self._aside: BackgroundLoop | None = None
+        self._drains: list[tuple[set[int], Future[None]]] = []  # the events each drain still waits for
+        self._background: BackgroundLoop | None = None
 
     # --- using it -------------------------------------------------------------------------------------
 
@@ -103,7 +104,7 @@ class Reactions:
         ]
 
     def require_open(self) -> asyncio.AbstractEventLoop:
-        """The loop they run on; an error while nobody would run a reaction."""
+        """Return the loop that reactions run on; an error while they are not running."""
         if self._loop is None:
             raise ConfigurationError(
                 "reactions", "are not running", "write: async with reactions, or with reactions, around the program"
@@ -125,10 +126,9 @@ class Reactions:
             loop.call_soon_threadsafe(self._begin, self._accepted, event, dict(headers or {}), handlers)
 
     async def drain(self, timeout: float | None = None) -> None:
-        """Wait until everything that was accepted so far has ended and is written down, on any event loop.
+        """Wait until every event accepted so far is handled and recorded. May be called on any event loop.
 
-        TimeoutError when that takes longer than so many seconds. Without a limit it is the handlers' own ones that end
-        it.
+        Raises TimeoutError after `timeout` seconds; without one, only the handlers' own time limits end the wait.
         """
         drained = self._drained()
         try:
@@ -139,7 +139,7 @@ class Reactions:
 
     def drain_sync(self, timeout: float | None = None) -> None:
         """`drain` for code without an event loop: blocks its thread."""
-        if threading.get_ident() == self._thread:
+        if threading.get_ident() == self._loop_thread:
             raise ConfigurationError(
                 "reactions", "run on this very thread, which would wait for itself", "write: await reactions.drain()"
             )
@@ -167,7 +167,7 @@ class Reactions:
         self._tasks: set[asyncio.Task[None]] = set()
         self._turn = asyncio.Lock()  # for the one connection
         self._threads = Threads(self._most_threads)
-        # Not durable: what a crash of the server may undo is the note that a reaction is done, which nobody waits for.
+        # Not durable: a crash of the server may undo only the note that a reaction is done, which no one waits for.
         self._connection = ReservedConnection(
             self._address, "react", statement_timeout=_STATEMENT_TIMEOUT, durable=False
         )
@@ -176,21 +176,21 @@ class Reactions:
         self._sessions = Sessions(
             self._address, size=self._connections, patience=60.0, statement_timeout=longest + SILENCE
         )
-        self._attempts = Attempts(self._statements, self._sessions, self._threads)
+        self._attempts = Attempts(self._statements, HandlerRunner(self._sessions, self._threads, self._observe))
         try:
             if handlers:
                 await self._address.probe()
                 await migrate.require_current(await self._connection.use(), self._schema)
         except BaseException:
-            await self._close()  # what was never entered is never left
+            await self._close()  # a context that was not entered is not left
             raise
-        self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
+        self._loop, self._loop_thread = asyncio.get_running_loop(), threading.get_ident()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Nothing more is accepted; what runs has the grace to end, and what has not ended by then has failed."""
+        """Accept no more events, and let reactions end within the grace; those that do not have failed."""
         with self._lock:
             self._loop = None
         try:
@@ -199,7 +199,7 @@ class Reactions:
             for task in self._tasks:
                 task.cancel()
             with contextlib.suppress(TimeoutError):
-                await self.drain(_LAST_WORDS)
+                await self.drain(_RECORD_PATIENCE)
         finally:
             for task in self._tasks:
                 task.cancel()
@@ -211,21 +211,21 @@ class Reactions:
             await self._sessions.close()
             await self._connection.close()
         finally:
-            self._thread = None
-            self._finish(*self._unfinished)  # what was given up must not be waited for
+            self._loop_thread = None
+            self._finish(*self._unfinished)  # drains must not wait for abandoned events
 
     def __enter__(self) -> Self:
-        aside = BackgroundLoop(self, "holdfast-reactions")
-        aside.start()
-        self._aside = aside
+        background = BackgroundLoop(self, "holdfast-reactions")
+        background.start()
+        self._background = background
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        aside, self._aside = self._aside, None
-        if aside is not None:
-            aside.end()
+        background, self._background = self._background, None
+        if background is not None:
+            background.end()
 
     # --- one event ------------------------------------------------------------------------------------
 
@@ -249,7 +249,7 @@ class Reactions:
             drained = [future for due, future in self._drains if not due]
             self._drains = [each for each in self._drains if each[0]]
         for future in drained:
-            with contextlib.suppress(InvalidStateError):  # nobody waits for it any more
+            with contextlib.suppress(InvalidStateError):  # it is no longer waited for
                 future.set_result(None)
 
     async def _react(self, event: EventEnvelope, headers: dict[str, str], handlers: list[Handler]) -> None:
@@ -260,13 +260,13 @@ class Reactions:
                     handlers = await self._unhandled(event, handlers, results)
                 await asyncio.gather(*(self._attempt(each, event, headers, results) for each in handlers))
         except asyncio.CancelledError:
-            pass  # the grace is over; what has not ended has failed
-        await self._write_down(event, headers, results)
+            pass  # the grace is over; reactions that have not ended have failed
+        await self._record(event, headers, results)
 
     async def _unhandled(
         self, event: EventEnvelope, handlers: list[Handler], results: dict[str, Result]
     ) -> list[Handler]:
-        """Without those that have handled the key: it is the producer's own, and was published before (PUB-5)."""
+        """Leave out handlers that have handled the key: the producer chose it, and has published it before."""
         names = [handler.name for handler in handlers]
         try:
             async with self._connected() as connection:
@@ -284,7 +284,7 @@ class Reactions:
 
     # --- what became of it ----------------------------------------------------------------------------
 
-    async def _write_down(self, event: EventEnvelope, headers: dict[str, str], results: dict[str, Result]) -> None:
+    async def _record(self, event: EventEnvelope, headers: dict[str, str], results: dict[str, Result]) -> None:
         done = [name for name, result in results.items() if result is None or isinstance(result, Done)]
         failed = [
             self._failure(self._registry[name], result)
@@ -361,11 +361,6 @@ class Reactions:
             "error": str(fault.args[0])
             if isinstance(fault, asyncpg.PostgresError)
             else describe(fault, self._redact).text,
-            "remedy": "it could not be written down: what failed is listed nowhere but here",
+            "remedy": "the result could not be recorded: failures of this event are listed only here",
         }
         self._observe(Notice("error", "reaction_unrecorded", details))
-
-    def _observe(self, fact: Failed | Notice) -> None:
-        for observer in self._observers:
-            with contextlib.suppress(Exception):
-                observer(fact)

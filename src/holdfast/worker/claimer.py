@@ -1,4 +1,4 @@
-"""Keeps the dispatcher's buffer filled: claim while there is something, sleep under the bell when there is not."""
+"""Keeps the dispatcher's buffer filled: claims while events are due, and sleeps until a wake-up when none are."""
 
 import asyncio
 import random
@@ -7,94 +7,74 @@ import time
 import asyncpg
 
 from holdfast.handlers import Handler
-from holdfast.postgres.connection import CONNECTION_FAULTS, PASSING_FAULTS, ReservedConnection
-from holdfast.postgres.deliveries import Deliveries, Delivery, Subscriptions, SubscriptionsChanged
+from holdfast.postgres.connection import CONNECTION_FAULTS, PASSING_FAULTS
+from holdfast.postgres.deliveries import Delivery, Subscriptions, SubscriptionsChanged
 from holdfast.postgres.wakeup.sleeper import Sleeper
-from holdfast.telemetry import Counters
 from holdfast.worker.dispatcher import Dispatcher
-from holdfast.worker.in_flight import InFlight
 from holdfast.worker.lanes import Lanes, route_lanes
-from holdfast.worker.outage import Outages
+from holdfast.worker.shared import Shared
+from holdfast.worker.wakeups import Wakeups
 
 # A worker that finds work this many times in a row is busy, and producers need not ring for it.
 _BUSY_AFTER = 3
-# What the buffer holds is what can be handled in this time, so that a slow worker leaves the rest to others.
+# The buffer holds what can be handled in this time, so that a slow worker leaves the rest to others.
 _BUFFER_SECONDS = 0.25
-# And what is claimed at once, or waits, has about so many characters of payload.
+# The payloads that are claimed at once, or wait, have about so many characters together.
 _BUFFER_SIZE = 8 * 1024 * 1024
-# Another worker's guard may have died: ask this often.
-_GUARD_INTERVAL = 1.0
-# A wake-up that finds nothing is somebody else's event, or noise: so many per second are answered at once.
-_IDLE_WAKEUPS = 20
+# The worker that is the sleeper may have died: try to become it this often.
+_SLEEPER_INTERVAL = 1.0
 _LONGEST_PACE = 0.005
 # Patterns match event types that did not exist before: a busy worker looks for them this often, an idle one always.
 _DISCOVERY_INTERVAL = 1.0
 
 
 class Claimer:
-    """One loop, one connection. `wake` may be called at any time from the worker's loop."""
+    """One loop, one connection. It sleeps between wake-ups while nothing is due."""
 
     def __init__(
-        self,
-        connection: ReservedConnection,
-        deliveries: Deliveries,
-        dispatcher: Dispatcher,
-        in_flight: InFlight,
-        handlers: list[Handler],
-        channels: tuple[str, ...],
-        counters: Counters,
-        outages: Outages,
-        *,
-        guard: Sleeper | None,
-        batch: int,
-        lease: float,
-        poll_interval: float,
+        self, shared: Shared, dispatcher: Dispatcher, handlers: list[Handler], wakeups: Wakeups, sleeper: Sleeper
     ) -> None:
-        self._connection = connection
-        self._deliveries = deliveries
+        self._connection = shared.connections.claim
+        self._deliveries = shared.deliveries
+        self._in_flight = shared.in_flight
+        self._counters = shared.counters
+        self._batch = shared.settings.batch
+        self._lease = shared.settings.lease
+        self._poll_interval = shared.settings.poll_interval
         self._dispatcher = dispatcher
-        self._in_flight = in_flight
         self._handlers = handlers
-        self._counters = counters
-        self.guard = guard
-        self._batch = batch
-        self._lease = lease
-        self._poll_interval = poll_interval
+        self._wakeups = wakeups
+        self._sleeper = sleeper
+        channels = shared.settings.served_channels
         self._lanes = {channel: Lanes() for channel in channels}
         self._splits = {channel: Lanes() for channel in channels}  # lanes that several handlers want
         self._subscriptions: Subscriptions | None = None
         self._patterns = False
         self._discovered_at = 0.0
-        self._wakened = asyncio.Event()
         self._rested = asyncio.Event()
         self._turns = self._rest_after = 0
         self._cautious = False
-        self._rescan = True
+        self._rescan = True  # the next look goes from the start of every lane
         self._looked_at = time.monotonic()
         self._streak = 0
         self._woken = False
         self._rate = 0.0
-        self._weight = 1.0  # of a payload, as the last claims brought them
+        self._weight = 1.0  # characters of a payload, on average of the last claims
         self._rated_at, self._rated = time.monotonic(), 0
         self._polled_at = time.monotonic()
-        self._idle_wakeups: list[float] = []
-        self._outage = outages.of("claim")
+        self._outage = shared.outages.of("claim")
         self.stopped = asyncio.Event()
 
-    def wake(self, rescan: bool = False) -> None:
-        self._rescan = self._rescan or rescan
-        self._wakened.set()
-
     async def rest(self) -> None:
-        """Look from the start, and return when nothing is found."""
+        """Look from the start of every lane, and return when nothing is due."""
         self._rested.clear()
-        self._rest_after = self._turns  # a turn under way began before the question
-        self.wake(True)
+        self._rest_after = self._turns  # a turn under way began too early to answer
+        self._wakeups.wake(rescan=True)
         await self._rested.wait()
 
     def stop(self) -> None:
         self.stopped.set()
-        self._wakened.set()
+        self._wakeups.wake()
         self._rested.set()
 
     async def run(self) -> None:
@@ -109,7 +89,7 @@ class Claimer:
             except CONNECTION_FAULTS as fault:
                 self._connection.drop()
                 self._rescan = True
-                await self._wait(self._outage.begin(fault))
+                await self._wakeups.wait(self._outage.begin(fault))
 
     async def _turn(self) -> None:
         if self._cautious and len(self._in_flight):
@@ -119,7 +99,7 @@ class Claimer:
         if room <= 0:
             await self._dispatcher.wait_for_room()
             return
-        self._wakened.clear()
+        self._rescan = self._wakeups.take() or self._rescan
         self._turns += 1
         self._looked_at = started = time.monotonic()
         if self._patterns and started - self._discovered_at >= _DISCOVERY_INTERVAL:
@@ -135,29 +115,30 @@ class Claimer:
             if exhausted and self._turns > self._rest_after:
                 self._rested.set()
             if woken:
-                await self._temper()
-            if self._streak and not self._guarded:
+                await self._wakeups.temper()
+            if self._streak and not self._asleep:
                 # A lull between bursts: look once more before producers have to ring.
                 self._streak = 0
-                await self._wait(_LONGEST_PACE)
+                await self._wakeups.wait(_LONGEST_PACE)
             elif exhausted or not self._rescan_if_cheap():
                 await self._idle()
-        elif exhausted and self._guarded and not self._wakened.is_set():
-            await self._idle()  # everything is claimed, and whatever is committed from now on rings
+        elif exhausted and self._asleep and not self._wakeups.pending:
+            await self._idle()  # everything is claimed, and every later commit rings
         else:
             self._streak += 1
-            if self.guard is not None and self.guard.standing and self._streak >= _BUSY_AFTER:
-                await self.guard.stand_down()
+            if self._streak >= _BUSY_AFTER and self._sleeper.chosen:
+                await self._sleeper.get_up()
             if found < room:
                 # Few rows: wait as long as the claim took, so that the next one is worth its round trip.
-                await self._wait(min(took, _LONGEST_PACE))
+                await self._wakeups.wait(min(took, _LONGEST_PACE))
 
     @property
-    def _guarded(self) -> bool:
-        return self.guard is not None and all(map(self.guard.guards, self._lanes))
+    def _asleep(self) -> bool:
+        """Whether every commit on the served channels notifies on behalf of this worker."""
+        return all(map(self._sleeper.asleep, self._lanes))
 
     async def run_once(self, room: int) -> tuple[int, bool]:
-        """Claim from every channel. How many rows came, and whether nothing more is there."""
+        """Claim from every channel. Returns how many rows came, and whether nothing more is there."""
         connection = await self._connection.use()
         subscriptions = self._subscriptions or await self._reload(connection)
         found, exhausted = 0, True
@@ -176,16 +157,16 @@ class Claimer:
             exhausted = exhausted and empty
             if claimed:
                 found += len(claimed)
-                await self._accept(await self._still_held(connection, claimed, started))
+                await self._accept(await self._still_leased(connection, claimed, started))
         return found, exhausted
 
-    async def _still_held(
+    async def _still_leased(
         self, connection: asyncpg.Connection, claimed: list[Delivery], started: float
     ) -> list[Delivery]:
-        """Without those that others have by now.
+        """Leave out deliveries whose leases other workers have by now.
 
         A handler that blocks the loop may have kept the answer waiting for longer than the lease, and the heartbeat
-        does not know of a row before it is accepted.
+        does not know of a delivery before it is accepted.
         """
         if time.monotonic() - started < self._lease / 2:
             return claimed
@@ -193,10 +174,10 @@ class Claimer:
         self._counters.lost_leases += len(lost)
         return [each for each in claimed if each.id not in lost]
 
-    async def _split(self, connection: asyncpg.Connection, registry: int, channel: str) -> tuple[int, bool]:
+    async def _split(self, connection: asyncpg.Connection, version: int, channel: str) -> tuple[int, bool]:
         lanes = self._splits[channel]
         started = time.monotonic()
-        finds = await self._deliveries.split(connection, registry, channel, lanes.claims(self._batch))
+        finds = await self._deliveries.split(connection, version, channel, lanes.claims(self._batch))
         split = sum(find.count for find in finds)
         self._counters.split += split
         return split, lanes.learn(finds, started, time.monotonic())
@@ -208,7 +189,7 @@ class Claimer:
         self._weight = max(self._weight / 2, 1.0, sum(len(each.payload or "") for each in claimed) / len(claimed))
         self._in_flight.add(claimed)
         if self.stopped.is_set():
-            await self._dispatcher.give_back(claimed)
+            await self._dispatcher.release(claimed)
             return
         suspects = [each for each in claimed if each.suspect]
         if suspects or self._cautious:
@@ -218,19 +199,19 @@ class Claimer:
     async def _beware(self, claimed: list[Delivery], suspects: list[Delivery]) -> list[Delivery]:
         """Run suspects one at a time, with nothing else in the worker.
 
-        A worker that dies takes an attempt from everything it holds. Whoever loses all of them that way may be the
-        cause, or was beside it each time: the last attempt is made alone, so that only the cause fails.
+        A worker that dies takes an attempt from every delivery in flight. One that loses all its attempts that way
+        may be the cause, or was beside it each time: the last attempt is made alone, so that only the cause fails.
         """
         self._cautious = bool(suspects)
         if not suspects:
             return claimed
         alone = suspects[:1] if len(self._in_flight) == len(claimed) else []
-        await self._dispatcher.give_back([each for each in claimed if each not in alone])
-        self.wake(True)
+        await self._dispatcher.release([each for each in claimed if each not in alone])
+        self._wakeups.wake(rescan=True)
         return alone
 
     async def _reload(self, connection: asyncpg.Connection) -> Subscriptions:
-        """Read the subscriptions and plan the lanes anew."""
+        """Read the subscriptions, and route the lanes by them."""
         subscriptions = await self._deliveries.subscriptions(connection)
         for channel, lanes in self._lanes.items():
             present = await self._deliveries.lanes(connection, channel) if self._patterns else []
@@ -246,7 +227,7 @@ class Claimer:
         return subscriptions
 
     def _room(self) -> int:
-        """How many rows to claim: for the idle runners, and for what they will have done a moment later."""
+        """How many rows to claim: for the idle runners, and for those that will be idle a moment later."""
         now = time.monotonic()
         elapsed = now - self._rated_at
         if elapsed > 0.05:
@@ -256,7 +237,7 @@ class Claimer:
         most = int(_BUFFER_SIZE / self._weight) + 1
         ahead = min(int(self._rate * _BUFFER_SECONDS), 2 * self._batch)
         wanted = min(self._dispatcher.idle + ahead, most) - self._dispatcher.buffered
-        # Not in dribs and drabs while there is still plenty to do.
+        # No small claims while the buffer still has plenty.
         if self._dispatcher.buffered and wanted < min(self._batch, most) // 2:
             return 0
         return min(wanted, self._batch)
@@ -273,14 +254,13 @@ class Claimer:
     async def _idle(self) -> None:
         connection = await self._connection.use()
         self._discovered_at = 0.0
-        if self.guard is not None:
-            for channel in self._lanes:
-                if await self.guard.stand(channel):
-                    self._rescan = True
-                    return  # look once more: what was committed before the bell was ours rang for nobody
+        for channel in self._lanes:
+            if await self._sleeper.fall_asleep(channel):
+                self._rescan = True
+                return  # look once more: what was committed before this worker fell asleep rang no bell
         timeout = self._poll_interval
-        if self.guard is not None and not self._guarded:
-            timeout = min(timeout, _GUARD_INTERVAL)
+        if self._sleeper.possible and not self._asleep:
+            timeout = min(timeout, _SLEEPER_INTERVAL)
         now = time.monotonic()
         for channel, lanes in self._lanes.items():
             routes = [*lanes.keys, *self._splits[channel].keys]
@@ -290,29 +270,10 @@ class Claimer:
                 timeout = min(timeout, max(due, 0.001))
             if lanes.marked and not lanes.rescan_due(now):
                 timeout = min(timeout, max(lanes.rescan_at() - now, 0.001))
-        if not self._wakened.is_set():
+        if not self._wakeups.pending:
             self._streak = 0
-        self._woken = await self._wait(timeout)
+        self._woken = await self._wakeups.wait(timeout)
         if not self._woken and time.monotonic() - self._polled_at >= self._poll_interval:
             self._polled_at = time.monotonic()
             self._counters.polls += 1
             self._rescan = True
-
-    async def _temper(self) -> None:
-        """A flood of notifications that bring nothing costs at most one look in 50 ms."""
-        now = time.monotonic()
-        self._idle_wakeups = [at for at in self._idle_wakeups if now - at < 1.0]
-        self._idle_wakeups.append(now)
-        if len(self._idle_wakeups) > _IDLE_WAKEUPS:
-            await asyncio.sleep(0.05)
-
-    async def _wait(self, timeout: float) -> bool:
-        """Until woken; false when the time is over."""
-        if self._wakened.is_set():
-            return True
-        try:
-            async with asyncio.timeout(timeout):
-                await self._wakened.wait()
-        except TimeoutError:
-            return False
-        return True

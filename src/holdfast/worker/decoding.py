@@ -1,4 +1,4 @@
-"""From a claimed row to what a handler and an observer see."""
+"""Makes the event and the handler context, and the fields of facts, from a claimed row."""
 
 import contextlib
 from uuid import UUID
@@ -12,7 +12,7 @@ from holdfast.postgres.deliveries import Delivery
 
 
 def decode(delivery: Delivery) -> tuple[EventEnvelope, HandlerContext]:
-    """Row by row, after the claim: a row that cannot be decoded fails alone."""
+    """Return the event of a delivery and the handler's context. A row that cannot be decoded fails alone."""
     try:
         payload = from_json(delivery.payload)
         headers = from_json(delivery.headers) if delivery.headers else {}
@@ -42,7 +42,7 @@ def decode(delivery: Delivery) -> tuple[EventEnvelope, HandlerContext]:
 
 
 def facts(delivery: Delivery) -> tuple[UUID, UUID, str, str, str | None, str, int, str]:
-    """What every `DeliveryFact` names, also of a row that cannot be decoded."""
+    """The fields of every `DeliveryFact`, also for a row that cannot be decoded."""
     correlation = str(delivery.event_id)
     if delivery.headers:
         with contextlib.suppress(ValueError, TypeError, AttributeError):

@@ -9,58 +9,49 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from uuid import UUID
 
 import asyncpg
 
-from holdfast.postgres.connection import PASSING_FAULTS, Address, ReservedConnection
-from holdfast.postgres.deliveries import Deliveries, Delivery
-from holdfast.telemetry import Notice, Observer
-from holdfast.worker.in_flight import InFlight
-from holdfast.worker.outage import Outages
+from holdfast.postgres.connection import PASSING_FAULTS, ReservedConnection
+from holdfast.postgres.deliveries import Delivery
+from holdfast.telemetry import Notice
+from holdfast.worker.dispatcher import Dispatcher
+from holdfast.worker.shared import Shared
 
 _CHUNK = 500
 _STOP_PATIENCE = 1.0
 
 
 class Heartbeat:
-    """Beats every third of the lease. `lost` is called, on the worker's loop, with what is not ours any more."""
+    """Beats every third of the lease. On the worker's loop, the dispatcher cancels handlers whose lease is lost."""
 
-    def __init__(
-        self,
-        address: Address,
-        deliveries: Deliveries,
-        in_flight: InFlight,
-        observe: Observer,
-        outages: Outages,
-        *,
-        lease: float,
-        lost: Callable[[Iterable[Delivery]], None],
-        running: Callable[[], list[Delivery]],
-        last_turn: Callable[[], float],
-    ) -> None:
-        self._address = address
-        self._deliveries = deliveries
-        self._in_flight = in_flight
-        self._observe = observe
-        self._outages = outages
-        self._lease = lease
-        self._lost = lost
-        self._running = running
-        self._last_turn = last_turn
+    def __init__(self, shared: Shared, dispatcher: Dispatcher) -> None:
+        self._address = shared.connections.address
+        self._deliveries = shared.deliveries
+        self._in_flight = shared.in_flight
+        self._observe = shared.observe
+        self._outages = shared.outages
+        self._lease = shared.settings.lease
+        self._dispatcher = dispatcher
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
-        self._home: asyncio.AbstractEventLoop | None = None
+        self._worker_loop: asyncio.AbstractEventLoop | None = None
         self._warned_at = 0.0
         self._beating: tuple[asyncio.AbstractEventLoop, asyncio.Task[None]] | None = None
         self._doubted: deque[Delivery] = deque(maxlen=_CHUNK)
 
-    def doubt(self, delivery: Delivery) -> None:
-        """Somebody says that the delivery is not ours any more: ask the database now, and not at the next beat."""
-        self._doubted.append(delivery)
+    def doubt(self, identity: UUID) -> None:
+        """Ask the database now, not at the next beat, whether a delivery still has its lease.
+
+        A notification says that it has not, but any role may send one: only the database's answer stops a handler.
+        """
+        delivery = self._in_flight.get(identity)
+        if delivery is not None:
+            self._doubted.append(delivery)
 
     def start(self) -> None:
-        self._home = asyncio.get_running_loop()
+        self._worker_loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._beat_forever, name="holdfast-heartbeat", daemon=True)
         self._thread.start()
 
@@ -105,7 +96,7 @@ class Heartbeat:
                     outage.over()
                 except PASSING_FAULTS:
                     due = time.monotonic() + 0.1
-                except Exception as fault:  # whatever it is: a worker without a heartbeat loses every lease
+                except Exception as fault:  # of any kind: a worker without a heartbeat loses every lease
                     connection.drop()
                     due = time.monotonic() + min(outage.begin(fault), interval)
         finally:
@@ -115,27 +106,27 @@ class Heartbeat:
 
     async def run_once(self, connection: asyncpg.Connection, now: float, doubted: list[Delivery] | None = None) -> None:
         """Extend every lease that is old enough to need it, or those that are in doubt."""
-        # Not for ever: what is past its limit and could not be cancelled, or was never run, gives its event up.
-        held = doubted or [
+        # Not for ever: a delivery that is past its limit and could not be cancelled, or was never run, loses its lease.
+        leased = doubted or [
             each
             for each in self._in_flight.snapshot()
             if self._lease / 6 < now - each.claimed_at
             and now - (each.started_at or each.claimed_at) < each.handler.timeout + 2 * self._lease
         ]
-        for start in range(0, len(held), _CHUNK):
-            chunk = held[start : start + _CHUNK]
+        for start in range(0, len(leased), _CHUNK):
+            chunk = leased[start : start + _CHUNK]
             gone = set(await self._deliveries.extend(connection, chunk))
-            # The deliveries and not their ids: the row may be ours again by now, under another lease.
+            # The deliveries and not their ids: this worker may have claimed the row again by now, under another lease.
             lost = [each for each in chunk if each.id in gone]
-            if lost and self._home is not None and not self._home.is_closed():
-                self._home.call_soon_threadsafe(self._lost, lost)
+            if lost and self._worker_loop is not None and not self._worker_loop.is_closed():
+                self._worker_loop.call_soon_threadsafe(self._dispatcher.cancel, lost)
 
     def _watch(self, now: float) -> None:
-        """Name the handlers that keep the loop from turning."""
-        silent = now - self._last_turn()
+        """Report handlers that block the worker's event loop."""
+        silent = now - self._dispatcher.beat
         if silent > max(2.0, self._lease / 3) and now - self._warned_at > 30:
             self._warned_at = now
-            suspects = sorted({each.handler.name for each in self._running() if each.handler.asynchronous})
+            suspects = sorted({each.handler.name for each in self._dispatcher.running() if each.handler.asynchronous})
             details: dict[str, object] = {
                 "blocked_s": round(silent, 1),
                 "handlers": suspects,

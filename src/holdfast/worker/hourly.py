@@ -1,4 +1,4 @@
-"""What was told a while ago, and need not be told again."""
+"""A limit for warnings that would repeat: each once an hour."""
 
 import time
 
@@ -7,16 +7,17 @@ _MOST_REPORTS = 1000
 
 
 class HourlyLimit:
-    """Which warnings are due: each once an hour, and no more than a thousand of them, whatever is published."""
+    """Decides which warnings are due: each subject once an hour, and at most a thousand subjects an hour."""
 
     def __init__(self) -> None:
-        self._told: dict[tuple[str, ...], float] = {}  # the oldest first
+        self._reported: dict[tuple[str, ...], float] = {}  # subject -> when, the oldest first
 
     def due(self, *subject: str) -> bool:
+        """Whether to warn about the subject now; the caller is expected to do so."""
         now = time.monotonic()
-        while self._told and now - next(iter(self._told.values())) >= _REPEAT_AFTER:
-            del self._told[next(iter(self._told))]
-        if subject in self._told or len(self._told) >= _MOST_REPORTS:
+        while self._reported and now - next(iter(self._reported.values())) >= _REPEAT_AFTER:
+            del self._reported[next(iter(self._reported))]
+        if subject in self._reported or len(self._reported) >= _MOST_REPORTS:
             return False
-        self._told[subject] = now
+        self._reported[subject] = now
         return True

@@ -8,17 +8,17 @@ from holdfast.postgres.deliveries import Delivery
 
 
 class InFlight:
-    """Shared by the loops of a worker and its heartbeat thread, which only ever takes snapshots.
+    """The deliveries of one worker. Its loops share it with the heartbeat thread, which only takes snapshots.
 
-    The claim looks into the inbox for a key that was handled before, and cannot see that another copy of it is being
+    A claim looks into the inbox for keys that were handled before, and cannot see that another copy of a key is being
     handled right now. If that happens in this worker, the later copy is marked as a twin, and waits.
     """
 
     def __init__(self) -> None:
         self._deliveries: dict[UUID, Delivery] = {}
         self._keys: dict[tuple[str, str], Delivery] = {}
-        # Since the last claim was sent, whose look into the inbox may have been too early.
-        self._let_go: dict[tuple[str, str], UUID] = {}
+        # Dropped since the last claim was sent, which may have looked into the inbox too early to find their keys.
+        self._dropped: dict[tuple[str, str], UUID] = {}
         self.none = asyncio.Event()
         self.none.set()
 
@@ -26,26 +26,26 @@ class InFlight:
         return len(self._deliveries)
 
     def claiming(self) -> None:
-        """A claim is about to be sent."""
-        self._let_go.clear()
+        """Note that a claim is about to be sent."""
+        self._dropped.clear()
 
     def add(self, deliveries: Iterable[Delivery]) -> None:
         for delivery in deliveries:
             self._deliveries[delivery.id] = delivery
             first = self._keys.setdefault(delivery.key, delivery)
-            delivery.twin = first is not delivery or self._let_go.get(delivery.key, delivery.id) != delivery.id
+            delivery.twin = first is not delivery or self._dropped.get(delivery.key, delivery.id) != delivery.id
         if self._deliveries:
             self.none.clear()
 
     def drop(self, *dropped: Delivery) -> None:
-        """Let go of deliveries, unless a row was claimed again meanwhile under another lease."""
-        deliveries, keys, let_go = self._deliveries, self._keys, self._let_go
+        """Remove deliveries, except a row that was claimed again meanwhile under another lease."""
+        deliveries, keys, recently = self._deliveries, self._keys, self._dropped
         for delivery in dropped:
             if deliveries.get(delivery.id) is delivery:
                 del deliveries[delivery.id]
             if keys.get(delivery.key) is delivery:
                 del keys[delivery.key]
-                let_go[delivery.key] = delivery.id
+                recently[delivery.key] = delivery.id
         if not deliveries:
             self.none.set()
 
@@ -53,4 +53,4 @@ class InFlight:
         return self._deliveries.get(identity)
 
     def snapshot(self) -> list[Delivery]:
-        return list(self._deliveries.values())  # one step for the interpreter: safe from another thread
+        return list(self._deliveries.values())  # one step of the interpreter: safe in another thread

@@ -1,12 +1,12 @@
-"""Which lanes a worker claims from, how much from each, and from which mark on. Pure: no I/O.
+"""Decides which lanes a worker claims from, how much from each, and from which mark on. Pure: no I/O.
 
 A lane is a route and a priority. The route of an event is `<target or *>/<event type>` until it is known which
 handler it is owed to, and the handler's name from then on.
 
 The low-water mark of a lane is the smallest `(available_at, id)` of its last full batch. Rows before it were claimed
 already, but under a held snapshot their dead index entries cannot be removed, and walking them on every claim is how
-queues in Postgres die. Rows may appear below the mark later (late commits, expired leases, rows given back), so the
-lane is scanned from its start again: at once when something says so, else when that is cheap compared with the time
+queues in Postgres die. Rows may appear below the mark later (late commits, expired leases, released rows), so the lane
+is scanned from its start again: at once when something says so, else when that is cheap compared with the time
 since the last full scan, and in any case once per polling interval.
 """
 
@@ -24,22 +24,22 @@ from holdfast.postgres.deliveries import NO_MARK, LaneClaim, LaneFind, Subscript
 PRIORITIES = (0, 1, 2)
 # A full scan may take this share of the time.
 _SCAN_SHARE = 20
-# What a lane may take that was empty the last time, as a share of the room: enough to notice it has filled.
+# The share of the room for a lane that was empty the last time: enough to notice that it has filled.
 _PROBE_SHARE = 16
 _LANE_OF = attrgetter("route", "priority")
 
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """What one worker does with the routes it knows."""
+    """Which routes one worker claims from, and which it splits."""
 
     claimed: dict[str, Handler]  # route -> the only handler it is owed to, which is ours
     split: dict[str, Handler]  # route that several handlers want -> one of ours that does
-    patterns: bool  # some interest has a wildcard: routes are discovered from what is in the outbox
+    patterns: bool  # a subscription has a wildcard: routes are discovered from what is in the outbox
 
 
 def route_lanes(subscriptions: Subscriptions, handlers: Iterable[Handler], present: Iterable[str]) -> Routing:
-    """Decide from the recorded subscriptions, never from the local handlers alone, who is owed what."""
+    """Decide by the recorded subscriptions, never by the local handlers alone, which handler a route is owed to."""
     ours = {handler.name: handler for handler in handlers}
     claimed: dict[str, Handler] = dict(ours)
     split: dict[str, Handler] = {}
@@ -54,7 +54,7 @@ def route_lanes(subscriptions: Subscriptions, handlers: Iterable[Handler], prese
             routes.update((f"*/{event_type}", f"{context}/{event_type}"))
     for route in sorted(routes):
         wanted = subscribers(subscriptions, route)
-        # A handler may be recorded for a type that its present code does not know any more: leave it alone.
+        # A handler may be recorded for a type that its present code no longer registers: leave that alone.
         mine = sorted(name for name in wanted & ours.keys() if ours[name].wants(route.partition("/")[2]))
         if mine and len(wanted) > 1:
             split[route] = ours[mine[0]]
@@ -64,7 +64,7 @@ def route_lanes(subscriptions: Subscriptions, handlers: Iterable[Handler], prese
 
 
 def outdated(subscriptions: Subscriptions, handlers: Iterable[Handler]) -> list[tuple[str, str]]:
-    """Interests that are recorded for handlers of ours, which do not register them any more, or run in process now."""
+    """Subscriptions of these handlers that they no longer register, or for which they now run in process."""
     known = {handler.name: handler.event_types if handler.via == "outbox" else () for handler in handlers}
     return [(name, kind) for _, name, kind in subscriptions.entries if name in known and kind not in known[name]]
 
@@ -80,7 +80,7 @@ def subscribers(subscriptions: Subscriptions, route: str) -> set[str]:
 
 
 class Claimed(Protocol):
-    """What the lanes learn from a delivery: where it was found."""
+    """A delivery, as far as lanes are concerned: where it was found."""
 
     @property
     def route(self) -> str: ...
@@ -134,7 +134,7 @@ class Lanes:
         return any(lane.mark != NO_MARK for lane in self._lanes.values())
 
     def rescan(self) -> None:
-        """Something may lie below a mark."""
+        """Forget the marks: rows may lie below them."""
         for lane in self._lanes.values():
             lane.mark = NO_MARK
 
@@ -150,7 +150,7 @@ class Lanes:
         return self._scanned_at + _SCAN_SHARE * self._scan_took
 
     def claims(self, room: int) -> list[LaneClaim]:
-        """What to ask for: the lanes that were full share the room, the others get enough to notice they filled."""
+        """The next claim: lanes that were full share the room, the others get enough to notice that they filled."""
         busy = sum(lane.full for lane in self._lanes.values())
         # However many lanes there are, probes together stay within a few times the room.
         probe = max(1, min(room // _PROBE_SHARE, 4 * room // max(1, len(self._lanes))))
@@ -164,7 +164,7 @@ class Lanes:
         return result
 
     def observe(self, claimed: Sequence[Claimed], started: float, ended: float) -> bool:
-        """Learn from what came, the most urgent first. True when nothing more is there, below a mark or above."""
+        """Learn from a claim, the most urgent first. True when nothing more is there, below a mark or above."""
         counts = Counter(map(_LANE_OF, claimed))
         # Backwards, so that the first of each lane is what stays.
         first = {(each.route, each.priority): each for each in reversed(claimed)} if len(counts) > 1 else {}
@@ -175,7 +175,7 @@ class Lanes:
         return self.learn(finds, started, ended)
 
     def learn(self, finds: Iterable[LaneFind], started: float, ended: float) -> bool:
-        """The same, from what was found in each lane."""
+        """Learn from what was found in each lane; returns the same."""
         if not self._marked:
             self._scanned_at, self._scan_took = ended, ended - started
         found = {(find.route, find.priority): find for find in finds}

@@ -1,86 +1,95 @@
-"""Listens for the bell: one direct connection, reconnected from 1 s to 30 s, checked at every polling interval.
+"""Listens for notifications: one direct connection, reconnected after 1 s to 30 s, pinged every few seconds.
 
-A notification is a hint and nothing more: any role may send one. What it says is only ever a reason to look.
+A notification is a hint: any role may send one. What it says is only ever a reason to look.
 """
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
 from typing import Any
 from uuid import UUID
 
 import asyncpg
 
-from holdfast.postgres.connection import CONNECTION_FAULTS, ReservedConnection
+from holdfast.postgres.connection import CONNECTION_FAULTS
 from holdfast.postgres.queries import Queries
-from holdfast.telemetry import Counters
-from holdfast.worker.outage import Outages
+from holdfast.postgres.wakeup.sleeper import Sleeper
+from holdfast.telemetry import Notice
+from holdfast.worker.connections import PING_INTERVAL
+from holdfast.worker.heartbeat import Heartbeat
+from holdfast.worker.shared import Shared
+from holdfast.worker.wakeups import Wakeups
 
 _LONGEST_WAIT = 30.0
 _PATIENCE = 5.0
-PING_INTERVAL = 5.0
 
 
 class Listener:
-    """Calls `wake(rescan)` for the bell and `stop(id)` for a cancelled event.
+    """Wakes the claimer for the bell, and has the heartbeat check a delivery whose event was cancelled.
 
-    When it cannot hear any more it calls `lost(silent)`: true when the other side did not even close the connection.
+    While it does not hear, the sleeper must not sleep, and the claimer polls.
     """
 
     def __init__(
         self,
-        connection: ReservedConnection,
+        shared: Shared,
         queries: Queries,
-        channels: tuple[str, ...],
         worker: UUID,
-        counters: Counters,
-        outages: Outages,
-        *,
-        poll_interval: float,
-        wake: Callable[[bool], None],
-        stop: Callable[[UUID], None],
-        may_listen: Callable[[], Awaitable[bool]],
-        lost: Callable[[bool], None],
-        pinged: Callable[[], Awaitable[None]],
+        wakeups: Wakeups,
+        sleeper: Sleeper,
+        heartbeat: Heartbeat,
     ) -> None:
-        self._connection = connection
+        self._connections = shared.connections
+        self._connection = shared.connections.listen
         self._queries = queries
-        self._channels = channels
+        self._channels = shared.settings.served_channels
         self._worker = str(worker)
-        self._counters = counters
-        self._poll_interval = poll_interval
-        self._wake = wake
-        self._stop = stop
-        self._may_listen = may_listen
-        self._lost = lost
-        self._pinged = pinged
-        self._outage = outages.of("listen", longest_wait=_LONGEST_WAIT)
+        self._counters = shared.counters
+        self._observe = shared.observe
+        self._poll_interval = shared.settings.poll_interval
+        self._wakeups = wakeups
+        self._sleeper = sleeper
+        self._heartbeat = heartbeat
+        self._outage = shared.outages.of("listen", longest_wait=_LONGEST_WAIT)
         self._gone = asyncio.Event()
-        self.healthy = False
 
     async def run(self) -> None:
         first = True
         while True:
             try:
-                if first and not await self._may_listen():
+                if first and not await self._can_listen():
                     return
                 await self._listen()
                 self._outage.over()
                 if not first:
                     self._counters.listen_reconnects += 1
                 first = False
-                self.healthy = True
-                self._wake(True)  # what was published while nobody listened rang for nobody
+                self._sleeper.hears = True
+                self._wakeups.look_again()  # what was published meanwhile rang no bell for this worker
                 await self._watch()
             except CONNECTION_FAULTS as fault:
-                self.healthy = False
+                self._sleeper.hears = False
                 self._connection.drop()
-                self._lost(isinstance(fault, TimeoutError))
-                self._wake(True)
+                self._sleeper.reset()
+                if isinstance(fault, TimeoutError):
+                    self._connections.drop()  # the server did not even close the connection: the others are dead too
+                self._wakeups.look_again()
                 await self._outage.wait(fault)
 
-    async def close(self) -> None:
-        await self._connection.close()
+    async def _can_listen(self) -> bool:
+        """False, with a report, behind a transaction pooler, where no notification arrives: the worker polls."""
+        address = self._connections.listen_address
+        if address is not self._connections.address:
+            await address.probe()
+        if not address.pooled:
+            return True
+        self._sleeper.possible = False
+        details: dict[str, object] = {
+            "cause": "the connection goes through a transaction pooler, where nothing can be listened for",
+            "action": f"polling every {self._poll_interval:g} s",
+            "remedy": "give listen_dsn (HOLDFAST_LISTEN_DSN) a direct connection",
+        }
+        self._observe(Notice("error", "listener_pooled", details))
+        return False
 
     async def _listen(self) -> None:
         connection = await self._connection.use()
@@ -94,7 +103,7 @@ class Listener:
         await connection.execute(statement.sql, *statement.bind(values), timeout=_PATIENCE)
 
     async def _watch(self) -> None:
-        """Until the connection is gone. A half-open one does not say so: it has to be asked."""
+        """Return when the connection is gone. A half-open one is found by asking."""
         while True:
             try:
                 async with asyncio.timeout(min(self._poll_interval, PING_INTERVAL)):
@@ -103,7 +112,7 @@ class Listener:
             except TimeoutError:
                 connection = await self._connection.use()
                 await self._ask(connection, "ping")
-                await self._pinged()
+                await self._sleeper.ping()
 
     def _terminated(self, _connection: Any) -> None:
         self._gone.set()
@@ -112,10 +121,10 @@ class Listener:
         word, _, rest = str(hint).partition(" ")
         self._counters.wakeups += 1
         if word == "stop":
-            with contextlib.suppress(ValueError):  # not from us
-                self._stop(UUID(rest))
-        elif word in ("guarded", "unguarded"):
+            with contextlib.suppress(ValueError):  # not sent by Holdfast
+                self._heartbeat.doubt(UUID(rest))
+        elif word in ("asleep", "awake"):
             if rest != self._worker:
-                self._wake(False)
+                self._wakeups.wake()
         else:
-            self._wake(word == "rescan")
+            self._wakeups.wake(rescan=word == "rescan")

@@ -1,13 +1,15 @@
-"""What a worker does now and then: say that it lives, report events that nobody will take, sweep."""
+"""What a worker does every few seconds: report itself alive, warn of events that no worker takes, sweep."""
 
 import asyncio
 import os
 import socket
+from collections.abc import Iterable
 from importlib.metadata import version
 from uuid import UUID
 
 import asyncpg
 
+from holdfast.handlers import Handler
 from holdfast.postgres.connection import CONNECTION_FAULTS, PASSING_FAULTS, ReservedConnection
 from holdfast.postgres.deliveries import Deliveries, Subscriptions
 from holdfast.postgres.fleet import Fleet, Registration
@@ -20,43 +22,45 @@ from holdfast.worker.sweeper import Sweeper
 _INTERVAL = 10.0
 
 
+def registration(worker: UUID, handlers: Iterable[Handler], settings: WorkerSettings) -> Registration:
+    """How the worker introduces itself to the others."""
+    host = socket.gethostname()
+    return Registration(
+        id=worker,
+        name=settings.name or f"{host}:{os.getpid()}",
+        host=host,
+        pid=os.getpid(),
+        version=version("holdfast"),
+        generation=settings.generation,
+        channels=list(settings.served_channels),
+        handlers=sorted(handler.name for handler in handlers),
+    )
+
+
 class Maintenance:
-    """Never urgent: a connection of its own, so that it is in nobody's way."""
+    """Never urgent: it has a connection of its own, so that no other loop waits for it."""
 
     def __init__(
         self,
         connection: ReservedConnection,
         deliveries: Deliveries,
         fleet: Fleet,
+        registration: Registration,
         observe: Observer,
-        settings: WorkerSettings,
-        worker: UUID,
-        handlers: list[str],
         sweeper: Sweeper | None = None,
     ) -> None:
         self._connection = connection
         self._deliveries = deliveries
         self._fleet = fleet
+        self._registration = registration
         self._observe = observe
-        self._settings = settings
         self._sweeper = sweeper
         self._reports = HourlyLimit()
-        self._unserved: set[tuple[str, int]] = set()  # as the last look found them
-        self._known = False  # to the others
-        host = socket.gethostname()
-        self._registration = Registration(
-            id=worker,
-            name=settings.name or f"{host}:{os.getpid()}",
-            host=host,
-            pid=os.getpid(),
-            version=version("holdfast"),
-            generation=settings.generation,
-            channels=list(settings.served_channels),
-            handlers=handlers,
-        )
+        self._unserved: set[tuple[str, int]] = set()  # channels and generations, when last looked for
+        self._introduced = False
 
     async def introduce(self) -> None:
-        """Say that the worker lives before it does anything: its generation has to be known for that."""
+        """Record the worker before it declares schedules: its generation has to be known by then."""
         try:
             await self._beat(await self._connection.use())
         except CONNECTION_FAULTS:
@@ -76,18 +80,18 @@ class Maintenance:
     async def run_once(self, connection: asyncpg.Connection) -> None:
         await self._beat(connection)
         subscriptions = await self._deliveries.subscriptions(connection)
-        for channel in self._settings.served_channels:
+        for channel in self._registration.channels:
             for route in await self._deliveries.lanes(connection, channel):
                 if "/" in route and not subscribers(subscriptions, route):
                     self._report_unrouted(channel, route, subscriptions)
         unserved = set(await self._fleet.unserved(connection))
-        # Twice in a row: when a fleet starts, the others have not introduced themselves yet.
+        # Found twice in a row: when a fleet starts, the other workers have not introduced themselves yet.
         for channel, generation in sorted(unserved & self._unserved):
             self._report_unserved(channel, generation)
         self._unserved = unserved
 
     async def _beat(self, connection: asyncpg.Connection) -> None:
-        self._known = True  # also when the answer is lost
+        self._introduced = True  # also when the answer is lost
         await self._fleet.beat(connection, self._registration)
 
     async def _sweep(self, connection: asyncpg.Connection) -> None:
@@ -98,7 +102,7 @@ class Maintenance:
         except (*PASSING_FAULTS, *CONNECTION_FAULTS):
             raise
         except asyncpg.PostgresError as error:
-            # Rows that are kept too long are no reason to stop saying that the worker lives.
+            # Rows that are kept too long are no reason for the worker to pass for dead.
             if self._reports.due("sweep_failed", str(error.sqlstate)):
                 details: dict[str, object] = {
                     "error": f"{type(error).__name__}: {error}"[:500],
@@ -131,8 +135,9 @@ class Maintenance:
         self._observe(Notice("warning", "channel_unserved", details))
 
     async def say_goodbye(self) -> None:
-        if not self._known or not self._connection.reachable:
-            return  # its heartbeat stops anyway
+        """Take the worker off the list, if the database can be reached."""
+        if not self._introduced or not self._connection.reachable:
+            return  # the others notice when it is no longer reported alive
         self._connection.drop(fault=False)  # the loop may have been ended in the middle of a statement
         try:
             await self._fleet.gone(await self._connection.use(), self._registration.id)

@@ -1,4 +1,4 @@
-"""Waiting out a database that is not there: told once, tried with backoff and jitter, told when it is over."""
+"""Waits out a database that cannot be reached: reported once, tried with backoff and jitter, reported when over."""
 
 import asyncio
 import random
@@ -9,16 +9,16 @@ from holdfast.redact import redact_dsn
 from holdfast.telemetry import Notice, Observer
 
 FIRST_WAIT = 1.0
-# A loop that had nothing to ask meanwhile finds its connection dead when the outage is over. That is no new one.
+# A loop that was idle during an outage finds its connection dead when it is over. That is no new outage.
 _LATE = 60.0
 LONGEST_WAIT = 3.5  # with the jitter on top, a claim follows within five seconds of the database's return
 
 
 class Outages:
-    """What the loops of a worker, each with a connection of its own, know about one database.
+    """The outages of one database, as the loops of a worker meet them, each on a connection of its own.
 
-    An outage begins with the first loop that meets it and ends with the last one that is over it. It is told then, and
-    not by every loop again.
+    An outage begins with the first loop that meets it and ends with the last one that has recovered. Both are reported
+    once, and not by every loop.
     """
 
     def __init__(self, observe: Observer) -> None:
@@ -26,7 +26,7 @@ class Outages:
         self._lock = threading.Lock()  # the heartbeat has a thread of its own
         self._since: float | None = None
         self._met: set[str] = set()
-        self.recovered_at = -_LATE  # when a loop last got over it
+        self.recovered_at = -_LATE  # when a loop last recovered
 
     def of(self, loop: str, *, longest_wait: float = LONGEST_WAIT) -> "Outage":
         return Outage(self, loop, longest_wait)
@@ -56,7 +56,7 @@ class Outages:
 
 
 class Outage:
-    """One loop's part in it."""
+    """One loop's part in the outages."""
 
     def __init__(self, outages: Outages, loop: str, longest_wait: float) -> None:
         self._outages = outages
@@ -73,7 +73,7 @@ class Outage:
         return float(ceiling * random.uniform(1.0, 1.25))
 
     async def wait(self, fault: BaseException) -> None:
-        """As long, or until another loop has got through."""
+        """Note a fault, and wait as long, or until another loop has recovered."""
         began = time.monotonic()
         ends = began + self.begin(fault)
         # Not an event: the other loop may be in another thread.

@@ -1,4 +1,4 @@
-"""The outbox as an `EventListener`: the protocol by which an application can be moved to another substrate."""
+"""The outbox as an `EventListener`, for an application that hides what delivers its events behind that protocol."""
 
 import dataclasses
 
@@ -9,7 +9,7 @@ from holdfast.worker.worker import Worker
 
 
 class OutboxListener:
-    """Delivers every event of a channel that is meant for the handler's context, until it is cancelled."""
+    """Delivers the events of a channel to one handler, until it is cancelled."""
 
     def __init__(self, dsn: str, settings: WorkerSettings | None = None) -> None:
         self._dsn = dsn

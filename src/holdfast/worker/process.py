@@ -1,4 +1,4 @@
-"""How a process that belongs to a worker alone is run. Beside a service, that is for the service to decide."""
+"""Runs a process that belongs to a worker alone. In a service's process, its settings are for the service to decide."""
 
 import asyncio
 import gc
@@ -11,9 +11,9 @@ T = TypeVar("T")
 
 
 def run(work: Coroutine[object, None, T]) -> T:
-    """Run it on the fastest loop there is."""
-    # What is imported stays: there is no use in looking for garbage among it. A claim brings thousands of objects at
-    # once, which are gone soon by themselves; with Python's own limits each of them would cost three collections.
+    """Run a coroutine on the fastest event loop that is installed."""
+    # Imported modules stay: looking for garbage among them is useless. A claim makes thousands of objects at once,
+    # which are freed soon without the collector; with Python's own thresholds each claim would cost three collections.
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
@@ -25,5 +25,5 @@ def run(work: Coroutine[object, None, T]) -> T:
 
 
 def exit_now(signal_number: int) -> None:
-    """End the process without waiting for anything; leases give the events back. The status is 128 + signal."""
+    """End the process at once, with status 128 + signal. Its events are claimed again when their leases end."""
     os._exit(128 + signal_number)

@@ -1,4 +1,4 @@
-"""What must hold before a worker claims anything."""
+"""What a worker requires of the schema before it claims anything."""
 
 import asyncpg
 
@@ -11,10 +11,10 @@ from holdfast.settings import WorkerSettings
 
 
 async def require_ready(connection: asyncpg.Connection, settings: WorkerSettings) -> RetentionPolicies:
-    """Refuse what could not work, or would do harm weeks later; and say how long rows are kept."""
+    """Raise an error for a schema that could not work, or would do harm weeks later; return its retention policies."""
     await migrate.require_current(connection, settings.schema)
     if settings.dead_letters == "archive":
         await require_archive(connection, settings.schema)
-    registry = await policies(connection, Queries(settings.schema))
-    check_policies(registry)
-    return registry
+    found = await policies(connection, Queries(settings.schema))
+    check_policies(found)
+    return found

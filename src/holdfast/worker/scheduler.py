@@ -1,6 +1,6 @@
-"""Fires schedules: sleeps until the next slot by the database's clock, and publishes its event if nobody else has.
+"""Fires schedules: sleeps until the next slot by the database's clock, and publishes its event if no other worker has.
 
-A worker fires the schedules that its own code declares, as the newest declaration has them.
+A worker fires the schedules that its own code declares, in their newest declaration.
 """
 
 import asyncio
@@ -16,12 +16,12 @@ from holdfast.telemetry import Counters, Notice, Observer
 from holdfast.worker.hourly import HourlyLimit
 from holdfast.worker.outage import Outages
 
-# Operators resume schedules, other workers declare them anew, and clocks are set: look this often in any case.
+# Operators resume schedules, other workers change their declarations, and clocks are set: look at least this often.
 _LONGEST_SLEEP = 5.0
-# Not all workers at once: whoever wakes later finds it done.
+# Not all workers at once: one that wakes later finds the slot fired.
 _JITTER = 0.05
 _AGAIN = 0.1
-# So often, for what is owed under a timing that changes, before that is given up.
+# So many tries to fire the slots due under the old timing before a new one replaces it.
 _OWED_TRIES = 20
 
 
@@ -47,7 +47,7 @@ class Scheduler:
         self._reports = HourlyLimit()
 
     async def declare(self) -> None:
-        """Write down what the code declares, when the worker starts."""
+        """Record what the code declares, when the worker starts."""
         try:
             await self._declare(await self._connection.use())
         except CONNECTION_FAULTS:
@@ -60,7 +60,7 @@ class Scheduler:
             for left in reversed(range(_OWED_TRIES)):
                 if answer != "owed":
                     break
-                # What is due under a timing that is about to change would be forgotten with it.
+                # Slots due under the old timing would be lost with it: fire them first.
                 await self.run_once(connection)
                 await asyncio.sleep(_AGAIN)
                 answer = await self._schedules.declare(connection, schedule, force=left == 0)
@@ -78,7 +78,7 @@ class Scheduler:
                 wait = await self.run_once(await self._connection.use())
                 self._outage.over()
             except asyncio.CancelledError:
-                self._connection.drop(fault=False)  # in the middle of a statement: its answer is not waited for
+                self._connection.drop(fault=False)  # in the middle of a statement: do not wait for its answer
                 raise
             except PASSING_FAULTS:
                 wait = random.uniform(0.02, 0.2)
@@ -88,18 +88,18 @@ class Scheduler:
             await asyncio.sleep(wait)
 
     async def run_once(self, connection: asyncpg.Connection) -> float:
-        """Fire what is due. Returns how long there is nothing to do."""
+        """Fire the slots that are due. Returns the seconds until the next look."""
         wait = _LONGEST_SLEEP
         for watched in await self._schedules.look(connection, self._names):
             if watched.due_in is not None and watched.due_in > 0:
                 wait = min(wait, watched.due_in + random.uniform(0, _JITTER))
             else:
-                # Its next slot, or whether somebody else was quicker, is known at the next look.
+                # Its next slot, or whether another worker was quicker, is known at the next look.
                 wait = min(wait, await self._fire(connection, watched))
         return wait
 
     async def _fire(self, connection: asyncpg.Connection, watched: Watched) -> float:
-        """How long to wait before the next look at it."""
+        """Fire one schedule. Returns the seconds until the next look at it."""
         try:
             now_due = due(watched.timing, watched.missed, watched.owed_after, watched.looked_at)
             if not await self._schedules.fire(connection, watched, now_due):
@@ -111,7 +111,7 @@ class Scheduler:
         except (*PASSING_FAULTS, *CONNECTION_FAULTS):
             raise
         except asyncpg.PostgresError as error:
-            # One that cannot be fired must not keep the others from it.
+            # A schedule that cannot be fired must not hold up the others.
             remedy = "the database refuses its event; it is tried again: take away what refuses, such as a trigger"
             self._report("schedule_refused", watched, f"{type(error).__name__}: {error}"[:500], remedy)
             return _LONGEST_SLEEP

@@ -5,146 +5,119 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeGuard, TypeVar
+from typing import Any, Generic, TypeVar
 from uuid import UUID
 
 import asyncpg
 
-from holdfast.postgres.connection import CONNECTION_FAULTS, PASSING_FAULTS, ReservedConnection
-from holdfast.postgres.deliveries import Deliveries, Delivery
-from holdfast.telemetry import Counters, Failed, Notice, Observer, Retried
+from holdfast.postgres.connection import CONNECTION_FAULTS, PASSING_FAULTS
+from holdfast.postgres.deliveries import Delivery
+from holdfast.telemetry import Notice
 from holdfast.worker.hourly import HourlyLimit
-from holdfast.worker.in_flight import InFlight
-from holdfast.worker.outage import Outages
+from holdfast.worker.settlements import Fail, Release, Retry, Settlement, Snooze
+from holdfast.worker.shared import Shared
+from holdfast.worker.wakeups import Wakeups
 
 MAX_BATCH = 500
 
-
-@dataclass(frozen=True, slots=True)
-class Postponed:
-    delivery: Delivery
-    delay: float
-    error: str
-    fact: Retried
-
-
-@dataclass(frozen=True, slots=True)
-class Dead:
-    delivery: Delivery
-    reason: str
-    error: str | None
-    signature: str | None
-    fact: Failed
-
-
-@dataclass(frozen=True, slots=True)
-class GivenBack:
-    delivery: Delivery
-    delay: float = 0.0
-
-
-Settlement = Postponed | Dead | GivenBack
 Some = TypeVar("Some", bound=Settlement | Delivery)
-Send = Callable[[asyncpg.Connection, Sequence[Some]], Awaitable[list[UUID]]]  # returns whose lease is lost
-Tell = Callable[[Sequence[Some]], None]  # counts and tells what is settled
 
-# After these nobody knows whether the statement was carried out.
+# After these it is unknown whether the statement was carried out.
 _AMBIGUOUS = (OSError, asyncpg.PostgresConnectionError, asyncpg.InternalClientError)
 
 
-@dataclass(slots=True)
-class _Pending:
-    """Successes wait as bare deliveries: they are nearly all, and a wrapper each would be waste."""
+@dataclass(slots=True, eq=False)
+class _Queue(Generic[Some]):
+    """Settlements of one kind that wait for the next batch."""
 
-    delivered: list[Delivery] = field(default_factory=list)
-    duplicates: list[Delivery] = field(default_factory=list)
-    postponed: list[Postponed] = field(default_factory=list)
-    dead: list[Dead] = field(default_factory=list)
-    archived: list[Dead] = field(default_factory=list)
-    given_back: list[GivenBack] = field(default_factory=list)
-
-    def __len__(self) -> int:
-        return sum(map(len, self.lists()))
-
-    def lists(self) -> tuple[list[Any], ...]:
-        return self.delivered, self.duplicates, self.postponed, self.dead, self.archived, self.given_back
-
-    def add(self, settlement: Settlement) -> None:
-        match settlement:
-            case Postponed():
-                self.postponed.append(settlement)
-            case Dead():
-                self.dead.append(settlement)
-            case GivenBack():
-                self.given_back.append(settlement)
+    send: Callable[[asyncpg.Connection, Sequence[Some]], Awaitable[list[UUID]]]  # returns the ids of lost leases
+    settled: Callable[[Sequence[Some]], None]  # counts and reports what the statement has settled
+    waiting: list[Some] = field(default_factory=list)
 
 
 class Settler:
-    """One loop, one connection. `add` never waits; `flush` returns when everything added so far is settled."""
+    """One loop, one connection. `add` never waits; `flush` returns when everything added so far is settled.
 
-    def __init__(
-        self,
-        connection: ReservedConnection,
-        deliveries: Deliveries,
-        in_flight: InFlight,
-        counters: Counters,
-        observe: Observer,
-        outages: Outages,
-        *,
-        lease: float,
-        settle_after: float,
-        archive: bool = False,
-        on_postponed: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._connection = connection
-        self._deliveries = deliveries
-        self._in_flight = in_flight
-        self._counters = counters
-        self._observe = observe
-        self._lease = lease
-        self._settle_after = settle_after
-        self._archive = archive
-        self._on_postponed = on_postponed
-        self._pending = _Pending()
+    It wakes the claimer for a retry or a snooze, which may be due before the moment until which the claimer sleeps.
+    """
+
+    def __init__(self, shared: Shared, wakeups: Wakeups) -> None:
+        self._connection = shared.connections.settle
+        self._deliveries = shared.deliveries
+        self._in_flight = shared.in_flight
+        self._counters = shared.counters
+        self._observe = shared.observe
+        self._wakeups = wakeups
+        self._lease = shared.settings.lease
+        self._settle_after = shared.settings.settle_after
+        self._archives = shared.settings.dead_letters == "archive"
+        # Successes wait as bare deliveries: they are nearly all, and an object around each would be waste.
+        self._deliver: _Queue[Delivery] = _Queue(self._send_deliver, self._delivered)
+        self._duplicate: _Queue[Delivery] = _Queue(self._send_duplicate, self._duplicated)
+        self._retry: _Queue[Retry] = _Queue(self._send_retry, self._retried)
+        self._fail: _Queue[Fail] = _Queue(self._send_fail, self._failed)
+        self._archive: _Queue[Fail] = _Queue(self._send_archive, self._archived)
+        self._release: _Queue[Release] = _Queue(self._send_release, self._released)
+        self._snooze: _Queue[Snooze] = _Queue(self._send_snooze, self._snoozed)
+        self._queues: tuple[_Queue[Any], ...] = (
+            self._deliver,
+            self._duplicate,
+            self._retry,
+            self._fail,
+            self._archive,
+            self._release,
+            self._snooze,
+        )
         self._some = asyncio.Event()
         self._many = asyncio.Event()
         self._lock = asyncio.Lock()
-        self._outage = outages.of("settle")
+        self._outage = shared.outages.of("settle")
         self._reports = HourlyLimit()
 
-    def delivered(self, delivery: Delivery) -> None:
-        waiting = self._pending.delivered
+    def deliver(self, delivery: Delivery) -> None:
+        """Settle a delivery whose handler succeeded."""
+        waiting = self._deliver.waiting
         waiting.append(delivery)
-        # Nearly every event comes here: only the first of a batch, and the one that makes it full, have to tell.
+        # Nearly every event comes here: only the first of a batch, and the one that makes it full, wake the loop.
         if len(waiting) in (1, MAX_BATCH):
             self._wake()
 
     def duplicate(self, delivery: Delivery) -> None:
-        """Handled before: settled like a success, but the inbox has it already."""
-        self._pending.duplicates.append(delivery)
+        """Settle a delivery that was handled before: like a success, but the inbox has it already."""
+        self._duplicate.waiting.append(delivery)
         self._wake()
 
     def add(self, settlement: Settlement) -> None:
-        if self._goes_to_archive(settlement):
-            self._pending.archived.append(settlement)
-        else:
-            self._pending.add(settlement)
+        """Settle a delivery in any other way."""
+        self._queue_of(settlement).waiting.append(settlement)
         self._wake()
 
-    def _goes_to_archive(self, settlement: Settlement | Delivery) -> TypeGuard[Dead]:
-        # What was cancelled or has expired is nobody's to put right: it stays, set aside, in the outbox.
-        return self._archive and isinstance(settlement, Dead) and settlement.reason not in ("cancelled", "expired")
+    def _queue_of(self, settlement: Settlement) -> _Queue[Any]:
+        match settlement:
+            case Retry():
+                return self._retry
+            case Fail():
+                # Cancelled and expired events need no attention: they stay in the outbox.
+                archived = self._archives and settlement.reason not in ("cancelled", "expired")
+                return self._archive if archived else self._fail
+            case Release():
+                return self._release
+            case Snooze():
+                return self._snooze
+
+    def _pending(self) -> int:
+        return sum(len(queue.waiting) for queue in self._queues)
 
     def _wake(self) -> None:
         if not self._some.is_set():
             self._some.set()
-        if len(self._pending) >= MAX_BATCH:
+        if self._pending() >= MAX_BATCH:
             self._many.set()
 
     async def run(self) -> None:
         while True:
             await self._some.wait()
-            if len(self._pending) < MAX_BATCH and self._settle_after:
+            if self._pending() < MAX_BATCH and self._settle_after:
                 try:
                     async with asyncio.timeout(self._settle_after):
                         await self._many.wait()
@@ -155,47 +128,46 @@ class Settler:
     async def flush(self) -> None:
         """Settle everything that is pending now."""
         async with self._lock:
-            pending, self._pending = self._pending, _Pending()
+            pending: list[tuple[_Queue[Any], list[Any]]] = []
+            for queue in self._queues:
+                pending.append((queue, queue.waiting))
+                queue.waiting = []
             self._some.clear()
             self._many.clear()
             try:
-                await self._settle(pending.delivered, self._send_delivered, self._tell_delivered)
-                await self._settle(pending.duplicates, self._send_duplicates, self._tell_duplicates)
-                await self._settle(pending.postponed, self._send_postponed, self._tell_postponed)
-                await self._settle(pending.dead, self._send_dead, self._tell_dead)
-                await self._settle(pending.archived, self._send_archived, self._tell_archived)
-                await self._settle(pending.given_back, self._send_given_back, self._tell_given_back)
+                for queue, batch in pending:
+                    await self._settle(queue, batch)
             except asyncio.CancelledError:
-                # Whoever asked cannot wait any longer; the next flush takes what is left.
-                for left, later in zip(pending.lists(), self._pending.lists(), strict=True):
-                    later[:0] = left
+                # The caller cannot wait longer; the next flush takes what is left.
+                for queue, left in pending:
+                    queue.waiting[:0] = left
                     left.clear()
                 self._wake()
                 raise
             finally:
-                # After a defect the leases must run out: nobody will settle what is left.
-                for left in pending.lists():
+                # After a defect the leases must run out: what is left will not be settled.
+                for _, left in pending:
                     self._in_flight.drop(*map(_delivery, left))
 
-    async def _settle(self, waiting: list[Some], send: Send[Some], tell: Tell[Some]) -> None:
+    async def _settle(self, queue: _Queue[Some], waiting: list[Some]) -> None:
         """Settle and take from the list, a batch at a time."""
         while waiting:
             batch = waiting[:MAX_BATCH]
             try:
-                await self._send(batch, send, tell)
+                await self._send(queue, batch)
             except Exception as refusal:
-                await self._one_by_one(batch, send, tell, refusal)
+                await self._one_by_one(queue, batch, refusal)
             del waiting[:MAX_BATCH]
             self._in_flight.drop(*map(_delivery, batch))
 
-    async def _send(self, batch: list[Some], send: Send[Some], tell: Tell[Some]) -> None:
-        """Send until the database has answered: while it does not, nobody else can have the rows either."""
+    async def _send(self, queue: _Queue[Some], batch: list[Some]) -> None:
+        """Send until the database has answered: while it does not, no other worker can claim the rows either."""
         since, ambiguous = time.monotonic(), False
         while True:
             connection = None
             try:
                 connection = await self._connection.use()
-                lost = set(await send(connection, batch))
+                lost = set(await queue.send(connection, batch))
                 break
             except PASSING_FAULTS:
                 if time.monotonic() - since > self._lease:
@@ -203,7 +175,7 @@ class Settler:
                 await asyncio.sleep(random.uniform(0.02, 0.2))
             except CONNECTION_FAULTS as fault:
                 if isinstance(fault, ValueError):
-                    raise  # asyncpg's word for a value that it cannot send
+                    raise  # asyncpg's error for a value that it cannot send
                 ambiguous = ambiguous or (connection is not None and isinstance(fault, _AMBIGUOUS))
                 self._connection.drop()
                 await self._outage.wait(fault)
@@ -213,29 +185,28 @@ class Settler:
         if ambiguous:
             lost.clear()  # they were settled by a statement whose answer did not arrive
         self._counters.lost_leases += len(lost)
-        tell([each for each in batch if _delivery(each).id not in lost] if lost else batch)
+        queue.settled([each for each in batch if _delivery(each).id not in lost] if lost else batch)
 
-    async def _one_by_one(self, batch: list[Some], send: Send[Some], tell: Tell[Some], refusal: Exception) -> None:
-        """One bad row costs one row: the others of its batch are settled without it."""
+    async def _one_by_one(self, queue: _Queue[Some], batch: list[Some], refusal: Exception) -> None:
+        """Settle the rows of a refused batch singly: one bad row costs one row."""
         for settlement in batch:
             if len(batch) > 1:
                 try:
-                    await self._send([settlement], send, tell)
+                    await self._send(queue, [settlement])
                     continue
                 except Exception as error:
                     refusal = error
-            self._refused(settlement, refusal)
+            self._report_refusal(queue, _delivery(settlement), refusal)
 
-    def _refused(self, settlement: Settlement | Delivery, refusal: Exception) -> None:
+    def _report_refusal(self, queue: _Queue[Any], delivery: Delivery, refusal: Exception) -> None:
         sqlstate = getattr(refusal, "sqlstate", None)
         name = "settle_refused"
         if isinstance(refusal, PASSING_FAULTS):
-            name = "settle_abandoned"  # what stands in its way is not its own fault, and passes
-        elif self._goes_to_archive(settlement):
+            name = "settle_abandoned"  # the obstacle is not the row's own fault, and passes
+        elif queue is self._archive:
             name = "archive_refused"
             if not self._reports.due(name, str(sqlstate)):
                 return  # what is wrong with the archive is wrong for all of them
-        delivery = _delivery(settlement)
         details: dict[str, object] = {
             "delivery_id": str(delivery.id),
             "handler_name": delivery.handler.name,
@@ -252,90 +223,77 @@ class Settler:
 
     # --- in the transaction of a handler --------------------------------------------------------------
 
-    async def send(self, connection: asyncpg.Connection, settlement: Settlement) -> list[UUID]:
-        """Settle one; returns its id when the lease is lost."""
-        match settlement:
-            case Postponed():
-                return await self._send_postponed(connection, [settlement])
-            case Dead() if self._goes_to_archive(settlement):
-                return await self._send_archived(connection, [settlement])
-            case Dead():
-                return await self._send_dead(connection, [settlement])
-            case GivenBack():
-                return await self._send_given_back(connection, [settlement])
+    async def settle_within(self, transaction: asyncpg.Connection, settlement: Settlement) -> bool:
+        """Settle one delivery in an open transaction; false when its lease is lost."""
+        return not await self._queue_of(settlement).send(transaction, [settlement])
 
-    def settled(self, settlement: Settlement) -> None:
-        """The transaction is committed."""
+    def committed(self, settlement: Settlement) -> None:
+        """Count and report a settlement whose transaction is committed."""
         self._counters.settles += 1
-        match settlement:
-            case Postponed():
-                self._tell_postponed([settlement])
-            case Dead() if self._goes_to_archive(settlement):
-                self._tell_archived([settlement])
-            case Dead():
-                self._tell_dead([settlement])
-            case GivenBack():
-                self._tell_given_back([settlement])
+        self._queue_of(settlement).settled([settlement])
 
-    # --- the statements, and what is told once they are carried out -------------------------------------
+    # --- the statement of each queue, and what follows it ----------------------------------------------
 
-    async def _send_delivered(self, connection: asyncpg.Connection, batch: Sequence[Delivery]) -> list[UUID]:
+    async def _send_deliver(self, connection: asyncpg.Connection, batch: Sequence[Delivery]) -> list[UUID]:
         return await self._deliveries.deliver(connection, batch, record=True)
 
-    def _tell_delivered(self, batch: Sequence[Delivery]) -> None:
+    def _delivered(self, batch: Sequence[Delivery]) -> None:
         self._counters.delivered += len(batch)
 
-    async def _send_duplicates(self, connection: asyncpg.Connection, batch: Sequence[Delivery]) -> list[UUID]:
+    async def _send_duplicate(self, connection: asyncpg.Connection, batch: Sequence[Delivery]) -> list[UUID]:
         return await self._deliveries.deliver(connection, batch, record=False)
 
-    def _tell_duplicates(self, batch: Sequence[Delivery]) -> None:
+    def _duplicated(self, batch: Sequence[Delivery]) -> None:
         self._counters.duplicates += len(batch)
 
-    async def _send_postponed(self, connection: asyncpg.Connection, batch: Sequence[Postponed]) -> list[UUID]:
-        held = [s.delivery for s in batch]
-        return await self._deliveries.retry(connection, held, [s.delay for s in batch], [s.error for s in batch])
+    async def _send_retry(self, connection: asyncpg.Connection, batch: Sequence[Retry]) -> list[UUID]:
+        delays, errors = [s.delay for s in batch], [s.error for s in batch]
+        return await self._deliveries.retry(connection, _deliveries(batch), delays, errors)
 
-    def _tell_postponed(self, batch: Sequence[Postponed]) -> None:
+    def _retried(self, batch: Sequence[Retry]) -> None:
         self._counters.retried += len(batch)
         for settlement in batch:
             self._observe(settlement.fact)
-        self._on_postponed()
+        self._wakeups.wake()
 
-    async def _send_dead(self, connection: asyncpg.Connection, batch: Sequence[Dead]) -> list[UUID]:
-        return await self._deliveries.fail(connection, *_columns(batch))
+    async def _send_fail(self, connection: asyncpg.Connection, batch: Sequence[Fail]) -> list[UUID]:
+        return await self._deliveries.fail(connection, *_failures(batch))
 
-    async def _send_archived(self, connection: asyncpg.Connection, batch: Sequence[Dead]) -> list[UUID]:
-        return await self._deliveries.archive(connection, *_columns(batch))
-
-    def _tell_dead(self, batch: Sequence[Dead]) -> None:
+    def _failed(self, batch: Sequence[Fail]) -> None:
         expired = sum(s.reason == "expired" for s in batch)
         self._counters.expired += expired
         self._counters.failed += len(batch) - expired
         for settlement in batch:
             self._observe(settlement.fact)
 
-    def _tell_archived(self, batch: Sequence[Dead]) -> None:
+    async def _send_archive(self, connection: asyncpg.Connection, batch: Sequence[Fail]) -> list[UUID]:
+        return await self._deliveries.archive(connection, *_failures(batch))
+
+    def _archived(self, batch: Sequence[Fail]) -> None:
         self._counters.archived += len(batch)
-        self._tell_dead(batch)
+        self._failed(batch)
 
-    async def _send_given_back(self, connection: asyncpg.Connection, batch: Sequence[GivenBack]) -> list[UUID]:
-        return await self._deliveries.release(connection, [s.delivery for s in batch], [s.delay for s in batch])
+    async def _send_release(self, connection: asyncpg.Connection, batch: Sequence[Release]) -> list[UUID]:
+        return await self._deliveries.release(connection, _deliveries(batch), [0.0] * len(batch))
 
-    def _tell_given_back(self, batch: Sequence[GivenBack]) -> None:
-        snoozed = sum(s.delay > 0 for s in batch)
-        self._counters.snoozed += snoozed
-        self._counters.released += len(batch) - snoozed
-        if snoozed:
-            self._on_postponed()
+    def _released(self, batch: Sequence[Release]) -> None:
+        self._counters.released += len(batch)
+
+    async def _send_snooze(self, connection: asyncpg.Connection, batch: Sequence[Snooze]) -> list[UUID]:
+        return await self._deliveries.release(connection, _deliveries(batch), [s.delay for s in batch])
+
+    def _snoozed(self, batch: Sequence[Snooze]) -> None:
+        self._counters.snoozed += len(batch)
+        if batch:
+            self._wakeups.wake()
 
 
-def _columns(batch: Sequence[Dead]) -> tuple[list[Delivery], list[str], list[str | None], list[str | None]]:
-    return (
-        [s.delivery for s in batch],
-        [s.reason for s in batch],
-        [s.error for s in batch],
-        [s.signature for s in batch],
-    )
+def _deliveries(batch: Sequence[Settlement]) -> list[Delivery]:
+    return [settlement.delivery for settlement in batch]
+
+
+def _failures(batch: Sequence[Fail]) -> tuple[list[Delivery], list[str], list[str | None], list[str | None]]:
+    return _deliveries(batch), [s.reason for s in batch], [s.error for s in batch], [s.signature for s in batch]
 
 
 def _delivery(settlement: Settlement | Delivery) -> Delivery:

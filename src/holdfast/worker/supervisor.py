@@ -1,7 +1,8 @@
 """Several worker processes under one parent: started, started again when they die, stopped together.
 
-Each child holds the reading end of a pipe whose other end only the parent has. When the parent is gone, however it
-went, the pipe ends, and `end_with_parent` in the child stops the worker. It needs no signal and works on every POSIX.
+Each child holds the reading end of a pipe whose other end only the parent has. When the parent is gone, for
+whatever reason, the pipe ends, and `end_with_parent` in the child stops the worker. It needs no signal and works on
+every POSIX system.
 """
 
 import asyncio
@@ -38,7 +39,7 @@ class Supervisor:
         self._stopping = asyncio.Event()
 
     async def run(self) -> None:
-        """Until every child has ended after a signal."""
+        """Run until every child has ended after a signal."""
         reading, writing = os.pipe()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -87,7 +88,7 @@ class Supervisor:
             stdin=DEVNULL,
             env=self._environment,
             pass_fds=(lifeline,),
-            # A Ctrl-C goes to the terminal's whole group: without this, children would hear of it twice.
+            # A Ctrl-C goes to the terminal's whole group: without this, children would get the signal twice.
             process_group=0,
         )
         self._children[number] = child
@@ -116,7 +117,7 @@ def end_with_parent(lifeline: int, stop: Callable[[], None], patience: float) ->
 
     def watch() -> None:
         with contextlib.suppress(OSError):
-            os.read(lifeline, 1)  # nobody ever writes: it returns when the other end is closed
+            os.read(lifeline, 1)  # nothing is ever written: it returns when the other end is closed
         stop()
         time.sleep(patience)
         os._exit(1)

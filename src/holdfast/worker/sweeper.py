@@ -1,4 +1,4 @@
-"""Retention's sweeps as a worker does them: in turns with the others, seconds at a time, idle for half of that."""
+"""Retention's sweeps by a worker: in turns with the others, a few seconds at a time, paused for half of them."""
 
 import asyncio
 import time
@@ -12,9 +12,9 @@ from holdfast.postgres.retention import Batch, Pace, Sweep, end_turn, take_turn
 from holdfast.telemetry import Notice, Observer
 from holdfast.worker.hourly import HourlyLimit
 
-# From the end of a pass to the beginning of the next, in the whole fleet.
+# Between two passes, in the whole fleet.
 _REST = timedelta(minutes=10)
-# After so long the worker says that it lives, and goes on the next time.
+# After so long the worker reports itself alive, and continues the next time.
 _SPELL = 5.0
 _PAUSE = 0.01
 # How often a worker that has nothing to sweep asks whether it is its turn.
@@ -22,7 +22,7 @@ _ASK_EVERY = 60.0
 
 
 class Sweeper:
-    """One pass at a time, across as many calls of `run_once` as it takes."""
+    """Sweeps one pass at a time, in as many calls of `run_once` as it takes."""
 
     def __init__(self, queries: Queries, worker: UUID, observe: Observer) -> None:
         self._queries = queries
@@ -48,14 +48,14 @@ class Sweeper:
             if batch is None:
                 self._sweep, self._ask_at = None, began + _ASK_EVERY
                 await end_turn(connection, self._queries, self._worker, sweep)
-                self._tell(sweep)
+                self._report(sweep)
                 return
             if batch.refusal is not None:
-                self._tell_refusal(batch, batch.refusal)
-            # As long as it worked: what is done now or in an hour must not be felt by what is due now.
+                self._report_refusal(batch, batch.refusal)
+            # As long as the batch took: retention is not urgent and must not slow down deliveries.
             await asyncio.sleep(batch.seconds + _PAUSE)
 
-    def _tell_refusal(self, batch: Batch, refusal: asyncpg.PostgresError) -> None:
+    def _report_refusal(self, batch: Batch, refusal: asyncpg.PostgresError) -> None:
         if not self._reports.due("sweep_failed", batch.step, batch.content_class, str(refusal.sqlstate)):
             return
         # Without the detail of the error, which may quote the row.
@@ -70,7 +70,7 @@ class Sweeper:
         }
         self._observe(Notice("error", "sweep_failed", details))
 
-    def _tell(self, sweep: Sweep) -> None:
+    def _report(self, sweep: Sweep) -> None:
         swept: dict[str, object] = {step: count for step, count in sweep.counts.items() if count}
         if swept:
             self._observe(Notice("info", "retention_swept", swept))

@@ -1,10 +1,10 @@
-"""The guard of a channel: the sleeping worker on whose behalf producers ring the bell.
+"""The sleeper of a channel: the idle worker for which producers ring the bell.
 
-A NOTIFY makes committing producers wait for each other, so they send one only while somebody sleeps. An idle worker
-becomes the channel's guard and takes the channel's lock exclusively; commits that cannot share it notify. It waits
-for the commits that could still share it, looks once more, and sleeps. There is one guard per channel: its
-notifications wake every listener, so the others may sleep as well. A guard that gets busy stands down and says so;
-one that dies loses its locks, and the others find out within a second.
+A NOTIFY makes committing producers wait for each other, so they send one only while a worker sleeps. An idle worker
+becomes the channel's sleeper and takes the channel's lock exclusively; commits that cannot share it notify. It waits
+for the commits that could still share it, looks for work once more, and sleeps. One sleeper per channel suffices: the
+notifications wake every listener, so the other idle workers sleep as well. A sleeper that gets busy gets up and
+announces it; one that dies loses its locks, and the others notice within a second.
 """
 
 import asyncio
@@ -22,9 +22,11 @@ _LONGEST_QUEUE = 60.0
 
 
 class Sleeper:
-    """Owns one connection. `hears` tells whether the worker listens.
+    """One worker's part in it, on a connection of its own.
 
-    `on_asleep` is called when a lock that had to be waited for is granted, and when one is lost.
+    `possible` is false where no notification can arrive: without LISTEN, or behind a transaction pooler. The listener
+    sets `hears` while it listens. `look_again` is called when a lock that had to be waited for is granted, and when
+    one is lost.
     """
 
     def __init__(
@@ -32,72 +34,75 @@ class Sleeper:
         connection: ReservedConnection,
         queries: Queries,
         worker: UUID,
+        look_again: Callable[[], None],
         *,
-        hears: Callable[[], bool],
-        on_asleep: Callable[[], None],
+        possible: bool = True,
     ) -> None:
         connection.on_lost = self.reset
+        self.possible = possible
+        self.hears = False
         self._connection = connection
         self._queries = queries
         self._worker = str(worker)
-        self._hears = hears
-        self._on_asleep = on_asleep
+        self._look_again = look_again
         self._turn = asyncio.Lock()
-        self._standing: set[str] = set()  # we are the guard, with the lock granted
-        self._waiting: asyncio.Task[None] | None = None  # we are the guard, the lock is not granted yet
+        self._asleep: set[str] = set()  # channels whose sleeper this is, with the lock granted
+        self._waiting: asyncio.Task[None] | None = None  # for the lock of a channel whose sleeper this is
 
     @property
-    def standing(self) -> bool:
-        return bool(self._standing) or self._waiting is not None
+    def chosen(self) -> bool:
+        """Whether this worker is the sleeper of any channel, asleep or still waiting for the lock."""
+        return bool(self._asleep) or self._waiting is not None
 
-    def guards(self, channel: str) -> bool:
-        return channel in self._standing
+    def asleep(self, channel: str) -> bool:
+        """Whether every commit on the channel notifies on behalf of this worker."""
+        return channel in self._asleep
 
-    async def stand(self, channel: str) -> bool:
-        """Try to become the guard. True when the worker has just become it and must look once more.
+    async def fall_asleep(self, channel: str) -> bool:
+        """Try to become the channel's sleeper. True when that has just succeeded and the worker must look once more.
 
-        Without a connection there is no bell, and the polling interval covers it. A bell that the worker itself would
-        not hear must not be rung for it.
+        Without a connection there is no bell, and the polling interval covers it. A worker that would not hear the
+        bell does not make producers ring it.
         """
-        if channel in self._standing or self._waiting is not None or not self._hears():
+        if channel in self._asleep or self._waiting is not None or not self.hears:
             return False
         try:
-            answer = await self._ask("guard", channel=channel)
+            answer = await self._ask("become_sleeper", channel=channel)
             if answer == 2:
                 await self._announce(channel)
         except CONNECTION_FAULTS:
             return False
         if answer == 1:
-            self._waiting = asyncio.create_task(self._fall_asleep(channel))
+            self._waiting = asyncio.create_task(self._wait_for_lock(channel))
         return answer == 2
 
-    async def _fall_asleep(self, channel: str) -> None:
+    async def _wait_for_lock(self, channel: str) -> None:
         try:
-            # Commits that wait for a long transaction of their own are waited for: from the moment it queues, the
-            # others notify. Only a connection that is gone does not answer for this long.
+            # Commits that wait for a long transaction of their own are waited for: from the moment the lock is queued
+            # for, the others notify. Only a connection that is gone does not answer for this long.
             await self._ask("fall_asleep", patience=_LONGEST_QUEUE, channel=channel)
             await self._announce(channel)
         except (*CONNECTION_FAULTS, asyncpg.PostgresError):
-            self.reset()  # with the connection goes the post: who cannot sleep must not keep others from it
+            self.reset()  # both locks go with the connection: one that cannot fall asleep must not keep others from it
         finally:
             self._waiting = None
-            self._on_asleep()
+            self._look_again()
 
     async def _announce(self, channel: str) -> None:
-        self._standing.add(channel)
-        await self._ask("announce_guard", channel=channel, worker=self._worker)
+        self._asleep.add(channel)
+        await self._ask("announce_sleeper", channel=channel, worker=self._worker)
 
-    async def stand_down(self) -> None:
-        """Busy: producers need not ring. A lock that is still being waited for is given up once it is granted."""
+    async def get_up(self) -> None:
+        """Release the locks: the worker is busy, and producers need not ring. One still waited for is kept."""
         if self._waiting is not None:
             return
         with contextlib.suppress(*CONNECTION_FAULTS):
-            for channel in tuple(self._standing):
-                self._standing.discard(channel)
-                await self._ask("stand_down", channel=channel, worker=self._worker)
+            for channel in tuple(self._asleep):
+                self._asleep.discard(channel)
+                await self._ask("get_up", channel=channel, worker=self._worker)
 
     async def ping(self) -> None:
-        """Tells a dead connection, and keeps the server from ending it as idle."""
+        """Detect a dead connection, and keep the server from ending it as idle."""
         if self._waiting is None:
             with contextlib.suppress(*CONNECTION_FAULTS):
                 await self._ask("ping")
@@ -113,16 +118,17 @@ class Sleeper:
                 raise
 
     def reset(self) -> None:
-        """The connection is gone, and with it the locks. A worker that relied on them must look for itself."""
-        stood, self._standing = self._standing, set()
+        """Forget the connection, which is gone, and the locks with it. A worker that was asleep must look again."""
+        slept, self._asleep = self._asleep, set()
         self._connection.drop()
-        if stood:
-            self._on_asleep()
+        if slept:
+            self._look_again()
 
     async def close(self) -> None:
+        """Release everything; without a word to the server when it still keeps the connection waiting for a lock."""
         if self._waiting is not None:
             self._waiting.cancel()
             await asyncio.gather(self._waiting, return_exceptions=True)
-            self._connection.drop()  # it is blocked in the server: there is nobody to say goodbye to
-        self._standing.clear()
+            self._connection.drop()
+        self._asleep.clear()
         await self._connection.close()

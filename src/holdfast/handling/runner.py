@@ -1,0 +1,128 @@
+"""Runs one handler: on the event loop, in a thread, or in a transaction. Workers and reactions run handlers this way.
+
+A run ends with the handler's outcome, or raises its error. Who asked for the run decides what becomes of either.
+"""
+
+import asyncio
+import contextvars
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+import asyncpg
+
+from holdfast.context import HandlerContext
+from holdfast.envelope import EventEnvelope
+from holdfast.handlers import Handler
+from holdfast.handling.sessions import Session, Sessions, ended_by_hand
+from holdfast.handling.threads import Threads
+from holdfast.outcome import Outcome
+from holdfast.telemetry import Notice, Observer
+
+Call = Callable[[], Awaitable[Outcome]]
+# Begins and ends the transaction around the call, and returns what is left to settle: None for nothing.
+Transact = Callable[[Session, Call], Awaitable[Outcome | None]]
+
+
+class HandlerRunner:
+    """Runs handlers with the threads and database sessions of one process.
+
+    `patience` is how long a handler may wait for a thread; by default, its own time limit.
+    """
+
+    def __init__(
+        self, sessions: Sessions, threads: Threads, observe: Observer, *, patience: float | None = None
+    ) -> None:
+        self._sessions = sessions
+        self._threads = threads
+        self._observe = observe
+        self._patience = patience
+
+    async def run(
+        self,
+        handler: Handler,
+        event: EventEnvelope,
+        context: HandlerContext,
+        start: Callable[[], None],
+        transact: Transact,
+    ) -> Outcome | None:
+        """Return the outcome of the handler, or for one that takes `tx`, what `transact` returns.
+
+        `start` is called when the handler's own time begins: waiting for a thread or a session is not part of it.
+        """
+        if not handler.transactional:
+            return await self._call(handler, event, context, start, None)
+        async with self._sessions.session() as session:
+            return await transact(session, partial(self._lend, session, handler, event, context, start))
+
+    async def _lend(
+        self,
+        session: Session,
+        handler: Handler,
+        event: EventEnvelope,
+        context: HandlerContext,
+        start: Callable[[], None],
+    ) -> Outcome:
+        """Call the handler with the session, whose transaction must still be open afterwards."""
+        session.lent = True
+        try:
+            outcome = await self._call(handler, event, context, start, session)
+        finally:
+            session.lent = False
+        if session.is_in_transaction():
+            return outcome
+        # Some ways to end a transaction cannot be intercepted. If it was a commit, the event counts as handled, and
+        # what the handler did after it was not part of the transaction.
+        details: dict[str, object] = {
+            "handler_name": handler.name,
+            "delivery_id": str(context.delivery_id),
+            "remedy": "let the handler return or raise; use tx.transaction() for a part that may fail",
+        }
+        self._observe(Notice("error", "transaction_ended_by_hand", details))
+        raise ended_by_hand()
+
+    async def _call(
+        self,
+        handler: Handler,
+        event: EventEnvelope,
+        context: HandlerContext,
+        start: Callable[[], None],
+        tx: asyncpg.Connection | None,
+    ) -> Outcome:
+        extras = handler.extras(event, context, tx)
+        if handler.asynchronous:
+            start()
+            return handler.outcome_of(await handler.function(event, **extras))
+        call = partial(contextvars.copy_context().run, handler.function, event, **extras)
+        patience = handler.timeout if self._patience is None else self._patience
+        return handler.outcome_of(await self._threads.call(call, start, patience=patience))
+
+    def close(self) -> None:
+        """Let the threads end. The sessions belong to who made them."""
+        self._threads.close()
+
+
+def overran(handler: Handler) -> TimeoutError:
+    """The error of a handler that was cancelled at its time limit."""
+    return TimeoutError(f"the handler ran longer than its limit of {handler.timeout:g} s")
+
+
+async def limited(handler: Handler, run: Awaitable[Outcome | None]) -> Outcome | None:
+    """Cancel the run at the handler's time limit."""
+    try:
+        async with asyncio.timeout(handler.timeout) as limit:
+            return await run
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise overran(handler) from None
+
+
+async def commit(session: Session, transaction: asyncpg.transaction.Transaction, handler: Handler) -> None:
+    """Commit the transaction of a handler; an error when a failed statement has made the server roll it back."""
+    session.ended = ""
+    await transaction.commit()
+    if session.ended != "COMMIT":
+        raise asyncpg.InFailedSQLTransactionError(
+            f"{handler.name} went on after a statement had failed, and nothing could be committed; use "
+            "tx.transaction() for a part that may fail"
+        )

@@ -1,0 +1,50 @@
+"""The database connections of one worker, except the heartbeat's, which lives in the heartbeat's thread."""
+
+import asyncio
+
+from holdfast.handlers import HandlerRegistry
+from holdfast.handling.sessions import SILENCE, Sessions
+from holdfast.postgres.connection import Address, ReservedConnection
+from holdfast.settings import WorkerSettings
+
+# How often the listening connection is asked whether it is still alive.
+PING_INTERVAL = 5.0
+
+
+class Connections:
+    """Each loop has a connection of its own, opened when it is first used; transactional handlers share `sessions`."""
+
+    def __init__(self, dsn: str, registry: HandlerRegistry, settings: WorkerSettings) -> None:
+        self.address = Address(dsn)
+        # LISTEN needs a direct connection.
+        self.listen_address = Address(settings.listen_dsn) if settings.listen_dsn else self.address
+        # A statement that takes longer than this is a sign of trouble, and must end before the lease does.
+        limit = settings.lease / 3
+        # If a worker is frozen while it sleeps, the server ends its connections as idle: producers stop notifying.
+        idle = 5 * PING_INTERVAL
+        # Not durable: a claim that a crash of the server undoes counts as not made, because its token settles nothing.
+        self.claim = ReservedConnection(self.address, "claim", statement_timeout=limit, durable=False)
+        self.settle = ReservedConnection(self.address, "settle", statement_timeout=limit)
+        self.maintenance = ReservedConnection(self.address, "maintenance", statement_timeout=limit)
+        self.schedule = ReservedConnection(self.address, "schedule", statement_timeout=limit)
+        self.listen = ReservedConnection(self.listen_address, "listen", statement_timeout=limit, idle_timeout=idle)
+        self.sleeper = ReservedConnection(self.listen_address, "sleeper", idle_timeout=idle)
+        self.sessions = Sessions(
+            self.address,
+            size=settings.connections,
+            patience=settings.lease,
+            statement_timeout=max(handler.timeout for handler in registry) + SILENCE,
+        )
+
+    def drop(self) -> None:
+        """Forget all connections but those for wake-ups: the server has not answered, and will not answer on them."""
+        for connection in (self.claim, self.settle, self.maintenance, self.schedule):
+            connection.drop()
+        self.sessions.drop(PING_INTERVAL)  # the last answer is at least that old
+
+    async def close(self) -> None:
+        """Close all of them at once, except the sleeper's, which the sleeper closes."""
+        reserved = (self.claim, self.settle, self.maintenance, self.schedule, self.listen)
+        await asyncio.gather(
+            self.sessions.close(), *(connection.close() for connection in reserved), return_exceptions=True
+        )

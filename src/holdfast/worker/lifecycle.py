@@ -1,0 +1,167 @@
+"""The life of a worker: in which order its parts start, and in which order they stop."""
+
+import asyncio
+import contextlib
+import shlex
+from collections.abc import Awaitable, Callable
+from uuid import UUID
+
+from holdfast.failure import describe
+from holdfast.handlers import HandlerRegistry
+from holdfast.postgres.connection import CONNECTION_FAULTS, PASSING_FAULTS
+from holdfast.postgres.deliveries import Subscriptions
+from holdfast.telemetry import Notice
+from holdfast.worker.lanes import outdated
+from holdfast.worker.parts import Parts
+from holdfast.worker.readiness import require_ready
+
+# A database that does not answer must not keep a worker from stopping. Together these are less than five seconds.
+_CLAIM_PATIENCE = 2.0
+_GOODBYE = 2.5  # beyond the grace
+_END_PATIENCE = 0.5
+_CLOSE_PATIENCE = 1.0
+
+
+class Lifecycle:
+    """Runs the parts of one worker, once. `started` is set when all loops run; setting `stop` ends them."""
+
+    def __init__(self, parts: Parts, worker: UUID, registry: HandlerRegistry) -> None:
+        self._parts = parts
+        self._worker = worker
+        self._registry = registry
+        self._settings = parts.shared.settings
+        self._observe = parts.shared.observe
+        self.started = asyncio.Event()
+        self.stop = asyncio.Event()
+
+    async def run(self) -> None:
+        """Prepare the database, start the loops, wait for `stop`, and stop them within the grace."""
+        prepared = False
+        try:
+            prepared = await self._prepare()
+        finally:
+            if not prepared:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_GOODBYE):
+                        await self._parts.maintenance.say_goodbye()
+                await self._close()
+        if not prepared:
+            return
+        parts = self._parts
+        parts.heartbeat.start()
+        settling = asyncio.create_task(self._keep("settle", parts.settler.run))
+        dispatching = asyncio.create_task(self._keep("dispatch", parts.dispatcher.run))
+        claiming = asyncio.create_task(self._keep("claim", parts.claimer.run))
+        others = [asyncio.create_task(self._keep("maintain", parts.maintenance.run))]
+        if parts.scheduler is not None:
+            others.append(asyncio.create_task(self._keep("schedule", parts.scheduler.run)))
+        if parts.listener is not None:
+            others.append(asyncio.create_task(self._keep("listen", parts.listener.run)))
+        self.started.set()
+        self._observe(Notice("info", "worker_started", self._introduction()))
+        try:
+            await self.stop.wait()
+        finally:
+            grace_ends = asyncio.get_running_loop().time() + self._settings.grace
+            await self._stop_claiming(claiming)
+            await _end(claiming, *others)
+            try:
+                async with asyncio.timeout_at(grace_ends + _GOODBYE):
+                    await parts.dispatcher.stop(max(0.0, grace_ends - asyncio.get_running_loop().time()))
+                    await parts.maintenance.say_goodbye()
+            except TimeoutError:
+                details: dict[str, object] = {
+                    "in_flight": len(parts.shared.in_flight),
+                    "remedy": "the database does not answer; the events are claimed again when their leases end",
+                }
+                self._observe(Notice("error", "stop_incomplete", details))
+            finally:
+                await _end(dispatching, settling)
+                await self._close()
+            self._observe(Notice("info", "worker_stopped", {"worker_id": str(self._worker)}))
+
+    async def _stop_claiming(self, claiming: asyncio.Task[None]) -> None:
+        connection = self._parts.connections.claim
+        self._parts.claimer.stop()
+        self._parts.dispatcher.nudge()
+        await asyncio.wait((claiming,), timeout=_CLAIM_PATIENCE if connection.reachable else _END_PATIENCE)
+        if not claiming.done():
+            connection.drop()
+
+    async def _prepare(self) -> bool:
+        """Wait for the database, refuse one that does not fit, record subscriptions. False when stopped meanwhile."""
+        connections, deliveries = self._parts.connections, self._parts.shared.deliveries
+        outage = self._parts.shared.outages.of("start")
+        while not self.stop.is_set():
+            try:
+                await connections.address.probe()
+                connection = await connections.claim.use()
+                policies = await require_ready(connection, self._settings)
+                deliveries.consuming = any(
+                    policy.brief for (entity, _), policy in policies.items() if entity == "outbox_row"
+                )
+                # Handlers that run in process are owed nothing; their lanes are served, for replays.
+                owed = [handler for handler in self._registry if handler.via == "outbox"]
+                await deliveries.subscribe(connection, owed)
+                self._report_outdated(await deliveries.subscriptions(connection))
+                if self._parts.scheduler is not None:
+                    await self._parts.maintenance.introduce()
+                    await self._parts.scheduler.declare()
+                outage.over()
+                return True
+            except (*PASSING_FAULTS, *CONNECTION_FAULTS) as fault:
+                connections.claim.drop()
+                try:
+                    async with asyncio.timeout(outage.begin(fault)):
+                        await self.stop.wait()
+                except TimeoutError:
+                    pass
+        return False
+
+    def _report_outdated(self, subscriptions: Subscriptions) -> None:
+        for handler_name, event_type in outdated(subscriptions, self._registry):
+            details: dict[str, object] = {
+                "handler_name": handler_name,
+                "event_type": event_type,
+                "remedy": "if it is no longer wanted: "
+                f"holdfast handlers retire {handler_name} --event-type {shlex.quote(event_type)}",
+            }
+            self._observe(Notice("warning", "subscription_outdated", details))
+
+    async def _keep(self, name: str, loop: Callable[[], Awaitable[None]]) -> None:
+        """Run a loop, and start it again after a defect ends it: the others must not die with it."""
+        while True:
+            try:
+                await loop()
+                return
+            except Exception as error:
+                details: dict[str, object] = {"loop": name, "error": describe(error).text}
+                self._observe(Notice("error", "loop_failed", details))
+                await asyncio.sleep(1.0)
+
+    async def _close(self) -> None:
+        closing = self._parts.heartbeat.stop(), self._parts.sleeper.close(), self._parts.connections.close()
+        await _end(*map(asyncio.ensure_future, closing), patience=_CLOSE_PATIENCE)
+
+    def _introduction(self) -> dict[str, object]:
+        transactional = any(handler.transactional for handler in self._registry)
+        return {
+            "worker_id": str(self._worker),
+            "generation": self._settings.generation,
+            "channels": list(self._settings.served_channels),
+            "handlers": sorted(handler.name for handler in self._registry),
+            "schedules": sorted(schedule.name for schedule in self._registry.schedules),
+            "connections_at_most": self._settings.connections_needed(transactional, bool(self._registry.schedules)),
+        }
+
+
+async def _end(*tasks: asyncio.Future[None], patience: float = 0.0) -> None:
+    """Cancel the tasks that have not ended in time. One that refuses to be cancelled is left behind."""
+    if patience:
+        await asyncio.wait(tasks, timeout=patience)
+    for task in tasks:
+        task.cancel()
+    done, _ = await asyncio.wait(tasks, timeout=_END_PATIENCE)
+    for task in done:
+        if not task.cancelled():
+            task.exception()  # reported already, or no longer of interest

@@ -1,0 +1,92 @@
+"""The parts of one worker and the arrows between them. Each part is one loop in one module of this package.
+
+claimer ──feed──▶ dispatcher ──settlements──▶ settler          heartbeat ──cancel──▶ dispatcher
+   ▲                                             │                 ▲
+   └──────────────── wakeups ◀───────wake────────┘               doubt
+                        ▲  ▲                                       │
+                        │  └──────────────wake──────────────── listener ──hears, ping, reset──▶ sleeper
+                        └──────────────look again──────────────────────────────────────────────────┘
+
+Maintenance and the scheduler stand alone.
+"""
+
+from uuid import UUID
+
+from holdfast.failure import Redactor
+from holdfast.handlers import HandlerRegistry
+from holdfast.postgres.deliveries import Deliveries
+from holdfast.postgres.fleet import Fleet
+from holdfast.postgres.queries import Queries
+from holdfast.postgres.schedules import Schedules
+from holdfast.postgres.wakeup.sleeper import Sleeper
+from holdfast.settings import WorkerSettings
+from holdfast.telemetry import Counters, Observer
+from holdfast.worker.claimer import Claimer
+from holdfast.worker.connections import Connections
+from holdfast.worker.dispatcher import Dispatcher
+from holdfast.worker.heartbeat import Heartbeat
+from holdfast.worker.in_flight import InFlight
+from holdfast.worker.listener import Listener
+from holdfast.worker.maintenance import Maintenance, registration
+from holdfast.worker.outage import Outages
+from holdfast.worker.scheduler import Scheduler
+from holdfast.worker.settlements import Judge
+from holdfast.worker.settler import Settler
+from holdfast.worker.shared import Shared
+from holdfast.worker.sweeper import Sweeper
+from holdfast.worker.wakeups import Wakeups
+
+
+class Parts:
+    """Makes the parts in the order in which they need each other. `Lifecycle` starts and stops them."""
+
+    def __init__(
+        self,
+        dsn: str,
+        worker: UUID,
+        registry: HandlerRegistry,
+        settings: WorkerSettings,
+        observe: Observer,
+        redact: Redactor | None,
+    ) -> None:
+        queries = Queries(settings.schema)
+        handlers = list(registry)
+        self.connections = connections = Connections(dsn, registry, settings)
+        address = connections.address
+        self.shared = shared = Shared(
+            settings=settings,
+            connections=connections,
+            deliveries=Deliveries(
+                queries, address, worker=worker, generation=settings.generation, lease=settings.lease
+            ),
+            in_flight=InFlight(),
+            counters=Counters(),
+            observe=observe,
+            outages=Outages(observe),
+        )
+
+        wakeups = Wakeups()
+        shortest = min(handler.timeout for handler in handlers)
+        self.settler = Settler(shared, wakeups)
+        self.dispatcher = Dispatcher(shared, self.settler, Judge(redact), shortest_timeout=shortest)
+        self.heartbeat = Heartbeat(shared, self.dispatcher)
+        self.sleeper = Sleeper(connections.sleeper, queries, worker, wakeups.look_again, possible=settings.listen)
+        self.listener: Listener | None = None
+        if settings.listen:
+            self.listener = Listener(shared, queries, worker, wakeups, self.sleeper, self.heartbeat)
+        self.claimer = Claimer(shared, self.dispatcher, handlers, wakeups, self.sleeper)
+
+        self.maintenance = Maintenance(
+            connections.maintenance,
+            shared.deliveries,
+            Fleet(queries),
+            registration(worker, handlers, settings),
+            observe,
+            Sweeper(queries, worker, observe) if settings.sweep else None,
+        )
+        self.scheduler: Scheduler | None = None
+        if registry.schedules:
+            schedules = Schedules(queries, address, settings.generation)
+            self.scheduler = Scheduler(
+                connections.schedule, schedules, registry.schedules, shared.counters, observe, shared.outages
+            )

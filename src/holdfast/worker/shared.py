@@ -1,0 +1,23 @@
+"""What the loops of one worker share."""
+
+from dataclasses import dataclass
+
+from holdfast.postgres.deliveries import Deliveries
+from holdfast.settings import WorkerSettings
+from holdfast.telemetry import Counters, Observer
+from holdfast.worker.connections import Connections
+from holdfast.worker.in_flight import InFlight
+from holdfast.worker.outage import Outages
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """One value for every loop: its settings, the database, the deliveries in flight, and where it reports."""
+
+    settings: WorkerSettings
+    connections: Connections
+    deliveries: Deliveries
+    in_flight: InFlight
+    counters: Counters
+    observe: Observer
+    outages: Outages
