@@ -13,11 +13,11 @@ from types import TracebackType
 from typing import Self
 from uuid import UUID
 
-from holdfast.envelope import uuid7
 from holdfast.errors import ConfigurationError
 from holdfast.failure import Redactor, describe
 from holdfast.handlers import HandlerRegistry
 from holdfast.handling.sessions import SILENCE, Sessions
+from holdfast.ids import uuid7
 from holdfast.observability.logging import log_fact
 from holdfast.postgres.connection import CONNECTION_FAULTS, PASSING_FAULTS, Address, ReservedConnection
 from holdfast.postgres.deliveries import Deliveries, Subscriptions
