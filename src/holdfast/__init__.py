@@ -8,10 +8,10 @@ from holdfast.context import HandlerContext
 from holdfast.envelope import EventEnvelope
 from holdfast.errors import HoldfastError, TerminalHandlerError, TransientHandlerError
 from holdfast.handlers import HandlerRegistry
+from holdfast.new_event import NewEvent
 from holdfast.outcome import Done, Reject, Retry, Snooze
 from holdfast.postgres.publisher import Publisher
 from holdfast.protocols import EventHandler, EventListener, EventPublisher
-from holdfast.publication import NewEvent
 from holdfast.reactions.reactions import Reactions
 from holdfast.retry import RetryPolicy
 from holdfast.settings import WorkerSettings

@@ -1,4 +1,4 @@
-"""What a handler can know about the delivery at hand, beside the envelope."""
+"""The handler context: what a handler may know about its delivery, beside the envelope."""
 
 from collections.abc import Mapping
 from contextvars import ContextVar
@@ -7,7 +7,7 @@ from uuid import UUID
 
 
 class HandlerContext(NamedTuple):
-    """Passed to a handler that has a parameter named `context`.
+    """The context of one delivery, passed to a handler that has a parameter named `context`.
 
     What the handler publishes inherits `correlation_id` and names this event as its cause.
     """

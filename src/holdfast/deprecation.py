@@ -1,17 +1,17 @@
 """Versions of an event type: additions keep the type, a breaking change takes the next suffix.
 
-The old type gets a deadline. Until then both are published; from the day after, whoever still publishes
-or handles the old one is told so, once per process and type.
+The old type gets a deadline. Until then both are published; from the day after, publishing or handling the old one
+warns, once per process and type.
 """
 
 import re
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 
-import structlog
-
 from holdfast.errors import ConfigurationError
+from holdfast.telemetry import Notice
 
 _SUFFIX = re.compile(r"(?P<stem>.+)\.v(?P<number>[1-9][0-9]*)")
 
@@ -30,7 +30,7 @@ _warned: set[str] = set()
 
 
 def successor(event_type: str) -> str:
-    """The name for the next breaking version of an event type.
+    """Return the name for the next breaking version of an event type.
 
     >>> successor("decision.recorded"), successor("decision.recorded.v2")
     ('decision.recorded.v2', 'decision.recorded.v3')
@@ -50,8 +50,11 @@ def deprecate(event_type: str, deadline: date, successor: str) -> None:
     _warned.discard(event_type)
 
 
-def warn_if_deprecated(event_type: str, today: date | None = None) -> None:
-    """Warn, once per process, about a type that is past its deadline. Costs a lookup otherwise."""
+def warn_if_deprecated(event_type: str, observe: Callable[[Notice], None], today: date | None = None) -> None:
+    """Warn, once per process, about an event type that is past its deadline; `observe` gets a notice to log.
+
+    It costs a lookup otherwise.
+    """
     deprecation = _deprecations.get(event_type)
     if deprecation is None or event_type in _warned:
         return
@@ -59,12 +62,12 @@ def warn_if_deprecated(event_type: str, today: date | None = None) -> None:
         return
     _warned.add(event_type)
     deadline = deprecation.deadline.isoformat()
-    structlog.get_logger("holdfast").warning(
-        "event_type_deprecated",
-        event_type=event_type,
-        deadline=deadline,
-        successor=deprecation.successor,
-    )
+    details: dict[str, object] = {
+        "event_type": event_type,
+        "deadline": deadline,
+        "successor": deprecation.successor,
+    }
+    observe(Notice("warning", "event_type_deprecated", details))
     warnings.warn(
         f"event type {event_type} is past its deadline {deadline}; use {deprecation.successor}",
         DeprecationWarning,

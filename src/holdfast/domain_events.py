@@ -5,7 +5,7 @@
             self.status = "placed"
             self.record(NewEvent("order.placed", {"order_id": str(self.id)}))
 
-Recording does no I/O and knows no database. Whoever stores the aggregate publishes what was recorded on it, in the same
+Recording does no I/O and knows no database. The events are published by the code that stores the aggregate, in the same
 transaction: for SQLAlchemy that is `holdfast.integrations.sqlalchemy`.
 """
 
@@ -18,28 +18,30 @@ from itertools import count
 from typing import Final
 from uuid import UUID
 
-from holdfast.envelope import uuid7
 from holdfast.errors import FieldError
-from holdfast.publication import NewEvent
+from holdfast.ids import uuid7
+from holdfast.new_event import NewEvent
 
 _ATTRIBUTE: Final = "_recorded_events"
 # One order for everything that is recorded in a process, on whatever aggregate.
 _order = count(1)
 
-# Told at once of an object on which something was recorded. An identity map holds unchanged objects weakly: it must
+# Called at once with each object on which an event is recorded. An identity map holds unchanged objects weakly: it must
 # not let go of this one.
 watchers: Final[list[Callable[[RecordsEvents], None]]] = []
 
 
 def position() -> int:
-    """A place in the order of recording: what was recorded before is below it, what follows is above."""
+    """Return a place in the order of recording: above all events recorded before, below all that follow."""
     return next(_order)
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """An event, when and in which order it was recorded. Its id is given here, so that a second try to store it is seen
-    as one."""
+    """An event, with the time and the order in which it was recorded.
+
+    Its id is given here, so that a second attempt to store it is recognised.
+    """
 
     position: int
     event_id: UUID
@@ -47,7 +49,7 @@ class Recorded:
     made_by: NewEvent | Callable[[], NewEvent]
 
     def event(self) -> NewEvent:
-        """What to publish. A function is called now."""
+        """Return the event to publish. A function that was recorded is called now."""
         made = self.made_by if isinstance(self.made_by, NewEvent) else self.made_by()
         if not isinstance(made, NewEvent):
             raise _no_event(made)
@@ -55,10 +57,10 @@ class Recorded:
 
 
 class RecordsEvents:
-    """A mixin for aggregates."""
+    """A mixin for aggregates on which events are recorded."""
 
     def record(self, event: NewEvent | Callable[[], NewEvent]) -> None:
-        """Say what happened. It is published when this object is committed, and not when it is rolled back.
+        """Record an event. It is published when this object is committed, and not when it is rolled back.
 
         Give a function where the event needs what only the database knows, like a generated key: it is called when the
         object has been written.
@@ -71,12 +73,12 @@ class RecordsEvents:
 
 
 def recorded_on(aggregate: object) -> list[Recorded]:
-    """What is recorded on an object and not published yet."""
+    """Return the events that are recorded on an object and not published yet."""
     return list(getattr(aggregate, "__dict__", {}).get(_ATTRIBUTE, ()))
 
 
 def forget(aggregate: object, gone: Callable[[Recorded], bool]) -> None:
-    """Take from an object what is published, or will never be."""
+    """Remove the recorded events for which `gone` is true from an object."""
     left = [each for each in recorded_on(aggregate) if not gone(each)]
     if left:
         aggregate.__dict__[_ATTRIBUTE] = left

@@ -15,7 +15,7 @@ HoldfastError
 │   │   └── KeyReused             an idempotency key that was used for another command
 │   └── NotFoundFault
 └── TransientHandlerError         raise it in a handler: retry, if given after .retry_after seconds
-    └── CommandUnderWay           somebody else is carrying out the command with this key
+    └── CommandUnderWay           the command with this key is being carried out already
 """
 
 
@@ -93,7 +93,7 @@ class KeyReused(DomainFault):
 
 
 class NotFoundFault(TerminalHandlerError):
-    """What the event refers to does not exist."""
+    """The event refers to something that does not exist."""
 
 
 class TransientHandlerError(HoldfastError):
@@ -105,4 +105,4 @@ class TransientHandlerError(HoldfastError):
 
 
 class CommandUnderWay(TransientHandlerError):
-    """Somebody else is carrying out the command with this idempotency key at this moment."""
+    """The command with this idempotency key is being carried out at this moment."""

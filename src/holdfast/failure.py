@@ -1,4 +1,4 @@
-"""What is remembered of a failure: a bounded text, a signature that groups it, the cycles before a replay."""
+"""The record of a failure: a bounded text, a signature that groups it, the cycles before a replay."""
 
 import re
 import reprlib
@@ -26,9 +26,9 @@ _UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 class FailureCycle(BaseModel):
-    """One entry of `failure_history`: what a replay found and cleared. Fields are only ever added.
+    """One entry of `failure_history`: the failure that a replay cleared. Fields are only ever added.
 
-    With `edited_to` it is the last one: a corrected event has taken this one's place.
+    An entry with `edited_to` is the last one: a corrected event has taken this one's place.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -53,7 +53,7 @@ class ErrorReport:
 
 
 def describe(exc: BaseException, redact: Redactor | None = None) -> ErrorReport:
-    """Put an error and its causes into a bounded, storable text. It never raises.
+    """Return an error and its causes as a bounded, storable text. It never raises.
 
     >>> describe(ValueError("no such order")).text
     'ValueError: no such order'
@@ -69,7 +69,7 @@ def describe(exc: BaseException, redact: Redactor | None = None) -> ErrorReport:
 
 
 def bound(text: str, redact: Redactor | None = None) -> str:
-    """The text redacted, free of what Postgres or a terminal chokes on, and at most 8 KiB of UTF-8."""
+    """Return the text redacted, without what Postgres or a terminal cannot take, and at most 8 KiB of UTF-8."""
     cut = len(text) > _READ
     text = str.__getitem__(text, slice(_READ))
     if redact is not None:
@@ -162,7 +162,7 @@ def _message(error: BaseException) -> str:
 
 
 def _validation_message(error: ValidationError) -> str:
-    # Pydantic's own text quotes the input, which is somebody's payload.
+    # Pydantic's own text quotes the input, which is part of a payload.
     details = error.errors(include_url=False, include_context=False, include_input=False)
     lines = [f"{error.error_count()} invalid in {error.title}"]
     for detail in details[:_MOST_FIELDS]:
@@ -206,6 +206,6 @@ _VARYING = re.compile(
 
 
 def signature(text: str, type_name: str) -> str:
-    """A short name for a kind of failure: the same for texts that differ only in ids, numbers or values."""
+    """Return a short name for a kind of failure: the same for texts that differ only in ids, numbers or values."""
     normal = " ".join(_VARYING.sub(lambda match: f"<{match.lastgroup}>", text).split())
     return f"{type_name}:{blake2b(normal.encode(errors='replace'), digest_size=8).hexdigest()}"

@@ -1,4 +1,4 @@
-"""Handlers and their registration: what an application writes and a worker runs.
+"""Handlers, which an application writes and a worker runs, and the registry that names them.
 
     registry = HandlerRegistry()
 
@@ -8,10 +8,10 @@
 Further parameters are recognised by name: `payload` (annotated with a model of your own, which is validated),
 `tx` (a database transaction that commits together with the delivery) and `context` (a `HandlerContext`).
 
-`via` says where it runs: `"outbox"`, where a worker delivers the event and retries, or `"in_process"`, where
-`Reactions` run it beside the producer as soon as that has committed. The function stays as it is.
+`via` says where a handler runs: with `"outbox"` a worker delivers the event and retries, with `"in_process"`
+`Reactions` run the handler beside the producer as soon as that has committed. The function stays as it is.
 
-`registry.schedule` declares events that are published at their times, by whichever worker comes first.
+`registry.schedule` declares events that are published at set times, each by one of the workers.
 """
 
 import inspect
@@ -20,26 +20,27 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cache, partial
-from typing import Any, Literal, TypeVar, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
 from pydantic import TypeAdapter
 
+from holdfast.checks import number, one_of
 from holdfast.context import HandlerContext
 from holdfast.envelope import EventEnvelope
 from holdfast.errors import ConfigurationError, TerminalHandlerError
+from holdfast.names import event_pattern, handler_name
 from holdfast.outcome import DONE, Done, Outcome, Reject, Retry, Snooze
-from holdfast.protocols import require_handler_name
 from holdfast.retry import DEFAULT_RETRY_POLICY, RetryPolicy
 from holdfast.schedules import Missed, Schedule, timing
 
 DEFAULT_TIMEOUT = 300.0
+SHORTEST_TIMEOUT, LONGEST_TIMEOUT = 0.001, 86_400.0
 
 OnError = Literal["retry", "reject"]
 Via = Literal["outbox", "in_process"]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _KNOWN = ("payload", "tx", "context")
-_EVENT_TYPE = re.compile(r"[^/\s\x00-\x1f\x7f-\x9f]{1,200}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class Handler:
     """One registered handler, with everything a worker needs to know about it."""
 
     name: str
-    context: str
+    domain_context: str
     event_types: tuple[str, ...]
     function: Callable[..., Any] = field(repr=False)
     retry: RetryPolicy = DEFAULT_RETRY_POLICY
@@ -61,11 +62,11 @@ class Handler:
     plain: bool = False  # asynchronous, and takes the event and nothing else
 
     def wants(self, event_type: str) -> bool:
-        """Whether it is registered for events of the type."""
+        """Whether the handler is registered for events of the type."""
         return any(pattern_of(each).fullmatch(event_type) for each in self.event_types)
 
     def extras(self, event: EventEnvelope, context: HandlerContext, tx: object) -> dict[str, Any]:
-        """The arguments beside the event. Validates the payload: a `ValidationError` is terminal."""
+        """Return the arguments beside the event. The payload is validated: a `ValidationError` is terminal."""
         extras: dict[str, Any] = {}
         if self.payload_model is not None:
             extras["payload"] = self.payload_model.validate_python(event.payload)
@@ -76,7 +77,7 @@ class Handler:
         return extras
 
     def outcome_of(self, result: object) -> Outcome:
-        """What the function returned, as an outcome; nothing is `Done`."""
+        """Return the outcome for what the function returned; nothing is `Done`."""
         if result is None:
             return DONE
         if isinstance(result, Done | Retry | Snooze | Reject):
@@ -87,10 +88,13 @@ class Handler:
 
 
 class HandlerRegistry:
-    """The handlers of an application. `context` overrides the part of each name before its first dot."""
+    """The handlers of an application.
 
-    def __init__(self, *, context: str | None = None) -> None:
-        self._context = context
+    A handler's domain context is the part of its name before the first dot; `domain_context` replaces it for all.
+    """
+
+    def __init__(self, *, domain_context: str | None = None) -> None:
+        self._domain_context = domain_context
         self._handlers: dict[str, Handler] = {}
         self._schedules: dict[str, Schedule] = {}
 
@@ -118,8 +122,8 @@ class HandlerRegistry:
         """Register the decorated function for event types; `*` in a type stands for any characters.
 
         `timeout` is the time limit of one attempt in seconds. With `on_error="reject"` an error fails the
-        event at once, with reason `rejected`. With `via="in_process"` it runs in the process that publishes, after
-        the commit and once; should it fail, it is a dead letter, and a worker runs it when somebody replays it.
+        event at once, with reason `rejected`. With `via="in_process"` the handler runs in the process that publishes,
+        after the commit and once; if it fails, the delivery is a dead letter, and a worker runs it after a replay.
         """
 
         def register(function: Function) -> Function:
@@ -140,7 +144,7 @@ class HandlerRegistry:
         via: Via = "outbox",
     ) -> Handler:
         """Register a function without the decorator."""
-        require_handler_name(name)
+        handler_name(name)
         if name in self._handlers:
             remedy = "give every handler a name of its own: it is half of the key that makes effects happen once"
             raise ConfigurationError(name, "is registered twice", remedy)
@@ -149,21 +153,17 @@ class HandlerRegistry:
         if not event_types:
             raise ConfigurationError(name, "handles no event type", 'name at least one, like "order.placed"')
         for event_type in event_types:
-            if not isinstance(event_type, str) or not _EVENT_TYPE.fullmatch(event_type):
-                remedy = 'write it like "order.placed" or "order.*", without spaces and slashes'
-                raise ConfigurationError(name, f"has the event type {event_type!r}", remedy)
-        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout <= 86_400:
-            raise ConfigurationError(f"{name}.timeout", "is not a time limit", "give seconds from 0.001 to 86400")
-        if on_error not in ("retry", "reject"):
-            raise ConfigurationError(f"{name}.on_error", "is unknown", 'use "retry" or "reject"')
-        if via not in ("outbox", "in_process"):
-            raise ConfigurationError(f"{name}.via", "is unknown", 'use "outbox" or "in_process"')
-        handler = _describe(name, self._context, event_types, function, retry, float(timeout), on_error, via)
+            event_pattern(name, event_type)
+        number(f"{name}.timeout", timeout, SHORTEST_TIMEOUT, LONGEST_TIMEOUT)
+        one_of(f"{name}.on_error", on_error, get_args(OnError))
+        one_of(f"{name}.via", via, get_args(Via))
+        handler = _describe(name, self._domain_context, event_types, function, retry, float(timeout), on_error, via)
         self._handlers[name] = handler
         return handler
 
     @property
     def schedules(self) -> tuple[Schedule, ...]:
+        """The declared schedules."""
         return tuple(self._schedules.values())
 
     def schedule(
@@ -181,14 +181,14 @@ class HandlerRegistry:
     ) -> Schedule:
         """Publish an event at every slot of `cron` in a time zone, or of `every`, once however many workers run.
 
-        `missed` says what becomes of slots that nobody was there to fire: the latest of them is fired, all are (up to
-        a hundred), or none.
+        `missed` says what becomes of slots at which no worker ran: the latest of them is fired, all are (up to a
+        hundred), or none.
         """
         try:
             when = timing(cron, timezone, every)
         except ConfigurationError as error:
             raise ConfigurationError(f"{name}.{error.field}", error.problem, error.remedy) from None
-        source = self._context or str(name).partition(".")[0]
+        source = self._domain_context or str(name).partition(".")[0]
         schedule = Schedule(name, source, when, event_type, missed, payload or {}, target, priority)
         self._declare(schedule)
         return schedule
@@ -211,13 +211,13 @@ class HandlerRegistry:
 
 @cache
 def pattern_of(event_type: str) -> re.Pattern[str]:
-    """What an event type with `*` in it stands for."""
+    """Return the expression that an event type with `*` in it stands for."""
     return re.compile(".*".join(map(re.escape, event_type.split("*"))), re.DOTALL)
 
 
 def _describe(
     name: str,
-    context: str | None,
+    domain_context: str | None,
     event_types: tuple[str, ...],
     function: Callable[..., Any],
     retry: RetryPolicy,
@@ -232,7 +232,7 @@ def _describe(
     unknown = [p.name for p in others if p.name not in _KNOWN and p.default is p.empty]
     if unknown:
         remedy = f"use {', '.join(_KNOWN)}, or give the others a default"
-        raise ConfigurationError(name, f"has the parameter {unknown[0]!r}, which nobody can fill", remedy)
+        raise ConfigurationError(name, f"has the parameter {unknown[0]!r}, which Holdfast cannot fill", remedy)
     wanted = {p.name for p in others if p.name in _KNOWN}
     call = function.func if isinstance(function, partial) else function
     call = call if inspect.isroutine(call) else getattr(call, "__call__", call)  # noqa: B004
@@ -242,7 +242,7 @@ def _describe(
         raise ConfigurationError(name, "takes tx and is not asynchronous", remedy)
     return Handler(
         name=name,
-        context=context or name.partition(".")[0],
+        domain_context=domain_context or name.partition(".")[0],
         event_types=tuple(dict.fromkeys(event_types)),
         function=function,
         retry=retry,

@@ -1,9 +1,10 @@
-"""What a handler may answer: nothing (done), or one of four values."""
+"""The outcomes that a handler may return: `Done` (as nothing is), `Retry`, `Snooze` or `Reject`."""
 
 import math
 from dataclasses import dataclass
 from datetime import timedelta
 
+from holdfast.checks import Refusal
 from holdfast.errors import ConfigurationError
 
 Delay = float | timedelta
@@ -11,7 +12,7 @@ LONGEST_DELAY = timedelta(days=3653).total_seconds()
 
 
 def delay_seconds(delay: Delay) -> float:
-    """A delay in seconds; `ValueError` says what is wrong with one that nobody can wait for."""
+    """Return a delay in seconds; a `ValueError` names the problem of a delay that cannot be waited for."""
     if isinstance(delay, timedelta):
         seconds = delay.total_seconds()
     elif isinstance(delay, bool) or not isinstance(delay, int | float):
@@ -30,12 +31,12 @@ def delay_seconds(delay: Delay) -> float:
     return seconds
 
 
-def _checked(owner: str, delay: Delay) -> float:
+def require_delay(field: str, delay: Delay, *, error: Refusal = ConfigurationError) -> float:
+    """Return a delay in seconds; the error names field, problem and remedy."""
     try:
         return delay_seconds(delay)
-    except ValueError as error:
-        remedy = "give seconds or a timedelta between zero and ten years"
-        raise ConfigurationError(f"{owner}.delay", str(error), remedy) from None
+    except ValueError as problem:
+        raise error(field, str(problem), "give seconds or a timedelta between zero and ten years") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +46,14 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Try again after `delay`, or as the retry policy says. It counts as an attempt."""
+    """Deliver the event again after `delay`, or as the retry policy says. It counts as an attempt."""
 
     delay: Delay | None = None
     reason: str | None = None
 
     def __post_init__(self) -> None:
         if self.delay is not None:
-            _checked("Retry", self.delay)
+            require_delay("Retry.delay", self.delay)
 
     @property
     def seconds(self) -> float | None:
@@ -61,12 +62,12 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class Snooze:
-    """Not yet: look again after `delay`. No attempt is counted, so the delay must be above zero."""
+    """Deliver the event again after `delay`. No attempt is counted, so the delay must be above zero."""
 
     delay: Delay
 
     def __post_init__(self) -> None:
-        if _checked("Snooze", self.delay) == 0:
+        if require_delay("Snooze.delay", self.delay) == 0:
             remedy = "give a delay above zero: a snooze counts no attempt and would never end"
             raise ConfigurationError("Snooze.delay", "is zero", remedy)
 
@@ -77,7 +78,7 @@ class Snooze:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """Never: the event fails now, with failure reason `rejected`."""
+    """The event fails now, with failure reason `rejected`."""
 
     reason: str | None = None
 

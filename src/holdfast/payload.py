@@ -1,4 +1,4 @@
-"""A payload as JSON text that Postgres stores as it is, or an error that names the value it cannot store."""
+"""Payloads as JSON text that Postgres stores as it is, or an error that names the value it cannot store."""
 
 import json
 import re
@@ -42,7 +42,7 @@ _CURES: tuple[tuple[type | tuple[type, ...], str], ...] = (
 
 
 def encode_payload(payload: dict[str, Any], limit: int = PAYLOAD_LIMIT) -> str:
-    """The payload as JSON text that Postgres will accept, or a `PayloadError` that names the bad value.
+    """Return the payload as JSON text that Postgres will accept; a `PayloadError` names a bad value.
 
     >>> encode_payload({"order_id": "o-1", "lines": [1, 2]})
     '{"order_id": "o-1", "lines": [1, 2]}'
@@ -112,7 +112,7 @@ _Steps: TypeAlias = "tuple[str | int, _Steps] | None"
 
 
 def _fault(payload: dict[str, Any], limit: int) -> PayloadError | None:
-    """The first value that cannot be stored, with its path."""
+    """Return the error for the first value that cannot be stored, with its path."""
     visits = iter(range(max(limit, 1_000) + 1))
 
     def look(value: Any, steps: _Steps, depth: int) -> PayloadError | None:

@@ -1,4 +1,4 @@
-"""Taking passwords out of text that may quote a connection string.
+"""Removal of passwords from text that may quote a connection string.
 
 Connection strings reach people in errors, often malformed, because a character in the password was not
 encoded. So this does not parse: where it is unclear what belongs to the password, more is hidden, not less.

@@ -1,10 +1,11 @@
-"""How long rows are kept, and what is left of them afterwards."""
+"""Retention policies: how long rows are kept, and what is left of them afterwards."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 
+from holdfast.checks import one_of, whole
 from holdfast.errors import ConfigurationError
 
 _LONGEST_DAYS = 36_500
@@ -36,10 +37,7 @@ class RetentionPolicy:
 
     def __post_init__(self) -> None:
         for field in ("active_ttl_days", "tombstoned_grace_days"):
-            days = getattr(self, field)
-            if isinstance(days, bool) or not isinstance(days, int) or not 0 <= days <= _LONGEST_DAYS:
-                problem = "is not a whole number of days"
-                raise ConfigurationError(field, problem, f"give a number from 0 to {_LONGEST_DAYS}")
+            whole(field, getattr(self, field), 0, _LONGEST_DAYS, remedy=f"give whole days from 0 to {_LONGEST_DAYS:,}")
         if not isinstance(self.disposal, Disposal):
             raise ConfigurationError("disposal", "is unknown", f"use one of {', '.join(Disposal)}")
 
@@ -67,7 +65,7 @@ POLICY_REGISTRY: RetentionPolicies = MappingProxyType(
 
 
 def policy_for(entity: str, content_class: str, registry: RetentionPolicies = POLICY_REGISTRY) -> RetentionPolicy:
-    """The policy of a content class, or else the one its entity has for all classes."""
+    """Return the policy of a content class, or else the one that its entity has for all classes."""
     policy = registry.get((entity, content_class)) or registry.get((entity, ALL_CLASSES))
     if policy is None:
         problem = f"has no policy for {entity!r}"
@@ -97,8 +95,7 @@ def with_policy(
     registry: RetentionPolicies, entity: str, content_class: str, policy: RetentionPolicy | None
 ) -> RetentionPolicies:
     """The registry with one policy added, changed or (None) removed; refused if it would not do."""
-    if entity not in ENTITIES:
-        raise ConfigurationError("entity", f"is {entity!r}", f"use one of {', '.join(ENTITIES)}")
+    one_of("entity", entity, ENTITIES)
     if not isinstance(content_class, str) or not 1 <= len(content_class.encode()) <= 800:
         raise ConfigurationError("content_class", f"is {content_class!r}", "name a class, or '*' for all of them")
     if entity in _WHOLE and content_class != ALL_CLASSES:

@@ -1,4 +1,4 @@
-"""When a failed attempt is tried again, and whether it is worth trying.
+"""When a failed attempt is tried again, and which errors are worth another attempt.
 
 The classifier reads SQLSTATE codes, HTTP statuses and class names, never texts: texts change with the
 server's language. It imports no driver, so it knows the errors of all of them.
@@ -16,6 +16,7 @@ from typing import Literal, get_args
 
 from pydantic import ValidationError
 
+from holdfast.checks import number, one_of, whole
 from holdfast.errors import ConfigurationError, PayloadError, TerminalHandlerError, TransientHandlerError
 from holdfast.outcome import LONGEST_DELAY
 
@@ -45,18 +46,17 @@ class RetryPolicy:
     terminal_errors: tuple[type[BaseException], ...] = ()
 
     def __post_init__(self) -> None:
-        if type(self.max_attempts) is not int or not 1 <= self.max_attempts < 2**31:
-            _refuse("max_attempts", "is not a positive whole number", "give 1 or more")
-        _require_number("base_delay", self.base_delay, SHORTEST_DELAY, LONGEST_DELAY)
-        _require_number("multiplier", self.multiplier, 1, 1e6)
-        _require_number("max_delay", self.max_delay, self.base_delay, LONGEST_DELAY)
+        whole("RetryPolicy.max_attempts", self.max_attempts, 1, 2**31 - 1)
+        number("RetryPolicy.base_delay", self.base_delay, SHORTEST_DELAY, LONGEST_DELAY)
+        number("RetryPolicy.multiplier", self.multiplier, 1, 1e6)
+        number("RetryPolicy.max_delay", self.max_delay, self.base_delay, LONGEST_DELAY)
         if self.max_total_delay is not None:
-            _require_number("max_total_delay", self.max_total_delay, 0, LONGEST_DELAY)
-        if self.strategy not in get_args(Strategy):
-            _refuse("strategy", "is unknown", f"use one of {', '.join(get_args(Strategy))}")
+            number("RetryPolicy.max_total_delay", self.max_total_delay, 0, LONGEST_DELAY)
+        one_of("RetryPolicy.strategy", self.strategy, get_args(Strategy))
         errors: object = self.terminal_errors
         if not isinstance(errors, tuple) or not all(map(_is_exception_class, errors)):
-            _refuse("terminal_errors", "is not a tuple of exception classes", "write (SomeError, OtherError)")
+            problem = "is not a tuple of exception classes"
+            raise ConfigurationError("RetryPolicy.terminal_errors", problem, "write (SomeError, OtherError)")
 
     @property
     def budget(self) -> int:
@@ -88,18 +88,8 @@ class RetryPolicy:
         return self.max_total_delay is not None and waited >= self.max_total_delay
 
 
-def _refuse(field: str, problem: str, remedy: str) -> None:
-    raise ConfigurationError(f"RetryPolicy.{field}", problem, remedy)
-
-
 def _is_exception_class(value: object) -> bool:
     return isinstance(value, type) and issubclass(value, BaseException)
-
-
-def _require_number(field: str, value: object, low: float, high: float) -> None:
-    # NaN fails the comparison as well.
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        _refuse(field, "is not a number in its range", f"give a number from {low:g} to {high:g}")
 
 
 DEFAULT_RETRY_POLICY = RetryPolicy()
@@ -107,7 +97,7 @@ DEFAULT_RETRY_POLICY = RetryPolicy()
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether an error is terminal, and how many seconds the other side asked us to wait."""
+    """Whether an error is terminal, and how many seconds the other service asked to wait."""
 
     terminal: bool
     retry_after: float | None = None
@@ -129,6 +119,10 @@ _PASSING = (
 _DEEPEST_CAUSE = 10
 _MOST_MEMBERS = 100
 _SQLSTATE = re.compile(r"[0-9A-Z]{5}")
+# Rolled back in favour of another transaction: the same work succeeds when it is done again from its beginning.
+CONFLICT_SQLSTATES = frozenset({"40001", "40P01"})  # serialization_failure, deadlock_detected
+LOCK_NOT_AVAILABLE = "55P03"
+QUERY_CANCELED = "57014"
 # Bad data, a broken constraint, a statement the database does not understand or allow.
 _TERMINAL_SQLSTATE_CLASSES = ("22", "23", "42")
 _DATABASE_NAMES = frozenset(
@@ -174,7 +168,7 @@ def _classify_members(
 
 
 def sqlstate_of(exc: BaseException) -> str | None:
-    """The code of the database error that this error is, wraps or was caused by; None when there is none."""
+    """Return the SQLSTATE of the database error that this error is, wraps or was caused by; None without one."""
     return next(filter(None, map(_sqlstate, _origins(exc))), None)
 
 

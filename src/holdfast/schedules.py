@@ -1,4 +1,4 @@
-"""Schedules: events that time itself publishes, and the slots at which it does.
+"""Schedules: events that are published at set times, and the slots at which they are.
 
     registry.schedule("report.due", name="reports.daily", cron="0 7 * * *", timezone="Europe/Berlin")
     registry.schedule("cache.stale", name="shop.refresh", every=timedelta(minutes=15))
@@ -16,10 +16,11 @@ from itertools import takewhile
 from typing import Any, Literal, get_args
 from zoneinfo import ZoneInfo
 
-from holdfast.errors import ConfigurationError, HandlerNameError, PublishError
+from holdfast.checks import one_of
+from holdfast.errors import ConfigurationError, PublishError
+from holdfast.names import schedule_name
+from holdfast.new_event import NewEvent
 from holdfast.payload import encode_payload
-from holdfast.protocols import require_handler_name
-from holdfast.publication import NewEvent
 
 Missed = Literal["latest", "all", "skip"]
 MISSED: tuple[Missed, ...] = get_args(Missed)
@@ -65,7 +66,7 @@ class Cron:
                 yield slot
 
     def _on_the_wall(self, moment: datetime, zone: ZoneInfo) -> Iterator[datetime]:
-        """With the clock as it is from one change of it to the next.
+        """Yield slots by the clock on the wall, with one offset from UTC until the clocks are moved.
 
         cronsim walks by the hour, and gets out of step where clocks are moved by half of one.
         """
@@ -128,7 +129,7 @@ Timing = Cron | Every
 
 
 def timing(cron: str | None, timezone: str | None, every: timedelta | None) -> Timing:
-    """One of the two."""
+    """Return a `Cron` or an `Every`: exactly one of `cron` and `every` is to be given."""
     if (cron is None) == (every is None):
         remedy = 'give one of them: cron="0 7 * * *", or every=timedelta(minutes=15)'
         raise ConfigurationError("cron", "and every: exactly one of them is needed", remedy)
@@ -142,7 +143,7 @@ def timing(cron: str | None, timezone: str | None, every: timedelta | None) -> T
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """What is to be done about a schedule at a moment.
+    """The slots of a schedule that are due at a moment.
 
     `fire` are the slots whose events are published now; slots up to `until` are dealt with, fired or not, and `next`
     is the first one after the moment.
@@ -155,7 +156,7 @@ class Due:
 
 
 def due(timing: Timing, missed: Missed, after: datetime, now: datetime) -> Due:
-    """Which slots after one moment and up to another are fired."""
+    """Return which slots after one moment and up to another are fired."""
     most = MOST_MISSED if missed == "all" else 1
     latest = _latest(timing, after, now, most + 1)
     until = latest[-1] if latest else after
@@ -164,7 +165,7 @@ def due(timing: Timing, missed: Missed, after: datetime, now: datetime) -> Due:
 
 
 def _latest(timing: Timing, after: datetime, now: datetime, most: int) -> list[datetime]:
-    """The last slots after one moment and up to another, in their order, and no more than so many."""
+    """Return the last slots after one moment and up to another, in their order, and at most `most` of them."""
     for start in (*(now - window for window in _WINDOWS), after):
         slots = deque(takewhile(lambda slot: slot <= now, timing.after(max(after, start))), maxlen=most)
         if start <= after or len(slots) == most:
@@ -186,17 +187,13 @@ class Schedule:
     priority: int = 1
 
     def __post_init__(self) -> None:
+        schedule_name(self.name)
         try:
-            require_handler_name(self.name)
             NewEvent(self.event_type, dict(self.payload), target=self.target, priority=self.priority)
             encode_payload(dict(self.payload))
-        except HandlerNameError as error:
-            remedy = "write <context>.<schedule> in lower case, like reports.daily"
-            raise ConfigurationError("schedule", error.problem, remedy) from None
         except PublishError as error:
             raise ConfigurationError(f"{self.name}.{error.field}", error.problem, error.remedy) from None
-        if self.missed not in MISSED:
-            raise ConfigurationError(f"{self.name}.missed", f"is {self.missed!r}", f"use one of {', '.join(MISSED)}")
+        one_of(f"{self.name}.missed", self.missed, MISSED)
 
 
 def _zone(name: str) -> ZoneInfo:
@@ -213,7 +210,7 @@ def _offset(zone: ZoneInfo, moment: datetime) -> timedelta:
 
 
 def _change(zone: ZoneInfo, moment: datetime, until: datetime) -> datetime | None:
-    """The first second after a moment, and up to another, at which the clocks of a zone have been moved."""
+    """Return the first second after a moment, and up to another, at which the clocks of a zone have been moved."""
     offset = _offset(zone, moment)
     while moment < until:
         later = min(moment + _DAY, until)

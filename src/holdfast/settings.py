@@ -1,25 +1,24 @@
-"""How a worker behaves. Every value has a default that suits one process beside one service."""
+"""Settings of a worker. Every value has a default that suits one process beside one service."""
 
-import re
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from holdfast.checks import number, one_of, whole
 from holdfast.errors import ConfigurationError
+from holdfast.names import channel_name
 
 DeadLetters = Literal["in_place", "archive"]
 DEAD_LETTERS: tuple[DeadLetters, ...] = get_args(DeadLetters)
 
-_CHANNEL = re.compile(r"[a-z_][a-z0-9_]{0,62}")
-
 
 def channel_of(generation: int) -> str:
-    """The channel of a deployment generation; generation 0 is everybody who has no deployments."""
+    """Return the channel of a deployment generation; generation 0 is for applications without deployments."""
     return "outbox_default" if generation == 0 else f"outbox_gen_{generation}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSettings:
-    """Times are seconds. `docs/settings.md` explains when to change which."""
+    """How a worker behaves. Times are seconds. `docs/settings.md` explains when to change which."""
 
     schema: str = "core"
     generation: int = 0
@@ -39,37 +38,27 @@ class WorkerSettings:
     sweep: bool = True  # take turns with the other workers in retention's sweeps
 
     def __post_init__(self) -> None:
-        _require("generation", self.generation, 0, 2**63 - 1, whole=True)
-        _require("concurrency", self.concurrency, 1, 10_000, whole=True)
-        _require("threads", self.threads, 1, 1_000, whole=True)
-        _require("connections", self.connections, 1, 1_000, whole=True)
-        _require("batch", self.batch, 1, 500, whole=True)
-        _require("lease", self.lease, 0.5, 3_600)
-        _require("poll_interval", self.poll_interval, 0.01, 3_600)
-        _require("grace", self.grace, 0, 3_600)
-        _require("settle_after", self.settle_after, 0, 1)
-        if self.dead_letters not in DEAD_LETTERS:
-            problem = f"is {self.dead_letters!r}"
-            raise ConfigurationError("WorkerSettings.dead_letters", problem, f"use one of {', '.join(DEAD_LETTERS)}")
+        whole("WorkerSettings.generation", self.generation)
+        whole("WorkerSettings.concurrency", self.concurrency, 1, 10_000)
+        whole("WorkerSettings.threads", self.threads, 1, 1_000)
+        whole("WorkerSettings.connections", self.connections, 1, 1_000)
+        whole("WorkerSettings.batch", self.batch, 1, 500)
+        number("WorkerSettings.lease", self.lease, 0.5, 3_600)
+        number("WorkerSettings.poll_interval", self.poll_interval, 0.01, 3_600)
+        number("WorkerSettings.grace", self.grace, 0, 3_600)
+        number("WorkerSettings.settle_after", self.settle_after, 0, 1)
+        one_of("WorkerSettings.dead_letters", self.dead_letters, DEAD_LETTERS)
         if isinstance(self.channels, str):
-            raise ConfigurationError("channels", "is a string", f"write ({self.channels!r},)")
+            raise ConfigurationError("WorkerSettings.channels", "is a string", f"write ({self.channels!r},)")
         for channel in self.channels:
-            if not isinstance(channel, str) or not _CHANNEL.fullmatch(channel):
-                remedy = "use 1 to 63 of a-z, 0-9 and _, not starting with a digit"
-                raise ConfigurationError("channels", f"has {channel!r}, which is no channel name", remedy)
+            channel_name("WorkerSettings.channels", channel)
 
     @property
     def served_channels(self) -> tuple[str, ...]:
+        """The channels that a worker claims from, each once."""
         return tuple(dict.fromkeys(self.channels)) or (channel_of(self.generation),)
 
     def connections_needed(self, transactional: bool, scheduled: bool = False) -> int:
-        """How many database connections a worker process opens at most (OBX-7)."""
+        """Return how many database connections a worker process opens at most."""
         reserved = 4 + (2 if self.listen else 0)  # claim, settle, heartbeat, maintenance; listen, sleeper
         return reserved + (self.connections if transactional else 0) + (1 if scheduled else 0)
-
-
-def _require(field: str, value: float, low: float, high: float, *, whole: bool = False) -> None:
-    kind = int if whole else int | float
-    if isinstance(value, bool) or not isinstance(value, kind) or not low <= value <= high:
-        remedy = f"give a {'whole ' if whole else ''}number from {low:g} to {high:g}"
-        raise ConfigurationError(f"WorkerSettings.{field}", f"is {value!r}", remedy)

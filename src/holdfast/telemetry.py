@@ -1,7 +1,7 @@
-"""What the library tells about itself: frozen facts for whoever observes, and plain counters.
+"""Facts about what the library does, for observers, and counters.
 
-The core knows neither loggers nor exporters. A worker hands each fact to its observers; `observability` has the
-one that writes structured logs.
+The contracts know neither loggers nor exporters. A worker hands each fact to its observers; `observability` has the
+observer that writes structured logs.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ from uuid import UUID
 
 @dataclass(frozen=True, slots=True)
 class DeliveryFact:
-    """What every fact about one delivery names. Payloads are never part of it."""
+    """The fields of every fact about one delivery. Payloads are never part of it."""
 
     event_id: UUID
     delivery_id: UUID
@@ -26,7 +26,7 @@ class DeliveryFact:
 
 @dataclass(frozen=True, slots=True)
 class Retried(DeliveryFact):
-    """An attempt failed and will be repeated (RTY-3)."""
+    """An attempt failed and will be repeated."""
 
     last_error: str
     retry_in: float
@@ -34,7 +34,7 @@ class Retried(DeliveryFact):
 
 @dataclass(frozen=True, slots=True)
 class Failed(DeliveryFact):
-    """A delivery failed for good (DLQ-6)."""
+    """A delivery failed for good."""
 
     failure_reason: str
     last_error: str | None
@@ -43,7 +43,7 @@ class Failed(DeliveryFact):
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something an operator should know about the worker itself."""
+    """Something an operator should know about a worker, a publisher or reactions."""
 
     level: str  # info, warning or error
     name: str
@@ -68,7 +68,7 @@ def all_observers(observers: Iterable[Observer]) -> Observer:
 
 @dataclass(slots=True)
 class Counters:
-    """What a worker has done since it started."""
+    """Counts of what a worker has done since it started."""
 
     claims: int = 0
     claimed: int = 0

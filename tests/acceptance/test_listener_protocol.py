@@ -5,7 +5,7 @@ import asyncio
 import asyncpg
 
 from holdfast import EventEnvelope, EventListener, EventPublisher, Publisher, WorkerSettings
-from holdfast.envelope import uuid7
+from holdfast.ids import uuid7
 from holdfast.worker import OutboxListener
 
 

@@ -149,7 +149,7 @@ async def test_target_chooses_the_context(dsn: str, conn: asyncpg.Connection) ->
     """LSN-7: target=NULL reaches every context, a named target only its own; a context can be a setting."""
     seen: list[tuple[str, int]] = []
     registry = noting(seen, "billing.charge", "mail.thank")
-    elsewhere = HandlerRegistry(context="archive")
+    elsewhere = HandlerRegistry(domain_context="archive")
 
     @elsewhere.handler("order.placed", name="billing.keep")
     async def keep(event: EventEnvelope) -> None:

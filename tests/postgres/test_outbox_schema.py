@@ -13,7 +13,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from holdfast.envelope import uuid7_time
+from holdfast.ids import uuid7_time
 from tests.outbox import CHANNEL, EVENT, Outbox, connect
 
 DECIDED_COLUMNS = {

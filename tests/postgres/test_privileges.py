@@ -12,7 +12,7 @@ import asyncpg
 import pytest
 
 from holdfast import NewEvent, Publisher
-from holdfast.envelope import uuid7
+from holdfast.ids import uuid7
 from holdfast.postgres import migrate
 from tests.outbox import CHANNEL, EVENT, HANDLER, LANE, InFlight, Lane, Outbox, connect
 from tests.servers import SessionServer

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 
 from holdfast import EventEnvelope, EventPublisher, NewEvent, Publisher
 from holdfast.embedded import EmbeddedPostgres
-from holdfast.envelope import uuid7
 from holdfast.errors import ConfigurationError, FieldError, PublishError
+from holdfast.ids import uuid7
 from tests.outbox import CHANNEL, HANDLER, InFlight, Lane, Outbox, connect
 from tests.servers import SessionServer, apply_schema
 

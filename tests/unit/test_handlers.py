@@ -51,7 +51,11 @@ def test_decorator_returns_the_function() -> None:
     registry = HandlerRegistry()
     assert registry.handler("order.placed", name="billing.charge")(plain) is plain
     handler = registry["billing.charge"]
-    assert (handler.name, handler.context, handler.event_types) == ("billing.charge", "billing", ("order.placed",))
+    assert (handler.name, handler.domain_context, handler.event_types) == (
+        "billing.charge",
+        "billing",
+        ("order.placed",),
+    )
     assert handler.asynchronous and handler.plain and not handler.transactional
     assert handler.retry == RetryPolicy()
     assert (handler.timeout, handler.on_error) == (300.0, "retry")
@@ -118,18 +122,18 @@ def test_event_types_are_kept_once() -> None:
 
 def test_context_of_a_registry() -> None:
     """LSN-7: a worker's context is a setting, by default the part of the name before the first dot."""
-    assert HandlerRegistry(context="archive").add("billing.keep.copy", ("x",), plain).context == "archive"
-    assert HandlerRegistry().add("billing.keep.copy", ("x",), plain).context == "billing"
+    assert HandlerRegistry(domain_context="archive").add("billing.keep.copy", ("x",), plain).domain_context == "archive"
+    assert HandlerRegistry().add("billing.keep.copy", ("x",), plain).domain_context == "billing"
 
 
 def test_include() -> None:
     """LSN-5: registries of several modules become one; a name stays unique."""
-    first, second = HandlerRegistry(), HandlerRegistry(context="archive")
+    first, second = HandlerRegistry(), HandlerRegistry(domain_context="archive")
     first.add("a.one", ("x",), plain)
     second.add("a.two", ("x",), plain)
     first.include(second)
     assert [handler.name for handler in first] == ["a.one", "a.two"]
-    assert first["a.two"].context == "archive"
+    assert first["a.two"].domain_context == "archive"
     with pytest.raises(ConfigurationError, match=r"a\.two is registered twice"):
         first.include(second)
 
@@ -174,7 +178,7 @@ def test_functions_that_nobody_can_call() -> None:
     wrong: list[tuple[Any, str]] = [
         (nothing, "takes no event"),
         (keyword, "takes no event"),
-        (unknown, "'session', which nobody can fill"),
+        (unknown, "'session', which Holdfast cannot fill"),
         (threaded, "takes tx and is not asynchronous"),
         (untyped, "has no annotation"),
         (undefined, "not defined"),
@@ -189,7 +193,7 @@ def test_functions_that_nobody_can_call() -> None:
 @pytest.mark.parametrize("timeout", [0, -1, 86_401, float("nan"), float("inf"), True, "5", None])
 def test_time_limits_are_checked(timeout: Any) -> None:
     """LSN-11: a limit that cannot be kept is refused."""
-    with pytest.raises(ConfigurationError, match="is not a time limit"):
+    with pytest.raises(ConfigurationError, match=r"give a number from 0\.001 to 86,400"):
         HandlerRegistry().add("a.b", ("x",), plain, timeout=timeout)
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from sqlalchemy.dialects import postgresql
 
 from holdfast.errors import ConfigurationError
+from holdfast.names import schema_name
 from holdfast.postgres import queries
 from holdfast.postgres.queries import (
     Queries,
@@ -22,7 +23,6 @@ from holdfast.postgres.queries import (
     for_sqlalchemy,
     parse,
     render,
-    require_schema,
     split,
 )
 
@@ -77,7 +77,7 @@ def test_statements_are_kept() -> None:
 
 @pytest.mark.parametrize("name", ["core", "_", "acme_events", "order", "a" * 48])
 def test_plain_names_are_schemas(name: str) -> None:
-    assert require_schema(name) == name
+    assert schema_name(name) == name
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_other_names_are_refused_by_field(name: str) -> None:
 def test_only_plain_names_ever_pass(name: str) -> None:
     """S5: quotes, NUL and long names never reach SQL."""
     with contextlib.suppress(ConfigurationError):
-        assert re.fullmatch(r"[a-z_][a-z0-9_]{0,47}", require_schema(name))
+        assert re.fullmatch(r"[a-z_][a-z0-9_]{0,47}", schema_name(name))
 
 
 @pytest.mark.parametrize(

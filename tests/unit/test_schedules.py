@@ -260,7 +260,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"every": timedelta(days=367)}, "reports.daily.every", "is datetime"),
     ({"every": HOUR, "missed": "never"}, "reports.daily.missed", "is 'never'"),
     ({"every": HOUR, "payload": {"at": datetime.now()}}, "reports.daily.payload.at", "datetime"),
-    ({"every": HOUR, "priority": 3}, "reports.daily.priority", "is outside 0 to 2"),
+    ({"every": HOUR, "priority": 3}, "reports.daily.priority", "is 3"),
     ({"every": HOUR, "target": "a b"}, "reports.daily.target", "white space"),
     ({"every": HOUR, "name": "daily"}, "schedule", "'daily' is not scope-qualified"),
     ({"every": HOUR, "event_type": "report due"}, "reports.daily.event_type", "white space"),
@@ -296,7 +296,7 @@ def test_whatever_is_written_is_a_timing_or_an_error(expression: str) -> None:
 
 def test_a_name_is_declared_once_also_when_registries_are_put_together() -> None:
     """IDM-4: the name is half of the key of every slot."""
-    registry, other = HandlerRegistry(), HandlerRegistry(context="shop")
+    registry, other = HandlerRegistry(), HandlerRegistry(domain_context="shop")
     first = registry.schedule("report.due", name="reports.daily", every=HOUR)
     second = other.schedule("cache.stale", name="cache.refresh", cron="*/5 * * * *")
     assert (first.source, second.source) == ("reports", "shop")

@@ -13,7 +13,7 @@ from benchmarks.systems.process import database_of
 from benchmarks.systems.raw.statements import INSERT, INSERT_MANY
 from benchmarks.systems.tables import prepare
 from benchmarks.workload import EVENT_TYPE, PAYLOAD
-from holdfast.envelope import uuid7
+from holdfast.ids import uuid7
 
 NO_BELL = "ALTER TABLE core.outbox DISABLE TRIGGER outbox_bell"
 

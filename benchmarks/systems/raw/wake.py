@@ -16,7 +16,7 @@ from benchmarks.systems.raw.deliver import START
 from benchmarks.systems.raw.publish import NO_BELL
 from benchmarks.systems.raw.statements import BATCH, CLAIM, INSERT, SETTLE
 from benchmarks.systems.tables import prepare
-from holdfast.envelope import uuid7
+from holdfast.ids import uuid7
 
 
 async def latency(options: argparse.Namespace) -> dict[str, Any]:

@@ -12,10 +12,10 @@ from rich.text import Text
 from holdfast.cli import environment, output
 from holdfast.cli.environment import DsnOption, SchemaOption
 from holdfast.cli.options import JsonOption
+from holdfast.names import schema_name
 from holdfast.postgres import doctor as clinic
 from holdfast.postgres.connection import Address, connect
 from holdfast.postgres.doctor import Finding, Report, Severity
-from holdfast.postgres.queries import require_schema
 from holdfast.postgres.schema.ownership import OWNER
 
 _STYLES: dict[Severity, str] = {"problem": "bold red", "warning": "yellow", "note": "cyan"}
@@ -46,7 +46,7 @@ def doctor(
     if list_checks:
         _list(only, as_json)
         return
-    name = require_schema(environment.schema(schema))
+    name = schema_name(environment.schema(schema))
     report = asyncio.run(_examine(environment.dsn(dsn), name, only))
     if as_json:
         output.print_json(as_data(report))

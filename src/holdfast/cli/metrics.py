@@ -14,10 +14,10 @@ import typer
 from holdfast.cli import environment, logs
 from holdfast.cli.environment import DsnOption, SchemaOption
 from holdfast.errors import ConfigurationError
+from holdfast.names import schema_name
 from holdfast.observability import endpoint, prometheus
 from holdfast.postgres import migrate
 from holdfast.postgres.connection import Address, connect, require_readable
-from holdfast.postgres.queries import require_schema
 
 LOOPBACK = "127.0.0.1"
 
@@ -42,7 +42,7 @@ def metrics(
         host, port = address_of(listen)
         require_readable(address)
         logs.configure()
-        asyncio.run(_serve(address, require_schema(name), host, port))
+        asyncio.run(_serve(address, schema_name(name), host, port))
 
 
 def address_of(text: str) -> tuple[str, int]:

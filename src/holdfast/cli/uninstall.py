@@ -11,8 +11,8 @@ import typer
 from holdfast.cli import environment
 from holdfast.cli.environment import DsnOption, SchemaOption
 from holdfast.errors import ConfigurationError
+from holdfast.names import schema_name
 from holdfast.postgres import migrate
-from holdfast.postgres.queries import require_schema
 
 
 def uninstall(
@@ -25,7 +25,7 @@ def uninstall(
     ] = None,
 ) -> None:
     """Remove Holdfast from the database, with every event it holds."""
-    name, address = require_schema(environment.schema(schema)), environment.dsn(dsn)
+    name, address = schema_name(environment.schema(schema)), environment.dsn(dsn)
     if (yes or deletes is not None) and not (yes and deletes == name):
         raise ConfigurationError(
             "--i-know-this-deletes",

@@ -7,7 +7,6 @@ import atexit
 import contextlib
 import json
 import os
-import re
 import shutil
 import signal
 import socket
@@ -31,6 +30,7 @@ from holdfast.embedded.binaries import (
 )
 from holdfast.embedded.cluster import SUPERUSER, Cluster, server_environment
 from holdfast.embedded.errors import EmbeddedPostgresError
+from holdfast.names import is_identifier
 
 StopMode = Literal["smart", "fast", "immediate"]
 
@@ -354,7 +354,7 @@ def _is_free(port: int) -> bool:
 
 
 def _identifier(name: str) -> str:
-    if not re.fullmatch(r"[a-z_][a-z0-9_]{0,62}", name):
+    if not is_identifier(name, 63):
         raise EmbeddedPostgresError(
             f"{name!r} cannot name a database. Use 1 to 63 lower-case letters, digits and underscores."
         )

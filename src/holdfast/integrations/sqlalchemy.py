@@ -28,8 +28,8 @@ from sqlalchemy.orm import Session, SessionTransaction, object_session, scoped_s
 from holdfast.domain_events import Recorded, forget, position, recorded_on, watchers
 from holdfast.envelope import EventEnvelope
 from holdfast.errors import ConfigurationError, FieldError
+from holdfast.new_event import NewEvent
 from holdfast.postgres.publisher import Publisher
-from holdfast.publication import NewEvent
 from holdfast.reactions.reactions import Reactions
 
 Target = Union[

@@ -15,8 +15,8 @@ from uuid import UUID
 
 import asyncpg
 
-from holdfast.envelope import uuid7
 from holdfast.errors import ConfigurationError, PayloadError
+from holdfast.ids import uuid7
 from holdfast.operator import arguments, failures
 from holdfast.operator.selection import Selection
 from holdfast.operator.session import Operator, Refused

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from uuid import UUID
 
-from holdfast.envelope import uuid7
+from holdfast.ids import uuid7
 from holdfast.operator import arguments
 from holdfast.operator.session import Operator
 from holdfast.postgres.queries import Queries

@@ -315,7 +315,7 @@ class Deliveries:
                 await self._fetch(
                     connection,
                     "subscribe",
-                    context=handler.context,
+                    context=handler.domain_context,
                     handler=handler.name,
                     event_types=list(handler.event_types),
                 )

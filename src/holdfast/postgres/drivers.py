@@ -1,13 +1,15 @@
-"""The caller's transaction, whatever library it comes from. Nothing here opens, commits or rolls back one.
+"""The caller's transaction, in each library that it may come from. Nothing here opens, commits or rolls back one.
 
-A driver is recognised by the class of what the caller passes, so none of them has to be installed.
+A driver is recognised by the class of the connection or session that the caller passes, so none of them has to be
+installed. Type checkers recognise it by its methods, for the same reason: a class of a library that is not installed
+would be `Any` to them, and `Any` takes every overload.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 from weakref import WeakKeyDictionary
 
 from holdfast.errors import FieldError
@@ -16,9 +18,48 @@ from holdfast.postgres.queries import Queries
 Values = Mapping[str, object]
 
 
+class _BlockingSession(Protocol):
+    """psycopg.Connection, Session, scoped_session and Connection of SQLAlchemy, the connections of Django."""
+
+    def commit(self) -> None: ...
+    def rollback(self) -> None: ...
+
+
+class _DjangoProxy(Protocol):
+    """`django.db.connection` without type stubs: an object that looks its attributes up in the thread's connection."""
+
+    def __getattr__(self, item: str, /) -> Any: ...
+    def __contains__(self, key: str, /) -> bool: ...
+
+
+class _AwaitedSession(Protocol):
+    """psycopg.AsyncConnection, and AsyncSession, async_scoped_session and AsyncConnection of SQLAlchemy."""
+
+    def commit(self) -> Coroutine[Any, Any, None]: ...
+    def rollback(self) -> Coroutine[Any, Any, None]: ...
+
+
+class _AsyncpgConnection(Protocol):
+    """asyncpg.Connection, and with type stubs the connections of a pool."""
+
+    def is_in_transaction(self) -> bool: ...
+    def fetchval(self, query: str, /, *args: Any) -> Coroutine[Any, Any, Any]: ...
+
+
+class _AsyncpgProxy(Protocol):
+    """A connection of asyncpg's pool without type stubs: its methods are made at run time."""
+
+    def __getattr__(self, attr: str, /) -> Any: ...
+    def _detach(self) -> Any: ...
+
+
+SyncTransaction: TypeAlias = _BlockingSession | _DjangoProxy
+AsyncTransaction: TypeAlias = _AwaitedSession | _AsyncpgConnection | _AsyncpgProxy
+
+
 @dataclass(frozen=True, slots=True)
 class Driver:
-    """How to run one named statement and read the single value it returns, if it returns one."""
+    """A way to run one named statement and read the single value it returns, if it returns one."""
 
     asynchronous: bool
     run: Callable[[Any, Queries, str, Values], Any]
@@ -27,7 +68,7 @@ class Driver:
 
 
 def driver_of(tx: object) -> Driver:
-    """The driver for a connection or session, or an error that lists what is accepted."""
+    """Return the driver for a connection or session; the error for any other object lists what is accepted."""
     known = _KNOWN.get(type(tx))
     if known is None:
         known = _KNOWN[type(tx)] = _recognised(tx)
@@ -42,7 +83,7 @@ def _recognised(tx: object) -> Driver:
             return driver
     raise FieldError(
         "tx",
-        f"is {type(tx).__module__}.{type(tx).__qualname__}, which is no transaction that Holdfast knows",
+        f"is {type(tx).__module__}.{type(tx).__qualname__}, which is not a connection or session that Holdfast knows",
         "pass an asyncpg, psycopg or Django connection, or a SQLAlchemy session or connection",
     )
 
@@ -78,7 +119,7 @@ def _sqlalchemy(tx: Any, queries: Queries, name: str, values: Values) -> object:
     # SQLAlchemy begins a transaction with the first statement, unless the engine or the connection is set otherwise.
     if getattr(connection.connection.dbapi_connection, "autocommit", False):
         raise _no_transaction()
-    # In the driver's own words: to have a statement compiled by SQLAlchemy costs about as much as to run it.
+    # In the driver's own syntax: to have SQLAlchemy compile a statement costs about as much as to run it.
     match connection.dialect.paramstyle:
         case "numeric_dollar":
             statement = queries.asyncpg(name)
@@ -132,10 +173,10 @@ def _django_transaction(tx: Any) -> None:
 
 
 def _begins_by_itself(_tx: Any) -> None:
-    """Whether SQLAlchemy does is known once it has a connection."""
+    """SQLAlchemy begins a transaction with the first statement; `_sqlalchemy` refuses an engine in autocommit mode."""
 
 
-# By class, so that it is looked for once; weakly, because tests make classes by the thousand.
+# By class, so that each is recognised once; weakly, because tests make classes by the thousand.
 _KNOWN: WeakKeyDictionary[type, Driver] = WeakKeyDictionary()
 _ASYNCPG = Driver(True, _asyncpg, _asyncpg_transaction, "asyncpg")
 _SQLALCHEMY = Driver(False, _sqlalchemy, _begins_by_itself, "sqlalchemy")

@@ -11,45 +11,32 @@ With a synchronous connection or session the same methods are called without `aw
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Generator, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, Union, overload
+from typing import Any, NamedTuple, TypeVar, Unpack, overload
 from uuid import UUID
 
+import structlog
+
 from holdfast.context import current_context
-from holdfast.envelope import EventEnvelope, uuid7
+from holdfast.deprecation import warn_if_deprecated
+from holdfast.envelope import EventEnvelope
 from holdfast.errors import FieldError
+from holdfast.ids import uuid7
+from holdfast.new_event import EventOptions, NewEvent, unknown_option
+from holdfast.outbox_row import OutboxRow, envelope_of, inherited_headers, origin, plain, prepare
 from holdfast.outcome import Delay, delay_seconds
 from holdfast.payload import PAYLOAD_LIMIT
-from holdfast.postgres.drivers import Driver, driver_of
+from holdfast.postgres.drivers import AsyncTransaction, Driver, SyncTransaction, driver_of
 from holdfast.postgres.queries import Queries
-from holdfast.publication import NewEvent, OutboxRow, envelope_of, inherited_headers, origin, plain, prepare
 from holdfast.settings import channel_of
-
-if TYPE_CHECKING:
-    import asyncpg
-    import psycopg
-    import sqlalchemy
-    import sqlalchemy.ext.asyncio
-    import sqlalchemy.orm
-    from asyncpg.pool import PoolConnectionProxy
-
-    AsyncTransaction = Union[  # noqa: UP007 - the names exist for type checkers only
-        "asyncpg.Connection",
-        "PoolConnectionProxy",
-        "psycopg.AsyncConnection[Any]",
-        "sqlalchemy.ext.asyncio.AsyncSession",
-        "sqlalchemy.ext.asyncio.AsyncConnection",
-    ]
-    SyncTransaction = Union[  # noqa: UP007
-        "psycopg.Connection[Any]", "sqlalchemy.orm.Session", "sqlalchemy.Connection"
-    ]
+from holdfast.telemetry import Notice
 
 T = TypeVar("T")
 
-# A statement with a hundred thousand rows is one long stall for everybody else.
+# A statement with a hundred thousand rows would stall every other session for long.
 _MOST_ROWS = 5_000
-# What publish_many.sql fills in by itself.
+# The defaults that publish_many.sql fills in.
 _DEFAULTS: dict[str, str | None] = {"event_version": "1", "content_class": "operations", "priority": "1"}
 
 
@@ -58,8 +45,14 @@ class _Command(NamedTuple):
     values: Mapping[str, object]
 
 
-# What to run, one statement at a time; the answer to each is sent back in. The same steps serve every driver.
+# Yields the statements to run, one at a time, and is sent the answer to each. The same steps serve every driver.
 _Steps = Generator[_Command, Any, T]
+
+_logger = structlog.get_logger("holdfast")
+
+
+def _log(notice: Notice) -> None:
+    getattr(_logger, notice.level)(notice.name, **notice.details)
 
 
 class Publisher:
@@ -81,76 +74,70 @@ class Publisher:
 
     @overload
     def publish(
-        self, tx: AsyncTransaction, event_type: str, payload: dict[str, Any], **options: Any
-    ) -> Awaitable[EventEnvelope]: ...
+        self, tx: SyncTransaction, event_type: str, payload: dict[str, Any], **options: Unpack[EventOptions]
+    ) -> EventEnvelope: ...
     @overload
     def publish(
-        self, tx: SyncTransaction, event_type: str, payload: dict[str, Any], **options: Any
-    ) -> EventEnvelope: ...
-    def publish(self, tx: Any, event_type: str, payload: dict[str, Any], **options: Any) -> Any:
-        """Publish one event; `options` are those of `NewEvent`. Returns its envelope.
+        self, tx: AsyncTransaction, event_type: str, payload: dict[str, Any], **options: Unpack[EventOptions]
+    ) -> Coroutine[Any, Any, EventEnvelope]: ...
+    def publish(self, tx: Any, event_type: str, payload: dict[str, Any], **options: Unpack[EventOptions]) -> Any:
+        """Publish one event and return its envelope.
 
         With `key`, the envelope has the id of the event that holds the key: this one, or a pending one.
         """
         if not options and current_context.get() is None:
             return self._run(tx, self._publish_plain(event_type, payload))
-        return self.publish_event(tx, NewEvent(event_type, payload, **options))
+        try:
+            event = NewEvent(event_type, payload, **options)
+        except TypeError as error:
+            raise unknown_option(options) or error from None
+        return self.publish_event(tx, event)
 
     @overload
-    def publish_event(self, tx: AsyncTransaction, event: NewEvent) -> Awaitable[EventEnvelope]: ...
-    @overload
     def publish_event(self, tx: SyncTransaction, event: NewEvent) -> EventEnvelope: ...
+    @overload
+    def publish_event(self, tx: AsyncTransaction, event: NewEvent) -> Coroutine[Any, Any, EventEnvelope]: ...
     def publish_event(self, tx: Any, event: NewEvent) -> Any:
-        """The same for an event that was made before."""
+        """Publish an event that was made before and return its envelope."""
         return self._run(tx, self._publish(event))
 
     def row_of(self, event: NewEvent) -> OutboxRow:
-        """What publishing the event here and now writes."""
+        """Return the row that publishing the event at this moment writes."""
         return self._row(event)
 
     @overload
-    def publish_many(self, tx: AsyncTransaction, events: Iterable[NewEvent]) -> Awaitable[list[UUID]]: ...
-    @overload
     def publish_many(self, tx: SyncTransaction, events: Iterable[NewEvent]) -> list[UUID]: ...
+    @overload
+    def publish_many(self, tx: AsyncTransaction, events: Iterable[NewEvent]) -> Coroutine[Any, Any, list[UUID]]: ...
     def publish_many(self, tx: Any, events: Iterable[NewEvent]) -> Any:
-        """Publish thousands of events in few statements; returns their ids. All are checked before one is written."""
+        """Publish thousands of events in few statements and return their ids. All are checked before one is written."""
         return self._run(tx, self._publish_many(list(events)))
 
     @overload
-    def cancel(self, tx: AsyncTransaction, key: str) -> Awaitable[bool]: ...
-    @overload
     def cancel(self, tx: SyncTransaction, key: str) -> bool: ...
+    @overload
+    def cancel(self, tx: AsyncTransaction, key: str) -> Coroutine[Any, Any, bool]: ...
     def cancel(self, tx: Any, key: str) -> Any:
-        """Cancel the pending event that was published with `key`. False when there is none any more."""
+        """Cancel the pending event that was published with `key` and return whether there was one."""
         values = {"source": self.source, "key": self._keyed(key).dedupe_key}
         return self._run(tx, self._move(_Command("cancel_key", values)))
 
     @overload
     def reschedule(
-        self,
-        tx: AsyncTransaction,
-        key: str,
-        *,
-        delay: Delay | None = None,
-        available_at: datetime | None = None,
-    ) -> Awaitable[bool]: ...
+        self, tx: SyncTransaction, key: str, *, delay: Delay | None = None, available_at: datetime | None = None
+    ) -> bool: ...
     @overload
     def reschedule(
-        self,
-        tx: SyncTransaction,
-        key: str,
-        *,
-        delay: Delay | None = None,
-        available_at: datetime | None = None,
-    ) -> bool: ...
+        self, tx: AsyncTransaction, key: str, *, delay: Delay | None = None, available_at: datetime | None = None
+    ) -> Coroutine[Any, Any, bool]: ...
     def reschedule(self, tx: Any, key: str, *, delay: Delay | None = None, available_at: datetime | None = None) -> Any:
-        """Move the pending event that was published with `key` to another time. False when there is none."""
+        """Move the pending event that was published with `key` to another time and return whether there was one."""
         row = self._keyed(key, delay=delay, available_at=available_at)
         values = {"source": self.source, "key": row.dedupe_key, "available_at": row.available_at, "delay": row.delay}
         return self._run(tx, self._move(_Command("reschedule_key", values)))
 
     def bind(self, tx: AsyncTransaction) -> BoundPublisher:
-        """An `EventPublisher` for code that must not know about transactions."""
+        """Return an `EventPublisher` for code that must not know about transactions."""
         return BoundPublisher(self, tx)
 
     # --- the steps ------------------------------------------------------------------------------------
@@ -192,6 +179,7 @@ class Publisher:
 
     def _publish_plain(self, event_type: str, payload: dict[str, Any]) -> _Steps[EventEnvelope]:
         columns, envelope = plain(event_type, payload, self._origin, self._payload_limit)
+        warn_if_deprecated(event_type, _log)
         yield _Command("publish_plain", columns)
         return envelope
 
@@ -209,7 +197,7 @@ class Publisher:
         return ids
 
     def _columns(self, rows: Sequence[OutboxRow], now: str) -> dict[str, object]:
-        """The rows as columns. One that is all default is left to the statement: most are."""
+        """Return the rows as columns. A column of defaults only, as most are, is left to the statement."""
         columns = dict(zip(OutboxRow._fields, map(list, zip(*rows, strict=True)), strict=True))
         defaults = _DEFAULTS | {"occurred_at": now, "channel": self._origin.channel}
         values: dict[str, object] = {
@@ -224,11 +212,11 @@ class Publisher:
             "generation": self._origin.generation,
         }
 
-    def _keyed(self, key: str, **time: Any) -> OutboxRow:
-        """The same checks as for an event that is published with these values."""
+    def _keyed(self, key: str, *, delay: Delay | None = None, available_at: datetime | None = None) -> OutboxRow:
+        """Return the row of an event with these values, so that they are checked like those of any event."""
         if key is None:
             raise FieldError("key", "is None", "pass the key that the event was published with")
-        return self._row(NewEvent("holdfast.check", {}, key=key, **time))
+        return self._row(NewEvent("holdfast.check", {}, key=key, delay=delay, available_at=available_at))
 
     def _move(self, command: _Command) -> _Steps[bool]:
         moved = yield command
@@ -254,11 +242,12 @@ class Publisher:
     ) -> OutboxRow:
         if event.ordering_key is not None:
             raise FieldError("ordering_key", "is not supported by this version", "leave it out")
+        warn_if_deprecated(event.event_type, _log)
         trace_context, inherited = shared or self._inherited()
         return prepare(event, self._origin, self._payload_limit, trace_context, inherited, now, identity)
 
     def _inherited(self) -> tuple[str | None, dict[str, str] | None]:
-        """Trace context and headers of the event that is being handled, if one is."""
+        """Return trace context and headers of the event that is being handled, if one is."""
         cause = current_context.get()
         if cause is None:
             return None, None
@@ -273,6 +262,7 @@ class BoundPublisher:
         self._tx = tx
 
     async def publish(self, envelope: EventEnvelope) -> None:
+        """Publish an event in the transaction; the publisher must have its source."""
         event = NewEvent.from_envelope(envelope)
         if envelope.source != self._publisher.source:
             raise FieldError("source", f"is not {self._publisher.source!r}", "publish with that source's publisher")

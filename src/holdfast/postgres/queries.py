@@ -22,28 +22,7 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Literal
 
-from holdfast.errors import ConfigurationError
-
-SchemaName = str
-
-_SCHEMA_PATTERN = re.compile(r"[a-z_][a-z0-9_]{0,47}")
-
-
-def require_schema(name: str) -> SchemaName:
-    """Return `name` when Holdfast can live in a schema of that name, else say what to write."""
-    if not isinstance(name, str) or not _SCHEMA_PATTERN.fullmatch(name):
-        raise ConfigurationError(
-            "schema",
-            f"{name!r} is not a plain lower-case name",
-            "use 1 to 48 of a-z, 0-9 and _, not starting with a digit, for example core",
-        )
-    if name in ("public", "information_schema") or name.startswith("pg_"):
-        raise ConfigurationError(
-            "schema",
-            f"{name!r} belongs to others, and uninstalling drops the schema with everything in it",
-            "choose a name that Holdfast has for itself, for example core or holdfast",
-        )
-    return name
+from holdfast.names import schema_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +40,8 @@ class Statement:
 class Queries:
     """The statements and scripts of one installation, rendered for its schema and kept."""
 
-    def __init__(self, schema: SchemaName = "core") -> None:
-        self.schema = require_schema(schema)
+    def __init__(self, schema: str = "core") -> None:
+        self.schema = schema_name(schema)
         self._asyncpg: dict[str, Statement] = {}
         self._psycopg: dict[str, str] = {}
         self._sqlalchemy: dict[str, str] = {}
@@ -207,14 +186,14 @@ _QUALIFIER_IN_TEXT = re.compile(r'(?<![\w.$])core\.(?=[A-Za-z_%"])')
 _NAME_AS_TEXT = re.compile(r"(?<![\w.$])core(?=\.$)|^core(?=$|\s*,)")
 
 
-def render(sql: str, schema: SchemaName) -> str:
+def render(sql: str, schema: str) -> str:
     """Write `schema` where the SQL names the schema `core`."""
-    if require_schema(schema) == "core":
+    if schema_name(schema) == "core":
         return sql
     return _rename(sql, schema)
 
 
-def _rename(sql: str, schema: SchemaName) -> str:
+def _rename(sql: str, schema: str) -> str:
     identifier = f'"{schema}"'  # quoted, because a plain lower-case name may be a reserved word
 
     def in_code(code: str) -> str:

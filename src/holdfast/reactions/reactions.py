@@ -100,7 +100,7 @@ class Reactions:
         return [
             handler
             for handler in self._registry
-            if handler.via == via and target in (None, handler.context) and handler.wants(event_type)
+            if handler.via == via and target in (None, handler.domain_context) and handler.wants(event_type)
         ]
 
     def require_open(self) -> asyncio.AbstractEventLoop:

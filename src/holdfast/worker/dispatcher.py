@@ -271,7 +271,7 @@ class Dispatcher:
         result: Outcome | BaseException | None
         try:
             event, context = decode(delivery)
-            warn_if_deprecated(event.event_type)
+            warn_if_deprecated(event.event_type, self._observe)
             token = current_context.set(context)
             try:
                 if handler.plain:

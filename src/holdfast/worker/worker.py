@@ -11,10 +11,10 @@ from types import TracebackType
 from typing import Self
 from uuid import UUID
 
-from holdfast.envelope import uuid7
 from holdfast.errors import ConfigurationError
 from holdfast.failure import Redactor
 from holdfast.handlers import HandlerRegistry
+from holdfast.ids import uuid7
 from holdfast.observability.logging import log_fact
 from holdfast.settings import WorkerSettings
 from holdfast.telemetry import Counters, Observer, all_observers

@@ -14,12 +14,12 @@ import asyncpg
 from holdfast.errors import MigrationError
 from holdfast.postgres.connection import open_connection
 from holdfast.postgres.queries import Queries
+from holdfast.retry import CONFLICT_SQLSTATES, LOCK_NOT_AVAILABLE
 
 LOCK_TRIES = 10
 TURN_PATIENCE = 600.0
 
-# lock_not_available, deadlock_detected, serialization_failure
-_PASSING = frozenset({"55P03", "40P01", "40001"})
+_PASSING = CONFLICT_SQLSTATES | {LOCK_NOT_AVAILABLE}
 # Roles belong to the whole cluster, and the lock on migrations to one database: two databases that are set up
 # at the same moment meet as duplicate_object, unique_violation or "tuple concurrently updated".
 _PASSING_FOR_ROLES = _PASSING | {"42710", "23505", "XX000"}

@@ -1,0 +1,102 @@
+"""The rules for names, each of them once.
+
+- Event types, sources, targets and content classes have event names: up to 200 bytes, printable, without white space,
+  `/` and `*`. In the event pattern of a handler, `*` stands for any characters.
+- Handlers and schedules have scope-qualified names: `<domain context>.<name>` in lower case, up to 200 characters.
+- Channels (63 characters) and schemas (48) have identifiers: `a-z`, `0-9` and `_`, not starting with a digit.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TypeGuard
+
+from holdfast.checks import LONGEST_TEXT, Refusal, quoted, text
+from holdfast.errors import ConfigurationError, HandlerNameError
+
+LONGEST_NAME = 200
+LONGEST_CHANNEL = 63
+LONGEST_SCHEMA = 48
+
+# The event names that nearly all events have: publish looks no further.
+is_plain_event_name = re.compile(r"[!-)+-.0-~]{1,200}").fullmatch
+
+_EVENT_PATTERN = re.compile(r"[^/\s\x00-\x1f\x7f-\x9f]{1,200}")
+_HANDLER_NAME = re.compile(r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)+")
+_IDENTIFIER = re.compile(r"[a-z_][a-z0-9_]*")
+
+
+def event_name(field: str, value: object, *, error: Refusal = ConfigurationError) -> str:
+    """Return the name of an event type, a source, a target or a content class."""
+    name = text(field, value, LONGEST_TEXT, error=error)
+    # Bytes, not characters: two names and a key must fit into one index entry.
+    if len(name.encode()) > LONGEST_NAME:
+        raise error(field, f"has more than {LONGEST_NAME} bytes", "choose a shorter name")
+    if not name.isprintable() or any(char.isspace() or char in "/*" for char in name):
+        remedy = "write dotted lower case, like order.placed"
+        raise error(field, "contains white space, '/', '*' or something unprintable", remedy)
+    return name
+
+
+def event_pattern(field: str, value: object, *, error: Refusal = ConfigurationError) -> str:
+    """Return an event type in which `*` may stand for any characters."""
+    if not isinstance(value, str) or not _EVENT_PATTERN.fullmatch(value):
+        remedy = 'write it like "order.placed" or "order.*", without spaces and slashes'
+        raise error(field, f"has the event type {quoted(value)}", remedy)
+    return value
+
+
+def handler_name(value: object, field: str = "handler_name", *, error: Refusal = HandlerNameError) -> str:
+    """Return the name of a handler if it is scope-qualified.
+
+    >>> handler_name("billing.charge_card")
+    'billing.charge_card'
+    """
+    return _scope_qualified(field, value, "handler", "billing.charge_card", error)
+
+
+def schedule_name(value: object, field: str = "schedule", *, error: Refusal = ConfigurationError) -> str:
+    """Return the name of a schedule if it is scope-qualified.
+
+    >>> schedule_name("reports.daily")
+    'reports.daily'
+    """
+    return _scope_qualified(field, value, "schedule", "reports.daily", error)
+
+
+def channel_name(field: str, value: object, *, error: Refusal = ConfigurationError) -> str:
+    """Return the name of a channel."""
+    if not is_identifier(value, LONGEST_CHANNEL):
+        remedy = f"use 1 to {LONGEST_CHANNEL} of a-z, 0-9 and _, not starting with a digit"
+        raise error(field, f"{quoted(value)} is not a channel name", remedy)
+    return str.__str__(value)
+
+
+def schema_name(value: object, field: str = "schema") -> str:
+    """Return the name of a schema that Holdfast can have for itself."""
+    if not is_identifier(value, LONGEST_SCHEMA):
+        remedy = f"use 1 to {LONGEST_SCHEMA} of a-z, 0-9 and _, not starting with a digit, for example core"
+        raise ConfigurationError(field, f"{quoted(value)} is not a plain lower-case name", remedy)
+    name = str.__str__(value)
+    if name in ("public", "information_schema") or name.startswith("pg_"):
+        problem = f"{name!r} belongs to others, and uninstalling drops the schema with everything in it"
+        raise ConfigurationError(field, problem, "choose a name that Holdfast has for itself, for example core")
+    return name
+
+
+def is_identifier(value: object, longest: int) -> TypeGuard[str]:
+    """Whether a value is a name that Postgres needs no quotation marks for."""
+    return isinstance(value, str) and len(value) <= longest and _IDENTIFIER.fullmatch(value) is not None
+
+
+def _scope_qualified(field: str, value: object, kind: str, example: str, error: Refusal) -> str:
+    if not isinstance(value, str):
+        problem = f"is {type(value).__name__}, not str"
+    elif len(value) > LONGEST_NAME:
+        problem = f"has {len(value)} characters, {LONGEST_NAME} are allowed"
+    elif not _HANDLER_NAME.fullmatch(value):
+        problem = f"{quoted(value)} is not scope-qualified"
+    else:
+        return value
+    remedy = f"write <domain context>.<{kind}> in lower case, letters, digits and _ only, like {example}"
+    raise error(field, problem, remedy)

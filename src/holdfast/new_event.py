@@ -1,0 +1,213 @@
+"""A new event on its way into the outbox: everything is checked here, before any SQL.
+
+An error inside SQL would abort the caller's transaction; one raised here leaves it usable.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from datetime import UTC, datetime, timedelta
+from difflib import get_close_matches
+from typing import Any, Literal, Self, TypedDict, Unpack
+from uuid import UUID
+
+from holdfast.checks import LONGEST_TEXT, moment, storable, text, whole
+from holdfast.envelope import EventEnvelope
+from holdfast.errors import FieldError
+from holdfast.names import channel_name, event_name, is_plain_event_name
+from holdfast.outcome import Delay, require_delay
+
+HEADERS_LIMIT = 16 * 1024
+MAX_HEADERS = 64
+
+OnDuplicate = Literal["ignore", "reschedule"]
+
+_LARGEST_VERSION = 2**31 - 1
+_UNSCHEDULED = (None, None, None, None)
+# Stored inside the headers, but with arguments of their own.
+_NAMED_HEADERS = ("correlation_id", "causation_id")
+
+
+class EventOptions(TypedDict, total=False):
+    """The options of `publish` and `NewEvent` besides event type and payload; `NewEvent` has their defaults."""
+
+    event_id: UUID | None
+    event_version: int
+    occurred_at: datetime | None
+    target: str | None
+    domain_id: UUID | None
+    idempotency_key: str | None
+    trace_context: str | None
+    content_class: str
+    channel: str | None
+    headers: Mapping[str, str] | None
+    correlation_id: str | None
+    causation_id: str | None
+    ordering_key: str | None
+    priority: int
+    delay: Delay | None
+    available_at: datetime | None
+    expires_in: Delay | None
+    expires_at: datetime | None
+    key: str | None
+    on_duplicate: OnDuplicate
+
+
+@dataclass(frozen=True, slots=True)
+class NewEvent:
+    """An event to publish, with all its options.
+
+    `delay` and `expires_in` count from the database's clock at publishing, `available_at` and
+    `expires_at` are moments. `key` names a pending event, to cancel or reschedule it later.
+
+    >>> NewEvent("order.placed", {"order_id": "o-1"}, delay=60).priority
+    1
+    """
+
+    event_type: str
+    payload: dict[str, Any] = field(repr=False)
+    _: KW_ONLY
+    event_id: UUID | None = None
+    event_version: int = 1
+    occurred_at: datetime | None = None
+    target: str | None = None
+    domain_id: UUID | None = None
+    idempotency_key: str | None = None
+    trace_context: str | None = None
+    content_class: str = "operations"
+    channel: str | None = None
+    headers: Mapping[str, str] | None = None
+    correlation_id: str | None = None
+    causation_id: str | None = None
+    ordering_key: str | None = None
+    priority: int = 1
+    delay: Delay | None = None
+    available_at: datetime | None = None
+    expires_in: Delay | None = None
+    expires_at: datetime | None = None
+    key: str | None = None
+    on_duplicate: OnDuplicate = "ignore"
+
+    def __post_init__(self) -> None:
+        # One `is None` for each argument that is usually left out: this runs on every publish.
+        _require_name(self, "event_type")
+        _require_name(self, "content_class")
+        if self.target is not None:
+            _require_name(self, "target")
+        if self.idempotency_key is not None:
+            _require_text(self, "idempotency_key")
+        if self.trace_context is not None:
+            _require_text(self, "trace_context")
+        if self.correlation_id is not None:
+            _require_text(self, "correlation_id")
+        if self.causation_id is not None:
+            _require_text(self, "causation_id")
+        if self.ordering_key is not None:
+            _require_text(self, "ordering_key")
+        if self.key is not None:
+            _require_text(self, "key")
+        if self.event_id is not None:
+            _require_uuid("event_id", self.event_id)
+        if self.domain_id is not None:
+            _require_uuid("domain_id", self.domain_id)
+        if self.event_version != 1 or type(self.event_version) is not int:
+            remedy = "start at 1 and count up"
+            whole("event_version", self.event_version, 1, _LARGEST_VERSION, remedy=remedy, error=FieldError)
+        if self.priority != 1 or type(self.priority) is not int:
+            remedy = "use 0 for urgent, 1 for normal, 2 for low"
+            whole("priority", self.priority, 0, 2, remedy=remedy, error=FieldError)
+        if self.occurred_at is not None:
+            moment("occurred_at", self.occurred_at, error=FieldError)
+        if self.channel is not None:
+            channel_name("channel", self.channel, error=FieldError)
+        if self.headers is not None:
+            _require_headers(self.headers)
+        if self.on_duplicate != "ignore":
+            self._check_on_duplicate()
+        if (self.delay, self.available_at, self.expires_in, self.expires_at) != _UNSCHEDULED:
+            self._check_schedule()
+
+    @classmethod
+    def from_envelope(cls, envelope: EventEnvelope, **options: Unpack[EventOptions]) -> Self:
+        """Return the event of an envelope; `options` are added, or replace the envelope's fields."""
+        fields: dict[str, Any] = {
+            name: getattr(envelope, name) for name in EventEnvelope.model_fields if name != "source"
+        }
+        fields.update(options)
+        try:
+            return cls(**fields)
+        except TypeError as error:
+            raise unknown_option(options) or error from None
+
+    def _check_on_duplicate(self) -> None:
+        if self.on_duplicate != "reschedule":
+            raise FieldError("on_duplicate", "is unknown", 'use "ignore" or "reschedule"')
+        if self.key is None:
+            raise FieldError("on_duplicate", "has no key to compare", "give key= as well")
+
+    def _check_schedule(self) -> None:
+        for relative, absolute in (("delay", "available_at"), ("expires_in", "expires_at")):
+            if getattr(self, relative) is not None and getattr(self, absolute) is not None:
+                raise FieldError(relative, f"is given together with {absolute}", "give one of the two")
+        now = datetime.now(UTC)
+        opens = _when("delay", self.delay, "available_at", self.available_at, now) or now
+        closes = _when("expires_in", self.expires_in, "expires_at", self.expires_at, now)
+        if closes is not None and closes <= max(opens, now):
+            name = "expires_at" if self.expires_in is None else "expires_in"
+            raise FieldError(name, "ends before the event is available", "let it expire later")
+
+
+def unknown_option(options: Mapping[str, object]) -> FieldError | None:
+    """Return the error for the first of `options` that `NewEvent` does not have, naming the nearest that it has."""
+    unknown = next((name for name in options if name not in EventOptions.__annotations__), None)
+    if unknown is None:
+        return None
+    nearest = get_close_matches(unknown, EventOptions.__annotations__, n=1)
+    remedy = f"write {nearest[0]}=" if nearest else f"use one of {', '.join(EventOptions.__annotations__)}"
+    return FieldError(unknown, "is not an option of an event", remedy)
+
+
+def _when(relative: str, delay: Delay | None, absolute: str, at: datetime | None, now: datetime) -> datetime | None:
+    if delay is not None:
+        return now + timedelta(seconds=require_delay(relative, delay, error=FieldError))
+    return None if at is None else moment(absolute, at, error=FieldError)
+
+
+def _require_name(event: NewEvent, name: str) -> None:
+    value = getattr(event, name)
+    if type(value) is not str or not is_plain_event_name(value):
+        object.__setattr__(event, name, event_name(name, value, error=FieldError))
+
+
+def _require_text(event: NewEvent, name: str) -> None:
+    value = getattr(event, name)
+    if type(value) is not str or not 0 < len(value) <= LONGEST_TEXT or not storable(value):
+        object.__setattr__(event, name, text(name, value, error=FieldError))
+
+
+def _require_uuid(name: str, value: object) -> None:
+    if not isinstance(value, UUID):
+        raise FieldError(name, f"is {type(value).__name__}, not UUID", "pass uuid.UUID(value)")
+
+
+def _require_headers(headers: Mapping[str, str]) -> None:
+    if not isinstance(headers, Mapping):
+        raise FieldError("headers", f"is {type(headers).__name__}, not a mapping", "pass a dict of text")
+    if len(headers) > MAX_HEADERS:
+        raise FieldError("headers", f"has {len(headers)} entries", f"keep to {MAX_HEADERS}")
+    for name, value in headers.items():
+        if name in _NAMED_HEADERS:
+            raise FieldError(f"headers.{name}", "has an argument of its own", f"use {name}=")
+        header = text("headers", name, error=FieldError)
+        text(f"headers.{header}", value, HEADERS_LIMIT, error=FieldError)
+    encoded_headers(headers)
+
+
+def encoded_headers(headers: Mapping[str, str]) -> str:
+    """Return headers as JSON, if they are not too long."""
+    encoded = json.dumps(dict(headers), ensure_ascii=False)
+    size = len(encoded.encode())
+    if size > HEADERS_LIMIT:
+        problem = f"has {size} bytes of JSON with what it inherits, {HEADERS_LIMIT} are allowed"
+        raise FieldError("headers", problem, "put the data into the payload")
+    return encoded
