@@ -129,6 +129,10 @@ _PASSING = (
 _DEEPEST_CAUSE = 10
 _MOST_MEMBERS = 100
 _SQLSTATE = re.compile(r"[0-9A-Z]{5}")
+# Rolled back in favour of another transaction: the same work succeeds when it is done again from its beginning.
+CONFLICT_SQLSTATES = frozenset({"40001", "40P01"})  # serialization_failure, deadlock_detected
+LOCK_NOT_AVAILABLE = "55P03"
+QUERY_CANCELED = "57014"
 # Bad data, a broken constraint, a statement the database does not understand or allow.
 _TERMINAL_SQLSTATE_CLASSES = ("22", "23", "42")
 _DATABASE_NAMES = frozenset(

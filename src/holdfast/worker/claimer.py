@@ -7,8 +7,9 @@ import time
 import asyncpg
 
 from holdfast.handlers import Handler
-from holdfast.postgres.connection import CONNECTION_FAULTS, PASSING_FAULTS, ReservedConnection
+from holdfast.postgres.connection import ReservedConnection
 from holdfast.postgres.deliveries import Deliveries, Delivery, Subscriptions, SubscriptionsChanged
+from holdfast.postgres.faults import CONNECTION_FAULTS, PASSING_FAULTS
 from holdfast.postgres.wakeup.sleeper import Sleeper
 from holdfast.telemetry import Counters
 from holdfast.worker.dispatcher import Dispatcher

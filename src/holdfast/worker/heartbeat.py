@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterable
 
 import asyncpg
 
-from holdfast.postgres.connection import PASSING_FAULTS, Address, ReservedConnection
+from holdfast.postgres.connection import Address, ReservedConnection
 from holdfast.postgres.deliveries import Deliveries, Delivery
+from holdfast.postgres.faults import PASSING_FAULTS
 from holdfast.telemetry import Notice, Observer
 from holdfast.worker.in_flight import InFlight
 from holdfast.worker.outage import Outages

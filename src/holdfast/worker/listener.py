@@ -11,7 +11,8 @@ from uuid import UUID
 
 import asyncpg
 
-from holdfast.postgres.connection import CONNECTION_FAULTS, ReservedConnection
+from holdfast.postgres.connection import ReservedConnection
+from holdfast.postgres.faults import CONNECTION_FAULTS
 from holdfast.postgres.queries import Queries
 from holdfast.telemetry import Counters
 from holdfast.worker.outage import Outages

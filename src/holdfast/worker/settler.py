@@ -10,8 +10,9 @@ from uuid import UUID
 
 import asyncpg
 
-from holdfast.postgres.connection import CONNECTION_FAULTS, PASSING_FAULTS, ReservedConnection
+from holdfast.postgres.connection import ReservedConnection
 from holdfast.postgres.deliveries import Deliveries, Delivery
+from holdfast.postgres.faults import CONNECTION_FAULTS, PASSING_FAULTS
 from holdfast.telemetry import Counters, Failed, Notice, Observer, Retried
 from holdfast.worker.hourly import HourlyLimit
 from holdfast.worker.in_flight import InFlight

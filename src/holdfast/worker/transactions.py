@@ -13,8 +13,8 @@ import asyncpg
 
 from holdfast.handling.sessions import SILENCE, Session, Sessions, ended_by_hand, terminate
 from holdfast.outcome import Done, Outcome, Reject, Retry, Snooze
-from holdfast.postgres.connection import CONNECTION_FAULTS
 from holdfast.postgres.deliveries import Deliveries, Delivery
+from holdfast.postgres.faults import CONNECTION_FAULTS
 from holdfast.telemetry import Counters, Notice, Observer
 from holdfast.worker.outage import Outages
 from holdfast.worker.settler import Settlement, Settler

@@ -19,8 +19,9 @@ from holdfast.failure import Redactor, describe
 from holdfast.handlers import HandlerRegistry
 from holdfast.handling.sessions import SILENCE, Sessions
 from holdfast.observability.logging import log_fact
-from holdfast.postgres.connection import CONNECTION_FAULTS, PASSING_FAULTS, Address, ReservedConnection
+from holdfast.postgres.connection import Address, ReservedConnection
 from holdfast.postgres.deliveries import Deliveries, Subscriptions
+from holdfast.postgres.faults import CONNECTION_FAULTS, PASSING_FAULTS
 from holdfast.postgres.fleet import Fleet
 from holdfast.postgres.queries import Queries
 from holdfast.postgres.schedules import Schedules
