@@ -549,7 +549,7 @@ async def test_django_under_asgi(conn: asyncpg.Connection, shop: Open) -> None:
 @pytest.mark.parametrize("name", ["CONNECT_WITHIN", "COMMIT_WITHIN"])
 def test_settings_that_django_keeps_itself_are_refused(name: str) -> None:
     """Row 17: rather than to be believed in, and to do nothing."""
-    from holdfast.integrations.django.middleware import _setup
+    from holdfast.integrations.django.middleware import _config
 
     with pytest.raises(ImproperlyConfigured, match=f"{name} .* tcp_user_timeout"):
-        _setup({"SECRETS": {1: "a secret of the tests"}, name: 5})
+        _config({"SECRETS": {1: "a secret of the tests"}, name: 5})

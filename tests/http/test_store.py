@@ -67,7 +67,7 @@ async def test_secrets_are_changed_without_a_break(dsn: str, conn: asyncpg.Conne
 
     async def order(key: str, secrets: dict[int, str]) -> int:
         app = Plain(dsn)
-        app._app._setup.secrets.__init__(secrets)  # type: ignore[misc]
+        app._app._config.secrets.__init__(secrets)  # type: ignore[misc]
         async with served(app) as http:
             return (await http.order(key)).status_code
 

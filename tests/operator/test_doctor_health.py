@@ -23,8 +23,9 @@ from holdfast.embedded import EmbeddedPostgres
 from holdfast.embedded.account import server_account
 from holdfast.embedded.binaries import reachable_copy
 from holdfast.postgres import doctor
-from holdfast.postgres.connection import CONNECTION_FAULTS, Address
+from holdfast.postgres.connection import Address
 from holdfast.postgres.doctor import Finding, Limits, Report
+from holdfast.postgres.faults import CONNECTION_FAULTS
 from holdfast.postgres.fleet import Fleet, Registration
 from holdfast.postgres.queries import Queries, split
 from holdfast.postgres.wakeup import mode as wakeup_mode

@@ -8,6 +8,7 @@ import pytest
 from holdfast.errors import ConfigurationError
 from holdfast.postgres import connection
 from holdfast.postgres.connection import Address
+from holdfast.postgres.faults import CONNECTION_FAULTS
 from holdfast.postgres.schema import ddl
 
 SECRET = "s3cr3t-w0rd"
@@ -46,7 +47,7 @@ async def test_what_the_driver_refuses_is_a_wrong_setting_and_no_outage() -> Non
         with pytest.raises(ConfigurationError, match="sslmode") as refused:
             await attempt
         assert SECRET not in str(refused.value)
-        assert not isinstance(refused.value, connection.CONNECTION_FAULTS)
+        assert not isinstance(refused.value, CONNECTION_FAULTS)
 
 
 @pytest.mark.parametrize(

@@ -19,17 +19,10 @@ from sqlalchemy.exc import PendingRollbackError
 
 from holdfast.errors import ConfigurationError, FieldError
 from holdfast.idempotency import IdempotencySettings, answers, job_key
-from holdfast.idempotency.answers import Answer, Fate, fate_of, replayed, stored
+from holdfast.idempotency.answers import Answer, Settlement, replayed, settlement_of, stored
 from holdfast.idempotency.asgi.messages import HeldResponse
-from holdfast.idempotency.decisions import (
-    Fault,
-    fault_of_ending,
-    fault_of_taking,
-    fault_of_work,
-    never_meant,
-    read_key,
-    told_of,
-)
+from holdfast.idempotency.exchange import Exchange, ExchangeConfig, StopEndpoint, run_now
+from holdfast.idempotency.faults import Fault, fault_of_settling, fault_of_taking, fault_of_work, log_fields
 from holdfast.idempotency.hashing import HashedRequest, Secrets, canonical_json, canonical_query
 from holdfast.idempotency.keys import (
     LONGEST_SCOPE,
@@ -41,7 +34,9 @@ from holdfast.idempotency.keys import (
     require_key,
     require_scope,
 )
-from holdfast.postgres.idempotency import Found
+from holdfast.idempotency.phases import Decided
+from holdfast.postgres.faults import is_conflict
+from holdfast.postgres.idempotency import ExistingRecord, Records
 from holdfast.postgres.managed_transaction import open_managed_transaction, uninterrupted
 from holdfast.postgres.queries import Queries
 from holdfast.retry import sqlstate_of
@@ -120,17 +115,31 @@ def test_scopes_of_requests_and_jobs_are_apart() -> None:
         assert scope.startswith(("http:", "http-sha256:", "job:", "job-sha256:"))
 
 
+def read_key(fields: list[bytes], *, required: bool) -> str | Answer | None:
+    """The key that an exchange reads in the fields, or its answer."""
+    config = ExchangeConfig(
+        secrets=Secrets({1: "x" * 16}), settings=SETTINGS, records=Records(), observe=lambda _fact: None
+    )
+    exchange = Exchange(config, "POST /", fields)
+    try:
+        exchange.identify("alice", route="", required=required)
+    except StopEndpoint:
+        assert isinstance(exchange.phase, Decided)
+        return exchange.phase.answer
+    return exchange.key
+
+
 def test_how_a_key_is_read() -> None:
     """Rows 2 and 3: one is needed or not, and what cannot be read is refused in any case."""
     for required in (True, False):
-        assert read_key([b"k"], SETTINGS, required=required) == "k"
+        assert read_key([b"k"], required=required) == "k"
         for fields in ([b"a", b"a"], [b"two words"], [b"x" * 256]):
-            assert read_key(fields, SETTINGS, required=required).status == 400  # type: ignore[union-attr]
+            assert read_key(fields, required=required).status == 400  # type: ignore[union-attr]
     for fields in ([], [b""], [b'""']):
-        missing = read_key(fields, SETTINGS, required=True)
+        missing = read_key(fields, required=True)
         assert isinstance(missing, Answer) and b"idempotency-key-missing" in missing.body
-    assert read_key([], SETTINGS, required=False) is None
-    empty = read_key([b""], SETTINGS, required=False)
+    assert read_key([], required=False) is None
+    empty = read_key([b""], required=False)
     assert isinstance(empty, Answer) and b"idempotency-key-invalid" in empty.body
 
 
@@ -141,8 +150,8 @@ FAULTS = [  # of taking the key, of the work, of keeping the answer and the comm
     ("40001", Fault.PASSING, Fault.PASSING, Fault.PASSING),
     ("40P01", Fault.PASSING, Fault.PASSING, Fault.PASSING),
     ("23505", Fault.PASSING, Fault.PASSING, Fault.PASSING),
-    ("55P03", Fault.UNDER_WAY, Fault.PASSING, Fault.PASSING),
-    ("57014", Fault.UNDER_WAY, Fault.OWN, Fault.OWN),
+    ("55P03", Fault.IN_PROGRESS, Fault.PASSING, Fault.PASSING),
+    ("57014", Fault.IN_PROGRESS, Fault.OWN, Fault.OWN),
     ("57P01", Fault.UNAVAILABLE, Fault.UNAVAILABLE, Fault.UNAVAILABLE),
     ("08006", Fault.UNAVAILABLE, Fault.UNAVAILABLE, Fault.UNAVAILABLE),
     ("53300", Fault.UNAVAILABLE, Fault.UNAVAILABLE, Fault.UNAVAILABLE),
@@ -158,20 +167,20 @@ def test_what_an_error_means(state: str, taking: Fault, work: Fault, ending: Fau
     wrapped = django.db.DatabaseError("x")
     wrapped.__cause__ = psycopg.errors.lookup(state)("x")
     for error in (bare, wrapped):
-        found = fault_of_taking(error), fault_of_work(error), fault_of_ending(error)
+        found = fault_of_taking(error), fault_of_work(error), fault_of_settling(error)
         assert found == (taking, work, ending)
-        assert never_meant(error) is (state in ("40001", "40P01"))
+        assert is_conflict(error) is (state in ("40001", "40P01"))
 
 
 def test_what_an_error_without_a_code_means() -> None:
     """Rows 10 and 17: a server that is gone says nothing; everything else is the endpoint's, until the commit."""
     for lost in (psycopg.OperationalError("gone"), django.db.OperationalError("gone")):
-        assert fault_of_work(lost) is fault_of_ending(lost) is fault_of_taking(lost) is Fault.UNAVAILABLE
+        assert fault_of_work(lost) is fault_of_settling(lost) is fault_of_taking(lost) is Fault.UNAVAILABLE
     for own in (RuntimeError("broken"), psycopg.ProgrammingError("wrong"), asyncpg.InterfaceError("busy")):
-        assert (fault_of_work(own), fault_of_ending(own)) == (Fault.OWN, Fault.UNAVAILABLE)
+        assert (fault_of_work(own), fault_of_settling(own)) == (Fault.OWN, Fault.UNAVAILABLE)
     refused = ConfigurationError("the view", "is wrong", "mend it")
-    assert fault_of_work(refused) is fault_of_ending(refused) is Fault.OWN
-    assert not never_meant(RuntimeError("broken"))
+    assert fault_of_work(refused) is fault_of_settling(refused) is Fault.OWN
+    assert not is_conflict(RuntimeError("broken"))
 
 
 # --- hashes ---
@@ -285,15 +294,19 @@ def test_secrets_have_numbers() -> None:
 # --- answers ---
 
 
-def test_the_fate_of_every_status() -> None:
+def test_the_settlement_of_every_status() -> None:
     """Rows 7 to 10."""
     passing = {401, 403, 408, 425, 429}
+    undo, roll_back = Settlement.STORE_REFUSAL, Settlement.ROLL_BACK
     for status in range(200, 600):
-        expected = Fate.KEEP if status < 400 else Fate.DROP if status in passing or status >= 500 else Fate.UNDO
-        assert fate_of(status, SETTINGS) is expected
-        assert fate_of(status, IdempotencySettings(store_4xx=False)) is (Fate.KEEP if status < 400 else Fate.DROP)
+        success = status < 400
+        refused = roll_back if status in passing or status >= 500 else undo
+        assert settlement_of(status, SETTINGS, keyed=True) is (Settlement.STORE if success else refused)
+        assert settlement_of(status, SETTINGS, keyed=False) is (Settlement.COMMIT if success else roll_back)
+        nothing_stored = IdempotencySettings(store_4xx=False)
+        assert settlement_of(status, nothing_stored, keyed=True) is (Settlement.STORE if success else roll_back)
         if status >= 500:
-            assert fate_of(status, IdempotencySettings(store_5xx=True)) is Fate.UNDO
+            assert settlement_of(status, IdempotencySettings(store_5xx=True), keyed=True) is undo
 
 
 def test_headers_that_are_never_stored() -> None:
@@ -310,8 +323,8 @@ def test_headers_that_are_never_stored() -> None:
 
 def test_an_unfinished_record_is_no_answer() -> None:
     """Row 18: it is not carried out again either."""
-    assert replayed(Found("unfinished"), SETTINGS).status == 409
-    assert replayed(Found("reused"), IdempotencySettings(mismatch_status=422)).status == 422
+    assert replayed(ExistingRecord("unfinished"), SETTINGS).status == 409
+    assert replayed(ExistingRecord("reused"), IdempotencySettings(mismatch_status=422)).status == 422
 
 
 def test_problems_have_types_of_their_own() -> None:
@@ -343,6 +356,24 @@ def test_settings_are_checked(wrong: dict[str, Any]) -> None:
 
 
 # --- what surrounds them ---
+
+
+def test_a_coroutine_that_never_suspends_is_run_without_a_loop() -> None:
+    """IDM-1: Django's exchange; one that would wait for a loop is a defect, and is said to be one."""
+
+    async def value(suspends: bool) -> int:
+        if suspends:
+            await asyncio.sleep(0)
+        return 17
+
+    async def failing() -> None:
+        raise KeyError("x")
+
+    assert run_now(value(suspends=False)) == 17
+    with pytest.raises(KeyError):
+        run_now(failing())
+    with pytest.raises(RuntimeError, match="suspended"):
+        run_now(value(suspends=True))
 
 
 async def test_a_commit_is_not_cancelled_half_way() -> None:
@@ -423,9 +454,9 @@ def test_logs_do_not_quote_the_errors_of_drivers(kind: type[Exception]) -> None:
     error = kind("[parameters: ('canary',)]")
     wrapped = RuntimeError("canary")
     wrapped.__cause__ = error
-    assert told_of(error) == {"error": f"{kind.__module__}.{kind.__qualname__}", "sqlstate": None}
-    assert told_of(wrapped) == {"error": "builtins.RuntimeError", "sqlstate": None}
-    assert told_of(OSError("no route"))["error"] == "OSError: no route"
+    assert log_fields(error) == {"error": f"{kind.__module__}.{kind.__qualname__}", "sqlstate": None}
+    assert log_fields(wrapped) == {"error": "builtins.RuntimeError", "sqlstate": None}
+    assert log_fields(OSError("no route"))["error"] == "OSError: no route"
 
 
 def test_the_sqlstate_of_an_error() -> None:

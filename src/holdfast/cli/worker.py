@@ -22,7 +22,8 @@ from holdfast.cli.environment import DsnOption, SchemaOption
 from holdfast.errors import ConfigurationError
 from holdfast.handlers import HandlerRegistry
 from holdfast.observability.logging import log_fact
-from holdfast.postgres.connection import CONNECTION_FAULTS, Address, connect
+from holdfast.postgres.connection import Address, connect
+from holdfast.postgres.faults import CONNECTION_FAULTS
 from holdfast.settings import WorkerSettings
 from holdfast.telemetry import Observer
 from holdfast.worker import process

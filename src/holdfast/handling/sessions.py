@@ -10,7 +10,8 @@ from typing import Any
 import asyncpg
 
 from holdfast.errors import TerminalHandlerError
-from holdfast.postgres.connection import CONNECTION_FAULTS, Address, connect
+from holdfast.postgres.connection import Address, connect
+from holdfast.postgres.faults import CONNECTION_FAULTS
 
 # A session that was not used for so long is reset without waiting for the next handler.
 _TIDY_AFTER = 1.0

@@ -1,4 +1,4 @@
-"""Safe to retry: a command with a key is carried out once, and answered the same way each time (IDM-1, IDM-2)."""
+"""Idempotent requests and commands: one with a key is carried out once, and answered the same way each time."""
 
 from holdfast.idempotency.asgi.middleware import IdempotencyMiddleware, exchange_of
 from holdfast.idempotency.commands import Commands

@@ -1,55 +1,57 @@
-"""What is answered, and what becomes of the transaction: the contract of docs/http.md without any I/O."""
+"""The answers to idempotent requests, and how each ends its transaction: the contract of docs/http.md, without I/O."""
 
 import json
 from dataclasses import dataclass
 from enum import Enum
 
 from holdfast.idempotency.settings import IdempotencySettings
-from holdfast.postgres.idempotency import Found, Response
+from holdfast.postgres.idempotency import ExistingRecord, Response
 
 Headers = list[tuple[bytes, bytes]]
 
 _RETRY_AFTER = (b"retry-after", b"1")
-# They say something about this client or this moment, not about the command: the next attempt may fare otherwise.
+# These statuses depend on the client or the moment, not on the request: the next attempt may get another one.
 _PASSING = frozenset((401, 403, 408, 425, 429))
 _BODILESS = frozenset((204, 205, 304))
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A whole response."""
+    """A complete HTTP response."""
 
     status: int
     headers: Headers
     body: bytes
 
     def header(self, name: bytes) -> bytes | None:
+        """Return the first value of the header, given in lower case."""
         return next((value for key, value in self.headers if key.lower() == name), None)
 
     def echoing(self, field: bytes | None) -> "Answer":
-        """With the key as the client wrote it."""
+        """Return the answer with the key as the client wrote it; unchanged for None."""
         return self if field is None else Answer(self.status, [*self.headers, (b"idempotency-key", field)], self.body)
 
 
-class Fate(Enum):
-    """What becomes of the transaction of a request that was answered."""
+class Settlement(Enum):
+    """How the transaction of a request is ended."""
 
-    KEEP = "keep"  # the change and the answer are committed
-    UNDO = "undo"  # the answer is committed, the change is not
-    DROP = "drop"  # nothing is: a retry is a first request
+    COMMIT = "commit the change; without a key there is no answer to store"
+    STORE = "store the answer and commit it with the change"
+    STORE_REFUSAL = "undo the change, store the answer and commit it"
+    ROLL_BACK = "roll back, so that a retry is a first request"
+    NOTHING = "do nothing: there is no transaction any longer"
 
 
-def fate_of(status: int, settings: IdempotencySettings) -> Fate:
-    """By the status that the endpoint chose."""
+def settlement_of(status: int, settings: IdempotencySettings, *, keyed: bool) -> Settlement:
+    """Return how the transaction is ended for the status that the endpoint chose; `keyed` if the request has a key."""
     if status < 400:
-        return Fate.KEEP
-    if status in _PASSING:
-        return Fate.DROP
-    return Fate.UNDO if (settings.store_4xx if status < 500 else settings.store_5xx) else Fate.DROP
+        return Settlement.STORE if keyed else Settlement.COMMIT
+    stores = settings.store_4xx if status < 500 else settings.store_5xx
+    return Settlement.STORE_REFUSAL if keyed and stores and status not in _PASSING else Settlement.ROLL_BACK
 
 
 def stored(answer: Answer, settings: IdempotencySettings) -> Response:
-    """What is remembered of an answer."""
+    """Return what is stored of an answer: the allowed headers, and the body up to `response_limit`."""
     kept = settings.kept_headers
     headers = [
         (name.lower().decode("latin-1"), value.decode("latin-1"))
@@ -61,18 +63,18 @@ def stored(answer: Answer, settings: IdempotencySettings) -> Response:
     return Response(failed=answer.status >= 400, status=answer.status, headers=headers, body=body, omitted=omitted)
 
 
-def replayed(found: Found, settings: IdempotencySettings) -> Answer:
-    """The answer to a duplicate."""
-    if found.outcome == "reused":
+def replayed(record: ExistingRecord, settings: IdempotencySettings) -> Answer:
+    """Return the answer to a duplicate of the recorded request."""
+    if record.outcome == "reused":
         return key_reused(settings)
-    response = found.response
+    response = record.response
     if response is None:
         return not_replayable(settings)
     headers: Headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in response.headers]
     if response.omitted:
         location = [(name, value) for name, value in headers if name == b"location"]
         return not_replayable(settings, location)
-    # It is an answer to this client alone, also where the first one might have been cached.
+    # A replay is for this client alone, even where the first answer could have been cached.
     headers = [(name, value) for name, value in headers if name != b"cache-control"]
     headers += [(b"cache-control", b"no-store"), (b"vary", b"Idempotency-Key"), (b"idempotent-replayed", b"true")]
     if response.status not in _BODILESS:

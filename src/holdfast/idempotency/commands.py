@@ -1,10 +1,10 @@
-"""Commands that a job or a handler dispatches, with keys of its own making (IDM-2): the same store as for requests.
+"""Idempotent commands of jobs and handlers, with keys that the program makes. They share the store with requests.
 
     commands = Commands(secrets={1: "..."})
     key = job_key(run_id, "send-reminder", order_id)
     result = await commands.run(tx, key, {"order": order_id}, lambda: send_reminder(tx, order_id))
 
-The command is carried out once for each key; whoever repeats it gets the result of the first time.
+A command is carried out once for each key; a repetition returns the stored result.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from holdfast.idempotency.keys import job_scope, require_key
 from holdfast.idempotency.settings import IdempotencySettings
 from holdfast.payload import encode_payload
 from holdfast.postgres.drivers import driver_of
-from holdfast.postgres.idempotency import Found, NewRecord, Records, Response
-from holdfast.retry import sqlstate_of
+from holdfast.postgres.idempotency import ExistingRecord, NewRecord, Records, Response
+from holdfast.retry import LOCK_NOT_AVAILABLE, sqlstate_of
 
 
 class Commands:
-    """Carries out commands once, in the caller's transaction, which keeps the result as well."""
+    """Runs each command once, in the caller's transaction, and stores its result there."""
 
     def __init__(
         self,
@@ -41,35 +41,35 @@ class Commands:
     def run(
         self, tx: Any, key: str, command: Mapping[str, Any], work: Callable[[], Any] | Callable[[], Awaitable[Any]]
     ) -> Any:
-        """The result of `work`, which must be JSON; or the result it had when the key was used first.
+        """Return the result of `work`, which must be JSON, or the result stored when the key was first used.
 
-        With a synchronous transaction it is called without `await`, and so is `work`. An error of `work` undoes
-        everything, because the transaction is the caller's.
+        With a synchronous transaction both this method and `work` are called without `await`. After an error of
+        `work` the caller rolls its transaction back, and the record with it.
         """
         record = self._record(key, command)
         if driver_of(tx).asynchronous:
             return self._run_async(tx, record, work)
         try:
-            found = self._records.begin(tx, record)
+            existing = self._records.begin(tx, record)
         except Exception as error:
-            raise self._fault(error) from error
-        if found is not None:
-            return self._result(found)
+            raise self._error_of_begin(error) from error
+        if existing is not None:
+            return self._result(existing)
         response = _response(work())
-        return _kept(self._records.complete(tx, record.scope, record.key, response), response)
+        return _completed(self._records.complete(tx, record.scope, record.key, response), response)
 
     async def _run_async(self, tx: Any, record: NewRecord, work: Callable[[], Awaitable[Any]]) -> Any:
         try:
-            found = await self._records.begin(tx, record)
+            existing = await self._records.begin(tx, record)
         except Exception as error:
-            raise self._fault(error) from error
-        if found is not None:
-            return self._result(found)
+            raise self._error_of_begin(error) from error
+        if existing is not None:
+            return self._result(existing)
         response = _response(await work())
-        return _kept(await self._records.complete(tx, record.scope, record.key, response), response)
+        return _completed(await self._records.complete(tx, record.scope, record.key, response), response)
 
     def _record(self, key: str, command: Mapping[str, Any]) -> NewRecord:
-        # The same checks as for an event's payload: a value that JSON does not know would be another one next time.
+        # The same checks as for an event's payload: a value that is not JSON would hash differently the next time.
         parts = (b"command", canonical_json(encode_payload(dict(command))))
         return NewRecord(
             self._scope,
@@ -80,25 +80,25 @@ class Commands:
             self._settings.wait,
         )
 
-    def _fault(self, error: Exception) -> Exception:
-        if sqlstate_of(error) == "55P03":
-            return CommandUnderWay("the command is being carried out by somebody else", retry_after=1)
+    def _error_of_begin(self, error: Exception) -> Exception:
+        if sqlstate_of(error) == LOCK_NOT_AVAILABLE:
+            return CommandUnderWay("the command is being carried out by another transaction", retry_after=1)
         return error
 
-    def _result(self, found: Found) -> Any:
-        if found.outcome == "reused":
+    def _result(self, existing: ExistingRecord) -> Any:
+        if existing.outcome == "reused":
             raise KeyReused("the key was used for another command; make it from everything that tells them apart")
-        if found.response is None:
+        if existing.response is None:
             raise KeyReused("the key is used twice in one transaction; make it from everything that tells them apart")
-        return _value(found.response)
+        return _value(existing.response)
 
 
 def _response(result: Any) -> Response:
     return Response(False, 200, [], encode_payload({"result": result}).encode())
 
 
-def _kept(completed: bool, response: Response) -> Any:
-    if not completed:
+def _completed(stored: bool, response: Response) -> Any:
+    if not stored:
         raise ConfigurationError(
             "work", "ended the transaction that its command is recorded in", "leave commit and rollback to the caller"
         )

@@ -1,4 +1,4 @@
-"""Idempotency keys: how they are written in a header, and how jobs and handlers make them."""
+"""Idempotency keys and their scopes: read from a header, or made by jobs and handlers."""
 
 import re
 from collections.abc import Sequence
@@ -12,22 +12,22 @@ LONGEST_SCOPE = 1_020
 # RFC 8941: an sf-string has printable ASCII, with \" and \\ for the two that are special in it.
 _QUOTED = re.compile(rb'"((?:[ !#-\[\]-~]|\\["\\])*)"').fullmatch
 _ESCAPED = re.compile(rb"\\([\"\\])")
-# What the clients in the field really send: UUIDs, base64, job:17:send. Neither a comma, by which proxies join two
-# fields, nor a semicolon, after which parameters would follow.
+# Clients mostly send bare tokens: UUIDs, base64, job:17:send. Not allowed are a comma, with which proxies join two
+# fields, and a semicolon, after which parameters would follow.
 _BARE = re.compile(rb"[!#-+\--:<-\[\]-~]+").fullmatch
 _PRINTABLE = re.compile(r"[ -~]+").fullmatch
 
 
 class KeyMissing(Exception):
-    """There is no key, or an empty one."""
+    """The request has no key, or an empty one."""
 
 
 class KeyInvalid(Exception):
-    """The header cannot be read as one key; the text says why, and never quotes it."""
+    """The header does not contain one valid key; the message says why, and never quotes it."""
 
 
 def parse_key(fields: Sequence[bytes]) -> str:
-    r"""The key in the values of the `Idempotency-Key` fields of a request. Quoted and bare, it is the same key.
+    r"""Return the key in the `Idempotency-Key` header fields of a request. Quoted and bare, it is the same key.
 
     >>> parse_key([b'"8e03978e-40d5"']) == parse_key([b"8e03978e-40d5"])
     True
@@ -53,9 +53,9 @@ def parse_key(fields: Sequence[bytes]) -> str:
 
 
 def job_key(run: object, operation: str, *subject: object) -> str:
-    """A key that is the same whenever a run of a job or a handler dispatches the same command (IDM-2).
+    """Return a key that is the same whenever a run of a job or a handler dispatches the same command.
 
-    `run` is what stays the same when the work is repeated: the slot of a schedule, the id of a task or of an event.
+    `run` identifies the work across its repetitions: the slot of a schedule, the id of a task or of an event.
 
     >>> job_key("2026-03-01", "send-reminder", 17)
     'job:2026-03-01:send-reminder:17'
@@ -63,20 +63,20 @@ def job_key(run: object, operation: str, *subject: object) -> str:
     parts = [str(part) for part in (run, operation, *subject)]
     for part in parts:
         if not part or ":" in part:
-            # Or two different commands could have one key.
+            # Otherwise two different commands could have one key.
             raise FieldError("key", f"has the part {part!r}", "give each part as text without a colon")
     return require_key(":".join(("job", *parts)))
 
 
 def require_key(key: str) -> str:
-    """A key that a program made: refused before any SQL when it could not be stored."""
+    """Return a key that a program made; refuse one that could not be stored."""
     if not isinstance(key, str) or not 0 < len(key) <= LONGEST_KEY or not _PRINTABLE(key):
         raise FieldError("key", "is not a key", f"use 1 to {LONGEST_KEY} printable ASCII characters")
     return key
 
 
 def require_scope(scope: str) -> str:
-    """Whose key it is. Refused when it could not be stored: an empty one would be everybody's."""
+    """Return the owner of a key; refuse one that could not be stored, or is empty and would be shared by all."""
     if not isinstance(scope, str) or not scope or "\0" in scope:
         problem = f"is {scope!r}, which names nobody"
         raise ConfigurationError("scope", problem, "return the id of the user or the tenant as text")
@@ -87,20 +87,20 @@ def require_scope(scope: str) -> str:
 
 
 def http_scope(owner: str, route: str = "") -> str:
-    """What is stored as the scope of a request: whose key it is, and with `route` for which one.
+    """Return the stored scope of a request: the owner of its key, and the route if keys belong to one.
 
     >>> http_scope("alice"), http_scope("alice", "POST /orders")
     ('http:alice', 'http:alice POST /orders')
     """
     require_scope(owner)
     if route and " " in owner:
-        # Where the one ends and the other begins must not be for a tenant to choose.
+        # A tenant must not be able to choose where its id ends and the route begins.
         owner = sha256(owner.encode(errors="surrogatepass")).hexdigest()
     return _stored("http", f"{owner} {route}" if route else owner)
 
 
 def job_scope(scope: str) -> str:
-    """What is stored as the scope of a job's commands, so that it is never taken for a tenant's."""
+    """Return the stored scope of a job's commands, which no tenant's scope can equal."""
     return _stored("job", require_scope(scope))
 
 
@@ -108,10 +108,10 @@ def _stored(kind: str, scope: str) -> str:
     text = f"{kind}:{scope}"
     if text.isprintable() and _fits(text):
         return text
-    # A route may have any length, and a path any characters. No scope of the other form begins like this.
+    # A route may have any length, and a path any characters. No readable scope begins like this.
     return f"{kind}-sha256:{sha256(scope.encode(errors='surrogatepass')).hexdigest()}"
 
 
 def _fits(scope: str) -> bool:
-    # No character has more than four bytes: most are known to fit without being encoded.
+    # A character has at most four bytes: most scopes are known to fit without being encoded.
     return 4 * len(scope) <= LONGEST_SCOPE or len(scope.encode()) <= LONGEST_SCOPE

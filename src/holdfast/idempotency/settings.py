@@ -1,18 +1,18 @@
-"""How idempotent requests behave. Every value has a default that suits a JSON API."""
+"""Settings of idempotent requests. Every value has a default that suits a JSON API."""
 
 from dataclasses import dataclass, field
 
 from holdfast.errors import ConfigurationError
 
-# A representation that is stored must be told apart by these when it is sent again. Everything else is made anew by the
-# server or concerns one client alone.
+# These headers describe the stored response and are sent again with it. All others are made anew by the server, or
+# concern one client alone.
 KEPT_HEADERS = frozenset(
     (
         "content-type", "content-language", "content-encoding", "location", "link", "etag", "cache-control",
         "retry-after", "x-request-id",
     )
 )  # fmt: skip
-# Not even when asked: they would hand one client's session to another, or lie about the connection.
+# Never stored, even if configured: they would hand one client's session to another, or misdescribe the connection.
 _NEVER_KEPT = frozenset(
     (
         "set-cookie", "authorization", "www-authenticate", "authentication-info", "date", "server", "connection",
@@ -29,22 +29,22 @@ class IdempotencySettings:
     schema: str = "core"
     methods: tuple[str, ...] = ("POST", "PATCH")
     keep: float = 24 * 3_600.0  # how long a key is remembered; longer than clients go on retrying
-    wait: float = 2.0  # how long a duplicate waits for the first one before it gets 409
+    wait: float = 2.0  # how long a duplicate waits for the first request before it gets 409
     idle: float = 60.0  # how long an endpoint may leave its transaction idle before the database ends it
     connect_within: float = 5.0  # for a connection from the pool, before the answer is 503
-    commit_within: float = 10.0  # for the database to answer us, before its connection is cut and the answer is 503
+    commit_within: float = 10.0  # for the database to answer, before its connection is cut and the answer is 503
     retries: int = 3  # after a serialization failure or a deadlock
-    request_limit: int = 1024 * 1024  # of a body that is hashed; above it the answer is 413
-    response_limit: int = 1024 * 1024  # of a body that is stored; above it a duplicate gets 409
-    buffer_limit: int = 16 * 1024 * 1024  # of a body that is held back until the commit
-    store_4xx: bool = True  # a deliberate 4xx of the endpoint is the answer to its duplicates too
+    request_limit: int = 1024 * 1024  # of a request body that is hashed; above it the answer is 413
+    response_limit: int = 1024 * 1024  # of a response body that is stored; above it a duplicate gets 409
+    buffer_limit: int = 16 * 1024 * 1024  # of a response body that is held back until the commit
+    store_4xx: bool = True  # duplicates get a deliberate 4xx of the endpoint again
     store_5xx: bool = False
     mismatch_status: int = 409  # 422 is what the IETF draft says
     route_in_scope: bool = False  # a key then belongs to one route, and another route may use it too
-    raw_body: bool = False  # hash the body as it came: white space and the order of keys count
+    raw_body: bool = False  # hash the body as it was sent: white space and the order of keys count
     keep_headers: tuple[str, ...] = ()  # to be stored besides KEPT_HEADERS
     problems: str = "/problems"  # where your API documents its problems; their types begin with it
-    kept_headers: frozenset[bytes] = field(init=False, repr=False)  # all of them, as they are compared
+    kept_headers: frozenset[bytes] = field(init=False, repr=False)  # KEPT_HEADERS and keep_headers, as bytes
 
     def __post_init__(self) -> None:
         for name, low, high in (

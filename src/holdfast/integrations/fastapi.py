@@ -3,8 +3,8 @@
     app = FastAPI(lifespan=worker_lifespan(lambda: Worker(dsn, registry)))
 
 The worker starts before the first request is served and stops with the application: it stops claiming, lets running
-handlers finish within the grace, and gives the rest back. A process of its own (`holdfast worker`) is the better place
-for handlers that need the processor, because here they share it with the requests.
+handlers finish within the grace period, and releases the rest. Handlers that need much CPU time are better run by a
+separate process (`holdfast worker`), because here they share the processor with the requests.
 
     idempotency = Idempotency(pool.acquire, secrets={1: "..."}, scope=current_tenant)
     idempotency.install(app)
@@ -40,12 +40,12 @@ from holdfast.postgres.managed_transaction import Connect
 from holdfast.telemetry import Observer
 from holdfast.worker.worker import Worker
 
-# What FastAPI and Starlette take as `lifespan`: it may yield a mapping, the state that requests see.
+# The type of `lifespan` in FastAPI and Starlette. It may yield a mapping: the state that requests see.
 Lifespan = Callable[[Any], AbstractAsyncContextManager[Mapping[str, Any] | None]]
 
 
 def worker_lifespan(make_worker: Callable[[], Worker], lifespan: Lifespan | None = None) -> Lifespan:
-    """A lifespan that runs a worker; with `lifespan`, inside the one the application has already.
+    """Return a lifespan that runs a worker, inside the application's own `lifespan` if there is one.
 
     The application's own lifespan starts first and ends last, so handlers may use what it opens. `make_worker` is
     called at each start, because a worker that has stopped stays stopped.
@@ -62,10 +62,10 @@ def worker_lifespan(make_worker: Callable[[], Worker], lifespan: Lifespan | None
 
 
 class Idempotency:
-    """Idempotent endpoints. `scope` is a dependency that authenticates the caller and returns whose keys they are.
+    """Idempotent endpoints. `scope` is a dependency that authenticates the caller and returns the owner of its keys.
 
-    `required` and `optional` are the dependencies that give an endpoint its transaction. With `buffered=True` also
-    endpoints that answer with a stream or a file are taken; the whole of it is then held back until the commit.
+    `required` and `optional` are the dependencies that give an endpoint its transaction. `buffered=True` also accepts
+    endpoints that answer with a stream or a file; the whole response is then held back until the commit.
     """
 
     def __init__(
@@ -83,11 +83,11 @@ class Idempotency:
         self._connect = connect
         self._secrets = secrets
         self._observe = observe
-        self.required = TransactionOf(self, scope, required=True)
-        self.optional = TransactionOf(self, scope, required=False)
+        self.required = TransactionDependency(self, scope, required=True)
+        self.optional = TransactionDependency(self, scope, required=False)
 
     def install(self, app: FastAPI) -> None:
-        """Before the endpoints are declared. Routers of their own need `route_class=IdempotentRoute`."""
+        """Add the middleware; call it before endpoints are declared. Routers need `route_class=IdempotentRoute`."""
         app.router.route_class = IdempotentRoute
         options = {
             "connect": self._connect,
@@ -95,12 +95,12 @@ class Idempotency:
             "settings": self.settings,
             "observe": self._observe,
         }
-        app.add_middleware(_Checked, fastapi=app, **options)  # type: ignore[arg-type]
+        app.add_middleware(_CheckedMiddleware, fastapi=app, **options)  # type: ignore[arg-type]
 
 
-class TransactionOf:
-    """The dependency: the transaction of the request. Whether the request is carried out is decided after every
-    other dependency, and after validation, when the endpoint is about to be called.
+class TransactionDependency:
+    """A dependency that returns the transaction of the request. The key is taken after all other dependencies and
+    after validation, when the endpoint is about to be called.
     """
 
     def __init__(self, idempotency: Idempotency, scope: Callable[..., Any], *, required: bool) -> None:
@@ -113,12 +113,12 @@ class TransactionOf:
         self.__signature__ = inspect.Signature(parameters)
 
     async def __call__(self, *, request: Request, scope: Any) -> Any:
-        route = _template(request) if self.idempotency.settings.route_in_scope else None
+        route = _route_template(request) if self.idempotency.settings.route_in_scope else None
         return await exchange_of(request.scope).open(scope, required=self.required, route=route)
 
 
-def _template(request: Request) -> str:
-    """The path of the route with its parameters' names, and the prefix of the router that it was included with."""
+def _route_template(request: Request) -> str:
+    """Return the path of the route with the names of its parameters, and with the prefix of its router."""
     template: str = request.scope["route"].path_format
     path: str = request.scope["path"]
     tail = template.format(**request.path_params)
@@ -126,7 +126,7 @@ def _template(request: Request) -> str:
 
 
 class IdempotentRoute(APIRoute):
-    """A route whose endpoint may depend on `Idempotency.required` or `.optional`. Others it leaves as they are."""
+    """A route whose endpoint may depend on `Idempotency.required` or `.optional`. It does not change others."""
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         super().__init__(path, endpoint, **options)
@@ -136,30 +136,30 @@ class IdempotentRoute(APIRoute):
         _require_repeatable(self, transaction.idempotency)
         options["responses"] = {**_responses(transaction.idempotency.settings), **(options.get("responses") or {})}
         options["openapi_extra"] = _with_header(options.get("openapi_extra"), transaction.required)
-        super().__init__(path, _entering(endpoint), **options)
+        super().__init__(path, _taking_key_first(endpoint), **options)
 
 
-def _entering(endpoint: Callable[..., Any]) -> Callable[..., Any]:
-    """The endpoint, which is called only if the request is to be carried out."""
+def _taking_key_first(endpoint: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap the endpoint so that it is called only if the request is to be carried out."""
     asynchronous = any(inspect.iscoroutinefunction(each) for each in (endpoint, type(endpoint).__call__))
 
     @functools.wraps(endpoint)
-    async def entered(*args: Any, **values: Any) -> Any:
-        if (exchange := current_exchange.get()) is not None:  # the dependency has seen to it
+    async def wrapped(*args: Any, **values: Any) -> Any:
+        if (exchange := current_exchange.get()) is not None:  # None if the middleware does not handle the method
             await exchange.enter()
         if asynchronous:
             return await endpoint(*args, **values)
         return await run_in_threadpool(endpoint, *args, **values)
 
-    entered.__holdfast_endpoint__ = True  # type: ignore[attr-defined]
-    return entered
+    wrapped.__holdfast_endpoint__ = True  # type: ignore[attr-defined]
+    return wrapped
 
 
-# --- what is refused before the first request ---
+# --- checks before the first request ---
 
 
-class _Checked(IdempotencyMiddleware):
-    """The middleware, which looks at all routes when the application starts."""
+class _CheckedMiddleware(IdempotencyMiddleware):
+    """The middleware; it checks all routes when the application starts."""
 
     def __init__(self, app: Any, *, fastapi: FastAPI, **options: Any) -> None:
         super().__init__(app, **options)
@@ -170,13 +170,13 @@ class _Checked(IdempotencyMiddleware):
 
 
 def check_routes(routes: Iterable[Any]) -> None:
-    """Refuse endpoints that want a transaction and would not get one."""
+    """Refuse endpoints that depend on a transaction and would not get one."""
     contexts = getattr(routing, "iter_route_contexts", iter)
     for context in contexts(list(routes)):
         route = getattr(context, "original_route", context)
         if hasattr(getattr(route, "endpoint", None), "__holdfast_endpoint__"):
             continue
-        # With what include_router() adds to those of the route itself.
+        # Includes the dependencies that include_router() adds to those of the route.
         transaction = next(_transactions(getattr(context, "dependant", None)), None)
         if transaction is None:
             continue
@@ -206,14 +206,14 @@ def _refuse(route: Any, problem: str, remedy: str) -> None:
     raise ConfigurationError(f"the route {getattr(route, 'path', '?')}", problem, remedy)
 
 
-def _transactions(dependant: Any) -> Iterator[TransactionOf]:
-    if isinstance(getattr(dependant, "call", None), TransactionOf):
+def _transactions(dependant: Any) -> Iterator[TransactionDependency]:
+    if isinstance(getattr(dependant, "call", None), TransactionDependency):
         yield dependant.call
     for dependency in getattr(dependant, "dependencies", ()):
         yield from _transactions(dependency)
 
 
-# --- what OpenAPI shows ---
+# --- OpenAPI ---
 
 
 def _responses(settings: IdempotencySettings) -> dict[int | str, dict[str, Any]]:

@@ -1,11 +1,11 @@
-"""Dead letters as events in Sentry.
+"""Failed deliveries as events in Sentry.
 
     with SentryObserver(dsn) as sentry:
         worker = Worker(address, registry, observers=(log_fact, sentry))
 
-One event for each delivery that failed for good, grouped by handler and by the error's signature. Payloads are never
-part of it: there is no stack, there are no local variables and no breadcrumbs. It has a client of its own, so that
-nothing else of the process is sent, and an application that uses Sentry itself is not disturbed.
+Each delivery that fails for good becomes one event, grouped by handler and by the error's signature. It never contains
+payloads: no stack trace, no local variables, no breadcrumbs. The observer has its own Sentry client, so it sends
+nothing else of the process and does not interfere with an application that uses Sentry itself.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from holdfast.telemetry import Fact, Failed
 if TYPE_CHECKING:
     from sentry_sdk.types import Event
 
-# They come after the options of the caller: each of them would let payloads out, or send what is no dead letter.
+# These override the options of the caller: each would let payloads out, or send something other than failures.
 _ALWAYS: Final[dict[str, Any]] = {
     "default_integrations": False,
     "auto_enabling_integrations": False,
@@ -38,8 +38,8 @@ _ALWAYS: Final[dict[str, Any]] = {
 class SentryObserver:
     """An observer for `Worker(observers=...)`. `options` are those of `sentry_sdk.Client`, like `environment`.
 
-    It hands events to the client, whose thread sends them: the worker neither waits nor fails when Sentry does. What
-    the client cannot send in time it drops.
+    It hands events to the client, whose thread sends them: the worker neither waits for Sentry nor fails with it. The
+    client drops events that it cannot send in time.
     """
 
     def __init__(self, dsn: str, **options: Any) -> None:
@@ -56,7 +56,7 @@ class SentryObserver:
                 self._client.capture_event(_event(fact))
 
     def close(self, timeout: float = 2.0) -> None:
-        """Send what is left, for at most so many seconds, and stop."""
+        """Send the remaining events, for at most `timeout` seconds, and stop."""
         with contextlib.suppress(Exception):
             self._client.close(timeout=timeout)
 
@@ -86,7 +86,7 @@ def _event(fact: Failed) -> Event:
         "message": f"{fact.handler_name} failed: {(fact.last_error or fact.failure_reason).partition(chr(10))[0]}",
         "fingerprint": ["holdfast", fact.handler_name, signature],
         "tags": {name: value for name, value in tags.items() if value is not None},
-        # Sentry cuts tags after 200 characters, and takes no line breaks in them.
+        # Sentry cuts tags after 200 characters and does not accept line breaks in them.
         "extra": {
             **tags,
             "attempts": fact.attempts,

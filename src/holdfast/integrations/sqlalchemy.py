@@ -1,4 +1,4 @@
-"""Domain events of SQLAlchemy aggregates: published with them, in their transaction, with no call in between.
+"""Domain events of SQLAlchemy aggregates, published in the transaction that stores the aggregates.
 
     Session = async_sessionmaker(engine)
     DomainEvents(Publisher("shop"), reactions).attach(Session)
@@ -7,9 +7,9 @@
         order = await session.get(Order, order_id)
         order.place()                  # records order.placed, see holdfast.domain_events
 
-Events go the way of the object they were recorded on: they are written before its commit, in the order of recording;
-gone with a rollback, of a savepoint as well; and stay with an object that is expunged. After the commit the reactions
-run that are registered with `via="in_process"`.
+Events follow the object they were recorded on: they are written before its commit, in the order of recording; a
+rollback, also of a savepoint, discards them; an object that is expunged keeps them. After the commit, the reactions
+registered with `via="in_process"` run.
 """
 
 from __future__ import annotations
@@ -49,29 +49,29 @@ _KEY: Final = "holdfast.events"
 
 @dataclass(slots=True)
 class _Ledger:
-    """What one session knows about recorded events."""
+    """The recorded events of one session."""
 
-    held: dict[int, object] = field(default_factory=dict)  # aggregates with events, so that nobody lets go of them
+    held: dict[int, object] = field(default_factory=dict)  # aggregates with events, kept from garbage collection
     begun: WeakKeyDictionary[SessionTransaction, int] = field(default_factory=WeakKeyDictionary)  # savepoints
-    committed: SessionTransaction | None = None  # the last one that was
+    committed: SessionTransaction | None = None  # the last transaction or savepoint that was committed
     written: dict[int, tuple[EventEnvelope, dict[str, str]] | None] = field(default_factory=dict)
-    asked: int = 0  # commits that were asked for while a savepoint was open, and are not over
+    pending_commits: int = 0  # requested while a savepoint was open, and not finished
 
     def of(self, session: Session) -> list[object]:
-        """The aggregates that are still the session's."""
+        """Return the aggregates that still belong to the session."""
         self.held = {key: each for key, each in self.held.items() if object_session(each) is session}
         return list(self.held.values())
 
 
 class DomainEvents:
-    """Publishes what is recorded on the aggregates of sessions, and hands it to in-process reactions."""
+    """Publishes the events recorded on the aggregates of sessions, and hands them to in-process reactions."""
 
     def __init__(self, publisher: Publisher, reactions: Reactions | None = None) -> None:
         self._publisher = publisher
         self._reactions = reactions
 
     def attach(self, target: Target) -> None:
-        """Look after the sessions of a factory, a class of sessions, or a single session."""
+        """Publish for the sessions of a factory, for a class of sessions, or for a single session."""
         listened = _sync(target)
         if event.contains(listened, "before_commit", self._before_commit):
             raise ConfigurationError("target", "is attached already", "attach each factory once")
@@ -88,34 +88,34 @@ class DomainEvents:
 
     def _before_commit(self, session: Session) -> None:
         if session.in_nested_transaction():
-            _ledger(session).asked += 1  # of a savepoint, or of everything, with the savepoint still open
+            _ledger(session).pending_commits += 1  # of the savepoint, or of the whole transaction
         else:
             self._publish(session)
 
     def _ended(self, session: Session, transaction: SessionTransaction) -> None:
-        """By a commit, by a rollback, or closed after an error: whatever is not a commit has undone what was recorded.
+        """Discard the events of a transaction or savepoint that ended without a commit.
 
-        Objects that are put out of the session by it keep what they are, and what is recorded on them.
+        Objects that the rollback removes from the session keep their events.
         """
         if transaction.parent is not None and not transaction.nested:
-            return  # of a flush
+            return  # the transaction of a flush
         ledger = _ledger(session)
         since = ledger.begun.pop(transaction, 0)
         if transaction is not ledger.committed:
-            ledger.asked = 0
+            ledger.pending_commits = 0
             for aggregate in ledger.of(session):
                 forget(aggregate, lambda each: each.position > since)
         if transaction.parent is None:
             ledger.written.clear()
             ledger.committed = None
-        elif ledger.asked and not session.in_nested_transaction():
-            # More was asked for than this savepoint: everything is being committed, and we are not told again.
-            ledger.asked = 0
+        elif ledger.pending_commits and not session.in_nested_transaction():
+            # The whole transaction is being committed, and SQLAlchemy calls no further hook for it.
+            ledger.pending_commits = 0
             self._publish(session)
 
     def _publish(self, session: Session) -> None:
         ledger = _ledger(session)
-        session.flush()  # whose own hooks may record something, too
+        session.flush()  # whose hooks may record events
         found = [
             (each, aggregate)
             for aggregate in ledger.of(session)
@@ -140,7 +140,7 @@ class DomainEvents:
     # --- reacting -------------------------------------------------------------------------------------
 
     def _require_reactable(self, new: NewEvent, bind: Engine | Connection) -> None:
-        """Refused before the commit, because after it there is nobody left to tell."""
+        """Refuse an event without a possible reaction before the commit: afterwards no caller could get the error."""
         if self._reactions is None or not (handlers := self._reactions.wanted(new.event_type, new.target)):
             return
         self._reactions.require_open()
@@ -181,22 +181,22 @@ class DomainEvents:
         ledger = _ledger(session)
         ledger.committed = session.get_nested_transaction() or session.get_transaction()
         if session.in_nested_transaction():
-            ledger.asked -= 1
+            ledger.pending_commits -= 1
             return
         for aggregate in ledger.held.values():
             forget(aggregate, lambda each: each.position in ledger.written)
-        # What somebody recorded after us, before the same commit, is for the next one.
+        # Events recorded after `_publish`, before the same commit, are for the next commit.
         ledger.held = {key: each for key, each in ledger.held.items() if recorded_on(each)}
-        written, ledger.written = ledger.written, {}  # so that a factory that was attached twice reacts once
+        written, ledger.written = ledger.written, {}  # so that a factory attached twice reacts once
         for published in written.values():
             if published is not None and self._reactions is not None:
-                # Closed since it was asked: the process is ending, and the event stays in the outbox.
+                # Closed in the meantime: the process is ending, and the event stays in the outbox.
                 with contextlib.suppress(ConfigurationError):
                     self._reactions.react(*published)
 
 
 def _parts(batch: _Batch) -> list[_Batch]:
-    """All at once; one by one when one of them has a key, which has to be asked for first."""
+    """Split a batch for publishing: all at once, or one by one if an event has a key, which is looked up first."""
     return [batch] if all(new.key is None for _, new in batch) else [[each] for each in batch]
 
 
@@ -206,12 +206,12 @@ def _ledger(session: Session) -> _Ledger:
 
 
 def _sync(target: Any) -> Any:
-    """What SQLAlchemy's events can be listened for on: asynchronous sessions are made of synchronous ones."""
+    """Return the target that accepts SQLAlchemy's event listeners: the synchronous part of an asynchronous one."""
     if isinstance(target, async_scoped_session):
         target = target.session_factory
     if isinstance(target, async_sessionmaker):
         given = target.kw.get("sync_session_class") or target.class_.sync_session_class
-        own = type(given.__name__, (given,), {})  # not the class that every other factory shares
+        own = type(given.__name__, (given,), {})  # not the class that other factories share
         target.configure(sync_session_class=own)
         return own
     if isinstance(target, AsyncSession):
@@ -225,13 +225,13 @@ def _sync(target: Any) -> Any:
     )
 
 
-# --- what sessions tell -------------------------------------------------------------------------------------
+# --- hooks of sessions and aggregates ------------------------------------------------------------------------
 
 
 def _hold(aggregate: object) -> None:
     state = state_of(aggregate, raiseerr=False)
     session = None if state is None else state.session
-    if session is not None and _KEY in session.info:  # else nobody is attached, and nobody would let go of it
+    if session is not None and _KEY in session.info:  # otherwise nothing would ever release it
         _ledger(session).held[id(aggregate)] = aggregate
 
 

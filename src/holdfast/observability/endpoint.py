@@ -19,7 +19,8 @@ import structlog
 from holdfast.errors import HoldfastError
 from holdfast.observability.prometheus import CONTENT_TYPE, scrape
 from holdfast.postgres import migrate
-from holdfast.postgres.connection import CONNECTION_FAULTS, Address, connect
+from holdfast.postgres.connection import Address, connect
+from holdfast.postgres.faults import CONNECTION_FAULTS
 from holdfast.redact import redact_dsn
 
 PATH: Final = "/metrics"

@@ -12,25 +12,9 @@ from urllib.parse import urlsplit
 import asyncpg
 
 from holdfast.errors import ConfigurationError
+from holdfast.postgres.faults import CONNECTION_FAULTS
 from holdfast.redact import redact_dsn
 
-# What ends a connection rather than a statement. A server that became read-only is a failover: look for the new one.
-CONNECTION_FAULTS = (
-    OSError,  # includes TimeoutError and ConnectionError
-    asyncpg.InterfaceError,
-    asyncpg.PostgresConnectionError,
-    asyncpg.OperatorInterventionError,
-    asyncpg.InsufficientResourcesError,
-    asyncpg.ReadOnlySQLTransactionError,
-    asyncpg.InternalClientError,
-)
-# What a statement may meet on a healthy connection, and what passes when it is sent again.
-PASSING_FAULTS = (
-    asyncpg.QueryCanceledError,
-    asyncpg.LockNotAvailableError,
-    asyncpg.DeadlockDetectedError,
-    asyncpg.SerializationError,
-)
 CONNECT_TIMEOUT = 10.0
 
 _HOST = re.compile(r"(?:\[[^\]]*\]|[^:\[\]]*)(?::\d*)?")

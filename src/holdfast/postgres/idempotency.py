@@ -1,4 +1,4 @@
-"""Idempotency records in the caller's transaction. The statements stand in sql/functions/idempotency.sql."""
+"""Idempotency records, written in the caller's transaction. Their statements are in sql/functions/idempotency.sql."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class NewRecord:
-    """A command as it begins. `hashes` are those of the request under every secret, the newest first."""
+    """The record of a command that begins. `hashes` has the request's hash under every secret, the newest first."""
 
     scope: str
     key: str
@@ -24,12 +24,12 @@ class NewRecord:
     hash_version: int
     keep: float
     wait: float
-    idle: float | None = None  # seconds that the transaction may be idle; None: as long as it ever could
+    idle: float | None = None  # seconds that the transaction may be idle; None leaves the server's own limit
 
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """How a command was answered."""
+    """The stored answer to a command."""
 
     failed: bool
     status: int
@@ -39,25 +39,25 @@ class Response:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What is known of a key: answered (with the response), reused for another request, or unfinished."""
+class ExistingRecord:
+    """The record of a key used before: answered (with the response), reused for another request, or unfinished."""
 
     outcome: Literal["answered", "reused", "unfinished"]
     response: Response | None = None
 
 
 class Records:
-    """The store. With a synchronous connection or session its methods are called without `await`."""
+    """The table of idempotency records. With a synchronous connection its methods are called without `await`."""
 
     def __init__(self, schema: str = "core") -> None:
         self.queries = Queries(schema)
 
     def begin(self, tx: Any, record: NewRecord) -> Any:
-        """None when this is the first command with the key, otherwise `Found`."""
-        return self._run(tx, "begin_command", begin_values(record), found)
+        """Record the command; return None if it is the first one with its key, otherwise the `ExistingRecord`."""
+        return self._run(tx, "begin_command", begin_values(record), existing_record)
 
     def complete(self, tx: Any, scope: str, key: str, response: Response) -> Any:
-        """Keep the answer. False when the transaction is not the one that began."""
+        """Store the answer; return False if the transaction is not the one that recorded the command."""
         return self._run(tx, "complete_command", complete_values(scope, key, response), bool)
 
     def _run(self, tx: Any, name: str, values: Mapping[str, object], read: Callable[[Any], T]) -> Any:
@@ -73,7 +73,7 @@ class Records:
 
 
 def begin_values(record: NewRecord) -> Mapping[str, object]:
-    """Of the statement `begin_command`."""
+    """Return the values of the statement `begin_command`."""
     return {
         "scope": record.scope,
         "key": record.key,
@@ -86,7 +86,7 @@ def begin_values(record: NewRecord) -> Mapping[str, object]:
 
 
 def complete_values(scope: str, key: str, response: Response) -> Mapping[str, object]:
-    """Of the statement `complete_command`."""
+    """Return the values of the statement `complete_command`."""
     return {
         "scope": scope,
         "key": key,
@@ -98,16 +98,16 @@ def complete_values(scope: str, key: str, response: Response) -> Mapping[str, ob
     }
 
 
-def found(text: str | None) -> Found | None:
-    """What `begin_command` answered."""
+def existing_record(text: str | None) -> ExistingRecord | None:
+    """Read the result of `begin_command`."""
     if text is None:
         return None
     known = json.loads(text)
     if known["outcome"] != "answered":
-        return Found(known["outcome"])
+        return ExistingRecord(known["outcome"])
     headers = [(name, value) for name, value in known["headers"] or ()]
     body = b64decode(known["body"] or "")
-    return Found("answered", Response(known["failed"], known["status"], headers, body, known["omitted"]))
+    return ExistingRecord("answered", Response(known["failed"], known["status"], headers, body, known["omitted"]))
 
 
 def _milliseconds(seconds: float) -> str:

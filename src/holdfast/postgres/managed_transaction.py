@@ -1,8 +1,8 @@
-"""A transaction that the library opens for somebody else's code: begun, marked, and ended here and nowhere else.
+"""Managed transactions: Holdfast opens, commits and rolls back the transaction in which application code works.
 
-The application says how to get a connection or a session: a function that returns a context manager, such as
-`pool.acquire` (asyncpg), `pool.connection` (psycopg) or a `sessionmaker` (SQLAlchemy, asynchronous or not). What comes
-out of it is recognised by its class. Synchronous ones are used in threads.
+The application passes a function that returns the context manager of a connection or a session: `pool.acquire`
+(asyncpg), `pool.connection` (psycopg) or a `sessionmaker` (SQLAlchemy, asynchronous or not). Its result is recognised
+by its class. Synchronous connections are used in threads.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from holdfast.postgres.queries import Queries
 T = TypeVar("T")
 Connect = Callable[[], Any]
 
-# Threads for synchronous connections. Whoever waits for a connection or for another transaction must not take the
-# thread that its holder needs to come to its end; and none must take those in which the application runs.
+# Threads for synchronous connections. A wait for a connection or for another transaction must not occupy the thread
+# that the holder needs to finish, and none of these may occupy the threads in which the application runs.
 _CONNECTING = ThreadPoolExecutor(32, "holdfast-connecting")
 _WAITING = ThreadPoolExecutor(32, "holdfast-waiting")
 _WORKING = ThreadPoolExecutor(32, "holdfast-working")
 
 
 async def uninterrupted(work: Coroutine[Any, Any, T] | asyncio.Future[T]) -> T:
-    """Let the work end, whatever happens to whoever waits for it: a commit must not be cancelled half-way."""
+    """Run the work to its end even if its caller is cancelled: a commit must not be cancelled half-way."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)
@@ -44,21 +44,21 @@ async def uninterrupted(work: Coroutine[Any, Any, T] | asyncio.Future[T]) -> T:
             except asyncio.CancelledError:
                 continue
         if not task.cancelled():
-            task.exception()  # nobody else will look at it
+            task.exception()  # mark it as retrieved: the cancellation is raised instead
         raise
 
 
 async def _in_thread(executor: ThreadPoolExecutor, function: Callable[..., Any], *arguments: Any) -> Any:
-    # To its end: a thread cannot be cancelled, and nobody else may use the connection while it does.
+    # To its end: a thread cannot be cancelled, and until then the connection must not be used elsewhere.
     work = asyncio.get_running_loop().run_in_executor(executor, copy_context().run, function, *arguments)
     return await uninterrupted(work)
 
 
-async def _connected(holder: Any, within: float) -> Any:
-    """Enter a synchronous context manager. Its thread cannot be cancelled: what comes too late is given back."""
+async def _enter_in_thread(holder: Any, within: float) -> Any:
+    """Enter a synchronous context manager. Its thread cannot be cancelled: a late connection is given back."""
     coming = _CONNECTING.submit(copy_context().run, holder.__enter__)
 
-    def unwanted(late: Future[Any]) -> None:
+    def give_back(late: Future[Any]) -> None:
         if not late.cancelled() and late.exception() is None:
             _WORKING.submit(holder.__exit__, None, None, None)
 
@@ -66,7 +66,7 @@ async def _connected(holder: Any, within: float) -> Any:
         async with asyncio.timeout(within):
             return await asyncio.wrap_future(coming)
     except BaseException:
-        coming.add_done_callback(unwanted)
+        coming.add_done_callback(give_back)
         raise
 
 
@@ -78,22 +78,22 @@ async def _give_back(holder: Any) -> None:
 
 
 class ManagedTransaction(ABC):
-    """One transaction on one connection, which goes back to where it came from when the transaction has ended."""
+    """One transaction on one connection, which is given back to its pool when the transaction has ended."""
 
     def __init__(self, queries: Queries, holder: Any, tx: Any, driver: Driver) -> None:
         self.tx = tx
         self._queries = queries
         self._holder = holder
         self._driver = driver
-        self.ended = False  # by a commit or a rollback, whatever came of it
-        self._given_back = False  # it is somebody else's now
+        self.ended = False  # a commit or a rollback was attempted
+        self._given_back = False  # the pool may have lent the connection to other code
 
     def run(self, name: str, values: Values, *, waits: bool = False) -> Awaitable[Any]:
-        """A statement of ours, in the way that suits the connection; `waits` if it may wait for others."""
+        """Run a statement of Holdfast's; `waits` if it may wait for another transaction."""
         return self.call(self._driver.run, self.tx, self._queries, name, values, waits=waits)
 
     def call(self, function: Callable[..., Any], *arguments: Any, waits: bool = False) -> Awaitable[Any]:
-        """Anything else that is done with the connection."""
+        """Call a function that uses the connection, in a thread if the connection is synchronous."""
         self._require_connection()
         if self._driver.asynchronous:
             return function(*arguments)  # type: ignore[no-any-return]
@@ -101,11 +101,11 @@ class ManagedTransaction(ABC):
 
     def _require_connection(self) -> None:
         if self._given_back:
-            raise ConnectionAbortedError("the transaction has ended, and its connection is somebody else's")
+            raise ConnectionAbortedError("the transaction has ended, and its connection was given back")
 
     @contextlib.contextmanager
-    def within(self, seconds: float) -> Iterator[None]:
-        """A server that does not answer in this time fails like one that is gone."""
+    def deadline(self, seconds: float) -> Iterator[None]:
+        """Cut the connection if the block takes longer: a silent server then fails like one that is gone."""
         cutting = asyncio.get_running_loop().call_later(seconds, self._sever)
         try:
             yield
@@ -113,7 +113,7 @@ class ManagedTransaction(ABC):
             cutting.cancel()
 
     def _sever(self) -> None:
-        """Cut the connection under whoever waits for it."""
+        """Close the connection's socket, which fails the statement that waits for it."""
         if self._given_back:
             return
         with contextlib.suppress(Exception):
@@ -125,7 +125,7 @@ class ManagedTransaction(ABC):
                     line.shutdown(socket.SHUT_RDWR)
 
     def is_lost(self) -> bool:
-        """Whether the connection has gone, whatever the error says that somebody got of it."""
+        """Return whether the connection is closed, which an error raised on it may not say."""
         with contextlib.suppress(AttributeError, LookupError, ValueError):  # a session that has none yet
             connection = self._driver_connection()
             return bool(connection.is_closed() if hasattr(connection, "is_closed") else connection.closed)
@@ -135,28 +135,29 @@ class ManagedTransaction(ABC):
         return self.tx
 
     async def begin(self) -> None:  # noqa: B027  (most have nothing to do here)
-        """Nothing, where the first statement does it."""
+        """Begin the transaction; nothing, where the first statement begins it."""
 
-    async def mark(self) -> None:
-        """From here on everything can be undone."""
+    async def set_savepoint(self) -> None:
+        """Let `undo` return to this point."""
         await self.run("mark_request", {})
 
     async def undo(self) -> None:
-        """Back to the mark."""
+        """Undo everything since the savepoint."""
         await self.run("undo_request", {})
 
     async def restart(self) -> None:
-        """A new transaction on the same connection, whatever has become of this one."""
+        """Begin a new transaction on the same connection, after rolling this one back."""
         self._require_connection()
         with contextlib.suppress(Exception):
             await self._rollback()
         await self.begin()
 
     async def confirm(self) -> None:
-        """Fail if the transaction has failed: Postgres answers the COMMIT of one with a silent rollback."""
+        """Raise if the transaction has failed: Postgres answers its COMMIT with a silent rollback."""
         await self.run("confirm_request", {})
 
     async def commit(self) -> None:
+        """Commit, and give the connection back."""
         self.ended = True
         try:
             await self._commit()
@@ -164,7 +165,7 @@ class ManagedTransaction(ABC):
             await self._give_back()
 
     async def rollback(self) -> None:
-        """Never raises: a connection that cannot roll back is lost, and its transaction with it. Once is enough."""
+        """Roll back, unless the transaction has ended. It never raises: a lost connection has no transaction."""
         if self.ended:
             return
         self.ended = True
@@ -190,14 +191,14 @@ class _Asyncpg(ManagedTransaction):
     def is_lost(self) -> bool:
         try:
             return super().is_lost()
-        except Exception:  # the pool takes back what has gone, and then nobody may even ask
+        except Exception:  # the pool has taken the lost connection back, and refuses any call on it
             return True
 
     async def begin(self) -> None:
         self._transaction = self.tx.transaction()
         await self._transaction.start()
 
-    async def mark(self) -> None:
+    async def set_savepoint(self) -> None:
         await self.tx.execute(self._queries.asyncpg("mark_request").sql)
 
     async def undo(self) -> None:
@@ -211,7 +212,7 @@ class _Asyncpg(ManagedTransaction):
 
 
 class _Psycopg(ManagedTransaction):
-    """Its own transaction block, in which it refuses the endpoint's commit() and rollback()."""
+    """Uses psycopg's transaction block, in which psycopg refuses commit() and rollback() of the application."""
 
     async def begin(self) -> None:
         self._block = self.tx.transaction()
@@ -229,10 +230,10 @@ class _Psycopg(ManagedTransaction):
 
 
 class _Sqlalchemy(ManagedTransaction):
-    """Once the session has begun, our statements go past it, straight to its driver: what SQLAlchemy does for each
-    costs about as much as to run it, and a savepoint of its own as much as all of them together.
+    """Sends statements straight to the driver once the session has begun: SQLAlchemy's work for a statement costs about
+    as much as running it, and a savepoint of its own costs as much as all of Holdfast's statements together.
 
-    A failed flush takes the session further back than the mark, to the beginning; then there is no mark any more.
+    A failed flush rolls the session back to its beginning, so the savepoint no longer exists.
     """
 
     _begun: Any = None  # the transaction, and the connection it is on
@@ -240,32 +241,32 @@ class _Sqlalchemy(ManagedTransaction):
     _direct: Driver | None = None
 
     @contextlib.contextmanager
-    def within(self, seconds: float) -> Iterator[None]:
+    def deadline(self, seconds: float) -> Iterator[None]:
         if self._begun is None:
-            # Now: while it commits or rolls back, a session does not say what it is connected with.
+            # Now: while a session commits or rolls back, it does not tell its connection.
             with contextlib.suppress(Exception):
                 self._connection, self._begun = self._driver_connection(), self._session.get_transaction()
-        with super().within(seconds):
+        with super().deadline(seconds):
             yield
 
-    async def mark(self) -> None:
-        # A driver that we do not know by itself, such as psycopg2, is left to SQLAlchemy.
+    async def set_savepoint(self) -> None:
+        # A driver that Holdfast does not know by itself, such as psycopg2, is left to SQLAlchemy.
         with contextlib.suppress(FieldError):
             self._direct = driver_of(self._connection)
-        await super().mark()
+        await super().set_savepoint()
 
     def run(self, name: str, values: Values, *, waits: bool = False) -> Awaitable[Any]:
-        if self._direct is None or not self._is_ours():
+        if self._direct is None or not self._is_original():
             return super().run(name, values, waits=waits)
         return self.call(self._direct.run, self._connection, self._queries, name, values, waits=waits)
 
-    def _is_ours(self) -> bool:
-        """When the endpoint has ended the transaction, the connection may be somebody else's."""
+    def _is_original(self) -> bool:
+        """Return whether the session is still in its first transaction; if not, its connection may be lent out."""
         return self._begun is not None and self._session.get_transaction() is self._begun
 
     async def undo(self) -> None:
         if hasattr(self.tx, "expunge_all"):
-            self.tx.expunge_all()  # or the commit would flush what is left
+            self.tx.expunge_all()  # or the commit would flush pending objects
         await super().undo()
 
     async def _commit(self) -> None:
@@ -276,15 +277,15 @@ class _Sqlalchemy(ManagedTransaction):
 
     @property
     def _session(self) -> Any:
-        """The synchronous one, of which an asynchronous one is made; or the connection, likewise."""
+        """The synchronous session or connection inside an asynchronous one."""
         return getattr(self.tx, "sync_session", None) or getattr(self.tx, "sync_connection", None) or self.tx
 
     def _driver_connection(self) -> Any:
-        if self._is_ours():
+        if self._is_original():
             return self._connection
         session = self._session
         if hasattr(session, "get_bind"):
-            # Its connection() would connect if it has not yet, and here nobody can wait for that.
+            # connection() would connect if the session has not yet, and this code cannot wait.
             (session, *_), *_ = session.get_transaction()._connections.values()
         return session.connection.driver_connection
 
@@ -293,18 +294,18 @@ _BY_PACKAGE: dict[str, type[ManagedTransaction]] = {"asyncpg": _Asyncpg, "psycop
 
 
 async def open_managed_transaction(
-    connect: Connect, queries: Queries, within: float, begun_within: float
+    connect: Connect, queries: Queries, connect_within: float, begin_within: float
 ) -> ManagedTransaction:
-    """A transaction on a connection of the application's, which the one comes and the other begins in such time."""
+    """Open a transaction on an application connection; both steps have a deadline, in seconds."""
     holder = connect()
     if not hasattr(holder, "__aenter__") and not hasattr(holder, "__enter__") and inspect.isawaitable(holder):
-        async with asyncio.timeout(within):
+        async with asyncio.timeout(connect_within):
             holder = await holder
     if hasattr(holder, "__aenter__"):
-        async with asyncio.timeout(within):
+        async with asyncio.timeout(connect_within):
             tx = await holder.__aenter__()
     elif hasattr(holder, "__enter__"):
-        tx = await _connected(holder, within)
+        tx = await _enter_in_thread(holder, connect_within)
     else:
         raise ConfigurationError(
             "connect",
@@ -317,7 +318,7 @@ async def open_managed_transaction(
         await _give_back(holder)
         raise
     transaction = _BY_PACKAGE[driver.package](queries, holder, tx, driver)
-    with transaction.within(begun_within):
+    with transaction.deadline(begin_within):
         try:
             await transaction.begin()
         except BaseException:

@@ -15,7 +15,7 @@ from uuid import UUID
 
 import asyncpg
 
-from holdfast.postgres.connection import CONNECTION_FAULTS, PASSING_FAULTS
+from holdfast.postgres.faults import CONNECTION_FAULTS, PASSING_FAULTS
 from holdfast.postgres.queries import Queries
 from holdfast.retention import Disposal, RetentionPolicies, RetentionPolicy
 

@@ -36,7 +36,8 @@ from holdfast.observability.logging import log_fact
 from holdfast.outcome import Done, Outcome, Reject, Retry
 from holdfast.payload import encode_payload
 from holdfast.postgres import migrate
-from holdfast.postgres.connection import CONNECTION_FAULTS, PASSING_FAULTS, Address, ReservedConnection
+from holdfast.postgres.connection import Address, ReservedConnection
+from holdfast.postgres.faults import CONNECTION_FAULTS, PASSING_FAULTS
 from holdfast.postgres.queries import Queries
 from holdfast.postgres.reactions import FailedReaction, ReactionStatements
 from holdfast.reactions.attempts import Attempts, Result

@@ -7,8 +7,8 @@ import time
 import asyncpg
 
 from holdfast.handlers import Handler
-from holdfast.postgres.connection import CONNECTION_FAULTS, PASSING_FAULTS
 from holdfast.postgres.deliveries import Delivery, Subscriptions, SubscriptionsChanged
+from holdfast.postgres.faults import CONNECTION_FAULTS, PASSING_FAULTS
 from holdfast.postgres.wakeup.sleeper import Sleeper
 from holdfast.worker.dispatcher import Dispatcher
 from holdfast.worker.lanes import Lanes, route_lanes

@@ -13,8 +13,9 @@ from uuid import UUID
 
 import asyncpg
 
-from holdfast.postgres.connection import PASSING_FAULTS, ReservedConnection
+from holdfast.postgres.connection import ReservedConnection
 from holdfast.postgres.deliveries import Delivery
+from holdfast.postgres.faults import PASSING_FAULTS
 from holdfast.telemetry import Notice
 from holdfast.worker.dispatcher import Dispatcher
 from holdfast.worker.shared import Shared

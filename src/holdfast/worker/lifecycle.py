@@ -8,8 +8,8 @@ from uuid import UUID
 
 from holdfast.failure import describe
 from holdfast.handlers import HandlerRegistry
-from holdfast.postgres.connection import CONNECTION_FAULTS, PASSING_FAULTS
 from holdfast.postgres.deliveries import Subscriptions
+from holdfast.postgres.faults import CONNECTION_FAULTS, PASSING_FAULTS
 from holdfast.telemetry import Notice
 from holdfast.worker.lanes import outdated
 from holdfast.worker.parts import Parts

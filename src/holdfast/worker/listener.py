@@ -10,7 +10,7 @@ from uuid import UUID
 
 import asyncpg
 
-from holdfast.postgres.connection import CONNECTION_FAULTS
+from holdfast.postgres.faults import CONNECTION_FAULTS
 from holdfast.postgres.queries import Queries
 from holdfast.postgres.wakeup.sleeper import Sleeper
 from holdfast.telemetry import Notice

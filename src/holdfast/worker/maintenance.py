@@ -10,8 +10,9 @@ from uuid import UUID
 import asyncpg
 
 from holdfast.handlers import Handler
-from holdfast.postgres.connection import CONNECTION_FAULTS, PASSING_FAULTS, ReservedConnection
+from holdfast.postgres.connection import ReservedConnection
 from holdfast.postgres.deliveries import Deliveries, Subscriptions
+from holdfast.postgres.faults import CONNECTION_FAULTS, PASSING_FAULTS
 from holdfast.postgres.fleet import Fleet, Registration
 from holdfast.settings import WorkerSettings
 from holdfast.telemetry import Notice, Observer

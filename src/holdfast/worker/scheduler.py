@@ -9,7 +9,8 @@ import random
 import asyncpg
 
 from holdfast.errors import ConfigurationError
-from holdfast.postgres.connection import CONNECTION_FAULTS, PASSING_FAULTS, ReservedConnection
+from holdfast.postgres.connection import ReservedConnection
+from holdfast.postgres.faults import CONNECTION_FAULTS, PASSING_FAULTS
 from holdfast.postgres.schedules import Schedules, Watched
 from holdfast.schedules import Schedule, due
 from holdfast.telemetry import Counters, Notice, Observer

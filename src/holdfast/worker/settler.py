@@ -10,8 +10,8 @@ from uuid import UUID
 
 import asyncpg
 
-from holdfast.postgres.connection import CONNECTION_FAULTS, PASSING_FAULTS
 from holdfast.postgres.deliveries import Delivery
+from holdfast.postgres.faults import CONNECTION_FAULTS, PASSING_FAULTS
 from holdfast.telemetry import Notice
 from holdfast.worker.hourly import HourlyLimit
 from holdfast.worker.settlements import Fail, Release, Retry, Settlement, Snooze

@@ -1,4 +1,4 @@
-"""What passes between server and application: requests that can be read again, responses that are held back."""
+"""ASGI messages between server and application: requests that can be read again, responses that are held back."""
 
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
@@ -12,15 +12,15 @@ Send = Callable[[Message], Awaitable[None]]
 
 
 class BodyTooLarge(Exception):
-    """There is more of it than is kept."""
+    """The body has more bytes than `request_limit`."""
 
 
 class ClientGone(Exception):
-    """The client went away before it had sent all of it."""
+    """The client closed the connection before it had sent the whole body."""
 
 
 class Body:
-    """What the application reads is remembered, up to a limit: for the hash, and for when it has to be run again."""
+    """The request body. What the application reads is kept, up to a limit, for the hash and for a repetition."""
 
     def __init__(self, receive: Receive, limit: int) -> None:
         self._receive = receive
@@ -29,12 +29,12 @@ class Body:
         self._size = 0
         self._whole = False
 
-    @property
-    def repeatable(self) -> bool:
+    def is_repeatable(self) -> bool:
+        """Return whether all of the body that was read is kept."""
         return self._size <= self._limit
 
     def reader(self) -> Receive:
-        """A `receive` that begins at the beginning."""
+        """Return a `receive` that starts at the first message."""
         position = 0
 
         async def receive() -> Message:
@@ -49,13 +49,13 @@ class Body:
         return receive
 
     async def read(self) -> bytes:
-        """All of it, also what the application has not asked for."""
+        """Return the whole body, including what the application has not read."""
         while not self._whole:
-            if not self.repeatable:
+            if not self.is_repeatable():
                 raise BodyTooLarge
             if (await self._next())["type"] != "http.request":
                 raise ClientGone
-        if not self.repeatable:
+        if not self.is_repeatable():
             raise BodyTooLarge
         return b"".join(message.get("body", b"") for message in self._messages if message["type"] == "http.request")
 
@@ -64,15 +64,15 @@ class Body:
         if message["type"] == "http.request":
             self._size += len(message.get("body", b""))
             self._whole = not message.get("more_body", False)
-            if self.repeatable:
+            if self.is_repeatable():
                 self._messages.append(message)
             else:
-                self._messages.clear()  # it cannot be run again, and need not be kept
+                self._messages.clear()  # the request cannot be repeated, so nothing is kept
         return message
 
 
 class HeldResponse:
-    """A response that nobody has seen yet."""
+    """A response that is held back until its transaction has ended."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -82,10 +82,10 @@ class HeldResponse:
         self._size = 0
 
     def take(self, message: Message) -> Answer | None:
-        """The answer, when the message was the last one of it."""
+        """Add a message; return the answer when the message completes it."""
         kind = message["type"]
         if kind == "http.response.start":
-            # A second one takes the place of the first: an error page, after a response that broke off.
+            # A second start replaces the first response: an error page after a response that broke off.
             self._chunks, self._size = [], 0
             self._status, self._headers = message["status"], [*message.get("headers", ())]
             for name, value in self._headers:
@@ -108,6 +108,6 @@ class HeldResponse:
 
 
 async def send_answer(send: Send, answer: Answer) -> None:
-    """Whole, in the two messages that every server knows."""
+    """Send a complete answer, in the two messages that every server knows."""
     await send({"type": "http.response.start", "status": answer.status, "headers": answer.headers})
     await send({"type": "http.response.body", "body": answer.body})

@@ -1,14 +1,14 @@
-"""Idempotent requests for any ASGI application (IDM-1): one transaction for the change, its events and the answer.
+"""Idempotent requests for any ASGI application: one transaction for the change, its events and the answer.
 
     app = IdempotencyMiddleware(app, pool.acquire, secrets={1: "..."})
 
-An endpoint that takes part asks for its transaction when it knows who is calling and that the request is well-formed:
+An endpoint that takes part asks for its transaction once the caller is authenticated and the request is validated:
 
     tx = await exchange_of(scope).begin("tenant-17")
 
 If the key was used before, `begin` does not return: the answer of the first request is sent. Otherwise the endpoint
-does its work in `tx`, and never commits. The middleware holds the response back, keeps it in the same transaction,
-commits, and only then lets the first byte go.
+does its work in `tx`, and never commits. The middleware holds the response back, stores it in the same transaction,
+commits, and only then sends the first byte.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from holdfast.errors import ConfigurationError
-from holdfast.idempotency.asgi.exchange import EXCHANGE, Exchange, Setup
+from holdfast.idempotency.asgi.exchange import EXCHANGE, AsgiConfig, AsgiExchange
 from holdfast.idempotency.asgi.messages import Receive, Send
 from holdfast.idempotency.hashing import Secrets
 from holdfast.idempotency.settings import IdempotencySettings
@@ -30,7 +30,7 @@ App = Callable[[Any, Any, Any], Awaitable[None]]
 
 
 class IdempotencyMiddleware:
-    """`connect` returns the context manager of a connection or a session; `secrets` are those of the request hashes."""
+    """ASGI middleware. `connect` returns a context manager of a connection or a session; `secrets` key the hashes."""
 
     def __init__(
         self,
@@ -43,24 +43,30 @@ class IdempotencyMiddleware:
     ) -> None:
         settings = settings or IdempotencySettings()
         self.app = app
-        self._setup = Setup(connect, Secrets(secrets), settings, Records(settings.schema), observe)
+        self._config = AsgiConfig(
+            connect=connect,
+            secrets=Secrets(secrets),
+            settings=settings,
+            records=Records(settings.schema),
+            observe=observe,
+        )
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["method"] in self._setup.settings.methods:
-            await Exchange(self._setup, self.app, scope, receive, send).run()
+        if scope["type"] == "http" and scope["method"] in self._config.settings.methods:
+            await AsgiExchange(self._config, self.app, scope, receive, send).run()
             return
         if scope["type"] == "lifespan":
             self.starting()
         await self.app(scope, receive, send)
 
     def starting(self) -> None:
-        """The application is about to start: a framework's integration refuses here what cannot work."""
+        """Called when the application is about to start; an integration checks its routes here."""
 
 
-def exchange_of(scope: Mapping[str, Any]) -> Exchange:
-    """The exchange of a request, in an endpoint."""
+def exchange_of(scope: Mapping[str, Any]) -> AsgiExchange:
+    """Return the exchange of a request, for its endpoint."""
     exchange = scope.get(EXCHANGE)
-    if not isinstance(exchange, Exchange):
+    if not isinstance(exchange, AsgiExchange):
         raise ConfigurationError(
             "scope",
             "has no idempotency: the request did not pass the middleware, or has another method",

@@ -1,4 +1,4 @@
-"""Idempotent views for Django (IDM-1), with the contract of docs/http.md.
+"""Idempotent views for Django, with the contract of docs/http.md.
 
     MIDDLEWARE = [..., "holdfast.integrations.django.IdempotencyMiddleware"]
     HOLDFAST_IDEMPOTENCY = {"SECRETS": {1: env("IDEMPOTENCY_SECRET")}, "SCOPE": "shop.auth.tenant_of"}
@@ -10,8 +10,8 @@
         publisher.publish(connection, "order.placed", {...})
         return JsonResponse({...}, status=201)
 
-The view runs in `transaction.atomic`. The middleware keeps its response in the same transaction and commits, before
-the response goes any further.
+The view runs in `transaction.atomic`. The middleware stores its response in the same transaction and commits, before
+the response is passed on.
 """
 
 from holdfast.integrations.django.middleware import IdempotencyMiddleware

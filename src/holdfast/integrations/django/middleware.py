@@ -1,4 +1,4 @@
-"""The middleware: it reads the settings once, and carries every request through its exchange."""
+"""The middleware: it reads the settings once, and runs every request in an exchange."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from django.utils.module_loading import import_string
 from holdfast.errors import ConfigurationError
 from holdfast.idempotency.hashing import Secrets
 from holdfast.idempotency.settings import IdempotencySettings
-from holdfast.integrations.django.exchange import ATTRIBUTE, DjangoExchange, Setup
+from holdfast.integrations.django.exchange import ATTRIBUTE, DjangoConfig, DjangoExchange
 from holdfast.observability.logging import log_fact
 from holdfast.postgres.idempotency import Records
 
 _SETTING = "HOLDFAST_IDEMPOTENCY"
-# Django answers these with 4xx: they are the view's own, whatever it raised them from.
+# Django answers these with 4xx: they are the view's own errors, whatever their cause.
 _REFUSALS = (Http404, PermissionDenied, BadRequest, SuspiciousOperation, MultiPartParserError)
 
 
 class IdempotencyMiddleware:
-    """After the middleware that authenticates, before everything that changes responses."""
+    """Django middleware. Its place is after authentication, and before all middleware that changes responses."""
 
     sync_capable = True
     async_capable = False
 
     def __init__(self, get_response: Callable[[Any], Any]) -> None:
         self.get_response = get_response
-        self._setup = _setup(dict(getattr(settings, _SETTING, {})))
+        self._config = _config(dict(getattr(settings, _SETTING, {})))
 
     def __call__(self, request: Any) -> Any:
-        if request.method not in self._setup.settings.methods:
+        if request.method not in self._config.settings.methods:
             return self.get_response(request)
-        return DjangoExchange(self._setup, self.get_response, request).run()
+        return DjangoExchange(self._config, self.get_response, request).run()
 
     def process_exception(self, request: Any, exception: Exception) -> None:
-        """Django turns what a view raises into a response before it comes back to us: here it can still be seen."""
+        """Judge an error of the view here: afterwards Django makes a response of it."""
         if not isinstance(exception, _REFUSALS):
             _failed(request, exception)
 
@@ -52,33 +52,33 @@ def _failed(request: Any, exception: BaseException | None) -> None:
         exchange.failed(exception)
 
 
-def _page_made(request: Any = None, **_: Any) -> None:
-    """The same for what another middleware raises, of which Django tells no other middleware."""
+def _on_request_exception(request: Any = None, **_: Any) -> None:
+    """Judge an error of another middleware, for which Django calls no `process_exception`."""
     _failed(request, sys.exception())
 
 
-got_request_exception.connect(_page_made)
+got_request_exception.connect(_on_request_exception)
 
 
 def user_of(request: Any) -> str | None:
-    """The default scope: the user who is logged in."""
+    """Return the default scope: the id of the user who is logged in."""
     user = getattr(request, "user", None)
     return str(user.pk) if user is not None and user.is_authenticated else None
 
 
-def _setup(options: dict[str, Any]) -> Setup:
+def _config(options: dict[str, Any]) -> DjangoConfig:
     try:
         secrets = Secrets(options.pop("SECRETS", {}))
         scope = options.pop("SCOPE", user_of)
         for name in ("CONNECT_WITHIN", "COMMIT_WITHIN"):
             if name in options:
                 remedy = "set connect_timeout, tcp_user_timeout and keepalives in the OPTIONS of DATABASES"
-                raise ConfigurationError(name, "is not for us to keep: the connection is Django's", remedy)
+                raise ConfigurationError(name, "does not apply: Django opens the connection", remedy)
         using, observe = options.pop("USING", "default"), options.pop("OBSERVE", log_fact)
         chosen = IdempotencySettings(**{name.lower(): value for name, value in options.items()})
     except (ConfigurationError, TypeError) as error:
         raise ImproperlyConfigured(f"{_SETTING}: {error}") from error
-    return Setup(
+    return DjangoConfig(
         secrets=secrets,
         settings=chosen,
         records=Records(chosen.schema),

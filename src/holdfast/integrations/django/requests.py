@@ -1,4 +1,4 @@
-"""What a client sent, in a request of Django's: read once, hashed, and made as it came when the view is run again."""
+"""The captured request of Django: read once, hashed, and restored before the view is run again."""
 
 from __future__ import annotations
 
@@ -16,58 +16,68 @@ from holdfast.idempotency.settings import IdempotencySettings
 
 
 class CapturedRequest:
-    """A request as the server brought it. `fields` are those of the key, `body` may be how it is refused."""
+    """A request as the server received it. `key_fields` are its `Idempotency-Key` headers.
+
+    If it cannot be hashed, `refusal` is the answer to it, or `error` the misuse that prevents it.
+    """
 
     def __init__(self, request: Any, settings: IdempotencySettings) -> None:
         self._request = request
         self._settings = settings
         field = request.META.get("HTTP_IDEMPOTENCY_KEY")
         # WSGI joins two fields with a comma, which no key has outside of quotation marks.
-        self.fields = [] if field is None else [field.encode("latin-1", "replace")]
-        self.body = self._read() if self.fields else b""
+        self.key_fields = [] if field is None else [field.encode("latin-1", "replace")]
+        self.refusal: Answer | None = None
+        self.error: ConfigurationError | None = None
+        self._body = b""
+        if self.key_fields:
+            # Now, because a view may read the stream, after which Django cannot return the body.
+            self._read()
         self._state = dict(vars(request))
 
-    def _read(self) -> bytes | Answer | ConfigurationError:
-        """Now, because a view may read the stream, and a body cannot be had from Django after that."""
+    def _read(self) -> None:
+        settings = self._settings
         announced = self._request.META.get("CONTENT_LENGTH") or ""
         length = int(announced) if announced.isdigit() else 0
-        if length > self._settings.request_limit:
-            return answers.body_too_large(self._settings)
+        if length > settings.request_limit:
+            self.refusal = answers.body_too_large(settings)
+            return
         try:
-            body: bytes = self._request.body
+            self._body = self._request.body
         except RequestDataTooBig:
-            return answers.body_too_large(self._settings)
+            self.refusal = answers.body_too_large(settings)
+            return
         except RawPostDataException:
-            return ConfigurationError(
+            self.error = ConfigurationError(
                 "MIDDLEWARE",
                 "has something that reads the body of the request before Holdfast can",
                 "put holdfast.integrations.django.IdempotencyMiddleware before it",
             )
-        if len(body) > self._settings.request_limit:
-            return answers.body_too_large(self._settings)
-        if len(body) < length:
-            return answers.unavailable(self._settings)  # the client went, and will read nothing of this
-        return body
+            return
+        if len(self._body) > settings.request_limit:
+            self.refusal = answers.body_too_large(settings)
+        elif len(self._body) < length:
+            self.refusal = answers.unavailable(settings)  # the client is gone, and will not read it
 
-    def parts(self, body: bytes) -> list[bytes]:
-        """What of it is hashed."""
+    def hashed_parts(self) -> list[bytes]:
+        """Return the parts of the request that are hashed."""
         request = self._request
         hashed = HashedRequest(
             request.method,
             request.get_full_path().partition("?")[0].encode(),
             request.META.get("QUERY_STRING", "").encode("latin-1", "replace"),
             request.META.get("CONTENT_TYPE", "").encode("latin-1", "replace"),
-            body,
+            self._body,
         )
         return hashed.parts(raw=self._settings.raw_body)
 
     def rewind(self) -> bool:
-        """Make it as it came: the same object, for those around us. False if its body went past us, and is gone."""
+        """Restore the request object to its state on arrival; return False if its body was read and is not kept."""
         request, state = self._request, vars(self._request)
         body = state.get("_body")
         if body is None and request._read_started:
             return False
-        request.close()  # files that were uploaded, and are parsed again
+        request.close()  # uploaded files, which are parsed again
         state.clear()
         state |= self._state
         if body is not None:

@@ -1,4 +1,4 @@
-"""What a view says about itself."""
+"""How a view takes part: the decorator `idempotent`, and `exchange_of`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _STREAMS = frozenset(("StreamingHttpResponse", "FileResponse"))
 
 
 def exchange_of(request: Any) -> DjangoExchange:
-    """The exchange of a request, for a view that begins by itself: `exchange_of(request).begin()`."""
+    """Return the exchange of a request, for a view that begins by itself: `exchange_of(request).begin()`."""
     exchange = getattr(request, ATTRIBUTE, None)
     if not isinstance(exchange, DjangoExchange):
         raise ConfigurationError(
@@ -32,8 +32,8 @@ def idempotent(view: View) -> View: ...
 @overload
 def idempotent(*, required: bool = True) -> Callable[[View], View]: ...
 def idempotent(view: View | None = None, *, required: bool = True) -> Any:
-    """A view that is carried out once for each key. Put it closest to the view, under the decorators that authenticate
-    and validate. A view that validates by itself calls `exchange_of(request).begin()` afterwards instead.
+    """Decorate a view to be carried out once for each key. Put it closest to the view, under the decorators that
+    authenticate and validate. A view that validates by itself calls `exchange_of(request).begin()` afterwards instead.
 
     For a method of a class-based view: `@method_decorator(idempotent)`.
     """
@@ -42,18 +42,18 @@ def idempotent(view: View | None = None, *, required: bool = True) -> Any:
     _require_repeatable(view)
 
     @functools.wraps(view)
-    def entered(request: Any, *args: Any, **kwargs: Any) -> Any:
+    def begun(request: Any, *args: Any, **kwargs: Any) -> Any:
         exchange_of(request).begin(required=required)
         return view(request, *args, **kwargs)
 
-    return entered
+    return begun
 
 
 def _require_repeatable(view: View) -> None:
-    """Refuse what is known already not to work, when it is declared."""
+    """Refuse a view that cannot be repeated, when it is declared."""
     if inspect.iscoroutinefunction(view) or inspect.isgeneratorfunction(view) or inspect.isasyncgenfunction(view):
         _refuse(view, "is asynchronous or a generator", "write a plain function that returns the whole answer")
-    # Not evaluated: Django decorates methods once more for every request, and this has to be quick.
+    # Annotations are not evaluated: Django decorates methods again for every request, and this has to be quick.
     answer = getattr(view, "__annotations__", {}).get("return", "")
     name = answer if isinstance(answer, str) else getattr(answer, "__name__", "")
     if name.rpartition(".")[2] in _STREAMS:

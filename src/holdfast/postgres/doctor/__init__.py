@@ -13,7 +13,6 @@ from typing import Final
 
 import asyncpg
 
-from holdfast.postgres.connection import CONNECTION_FAULTS
 from holdfast.postgres.doctor import backlog, drift, horizon, schedules, upkeep, wakeups
 from holdfast.postgres.doctor.examination import Examination
 from holdfast.postgres.doctor.findings import (
@@ -27,6 +26,7 @@ from holdfast.postgres.doctor.findings import (
     Report,
     Severity,
 )
+from holdfast.postgres.faults import CONNECTION_FAULTS
 from holdfast.postgres.schema.ownership import OWNER
 
 __all__ = [

@@ -14,7 +14,8 @@ from uuid import UUID
 
 import asyncpg
 
-from holdfast.postgres.connection import CONNECTION_FAULTS, ReservedConnection
+from holdfast.postgres.connection import ReservedConnection
+from holdfast.postgres.faults import CONNECTION_FAULTS
 from holdfast.postgres.queries import Queries
 
 _PATIENCE = 5.0

@@ -1,0 +1,52 @@
+"""The transaction of an ASGI request: a managed transaction whose statements have deadlines."""
+
+from __future__ import annotations
+
+import asyncio
+
+from holdfast.idempotency.settings import IdempotencySettings
+from holdfast.postgres.idempotency import (
+    ExistingRecord,
+    NewRecord,
+    Response,
+    begin_values,
+    complete_values,
+    existing_record,
+)
+from holdfast.postgres.managed_transaction import ManagedTransaction
+
+
+class AsgiTransaction:
+    """Runs the statements of one request. Those of `settle` and the rollback share the deadline of their caller."""
+
+    restartable = True
+
+    def __init__(self, managed: ManagedTransaction, settings: IdempotencySettings) -> None:
+        self.managed = managed
+        self._settings = settings
+        # Straight to the managed transaction: nothing is added to these.
+        self.is_lost = managed.is_lost
+        self.undo = managed.undo
+        self.restart = managed.restart
+        self.confirm = managed.confirm
+        self.commit = managed.commit
+        self.rollback = managed.rollback
+
+    @property
+    def ended(self) -> bool:
+        return self.managed.ended
+
+    async def begin_record(self, record: NewRecord) -> ExistingRecord | None:
+        settings = self._settings
+        answered = settings.wait + settings.commit_within
+        # A SQLAlchemy session connects only with this statement, and before that there is no connection to cut.
+        async with asyncio.timeout(settings.connect_within + answered):
+            with self.managed.deadline(answered):
+                return existing_record(await self.managed.run("begin_command", begin_values(record), waits=True))
+
+    async def complete_record(self, scope: str, key: str, response: Response) -> bool:
+        return bool(await self.managed.run("complete_command", complete_values(scope, key, response)))
+
+    async def set_savepoint(self) -> None:
+        with self.managed.deadline(self._settings.commit_within):
+            await self.managed.set_savepoint()

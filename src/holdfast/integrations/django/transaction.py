@@ -1,0 +1,126 @@
+"""The transaction of a Django request: two `transaction.atomic` blocks on the connection of the thread.
+
+The outer block is the transaction, the inner one the savepoint for the view's work. The methods are coroutines for the
+shared exchange and never suspend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from django.db import connections, transaction
+
+from holdfast.postgres.faults import is_conflict
+from holdfast.postgres.idempotency import ExistingRecord, NewRecord, Records, Response
+
+
+class _RollBack(Exception):
+    """Makes an atomic block undo what was done in it."""
+
+
+class AtomicTransaction:
+    """Opens the transaction. `after_commit_failed` gets the error of a function that was to run after the commit."""
+
+    restartable = False  # Django does not let a view end the transaction
+
+    def __init__(self, using: str, records: Records, after_commit_failed: Callable[[Exception], None]) -> None:
+        self._using = using
+        self._records = records
+        self._after_commit_failed = after_commit_failed
+        self._inner: Any = None
+        self._watching = False
+        self._committed = False
+        self.conflict: BaseException | None = None  # raised by a statement of the view, which may have caught it
+        self._outer: Any = transaction.atomic(using=using)
+        self._outer.__enter__()
+        # The first function to run after the commit: the others may fail, and the commit has happened all the same.
+        transaction.on_commit(self._on_commit, using=using)
+
+    @property
+    def ended(self) -> bool:
+        return self._outer is None
+
+    @property
+    def needs_rollback(self) -> bool:
+        """Whether leaving the block would silently roll back."""
+        return bool(transaction.get_rollback(using=self._using))
+
+    def is_lost(self) -> bool:
+        return False  # Django's errors say so
+
+    def watch(self) -> None:
+        """Look at the error of every statement from now on: the view may catch one that it cannot recover from."""
+        self._connection.execute_wrappers.append(self._watch)
+        self._watching = True
+
+    def _watch(self, execute: Callable[..., Any], *statement: Any) -> Any:
+        try:
+            return execute(*statement)
+        except Exception as error:
+            if is_conflict(error):
+                self.conflict = error
+            raise
+
+    # --- for the shared exchange ------------------------------------------------------------------------------
+
+    async def begin_record(self, record: NewRecord) -> ExistingRecord | None:
+        existing: ExistingRecord | None = self._records.begin(self._connection, record)
+        return existing
+
+    async def complete_record(self, scope: str, key: str, response: Response) -> bool:
+        self._leave_inner(None)
+        completed: bool = self._records.complete(self._connection, scope, key, response)
+        return completed
+
+    async def set_savepoint(self) -> None:
+        inner = transaction.atomic(using=self._using)
+        inner.__enter__()
+        self._inner = inner
+
+    async def undo(self) -> None:
+        self._leave_inner(_RollBack())
+
+    async def restart(self) -> None:
+        raise NotImplementedError
+
+    async def confirm(self) -> None:
+        self._leave_inner(None)
+        with self._connection.cursor() as cursor:
+            cursor.execute(self._records.queries.psycopg("confirm_request"))
+
+    async def commit(self) -> None:
+        try:
+            self._leave_outer(None)
+        except Exception as error:
+            if not self._committed:
+                raise
+            self._after_commit_failed(error)
+
+    async def rollback(self) -> None:
+        for leave in (self._leave_inner, self._leave_outer):
+            try:
+                leave(_RollBack())
+            except Exception:
+                # A connection that cannot roll back is lost, and its transaction with it.
+                self._connection.close()
+
+    @property
+    def _connection(self) -> Any:
+        return connections[self._using]
+
+    def _on_commit(self) -> None:
+        self._committed = True
+
+    def _leave_inner(self, error: BaseException | None) -> None:
+        if self._watching:
+            self._watching = False
+            self._connection.execute_wrappers.remove(self._watch)
+        block, self._inner = self._inner, None
+        if block is not None:
+            block.__exit__(None if error is None else type(error), error, None)
+
+    def _leave_outer(self, error: BaseException | None) -> None:
+        block, self._outer = self._outer, None
+        if block is not None:
+            block.__exit__(None if error is None else type(error), error, None)

@@ -1,0 +1,74 @@
+"""Database errors by what they mean: for asyncpg as tuples of classes, for every driver by SQLSTATE.
+
+The tuples are for code that owns an asyncpg connection. The functions read the SQLSTATE, so they also know the errors
+of psycopg, and those that SQLAlchemy and Django wrap.
+"""
+
+from __future__ import annotations
+
+import asyncpg
+
+from holdfast.retry import CONFLICT_SQLSTATES, LOCK_NOT_AVAILABLE, QUERY_CANCELED, sqlstate_of
+
+# These end a connection rather than a statement. A server that became read-only is a failover: look for the new one.
+CONNECTION_FAULTS = (
+    OSError,  # includes TimeoutError and ConnectionError
+    asyncpg.InterfaceError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.OperatorInterventionError,
+    asyncpg.InsufficientResourcesError,
+    asyncpg.ReadOnlySQLTransactionError,
+    asyncpg.InternalClientError,
+)
+# A statement may meet these on a healthy connection; they pass when it is sent again. QueryCanceledError is also an
+# OperatorInterventionError: catch these first.
+PASSING_FAULTS = (
+    asyncpg.QueryCanceledError,
+    asyncpg.LockNotAvailableError,
+    asyncpg.DeadlockDetectedError,
+    asyncpg.SerializationError,
+)
+
+# Under concurrency a unique violation may stand for a serialization failure.
+_UNIQUE_VIOLATION = "23505"
+_REPEATABLE = CONFLICT_SQLSTATES | {_UNIQUE_VIOLATION, LOCK_NOT_AVAILABLE}
+_LOCK_TIMEOUTS = frozenset((LOCK_NOT_AVAILABLE, QUERY_CANCELED))
+# The connection failed, the server lacks resources or shuts down, it ended an idle session, or it became a standby.
+_UNAVAILABLE = ("08", "53", "57P", "25P03", "25P04", "25006")
+_DRIVER_PACKAGES = ("sqlalchemy.", "psycopg.", "asyncpg.", "django.db.")
+
+
+def is_conflict(error: BaseException) -> bool:
+    """Return whether the transaction lost to another one (serialization failure, deadlock) and cannot go on."""
+    return sqlstate_of(error) in CONFLICT_SQLSTATES
+
+
+def passes_in_new_transaction(error: BaseException) -> bool:
+    """Return whether the same work may succeed when its whole transaction is run again."""
+    return sqlstate_of(error) in _REPEATABLE
+
+
+def is_lock_timeout(error: BaseException) -> bool:
+    """Return whether a lock was not granted in time, by the lock timeout or by a shorter statement timeout."""
+    return sqlstate_of(error) in _LOCK_TIMEOUTS
+
+
+def is_unavailable(error: BaseException) -> bool:
+    """Return whether the server, or the connection to it, is gone."""
+    state = sqlstate_of(error)
+    if state is None:
+        # A server that is gone sends no SQLSTATE: the driver raises an OperationalError of its own.
+        return is_from_driver(error) and any(base.__name__ == "OperationalError" for base in type(error).__mro__)
+    return state.startswith(_UNAVAILABLE)
+
+
+def is_from_driver(error: BaseException) -> bool:
+    """Return whether a database driver, or a library that wraps one, raised the error or one of its causes."""
+    link: BaseException | None = error
+    seen: set[int] = set()
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        if any(f"{base.__module__}.".startswith(_DRIVER_PACKAGES) for base in type(link).__mro__):
+            return True
+        link = link.__cause__ or link.__context__
+    return False
