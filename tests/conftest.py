@@ -11,6 +11,7 @@ own_dsn          a database with Holdfast's schema on `own_server`
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import asyncpg
 import pytest
@@ -18,6 +19,9 @@ import pytest
 from holdfast.embedded import EmbeddedPostgres
 from tests.report import Report
 from tests.servers import SUPPORTED_MAJORS, SessionServer, apply_schema, servers_by_major
+from tests.sharing import Shares, in_order_of_shares
+
+pytest_plugins = ["tests.alone", "tests.nightly"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -27,6 +31,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Report(config), "holdfast-report")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Shares:
+    return Shares(config, log)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        items[:] = in_order_of_shares(items)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

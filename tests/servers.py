@@ -18,6 +18,7 @@ from holdfast.embedded import EmbeddedPostgres, PostgresBinaries, available_serv
 
 SUPPORTED_MAJORS = (18, 15)
 TEMPLATE = "holdfast_template"
+EMPTY = "template1"
 # A backend leaves pg_stat_activity a moment after its client closed the connection.
 QUIET_SECONDS = 5.0
 
@@ -68,11 +69,11 @@ class SessionServer:
     def create(self, *, schema: bool) -> str:
         """A fresh database, with Holdfast's schema or empty; returns its name."""
         if schema and not self._has_template:
-            self._create(TEMPLATE, None)
+            self._create(TEMPLATE, EMPTY)
             apply_schema(self.server.database_dsn(TEMPLATE))
             self._has_template = True
         name = f"t{os.getpid()}_{next(self._numbers)}"
-        self._create(name, TEMPLATE if schema else None)
+        self._create(name, TEMPLATE if schema else EMPTY)
         return name
 
     def dsn(self, name: str) -> str:
@@ -81,9 +82,10 @@ class SessionServer:
     def drop(self, name: str) -> None:
         self.admin().execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
 
-    def _create(self, name: str, template: str | None) -> None:
-        clause = sql.SQL("TEMPLATE {}").format(sql.Identifier(template)) if template else sql.SQL("")
-        self.admin().execute(sql.SQL("CREATE DATABASE {} {}").format(sql.Identifier(name), clause))
+    def _create(self, name: str, template: str) -> None:
+        # Copying the files costs a third of writing them through the log, and with fsync off its checkpoints are cheap.
+        statement = sql.SQL("CREATE DATABASE {} TEMPLATE {} STRATEGY file_copy")
+        self.admin().execute(statement.format(sql.Identifier(name), sql.Identifier(template)))
 
     def admin(self) -> psycopg.Connection[dict[str, Any]]:
         if self._admin is None or self._admin.closed:

@@ -16,6 +16,8 @@ from benchmarks.benchmark import Arm
 from benchmarks.databases import Databases
 from holdfast.embedded import EmbeddedPostgres
 
+pytestmark = pytest.mark.slow
+
 EVENTS = 3_000
 # What a worker asks once, when it starts and stops: not a cost of an event.
 ONCE = 60

@@ -18,6 +18,8 @@ import pytest
 
 from tests.acceptance.support import until
 
+pytestmark = pytest.mark.newest_postgres
+
 HANDLERS = """
 import os, time
 from holdfast import HandlerRegistry

@@ -37,6 +37,7 @@ TAKE = """UPDATE core.outbox SET lease_token = gen_random_uuid(), lease_expires_
 LEASE, POLL = 2.0, 1.0
 
 
+@pytest.mark.slow
 async def test_ten_kills_with_a_thousand_events(dsn: str, conn: asyncpg.Connection) -> None:
     """LSN-3, A1, A6, P1, P2, P3: nothing lost, each effect once, redelivery bounded and in time.
 

@@ -13,6 +13,8 @@ from holdfast import EventEnvelope, HandlerContext, HandlerRegistry, RetryPolicy
 from holdfast.telemetry import Retried
 from tests.acceptance.support import Facts, effects, make_tables, publish, row, running, settled, until
 
+pytestmark = pytest.mark.newest_postgres
+
 QUICK = RetryPolicy(max_attempts=2, base_delay=0.001, max_delay=0.001)
 
 

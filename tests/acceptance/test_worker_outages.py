@@ -141,6 +141,7 @@ async def test_server_restarts(own_server: EmbeddedPostgres, own_dsn: str, mode:
     assert sorted(seen) == [0, 1, 2, 3]
 
 
+@pytest.mark.slow
 async def test_long_outage(own_server: EmbeddedPostgres, own_dsn: str) -> None:
     """P7, B6: after nine seconds without a server the first claim is still made within five; attempts are paced."""
     seen: list[int] = []

@@ -5,10 +5,13 @@ import uuid
 from datetime import timedelta
 
 import asyncpg
+import pytest
 
 from holdfast import EventEnvelope, HandlerRegistry, NewEvent, Publisher, RetryPolicy, Worker
 from tests.acceptance.support import drained, running, until
 from tests.outbox import CHANNEL, NOBODY
+
+pytestmark = pytest.mark.newest_postgres
 
 
 async def test_a_forged_notification_stops_nothing(dsn: str, conn: asyncpg.Connection) -> None:

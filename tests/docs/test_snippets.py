@@ -91,6 +91,7 @@ async def test_the_readme_replays(world: asyncpg.Connection) -> None:
     assert tuple(row) == ("pending", 0, "ada@example.com")
 
 
+@pytest.mark.newest_postgres
 @parameters(PROGRAMS)
 async def test_python(world: asyncpg.Connection, dsn: str, block: Block) -> None:
     """With a connection, a publisher and a registry at hand, as in the text around it."""

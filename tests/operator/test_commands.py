@@ -18,7 +18,7 @@ from holdfast.cli import main
 from tests.operator.support import ACTOR, CAUSES, EVENT, HANDLER, beat, fail, fail_with, subscribe
 from tests.servers import run_coroutine
 
-pytestmark = pytest.mark.operator
+pytestmark = [pytest.mark.operator, pytest.mark.newest_postgres]
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -16,7 +16,7 @@ from holdfast.postgres import doctor
 from holdfast.postgres.doctor import look
 from tests.docs.support import read, sections, table
 
-pytestmark = pytest.mark.operator
+pytestmark = [pytest.mark.operator, pytest.mark.newest_postgres]
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -310,6 +310,8 @@ async def test_a_locked_row_is_taken_later(dsn: str, conn: asyncpg.Connection, o
 # --- rate and death ---
 
 
+@pytest.mark.newest_postgres
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 async def test_a_runner_that_is_killed_is_followed_by_another(dsn: str, conn: asyncpg.Connection, shop: Shop) -> None:
     """DLQ-4: 10,000 rows at 800 a second, killed with -9 in the middle: the rate is kept, and each row moves once."""

@@ -15,7 +15,7 @@ from holdfast import Publisher
 from tests.acceptance.support import until
 from tests.docs.support import ROOT, blocks
 
-pytestmark = [pytest.mark.operator, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.operator, pytest.mark.timeout(240), pytest.mark.newest_postgres, pytest.mark.slow]
 
 BROKEN = """
 from pathlib import Path

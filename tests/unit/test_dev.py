@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 import tomllib
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from tests.sharing import share_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -67,3 +73,131 @@ def test_lock_covers_what_is_declared(group: str) -> None:
     text = (ROOT / "requirements.lock").read_text()
     locked = {canonical(line) for line in text.splitlines() if re.match(r"[A-Za-z0-9]", line)}
     assert {canonical(r) for r in declared} - locked - {"holdfast"} == set()
+
+
+# --- ./dev test ---
+
+
+@pytest.fixture
+def script() -> Any:
+    """The script as a module."""
+    loader = SourceFileLoader("dev_script", str(ROOT / "dev"))
+    spec = spec_from_loader(loader.name, loader)
+    assert spec is not None
+    module = module_from_spec(spec)
+    sys.modules[loader.name] = module
+    loader.exec_module(module)
+    yield module
+    del sys.modules[loader.name]
+
+
+class Pytest:
+    """Stands in for two runs of pytest: the tests that fail beside others, and those of them that fail alone."""
+
+    def __init__(self, together: list[str], alone: list[str]) -> None:
+        self.results = [together, alone]
+        self.commands: list[list[str]] = []
+
+    def call(self, command: list[str], **_: Any) -> int:
+        self.commands.append(command)
+        failed = self.results.pop(0)
+        Path(command[command.index("--failed-to") + 1]).write_text("".join(f"{test}\n" for test in failed))
+        return 1 if failed else 0
+
+
+@pytest.mark.parametrize(
+    ("together", "alone", "code", "listed"),
+    [
+        (0, 0, 0, None),
+        (3, 0, 0, 3),
+        (10, 0, 0, 10),
+        (11, 0, 1, 11),
+        (3, 2, 1, 1),
+    ],
+)
+def test_what_passes_only_alone_is_listed(
+    script: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    together: int,
+    alone: int,
+    code: int,
+    listed: int | None,
+) -> None:
+    """RUN-2: what fails beside others runs again; the run lists what passed then, and more than ten fail it."""
+    tests = [f"tests/test_it.py::test_{n}" for n in range(together)]
+    pytest_runs = Pytest(tests, tests[:alone])
+    monkeypatch.setattr(script.subprocess, "call", pytest_runs.call)
+    assert script.run_tests(["-k", "it"], tmp_path) == code
+    printed = capsys.readouterr().out
+    assert all(command[-2:] == ["-k", "it"] for command in pytest_runs.commands)
+    if listed is None:
+        assert printed == "" and len(pytest_runs.commands) == 1
+    else:
+        assert f"passed only when run alone: {listed}\n" in printed
+        assert printed.count("tests/test_it.py::") == listed
+
+
+def test_no_test_is_run_when_a_static_check_fails(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """RUN-2: what CI trusts begins with format, lint, types and imports."""
+    assert list(script.static_steps()) == ["format", "lint", "types", "imports"]
+    monkeypatch.setattr(script, "static_steps", lambda: {"lint": ["false"]})
+    monkeypatch.setattr(script, "run_tests", lambda *_: pytest.fail("tests were run"))
+    assert script.test([]) == 1
+
+
+@pytest.mark.parametrize("user", [0, 1000])
+def test_system_packages_are_named_with_the_command(
+    script: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], user: int
+) -> None:
+    """RUN-2: nothing is installed unsaid; whoever is not root gets the command."""
+    ran: list[list[str]] = []
+
+    def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        ran.append(command)
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(script.shutil, "which", lambda name, path=None: name if name == "apt-get" else None)
+    monkeypatch.setattr(script.os, "geteuid", lambda: user)
+    monkeypatch.setattr(script.subprocess, "run", run)
+    script.install_servers()
+    command = "apt-get update && apt-get install -y --no-install-recommends pgbouncer faketime"
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and command in said
+    assert ran == ([["sh", "-c", command]] if user == 0 else [])
+
+
+def test_processes_may_keep_bytecode(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """RUN-2: without it each of the hundreds of processes that tests start compiles everything it imports."""
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    assert "PYTHONDONTWRITEBYTECODE" not in script.clean_environment()
+
+
+def test_failed_tests_are_written_and_run_again(tmp_path: Path) -> None:
+    """RUN-2: every phase counts, and only what is listed is run again."""
+    (tmp_path / "test_it.py").write_text(
+        "import pytest\n"
+        "@pytest.fixture\ndef broken():\n    yield\n    assert False\n"
+        "def test_good(): pass\n"
+        "@pytest.mark.parametrize('n', [1, 2])\ndef test_bad(n): assert n == 1\n"
+        "def test_late(broken): pass\n"
+    )
+
+    def run(*options: str) -> str:
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.alone", "-p", "no:cacheprovider", *options]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60).stdout
+
+    run("--failed-to", "failed")
+    assert (tmp_path / "failed").read_text().splitlines() == ["test_it.py::test_bad[2]", "test_it.py::test_late"]
+    assert "2 deselected" in run("--only-from", "failed", "--failed-to", "again")
+    assert (tmp_path / "again").read_text() == (tmp_path / "failed").read_text()
+
+
+def test_shares() -> None:
+    """RUN-2: what shares a server or a database stays together, per version; the rest is handed out one by one."""
+    assert share_of("tests/http/test_django.py::test_one[pg18-wsgi]") == "tests/http/test_django.py pg18"
+    assert share_of("tests/unit/test_dev.py::test_shares") == "tests/unit/test_dev.py"
+    alone = "tests/acceptance/test_worker_crashes.py::test_frozen_worker_is_fenced[pg15]"
+    assert share_of(alone) == alone
