@@ -12,7 +12,7 @@ from uuid import UUID
 import asyncpg
 
 from examples.orders.handlers import registry
-from holdfast.operator import Operator, schedules
+from holdfast.operator import Operator
 
 HANDLERS = sorted(each.name for each in registry if each.via == "outbox" and each.wants("order.placed"))
 
@@ -155,7 +155,7 @@ class Figures:
     async def end_the_day(self) -> None:
         """What `holdfast schedules trigger` does: few demos run at midnight."""
         async with Operator(self._dsn, actor="the demo") as operator:
-            await schedules.trigger(operator, END_OF_DAY, reason="to show the books")
+            await operator.schedules.trigger(END_OF_DAY, reason="to show the books")
 
     async def books(self) -> Books:
         return Books(**await self._connection.fetchrow(_BOOKS, END_OF_DAY))

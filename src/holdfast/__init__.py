@@ -1,7 +1,7 @@
 """Holdfast: reliable events for Python services on Postgres.
 
-Three entry points: `Publisher` writes events inside your transaction, `Worker` delivers them to handlers, and the
-`holdfast` command (with `core.outbox_replay` in the database) is for the people who operate them.
+Three entry points: `Publisher` writes events inside your transaction, `Worker` delivers them to handlers, and
+`Operator` reads and changes their state. The `holdfast` command is the command line of the worker and the operator.
 """
 
 from holdfast.context import HandlerContext
@@ -9,6 +9,7 @@ from holdfast.envelope import EventEnvelope
 from holdfast.errors import HoldfastError, TerminalHandlerError, TransientHandlerError
 from holdfast.handlers import HandlerRegistry
 from holdfast.new_event import NewEvent
+from holdfast.operator import Operator
 from holdfast.outcome import Done, Reject, Retry, Snooze
 from holdfast.postgres.publisher import Publisher
 from holdfast.protocols import EventHandler, EventListener, EventPublisher
@@ -27,6 +28,7 @@ __all__ = [
     "HandlerRegistry",
     "HoldfastError",
     "NewEvent",
+    "Operator",
     "Publisher",
     "Reactions",
     "Reject",

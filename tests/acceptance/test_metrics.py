@@ -13,13 +13,16 @@ from typing import Any
 
 import asyncpg
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
-from holdfast import HandlerRegistry
+from holdfast import HandlerRegistry, Operator
+from holdfast.cli import main
 from holdfast.cli.metrics import address_of, is_loopback
 from holdfast.embedded import EmbeddedPostgres
 from holdfast.errors import ConfigurationError
 from holdfast.observability import endpoint, prometheus
 from holdfast.observability.endpoint import Scraper, serve
+from holdfast.postgres.metrics import Snapshot, snapshot
 from holdfast.postgres.reads import Lane, Notifications, Status
 from holdfast.postgres.wakeup import mode as wakeup_mode
 from tests.acceptance.support import backends, insert, publish_many, running, until
@@ -44,6 +47,10 @@ def parsed(text: str) -> Metrics:
             assert sample and sample["name"] == helped[2]
             values[sample["labels"] or ""] = float(sample["value"])
     return metrics
+
+
+async def scrape(conn: asyncpg.Connection) -> str:
+    return prometheus.render(await snapshot(conn))
 
 
 async def request(port: int, line: str = "GET /metrics HTTP/1.1", rest: str = "Host: here\r\n") -> tuple[int, str, str]:
@@ -73,7 +80,7 @@ async def test_every_state_is_a_metric(dsn: str, conn: asyncpg.Connection) -> No
         SELECT 'order.bad', 'shop', '{}', 'failed', now(), now(), 'rejected' FROM generate_series(1, 4)
         """
     )
-    found = parsed(await prometheus.scrape(conn))
+    found = parsed(await scrape(conn))
     assert {name: found[f"holdfast_outbox_{name}"][""] for name in ("pending", "delayed", "in_flight", "failed")} == {
         "pending": 4,
         "delayed": 2,
@@ -99,7 +106,7 @@ async def test_workers_and_listeners_are_counted(dsn: str, conn: asyncpg.Connect
     async def note(event: Any) -> None: ...
 
     async def counts() -> tuple[float, float, float]:
-        found = parsed(await prometheus.scrape(conn))
+        found = parsed(await scrape(conn))
         return tuple(found[f"holdfast_{name}"][""] for name in ("workers_living", "workers_silent", "listeners"))  # type: ignore[return-value]
 
     async def seen(expected: tuple[int, int, int]) -> bool:
@@ -118,7 +125,7 @@ async def test_the_mode_of_the_bell(dsn: str, conn: asyncpg.Connection) -> None:
     """OBS-3: one of the modes is set, and a trigger that was dropped is seen."""
 
     async def mode() -> list[str]:
-        return [mode for mode, on in parsed(await prometheus.scrape(conn))["holdfast_notify_mode"].items() if on]
+        return [mode for mode, on in parsed(await scrape(conn))["holdfast_notify_mode"].items() if on]
 
     assert await mode() == ['{mode="when_idle"}']
     await wakeup_mode.set_mode(dsn, "never")
@@ -131,7 +138,8 @@ def test_labels_are_escaped() -> None:
     """OBS-2: whoever may publish chooses names, and must not be able to write metrics of their own."""
     route = 'a\\b"c\nholdfast_outbox_failed 0'
     lane = Lane("c", 0, route, None, None, [route], 7, None, [])
-    text = prometheus.render(Status(0, 0, 0, 0, 9, 0, False, [lane], [], [], "always"), Notifications(0.5, 1))
+    status = Status(0, 0, 0, 0, 9, 0, False, [lane], [], [], "always")
+    text = prometheus.render(Snapshot(status, Notifications(0.5, 1), []))
     found = parsed(text)
     assert found["holdfast_lane_open"] == {
         '{channel="c",generation="0",route="a\\\\b\\"c\\nholdfast_outbox_failed 0"}': 7
@@ -139,6 +147,37 @@ def test_labels_are_escaped() -> None:
     assert found["holdfast_outbox_failed"] == {"": 9}
     assert found["holdfast_notification_queue_usage"] == {"": 0.5}
     assert text.endswith("\n") and "\n\n" not in text
+
+
+NAMES = """
+    channel_unserved lane_oldest_seconds lane_open lane_unrouted lane_unserved_handlers listeners
+    notification_queue_usage notify_mode outbox_abandoned outbox_archived outbox_count_limit outbox_delayed
+    outbox_failed outbox_in_flight outbox_oldest_seconds outbox_pending schedule_attended schedule_overdue_seconds
+    schedule_paused workers_living workers_silent
+"""
+
+
+async def test_the_client_library_reads_them(dsn: str, conn: asyncpg.Connection) -> None:
+    """OBS-2: every metric is there from the start, a gauge, and reads as the operator's verb wrote it."""
+    await publish_many(conn, "order.placed", 3)
+    async with Operator(dsn, actor="ann") as operator:
+        families = {family.name: family for family in text_string_to_metric_families(await operator.metrics())}
+    assert sorted(families) == [f"holdfast_{name}" for name in NAMES.split()]
+    assert {family.type for family in families.values()} == {"gauge"}
+    assert all(family.documentation.endswith(".") for family in families.values())
+    (lane,) = families["holdfast_lane_open"].samples
+    assert lane.labels == {"channel": "outbox_default", "generation": "0", "route": "*/order.placed"}
+    assert lane.value == families["holdfast_outbox_pending"].samples[0].value == 3
+
+
+async def test_without_the_extra(dsn: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """OPS-1: one line says what to install, whether they are printed or served."""
+    monkeypatch.setattr(prometheus, "find_spec", lambda _name: None)
+    for extra in ([], ["--listen", "0"]):
+        with pytest.raises(SystemExit) as end:
+            await asyncio.to_thread(main, ["metrics", "--dsn", dsn, *extra])
+        assert end.value.code == 2
+        assert "try: pip install 'holdfast[prometheus]'\n" in capsys.readouterr().err
 
 
 # --- what it costs ---
@@ -166,7 +205,7 @@ async def test_a_scrape_reads_no_retained_rows(conn: asyncpg.Connection) -> None
         return tuple(await conn.fetchrow(READ))
 
     before = await read()
-    assert parsed(await prometheus.scrape(conn))["holdfast_outbox_pending"] == {"": 10}
+    assert parsed(await scrape(conn))["holdfast_outbox_pending"] == {"": 10}
     after = await read()
     assert 10 <= after[0] - before[0] <= 100
     assert after[1] == before[1], "the whole table was read"

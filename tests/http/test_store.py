@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 from holdfast import EventEnvelope, HandlerRegistry, NewEvent, Publisher
 from holdfast.errors import CommandUnderWay, ConfigurationError, KeyReused, PayloadError
 from holdfast.idempotency import Commands, IdempotencyMiddleware, IdempotencySettings, exchange_of, job_key
-from holdfast.operator import Operator, retention
+from holdfast.operator import Operator
 from holdfast.retry import classify
 from tests.acceptance.support import drained, running
 from tests.http.plain import Plain
@@ -137,9 +137,9 @@ async def test_expired_records_are_swept(dsn: str, conn: asyncpg.Connection) -> 
         await age(conn, hours=25)
         await http.order("new")
     async with Operator(dsn, actor="ann@example.org") as operator:
-        found = await retention.show(operator)
+        found = await operator.retention.report()
         assert [(due.step, due.count) for due in found.due] == [("records", 1)]
-        done = await retention.sweep(operator, reason="a test")
+        done = await operator.retention.sweep(reason="a test")
         assert done.swept == {**done.swept, "records": 1}
     assert [record["key"] for record in await records(conn)] == ["new"]
     audited = await conn.fetchval(

@@ -109,7 +109,7 @@ async def test_with_createrole_the_schema_belongs_to_a_role_that_cannot_log_in(m
     assert managed.roles() == set(ROLES)
     assert managed.owners() == {"holdfast_owner"}
     assert managed.read("SELECT rolname FROM pg_roles WHERE rolname ~ '^holdfast_' AND (rolcanlogin OR rolsuper)") == []
-    assert (await migrate.plan(managed.dsn)).up_to_date
+    assert (await migrate.state(managed.dsn)).up_to_date
     assert await migrate.apply(managed.dsn) == []
 
 
@@ -139,7 +139,7 @@ async def test_roles_that_another_database_uses_are_kept(managed: Managed) -> No
     await migrate.apply(managed.dsn_of(other))
     removal = await migrate.uninstall(managed.dsn)
     assert (removal.roles_dropped, set(removal.roles_kept)) == ((), set(ROLES))
-    assert (await migrate.plan(managed.dsn_of(other))).up_to_date
+    assert (await migrate.state(managed.dsn_of(other))).up_to_date
     assert set((await migrate.uninstall(managed.dsn_of(other))).roles_dropped) == set(ROLES)
 
 
@@ -171,7 +171,7 @@ async def test_an_administrator_can_add_the_roles_later(managed: Managed) -> Non
     managed.as_admin(f"GRANT CREATE ON DATABASE {managed.database} TO {managed.login}")
     await migrate.apply(managed.dsn)
     await publish(managed.dsn)
-    version = (await migrate.plan(managed.dsn)).code_version
+    version = (await migrate.state(managed.dsn)).code_version
     managed.as_admin(migrate.printable(since=version))
     assert managed.owners() == {"holdfast_owner"}
     assert managed.read("SELECT count(*) FROM core.outbox") == [1]
@@ -179,7 +179,7 @@ async def test_an_administrator_can_add_the_roles_later(managed: Managed) -> Non
         await migrate.apply(managed.dsn)
     managed.as_admin(f"GRANT holdfast_owner TO {managed.login}")
     assert await migrate.apply(managed.dsn) == []
-    assert (await migrate.plan(managed.dsn)).up_to_date
+    assert (await migrate.state(managed.dsn)).up_to_date
 
 
 async def test_always_moves_an_installation_of_ones_own_to_the_roles(managed: Managed) -> None:
@@ -246,7 +246,7 @@ async def test_a_schema_made_for_the_owner_needs_no_right_on_the_database(manage
 async def test_another_login_may_neither_read_nor_use_it(managed: Managed) -> None:
     """S2: nothing is open to PUBLIC; the error names the grant that is missing."""
     await migrate.apply(managed.admin_dsn)
-    for attempt in (migrate.plan, migrate.uninstall):
+    for attempt in (migrate.state, migrate.uninstall):
         with pytest.raises(MigrationError, match=f"GRANT holdfast_owner TO {managed.login}"):
             await attempt(managed.dsn)
     connection = await asyncpg.connect(managed.dsn)

@@ -41,7 +41,7 @@ LEDGER = "SELECT version, name FROM core.migrations WHERE version > 0 ORDER BY v
 
 async def test_plan_of_a_database_without_the_schema_says_version_0(empty_dsn: str) -> None:
     """OBX-3: everything is pending, and looking changes nothing."""
-    found = await migrate.plan(empty_dsn)
+    found = await migrate.state(empty_dsn)
     assert (found.database_version, found.applied) == (0, ())
     assert found.pending
     assert found.code_version == found.pending[-1].version
@@ -54,7 +54,7 @@ async def test_the_packaged_migrations_apply_and_are_then_done(empty_dsn: str) -
     done = await migrate.apply(empty_dsn, on_step=steps.append)
     assert [m.version for m in done] == list(range(1, len(done) + 1))
     assert [s.migration for s in steps if s.action == "applied"] == done
-    found = await migrate.plan(empty_dsn)
+    found = await migrate.state(empty_dsn)
     assert found.up_to_date
     assert found.database_version == found.code_version == len(done)
     for line, migration in zip(found.applied, done, strict=True):
@@ -139,7 +139,7 @@ async def test_a_changed_migration_is_refused(empty_dsn: str, make_source: MakeS
     """OBX-3: what was applied is history."""
     await migrate.apply(empty_dsn, source=make_source(FIRST))
     changed = make_source(FIRST.replace("int", "bigint"), SECOND)
-    for attempt in (migrate.plan, migrate.apply):
+    for attempt in (migrate.state, migrate.apply):
         with pytest.raises(MigrationError, match=r"0001_step is not the text that was applied.*new migration"):
             await attempt(empty_dsn, source=changed)
     assert await fetch(empty_dsn, LEDGER) == [(1, "step")]
@@ -149,14 +149,14 @@ async def test_line_endings_are_not_a_change(empty_dsn: str, make_source: MakeSo
     await migrate.apply(empty_dsn, source=make_source("-- one\n" + FIRST))
     windows = make_source("")
     (windows / "migrations" / "0001_step.sql").write_bytes(b"-- one\r\n" + FIRST.encode())
-    assert (await migrate.plan(empty_dsn, source=windows)).pending == ()
+    assert (await migrate.state(empty_dsn, source=windows)).pending == ()
 
 
 async def test_a_gap_in_the_ledger_is_refused(empty_dsn: str, make_source: MakeSource) -> None:
     source = make_source(FIRST, SECOND)
     await migrate.apply(empty_dsn, source=source)
     await execute(empty_dsn, "DELETE FROM core.migrations WHERE version = 1")
-    for attempt in (migrate.plan, migrate.apply):
+    for attempt in (migrate.state, migrate.apply):
         with pytest.raises(MigrationError, match=r"gap: 0001 is missing before 0002.*restore"):
             await attempt(empty_dsn, source=source)
 
@@ -175,7 +175,7 @@ def test_files_with_a_gap_or_another_name_are_refused(tmp_path: Path, names: lis
 async def test_a_database_newer_than_the_code_is_refused(empty_dsn: str, make_source: MakeSource) -> None:
     """OBX-3: old code must not touch what it does not know."""
     await migrate.apply(empty_dsn, source=make_source(FIRST, SECOND))
-    for attempt in (migrate.plan, migrate.apply):
+    for attempt in (migrate.state, migrate.apply):
         with pytest.raises(SchemaMismatch) as refused:
             await attempt(empty_dsn, source=make_source(FIRST))
         assert "version 2" in refused.value.found
@@ -198,7 +198,7 @@ async def test_another_encoding_is_refused(empty_dsn: str, postgres_server: Sess
     admin = postgres_server.admin()
     admin.execute(f"CREATE DATABASE {name} ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
     try:
-        for attempt in (migrate.plan, migrate.apply):
+        for attempt in (migrate.state, migrate.apply):
             with pytest.raises(MigrationError, match=r"LATIN1.*ENCODING 'UTF8'"):
                 await attempt(postgres_server.dsn(name))
     finally:
@@ -294,11 +294,11 @@ async def test_functions_are_replaced_as_a_whole(empty_dsn: str, make_source: Ma
     """OBX-3: a function has no number; the plan says when the database has another text."""
     await migrate.apply(empty_dsn, source=make_source(FIRST, functions=FUNCTION))
     newer = make_source(FIRST, functions=FUNCTION.replace("41", "42"))
-    found = await migrate.plan(empty_dsn, source=newer)
+    found = await migrate.state(empty_dsn, source=newer)
     assert (found.pending, found.functions_changed, found.up_to_date) == ((), True, False)
     assert await migrate.apply(empty_dsn, source=newer) == []
     assert await fetch(empty_dsn, "SELECT core.answer()") == [(42,)]
-    assert (await migrate.plan(empty_dsn, source=newer)).up_to_date
+    assert (await migrate.state(empty_dsn, source=newer)).up_to_date
 
 
 CATALOG = """
@@ -338,10 +338,10 @@ async def catalog(dsn: str, schema: str = "core") -> list[Any]:
 async def test_the_printed_script_makes_what_apply_makes(
     empty_dsn: str, postgres_server: SessionServer, roles: bool
 ) -> None:
-    """OBX-3: printable for review, Alembic and Django, and known to `migrate plan` afterwards."""
+    """OBX-3: printable for review, Alembic and Django, and known to `migrate status` afterwards."""
     with psycopg.connect(empty_dsn) as connection:
         connection.execute(migrate.printable(roles=roles).encode())
-    assert (await migrate.plan(empty_dsn)).up_to_date
+    assert (await migrate.state(empty_dsn)).up_to_date
     printed = await catalog(empty_dsn)
     other = postgres_server.create(schema=False)
     try:
@@ -358,7 +358,7 @@ async def test_the_script_since_a_version_brings_a_database_forward(empty_dsn: s
     assert FIRST not in script
     with psycopg.connect(empty_dsn) as connection:
         connection.execute(script.encode())
-    assert (await migrate.plan(empty_dsn, source=both)).up_to_date
+    assert (await migrate.state(empty_dsn, source=both)).up_to_date
 
 
 def test_the_printed_script_has_no_transaction_of_its_own() -> None:
@@ -381,7 +381,7 @@ async def test_two_installations_live_in_one_database(dsn: str) -> None:
     assert await fetch(dsn, 'SELECT count(*) FROM "order".outbox') == [(1,)]
     assert await fetch(dsn, "SELECT count(*) FROM core.outbox") == [(0,)]
     await migrate.uninstall(dsn, "order")
-    assert (await migrate.plan(dsn)).up_to_date
+    assert (await migrate.state(dsn)).up_to_date
 
 
 # --- asked by every worker at its start ---
@@ -462,6 +462,6 @@ async def test_uninstall_removes_the_schema_and_what_stands_outside_it(dsn: str)
     await migrate.uninstall(dsn)
     assert await fetch(dsn, "SELECT FROM pg_namespace WHERE nspname = 'core'") == []
     assert await fetch(dsn, "SELECT FROM pg_default_acl") == []
-    assert (await migrate.plan(dsn)).database_version == 0
+    assert (await migrate.state(dsn)).database_version == 0
     with pytest.raises(MigrationError, match="no Holdfast"):
         await migrate.uninstall(dsn)

@@ -63,9 +63,9 @@ async def rows(
     domain: UUID | None = None,
     deleted: float | None = None,
 ) -> list[UUID]:
-    """`days` is how long ago they were settled, or made; `deleted` how long ago they were set aside."""
-    aside = deleted if deleted is not None else days
-    found = await connection.fetch(ROWS, state, days, content_class, count, domain, aside)
+    """`days` is how long ago they were settled, or made; `deleted` how long ago they were discarded."""
+    discarded = deleted if deleted is not None else days
+    found = await connection.fetch(ROWS, state, days, content_class, count, domain, discarded)
     return [each["id"] for each in found]
 
 

@@ -13,6 +13,7 @@ from uuid import UUID
 import asyncpg
 
 from holdfast.failure import describe
+from holdfast.operator import Operator
 
 ROOT = Path(__file__).parents[2]
 EVENT = "order.placed"
@@ -60,6 +61,11 @@ async def fail_with(
     return ids
 
 
+def driver_of(operator: Operator) -> asyncpg.Connection:
+    """The connection of an operator, for tests that change its role."""
+    return operator._session.connection.driver
+
+
 async def fail(conn: asyncpg.Connection, count: int = 1, **options: str | int) -> list[UUID]:
     """Dead letters of one cause."""
     return await fail_with(conn, [ValueError(f"order {n} is unknown") for n in range(count)], **options)  # type: ignore[arg-type]
@@ -77,7 +83,7 @@ async def beat(conn: asyncpg.Connection, name: str, *handlers: str, generation: 
 
 
 async def states(conn: asyncpg.Connection) -> dict[str, int]:
-    """How many rows of the outbox are in each state; those that are set aside are discarded."""
+    """How many rows of the outbox are in each state; with a time of deletion they are discarded."""
     rows = await conn.fetch(
         """SELECT CASE WHEN deleted_at IS NULL THEN status ELSE 'discarded' END AS state, count(*)
            FROM core.outbox GROUP BY 1"""

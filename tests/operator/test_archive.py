@@ -12,7 +12,8 @@ import pytest
 from holdfast import EventEnvelope, HandlerContext, HandlerRegistry, Reject, RetryPolicy, Worker, WorkerSettings
 from holdfast.errors import ConfigurationError, SchemaMismatch
 from holdfast.failure import MAX_ERROR_BYTES, TRUNCATED, FailureCycle
-from holdfast.operator import Operator, Refused, archive
+from holdfast.operator import Operator, Refused
+from holdfast.postgres.operations.connection import Statements
 from holdfast.telemetry import Failed
 from tests.acceptance.support import (
     Facts,
@@ -232,7 +233,7 @@ async def test_only_the_sibling_that_failed_moves(dsn: str, conn: asyncpg.Connec
         ]
         assert set(await siblings(conn, identity)) == {"mail.thank"}
         broken = False
-        result = await archive.replay(ann, [identity])
+        result = await ann.archive.replay([identity])
         assert result.count == 1
         await until(lambda: seen.count((HANDLER, identity)) == 2, what="it is handled again")
         await drained(conn)
@@ -375,17 +376,17 @@ async def test_pages_of_the_archive_leave_nothing_out(outbox: Outbox, ann: Opera
     for handler in (None, HANDLER):
         for discarded in (False, True):
             seen: list[int] = []
-            while found := await archive.page(
-                ann, handler=handler, discarded=discarded, limit=2, before=seen[-1] if seen else None
+            while found := await ann.archive.page(
+                handler=handler, discarded=discarded, limit=2, before=seen[-1] if seen else None
             ):
                 seen += [each.id for each in found]
             assert sorted(seen) == ([] if discarded else numbers)
-    first = await archive.page(ann, handler=HANDLER, limit=2)
-    await archive.replay(ann, [first[-1].id])
-    rest = await archive.page(ann, handler=HANDLER, limit=20, before=first[-1].id)
+    first = await ann.archive.page(handler=HANDLER, limit=2)
+    await ann.archive.replay([first[-1].id])
+    rest = await ann.archive.page(handler=HANDLER, limit=20, before=first[-1].id)
     assert {each.id for each in (*first, *rest)} == set(numbers)
-    await archive.discard(ann, numbers[:2])
-    assert [each.id for each in await archive.page(ann, discarded=True)] == numbers[1::-1]
+    await ann.archive.discard(numbers[:2])
+    assert [each.id for each in await ann.archive.page(discarded=True)] == numbers[1::-1]
     plan = await outbox.connection.fetch(
         "EXPLAIN SELECT id FROM core.archive WHERE deleted_at IS NOT NULL AND id < 9 ORDER BY id DESC LIMIT 5"
     )
@@ -395,24 +396,24 @@ async def test_pages_of_the_archive_leave_nothing_out(outbox: Outbox, ann: Opera
 async def test_many_ids_are_looked_up_at_once(outbox: Outbox, ann: Operator, monkeypatch: pytest.MonkeyPatch) -> None:
     """S9: too many are refused before anything is asked of the database, and the others in one question."""
     numbers = [await one_archived(outbox) for _ in range(3)]
-    identities = [(await archive.detail(ann, number)).original_id for number in numbers]
+    identities = [(await ann.archive.detail(number)).original_id for number in numbers]
     asked: list[str] = []
-    fetch = Operator.fetch
+    fetch = Statements.fetch
 
-    async def noted(self: Operator, name: str, /, **values: object) -> list[asyncpg.Record]:
+    async def noted(self: Statements, name: str, /, **values: object) -> list[asyncpg.Record]:
         asked.append(name)
         return await fetch(self, name, **values)
 
-    monkeypatch.setattr(Operator, "fetch", noted)
-    assert sorted(await archive.resolve(ann, [*identities, numbers[0]])) == numbers
+    monkeypatch.setattr(Statements, "fetch", noted)
+    assert sorted(await ann.archive.resolve([*identities, numbers[0]])) == numbers
     assert asked.count("find_archived") == 1
     asked.clear()
     for ids in ([], range(1, 10_002), [uuid4() for _ in range(10_001)]):
         with pytest.raises(ConfigurationError, match="name 1 to 10,000"):
-            await archive.resolve(ann, ids)
+            await ann.archive.resolve(ids)
     assert asked == []
     with pytest.raises(ConfigurationError, match="is not in the archive"):
-        await archive.resolve(ann, [*identities, uuid4()])
+        await ann.archive.resolve([*identities, uuid4()])
 
 
 async def test_a_failure_of_a_handler_is_found_by_the_index(outbox: Outbox) -> None:
@@ -443,10 +444,10 @@ async def test_fail_fix_replay_from_the_archive(dsn: str, conn: asyncpg.Connecti
     created = (await row(conn, identity))["created_at"]
     async with running(dsn, registry, dead_letters="archive", poll_interval=3600):
         dead = await moved(conn, identity)
-        await archive.replay(ann, [dead["id"]])
+        await ann.archive.replay([dead["id"]])
         again = await moved(conn, identity)
         broken = False
-        result = await archive.replay(ann, [str(identity)], reason="the price is there")
+        result = await ann.archive.replay([str(identity)], reason="the price is there")
         assert (result.moved, result.left, result.generation) == ([identity], {}, 0)
         delivered = await settled(conn, identity)
     assert seen == [(identity, "order-1", {"order": 1}, 1, "acme")]
@@ -470,7 +471,7 @@ async def test_a_replay_outlives_the_expiry(outbox: Outbox, ann: Operator) -> No
     """DLQ-3: whoever replays an event has decided that it runs now."""
     number = await one_archived(outbox)
     await outbox.connection.execute("UPDATE core.archive SET expires_at = now() - interval '1 hour'")
-    (identity,) = (await archive.replay(ann, [number])).moved
+    (identity,) = (await ann.archive.replay([number])).moved
     assert (await outbox.row(identity))["expires_at"] is None
 
 
@@ -478,7 +479,7 @@ async def test_what_becomes_of_each_number(outbox: Outbox, ann: Operator) -> Non
     """DLQ-3: what cannot be replayed is left where it is, and named for what it is."""
     good, gone, aside, stripped, old, there = [await one_archived(outbox) for _ in range(6)]
     await outbox.connection.execute("DELETE FROM core.archive WHERE id = $1", gone)
-    await archive.discard(ann, [aside])
+    await ann.archive.discard([aside])
     await outbox.connection.execute(
         "UPDATE core.archive SET payload = NULL, deleted_at = now() WHERE id = $1", stripped
     )
@@ -487,7 +488,7 @@ async def test_what_becomes_of_each_number(outbox: Outbox, ann: Operator) -> Non
     )
     identity = await outbox.value("SELECT original_id FROM core.archive WHERE id = $1", there)
     await outbox.insert(id=identity, payload={"another": True})
-    result = await archive.replay(ann, [good, gone, aside, stripped, old, there])
+    result = await ann.archive.replay([good, gone, aside, stripped, old, there])
     assert (result.count, result.left) == (
         1,
         {"missing": 1, "discarded": 1, "stripped": 1, "too_old": 1, "exists": 1},
@@ -502,8 +503,8 @@ async def test_a_replay_older_than_the_inbox_needs_force(outbox: Outbox, ann: Op
     old = await one_archived(outbox)
     await outbox.connection.execute("UPDATE core.archive SET created_at = now() - interval '61 days'")
     with pytest.raises(Refused, match="force"):
-        await archive.replay(ann, [old])
-    assert (await archive.replay(ann, [old], force=True, reason="they never saw it")).count == 1
+        await ann.archive.replay([old])
+    assert (await ann.archive.replay([old], force=True, reason="they never saw it")).count == 1
     lines = await outbox.connection.fetch("SELECT * FROM core.audit ORDER BY id")
     assert "refused" in lines[0]["arguments"]
     assert lines[1]["arguments"]["force"] is True
@@ -516,7 +517,7 @@ async def test_one_id_may_be_in_the_archive_twice(outbox: Outbox, ann: Operator)
     await outbox.insert(id=held.id, payload={"n": 2})
     [again] = await outbox.hold()
     await archive_rows(outbox, again)
-    result = await archive.replay(ann, [held.id])
+    result = await ann.archive.replay([held.id])
     assert (result.count, result.left) == (1, {"exists": 1})
     assert (await outbox.row(held.id))["payload"] == {"n": 2}
 
@@ -528,7 +529,7 @@ async def test_a_replay_goes_to_a_generation(outbox: Outbox, ann: Operator) -> N
     slow = await outbox.insert(channel="outbox_slow", generation=0)
     [held] = await outbox.hold(channel="outbox_slow")
     await archive_rows(outbox, held)
-    result = await archive.replay(ann, [plain, slow], generation=3)
+    result = await ann.archive.replay([plain, slow], generation=3)
     assert result.generation == 3
     rows = await outbox.connection.fetch("SELECT channel, generation FROM core.outbox ORDER BY channel")
     assert [tuple(each) for each in rows] == [("outbox_gen_3", 3), ("outbox_slow", 3)]
@@ -537,7 +538,7 @@ async def test_a_replay_goes_to_a_generation(outbox: Outbox, ann: Operator) -> N
 async def test_a_dry_run_keeps_nothing(outbox: Outbox, ann: Operator) -> None:
     """OPS-1, DLQ-3: it says what would happen; neither the rows nor the audit know of it."""
     number = await one_archived(outbox)
-    result = await archive.replay(ann, [number], dry_run=True)
+    result = await ann.archive.replay([number], dry_run=True)
     assert (result.count, result.dry_run) == (1, True)
     assert await outbox.value("SELECT count(*) FROM core.archive") == 1
     assert await outbox.value("SELECT count(*) FROM core.outbox") == 0
@@ -549,7 +550,7 @@ async def test_history_stays_bounded(outbox: Outbox, ann: Operator) -> None:
     held = await outbox.held()
     for _ in range(25):
         assert await archive_rows(outbox, held, error="é" * 4000) == []
-        await archive.replay(ann, [held.id])
+        await ann.archive.replay([held.id])
         [held] = await outbox.hold(Lane(HANDLER))
     history = (await outbox.row(held.id))["failure_history"]
     assert 10 <= len(history) <= 20
@@ -566,30 +567,30 @@ async def test_pages_of_the_archive(outbox: Outbox, ann: Operator) -> None:
     await outbox.insert(event_type="mail.sent")
     [other] = await outbox.hold(Lane("*/mail.sent", handler="mail.thank"))
     await archive_rows(outbox, other)
-    first = await archive.page(ann, handler=HANDLER, limit=3)
-    rest = await archive.page(ann, handler=HANDLER, limit=3, before=first[-1].id)
+    first = await ann.archive.page(handler=HANDLER, limit=3)
+    rest = await ann.archive.page(handler=HANDLER, limit=3, before=first[-1].id)
     assert [each.id for each in (*first, *rest)] == numbers[::-1]
-    assert [each.queue for each in await archive.page(ann)] == ["mail.thank"] + [HANDLER] * 5
-    found = await archive.detail(ann, numbers[0])
+    assert [each.queue for each in await ann.archive.page()] == ["mail.thank"] + [HANDLER] * 5
+    found = await ann.archive.detail(numbers[0])
     assert (found.id, found.payload, found.channel, found.deliveries_count) == (numbers[0], None, CHANNEL, 1)
-    assert (await archive.detail(ann, found.original_id, payload=True)).payload == {"secret": 1}
+    assert (await ann.archive.detail(found.original_id, payload=True)).payload == {"secret": 1}
     with pytest.raises(ConfigurationError, match="not in the archive"):
-        await archive.detail(ann, uuid4())
+        await ann.archive.detail(uuid4())
     with pytest.raises(ConfigurationError, match="not in the archive"):
-        await archive.detail(ann, 999_999)
+        await ann.archive.detail(999_999)
 
 
 async def test_discard_and_restore(outbox: Outbox, ann: Operator) -> None:
     """DLQ-4: set aside and taken back, audited; only what has its payload comes back."""
     number = await one_archived(outbox)
-    assert (await archive.discard(ann, [number], reason="a test")).count == 1
-    assert (await archive.discard(ann, [number])).left == {"discarded": 1}
-    assert await archive.page(ann) == []
-    assert [each.id for each in await archive.page(ann, discarded=True)] == [number]
-    assert (await archive.restore(ann, [number])).count == 1
-    assert (await archive.restore(ann, [number])).left == {"archived": 1}
+    assert (await ann.archive.discard([number], reason="a test")).count == 1
+    assert (await ann.archive.discard([number])).left == {"discarded": 1}
+    assert await ann.archive.page() == []
+    assert [each.id for each in await ann.archive.page(discarded=True)] == [number]
+    assert (await ann.archive.restore([number])).count == 1
+    assert (await ann.archive.restore([number])).left == {"archived": 1}
     await outbox.connection.execute("UPDATE core.archive SET deleted_at = now(), payload = NULL")
-    assert (await archive.restore(ann, [number])).left == {"stripped": 1}
+    assert (await ann.archive.restore([number])).left == {"stripped": 1}
     actions = await outbox.connection.fetch("SELECT action, counts FROM core.audit ORDER BY id")
     assert [each["action"] for each in actions] == ["archive.discard"] * 2 + ["archive.restore"] * 3
 
@@ -597,5 +598,5 @@ async def test_discard_and_restore(outbox: Outbox, ann: Operator) -> None:
 @pytest.mark.parametrize("ids", [[], ["seven"], [0], [-1], [True], "7", [2**63]])
 async def test_bad_numbers_are_refused_before_anything(ann: Operator, ids: object) -> None:
     """OPS-1: with the field and the remedy."""
-    with pytest.raises(ConfigurationError, match="ids"):
-        await archive.replay(ann, ids)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="name 1 to 10,000"):
+        await ann.archive.replay(ids)  # type: ignore[arg-type]

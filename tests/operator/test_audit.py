@@ -8,7 +8,7 @@ import asyncpg
 import pytest
 
 from holdfast.errors import ConfigurationError
-from holdfast.operator import Operator, Refused, actions, audit, plans
+from holdfast.operator import Operator, Refused
 from tests.operator.support import ACTOR, HANDLER, fail, subscribe
 
 pytestmark = pytest.mark.operator
@@ -123,28 +123,28 @@ async def test_the_trail_is_filtered_and_paged(dsn: str, conn: asyncpg.Connectio
     """OPS-1, S17."""
     ids = await fail(conn, 6)
     async with Operator(dsn, actor="bob") as bob:
-        await actions.discard(bob, ids[:1])
+        await bob.failed.discard(ids[:1])
     async with Operator(dsn, actor=ACTOR) as operator:
-        await actions.discard(operator, ids[1:3], reason="tests")
-        await actions.replay(operator, ids[3:])
-        made = await plans.create(operator, ids=ids[:2])
-        await plans.turn(operator, made.plan.id, "cancel")
+        await operator.failed.discard(ids[1:3], reason="tests")
+        await operator.failed.replay(ids[3:])
+        made = await operator.plans.create(ids=ids[:2])
+        await operator.plans.cancel(made.plan.id)
         with pytest.raises(Refused):
-            await plans.turn(operator, made.plan.id, "pause")
-        everything = await audit.trail(operator)
+            await operator.plans.pause(made.plan.id)
+        everything = await operator.audit.page()
         assert [line.action for line in everything] == [
             "plan.pause", "plan.cancel", "plan.create", "replay", "discard", "discard",
         ]  # fmt: skip
         assert everything[0].arguments["refused"] == f"plan {made.plan.id} is cancelled"
-        assert [line.id for line in await audit.trail(operator, actor="bob")] == [everything[-1].id]
-        assert [line.action for line in await audit.trail(operator, action="plan")] == [
+        assert [line.id for line in await operator.audit.page(actor="bob")] == [everything[-1].id]
+        assert [line.action for line in await operator.audit.page(action="plan")] == [
             "plan.pause", "plan.cancel", "plan.create",
         ]  # fmt: skip
-        assert [line.rows for line in await audit.trail(operator, action="discard")] == [2, 1]
-        assert await audit.trail(operator, since=everything[0].at + timedelta(seconds=1)) == []
-        first = await audit.trail(operator, limit=4)
-        rest = await audit.trail(operator, limit=4, before=first[-1].id)
+        assert [line.rows for line in await operator.audit.page(action="discard")] == [2, 1]
+        assert await operator.audit.page(since=everything[0].at + timedelta(seconds=1)) == []
+        first = await operator.audit.page(limit=4)
+        rest = await operator.audit.page(limit=4, before=first[-1].id)
         assert [*first, *rest] == everything
         for bad in ({"limit": 0}, {"limit": 1_001}, {"actor": ""}, {"before": -1}, {"action": "a b"}):
             with pytest.raises(ConfigurationError):
-                await audit.trail(operator, **bad)  # type: ignore[arg-type]
+                await operator.audit.page(**bad)  # type: ignore[arg-type]

@@ -346,7 +346,7 @@ def test_a_plan_from_the_command_line(dsn: str, holdfast: Run, db: psycopg.Conne
     code, _, err = holdfast("plans", "run", 1, "--yes")
     assert (code, "try: holdfast plans resume 1" in err) == (1, True)
     code, out, _ = holdfast("plans", "resume", 1)
-    assert (code, "nobody runs it: holdfast plans run 1" in out) == (0, True)
+    assert (code, "no process runs it: holdfast plans run 1" in out) == (0, True)
     code, out, err = holdfast("plans", "run", 1, "--yes")
     assert code == 1, "nobody is there to handle anything"
     assert "plan 1 stopped: no worker was heard of for 00:00:01" in out

@@ -13,9 +13,10 @@ import pytest
 
 from holdfast import HandlerRegistry, TerminalHandlerError
 from holdfast.errors import ConfigurationError
-from holdfast.operator import Operator, Refused, Selection, actions, events, failures
+from holdfast.operator import Operator, Refused, Selection
+from holdfast.postgres.operations import failed as statements
 from tests.acceptance.support import drained, publish_many, running, siblings
-from tests.operator.support import ACTOR, CAUSES, EVENT, HANDLER, fail, fail_with, states, subscribe
+from tests.operator.support import ACTOR, CAUSES, EVENT, HANDLER, driver_of, fail, fail_with, states, subscribe
 
 pytestmark = pytest.mark.operator
 
@@ -55,9 +56,9 @@ async def test_ten_thousand_failures_of_seven_causes_are_seven_groups(
     await conn.execute("RESET session_replication_role")
     ids = await fail_with(conn, [CAUSES[n % 7](n) for n in range(5_000, 10_000)]) + ids
     await conn.execute("ANALYZE core.outbox")
-    await failures.groups(operator)  # the connection's first look
+    await operator.failed.groups()  # the connection's first look
     begun = time.perf_counter()
-    found = await failures.groups(operator)
+    found = await operator.failed.groups()
     elapsed = time.perf_counter() - begun
     assert sorted(group.count for group in found.groups) == [1428] * 3 + [1429] * 4
     assert (found.examined, found.is_more) == (10_000, False)
@@ -70,7 +71,7 @@ async def test_ten_thousand_failures_of_seven_causes_are_seven_groups(
     assert elapsed < 1, f"took {elapsed:.2f} s"
 
     begun = time.perf_counter()
-    page = await failures.page(operator, Selection(signature=newest.signature), limit=1_000)
+    page = await operator.failed.page(Selection(signature=newest.signature), limit=1_000)
     assert time.perf_counter() - begun < 1
     assert len(page) == 1_000
     assert [event.failed_at for event in page] == sorted((event.failed_at for event in page), reverse=True)
@@ -88,22 +89,22 @@ async def test_a_worker_stores_the_cause_when_it_fails(dsn: str, conn: asyncpg.C
     await publish_many(conn, EVENT, 70)
     async with running(dsn, registry):
         await drained(conn)
-    found = await failures.groups(operator)
+    found = await operator.failed.groups()
     assert [group.count for group in found.groups] == [10] * 7
 
 
 async def test_a_group_has_a_note(conn: asyncpg.Connection, operator: Operator) -> None:
     """DLQ-5: what somebody found out is beside the failures, whoever looks next."""
     await fail_with(conn, [CAUSES[n % 2](n) for n in range(4)])
-    first, second = (await failures.groups(operator)).groups
-    assert await actions.note(operator, first.name, "the old price list; ann looks into it") is True
-    noted = {group.name: (group.note, group.noted_by) for group in (await failures.groups(operator)).groups}
+    first, second = (await operator.failed.groups()).groups
+    assert await operator.failed.note(first.name, "the old price list; ann looks into it") is True
+    noted = {group.name: (group.note, group.noted_by) for group in (await operator.failed.groups()).groups}
     assert noted == {first.name: ("the old price list; ann looks into it", ACTOR), second.name: (None, None)}
-    assert await actions.note(operator, first.name, "fixed in 1.4", dry_run=True) is True
-    assert await actions.note(operator, first.name, None) is False
-    assert [group.note for group in (await failures.groups(operator)).groups] == [None, None]
+    assert await operator.failed.note(first.name, "fixed in 1.4", dry_run=True) is True
+    assert await operator.failed.note(first.name, None) is False
+    assert [group.note for group in (await operator.failed.groups()).groups] == [None, None]
     with pytest.raises(ConfigurationError, match="matches no failed event"):
-        await actions.note(operator, f"{HANDLER}/ValueError:0000", "nothing")
+        await operator.failed.note(f"{HANDLER}/ValueError:0000", "nothing")
     trail = await conn.fetch("SELECT actor, arguments->>'note' FROM core.audit WHERE action = 'note' ORDER BY id")
     assert [tuple(line) for line in trail] == [(ACTOR, "the old price list; ann looks into it"), (ACTOR, None)]
 
@@ -113,8 +114,8 @@ async def test_counts_end_at_their_limit(
 ) -> None:
     """S9: a flood of failures does not become a flood of reads."""
     await fail(conn, 30)
-    monkeypatch.setattr(failures, "MOST", 20)
-    found = await failures.groups(operator)
+    monkeypatch.setattr(statements, "MOST", 20)
+    found = await operator.failed.groups()
     assert (found.examined, found.groups[0].count) == (20, 20)
 
 
@@ -128,7 +129,7 @@ async def test_every_field_of_a_selection_selects(conn: asyncpg.Connection, oper
     await conn.execute("UPDATE core.outbox SET source = 'bank' WHERE handler_name = 'mail.thank'")
     await fail_with(conn, [KeyError("sku-1")])
     await conn.execute("UPDATE core.outbox SET failure_reason = 'rejected' WHERE error_signature LIKE 'KeyError%'")
-    (last,) = await failures.page(operator, Selection(reason="rejected"))
+    (last,) = await operator.failed.page(Selection(reason="rejected"))
     assert last.error_signature is not None and last.error_signature.startswith("KeyError:")
     counts = {
         Selection(handler=HANDLER): 4,
@@ -147,7 +148,7 @@ async def test_every_field_of_a_selection_selects(conn: asyncpg.Connection, oper
         Selection(): 6,
     }
     for selection, count in counts.items():
-        assert len(await failures.page(operator, selection)) == count, selection
+        assert len(await operator.failed.page(selection)) == count, selection
 
 
 async def test_pages_follow_each_other(conn: asyncpg.Connection, operator: Operator) -> None:
@@ -156,18 +157,18 @@ async def test_pages_follow_each_other(conn: asyncpg.Connection, operator: Opera
     await conn.execute("UPDATE core.outbox SET failed_at = date_trunc('second', failed_at)")
     seen: list[UUID] = []
     last = None
-    while page := await failures.page(operator, limit=10, before=last):
+    while page := await operator.failed.page(limit=10, before=last):
         seen += [event.id for event in page]
         last = page[-1]
     assert len(seen) == 25 and set(seen) == set(ids)
-    assert [event.id async for event in failures.pages(operator)] == seen
+    assert [event.id async for event in operator.failed.pages()] == seen
 
 
 async def test_an_export_has_payloads_only_if_asked(conn: asyncpg.Connection, operator: Operator) -> None:
     """S7."""
     await fail(conn, 2)
-    assert [event.payload async for event in failures.pages(operator)] == [None, None]
-    assert [event.payload async for event in failures.pages(operator, payload=True)] == [{"n": 1}, {"n": 2}]
+    assert [event.payload async for event in operator.failed.pages()] == [None, None]
+    assert [event.payload async for event in operator.failed.pages(payload=True)] == [{"n": 1}, {"n": 2}]
 
 
 # --- one event ---
@@ -191,13 +192,13 @@ async def test_everything_about_one_event(dsn: str, conn: asyncpg.Connection, op
         await drained(conn)
         rows = await siblings(conn, event_id)
         failed = rows[HANDLER]["id"]
-        moved = await actions.replay(operator, [event_id], reason="the terminal is back")
+        moved = await operator.failed.replay([event_id], reason="the terminal is back")
         assert moved.moved == [failed], "an event's id stands for its failed delivery"
         await drained(conn)
-    await actions.discard(operator, [failed])
+    await operator.failed.discard([failed])
 
     for id in (event_id, failed, rows["mail.thank"]["id"]):
-        found = await events.detail(operator, id)
+        found = await operator.events.detail(id)
         assert (found.event_id, found.event_type, found.payload) == (event_id, EVENT, None)
         assert list(found.handled_by) == ["mail.thank"]
         by_handler = {each.handler_name: each for each in found.deliveries}
@@ -219,10 +220,10 @@ async def test_everything_about_one_event(dsn: str, conn: asyncpg.Connection, op
     ]
     assert card.deleted_at is not None
     assert by_handler["mail.thank"].actions == []
-    full = await events.detail(operator, event_id, payload=True)
+    full = await operator.events.detail(event_id, payload=True)
     assert (full.payload, full.headers["tenant"]) == ({"n": 0}, "acme")
     with pytest.raises(ConfigurationError, match="names no event"):
-        await events.detail(operator, uuid4())
+        await operator.events.detail(uuid4())
 
 
 async def test_open_events_are_listed(conn: asyncpg.Connection, operator: Operator) -> None:
@@ -230,23 +231,23 @@ async def test_open_events_are_listed(conn: asyncpg.Connection, operator: Operat
     await publish_many(conn, EVENT, 3)
     await publish_many(conn, "order.paid", 2)
     await fail(conn, 2)
-    assert len(await events.listing(operator)) == 5
-    assert {event.event_type for event in await events.listing(operator, event_type="order.paid")} == {"order.paid"}
-    assert len(await events.listing(operator, limit=4)) == 4
-    assert await events.listing(operator, generation=7) == []
+    assert len(await operator.events.page()) == 5
+    assert {event.event_type for event in await operator.events.page(event_type="order.paid")} == {"order.paid"}
+    assert len(await operator.events.page(limit=4)) == 4
+    assert await operator.events.page(generation=7) == []
 
 
 async def test_an_event_is_cancelled(conn: asyncpg.Connection, operator: Operator) -> None:
     """LSN-11, S17: once; what is settled stays."""
     (event_id,) = await publish_many(conn, EVENT, 1)
-    assert (await actions.cancel(operator, event_id, dry_run=True)).moved == [event_id]
+    assert (await operator.events.cancel(event_id, dry_run=True)).moved == [event_id]
     assert (await row(conn, event_id))["status"] == "pending"
-    assert (await actions.cancel(operator, event_id, reason="sent by mistake")).moved == [event_id]
+    assert (await operator.events.cancel(event_id, reason="sent by mistake")).moved == [event_id]
     assert (await row(conn, event_id))["failure_reason"] == "cancelled"
-    assert (await actions.cancel(operator, event_id)).left == {"settled": 1}
-    (delivery,) = (await events.detail(operator, event_id)).deliveries
+    assert (await operator.events.cancel(event_id)).left == {"settled": 1}
+    (delivery,) = (await operator.events.detail(event_id)).deliveries
     assert [(line.action, line.reason) for line in delivery.actions] == [("cancel", "sent by mistake")]
-    assert (await actions.restore(operator, [event_id])).left == {"cancelled": 1}
+    assert (await operator.failed.restore([event_id])).left == {"cancelled": 1}
 
 
 async def split(conn: asyncpg.Connection, *handlers: str) -> UUID:
@@ -270,13 +271,13 @@ async def test_an_event_that_was_split_is_cancelled_by_its_own_id(conn: asyncpg.
     """LSN-7, LSN-11: for every handler that has not handled it; a delivery's id stands for that one alone."""
     event_id = await split(conn, HANDLER, "ledger.book", "mail.thank")
     rows = {name: each["id"] for name, each in (await siblings(conn, event_id)).items()}
-    assert (await actions.cancel(operator, rows["mail.thank"])).moved == [rows["mail.thank"]]
-    done = await actions.cancel(operator, event_id, reason="sent by mistake")
+    assert (await operator.events.cancel(rows["mail.thank"])).moved == [rows["mail.thank"]]
+    done = await operator.events.cancel(event_id, reason="sent by mistake")
     assert (set(done.moved), done.left) == ({rows[HANDLER], rows["ledger.book"]}, {"settled": 1})
     assert {each["failure_reason"] for each in (await siblings(conn, event_id)).values()} == {"cancelled"}
-    assert (await actions.cancel(operator, event_id)).left == {"settled": 3}
+    assert (await operator.events.cancel(event_id)).left == {"settled": 3}
     with pytest.raises(ConfigurationError, match="names no event"):
-        await actions.cancel(operator, uuid4())
+        await operator.events.cancel(uuid4())
 
 
 async def test_an_event_is_found_when_its_published_row_is_gone(conn: asyncpg.Connection, operator: Operator) -> None:
@@ -289,11 +290,11 @@ async def test_an_event_is_found_when_its_published_row_is_gone(conn: asyncpg.Co
            WHERE id = $1""",
         dead,
     )
-    found = await events.detail(operator, event_id)
+    found = await operator.events.detail(event_id)
     assert (found.event_id, {each.id for each in found.deliveries}) == (event_id, {open_id, dead})
-    assert await failures.resolve(operator, [event_id]) == [dead]
-    assert (await actions.discard(operator, [event_id])).moved == [dead]
-    assert (await actions.cancel(operator, event_id)).moved == [open_id]
+    assert await operator.failed.resolve([event_id]) == [dead]
+    assert (await operator.failed.discard([event_id])).moved == [dead]
+    assert (await operator.events.cancel(event_id)).moved == [open_id]
 
 
 # --- discard and restore ---
@@ -302,31 +303,31 @@ async def test_an_event_is_found_when_its_published_row_is_gone(conn: asyncpg.Co
 async def test_a_discard_can_be_taken_back(conn: asyncpg.Connection, operator: Operator) -> None:
     """DLQ-4, OBX-5: it says until when, which is the grace of the row's retention policy."""
     ids = await fail(conn, 3)
-    dry = await actions.discard(operator, ids, dry_run=True)
+    dry = await operator.failed.discard(ids, dry_run=True)
     assert (dry.count, dry.dry_run) == (3, True)
     assert await states(conn) == {"failed": 3}
-    done = await actions.discard(operator, ids[:2], reason="test orders")
+    done = await operator.failed.discard(ids[:2], reason="test orders")
     assert done.count == 2
     assert done.purge_at is not None
     now = await conn.fetchval("SELECT now()")
     # Forty-five days since it failed, and seven of grace.
     assert timedelta(days=51, hours=23) < done.purge_at - now < timedelta(days=52, hours=1)
     assert await states(conn) == {"failed": 1, "discarded": 2}
-    assert [event.id for event in await failures.page(operator)] == ids[2:]
-    assert (await actions.discard(operator, ids)).left == {"discarded": 2}
-    assert (await actions.replay(operator, ids)).left == {"discarded": 3}
-    assert (await actions.restore(operator, ids[:2])).count == 2
-    assert (await actions.restore(operator, ids)).left == {"failed": 2}
+    assert [event.id for event in await operator.failed.page()] == ids[2:]
+    assert (await operator.failed.discard(ids)).left == {"discarded": 2}
+    assert (await operator.failed.replay(ids)).left == {"discarded": 3}
+    assert (await operator.failed.restore(ids[:2])).count == 2
+    assert (await operator.failed.restore(ids)).left == {"failed": 2}
     assert await states(conn) == {"failed": 3}
-    assert (await actions.replay(operator, ids)).count == 3
+    assert (await operator.failed.replay(ids)).count == 3
 
 
 async def test_what_lost_its_payload_cannot_be_restored(conn: asyncpg.Connection, operator: Operator) -> None:
     """OBX-5: there would be nothing to hand to a handler."""
     (id,) = await fail(conn)
-    await actions.discard(operator, [id])
+    await operator.failed.discard([id])
     await conn.execute("UPDATE core.outbox SET payload = NULL")
-    assert (await actions.restore(operator, [id])).left == {"stripped": 1}
+    assert (await operator.failed.restore([id])).left == {"stripped": 1}
     assert await states(conn) == {"discarded": 1}
 
 
@@ -353,9 +354,9 @@ async def test_a_corrected_event_takes_the_place_of_a_dead_letter(
     (event_id,) = await publish_many(conn, EVENT, 1, correlation_id="checkout-9")
     async with running(dsn, registry):
         await drained(conn)
-        dry = await actions.edit(operator, event_id, {"n": 1}, dry_run=True)
+        dry = await operator.failed.edit(event_id, {"n": 1}, dry_run=True)
         assert await conn.fetchval("SELECT count(*) FROM core.outbox WHERE id = $1", dry.new_id) == 0
-        done = await actions.edit(operator, event_id, {"n": 1}, reason="the amount was missing")
+        done = await operator.failed.edit(event_id, {"n": 1}, reason="the amount was missing")
         await drained(conn)
     assert handled == [("mail.thank", {"n": 0}), (HANDLER, {"n": 1})]
     old, new = await row(conn, done.id), await row(conn, done.new_id)
@@ -367,9 +368,9 @@ async def test_a_corrected_event_takes_the_place_of_a_dead_letter(
     assert (line["actor"], line["reason"]) == (ACTOR, "the amount was missing")
     assert json.loads(line["arguments"])["new_id"] == str(done.new_id)
     with pytest.raises(Refused, match="is edited, not failed"):
-        await actions.edit(operator, done.id, {"n": 2})
-    assert (await actions.restore(operator, [done.id])).left == {"edited": 1}, "it would run beside the corrected one"
-    (cycle,) = [d.cycles[-1] for d in (await events.detail(operator, event_id)).deliveries if d.id == done.id]
+        await operator.failed.edit(done.id, {"n": 2})
+    assert (await operator.failed.restore([done.id])).left == {"edited": 1}, "it would run beside the corrected one"
+    (cycle,) = [d.cycles[-1] for d in (await operator.events.detail(event_id)).deliveries if d.id == done.id]
     assert (cycle.edited_to, cycle.replayed_by) == (done.new_id, ACTOR)
     assert await conn.fetchval("SELECT count(*) FROM core.audit WHERE action = 'edit' AND arguments ? 'refused'") == 1
 
@@ -381,7 +382,7 @@ async def test_a_payload_that_cannot_be_stored_changes_nothing(
     """PUB-3."""
     (id,) = await fail(conn)
     with pytest.raises(ConfigurationError, match="payload"):
-        await actions.edit(operator, id, payload)  # type: ignore[arg-type]
+        await operator.failed.edit(id, payload)  # type: ignore[arg-type]
     assert await states(conn) == {"failed": 1}
 
 
@@ -389,14 +390,14 @@ async def test_an_operator_has_no_other_rights(dsn: str, conn: asyncpg.Connectio
     """OBX-2: every verb works with the rights of holdfast_operator alone."""
     await subscribe(conn)
     ids = await fail(conn, 4)
-    await operator.connection.execute("SET ROLE holdfast_operator")
-    group = (await failures.groups(operator)).groups[0]
-    await actions.note(operator, group.name, "seen")
-    await failures.page(operator)
-    await events.detail(operator, ids[0], payload=True)
-    assert (await actions.discard(operator, ids[:1])).count == 1
-    assert (await actions.restore(operator, ids[:1])).count == 1
-    assert (await actions.replay(operator, ids[:1])).count == 1
-    assert (await actions.edit(operator, ids[1], {"n": 9})).id == ids[1]
-    assert (await actions.cancel(operator, ids[0])).count == 1
-    await operator.connection.execute("RESET ROLE")
+    await driver_of(operator).execute("SET ROLE holdfast_operator")
+    group = (await operator.failed.groups()).groups[0]
+    await operator.failed.note(group.name, "seen")
+    await operator.failed.page()
+    await operator.events.detail(ids[0], payload=True)
+    assert (await operator.failed.discard(ids[:1])).count == 1
+    assert (await operator.failed.restore(ids[:1])).count == 1
+    assert (await operator.failed.replay(ids[:1])).count == 1
+    assert (await operator.failed.edit(ids[1], {"n": 9})).id == ids[1]
+    assert (await operator.events.cancel(ids[0])).count == 1
+    await driver_of(operator).execute("RESET ROLE")

@@ -13,7 +13,7 @@ import pytest
 
 from holdfast.cli import main
 from holdfast.postgres import doctor
-from holdfast.postgres.doctor import look
+from holdfast.postgres.doctor import examination
 from tests.docs.support import read, sections, table
 
 pytestmark = [pytest.mark.operator, pytest.mark.newest_postgres]
@@ -148,7 +148,7 @@ def test_drift_that_was_not_looked_for_exits_1(here: Run, monkeypatch: pytest.Mo
     async def too_slow(*_: object) -> NoReturn:
         raise asyncpg.QueryCanceledError("canceling statement due to statement timeout")
 
-    monkeypatch.setattr(look, "describe", too_slow)
+    monkeypatch.setattr(examination, "describe", too_slow)
     code, out, _ = here("doctor", "--only", "drift", "--json")
     found = json.loads(out)
     assert (code, found["healthy"]) == (1, False)

@@ -10,9 +10,10 @@ from uuid import UUID, uuid4
 import asyncpg
 import pytest
 
+import holdfast.operator.retention
 from holdfast import EventEnvelope, HandlerRegistry
 from holdfast.errors import ConfigurationError
-from holdfast.operator import Operator, archive, retention
+from holdfast.operator import Operator
 from tests.acceptance.support import publish, running, until
 from tests.operator.kept import archived, policy, row, rows, sweep, swept
 
@@ -45,7 +46,7 @@ async def test_everything_of_a_domain_is_taken(conn: asyncpg.Connection, ann: Op
     await archived(conn, 10, 2, domain=domain)
     await archived(conn, 10, domain=domain, deleted=3)
     assert len(await traces(conn, domain)) == 8
-    done = await retention.erase(ann, domain, reason="request 17")
+    done = await ann.retention.erase(domain, reason="request 17")
     assert (done.outbox, done.archive, done.open, done.total) == (5, 3, 0, 8)
     assert await traces(conn, domain) == []
     for id, state in zip(mine, SETTLED, strict=True):
@@ -65,7 +66,7 @@ async def test_others_keep_theirs(conn: asyncpg.Connection, ann: Operator) -> No
     others = [*(await rows(conn, "delivered", 10, domain=uuid4())), *(await rows(conn, "failed", 10))]
     kept = await archived(conn, 10, domain=uuid4())
     before = [await row(conn, id) for id in others]
-    await retention.erase(ann, domain)
+    await ann.retention.erase(domain)
     assert [await row(conn, id) for id in others] == before
     assert await conn.fetchval("SELECT payload FROM core.archive WHERE id = $1", kept[0]) is not None
 
@@ -75,9 +76,9 @@ async def test_open_events_stay_and_are_counted(conn: asyncpg.Connection, ann: O
     domain = uuid4()
     waiting = [(await rows(conn, state, 1, domain=domain))[0] for state in ("pending", "future", "in_flight")]
     before = [await row(conn, id) for id in waiting]
-    preview = await retention.preview_erasure(ann, domain)
+    preview = await ann.retention.preview_erasure(domain)
     assert (preview.outbox, preview.archive, preview.open, preview.dry_run) == (0, 0, 3, True)
-    done = await retention.erase(ann, domain)
+    done = await ann.retention.erase(domain)
     assert (done.total, done.open) == (0, 3)
     assert [await row(conn, id) for id in waiting] == before
 
@@ -87,7 +88,7 @@ async def test_open_events_may_be_cancelled(conn: asyncpg.Connection, ann: Opera
     domain = uuid4()
     for state in ("pending", "future", "in_flight"):
         await rows(conn, state, 1, domain=domain)
-    done = await retention.erase(ann, domain, cancel_open=True)
+    done = await ann.retention.erase(domain, cancel_open=True)
     assert (done.outbox, done.open) == (3, 0)
     assert await traces(conn, domain) == []
     states = await conn.fetch("SELECT DISTINCT status, failure_reason, lease_token FROM core.outbox")
@@ -110,11 +111,11 @@ async def test_an_event_in_a_handlers_transaction_is_left_for_the_next_time(
     async with running(dsn, registry, poll_interval=0.2, lease=2.0):
         await asyncio.wait_for(started.wait(), 20)
         async with asyncio.timeout(10):
-            first = await retention.erase(ann, domain, cancel_open=True)
+            first = await ann.retention.erase(domain, cancel_open=True)
         assert (first.total, first.open) == (0, 1)
         query = "SELECT count(*) = 0 FROM core.outbox WHERE settled_at IS NULL"
         await until(lambda: conn.fetchval(query), what="the handler is ended and the event cancelled")
-        second = await retention.erase(ann, domain, cancel_open=True)
+        second = await ann.retention.erase(domain, cancel_open=True)
         assert (second.total, second.open) == (1, 0)
     assert await traces(conn, domain) == []
 
@@ -124,8 +125,8 @@ async def test_it_is_audited(conn: asyncpg.Connection, ann: Operator) -> None:
     domain, nobody = uuid4(), uuid4()
     (id,) = await rows(conn, "delivered", 10, domain=domain)
     await archived(conn, 10, domain=domain)
-    await retention.erase(ann, domain, reason="request 17")
-    await retention.erase(ann, nobody)
+    await ann.retention.erase(domain, reason="request 17")
+    await ann.retention.erase(nobody)
     lines = await conn.fetch("SELECT * FROM core.audit ORDER BY id")
     found = [
         (each["actor"], each["action"], each["reason"], json.loads(each["arguments"]), json.loads(each["counts"]))
@@ -147,16 +148,16 @@ async def test_it_is_audited(conn: asyncpg.Connection, ann: Operator) -> None:
 
 async def test_page_by_page(conn: asyncpg.Connection, ann: Operator, monkeypatch: pytest.MonkeyPatch) -> None:
     """OBX-5: the whole outbox is read, and each page is told, for whoever waits."""
-    monkeypatch.setattr(retention, "_PAGE", 100)
+    monkeypatch.setattr(holdfast.operator.retention, "_PAGE", 100)
     domain = uuid4()
     for _ in range(3):
         await rows(conn, "delivered", 10, 150)
         await rows(conn, "delivered", 10, 7, domain=domain)
     looked: list[int] = []
-    assert (await retention.preview_erasure(ann, domain, on_page=looked.append)).outbox == 21
+    assert (await ann.retention.preview_erasure(domain, on_page=looked.append)).outbox == 21
     assert (sum(looked), max(looked)) == (471, 100)
     looked.clear()
-    assert (await retention.erase(ann, domain, on_page=looked.append)).outbox == 21
+    assert (await ann.retention.erase(domain, on_page=looked.append)).outbox == 21
     assert sum(looked) == 471
     assert await conn.fetchval("SELECT count(*) FROM core.outbox WHERE payload IS NULL") == 21
 
@@ -166,10 +167,10 @@ async def test_what_is_erased_cannot_come_back(conn: asyncpg.Connection, ann: Op
     domain = uuid4()
     (id,) = await rows(conn, "failed", 10, domain=domain)
     (number,) = await archived(conn, 10, domain=domain)
-    await retention.erase(ann, domain)
+    await ann.retention.erase(domain)
     assert await conn.fetchval("SELECT core.outbox_replay($1, 0, 'ann')", id) == 0
-    assert (await archive.restore(ann, [number])).left == {"stripped": 1}
-    assert (await archive.replay(ann, [number])).left == {"stripped": 1}
+    assert (await ann.archive.restore([number])).left == {"stripped": 1}
+    assert (await ann.archive.replay([number])).left == {"stripped": 1}
 
 
 @pytest.mark.parametrize("disposal", ["HARD_DELETE", "STRIP_PAYLOAD"])
@@ -179,7 +180,7 @@ async def test_retention_goes_on_with_what_is_left(conn: asyncpg.Connection, ann
     domain = uuid4()
     await rows(conn, "failed", 100, domain=domain)
     await archived(conn, 100, domain=domain)
-    await retention.erase(ann, domain)
+    await ann.retention.erase(domain)
     assert swept(await sweep(conn)) == {}, "it was set aside just now"
     await conn.execute(
         """UPDATE core.outbox SET deleted_at = now() - interval '8 days';
@@ -194,6 +195,6 @@ async def test_retention_goes_on_with_what_is_left(conn: asyncpg.Connection, ann
 @pytest.mark.parametrize("domain", ["", "alice", None, 7])
 async def test_a_domain_is_an_id(ann: Operator, domain: object) -> None:
     """OBX-5: refused before anything is read."""
-    for verb in (retention.erase, retention.preview_erasure):
+    for verb in (ann.retention.erase, ann.retention.preview_erasure):
         with pytest.raises(ConfigurationError, match="domain_id"):
-            await verb(ann, domain)  # type: ignore[arg-type]
+            await verb(domain)  # type: ignore[arg-type]

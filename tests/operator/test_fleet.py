@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 import asyncpg
 import pytest
 
+import holdfast.operator.generations
 from holdfast.errors import ConfigurationError
-from holdfast.operator import Operator, Refused, actions, generations, handlers
-from holdfast.operator.generations import Generation
+from holdfast.operator import Generation, Operator, Refused
 from tests.operator.support import ACTOR, EVENT, HANDLER, beat, fail, subscribe
 from tests.outbox import Lane, Outbox
 
@@ -46,7 +46,7 @@ async def test_handlers_with_their_backlog(conn: asyncpg.Connection, operator: O
     await publish(conn, 4)
     await fail(conn, 3)
     await beat(conn, "one", "mail.thank")
-    found = {each.handler_name: each for each in await handlers.listing(operator)}
+    found = {each.handler_name: each for each in await operator.handlers.all()}
     card, mail = found[HANDLER], found["mail.thank"]
     assert (card.event_types, card.open, card.failed, card.workers, card.unserved) == ([EVENT], 4, 3, [], True)
     assert (mail.event_types, mail.open, mail.failed, mail.workers) == (["order.*", "user.left"], 4, 0, ["one"])
@@ -57,14 +57,14 @@ async def test_a_handler_is_retired(conn: asyncpg.Connection, operator: Operator
     """LSN-7, S17: one type or all, audited; again it changes nothing."""
     await subscribe(conn, HANDLER, EVENT, "order.paid")
     version = await registry(conn)
-    assert await handlers.retire(operator, HANDLER, dry_run=True) == 2
+    assert await operator.handlers.retire(HANDLER, dry_run=True) == 2
     assert await registry(conn) == version
-    assert await handlers.retire(operator, HANDLER, "order.paid", reason="moved to ledger") == 1
+    assert await operator.handlers.retire(HANDLER, "order.paid", reason="moved to ledger") == 1
     assert await registry(conn) == version + 1
-    assert await handlers.retire(operator, HANDLER) == 1
-    (gone,) = await handlers.listing(operator)
+    assert await operator.handlers.retire(HANDLER) == 1
+    (gone,) = await operator.handlers.all()
     assert gone.retired and gone.retired_at is not None
-    assert await handlers.retire(operator, HANDLER) == 0
+    assert await operator.handlers.retire(HANDLER) == 0
     assert await registry(conn) == version + 2, "what ends nothing disturbs nobody"
     lines = await conn.fetch("SELECT actor, reason, counts->>'ended' FROM core.audit ORDER BY id")
     assert [tuple(line) for line in lines] == [(ACTOR, "moved to ledger", "1"), (ACTOR, None, "1"), (ACTOR, None, "0")]
@@ -76,10 +76,10 @@ async def test_an_unknown_handler_is_an_error(conn: asyncpg.Connection, operator
     await subscribe(conn)
     version = await registry(conn)
     with pytest.raises(ConfigurationError) as refused:
-        await handlers.retire(operator, handler)
+        await operator.handlers.retire(handler)
     assert refused.value.field == "handler"
     with pytest.raises(ConfigurationError, match="event_type"):
-        await handlers.retire(operator, HANDLER, "order.unknown")
+        await operator.handlers.retire(HANDLER, "order.unknown")
     assert await conn.fetchval("SELECT core.retire('no.such')") == 0
     assert await registry(conn) == version
 
@@ -99,7 +99,7 @@ async def test_backlog_per_generation(conn: asyncpg.Connection, operator: Operat
     await publish(conn, 2, generation=3, channel="hot")
     await fail(conn, 4, generation=1)
     await beat(conn, "new", HANDLER, generation=3)
-    found = named(await generations.listing(operator))
+    found = named(await operator.generations.all())
     assert list(found) == [4, 3, 2, 1]
     assert (found[4].open, found[4].current, found[4].label, found[4].in_the_way) == (
         0,
@@ -119,13 +119,13 @@ async def test_a_generation_is_retired_when_nothing_is_left(conn: asyncpg.Connec
     await conn.execute("INSERT INTO core.deployments (generation) VALUES (1), (2)")
     await publish(conn, 1, generation=1)
     with pytest.raises(Refused, match="1 open events and 0 living workers"):
-        await generations.retire(operator, 1)
+        await operator.generations.retire(1)
     with pytest.raises(Refused, match="is the current one"):
-        await generations.retire(operator, 2)
+        await operator.generations.retire(2)
     assert await conn.fetchval("SELECT count(*) FROM core.deployments WHERE retired_at IS NOT NULL") == 0
-    await generations.retire(operator, 1, force=True, dry_run=True)
+    await operator.generations.retire(1, force=True, dry_run=True)
     assert await conn.fetchval("SELECT count(*) FROM core.deployments WHERE retired_at IS NOT NULL") == 0
-    await generations.retire(operator, 1, force=True, reason="test data")
+    await operator.generations.retire(1, force=True, reason="test data")
     assert await conn.fetchval("SELECT generation FROM core.deployments WHERE retired_at IS NOT NULL") == 1
     lines = await conn.fetch("SELECT action, arguments ? 'refused', reason FROM core.audit ORDER BY id")
     assert [tuple(line) for line in lines] == [
@@ -142,11 +142,11 @@ async def test_stranded_events_are_moved(
     await publish(conn, 3, generation=2, channel="hot")
     outbox = Outbox(conn)
     held = await outbox.hold(Lane(limit=2), channel="outbox_gen_2", generation=2)
-    monkeypatch.setattr(generations, "BATCH", 10)
+    monkeypatch.setattr(holdfast.operator.generations, "BATCH", 10)
     await conn.execute("INSERT INTO core.deployments (generation) VALUES (5)")
-    dry = await generations.move(operator, 2, 5, dry_run=True)
+    dry = await operator.generations.move(2, 5, dry_run=True)
     assert (dry.moved, dry.left, dry.dry_run) == (24, 2, True)
-    done = await generations.move(operator, 2, 5, reason="generation 2 is gone")
+    done = await operator.generations.move(2, 5, reason="generation 2 is gone")
     assert (done.moved, done.left) == (24, 2)
     rows = await conn.fetch("SELECT generation, channel, count(*) FROM core.outbox GROUP BY 1, 2 ORDER BY 1, 2")
     assert [tuple(row) for row in rows] == [(2, "outbox_gen_2", 2), (5, "hot", 3), (5, "outbox_gen_5", 21)]
@@ -163,7 +163,7 @@ async def test_a_row_whose_lease_has_ended_moves_as_well(conn: asyncpg.Connectio
     outbox = Outbox(conn)
     (held,) = await outbox.hold(Lane(), channel="outbox_gen_2", generation=2)
     await outbox.expire_lease(held.id)
-    assert (await generations.move(operator, 2, 0)).moved == 1
+    assert (await operator.generations.move(2, 0)).moved == 1
     assert await outbox.deliver(held) == []
     assert await outbox.states(held.id) == ["delivered"]
 
@@ -176,16 +176,16 @@ async def test_nothing_is_moved_where_nobody_will_come(conn: asyncpg.Connection,
     for to in (12, 3, 0):
         for dry_run in (True, False):
             with pytest.raises(Refused, match=f"generation {to} is no deployment") as refused:
-                await generations.move(operator, 2, to, dry_run=dry_run)
+                await operator.generations.move(2, to, dry_run=dry_run)
             assert "--force" in refused.value.remedy
     for to in (4, 6, 7):
-        assert (await generations.move(operator, 2, to, dry_run=True)).moved == 1
-    assert (await generations.move(operator, 2, 12, force=True)).moved == 1
+        assert (await operator.generations.move(2, to, dry_run=True)).moved == 1
+    assert (await operator.generations.move(2, 12, force=True)).moved == 1
     refusals = await conn.fetchval("SELECT count(*) FROM core.audit WHERE arguments ? 'refused'")
     assert refusals == 3, "of those that were meant"
     (dead,) = await fail(conn)
-    assert (await actions.replay(operator, [dead], generation=13, dry_run=True)).warning
-    assert (await actions.replay(operator, [dead], generation=6)).warning is None
+    assert (await operator.failed.replay([dead], generation=13, dry_run=True)).warning
+    assert (await operator.failed.replay([dead], generation=6)).warning is None
 
 
 async def test_the_current_generation_is_not_retired_from_psql_either(conn: asyncpg.Connection) -> None:
@@ -207,6 +207,6 @@ async def test_a_bad_move_changes_nothing(
     """S9."""
     await publish(conn, 1, generation=2)
     with pytest.raises(ConfigurationError) as refused:
-        await generations.move(operator, source, to)
+        await operator.generations.move(source, to)
     assert refused.value.field == field
     assert await conn.fetchval("SELECT generation FROM core.outbox") == 2

@@ -1,4 +1,4 @@
-"""Plans (DLQ-4): preview, canary, rate, stop, turning from outside, and runners that die."""
+"""Plans (DLQ-4): preview, canary, rate, stop, changes from another process, and runners that die."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
+import holdfast.operator.plans
 from holdfast import HandlerRegistry, TerminalHandlerError
 from holdfast.errors import ConfigurationError
-from holdfast.operator import Operator, Refused, Selection, actions, failures, plans, runner
+from holdfast.operator import Operator, Refused, Selection
 from holdfast.operator.runner import Pace, Progress
 from tests.acceptance.support import running, until
 from tests.operator.support import (
@@ -24,6 +25,7 @@ from tests.operator.support import (
     EVENT,
     HANDLER,
     command,
+    driver_of,
     fail,
     fail_with,
     states,
@@ -80,7 +82,7 @@ async def test_a_preview_says_what_would_happen(conn: asyncpg.Connection, operat
         HANDLER, ids[:40],
     )  # fmt: skip
     await conn.execute("UPDATE core.outbox SET created_at = now() - interval '90 days' WHERE id = ANY ($1)", others[:5])
-    made = await plans.create(operator, ALL, canary=25, rate=100, reason="after the outage")
+    made = await operator.plans.create(ALL, canary=25, rate=100, reason="after the outage")
     plan, preview = made.plan, made.preview
     assert (plan.state, plan.total, plan.pending, plan.skipped) == ("open", 10_030, 10_025, 5)
     assert (preview.count, preview.handled, preview.not_failed, preview.skipped) == (10_025, 40, 0, {"too_old": 5})
@@ -92,26 +94,26 @@ async def test_a_preview_says_what_would_happen(conn: asyncpg.Connection, operat
     }
     assert await states(conn) == {"failed": 10_030}, "a plan that was made has moved nothing"
 
-    await actions.replay(operator, ids[:100], generation=0)
-    await actions.discard(operator, ids[100:110])
+    await operator.failed.replay(ids[:100], generation=0)
+    await operator.failed.discard(ids[100:110])
     await fail(conn, 7)
-    later = await plans.report(operator, plan.id)
+    later = await operator.plans.detail(plan.id)
     assert (later.plan.total, later.preview.count, later.preview.not_failed) == (10_030, 10_025, 110), "it is frozen"
 
 
 async def test_a_plan_that_is_tried_is_not_kept(conn: asyncpg.Connection, operator: Operator) -> None:
     """DLQ-4: a dry run shows the same."""
     await fail(conn, 20)
-    made = await plans.create(operator, ALL, dry_run=True)
+    made = await operator.plans.create(ALL, dry_run=True)
     assert (made.dry_run, made.plan.total, made.preview.count) == (True, 20, 20)
-    assert await plans.listing(operator) == []
+    assert await operator.plans.page() == []
     assert await audited(conn) == []
 
 
 async def test_the_canary_is_drawn_from_all_causes(conn: asyncpg.Connection, operator: Operator) -> None:
     """DLQ-4: the oldest rows might share one."""
     await fail_with(conn, [CAUSES[n // 500](n) for n in range(3_500)])
-    made = await plans.create(operator, ALL, canary=100)
+    made = await operator.plans.create(ALL, canary=100)
     canary = await conn.fetch(
         """SELECT o.error_signature, count(*) FROM core.plan_rows r JOIN core.outbox o ON o.id = r.row_id
            WHERE r.plan_id = $1 AND r.position <= 100 GROUP BY 1""",
@@ -136,23 +138,23 @@ async def test_a_canary_stops_the_plan_while_the_cause_is_there(
 ) -> None:
     """DLQ-4: of 10,000 rows only the canary fails again; put right and resumed, it begins with a canary anew."""
     await fail(conn, 10_000)
-    made = await plans.create(operator, ALL, canary=20, rate=2_000, max_failure_ratio=0.1)
+    made = await operator.plans.create(ALL, canary=20, rate=2_000, max_failure_ratio=0.1)
     shop.broken = True
     async with running(dsn, shop.registry):
-        stopped = await runner.run(operator, made.plan.id)
+        stopped = await operator.plans.run(made.plan.id)
         assert stopped.plan.state == "stopped"
         assert stopped.plan.state_reason == "20 of 20 replayed rows failed again"
         assert await rows_of(conn, made.plan.id) == {"failed": 20, "pending": 9_980}
         assert await states(conn) == {"failed": 10_000}
         assert await conn.fetchval("SELECT count(*) FROM core.outbox WHERE failure_history <> '[]'") == 20
         with pytest.raises(Refused, match="is stopped: 20 of 20") as refused:
-            await runner.run(operator, made.plan.id)
+            await operator.plans.run(made.plan.id)
         assert refused.value.remedy == f"holdfast plans resume {made.plan.id}"
 
         shop.broken = False
-        assert (await plans.turn(operator, made.plan.id, "resume", reason="fixed in 1.4")).after == "open"
+        assert (await operator.plans.resume(made.plan.id, reason="fixed in 1.4")).after == "open"
         phases: list[str] = []
-        done = await runner.run(operator, made.plan.id, on_progress=lambda step: phases.append(step.phase))
+        done = await operator.plans.run(made.plan.id, on_progress=lambda step: phases.append(step.phase))
     assert done.plan.state == "done"
     assert phases[0] == "canary" and "ramp" in phases and phases[-1] == "over"
     assert await rows_of(conn, made.plan.id) == {"failed": 20, "delivered": 9_980}
@@ -167,15 +169,15 @@ async def test_what_is_resumed_goes_to_the_workers_that_are_there_now(
 ) -> None:
     """DLQ-4, GEN-1: the cause is put right by a deployment, which is another generation."""
     await fail(conn, 60)
-    made = await plans.create(operator, ALL, canary=5, rate=1_000)
+    made = await operator.plans.create(ALL, canary=5, rate=1_000)
     assert made.plan.generation is None
     shop.broken = True
     async with running(dsn, shop.registry):
-        assert (await runner.run(operator, made.plan.id)).plan.state == "stopped"
+        assert (await operator.plans.run(made.plan.id)).plan.state == "stopped"
     shop.broken = False
-    await plans.turn(operator, made.plan.id, "resume")
+    await operator.plans.resume(made.plan.id)
     async with running(dsn, shop.registry, generation=5):
-        assert (await runner.run(operator, made.plan.id)).plan.state == "done"
+        assert (await operator.plans.run(made.plan.id)).plan.state == "done"
     rows = await conn.fetch("SELECT generation, status, count(*) FROM core.outbox GROUP BY 1, 2 ORDER BY 1")
     assert [tuple(row) for row in rows] == [(0, "failed", 5), (5, "delivered", 55)]
 
@@ -183,8 +185,8 @@ async def test_what_is_resumed_goes_to_the_workers_that_are_there_now(
 async def test_a_plan_waits_for_somebody_to_be_there(dsn: str, conn: asyncpg.Connection, operator: Operator) -> None:
     """DLQ-4: before a worker lives, nothing is moved; after a while the plan stops and says so."""
     await fail(conn, 20)
-    plan = (await plans.create(operator, ALL, canary=5, patience=1.0)).plan.id
-    stopped = await runner.run(operator, plan)
+    plan = (await operator.plans.create(ALL, canary=5, patience=1.0)).plan.id
+    stopped = await operator.plans.run(plan)
     assert (stopped.plan.state, stopped.plan.moved) == ("stopped", 0)
     assert stopped.plan.state_reason == "no worker was heard of for 00:00:01"
     assert await states(conn) == {"failed": 20}
@@ -195,10 +197,10 @@ async def test_what_fails_into_the_archive_has_failed(
 ) -> None:
     """DLQ-2, DLQ-4: a row that is gone was delivered, unless it is there."""
     await fail(conn, 40)
-    made = await plans.create(operator, ALL, canary=10, rate=1_000)
+    made = await operator.plans.create(ALL, canary=10, rate=1_000)
     shop.broken = True
     async with running(dsn, shop.registry, dead_letters="archive"):
-        stopped = await runner.run(operator, made.plan.id)
+        stopped = await operator.plans.run(made.plan.id)
     assert (stopped.plan.state, stopped.plan.failed, stopped.plan.pending) == ("stopped", 10, 30)
     assert await conn.fetchval("SELECT count(*) FROM core.archive") == 10
     assert await states(conn) == {"failed": 30}
@@ -207,31 +209,31 @@ async def test_what_fails_into_the_archive_has_failed(
 async def test_a_plan_needs_the_rights_of_an_operator_only(conn: asyncpg.Connection, operator: Operator) -> None:
     """OBX-2."""
     await fail(conn, 4)
-    await operator.connection.execute("SET ROLE holdfast_operator")
-    plan = (await plans.create(operator, ALL, canary=0, rate=1_000, patience=1.0, generation=0)).plan.id
-    await plans.turn(operator, plan, "pause")
-    await plans.turn(operator, plan, "resume")
-    done = await runner.run(operator, plan)
+    await driver_of(operator).execute("SET ROLE holdfast_operator")
+    plan = (await operator.plans.create(ALL, canary=0, rate=1_000, patience=1.0, generation=0)).plan.id
+    await operator.plans.pause(plan)
+    await operator.plans.resume(plan)
+    done = await operator.plans.run(plan)
     assert (done.plan.state, done.plan.replayed) == ("done", 4)
-    assert [each.id for each in await plans.listing(operator)] == [plan]
-    await operator.connection.execute("RESET ROLE")
+    assert [each.id for each in await operator.plans.page()] == [plan]
+    await driver_of(operator).execute("RESET ROLE")
 
 
 async def test_what_grew_too_old_before_its_turn_is_skipped(conn: asyncpg.Connection, operator: Operator) -> None:
     """OBX-5, DLQ-4: the inbox is asked again at each step; a plan that was made by force still has it then."""
     ids = await fail(conn, 4)
-    made = await plans.create(operator, ids=ids[:2], canary=0, rate=1_000, patience=1.0, generation=0)
-    forced = await plans.create(operator, ids=ids[2:], canary=0, rate=1_000, patience=1.0, generation=0, force=True)
+    made = await operator.plans.create(ids=ids[:2], canary=0, rate=1_000, patience=1.0, generation=0)
+    forced = await operator.plans.create(ids=ids[2:], canary=0, rate=1_000, patience=1.0, generation=0, force=True)
     assert (made.plan.force, forced.plan.force) == (False, True)
     await conn.execute("UPDATE core.outbox SET created_at = now() - interval '61 days'")
-    assert (await runner.run(operator, made.plan.id)).preview.skipped == {"too_old": 2}
-    assert (await runner.run(operator, forced.plan.id)).plan.replayed == 2
+    assert (await operator.plans.run(made.plan.id)).preview.skipped == {"too_old": 2}
+    assert (await operator.plans.run(forced.plan.id)).plan.replayed == 2
     assert await states(conn) == {"failed": 2, "pending": 2}
 
 
 async def test_why_a_plan_is_run_is_in_the_audit(dsn: str, conn: asyncpg.Connection, operator: Operator) -> None:
     """S17: beside why it was made."""
-    plan = (await plans.create(operator, ids=await fail(conn), canary=0, patience=1.0, generation=0)).plan.id
+    plan = (await operator.plans.create(ids=await fail(conn), canary=0, patience=1.0, generation=0)).plan.id
     process = await command(dsn, "plans", "run", str(plan), "--yes", "--json", "--reason", "the terminal is back")
     _, errors = await asyncio.wait_for(process.communicate(), 20)
     assert process.returncode == 0, errors.decode()
@@ -243,13 +245,13 @@ async def test_a_failure_ratio_stops_the_ramp(
 ) -> None:
     """DLQ-4: also when the canary was fine."""
     await fail(conn, 4_000)
-    made = await plans.create(operator, ALL, canary=10, rate=500, max_failure_ratio=0.2)
+    made = await operator.plans.create(ALL, canary=10, rate=500, max_failure_ratio=0.2)
 
     def break_it(step: Progress) -> None:
         shop.broken = shop.broken or step.plan.delivered >= 200
 
     async with running(dsn, shop.registry):
-        stopped = await runner.run(operator, made.plan.id, on_progress=break_it)
+        stopped = await operator.plans.run(made.plan.id, on_progress=break_it)
     plan = stopped.plan
     assert plan.state == "stopped" and plan.state_reason is not None
     assert plan.failed > 0.2 * (plan.failed + plan.delivered)
@@ -260,8 +262,8 @@ async def test_a_failure_ratio_stops_the_ramp(
 async def test_a_canary_without_an_outcome_stops_the_plan(conn: asyncpg.Connection, operator: Operator) -> None:
     """DLQ-4: nobody serves the generation; the rows that were moved stay pending, and the reason is said."""
     await fail(conn, 100)
-    made = await plans.create(operator, ALL, canary=5, patience=1.0, generation=9)
-    stopped = await runner.run(operator, made.plan.id)
+    made = await operator.plans.create(ALL, canary=5, patience=1.0, generation=9)
+    stopped = await operator.plans.run(made.plan.id)
     assert stopped.plan.state == "stopped"
     assert stopped.plan.state_reason == (
         "5 of 5 canary rows have no outcome after 00:00:01; does a worker serve generation 9?"
@@ -274,14 +276,14 @@ async def test_rows_that_are_not_there_any_more_are_skipped(
 ) -> None:
     """DLQ-4: discarded, replayed by somebody else, delivered, or gone."""
     ids = await fail(conn, 60)
-    made = await plans.create(operator, ids=ids, canary=5, rate=1_000)
-    await actions.discard(operator, ids[:10])
+    made = await operator.plans.create(ids=ids, canary=5, rate=1_000)
+    await operator.failed.discard(ids[:10])
     await conn.execute("DELETE FROM core.outbox WHERE id = $1", ids[10])
-    await actions.replay(operator, ids[11:20])
+    await operator.failed.replay(ids[11:20])
     async with running(dsn, shop.registry):
         settled = "SELECT count(*) = 9 FROM core.outbox WHERE status = 'delivered'"
         await until(lambda: conn.fetchval(settled))
-        done = await runner.run(operator, made.plan.id)
+        done = await operator.plans.run(made.plan.id)
     assert (done.plan.state, done.plan.delivered, done.plan.skipped) == ("done", 40, 20)
     assert done.preview.skipped == {"delivered": 9, "discarded": 10, "missing": 1}
     assert await rows_of(conn, made.plan.id) == {"delivered": 40, "skipped": 20}
@@ -290,14 +292,14 @@ async def test_rows_that_are_not_there_any_more_are_skipped(
 async def test_a_locked_row_is_taken_later(dsn: str, conn: asyncpg.Connection, operator: Operator, shop: Shop) -> None:
     """DLQ-4: the plan does not wait for it, and does not forget it."""
     ids = await fail(conn, 20)
-    made = await plans.create(operator, ids=ids, canary=0, rate=1_000)
+    made = await operator.plans.create(ids=ids, canary=0, rate=1_000)
     other = await asyncpg.connect(dsn)
     transaction = other.transaction()
     await transaction.start()
     await other.execute("SELECT FROM core.outbox WHERE id = ANY ($1) FOR UPDATE", ids[5:8])
     try:
         async with running(dsn, shop.registry):
-            run = asyncio.create_task(runner.run(operator, made.plan.id))
+            run = asyncio.create_task(operator.plans.run(made.plan.id))
             await until(lambda: len(shop.handled) == 17)
             assert not run.done()
             await transaction.rollback()
@@ -318,7 +320,7 @@ async def test_a_runner_that_is_killed_is_followed_by_another(dsn: str, conn: as
     rate = 800
     await fail(conn, 10_000)
     async with Operator(dsn, actor=ACTOR) as operator:
-        plan = (await plans.create(operator, ALL, canary=50, rate=rate)).plan.id
+        plan = (await operator.plans.create(ALL, canary=50, rate=rate)).plan.id
     moved = "SELECT count(*) FROM core.plan_rows WHERE plan_id = $1 AND state <> 'pending'"
     async with running(dsn, shop.registry):
         first = await command(dsn, "plans", "run", str(plan), "--yes")
@@ -365,7 +367,7 @@ async def test_a_runner_that_is_told_to_stop_gives_the_plan_back(
 ) -> None:
     """DLQ-4: at once, and the plan is as it was."""
     await fail(conn, 50)
-    plan = (await plans.create(operator, ALL, canary=0, rate=4, generation=0)).plan.id
+    plan = (await operator.plans.create(ALL, canary=0, rate=4, generation=0)).plan.id
     process = await command(dsn, "plans", "run", str(plan), "--yes", "--json")
     await until(
         lambda: _at_least(conn, "SELECT count(*) FROM core.outbox WHERE status = 'pending' AND $1 > 0", plan, 2)
@@ -398,30 +400,30 @@ def test_the_pace_is_kept_whatever_a_step_takes(rate: float) -> None:
 async def test_a_plan_has_one_runner(dsn: str, conn: asyncpg.Connection, operator: Operator) -> None:
     """DLQ-4: a second one is told who runs it; a step with another token does nothing."""
     await fail(conn, 50)
-    plan = (await plans.create(operator, ALL, canary=0, rate=1, generation=0)).plan.id
+    plan = (await operator.plans.create(ALL, canary=0, rate=1, generation=0)).plan.id
     stop = asyncio.Event()
     async with Operator(dsn, actor="bob@example.org") as bob:
         steps: list[Progress] = []
-        first = asyncio.create_task(runner.run(operator, plan, stop=stop, on_progress=steps.append))
+        first = asyncio.create_task(operator.plans.run(plan, stop=stop, on_progress=steps.append))
         await until(lambda: len(steps) >= 2)
         with pytest.raises(Refused, match="is run by "):
-            await asyncio.wait_for(runner.run(bob, plan), 15)
+            await asyncio.wait_for(bob.plans.run(plan), 15)
         (step,) = await conn.fetch("SELECT * FROM core.plan_step($1, $2, 10, '10 s')", plan, uuid4())
         assert (step["state"], step["moved"]) == ("lost", 0)
         stop.set()
         halfway = await first
         assert (halfway.plan.state, halfway.plan.running) == ("open", False)
         await conn.execute("UPDATE core.plans SET rate = 1000, patience = '1 second'")
-        done = await asyncio.wait_for(runner.run(bob, plan), 15)
+        done = await asyncio.wait_for(bob.plans.run(plan), 15)
     assert (done.plan.state, done.plan.replayed) == ("done", 50)
 
 
 async def test_a_runner_whose_lease_was_taken_stops(dsn: str, conn: asyncpg.Connection, operator: Operator) -> None:
     """LSN-3: it moves nothing more."""
     await fail(conn, 50)
-    plan = (await plans.create(operator, ALL, canary=0, rate=2, generation=0)).plan.id
+    plan = (await operator.plans.create(ALL, canary=0, rate=2, generation=0)).plan.id
     steps: list[Progress] = []
-    run = asyncio.create_task(runner.run(operator, plan, on_progress=steps.append))
+    run = asyncio.create_task(operator.plans.run(plan, on_progress=steps.append))
     await until(lambda: len(steps) >= 2)
     async with conn.transaction():
         await conn.execute("UPDATE core.plans SET lease_expires_at = now() - interval '1 second'")
@@ -433,7 +435,7 @@ async def test_a_runner_whose_lease_was_taken_stops(dsn: str, conn: asyncpg.Conn
     assert await rows_of(conn, plan) == before
 
 
-# --- turning ---
+# --- pausing, resuming, cancelling ---
 
 
 async def test_a_plan_is_paused_resumed_and_cancelled_by_others(
@@ -441,12 +443,12 @@ async def test_a_plan_is_paused_resumed_and_cancelled_by_others(
 ) -> None:
     """DLQ-4: its runner stays, and follows."""
     await fail(conn, 2_000)
-    plan = (await plans.create(operator, ALL, canary=0, rate=200)).plan.id
+    plan = (await operator.plans.create(ALL, canary=0, rate=200)).plan.id
     steps: list[Progress] = []
     async with running(dsn, shop.registry), Operator(dsn, actor="bob@example.org") as bob:
-        run = asyncio.create_task(runner.run(operator, plan, on_progress=steps.append))
+        run = asyncio.create_task(operator.plans.run(plan, on_progress=steps.append))
         await until(lambda: steps and steps[-1].plan.moved > 50)
-        paused = await plans.turn(bob, plan, "pause", reason="lunch")
+        paused = await bob.plans.pause(plan, reason="lunch")
         assert (paused.before, paused.after, paused.running) == ("open", "paused", True)
         await until(lambda: steps[-1].plan.state == "paused")
         at_pause, seen = steps[-1].plan.moved, len(steps)
@@ -454,30 +456,30 @@ async def test_a_plan_is_paused_resumed_and_cancelled_by_others(
         assert steps[-1].plan.moved == at_pause
         assert steps[-1].plan.state_reason == "paused by bob@example.org: lunch"
         with pytest.raises(Refused, match="is paused"):
-            await runner.run(bob, plan)
-        assert (await plans.turn(bob, plan, "resume", dry_run=True)).after == "open"
-        assert (await plans.read(bob, plan)).state == "paused"
-        await plans.turn(bob, plan, "resume")
+            await bob.plans.run(plan)
+        assert (await bob.plans.resume(plan, dry_run=True)).after == "open"
+        assert (await bob.plans.read(plan)).state == "paused"
+        await bob.plans.resume(plan)
         await until(lambda: steps[-1].plan.moved > at_pause)
-        await plans.turn(bob, plan, "cancel", reason="enough")
+        await bob.plans.cancel(plan, reason="enough")
         cancelled = await asyncio.wait_for(run, 20)
     assert cancelled.plan.state == "cancelled" and cancelled.plan.finished_at is not None
     assert cancelled.plan.pending > 0
     assert (await states(conn))["failed"] == cancelled.plan.pending, "what was not its turn is failed as before"
     for verb in ("pause", "resume", "cancel"):
         with pytest.raises(Refused, match="is cancelled"):
-            await plans.turn(operator, plan, verb)
+            await getattr(operator.plans, verb)(plan)
 
 
 async def test_unfinished_plans_hold_their_rows(conn: asyncpg.Connection, operator: Operator) -> None:
     """OBX-5: retention asks for finished_at."""
     ids = await fail(conn, 3)
-    plan = (await plans.create(operator, ids=ids)).plan.id
+    plan = (await operator.plans.create(ids=ids)).plan.id
     held = "SELECT count(*) FROM core.plan_rows r JOIN core.plans p ON p.id = r.plan_id WHERE p.finished_at IS NULL"
     assert await conn.fetchval(held) == 3
-    await plans.turn(operator, plan, "pause")
+    await operator.plans.pause(plan)
     assert await conn.fetchval(held) == 3
-    await plans.turn(operator, plan, "cancel")
+    await operator.plans.cancel(plan)
     assert await conn.fetchval(held) == 0
 
 
@@ -512,7 +514,7 @@ async def test_a_bad_plan_is_not_made(
     """S9."""
     await fail(conn, 2)
     with pytest.raises(ConfigurationError) as refused:
-        await plans.create(operator, ALL, **options)  # type: ignore[arg-type]
+        await operator.plans.create(ALL, **options)  # type: ignore[arg-type]
     assert refused.value.field == field
     assert await conn.fetchval("SELECT count(*) FROM core.plans") == 0
     assert await conn.fetchval("SELECT count(*) FROM core.audit") == 0
@@ -524,25 +526,25 @@ async def test_a_plan_names_its_rows(
     """S9: not by accident, not none of them, and not too many."""
     for selection in (None, Selection()):
         with pytest.raises(ConfigurationError, match="selection"):
-            await plans.create(operator, selection)
+            await operator.plans.create(selection)
     with pytest.raises(ConfigurationError, match="matches no failed event"):
-        await plans.create(operator, ALL)
+        await operator.plans.create(ALL)
     await fail(conn, 6)
-    monkeypatch.setattr(plans, "MOST_ROWS", 5)
+    monkeypatch.setattr(holdfast.operator.plans, "MOST_ROWS", 5)
     with pytest.raises(ConfigurationError, match="more than 5 events"):
-        await plans.create(operator, ALL)
-    for verb in (lambda: plans.report(operator, 99), lambda: runner.run(operator, 99), lambda: plans.read(operator, 0)):
+        await operator.plans.create(ALL)
+    for verb in (lambda: operator.plans.detail(99), lambda: operator.plans.run(99), lambda: operator.plans.read(0)):
         with pytest.raises(ConfigurationError, match="plan"):
             await verb()
     with pytest.raises(ConfigurationError, match="99 is unknown"):
-        await plans.turn(operator, 99, "pause")
+        await operator.plans.pause(99)
     assert await conn.fetchval("SELECT count(*) FROM core.plans") == 0
 
 
 async def test_groups_and_plans_speak_the_same_names(conn: asyncpg.Connection, operator: Operator) -> None:
     """DLQ-4: a group is a selection."""
     await fail_with(conn, [CAUSES[n % 3](n) for n in range(30)])
-    group = (await failures.groups(operator)).groups[0]
-    made = await plans.create(operator, Selection.group(group.name))
+    group = (await operator.failed.groups()).groups[0]
+    made = await operator.plans.create(Selection.group(group.name))
     assert made.plan.total == group.count == 10
     assert made.plan.selection == {"handler": HANDLER, "signature": group.signature}

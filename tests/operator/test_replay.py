@@ -11,8 +11,9 @@ import pytest
 
 from holdfast import HandlerRegistry, RetryPolicy
 from holdfast.errors import ConfigurationError
-from holdfast.operator import Operator, Refused, Selection, actions, failures
+from holdfast.operator import Operator, Refused, Selection
 from holdfast.operator.arguments import MOST_AT_ONCE
+from holdfast.postgres.operations import failed as statements
 from tests.acceptance.support import drained, publish, publish_many, running, settled
 from tests.operator import kept
 from tests.operator.support import ACTOR, EVENT, HANDLER, beat, fail, states, subscribe
@@ -24,9 +25,9 @@ async def test_many_rows_are_replayed_in_one_call(dsn: str, conn: asyncpg.Connec
     """DLQ-4: 10,000 of them, with one line in the audit that names each."""
     ids = await fail(conn, MOST_AT_ONCE)
     async with Operator(dsn, actor=ACTOR) as operator:
-        dry = await actions.replay(operator, ids, dry_run=True)
+        dry = await operator.failed.replay(ids, dry_run=True)
         assert (dry.count, await states(conn)) == (MOST_AT_ONCE, {"failed": MOST_AT_ONCE})
-        done = await actions.replay(operator, ids, reason="the price list is back")
+        done = await operator.failed.replay(ids, reason="the price list is back")
     assert (done.count, done.left, done.generation) == (MOST_AT_ONCE, {}, 0)
     assert await states(conn) == {"pending": MOST_AT_ONCE}
     (line,) = await conn.fetch("SELECT actor, login, reason, arguments, counts FROM core.audit")
@@ -43,11 +44,11 @@ async def test_a_replay_goes_where_somebody_works(dsn: str, conn: asyncpg.Connec
     """GEN-1, GEN-2: to the newest generation that a living worker serves, unless another is named."""
     first, second, third = await fail(conn, 3, generation=1)
     async with Operator(dsn, actor=ACTOR) as operator:
-        assert (await actions.replay(operator, [first])).generation == 0
+        assert (await operator.failed.replay([first])).generation == 0
         await beat(conn, "old", HANDLER, generation=4)
         await beat(conn, "new", HANDLER, generation=6)
-        assert (await actions.replay(operator, [second])).generation == 6
-        assert (await actions.replay(operator, [third], generation=4)).generation == 4
+        assert (await operator.failed.replay([second])).generation == 6
+        assert (await operator.failed.replay([third], generation=4)).generation == 4
     rows = await conn.fetch("SELECT generation, channel FROM core.outbox ORDER BY failure_history->0->>'replayed_at'")
     assert [tuple(row) for row in rows] == [(0, "outbox_default"), (6, "outbox_gen_6"), (4, "outbox_gen_4")]
 
@@ -57,11 +58,11 @@ async def test_what_the_inbox_may_have_forgotten_needs_force(dsn: str, conn: asy
     old, young = (await fail(conn, age="61 days"))[0], (await fail(conn, age="59 days"))[0]
     async with Operator(dsn, actor=ACTOR) as operator:
         with pytest.raises(Refused, match="the inbox remembers") as refused:
-            await actions.replay(operator, [old])
+            await operator.failed.replay([old])
         assert "--force" in refused.value.remedy
-        mixed = await actions.replay(operator, [old, young])
+        mixed = await operator.failed.replay([old, young])
         assert (mixed.moved, mixed.left) == ([young], {"too_old": 1})
-        assert (await actions.replay(operator, [old], force=True, reason="checked by hand")).count == 1
+        assert (await operator.failed.replay([old], force=True, reason="checked by hand")).count == 1
     with pytest.raises(asyncpg.ObjectNotInPrerequisiteStateError, match="older than the inbox") as raised:
         (older,) = await fail(conn, age="90 days")
         await conn.fetchval("SELECT core.outbox_replay($1, 0, 'sql-direct')", older)
@@ -96,7 +97,7 @@ async def test_a_replay_outlives_the_expiry(dsn: str, conn: asyncpg.Connection) 
         await settled(conn, id, "failed")
         await conn.execute("UPDATE core.outbox SET expires_at = now() - interval '1 second'")
         broken = False
-        assert (await actions.replay(operator, [id])).count == 1
+        assert (await operator.failed.replay([id])).count == 1
         await settled(conn, id)
 
 
@@ -108,9 +109,9 @@ async def test_rows_that_others_hold_are_left(dsn: str, conn: asyncpg.Connection
         async with Operator(dsn, actor=ACTOR) as operator, other.transaction():
             await other.execute("SELECT FROM core.outbox WHERE id = $1 FOR UPDATE", ids[1])
             async with asyncio.timeout(5):
-                done = await actions.replay(operator, ids)
+                done = await operator.failed.replay(ids)
                 assert (done.count, done.left) == (2, {"busy": 1})
-                assert (await actions.discard(operator, ids)).left == {"busy": 1, "pending": 2}
+                assert (await operator.failed.discard(ids)).left == {"busy": 1, "pending": 2}
     finally:
         await other.close()
 
@@ -137,10 +138,11 @@ async def test_two_operators_workers_and_retention_at_the_same_rows(dsn: str, co
             for _ in range(3):
                 for start in range(0, len(order), 100):
                     # Not by the verb, which refuses ids that are gone: here they vanish all the time.
-                    named = {"ids": [*order[start : start + 100], *others[:20]], "generation": 0, "force": False}
-                    async with operator.changing("replay"):
-                        rows = await operator.fetch("replay_rows", **named, actor=name, reason=None)
-                    moved.update(row["id"] for row in rows if row["outcome"] == "moved")
+                    ids = [*order[start : start + 100], *others[:20]]
+                    options = {"generation": 0, "actor": name, "reason": None, "force": False}
+                    async with operator._session.changing("replay") as each:
+                        outcomes = await statements.replay(each, ids, **options)  # type: ignore[arg-type]
+                    moved.update(outcomes.moved)
 
     async def sweep() -> None:
         nonlocal deleted
@@ -187,9 +189,9 @@ async def test_bad_ids_change_nothing(dsn: str, conn: asyncpg.Connection, ids: o
     """S9: the error names the field and what to do."""
     await fail(conn, 2)
     async with Operator(dsn, actor=ACTOR) as operator:
-        for verb in (actions.replay, actions.discard, actions.restore):
+        for verb in (operator.failed.replay, operator.failed.discard, operator.failed.restore):
             with pytest.raises(ConfigurationError) as refused:
-                await verb(operator, ids)  # type: ignore[arg-type]
+                await verb(ids)  # type: ignore[arg-type]
             assert refused.value.field == "ids"
             assert refused.value.remedy
     assert await states(conn) == {"failed": 2}
@@ -200,7 +202,7 @@ async def test_a_million_ids_are_refused_before_they_are_sent(dsn: str, conn: as
     """S9."""
     async with Operator(dsn, actor=ACTOR) as operator:
         with pytest.raises(ConfigurationError, match="more than 10,000"):
-            await actions.replay(operator, (UUID(int=n) for n in range(1_000_000)))
+            await operator.failed.replay(UUID(int=n) for n in range(1_000_000))
     with pytest.raises(asyncpg.InvalidParameterValueError, match="10001 ids"):
         await conn.fetch("SELECT * FROM core.outbox_discard(array_fill(core.uuid7(), ARRAY[10001]), 'ann')")
 
@@ -225,7 +227,7 @@ async def test_bad_options_of_a_replay_change_nothing(
     ids = await fail(conn)
     async with Operator(dsn, actor=ACTOR) as operator:
         with pytest.raises(ConfigurationError) as refused:
-            await actions.replay(operator, ids, **options)  # type: ignore[arg-type]
+            await operator.failed.replay(ids, **options)  # type: ignore[arg-type]
     assert refused.value.field == field
     assert await states(conn) == {"failed": 1}
 
@@ -275,10 +277,10 @@ async def test_nothing_is_selected_by_accident(dsn: str, conn: asyncpg.Connectio
     await fail(conn, 2)
     async with Operator(dsn, actor=ACTOR) as operator:
         with pytest.raises(ConfigurationError, match="--all"):
-            await failures.select(operator, Selection())
-        assert len(await failures.select(operator, Selection(everything=True))) == 2
+            await operator.failed.select(Selection())
+        assert len(await operator.failed.select(Selection(everything=True))) == 2
         with pytest.raises(ConfigurationError, match="matches no failed event"):
-            await failures.select(operator, Selection(handler="mail.thank"))
+            await operator.failed.select(Selection(handler="mail.thank"))
     with pytest.raises(ConfigurationError, match="together"):
         Selection(everything=True, handler=HANDLER)
 

@@ -12,10 +12,11 @@ from uuid import UUID, uuid4
 import asyncpg
 import pytest
 
+import holdfast.postgres.operations.retention
 import holdfast.postgres.retention
 from holdfast import EventEnvelope, HandlerRegistry, NewEvent, Publisher, RetryPolicy, Worker, WorkerSettings
 from holdfast.errors import ConfigurationError
-from holdfast.operator import Operator, retention
+from holdfast.operator import Operator
 from holdfast.postgres.queries import Queries
 from holdfast.postgres.retention import MOST_IN_BATCH, Pace, Sweep, policies, take_turn
 from holdfast.retention import POLICY_REGISTRY, Disposal, RetentionPolicy
@@ -54,9 +55,9 @@ async def test_a_new_schema_has_the_default_policies(conn: asyncpg.Connection) -
 async def test_policies_are_set_and_audited(conn: asyncpg.Connection, ann: Operator) -> None:
     """OBX-5: keyed by entity and content class; who changed what is written down."""
     wanted = RetentionPolicy(30, 1, Disposal.STRIP_PAYLOAD)
-    registry = await retention.set_policy(ann, "outbox_row", "billing", wanted, reason="the law")
+    registry = await ann.retention.set_policy("outbox_row", "billing", wanted, reason="the law")
     assert registry["outbox_row", "billing"] == wanted
-    await retention.set_policy(ann, "outbox_row", "billing", None)
+    await ann.retention.set_policy("outbox_row", "billing", None)
     assert await policies(conn, QUERIES) == dict(POLICY_REGISTRY)
     lines = await conn.fetch("SELECT * FROM core.audit ORDER BY id")
     assert [(each["actor"], each["action"], each["reason"]) for each in lines] == [
@@ -91,7 +92,7 @@ async def test_a_wrong_policy_is_refused(
 ) -> None:
     """OBX-5: by the library with the field and the remedy, and by the database whoever asks; nothing is changed."""
     with pytest.raises(ConfigurationError, match=message):
-        await retention.set_policy(ann, entity, content_class, wanted)
+        await ann.retention.set_policy(entity, content_class, wanted)
     values = (None, None, None) if wanted is None else (*_days(wanted), wanted.disposal.value)
     with pytest.raises(asyncpg.PostgresError):
         await conn.execute("SELECT core.retention_set('ann', NULL, $1, $2, $3, $4, $5)", entity, content_class, *values)
@@ -659,7 +660,7 @@ async def test_a_row_that_cannot_go_stops_nothing_else(dsn: str, conn: asyncpg.C
         assert (notice.details["sqlstate"], str(stuck) in repr(notice)) == ("23503", False)
         assert "invoices" in str(notice.details["error"]) and notice.details["remedy"]
         async with Operator(dsn, actor=ANN) as ann:
-            (left,) = (await retention.sweep(ann)).refused
+            (left,) = (await ann.retention.sweep()).refused
         assert (left.step, left.content_class, left.sqlstate) == ("tombstones", "billing", "23503")
     finally:
         await conn.execute("DROP TABLE public.invoices")
@@ -780,7 +781,7 @@ async def test_an_operator_sweeps(conn: asyncpg.Connection, ann: Operator) -> No
     await rows(conn, "delivered", 46, 30)
     await rows(conn, "tombstone", 60, 20, content_class="billing", deleted=8)
     await conn.execute("INSERT INTO core.outbox_keys VALUES ('shop', 'k', gen_random_uuid())")
-    report = await retention.show(ann)
+    report = await ann.retention.report()
     assert [(each.step, each.content_class, each.count) for each in report.due] == [
         ("delivered", "operations", 30),
         ("tombstones", "billing", 20),
@@ -789,7 +790,7 @@ async def test_an_operator_sweeps(conn: asyncpg.Connection, ann: Operator) -> No
     assert (report.total, report.more, report.sweeping) == (51, False, False)
     assert dict(report.policies) == dict(POLICY_REGISTRY)
     batches = []
-    done = await retention.sweep(ann, reason="the disk", on_batch=batches.append)
+    done = await ann.retention.sweep(reason="the disk", on_batch=batches.append)
     assert {step: count for step, count in done.swept.items() if count} == {
         "delivered": 30,
         "tombstones": 20,
@@ -800,7 +801,7 @@ async def test_an_operator_sweeps(conn: asyncpg.Connection, ann: Operator) -> No
     assert [(each["actor"], each["action"], each["reason"], json.loads(each["counts"])["swept"]) for each in lines] == [
         (ANN, "retention.sweep", "the disk", count) for count in (30, 20, 1)
     ]
-    after = await retention.show(ann)
+    after = await ann.retention.report()
     assert after.due == []
     assert after.last == {"delivered": 30, "tombstones": 20, "keys": 1}
     assert after.finished_at > report.finished_at
@@ -810,9 +811,9 @@ async def test_show_reads_no_more_than_it_may(
     conn: asyncpg.Connection, ann: Operator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """OBS-4: counts end at a limit."""
-    monkeypatch.setattr(retention, "MOST", 10)
+    monkeypatch.setattr(holdfast.postgres.operations.retention, "MOST", 10)
     await rows(conn, "delivered", 46, 30)
-    report = await retention.show(ann)
+    report = await ann.retention.report()
     assert (report.total, report.more) == (10, True)
 
 
@@ -820,7 +821,7 @@ async def test_an_operator_takes_the_turn(conn: asyncpg.Connection, ann: Operato
     """OBX-5: a worker that sweeps leaves it to the operator."""
     worker, turns = uuid4(), []
     assert await take_turn(conn, QUERIES, worker, timedelta(0)) is not None
-    assert (await retention.show(ann)).sweeping
+    assert (await ann.retention.report()).sweeping
     await rows(conn, "delivered", 46)
     passing = Sweep(QUERIES, actor=ANN)
     await take_turn(conn, QUERIES, UUID(int=7), timedelta(0), force=True)
@@ -828,9 +829,9 @@ async def test_an_operator_takes_the_turn(conn: asyncpg.Connection, ann: Operato
     while await passing.next(conn) is not None:
         pass
     assert turns == [None]
-    done = await retention.sweep(ann)
+    done = await ann.retention.sweep()
     assert done.total == 0
-    assert not (await retention.show(ann)).sweeping
+    assert not (await ann.retention.report()).sweeping
 
 
 async def test_the_worker_role_may_sweep_and_no_more(conn: asyncpg.Connection) -> None:

@@ -21,7 +21,7 @@ from examples.agent_tasks.office import Office
 from examples.agent_tasks.tasks import RETENTION, AgentTask, Conversation
 from holdfast import EventEnvelope
 from holdfast.errors import DomainFault, NotFoundFault
-from holdfast.operator import Operator, actions
+from holdfast.operator import Operator
 from tests.acceptance.support import insert, publish, running, settled, until
 
 pytestmark = pytest.mark.newest_postgres
@@ -237,7 +237,7 @@ async def test_a_dead_letter_leaves_its_task_stuck_and_a_replay_goes_on(
     broken.mended = True
     async with Operator(dsn, actor="ada") as operator:
         dead = await here.conn.fetchval("SELECT event_id FROM core.failed")
-        assert (await actions.replay(operator, [dead])).count == 1
+        assert (await operator.failed.replay([dead])).count == 1
     done = await here.ended(task.id, "done")
     assert len(done.transcript) == 2 and broken.steps == [STEPS[0], STEPS[1], STEPS[1]]
 

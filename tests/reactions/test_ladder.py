@@ -30,7 +30,7 @@ from holdfast import (
 from holdfast.domain_events import RecordsEvents
 from holdfast.handlers import Via
 from holdfast.integrations.sqlalchemy import DomainEvents
-from holdfast.operator import Operator, actions, audit, failures
+from holdfast.operator import Operator
 from tests.acceptance.support import Facts, drained, make_tables, running, until
 
 PUBLISHER = Publisher("shop")
@@ -195,19 +195,19 @@ async def test_a_failure_is_listed_and_retried_by_hand(start: Start, via: Via) -
         await app.place()
         await app.settled()
         async with Operator(app.dsn, actor="ada@example.com") as operator:
-            (dead,) = await failures.page(operator)
+            (dead,) = await operator.failed.page()
             assert (dead.handler_name, dead.failure_reason, dead.attempts) == ("shop.mail", "retry_terminal", 1)
             assert "the mail server refuses" in (dead.last_error or "")
             assert await app.conn.fetchval("SELECT count(*) FROM ledger") == 0  # rolled back
             told = [fact for fact in app.facts if getattr(fact, "handler_name", "") == "shop.mail"]
             assert len(told) == 1
             broken.clear()
-            moved = await actions.replay(operator, [dead.event_id], reason="it is back")
+            moved = await operator.failed.replay([dead.event_id], reason="it is back")
             assert moved.moved == [dead.id]
             await until(lambda: ran, what="the replayed reaction")
             await app.settled()
-            assert await failures.page(operator) == []
-            (line,) = await audit.trail(operator, action="replay")
+            assert await operator.failed.page() == []
+            (line,) = await operator.audit.page(action="replay")
             assert (line.actor, line.reason) == ("ada@example.com", "it is back")
         assert [event.event_id for event in ran] == [dead.event_id]
         assert await app.conn.fetchval("SELECT count(*) FROM ledger") == 1

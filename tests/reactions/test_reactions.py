@@ -19,7 +19,7 @@ from holdfast import EventEnvelope, HandlerRegistry, NewEvent, Publisher, Reacti
 from holdfast.domain_events import RecordsEvents
 from holdfast.errors import ConfigurationError, FieldError, SchemaMismatch
 from holdfast.integrations.sqlalchemy import DomainEvents
-from holdfast.operator import Operator, actions, events, failures, handlers
+from holdfast.operator import Operator
 from holdfast.postgres import migrate
 from holdfast.telemetry import Failed
 from tests.acceptance.support import Facts, drained, make_tables, publish, row, running, settled, terminate, until
@@ -271,18 +271,18 @@ async def test_operators_find_what_failed_in_process(dsn: str, conn: asyncpg.Con
         reactions.react(event)
         await reactions.drain()
     async with Operator(dsn, actor="ada") as operator:
-        (group,) = (await failures.groups(operator)).groups
+        (group,) = (await operator.failed.groups()).groups
         assert (group.handler_name, group.count) == ("shop.greet", 1)
-        detail = await events.detail(operator, event.event_id)
+        detail = await operator.events.detail(event.event_id)
         assert list(detail.handled_by) == ["shop.fine"] and "shop.greet" in str(detail)
-        seen = {each.handler_name: each for each in await handlers.listing(operator)}
+        seen = {each.handler_name: each for each in await operator.handlers.all()}
         assert {name: (each.retired, each.failed) for name, each in seen.items()} == {
             "shop.fine": (True, 0),
             "shop.greet": (True, 1),
         }
-        assert (await actions.discard(operator, [event.event_id])).count == 1
-        assert await failures.page(operator) == []
-        assert (await actions.restore(operator, [event.event_id])).count == 1
+        assert (await operator.failed.discard([event.event_id])).count == 1
+        assert await operator.failed.page() == []
+        assert (await operator.failed.restore([event.event_id])).count == 1
 
 
 async def test_the_end_of_the_process(dsn: str, conn: asyncpg.Connection) -> None:

@@ -13,9 +13,7 @@ import psycopg
 import pytest
 
 from holdfast.errors import ConfigurationError
-from holdfast.observability import prometheus
-from holdfast.operator import Operator, Refused, events
-from holdfast.operator import schedules as verbs
+from holdfast.operator import Operator, Refused
 from holdfast.postgres import doctor
 from holdfast.postgres.doctor import Finding
 from holdfast.schedules import due
@@ -51,25 +49,25 @@ async def plan(conn: asyncpg.Connection) -> None:
 
 async def test_schedules_are_listed_with_their_state(conn: asyncpg.Connection, operator: Operator) -> None:
     """IDM-4: waiting, overdue, orphaned or paused; when the next slots are, and whose declaration it is."""
-    assert await verbs.listing(operator) == []
+    assert await operator.schedules.all() == []
     await declare(conn, generation=3, cron="0 7 * * *", timezone="Europe/Berlin")
     await plan(conn)
-    (seen,) = await verbs.listing(operator)
+    (seen,) = await operator.schedules.all()
     assert (seen.state, seen.when, seen.generation) == ("waiting", "0 7 * * * (Europe/Berlin)", 3)
     assert (seen.fired, seen.payload, seen.overdue_for) == (0, None, None)
-    report = await verbs.show(operator, NAME, payload=True)
+    report = await operator.schedules.detail(NAME, payload=True)
     assert report.schedule.payload == "{}"
     assert report.upcoming[0] == seen.next_slot
     assert len(report.upcoming) == 5
     await forsake(conn)
-    assert (await verbs.listing(operator))[0].state == "orphaned"
+    assert (await operator.schedules.all())[0].state == "orphaned"
     await rewind(conn, timedelta(minutes=3))
-    (seen,) = await verbs.listing(operator)
+    (seen,) = await operator.schedules.all()
     assert seen.state == "overdue"
     assert 170 < (seen.overdue_for or 0) < 200
-    await verbs.turn(operator, NAME, "pause")
-    assert (await verbs.listing(operator))[0].state == "paused"
-    assert (await verbs.show(operator, NAME)).upcoming == []
+    await operator.schedules.pause(NAME)
+    assert (await operator.schedules.all())[0].state == "paused"
+    assert (await operator.schedules.detail(NAME)).upcoming == []
 
 
 # --- changing ---
@@ -78,12 +76,12 @@ async def test_schedules_are_listed_with_their_state(conn: asyncpg.Connection, o
 async def test_a_schedule_is_triggered(dsn: str, conn: asyncpg.Connection, operator: Operator) -> None:
     """IDM-4: an event now, beside its slots, also while it is paused; audited with the event's id."""
     await declare(conn, payload={"n": 1})
-    await verbs.turn(operator, NAME, "pause")
+    await operator.schedules.pause(NAME)
     before = await stored(conn)
-    assert await verbs.trigger(operator, NAME, dry_run=True)
+    assert await operator.schedules.trigger(NAME, dry_run=True)
     assert await conn.fetchval("SELECT count(*) FROM core.outbox") == 0
-    first = await verbs.trigger(operator, NAME, reason="the first was lost")
-    second = await verbs.trigger(operator, NAME)
+    first = await operator.schedules.trigger(NAME, reason="the first was lost")
+    second = await operator.schedules.trigger(NAME)
     assert {**await stored(conn), "now": None} == {**before, "now": None}
     rows = await conn.fetch("SELECT * FROM core.outbox ORDER BY occurred_at")
     assert [row["id"] for row in rows] == [first, second]
@@ -91,7 +89,7 @@ async def test_a_schedule_is_triggered(dsn: str, conn: asyncpg.Connection, opera
     assert json.loads(rows[0]["headers"]) == {"schedule": NAME, "triggered_by": ACTOR}
     assert json.loads(rows[0]["payload"]) == {"n": 1}
     assert await actions(conn) == ["schedule.pause", "schedule.trigger", "schedule.trigger"]
-    (delivery,) = (await events.detail(operator, first)).deliveries
+    (delivery,) = (await operator.events.detail(first)).deliveries
     assert [line.action for line in delivery.actions] == ["schedule.trigger"]
     async with running(dsn, declaring(payload={"n": 1})):
         await drained(conn)
@@ -105,17 +103,17 @@ async def test_a_pause_leaves_slots_out_and_a_resume_begins_now(
     registry = declaring(every=timedelta(seconds=1), missed="all")
     async with running(dsn, registry):
         await until(lambda: conn.fetchval("SELECT count(*) > 0 FROM core.outbox"), what="a slot")
-        assert (await verbs.turn(operator, NAME, "pause", dry_run=True)).changed
-        assert (await verbs.turn(operator, NAME, "pause", reason="a holiday")).changed
-        assert not (await verbs.turn(operator, NAME, "pause")).changed
+        assert (await operator.schedules.pause(NAME, dry_run=True)).changed
+        assert (await operator.schedules.pause(NAME, reason="a holiday")).changed
+        assert not (await operator.schedules.pause(NAME)).changed
         paused = (await stored(conn))["owed_after"]
         later = "SELECT clock_timestamp() > $1::timestamptz + interval '1.5 seconds'"
         await until(lambda: conn.fetchval(later, paused), what="some time")
         await drained(conn)
     assert (await slots(conn))[-1] <= paused
-    assert (await verbs.turn(operator, NAME, "resume")).changed
+    assert (await operator.schedules.resume(NAME)).changed
     resumed = (await stored(conn))["owed_after"]
-    assert not (await verbs.turn(operator, NAME, "resume")).changed
+    assert not (await operator.schedules.resume(NAME)).changed
     async with running(dsn, registry):
         await until(lambda: conn.fetchval("SELECT last_slot > $1 FROM core.schedules", resumed), what="another slot")
         await drained(conn)
@@ -130,9 +128,9 @@ async def test_a_paused_schedule_is_not_fired_by_who_saw_it_before(
     await declare(conn)
     await rewind(conn, HOUR)
     (seen,) = await schedules().look(conn, [NAME])
-    await verbs.turn(operator, NAME, "pause")
+    await operator.schedules.pause(NAME)
     assert not await schedules().fire(conn, seen, due(seen.timing, "latest", seen.owed_after, seen.looked_at))
-    await verbs.turn(operator, NAME, "resume")
+    await operator.schedules.resume(NAME)
     assert not await schedules().fire(conn, seen, due(seen.timing, "latest", seen.owed_after, seen.looked_at))
     assert await slots(conn) == []
 
@@ -141,12 +139,12 @@ async def test_a_schedule_is_removed_when_nobody_declares_it(conn: asyncpg.Conne
     """IDM-4: refused while a living worker does, which is written down as well."""
     await declare(conn)
     with pytest.raises(Refused, match="was heard of in the last minute"):
-        await verbs.remove(operator, NAME, reason="it is gone")
+        await operator.schedules.remove(NAME, reason="it is gone")
     await forsake(conn)
-    await verbs.remove(operator, NAME, dry_run=True)
+    await operator.schedules.remove(NAME, dry_run=True)
     assert await stored(conn)
-    await verbs.remove(operator, NAME, reason="it is gone")
-    assert await verbs.listing(operator) == []
+    await operator.schedules.remove(NAME, reason="it is gone")
+    assert await operator.schedules.all() == []
     rows = await conn.fetch("SELECT action, arguments FROM core.audit ORDER BY id")
     assert [row["action"] for row in rows] == ["schedule.remove", "schedule.remove"]
     refused, done = (json.loads(row["arguments"]) for row in rows)
@@ -157,17 +155,17 @@ async def test_a_schedule_is_removed_when_nobody_declares_it(conn: asyncpg.Conne
 async def test_what_is_not_there_cannot_be_changed(conn: asyncpg.Connection, operator: Operator) -> None:
     """OPS-1: the error names the command that lists them; nothing is audited."""
     calls = (
-        verbs.show(operator, "reports.none"),
-        verbs.trigger(operator, "reports.none"),
-        verbs.turn(operator, "reports.none", "pause"),
-        verbs.remove(operator, "reports.none"),
+        operator.schedules.detail("reports.none"),
+        operator.schedules.trigger("reports.none"),
+        operator.schedules.pause("reports.none"),
+        operator.schedules.remove("reports.none"),
     )
     for call in calls:
         with pytest.raises(ConfigurationError, match=r"reports\.none is unknown; holdfast schedules list"):
             await call
     for name in ("Reports", "a b.c", "x" * 300):
         with pytest.raises(ConfigurationError, match="schedule"):
-            await verbs.trigger(operator, name)
+            await operator.schedules.trigger(name)
     assert await actions(conn) == []
 
 
@@ -250,9 +248,9 @@ async def test_doctor_names_schedules_that_nobody_fires(dsn: str, conn: asyncpg.
     await conn.execute("UPDATE core.schedules SET attended_at = now()")
     (overdue,) = await findings(conn)
     assert "schedule_unreadable" in overdue.remedy
-    await verbs.turn(operator, NAME, "pause")
+    await operator.schedules.pause(NAME)
     assert await findings(conn) == []
-    await verbs.turn(operator, NAME, "resume")
+    await operator.schedules.resume(NAME)
     async with running(dsn, declaring()):
         await until(lambda: _calm(conn), what="nothing to say")
 
@@ -269,10 +267,10 @@ async def test_doctor_names_schedules_that_are_ahead_of_the_clock(
     (found,) = await findings(conn)
     assert (found.code, found.severity, found.object) == ("schedule-ahead", "problem", NAME)
     assert f"before {slot + 2 * HOUR:%Y-%m-%d %H:%M:%S} UTC" in found.what
-    assert (await verbs.show(operator, NAME)).upcoming[0] == slot + 3 * HOUR
+    assert (await operator.schedules.detail(NAME)).upcoming[0] == slot + 3 * HOUR
     assert found.remedy.splitlines()[1:] == [f"holdfast schedules {verb} {NAME}" for verb in ("pause", "resume")]
     for command in found.remedy.splitlines()[1:]:
-        assert (await verbs.turn(operator, NAME, command.split()[2])).changed  # type: ignore[arg-type]
+        assert (await getattr(operator.schedules, command.split()[2])(NAME)).changed
         assert await findings(conn) == []
     async with running(dsn, declaring()):
         planned = "SELECT next_slot < now() + interval '1 hour' FROM core.schedules"
@@ -288,7 +286,7 @@ async def test_schedules_are_metrics(conn: asyncpg.Connection, operator: Operato
     """OBS-3: how long each is overdue, whether somebody declares it, and whether it is paused."""
 
     async def samples() -> list[str]:
-        text = await prometheus.scrape(conn)
+        text = await operator.metrics()
         return [line for line in text.splitlines() if line.startswith("holdfast_schedule_")]
 
     assert await samples() == []
@@ -300,7 +298,7 @@ async def test_schedules_are_metrics(conn: asyncpg.Connection, operator: Operato
         f'holdfast_schedule_attended{{schedule="{NAME}"}} 0',
         f'holdfast_schedule_paused{{schedule="{NAME}"}} 0',
     )
-    await verbs.turn(operator, NAME, "pause")
+    await operator.schedules.pause(NAME)
     seconds, _, paused = await samples()
     assert seconds.endswith(" 0.0")
     assert paused.endswith(" 1")

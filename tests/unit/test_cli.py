@@ -15,13 +15,20 @@ import pytest
 
 from holdfast.cli import environment, main, output
 from holdfast.errors import ConfigurationError, SchemaMismatch
-from holdfast.postgres import migrate
-from holdfast.postgres.schema.migrate import AppliedMigration, Holdings, Plan, Removal, Step
-from holdfast.postgres.schema.release import Migration
+from holdfast.operator import installation
+from holdfast.operator.installation import (
+    AppliedMigration,
+    Holdings,
+    Migration,
+    MigrationRefused,
+    Removal,
+    SchemaState,
+    Step,
+)
 
 SECRET = "S3cr3tCanary"
 PENDING = Migration(2, "next", "b" * 64, "SELECT 1")
-PLAN = Plan(
+STATE = SchemaState(
     (AppliedMigration(1, "core", "a" * 64, datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC), "app"),), (PENDING,), 1, 2, True
 )
 
@@ -36,7 +43,7 @@ def only_our_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def holdfast(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """holdfast("migrate", "plan") -> (exit code, standard output, standard error)."""
+    """holdfast("migrate", "status") -> (exit code, standard output, standard error)."""
 
     def run(*arguments: str) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as end:
@@ -56,9 +63,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """Stands in for the database, and keeps what the command asked it for."""
     made: list[tuple[Any, ...]] = []
 
-    async def plan(dsn: str, *, schema: str) -> Plan:
-        made.append(("plan", dsn, schema))
-        return PLAN
+    async def state(dsn: str, *, schema: str) -> SchemaState:
+        made.append(("state", dsn, schema))
+        return STATE
 
     async def apply(dsn: str, *, schema: str, roles: str, on_step: Callable[[Step], None]) -> list[Migration]:
         made.append(("apply", dsn, schema, roles))
@@ -74,8 +81,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         made.append(("uninstall", dsn, schema))
         return Removal(schema, ("holdfast_worker",), ("holdfast_owner",))
 
-    for stand_in in (plan, apply, holdings, uninstall):
-        monkeypatch.setattr(migrate, stand_in.__name__, stand_in)
+    for stand_in in (state, apply, holdings, uninstall):
+        monkeypatch.setattr(installation, stand_in.__name__, stand_in)
     return made
 
 
@@ -87,15 +94,15 @@ def test_the_environment_says_where_the_database_is(
 ) -> None:
     """OPS-1: HOLDFAST_DSN before DATABASE_URL, options before both, a SQLAlchemy driver name is dropped."""
     monkeypatch.setenv("DATABASE_URL", "postgresql+asyncpg://h/fallback")
-    assert holdfast("migrate", "plan")[0] == 0
+    assert holdfast("migrate", "status")[0] == 0
     monkeypatch.setenv("HOLDFAST_DSN", "postgresql://h/db")
     monkeypatch.setenv("HOLDFAST_SCHEMA", "acme")
-    assert holdfast("migrate", "plan")[0] == 0
-    assert holdfast("migrate", "plan", "--dsn", "postgresql://h/option", "--schema", "core")[0] == 0
+    assert holdfast("migrate", "status")[0] == 0
+    assert holdfast("migrate", "status", "--dsn", "postgresql://h/option", "--schema", "core")[0] == 0
     assert calls == [
-        ("plan", "postgresql://h/fallback", "core"),
-        ("plan", "postgresql://h/db", "acme"),
-        ("plan", "postgresql://h/option", "core"),
+        ("state", "postgresql://h/fallback", "core"),
+        ("state", "postgresql://h/db", "acme"),
+        ("state", "postgresql://h/option", "core"),
     ]
 
 
@@ -117,9 +124,9 @@ def test_generation_and_listen_dsn_come_from_the_environment(monkeypatch: pytest
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("migrate", "plan"),  # no DSN
-        ("migrate", "plan", "--dsn", "postgresql://h/db", "--schema", "No Good"),
-        ("migrate", "plan", "--dsn", "mysql://h/db"),
+        ("migrate", "status"),  # no DSN
+        ("migrate", "status", "--dsn", "postgresql://h/db", "--schema", "No Good"),
+        ("migrate", "status", "--dsn", "mysql://h/db"),
         ("migrate", "print", "--schema", "public"),
         ("migrate", "nonsense"),
         ("nonsense",),
@@ -136,7 +143,7 @@ def test_bad_usage_exits_2_without_a_traceback(holdfast: Run, arguments: tuple[s
 
 
 def test_an_error_is_one_line_and_one_line_that_helps(holdfast: Run) -> None:
-    code, _, err = holdfast("migrate", "plan")
+    code, _, err = holdfast("migrate", "status")
     assert code == 2
     assert err.splitlines() == [
         "error: HOLDFAST_DSN is not set",
@@ -149,14 +156,14 @@ def test_a_server_that_is_not_there(holdfast: Run, monkeypatch: pytest.MonkeyPat
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
         monkeypatch.setenv("HOLDFAST_DSN", f"postgresql://u:{SECRET}@127.0.0.1:{port}/db")
-        for command in (("plan",), ("apply",)):
+        for command in (("status",), ("apply",)):
             code, _, err = holdfast("migrate", *command)
             error, remedy = err.splitlines()
             assert code == 1
             assert error.startswith("error: ")
             assert remedy == "try: check that Postgres runs, and the host and port in HOLDFAST_DSN"
             assert SECRET not in err
-        code, _, err = holdfast("migrate", "plan", "--debug")
+        code, _, err = holdfast("migrate", "status", "--debug")
         assert code == 1
         assert "Traceback" in err
         assert SECRET not in err
@@ -182,7 +189,7 @@ def test_a_malformed_address_never_shows_its_password(
     """S8: drivers and servers quote what they could not parse, so it does not get that far."""
     monkeypatch.setenv("HOLDFAST_DSN", address)
     for debug in ((), ("--debug",)):
-        code, out, err = holdfast("migrate", "plan", *debug)
+        code, out, err = holdfast("migrate", "status", *debug)
         assert code == 2
         assert "percent-encoded" in err
         assert SECRET not in out + err
@@ -190,10 +197,10 @@ def test_a_malformed_address_never_shows_its_password(
 
 def test_a_password_on_the_command_line_is_pointed_out(holdfast: Run, calls: list[Any]) -> None:
     """S8: not in argv."""
-    _, out, err = holdfast("migrate", "plan", "--dsn", f"postgresql://u:{SECRET}@h/db")
+    _, out, err = holdfast("migrate", "status", "--dsn", f"postgresql://u:{SECRET}@h/db")
     assert "process list" in err
     assert SECRET not in out + err
-    assert "process list" not in holdfast("migrate", "plan", "--dsn", "postgresql://u@h/db")[2]
+    assert "process list" not in holdfast("migrate", "status", "--dsn", "postgresql://u@h/db")[2]
 
 
 @pytest.mark.parametrize(
@@ -206,7 +213,7 @@ def test_a_password_on_the_command_line_is_pointed_out(holdfast: Run, calls: lis
                 "try: holdfast migrate apply",
             ],
         ),
-        (migrate.MigrationRefused("a\n  b", "c"), ["error: a b", "try: c"]),
+        (MigrationRefused("a\n  b", "c"), ["error: a b", "try: c"]),
         (
             asyncpg.InvalidPasswordError('password authentication failed for user "u"'),
             [
@@ -228,22 +235,22 @@ def test_a_password_on_the_command_line_is_pointed_out(holdfast: Run, calls: lis
 def test_what_the_database_says_is_told_in_a_line(
     holdfast: Run, monkeypatch: pytest.MonkeyPatch, error: Exception, expected: list[str]
 ) -> None:
-    async def fail(*_arguments: Any, **_options: Any) -> Plan:
+    async def fail(*_arguments: Any, **_options: Any) -> SchemaState:
         raise error
 
-    monkeypatch.setattr(migrate, "plan", fail)
-    code, _, err = holdfast("migrate", "plan", "--dsn", "postgresql://h/db")
+    monkeypatch.setattr(installation, "state", fail)
+    code, _, err = holdfast("migrate", "status", "--dsn", "postgresql://h/db")
     assert (code, err.splitlines()) == (1, expected)
 
 
 def test_an_error_does_not_move_the_cursor(holdfast: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """S22: it may quote what a producer or an administrator wrote, who must not speak to the operator's terminal."""
 
-    async def refuse(*_arguments: Any, **_options: Any) -> Plan:
-        raise migrate.MigrationRefused("the table x\x1b[2J\x9b31m\u202e\nall is well", "drop \x07\u2066it")
+    async def refuse(*_arguments: Any, **_options: Any) -> SchemaState:
+        raise MigrationRefused("the table x\x1b[2J\x9b31m\u202e\nall is well", "drop \x07\u2066it")
 
-    monkeypatch.setattr(migrate, "plan", refuse)
-    code, _, err = holdfast("migrate", "plan", "--dsn", "postgresql://h/db")
+    monkeypatch.setattr(installation, "state", refuse)
+    code, _, err = holdfast("migrate", "status", "--dsn", "postgresql://h/db")
     assert code == 1
     assert err == "error: the table x\\x1b[2J\\x9b31m\\u202e all is well\ntry: drop \\x07\\u2066it\n"
 
@@ -273,12 +280,12 @@ def test_a_cell_holds_nothing_that_a_terminal_obeys() -> None:
 
 
 def test_a_fault_of_ours_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def fail(*_arguments: Any, **_options: Any) -> Plan:
+    async def fail(*_arguments: Any, **_options: Any) -> SchemaState:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(migrate, "plan", fail)
+    monkeypatch.setattr(installation, "state", fail)
     with pytest.raises(ZeroDivisionError):
-        main(["migrate", "plan", "--dsn", "postgresql://h/db"])
+        main(["migrate", "status", "--dsn", "postgresql://h/db"])
 
 
 def test_without_the_extra_the_command_says_what_to_install(
@@ -305,7 +312,7 @@ def test_version(holdfast: Run) -> None:
 
 def test_plan_as_json(holdfast: Run, calls: list[Any]) -> None:
     """OPS-1: --json on every read."""
-    code, out, _ = holdfast("migrate", "plan", "--dsn", "postgresql://h/db", "--json")
+    code, out, _ = holdfast("migrate", "status", "--dsn", "postgresql://h/db", "--json")
     assert code == 0
     assert json.loads(out) == {
         "schema": "core",
@@ -327,7 +334,7 @@ def test_plan_as_json(holdfast: Run, calls: list[Any]) -> None:
 
 
 def test_plan_for_people(holdfast: Run, calls: list[Any]) -> None:
-    code, out, _ = holdfast("migrate", "plan", "--dsn", "postgresql://h/db")
+    code, out, _ = holdfast("migrate", "status", "--dsn", "postgresql://h/db")
     assert code == 0
     for word in ("0001_core", "0002_next", "pending", "functions", "the database has version 1, the code 2"):
         assert word in out
@@ -344,7 +351,7 @@ def test_apply_reports_its_steps(holdfast: Run, calls: list[Any]) -> None:
 def test_print_needs_no_database(holdfast: Run) -> None:
     """OBX-3: printable for review."""
     code, out, _ = holdfast("migrate", "print", "--schema", "acme")
-    assert (code, out) == (0, migrate.printable("acme"))
+    assert (code, out) == (0, installation.printable("acme"))
     assert "CREATE ROLE" in out
     assert "CREATE ROLE" not in holdfast("migrate", "print", "--no-roles")[1]
 

@@ -29,7 +29,7 @@ from holdfast.cli import (
     workers,
 )
 from holdfast.cli.problems import REPORTED, report
-from holdfast.postgres.schema.release import load
+from holdfast.operator.installation import code_version
 from holdfast.redact import redact_dsn
 
 app = typer.Typer(
@@ -77,11 +77,11 @@ def options(
 @app.command()
 def version() -> None:
     """Print the version of the package and of the schema it needs."""
-    typer.echo(f"holdfast {package_version('holdfast')} (schema version {load().version})")
+    typer.echo(f"holdfast {package_version('holdfast')} (schema version {code_version()})")
 
 
 def run(arguments: list[str]) -> int:
-    """Dispatch, and turn what went wrong into two lines and an exit code."""
+    """Run a command; an error becomes two lines and an exit code."""
     # People add --debug at the end, after the command; typer would accept it only before.
     debug = "--debug" in arguments
     try:

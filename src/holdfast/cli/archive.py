@@ -1,8 +1,8 @@
-"""holdfast archive: dead letters that workers with --dead-letters archive have moved out of the outbox."""
+"""holdfast archive: failed events that workers with --dead-letters archive have moved out of the outbox."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -20,35 +20,14 @@ from holdfast.cli.options import (
     spread,
 )
 from holdfast.cli.output import first_line, print_json, print_line, print_table, shown
-from holdfast.errors import ConfigurationError
-from holdfast.operator import Operator, archive
-from holdfast.operator.actions import Moved
+from holdfast.cli.selection import ChosenArchived, archived_rows
+from holdfast.operator import Moved, Operator
 
-app = typer.Typer(help="Dead letters in the archive.", no_args_is_help=True)
+app = typer.Typer(help="Failed events in the archive.", no_args_is_help=True)
 
 NumbersArgument = Annotated[
     list[str], typer.Argument(metavar="ID...", help="Numbers of archived rows, or ids of events.", show_default=False)
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class ChosenRows:
-    """Archived rows, by their numbers or by their group."""
-
-    ids: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="ID", help="Numbers of archived rows, or ids of events.", show_default=False),
-    ] = None
-    group: Annotated[str | None, typer.Option("--group", metavar="HANDLER/SIGNATURE", help="As in archive groups.")] = (
-        None
-    )
-
-    async def numbers(self, operator: Operator) -> list[int]:
-        if self.group is None:
-            return await archive.resolve(operator, self.ids or [])
-        if self.ids:
-            raise ConfigurationError("ids", "are given together with a group", "give one of the two")
-        return await archive.select(operator, self.group)
 
 
 @app.command("list")
@@ -56,14 +35,14 @@ class ChosenRows:
 def list_(
     where: Where,
     handler: Annotated[str | None, typer.Option("--handler", metavar="NAME", help="Failed for this handler.")] = None,
-    discarded: Annotated[bool, typer.Option("--discarded", help="Those that were set aside.")] = False,
+    discarded: Annotated[bool, typer.Option("--discarded", help="Only discarded ones.")] = False,
     limit: LimitOption = 50,
     before: Annotated[int | None, typer.Option("--before", help="Older than this number: the next page.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show archived dead letters, the newest first."""
+    """List archived events, the newest first."""
     found = where.run(
-        lambda operator: archive.page(operator, handler=handler, discarded=discarded, limit=limit, before=before)
+        lambda operator: operator.archive.page(handler=handler, discarded=discarded, limit=limit, before=before)
     )
     if as_json:
         print_json([asdict(each) for each in found])
@@ -89,8 +68,8 @@ def list_(
 @app.command()
 @spread
 def groups(where: Where, as_json: JsonOption = False) -> None:
-    """Group archived dead letters by handler and cause."""
-    show_groups(where.run(archive.groups), as_json)
+    """Group archived events by handler and cause."""
+    show_groups(where.run(lambda operator: operator.archive.groups()), as_json)
 
 
 @app.command()
@@ -101,8 +80,8 @@ def show(
     payload: PayloadOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show everything about one of them."""
-    found = where.run(lambda operator: archive.detail(operator, id, payload=payload))
+    """Show one archived event."""
+    found = where.run(lambda operator: operator.archive.detail(id, payload=payload))
     if as_json:
         print_json(found)
         return
@@ -121,44 +100,44 @@ def show(
 @spread
 def replay(
     target: Target,
-    chosen: ChosenRows,
+    chosen: ChosenArchived,
     change: Change,
     generation: GenerationOption = None,
     force: ForceOption = False,
 ) -> None:
-    """Move archived dead letters back into the outbox, to be delivered again."""
+    """Move archived events back into the outbox, to be delivered again."""
 
     async def act(operator: Operator) -> Moved:
-        numbers = await chosen.numbers(operator)
+        numbers = await archived_rows(operator, chosen)
         change.confirm(f"Replay {len(numbers):,} from the archive?")
         options: dict[str, Any] = {"generation": generation, "force": force}
-        return await archive.replay(operator, numbers, **options, reason=change.reason, dry_run=change.dry_run)
+        return await operator.archive.replay(numbers, **options, reason=change.reason, dry_run=change.dry_run)
 
-    _told(target.run(act), change, "replayed")
+    _show_moved(target.run(act), change, "replayed")
 
 
 @app.command()
 @spread
-def discard(target: Target, chosen: ChosenRows, change: Change) -> None:
-    """Set archived dead letters aside, until retention disposes of them."""
+def discard(target: Target, chosen: ChosenArchived, change: Change) -> None:
+    """Discard archived events. They can be restored until retention disposes of them."""
 
     async def act(operator: Operator) -> Moved:
-        numbers = await chosen.numbers(operator)
+        numbers = await archived_rows(operator, chosen)
         change.confirm(f"Discard {len(numbers):,} of the archive?")
-        return await archive.discard(operator, numbers, reason=change.reason, dry_run=change.dry_run)
+        return await operator.archive.discard(numbers, reason=change.reason, dry_run=change.dry_run)
 
-    _told(target.run(act), change, "discarded")
+    _show_moved(target.run(act), change, "discarded")
 
 
 @app.command()
 @spread
 def restore(target: Target, change: Change, ids: NumbersArgument) -> None:
-    """Take a discard back."""
-    moved = target.run(lambda operator: archive.restore(operator, ids, reason=change.reason, dry_run=change.dry_run))
-    _told(moved, change, "restored")
+    """Undo a discard."""
+    moved = target.run(lambda operator: operator.archive.restore(ids, reason=change.reason, dry_run=change.dry_run))
+    _show_moved(moved, change, "restored")
 
 
-def _told(moved: Moved, change: Change, done: str) -> None:
+def _show_moved(moved: Moved, change: Change, done: str) -> None:
     if change.as_json:
         print_json(moved)
     else:

@@ -7,28 +7,31 @@ from typing import Annotated
 import typer
 
 from holdfast.cli import output
-from holdfast.cli.options import JsonOption, LimitOption, Where, moment, spread
-from holdfast.operator import audit as trail
+from holdfast.cli.options import JsonOption, LimitOption, Where, spread
+from holdfast.cli.selection import moment
 
 
 @spread
 def audit(
     where: Where,
     limit: LimitOption = 50,
-    actor: Annotated[str | None, typer.Option("--actor", metavar="NAME", help="Only what this one did.")] = None,
+    actor: Annotated[str | None, typer.Option("--actor", metavar="NAME", help="Only actions of this actor.")] = None,
     action: Annotated[
-        str | None, typer.Option("--action", metavar="NAME", help="Only this, like replay, or plan for all of plans.")
+        str | None,
+        typer.Option(
+            "--action", metavar="NAME", help="Only this action, like replay, or plan for all actions on replay plans."
+        ),
     ] = None,
     since: Annotated[
         str | None, typer.Option("--since", metavar="TIME", help="Since: 2h, 7d, or 2026-01-31T08:00 (UTC).")
     ] = None,
-    steps: Annotated[bool, typer.Option("--steps", help="With every single step of plans.")] = False,
+    steps: Annotated[bool, typer.Option("--steps", help="Include every single step of replay plans.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """List what operators did, the latest first. Times are UTC."""
+    """List the actions of operators, the latest first. Times are UTC."""
     found = where.run(
-        lambda operator: trail.trail(
-            operator, limit=limit, actor=actor, action=action, since=moment("--since", since), steps=steps
+        lambda operator: operator.audit.page(
+            limit=limit, actor=actor, action=action, since=moment("--since", since), steps=steps
         )
     )
     if as_json:

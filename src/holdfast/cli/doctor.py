@@ -1,22 +1,16 @@
-"""holdfast doctor: whether the installation is what it should be, and what is in its way."""
+"""holdfast doctor: checks of the schema and of what may be in the way of delivery."""
 
 from __future__ import annotations
 
-import asyncio
 from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
 from rich.text import Text
 
-from holdfast.cli import environment, output
-from holdfast.cli.environment import DsnOption, SchemaOption
-from holdfast.cli.options import JsonOption
-from holdfast.names import schema_name
-from holdfast.postgres import doctor as clinic
-from holdfast.postgres.connection import Address, connect
-from holdfast.postgres.doctor import Finding, Report, Severity
-from holdfast.postgres.schema.ownership import OWNER
+from holdfast.cli import output
+from holdfast.cli.options import JsonOption, Where, spread
+from holdfast.operator import CHECKS, SEVERITIES, Finding, Report, Severity
 
 _STYLES: dict[Severity, str] = {"problem": "bold red", "warning": "yellow", "note": "cyan"}
 
@@ -32,22 +26,21 @@ class Part(StrEnum):
     HEALTH = "health"
 
 
+@spread
 def doctor(
-    dsn: DsnOption = None,
-    schema: SchemaOption = None,
+    where: Where,
     only: Annotated[
         Part | None,
         typer.Option("--only", help="drift: compare the schema with this release. health: everything else."),
     ] = None,
     as_json: JsonOption = False,
-    list_checks: Annotated[bool, typer.Option("--list", help="Name every check, and look at nothing.")] = False,
+    list_checks: Annotated[bool, typer.Option("--list", help="List the checks without running them.")] = False,
 ) -> None:
-    """Look for drift of the schema and for what is in the way of delivery. Exits with 1 when something is a problem."""
+    """Look for drift of the schema and for what is in the way of delivery. Exits with 1 when there is a problem."""
     if list_checks:
         _list(only, as_json)
         return
-    name = schema_name(environment.schema(schema))
-    report = asyncio.run(_examine(environment.dsn(dsn), name, only))
+    report = where.run(lambda operator: operator.doctor(only.value if only else None))
     if as_json:
         output.print_json(as_data(report))
     else:
@@ -56,18 +49,8 @@ def doctor(
         raise typer.Exit(1)
 
 
-async def _examine(address: str, schema: str, only: Part | None) -> Report:
-    where = Address(address)
-    await where.probe()
-    connection = await connect(where, "doctor", statement_timeout=30)
-    try:
-        return await clinic.examine(connection, schema, only=only.value if only else None, pooled=where.pooled)
-    finally:
-        await connection.close(timeout=2)
-
-
 def _list(only: Part | None, as_json: bool) -> None:
-    checks = [check for check in clinic.CHECKS if only in (None, check.part)]
+    checks = [check for check in CHECKS if only in (None, check.part)]
     if as_json:
         output.print_json([{"name": c.name, "part": c.part, "about": c.about, "codes": c.codes} for c in checks])
     else:
@@ -105,15 +88,15 @@ def _show(report: Report) -> None:
 
 def _lines(report: Report) -> list[Line]:
     lines: list[Line] = [((f"schema {report.schema} on Postgres {report.server}", "dim"),)]
-    for severity in clinic.SEVERITIES:
+    for severity in SEVERITIES:
         if found := report.of(severity):
             lines.append(((f"{len(found)} {severity}{'s' if len(found) > 1 else ''}", _STYLES[severity]),))
             lines += [line for finding in found for line in _finding(finding)]
     every, passed = len(report.checks), len(report.passed)
     verdict = f"all {every} checks passed" if passed == every else f"{passed} of {every} checks passed"
     lines.append(((verdict, "green" if passed == every else ""),))
-    if report.owner == OWNER and any(finding.remedy.endswith(";") for finding in report.findings):
-        lines.append(((f"Statements are for the schema's owner: SET ROLE {OWNER};", "dim"),))
+    if report.statements_role is not None:
+        lines.append(((f"Statements are for the schema's owner: SET ROLE {report.statements_role};", "dim"),))
     return lines
 
 

@@ -1,4 +1,4 @@
-"""holdfast events: what waits or runs, one event with its history, and stopping one."""
+"""holdfast events: the open ones, one with its history, and cancelling one."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import typer
 
 from holdfast.cli import output, timeline
 from holdfast.cli.options import Change, JsonOption, LimitOption, PayloadOption, Target, Where, spread
-from holdfast.operator import actions, events
 
-app = typer.Typer(help="Events: what waits or runs, and everything about one.", no_args_is_help=True)
+app = typer.Typer(help="Events: list the open ones, show or cancel one.", no_args_is_help=True)
 
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="Id of an event, or of one of its deliveries.")]
 
@@ -20,16 +19,16 @@ IdArgument = Annotated[str, typer.Argument(metavar="ID", help="Id of an event, o
 def list_(
     where: Where,
     limit: LimitOption = 50,
-    event_type: Annotated[str | None, typer.Option("--event-type", metavar="TYPE", help="Of this type.")] = None,
+    event_type: Annotated[str | None, typer.Option("--event-type", metavar="TYPE", help="Of this event type.")] = None,
     handler: Annotated[str | None, typer.Option("--handler", metavar="NAME", help="Owed to this handler.")] = None,
-    source: Annotated[str | None, typer.Option("--source", metavar="NAME", help="Published by this context.")] = None,
+    source: Annotated[str | None, typer.Option("--source", metavar="NAME", help="Published by this source.")] = None,
     generation: Annotated[int | None, typer.Option("--generation", help="Of this generation.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List some of the events that wait or run."""
+    """List some of the events that are pending or in flight."""
     found = where.run(
-        lambda operator: events.listing(
-            operator, limit=limit, event_type=event_type, handler=handler, source=source, generation=generation
+        lambda operator: operator.events.page(
+            limit=limit, event_type=event_type, handler=handler, source=source, generation=generation
         )
     )
     if as_json:
@@ -50,16 +49,16 @@ def list_(
 @app.command("show")
 @spread
 def show(where: Where, id: IdArgument, payload: PayloadOption = False, as_json: JsonOption = False) -> None:
-    """Show an event: its deliveries, their errors and cycles, who handled it, what operators did."""
-    timeline.show(where.run(lambda operator: events.detail(operator, id, payload=payload)), as_json)
+    """Show an event: its deliveries, their errors and cycles, its handlers, and the actions of operators."""
+    timeline.show(where.run(lambda operator: operator.events.detail(id, payload=payload)), as_json)
 
 
 @app.command("cancel")
 @spread
 def cancel(where: Target, id: IdArgument, change: Change) -> None:
-    """Stop an event that waits or runs. It will not be handled."""
+    """Cancel an event that is pending or in flight."""
     change.confirm(f"Cancel 1 event, {id}?")
-    done = where.run(lambda operator: actions.cancel(operator, id, reason=change.reason, dry_run=change.dry_run))
+    done = where.run(lambda operator: operator.events.cancel(id, reason=change.reason, dry_run=change.dry_run))
     if change.as_json:
         output.print_json(done)
     else:

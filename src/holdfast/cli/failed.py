@@ -1,4 +1,4 @@
-"""holdfast failed: dead letters, and what can be done about them."""
+"""holdfast failed: failed events, and what can be done about them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any
-from uuid import UUID
 
 import click
 import typer
@@ -15,8 +14,6 @@ from holdfast.cli import output, timeline
 from holdfast.cli.groups import show_groups
 from holdfast.cli.options import (
     Change,
-    Chosen,
-    Filter,
     ForceOption,
     GenerationOption,
     JsonOption,
@@ -26,28 +23,27 @@ from holdfast.cli.options import (
     Where,
     spread,
 )
+from holdfast.cli.selection import Chosen, Filter, failed_selection
 from holdfast.errors import ConfigurationError
-from holdfast.operator import Operator, Selection, actions, events, failures
-from holdfast.operator.actions import Moved
+from holdfast.operator import Edited, FailedEvent, Moved, Operator
 from holdfast.operator.arguments import MOST_AT_ONCE
-from holdfast.operator.failures import FailedEvent
 
-# A replay of more rows than these should begin with a few of them.
+# A replay of more rows than this should begin with a few of them.
 PLAN_FROM = 1_000
 
-app = typer.Typer(help="Dead letters: what failed, why, and what to do about it.", no_args_is_help=True)
+app = typer.Typer(help="Failed events: list, replay, discard or correct them.", no_args_is_help=True)
 
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="Id of a failed row, or of an event.")]
 
 
-# --- looking ---
+# --- reading ---
 
 
 @app.command("list")
 @spread
 def list_(where: Where, which: Filter, limit: LimitOption = 50, as_json: JsonOption = False) -> None:
-    """List dead letters, the newest first."""
-    found = where.run(lambda operator: failures.page(operator, which.selection(), limit=limit))
+    """List failed events, the newest first."""
+    found = where.run(lambda operator: operator.failed.page(which.selection(), limit=limit))
     if as_json:
         output.print_json(found)
         return
@@ -65,24 +61,24 @@ def list_(where: Where, which: Filter, limit: LimitOption = 50, as_json: JsonOpt
 @app.command("groups")
 @spread
 def groups(where: Where, which: Filter, as_json: JsonOption = False) -> None:
-    """Group dead letters by handler and cause."""
-    show_groups(where.run(lambda operator: failures.groups(operator, which.selection())), as_json)
+    """Group failed events by handler and cause."""
+    show_groups(where.run(lambda operator: operator.failed.groups(which.selection())), as_json)
 
 
 @app.command("show")
 @spread
 def show(where: Where, id: IdArgument, payload: PayloadOption = False, as_json: JsonOption = False) -> None:
-    """Show a dead letter: its error, the cycles before, its siblings, who handled the event, what operators did."""
-    timeline.show(where.run(lambda operator: events.detail(operator, id, payload=payload)), as_json)
+    """Show a failed event: its error, earlier cycles, other deliveries, and the actions of operators."""
+    timeline.show(where.run(lambda operator: operator.events.detail(id, payload=payload)), as_json)
 
 
 @app.command("export")
 @spread
 def export(where: Where, which: Filter, payload: PayloadOption = False) -> None:
-    """Write dead letters as JSON lines."""
+    """Write failed events as JSON lines."""
 
     async def write(operator: Operator) -> None:
-        async for each in failures.pages(operator, which.selection(), payload=payload):
+        async for each in operator.failed.pages(which.selection(), payload=payload):
             output.print_json(each, indent=None)
 
     where.run(write)
@@ -93,17 +89,15 @@ def export(where: Where, which: Filter, payload: PayloadOption = False) -> None:
 def note(
     where: Target,
     group: Annotated[str, typer.Argument(metavar="HANDLER/SIGNATURE", help="The group, as in failed groups.")],
-    text: Annotated[
-        str | None, typer.Argument(help="What is known about it. Left out: the note is taken away.")
-    ] = None,
+    text: Annotated[str | None, typer.Argument(help="The note. Left out: the note is removed.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing.")] = False,
 ) -> None:
-    """Note what is known about a group of failures."""
-    there = where.run(lambda operator: actions.note(operator, group, text, dry_run=dry_run))
-    output.print_line(f"{group}: {'noted' if there else 'no note'}{' (dry run)' if dry_run else ''}")
+    """Set or remove the note of a group of failures."""
+    noted = where.run(lambda operator: operator.failed.note(group, text, dry_run=dry_run))
+    output.print_line(f"{group}: {'noted' if noted else 'no note'}{' (dry run)' if dry_run else ''}")
 
 
-# --- putting right ---
+# --- changing ---
 
 
 @app.command("replay")
@@ -117,36 +111,38 @@ def replay(
     force: ForceOption = False,
 ) -> None:
     """Put failed events back to pending: by id, by group or by filter."""
+    selected = failed_selection(chosen, which)
 
     async def act(operator: Operator) -> Moved:
-        rows = await _rows(operator, chosen, which)
-        if len(rows) > PLAN_FROM and chosen.given() is None:
+        rows = await selected.rows(operator)
+        if len(rows) > PLAN_FROM and selected.selection is not None:
             raise ConfigurationError(
                 "selection",
-                f"matches {_many(rows)} failed events, more than {PLAN_FROM:,}",
-                "replay them by a plan, which begins with a few: holdfast plans create",
+                f"matches {_many(len(rows))} failed events, more than {PLAN_FROM:,}",
+                "use a replay plan, which begins with a few: holdfast plans create",
             )
         if len(rows) > 1:
             change.confirm(f"Replay {_events(len(rows))}?")
         options: dict[str, Any] = {"generation": generation, "force": force}
-        return await actions.replay(operator, rows, **options, reason=change.reason, dry_run=change.dry_run)
+        return await operator.failed.replay(rows, **options, reason=change.reason, dry_run=change.dry_run)
 
-    _tell(where.run(act), change, "replayed")
+    _show_moved(where.run(act), change, "replayed")
 
 
 @app.command("discard")
 @spread
 def discard(where: Target, chosen: Chosen, which: Filter, change: Change) -> None:
-    """Set failed events aside. They can be restored until retention disposes of them."""
+    """Discard failed events. They can be restored until retention disposes of them."""
+    selected = failed_selection(chosen, which)
 
     async def act(operator: Operator) -> Moved:
-        rows = await _rows(operator, chosen, which)
+        rows = await selected.rows(operator)
         newest = "the newest " if len(rows) == MOST_AT_ONCE else ""
         change.confirm(f"Discard {newest}{_events(len(rows))}?")
-        return await actions.discard(operator, rows, reason=change.reason, dry_run=change.dry_run)
+        return await operator.failed.discard(rows, reason=change.reason, dry_run=change.dry_run)
 
     done = where.run(act)
-    _tell(done, change, "discarded")
+    _show_moved(done, change, "discarded")
     if done.count == MOST_AT_ONCE and not change.as_json:
         output.print_line("there may be more, older ones: run it again", "yellow")
 
@@ -158,15 +154,15 @@ def restore(
     ids: Annotated[list[str], typer.Argument(metavar="ID", help="Ids of discarded rows.")],
     change: Change,
 ) -> None:
-    """Put discarded events back among the dead letters."""
+    """Put discarded events back among the failed ones."""
 
     async def act(operator: Operator) -> Moved:
-        rows = await failures.resolve(operator, ids)
+        rows = await operator.failed.resolve(ids)
         if len(rows) > 1:
             change.confirm(f"Restore {_events(len(rows))}?")
-        return await actions.restore(operator, rows, reason=change.reason, dry_run=change.dry_run)
+        return await operator.failed.restore(rows, reason=change.reason, dry_run=change.dry_run)
 
-    _tell(where.run(act), change, "restored")
+    _show_moved(where.run(act), change, "restored")
 
 
 @app.command("edit")
@@ -178,7 +174,9 @@ def edit(
     payload: Annotated[
         str | None,
         typer.Option(
-            "--payload", metavar="FILE", help="The corrected payload; - is the input. Left out: an editor opens."
+            "--payload",
+            metavar="FILE",
+            help="A file with the corrected payload; - is stdin. Left out: an editor opens.",
         ),
     ] = None,
     generation: GenerationOption = None,
@@ -186,35 +184,25 @@ def edit(
     """Publish a corrected event in place of a failed one, for the handler that failed."""
     corrected = _parsed(_read(payload) if payload is not None else _edited(where, id))
 
-    async def act(operator: Operator) -> actions.Edited:
+    async def act(operator: Operator) -> Edited:
         change.confirm(f"Publish a corrected event in place of {id}?")
         options: dict[str, Any] = {"generation": generation, "reason": change.reason, "dry_run": change.dry_run}
-        return await actions.edit(operator, id, corrected, **options)
+        return await operator.failed.edit(id, corrected, **options)
 
     done = where.run(act)
     if change.as_json:
         output.print_json(done)
         return
     output.print_line(
-        f"{done.id} {change.would}set aside; {done.new_id} {change.would}published for {done.handler_name}, "
+        f"{done.id} {change.would}discarded; {done.new_id} {change.would}published for {done.handler_name}, "
         f"generation {done.generation}"
     )
 
 
-# --- what they share ---
+# --- output and input ---
 
 
-async def _rows(operator: Operator, chosen: Chosen, which: Filter) -> list[UUID]:
-    ids = chosen.given()
-    selection: Selection = which.selection(chosen.everything)
-    if ids is None:
-        return await failures.select(operator, selection)
-    if selection.criteria or chosen.everything:
-        raise ConfigurationError("ids", "are given together with a filter", "give one of the two")
-    return await failures.resolve(operator, ids)
-
-
-def _tell(done: Moved, change: Change, verb: str) -> None:
+def _show_moved(done: Moved, change: Change, verb: str) -> None:
     if change.as_json:
         output.print_json(done)
     else:
@@ -230,7 +218,7 @@ def _tell(done: Moved, change: Change, verb: str) -> None:
 
 
 _LEFT = {
-    "busy": "somebody else is changing them; run it again",
+    "busy": "another transaction is changing them; run it again",
     "too_old": "older than what the inbox remembers; --force replays them, and they may run twice",
     "missing": "gone",
     "stripped": "retention has taken their payload",
@@ -243,8 +231,8 @@ def _events(count: int) -> str:
     return f"{count:,} event{'' if count == 1 else 's'}"
 
 
-def _many(rows: list[UUID]) -> str:
-    return f"{len(rows):,}" if len(rows) < MOST_AT_ONCE else f"{len(rows):,} or more"
+def _many(count: int) -> str:
+    return f"{count:,}" if count < MOST_AT_ONCE else f"{count:,} or more"
 
 
 def _error(each: FailedEvent) -> str:
@@ -270,10 +258,8 @@ def _parsed(text: str) -> dict[str, Any]:
 
 def _edited(where: Target, id: str) -> str:
     if not sys.stdin.isatty():
-        raise ConfigurationError(
-            "--payload", "is missing", "name a file with the corrected payload, or - for the input"
-        )
-    found = where.run(lambda operator: events.detail(operator, id, payload=True))
+        raise ConfigurationError("--payload", "is missing", "name a file with the corrected payload, or - for stdin")
+    found = where.run(lambda operator: operator.events.detail(id, payload=True))
     text = click.edit(json.dumps(found.payload, indent=2, ensure_ascii=False), extension=".json")
     if text is None:
         output.print_line("nothing was changed")

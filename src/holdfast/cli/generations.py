@@ -1,4 +1,4 @@
-"""holdfast generations: what each deployment still has to do, and what to do about one that is gone."""
+"""holdfast generations: what each still has to do, and retiring or moving one."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import typer
 
 from holdfast.cli import output
 from holdfast.cli.options import Change, JsonOption, Target, Where, spread
-from holdfast.operator import Operator, generations
-from holdfast.operator.generations import Generation, MovedGeneration
+from holdfast.operator import Generation, MovedGeneration, Operator
 
 app = typer.Typer(help="Generations of the deployment.", no_args_is_help=True)
 
@@ -19,8 +18,8 @@ NumberArgument = Annotated[int, typer.Argument(metavar="NUMBER", help="The gener
 @app.command("list")
 @spread
 def list_(where: Where, as_json: JsonOption = False) -> None:
-    """List generations with their backlog, who serves them, and whether they can be retired."""
-    found = where.run(generations.listing)
+    """List generations with their backlog, their workers, and whether they can be retired."""
+    found = where.run(lambda operator: operator.generations.all())
     if as_json:
         output.print_json([output.as_data(g) | {"stranded": g.stranded, "in_the_way": g.in_the_way} for g in found])
         return
@@ -42,15 +41,15 @@ def retire(
     where: Target,
     generation: NumberArgument,
     change: Change,
-    force: Annotated[bool, typer.Option("--force", help="Although events are open or workers live.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Retire it although events are open or workers live.")] = False,
 ) -> None:
-    """Mark a generation as gone. Refused while it has open events or living workers."""
+    """Mark a generation as retired. Refused while it has open events or living workers."""
 
     async def act(operator: Operator) -> Generation:
         options: dict[str, Any] = {"force": force, "reason": change.reason}
-        found = await generations.retire(operator, generation, dry_run=True, **options)
+        found = await operator.generations.retire(generation, dry_run=True, **options)
         change.confirm(f"Retire generation {generation}, which has {found.open} open events?")
-        return found if change.dry_run else await generations.retire(operator, generation, **options)
+        return found if change.dry_run else await operator.generations.retire(generation, **options)
 
     found = where.run(act)
     if change.as_json:
@@ -67,16 +66,16 @@ def move(
     to: Annotated[int, typer.Option("--to", metavar="NUMBER", help="The generation whose workers should handle them.")],
     change: Change,
     force: Annotated[
-        bool, typer.Option("--force", help="Although no deployment and no living worker has that number.")
+        bool, typer.Option("--force", help="Move them although no deployment and no living worker has that number.")
     ] = False,
 ) -> None:
-    """Move the waiting events of a generation to another one. What a worker holds stays with it."""
+    """Move the pending events of a generation to another one. Events in flight stay."""
 
     async def act(operator: Operator) -> MovedGeneration:
         options: dict[str, Any] = {"force": force, "reason": change.reason}
-        found = await generations.move(operator, generation, to, **options, dry_run=True)
+        found = await operator.generations.move(generation, to, **options, dry_run=True)
         change.confirm(f"Move {found.moved} events from generation {generation} to {to}?")
-        return found if change.dry_run else await generations.move(operator, generation, to, **options)
+        return found if change.dry_run else await operator.generations.move(generation, to, **options)
 
     done = where.run(act)
     if change.as_json:

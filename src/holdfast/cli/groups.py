@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.cli import output
-from holdfast.operator.failures import FailureGroups
+from holdfast.operator import FailureGroups
 
 
 def show_groups(found: FailureGroups, as_json: bool) -> None:

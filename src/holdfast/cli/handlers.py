@@ -1,4 +1,4 @@
-"""holdfast handlers: who is owed what, and who serves it."""
+"""holdfast handlers: their subscriptions, and the workers that serve them."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ import typer
 
 from holdfast.cli import output
 from holdfast.cli.options import Change, JsonOption, Target, Where, spread
-from holdfast.operator import Operator, handlers
-from holdfast.operator.handlers import HandlerSeen
+from holdfast.operator import HandlerStatus, Operator
 
-app = typer.Typer(help="Handlers: what they are owed, and who serves them.", no_args_is_help=True)
+app = typer.Typer(help="Handlers: their subscriptions, and the workers that serve them.", no_args_is_help=True)
 
 
 @app.command("list")
 @spread
 def list_(where: Where, as_json: JsonOption = False) -> None:
-    """List every handler with what it is owed, what waits for it, what failed, and who serves it."""
-    found = where.run(handlers.listing)
+    """List every handler with its subscriptions, its backlog, its failures, and its workers."""
+    found = where.run(lambda operator: operator.handlers.all())
     if as_json:
         output.print_json([{"unserved": each.unserved} | output.as_data(each) for each in found])
         return
@@ -38,22 +37,22 @@ def retire(
         str | None, typer.Option("--event-type", metavar="TYPE", help="Only this type, as it was registered.")
     ] = None,
 ) -> None:
-    """End what a handler is owed. What already waits for it stays, and can be cancelled or moved."""
+    """End the subscriptions of a handler. Events that already wait for it stay, and can be cancelled or moved."""
 
     async def act(operator: Operator) -> int:
         options: dict[str, Any] = {"reason": change.reason, "event_type": event_type}
-        ends = await handlers.retire(operator, handler, dry_run=True, **options)
-        change.confirm(f"End {ends} interest{'' if ends == 1 else 's'} of {handler}?")
-        return ends if change.dry_run else await handlers.retire(operator, handler, **options)
+        ends = await operator.handlers.retire(handler, dry_run=True, **options)
+        change.confirm(f"End {ends} subscription{'' if ends == 1 else 's'} of {handler}?")
+        return ends if change.dry_run else await operator.handlers.retire(handler, **options)
 
     ended = where.run(act)
     if change.as_json:
         output.print_json({"handler": handler, "event_type": event_type, "ended": ended, "dry_run": change.dry_run})
     else:
-        output.print_line(f"{handler}: {ended} interest{'' if ended == 1 else 's'} {change.would}ended")
+        output.print_line(f"{handler}: {ended} subscription{'' if ended == 1 else 's'} {change.would}ended")
     if not ended:
         raise typer.Exit(1)
 
 
-def _served(each: HandlerSeen) -> str:
-    return "NOBODY, and events wait" if each.unserved else output.shown(each.workers)
+def _served(each: HandlerStatus) -> str:
+    return "NO WORKER, and events wait" if each.unserved else output.shown(each.workers)

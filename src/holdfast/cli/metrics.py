@@ -12,19 +12,17 @@ from typing import Annotated
 import typer
 
 from holdfast.cli import environment, logs
-from holdfast.cli.environment import DsnOption, SchemaOption
+from holdfast.cli.options import Where, spread
 from holdfast.errors import ConfigurationError
-from holdfast.names import schema_name
-from holdfast.observability import endpoint, prometheus
-from holdfast.postgres import migrate
-from holdfast.postgres.connection import Address, connect, require_readable
+from holdfast.observability import endpoint
+from holdfast.observability.endpoint import Scraper
 
 LOOPBACK = "127.0.0.1"
 
 
+@spread
 def metrics(
-    dsn: DsnOption = None,
-    schema: SchemaOption = None,
+    where: Where,
     listen: Annotated[
         str | None,
         typer.Option(
@@ -34,22 +32,21 @@ def metrics(
         ),
     ] = None,
 ) -> None:
-    """Print the state of the outbox in Prometheus' text format, or serve it. Delivered events are not counted."""
-    name, address = environment.schema(schema), environment.dsn(dsn)
+    """Print the state of the outbox in the text format of Prometheus, or serve it. Delivered events are not counted."""
     if listen is None:
-        asyncio.run(_print(address, name))
-    else:
-        host, port = address_of(listen)
-        require_readable(address)
-        logs.configure()
-        asyncio.run(_serve(address, schema_name(name), host, port))
+        typer.echo(where.run(lambda operator: operator.metrics()), nl=False)
+        return
+    host, port = address_of(listen)
+    scraper = Scraper(environment.dsn(where.dsn), environment.schema(where.schema))
+    logs.configure()
+    asyncio.run(_serve(scraper, host, port))
 
 
 def address_of(text: str) -> tuple[str, int]:
     """The host and the port of `9464`, `:9464`, `0.0.0.0:9464` or `[::1]:9464`."""
     found = re.fullmatch(r"(?:(?P<host>[^:\[\]\s]*|\[[0-9a-fA-F:.]+\]):)?(?P<port>[0-9]{1,5})", text)
     if not found or int(found["port"]) > 65_535:
-        raise ConfigurationError("--listen", f"{text!r} is no address to listen on", f"write {LOOPBACK}:9464")
+        raise ConfigurationError("--listen", f"{text!r} is not an address to listen on", f"write {LOOPBACK}:9464")
     return (found["host"] or LOOPBACK).strip("[]"), int(found["port"])
 
 
@@ -61,25 +58,14 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-async def _print(dsn: str, schema: str) -> None:
-    where = Address(dsn)
-    await where.probe()
-    connection = await connect(where, "metrics", statement_timeout=30)
-    try:
-        await migrate.require_current(connection, schema)
-        typer.echo(await prometheus.scrape(connection, schema), nl=False)
-    finally:
-        await connection.close(timeout=2)
-
-
-async def _serve(dsn: str, schema: str, host: str, port: int) -> None:
+async def _serve(scraper: Scraper, host: str, port: int) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     try:
-        async with endpoint.serve(endpoint.Scraper(dsn, schema), host, port) as bound:
+        async with endpoint.serve(scraper, host, port) as bound:
             if not is_loopback(host):
-                print(f"note: whoever reaches {host} port {bound} can read the metrics", file=sys.stderr)
+                print(f"note: every client that reaches {host} port {bound} can read the metrics", file=sys.stderr)
             shown = f"[{host}]" if ":" in host else host
             print(f"serving http://{shown}:{bound}{endpoint.PATH}", file=sys.stderr, flush=True)
             await stop.wait()

@@ -1,4 +1,4 @@
-"""holdfast migrate: plan, apply, print."""
+"""holdfast migrate: status, apply, print."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from rich.table import Table
 
 from holdfast.cli import environment
 from holdfast.cli.environment import DsnOption, SchemaOption
-from holdfast.postgres import migrate
-from holdfast.postgres.schema.migrate import Plan, Step
+from holdfast.operator import installation
+from holdfast.operator.installation import SchemaState, Step
 
 app = typer.Typer(help="Bring the database to the schema this version needs.", no_args_is_help=True)
 
@@ -38,15 +38,15 @@ RolesOption = Annotated[
 ]
 
 
-@app.command("plan")
-def plan(
+@app.command("status")
+def status(
     dsn: DsnOption = None,
     schema: SchemaOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Say what is applied and what is pending. Changes nothing."""
+    """Show the migrations that are applied and pending. Changes nothing."""
     name = environment.schema(schema)
-    found = asyncio.run(migrate.plan(environment.dsn(dsn), schema=name))
+    found = asyncio.run(installation.state(environment.dsn(dsn), schema=name))
     if as_json:
         typer.echo(json.dumps(_as_json(name, found), indent=2))
     else:
@@ -58,7 +58,7 @@ def apply(dsn: DsnOption = None, schema: SchemaOption = None, roles: RolesOption
     """Apply what is pending. Several processes may do it at once."""
     name, address = environment.schema(schema), environment.dsn(dsn)
     console = Console(stderr=True)
-    pending = len(asyncio.run(migrate.plan(address, schema=name)).pending)
+    pending = len(asyncio.run(installation.state(address, schema=name)).pending)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task("connecting", total=pending)
@@ -70,7 +70,7 @@ def apply(dsn: DsnOption = None, schema: SchemaOption = None, roles: RolesOption
             if step.action in ("wait", "retry", "applied", "hint"):
                 progress.console.print(step.text, soft_wrap=True, highlight=False, markup=False)
 
-        done = asyncio.run(migrate.apply(address, schema=name, roles=roles.value, on_step=on_step))
+        done = asyncio.run(installation.apply(address, schema=name, roles=roles.value, on_step=on_step))
     typer.echo(f"schema {name}: {len(done)} migration{'s' if len(done) != 1 else ''} applied, now up to date")
 
 
@@ -81,10 +81,10 @@ def print_(
     since: Annotated[int, typer.Option("--since", min=0, help="Leave out the migrations up to this number.")] = 0,
 ) -> None:
     """Print the SQL for review, psql, Alembic or Django. Needs no database."""
-    typer.echo(migrate.printable(environment.schema(schema), roles=roles, since=since), nl=False)
+    typer.echo(installation.printable(environment.schema(schema), roles=roles, since=since), nl=False)
 
 
-def _as_json(schema: str, found: Plan) -> dict[str, object]:
+def _as_json(schema: str, found: SchemaState) -> dict[str, object]:
     return {
         "schema": schema,
         "database_version": found.database_version,
@@ -108,7 +108,7 @@ def _as_json(schema: str, found: Plan) -> dict[str, object]:
     }
 
 
-def _show(schema: str, found: Plan) -> None:
+def _show(schema: str, found: SchemaState) -> None:
     table = Table("migration", "state", "applied", "by")
     for line in found.applied:
         table.add_row(

@@ -1,4 +1,4 @@
-"""holdfast plans: replays of many events, with a canary, a rate and a stop."""
+"""holdfast plans: replays of many events, with a canary, a rate and a failure limit."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ from rich.progress import Progress as Bar
 from holdfast.cli import output
 from holdfast.cli.options import (
     Change,
-    Chosen,
-    Filter,
     ForceOption,
     GenerationOption,
     JsonOption,
@@ -28,12 +26,10 @@ from holdfast.cli.options import (
     Where,
     spread,
 )
-from holdfast.errors import ConfigurationError
-from holdfast.operator import Operator, plans, runner
-from holdfast.operator.plans import Plan, PlanReport, Turned, Verb
-from holdfast.operator.runner import Progress
+from holdfast.cli.selection import Chosen, Filter, failed_selection
+from holdfast.operator import Operator, Plan, PlanChange, PlanReport, Progress
 
-app = typer.Typer(help="Plans: replay many events, a few of them first.", no_args_is_help=True)
+app = typer.Typer(help="Replay plans: replay many events, a few of them first.", no_args_is_help=True)
 
 PlanArgument = Annotated[int, typer.Argument(metavar="PLAN", help="The plan's number.")]
 
@@ -45,7 +41,7 @@ def create(
     chosen: Chosen,
     which: Filter,
     generation: GenerationOption = None,
-    canary: Annotated[int, typer.Option("--canary", help="Events that go first; 0: none.")] = 10,
+    canary: Annotated[int, typer.Option("--canary", help="Events to replay first; 0: none.")] = 10,
     rate: Annotated[float, typer.Option("--rate", help="Events a second.")] = 50.0,
     max_failure_ratio: Annotated[
         float, typer.Option("--max-failure-ratio", help="Stop when more than this share fails again, from 0 to 1.")
@@ -53,13 +49,13 @@ def create(
     patience: Annotated[float, typer.Option("--patience", help="Seconds to wait for outcomes.")] = 300.0,
     force: ForceOption = False,
     reason: ReasonOption = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what the plan would do, and do not keep it.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what the plan would do, and do not keep it.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Freeze failed events in a plan, and show what it would do. Nothing is replayed before it is run."""
-    ids, selection = chosen.given(), which.selection(chosen.everything)
-    if ids is not None and (selection.criteria or chosen.everything):
-        raise ConfigurationError("ids", "are given together with a filter", "give one of the two")
+    selected = failed_selection(chosen, which)
     options: dict[str, Any] = {
         "generation": generation,
         "canary": canary,
@@ -70,7 +66,7 @@ def create(
         "reason": reason,
         "dry_run": dry_run,
     }
-    made = where.run(lambda op: plans.create(op, None if ids is not None else selection, ids=ids, **options))
+    made = where.run(lambda operator: operator.plans.create(selected.selection, ids=selected.ids, **options))
     _show(made, as_json)
     if not dry_run and not as_json:
         output.print_line(f"run it: holdfast plans run {made.plan.id}")
@@ -81,11 +77,11 @@ def create(
 def list_(
     where: Where,
     limit: LimitOption = 20,
-    unfinished: Annotated[bool, typer.Option("--unfinished", help="Only those that can still go on.")] = False,
+    unfinished: Annotated[bool, typer.Option("--unfinished", help="Only plans that can still go on.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """List plans, the newest first."""
-    found = where.run(lambda operator: plans.listing(operator, finished=not unfinished, limit=limit))
+    found = where.run(lambda operator: operator.plans.page(finished=not unfinished, limit=limit))
     if as_json:
         output.print_json(found)
         return
@@ -104,17 +100,17 @@ def list_(
 @app.command("show")
 @spread
 def show(where: Where, plan: PlanArgument, as_json: JsonOption = False) -> None:
-    """Show how far a plan is and what it would do next."""
-    _show(where.run(lambda operator: plans.report(operator, plan)), as_json)
+    """Show the progress of a plan and what it would do next."""
+    _show(where.run(lambda operator: operator.plans.detail(plan)), as_json)
 
 
 @app.command("run")
 @spread
 def run(where: Target, plan: PlanArgument, change: Change) -> None:
-    """Run a plan to its end. Ctrl-C ends the run and not the plan: the next run goes on."""
+    """Run a plan to its end. Ctrl-C ends the run but not the plan: the next run goes on."""
 
     async def act(operator: Operator) -> PlanReport:
-        found = await plans.report(operator, plan)
+        found = await operator.plans.detail(plan)
         left = found.plan.pending
         change.confirm(f"Replay {left:,} events at {found.plan.rate:g} a second, {found.plan.canary} of them first?")
         if change.dry_run:
@@ -122,8 +118,8 @@ def run(where: Target, plan: PlanArgument, change: Change) -> None:
         stop = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        with _bar(found.plan, change.as_json) as told:
-            return await runner.run(operator, plan, reason=change.reason, on_progress=told, stop=stop)
+        with _bar(found.plan, change.as_json) as show:
+            return await operator.plans.run(plan, reason=change.reason, on_progress=show, stop=stop)
 
     done = where.run(act)
     _show(done, change.as_json)
@@ -131,32 +127,49 @@ def run(where: Target, plan: PlanArgument, change: Change) -> None:
         raise typer.Exit(1)
 
 
-def _turning(verb: Verb, text: str) -> None:
-    def command(where: Target, plan: PlanArgument, change: Change) -> None:
-        async def act(operator: Operator) -> Turned:
-            if verb == "cancel":
-                found = await plans.read(operator, plan)
-                change.confirm(f"Cancel plan {plan}? {found.pending:,} events will not be replayed by it.")
-            return await plans.turn(operator, plan, verb, reason=change.reason, dry_run=change.dry_run)
-
-        done = where.run(act)
-        if change.as_json:
-            output.print_json(done)
-            return
-        output.print_line(f"plan {plan} was {done.before} and {'would be' if change.dry_run else 'is'} {done.after}")
-        if done.after == "open" and not done.running:
-            output.print_line(f"nobody runs it: holdfast plans run {plan}", "yellow")
-
-    command.__doc__ = text
-    app.command(verb)(spread(command))
+@app.command("pause")
+@spread
+def pause(where: Target, plan: PlanArgument, change: Change) -> None:
+    """Pause a plan, in whatever process it runs."""
+    options = _options(change)
+    _show_change(where.run(lambda operator: operator.plans.pause(plan, **options)), change)
 
 
-_turning("pause", "Pause a plan, whoever runs it.")
-_turning("resume", "Let a plan that was paused or has stopped go on. One that stopped begins with a canary again.")
-_turning("cancel", "End a plan. What it has replayed stays replayed.")
+@app.command("resume")
+@spread
+def resume(where: Target, plan: PlanArgument, change: Change) -> None:
+    """Resume a plan that was paused or has stopped. One that stopped begins with a canary again."""
+    options = _options(change)
+    _show_change(where.run(lambda operator: operator.plans.resume(plan, **options)), change)
 
 
-# --- what people see ---
+@app.command("cancel")
+@spread
+def cancel(where: Target, plan: PlanArgument, change: Change) -> None:
+    """End a plan. What it has replayed stays replayed."""
+
+    async def act(operator: Operator) -> PlanChange:
+        found = await operator.plans.read(plan)
+        change.confirm(f"Cancel plan {plan}? {found.pending:,} events will not be replayed by it.")
+        return await operator.plans.cancel(plan, **_options(change))
+
+    _show_change(where.run(act), change)
+
+
+def _options(change: Change) -> dict[str, Any]:
+    return {"reason": change.reason, "dry_run": change.dry_run}
+
+
+# --- output ---
+
+
+def _show_change(done: PlanChange, change: Change) -> None:
+    if change.as_json:
+        output.print_json(done)
+        return
+    output.print_line(f"plan {done.id} was {done.before} and {'would be' if change.dry_run else 'is'} {done.after}")
+    if done.after == "open" and not done.running:
+        output.print_line(f"no process runs it: holdfast plans run {done.id}", "yellow")
 
 
 @contextmanager
@@ -167,7 +180,7 @@ def _bar(plan: Plan, quiet: bool) -> Iterator[Callable[[Progress], None]]:
         task = bar.add_task(f"plan {plan.id}", total=plan.total, completed=plan.total - plan.pending)
         phase = ""
 
-        def told(progress: Progress) -> None:
+        def show(progress: Progress) -> None:
             nonlocal phase
             now = progress.plan
             doing = now.state if now.state != "open" else progress.phase
@@ -177,7 +190,7 @@ def _bar(plan: Plan, quiet: bool) -> Iterator[Callable[[Progress], None]]:
                 print(f"plan {now.id}: {doing}, {counts}, {now.pending} to go", file=sys.stderr, flush=True)
             phase = doing
 
-        yield told
+        yield show
 
 
 def _show(found: PlanReport, as_json: bool) -> None:
@@ -203,7 +216,7 @@ def _show(found: PlanReport, as_json: bool) -> None:
         return
     output.print_line(
         f"  of those to go, {preview.handled:,} were handled already and will be skipped by their handlers, "
-        f"{preview.not_failed:,} have not failed any more and will be skipped by the plan"
+        f"{preview.not_failed:,} are no longer failed and will be skipped by the plan"
     )
     output.print_table(
         ("handler", "signature", "generation", "to go", "handled", "not failed"),

@@ -1,18 +1,16 @@
-"""How the command line says what went wrong: one line, and one line that helps."""
+"""How the command line reports an error: one line for the problem, one for the remedy."""
 
 from __future__ import annotations
 
-import socket
 import sys
 from typing import Final
 
-import asyncpg
-
 from holdfast.cli.output import clean
 from holdfast.errors import ConfigurationError, HoldfastError
+from holdfast.operator.problems import DATABASE_ERRORS, remedy_of
 from holdfast.redact import redact_dsn
 
-REPORTED: Final = (HoldfastError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError)
+REPORTED: Final = (HoldfastError, *DATABASE_ERRORS)
 
 
 def report(error: BaseException) -> int:
@@ -36,22 +34,7 @@ def _problem(error: BaseException) -> str:
 
 def _remedy(error: BaseException) -> str:
     remedy = getattr(error, "remedy", None)
-    if isinstance(remedy, str):
-        return remedy
-    match error:
-        case asyncpg.InvalidAuthorizationSpecificationError():  # a wrong password is one of these
-            return "check the user and the password in HOLDFAST_DSN"
-        case asyncpg.InvalidCatalogNameError():
-            return "create the database, or correct its name in HOLDFAST_DSN"
-        case asyncpg.TooManyConnectionsError() | asyncpg.CannotConnectNowError():
-            return "wait a moment and run it again"
-        case asyncpg.InsufficientPrivilegeError():
-            return "use a login that may do this"
-        case socket.gaierror():
-            return "check the host name in HOLDFAST_DSN"
-        case OSError():
-            return "check that Postgres runs, and the host and port in HOLDFAST_DSN"
-    return ""
+    return remedy if isinstance(remedy, str) else remedy_of(error)
 
 
 def _one_line(text: str) -> str:

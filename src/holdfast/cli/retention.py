@@ -1,4 +1,4 @@
-"""holdfast retention: how long what is kept, what is due, sweeping it, and erasing the data of one domain."""
+"""holdfast retention: the policies, what is due, sweeping it, and erasing the data of one domain."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from holdfast.cli.options import Change, JsonOption, Target, Where, spread
 from holdfast.cli.output import print_json, print_line, print_table
 from holdfast.errors import ConfigurationError
-from holdfast.operator import Operator, retention
-from holdfast.operator.retention import MOST, Erasure, RetentionReport, SweepReport
-from holdfast.postgres.retention import Batch
+from holdfast.operator import Erasure, Operator, RetentionReport, SweepReport
 from holdfast.retention import ALL_CLASSES, Disposal, RetentionPolicies, RetentionPolicy
 
 app = typer.Typer(help="How long rows are kept, and what is left of them.", no_args_is_help=True)
@@ -40,7 +38,7 @@ STEPS = {
 @spread
 def show(where: Where, as_json: JsonOption = False) -> None:
     """Show the policies, what a sweep would take now, and when the last one ended."""
-    found = where.run(retention.show)
+    found = where.run(lambda operator: operator.retention.report())
     if as_json:
         print_json(as_data(found))
         return
@@ -49,14 +47,14 @@ def show(where: Where, as_json: JsonOption = False) -> None:
     last = ", ".join(f"{step} {count}" for step, count in found.last.items()) or "nothing"
     print_line(f"last sweep ended {found.finished_at:%Y-%m-%d %H:%M:%S}: {last}", "dim")
     if found.sweeping:
-        print_line("a sweep is going on", "dim")
+        print_line("a sweep is running", "dim")
 
 
 @app.command()
 @spread
 def sweep(target: Target, change: Change) -> None:
     """Tombstone what has been kept long enough, and dispose of what has been a tombstone long enough."""
-    due = target.run(retention.show)
+    due = target.run(lambda operator: operator.retention.report())
     if change.dry_run or not due.due:
         if change.as_json:
             print_json({"dry_run": change.dry_run, "due": as_data(due)["due"], "swept": {}})
@@ -69,11 +67,7 @@ def sweep(target: Target, change: Change) -> None:
 
     async def run(operator: Operator) -> SweepReport:
         with progress("sweeping", None if due.more else due.total) as advance:
-
-            def on_batch(batch: Batch) -> None:
-                advance(batch.swept)
-
-            return await retention.sweep(operator, reason=change.reason, on_batch=on_batch)
+            return await operator.retention.sweep(reason=change.reason, on_batch=lambda batch: advance(batch.swept))
 
     done = target.run(run)
     if change.as_json:
@@ -100,25 +94,27 @@ def set_policy(
         str, typer.Option("--class", metavar="NAME", help="A content class; * is all that have no policy of their own.")
     ] = ALL_CLASSES,
     active_days: Annotated[int | None, typer.Option("--active-days", help="Days until a row is tombstoned.")] = None,
-    grace_days: Annotated[int, typer.Option("--grace-days", help="Days from there to its disposal.")] = 7,
-    disposal: Annotated[Disposal, typer.Option("--disposal", help="What is done then.")] = Disposal.HARD_DELETE,
-    remove: Annotated[bool, typer.Option("--remove", help="Keep such rows until somebody resolves them.")] = False,
+    grace_days: Annotated[int, typer.Option("--grace-days", help="Days from then to its disposal.")] = 7,
+    disposal: Annotated[Disposal, typer.Option("--disposal", help="How it is disposed of.")] = Disposal.HARD_DELETE,
+    remove: Annotated[
+        bool, typer.Option("--remove", help="Remove the policy: such rows are kept until an operator resolves them.")
+    ] = False,
 ) -> None:
     """Set how long rows of one kind are kept. Refused if the inbox would forget before they are gone."""
     if remove == (active_days is not None):
-        raise ConfigurationError("--active-days", "and --remove: one of them is needed", "say how long, or --remove")
+        raise ConfigurationError("--active-days", "or --remove is needed", "give exactly one of them")
     policy = None if active_days is None else RetentionPolicy(active_days, grace_days, disposal)
-    kept = "kept until somebody resolves them" if policy is None else f"kept {policy.total_days} days"
+    kept = "kept until an operator resolves them" if policy is None else f"kept {policy.total_days} days"
     change.confirm(f"Rows ({entity}, {content_class}) are {kept}. Go on?")
-    registry = target.run(
-        lambda operator: retention.set_policy(
-            operator, entity, content_class, policy, reason=change.reason, dry_run=change.dry_run
+    in_force = target.run(
+        lambda operator: operator.retention.set_policy(
+            entity, content_class, policy, reason=change.reason, dry_run=change.dry_run
         )
     )
     if change.as_json:
-        print_json({"dry_run": change.dry_run, "policies": policies_as_data(registry)})
+        print_json({"dry_run": change.dry_run, "policies": policies_as_data(in_force)})
     else:
-        print_policies(registry)
+        print_policies(in_force)
 
 
 @app.command()
@@ -127,12 +123,10 @@ def erase(
     target: Target,
     change: Change,
     domain_id: Annotated[str, typer.Argument(metavar="DOMAIN_ID", help="The person's or tenant's id.")],
-    cancel_open: Annotated[
-        bool, typer.Option("--cancel-open", help="Also cancel and erase its events that wait or run.")
-    ] = False,
+    cancel_open: Annotated[bool, typer.Option("--cancel-open", help="Also cancel and erase its open events.")] = False,
 ) -> None:
-    """Take payload, headers, errors, history and keys from every settled event of a domain, here and in the archive."""
-    found = target.run(lambda operator: look(operator, domain_id))
+    """Erase payload, headers, errors, history and keys of every settled event of a domain, also in the archive."""
+    found = target.run(lambda operator: preview(operator, domain_id))
     if change.dry_run:
         print_erasure(found, change, cancel_open)
         return
@@ -140,9 +134,9 @@ def erase(
     change.confirm(f"Erase the data of {rows:,} rows of {found.domain_id} for good?")
 
     async def run(operator: Operator) -> Erasure:
-        with progress("erasing", await retention.size(operator)) as advance:
-            return await retention.erase(
-                operator, domain_id, cancel_open=cancel_open, reason=change.reason, on_page=advance
+        with progress("erasing", await operator.retention.size()) as advance:
+            return await operator.retention.erase(
+                domain_id, cancel_open=cancel_open, reason=change.reason, on_page=advance
             )
 
     done = target.run(run)
@@ -151,13 +145,13 @@ def erase(
         raise typer.Exit(1)
 
 
-async def look(operator: Operator, domain_id: str) -> Erasure:
-    """What an erasure would find."""
-    with progress("looking", await retention.size(operator)) as advance:
-        return await retention.preview_erasure(operator, domain_id, on_page=advance)
+async def preview(operator: Operator, domain_id: str) -> Erasure:
+    """What an erasure would change."""
+    with progress("counting", await operator.retention.size()) as advance:
+        return await operator.retention.preview_erasure(domain_id, on_page=advance)
 
 
-# --- how it is shown ---
+# --- output ---
 
 
 @contextmanager
@@ -175,25 +169,25 @@ def as_data(found: RetentionReport) -> dict[str, Any]:
     return {
         "policies": policies_as_data(found.policies),
         "due": [asdict(each) for each in found.due],
-        "limit": MOST,
+        "limit": found.limit,
         "last_sweep": {"finished_at": found.finished_at, "swept": found.last},
         "sweeping": found.sweeping,
     }
 
 
-def policies_as_data(registry: RetentionPolicies) -> list[dict[str, Any]]:
+def policies_as_data(policies: RetentionPolicies) -> list[dict[str, Any]]:
     return [
         {"entity": entity, "content_class": content_class, **asdict(policy)}
-        for (entity, content_class), policy in sorted(registry.items())
+        for (entity, content_class), policy in sorted(policies.items())
     ]
 
 
-def print_policies(registry: RetentionPolicies) -> None:
+def print_policies(policies: RetentionPolicies) -> None:
     print_table(
         ["kept", "class", "active days", "grace days", "then"],
         [
             (entity, name, policy.active_ttl_days, policy.tombstoned_grace_days, policy.disposal.value)
-            for (entity, name), policy in sorted(registry.items())
+            for (entity, name), policy in sorted(policies.items())
         ],
     )
 

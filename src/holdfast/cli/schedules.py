@@ -1,19 +1,17 @@
-"""holdfast schedules: when events are published by the clock, and by whom."""
+"""holdfast schedules: events that are published at fixed times."""
 
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
 from holdfast.cli import output
 from holdfast.cli.options import Change, JsonOption, PayloadOption, Target, Where, spread
-from holdfast.operator import Operator, schedules
-from holdfast.operator.schedules import Turned, Verb
-from holdfast.postgres.schedules import ScheduleSeen
+from holdfast.operator import Operator, ScheduleChange, ScheduleStatus
 
-app = typer.Typer(help="Schedules: events that are published at their times.", no_args_is_help=True)
+app = typer.Typer(help="Schedules: events that are published at fixed times.", no_args_is_help=True)
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The schedule's name.")]
 
@@ -21,8 +19,8 @@ NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The schedule'
 @app.command("list")
 @spread
 def list_(where: Where, as_json: JsonOption = False) -> None:
-    """List schedules with their next slots, the last ones that were fired, and whether somebody fires them."""
-    found = where.run(schedules.listing)
+    """List schedules with their next and last slots, and whether a worker fires them."""
+    found = where.run(lambda operator: operator.schedules.all())
     if as_json:
         output.print_json([_as_data(each) for each in found])
         return
@@ -35,8 +33,8 @@ def list_(where: Where, as_json: JsonOption = False) -> None:
 @app.command("show")
 @spread
 def show(where: Where, name: NameArgument, payload: PayloadOption = False, as_json: JsonOption = False) -> None:
-    """Show a schedule and the slots that come next."""
-    found = where.run(lambda operator: schedules.show(operator, name, payload=payload))
+    """Show a schedule and its next slots."""
+    found = where.run(lambda operator: operator.schedules.detail(name, payload=payload))
     seen = found.schedule
     if as_json:
         output.print_json(_as_data(seen) | {"upcoming": found.upcoming})
@@ -62,12 +60,12 @@ def show(where: Where, name: NameArgument, payload: PayloadOption = False, as_js
 @app.command("trigger")
 @spread
 def trigger(where: Target, name: NameArgument, change: Change) -> None:
-    """Publish the event of a schedule now. Its slots stay as they are."""
+    """Publish the event of a schedule now. Its slots do not change."""
 
     async def act(operator: Operator) -> str:
-        seen = (await schedules.show(operator, name)).schedule
+        seen = (await operator.schedules.detail(name)).schedule
         change.confirm(f"Publish {seen.event_type} for {name} now?")
-        return str(await schedules.trigger(operator, name, reason=change.reason, dry_run=change.dry_run))
+        return str(await operator.schedules.trigger(name, reason=change.reason, dry_run=change.dry_run))
 
     identity = where.run(act)
     if change.as_json:
@@ -80,28 +78,28 @@ def trigger(where: Target, name: NameArgument, change: Change) -> None:
 @app.command("pause")
 @spread
 def pause(where: Target, name: NameArgument, change: Change) -> None:
-    """Fire no more slots of a schedule until it is resumed. Those that come meanwhile are left out for good."""
-    _turn(where, name, "pause", change)
+    """Pause a schedule until it is resumed. Slots that come meanwhile are never fired."""
+    _change_state(where, name, "pause", change)
 
 
 @app.command("resume")
 @spread
 def resume(where: Target, name: NameArgument, change: Change) -> None:
-    """Fire the slots of a schedule again, from now on."""
-    _turn(where, name, "resume", change)
+    """Resume a paused schedule, from its next slot on."""
+    _change_state(where, name, "resume", change)
 
 
 @app.command("remove")
 @spread
 def remove(where: Target, name: NameArgument, change: Change) -> None:
-    """Take away a schedule that no living worker declares any more."""
+    """Remove a schedule that no living worker declares."""
 
     async def act(operator: Operator) -> None:
         options: dict[str, Any] = {"reason": change.reason}
-        await schedules.remove(operator, name, dry_run=True, **options)
+        await operator.schedules.remove(name, dry_run=True, **options)
         change.confirm(f"Remove the schedule {name}?")
         if not change.dry_run:
-            await schedules.remove(operator, name, **options)
+            await operator.schedules.remove(name, **options)
 
     where.run(act)
     if change.as_json:
@@ -110,13 +108,13 @@ def remove(where: Target, name: NameArgument, change: Change) -> None:
         output.print_line(f"{name} {change.would}removed")
 
 
-def _turn(where: Target, name: str, verb: Verb, change: Change) -> None:
-    async def act(operator: Operator) -> Turned:
-        options: dict[str, Any] = {"reason": change.reason}
-        found = await schedules.turn(operator, name, verb, dry_run=True, **options)
+def _change_state(where: Target, name: str, verb: Literal["pause", "resume"], change: Change) -> None:
+    async def act(operator: Operator) -> ScheduleChange:
+        act_on = operator.schedules.pause if verb == "pause" else operator.schedules.resume
+        found = await act_on(name, reason=change.reason, dry_run=True)
         if found.changed:
             change.confirm(f"{verb.capitalize()} the schedule {name}?")
-        return found if change.dry_run else await schedules.turn(operator, name, verb, **options)
+        return found if change.dry_run else await act_on(name, reason=change.reason)
 
     done = where.run(act)
     if change.as_json:
@@ -129,7 +127,7 @@ def _turn(where: Target, name: str, verb: Verb, change: Change) -> None:
         raise typer.Exit(1)
 
 
-def _as_data(seen: ScheduleSeen) -> dict[str, Any]:
+def _as_data(seen: ScheduleStatus) -> dict[str, Any]:
     data = output.as_data(seen)
     if seen.payload is None:
         del data["payload"]

@@ -1,4 +1,4 @@
-"""holdfast status: what waits, for whom, since when, and who works on it."""
+"""holdfast status: the backlog by lane, its age, and the workers."""
 
 from __future__ import annotations
 
@@ -14,47 +14,38 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.cli import environment, output
-from holdfast.cli.environment import DsnOption, SchemaOption
-from holdfast.postgres import migrate, reads
-from holdfast.postgres.connection import Address, connect
-from holdfast.postgres.reads import MOST, MOST_IN_LANE, MOST_LANES, Status
+from holdfast.cli import output
+from holdfast.cli.options import Where, spread
+from holdfast.operator import Operator, Status
+from holdfast.operator.limits import MOST, MOST_IN_LANE, MOST_LANES
 
 
+@spread
 def status(
-    dsn: DsnOption = None,
-    schema: SchemaOption = None,
+    where: Where,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON; with --watch one line each time.")] = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Look again and again, until Ctrl-C.")] = False,
-    interval: Annotated[float, typer.Option(min=0.2, help="Seconds between looks, with --watch.")] = 2.0,
+    watch: Annotated[bool, typer.Option("--watch", help="Show it again and again, until Ctrl-C.")] = False,
+    interval: Annotated[float, typer.Option(min=0.2, help="Seconds between reads, with --watch.")] = 2.0,
 ) -> None:
-    """Show what is pending, in flight, delayed and failed, and who works on it. Delivered events are not counted."""
-    name, address = environment.schema(schema), environment.dsn(dsn)
+    """Show what is pending, in flight, delayed and failed, and the workers. Delivered events are not counted."""
     try:
-        asyncio.run(_look(address, name, as_json, interval if watch else None))
+        where.run(lambda operator: _show(operator, as_json, interval if watch else None))
     except KeyboardInterrupt:
         if not watch:
             raise
 
 
-async def _look(address: str, schema: str, as_json: bool, interval: float | None) -> None:
-    where = Address(address)
-    await where.probe()
-    connection = await connect(where, "status", statement_timeout=30)
-    try:
-        await migrate.require_current(connection, schema)
-        with _shower(schema, as_json, interval is not None) as show:
-            show(await reads.status(connection, schema))
-            while interval is not None:
-                await asyncio.sleep(interval)
-                show(await reads.status(connection, schema))
-    finally:
-        await connection.close(timeout=2)
+async def _show(operator: Operator, as_json: bool, interval: float | None) -> None:
+    with _printer(operator.schema, as_json, interval is not None) as show:
+        show(await operator.status())
+        while interval is not None:
+            await asyncio.sleep(interval)
+            show(await operator.status())
 
 
 @contextmanager
-def _shower(schema: str, as_json: bool, again: bool) -> Iterator[Callable[[Status], None]]:
-    """How a look is shown: as JSON, on a screen that is drawn anew, or as lines."""
+def _printer(schema: str, as_json: bool, again: bool) -> Iterator[Callable[[Status], None]]:
+    """How a status is shown: as JSON, on a screen that is redrawn, or as lines."""
     console = output.console()
     if as_json:
         indent = None if again else 2
@@ -119,7 +110,7 @@ def _counts(schema: str, found: Status) -> RenderableType:
 
 
 def warnings(found: Status) -> list[str]:
-    """What somebody should look into, in words, with what to do."""
+    """What an operator should look into, each with what to do."""
     said = [
         f"channel {channel}, generation {generation}: events wait and no living worker serves it; "
         f"start one with --channel {channel} --generation {generation}"
@@ -130,7 +121,7 @@ def warnings(found: Status) -> list[str]:
         where = f"on {lane.channel}, generation {lane.generation}"
         if not lane.handlers:
             to = f" for {lane.target}" if lane.target else ""
-            said.append(f"{lane.event_type}{to} {where}: no handler is interested; the events wait for one")
+            said.append(f"{lane.event_type}{to} {where}: no handler subscribes to it; the events wait for one")
         elif lane.unserved and (lane.channel, lane.generation) not in nowhere:
             said.append(f"{lane.route} {where}: no living worker has {', '.join(lane.unserved)}")
     said += [
@@ -150,7 +141,7 @@ def _lanes(found: Status) -> Table:
     for lane in found.lanes:
         open_ = f"{lane.open}{'+' if lane.open >= MOST_IN_LANE else ''}"
         oldest = "-" if lane.oldest is None else f"{lane.oldest:.1f} s"
-        owed = ", ".join(lane.handlers) or "nobody"
+        owed = ", ".join(lane.handlers) or "no handler"
         rows.append((lane.route, lane.channel, lane.generation, open_, oldest, owed))
     if len(found.lanes) >= MOST_LANES:
         rows.append(("… and more", "", "", "", "", ""))

@@ -1,9 +1,9 @@
-"""One event with everything that is known about it, as `events show` and `failed show` print it."""
+"""One event with its deliveries and their history, as `events show` and `failed show` print it."""
 
 from __future__ import annotations
 
 from holdfast.cli import output
-from holdfast.operator.events import Delivery, EventDetail
+from holdfast.operator import Delivery, EventDetail
 
 
 def show(found: EventDetail, as_json: bool) -> None:
@@ -51,7 +51,7 @@ def _delivery(each: Delivery) -> None:
     if each.failed_at:
         facts += [("failed", each.failed_at), ("reason", each.failure_reason), ("group", _group(each))]
     if each.deleted_at:
-        facts.append(("set aside", each.deleted_at))
+        facts.append(("discarded", each.deleted_at))
     _facts(facts)
     if each.last_error:
         for line in each.last_error.splitlines():

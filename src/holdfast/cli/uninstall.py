@@ -1,4 +1,4 @@
-"""holdfast uninstall: asked twice, because nothing brings the events back."""
+"""holdfast uninstall: asks twice, because the events cannot be recovered."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from holdfast.cli import environment
 from holdfast.cli.environment import DsnOption, SchemaOption
 from holdfast.errors import ConfigurationError
 from holdfast.names import schema_name
-from holdfast.postgres import migrate
+from holdfast.operator import installation
 
 
 def uninstall(
     dsn: DsnOption = None,
     schema: SchemaOption = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask. Needs --i-know-this-deletes as well.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Do not ask for confirmation. Needs --i-know-this-deletes as well.")
+    ] = False,
     deletes: Annotated[
         str | None,
         typer.Option("--i-know-this-deletes", metavar="SCHEMA", help="The schema's name, once more."),
@@ -32,10 +34,10 @@ def uninstall(
             f"and --yes go together and name the schema {name}",
             f"holdfast uninstall --yes --i-know-this-deletes {name}",
         )
-    holdings = asyncio.run(migrate.holdings(address, name))
+    holdings = asyncio.run(installation.holdings(address, name))
     if not yes:
         _ask(holdings)
-    removal = asyncio.run(migrate.uninstall(address, name))
+    removal = asyncio.run(installation.uninstall(address, name))
     typer.echo(f"schema {name} removed, {holdings.events} events deleted")
     if removal.roles_dropped:
         typer.echo(f"roles removed: {', '.join(removal.roles_dropped)}")
@@ -43,11 +45,11 @@ def uninstall(
         typer.echo(f"roles kept (used elsewhere, or not yours to drop): {', '.join(removal.roles_kept)}")
 
 
-def _ask(holdings: migrate.Holdings) -> None:
+def _ask(holdings: installation.Holdings) -> None:
     if not sys.stdin.isatty():
         raise ConfigurationError(
             "uninstall",
-            "asks twice, and there is nobody to answer",
+            "asks twice, and there is no terminal",
             f"holdfast uninstall --yes --i-know-this-deletes {holdings.schema}",
         )
     typer.echo(f"The schema {holdings.schema} holds {holdings.events} events.")

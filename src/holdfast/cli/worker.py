@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from typing import Annotated
 
-import asyncpg
 import typer
 
 from holdfast.cli import environment, logs
@@ -22,12 +21,10 @@ from holdfast.cli.environment import DsnOption, SchemaOption
 from holdfast.errors import ConfigurationError
 from holdfast.handlers import HandlerRegistry
 from holdfast.observability.logging import log_fact
-from holdfast.postgres.connection import Address, connect
-from holdfast.postgres.faults import CONNECTION_FAULTS
 from holdfast.settings import WorkerSettings
 from holdfast.telemetry import Observer
 from holdfast.worker import process
-from holdfast.worker.readiness import require_ready
+from holdfast.worker.readiness import refuse_unready
 from holdfast.worker.supervisor import Supervisor, end_with_parent
 from holdfast.worker.worker import Worker
 
@@ -58,7 +55,7 @@ def worker(
     processes: Annotated[int, typer.Option(min=1, max=256, help="Worker processes, each with all of the above.")] = 1,
     lease: Annotated[float, typer.Option(help="Seconds until a dead worker's events come back.")] = _DEFAULT.lease,
     poll_interval: Annotated[
-        float, typer.Option("--poll-interval", help="Seconds between looks when nothing wakes the worker.")
+        float, typer.Option("--poll-interval", help="Seconds between polls when nothing wakes the worker.")
     ] = _DEFAULT.poll_interval,
     grace: Annotated[float, typer.Option(help="Seconds for running handlers after SIGTERM.")] = _DEFAULT.grace,
     settle_after: Annotated[
@@ -117,14 +114,14 @@ def worker(
         if processes == 1:
             process.run(_work(Worker(address, registry, settings, observers=(log_fact, *observers)), lifeline))
         else:
-            # Each child tells its own dead letters; here a bad address is found before any of them is started.
+            # Each child reports its own failed events; a bad address is found here, before any child is started.
             asyncio.run(_supervise(target, address, settings, processes))
     _leave()
 
 
 @contextlib.contextmanager
 def _sentry(dsn: str | None) -> Iterator[tuple[Observer, ...]]:
-    """The observer that tells Sentry, when there is one to tell and the means to do it."""
+    """The observer that reports to Sentry, if SENTRY_DSN is set and the extra is installed."""
     if dsn is None:
         yield ()
     elif importlib.util.find_spec("sentry_sdk") is None:
@@ -197,7 +194,8 @@ def _call_soon(loop: asyncio.AbstractEventLoop, worker: Worker) -> None:
 
 
 async def _supervise(target: str, address: str, settings: WorkerSettings, processes: int) -> None:
-    await _require_ready(address, settings)
+    # Said once here, instead of by every child.
+    await refuse_unready(address, settings)
     # Addresses hold passwords and travel in the environment, where the process list does not show them.
     variables = {**os.environ, "HOLDFAST_DSN": address}
     if settings.listen_dsn:
@@ -207,18 +205,6 @@ async def _supervise(target: str, address: str, settings: WorkerSettings, proces
         return child_command(target, settings, number, lifeline)
 
     await Supervisor(command, processes, log_fact, environment=variables).run()
-
-
-async def _require_ready(address: str, settings: WorkerSettings) -> None:
-    """Say once what every child would say; a database that is not there yet is for them to wait for."""
-    try:
-        connection = await connect(Address(address), "worker", statement_timeout=10)
-        try:
-            await require_ready(connection, settings)
-        finally:
-            await connection.close(timeout=2)
-    except (*CONNECTION_FAULTS, asyncpg.QueryCanceledError):
-        pass
 
 
 def child_command(target: str, settings: WorkerSettings, number: int, lifeline: int) -> list[str]:

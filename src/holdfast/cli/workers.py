@@ -1,4 +1,4 @@
-"""holdfast workers: who runs."""
+"""holdfast workers: the running workers and what they serve."""
 
 from __future__ import annotations
 
@@ -6,22 +6,15 @@ import typer
 
 from holdfast.cli import output
 from holdfast.cli.options import JsonOption, Where, spread
-from holdfast.operator import Operator
-from holdfast.postgres import reads
-from holdfast.postgres.reads import WorkerSeen
 
-app = typer.Typer(help="Workers: who runs, and what they serve.", no_args_is_help=True)
+app = typer.Typer(help="Workers: which run, and what they serve.", no_args_is_help=True)
 
 
 @app.command("list")
 @spread
 def list_(where: Where, as_json: JsonOption = False) -> None:
-    """List the workers that have not said goodbye, the latest heard of first."""
-
-    async def look(operator: Operator) -> list[WorkerSeen]:
-        return (await reads.status(operator.connection, operator.schema)).workers
-
-    found = where.run(look)
+    """List the workers that have not stopped in order, the latest heartbeat first."""
+    found = where.run(lambda operator: operator.workers())
     if as_json:
         output.print_json(found)
         return

@@ -1,1 +1,1 @@
-"""What can be seen from outside: logs of what a worker tells, and metrics of the outbox for Prometheus."""
+"""Logs of what a worker reports, and metrics of the outbox for Prometheus."""

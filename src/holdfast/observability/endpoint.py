@@ -1,7 +1,6 @@
 """An HTTP endpoint for Prometheus: GET /metrics, nothing else, no framework.
 
-It lives as long as it is wanted, whatever becomes of the database: while that does not answer, neither do the metrics
-(503), and Prometheus' own `up` says so.
+It goes on while the database does not answer: the response is 503 then, and Prometheus' own `up` shows it.
 """
 
 from __future__ import annotations
@@ -13,20 +12,17 @@ from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import Final
 
-import asyncpg
 import structlog
 
 from holdfast.errors import HoldfastError
-from holdfast.observability.prometheus import CONTENT_TYPE, scrape
-from holdfast.postgres import migrate
-from holdfast.postgres.connection import Address, connect
-from holdfast.postgres.faults import CONNECTION_FAULTS
+from holdfast.observability import prometheus
+from holdfast.postgres.metrics import READ_FAULTS, MetricsSource
 from holdfast.redact import redact_dsn
 
 PATH: Final = "/metrics"
-# However many ask, and however often: the database is asked once in this time.
+# The database is read at most once in this time, in seconds, however many requests come.
 FRESH_FOR: Final = 1.0
-# Less than the ten seconds after which Prometheus gives up.
+# Less than the ten seconds after which Prometheus gives up on a scrape.
 _PATIENCE = 8.0
 _REQUEST_PATIENCE = 5.0
 _LONGEST_REQUEST = 16_384
@@ -35,65 +31,47 @@ _log = structlog.get_logger("holdfast")
 
 
 class Scraper:
-    """One connection to the database, and the last answer for as long as it is fresh."""
+    """The metrics of one schema, cached for as long as they are fresh."""
 
     def __init__(self, dsn: str, schema: str = "core") -> None:
-        self._address = Address(dsn)
-        self._schema = schema
-        self._connection: asyncpg.Connection | None = None
+        prometheus.require()
+        self._source = MetricsSource(dsn, schema, timeout=_PATIENCE)
         self._turn = asyncio.Lock()
-        self._asked_at = float("-inf")
-        self._answer: str | None = None
-        self._silent = False
+        self._read_at = float("-inf")
+        self._text: str | None = None
+        self._unavailable = False
 
     async def metrics(self) -> str | None:
         """The metrics; None when the database does not answer."""
         async with self._turn:
-            if time.monotonic() - self._asked_at >= FRESH_FOR:
-                self._answer = await self._ask()
-                self._asked_at = time.monotonic()
-            return self._answer
+            if time.monotonic() - self._read_at >= FRESH_FOR:
+                self._text = await self._read()
+                self._read_at = time.monotonic()
+            return self._text
 
-    async def _ask(self) -> str | None:
+    async def _read(self) -> str | None:
         try:
             async with asyncio.timeout(_PATIENCE):
-                connection = await self._connected()
-                answer = await scrape(connection, self._schema)
-        except (HoldfastError, asyncpg.PostgresError, *CONNECTION_FAULTS) as error:
-            self._drop()
-            if not self._silent:
+                snapshot = await self._source.read()
+        except (HoldfastError, *READ_FAULTS) as error:
+            self._source.drop()
+            if not self._unavailable:
                 _log.error("metrics_unavailable", error=redact_dsn(str(error) or type(error).__name__))
-            self._silent = True
+            self._unavailable = True
             return None
-        if self._silent:
+        if self._unavailable:
             _log.info("metrics_available")
-        self._silent = False
-        return answer
-
-    async def _connected(self) -> asyncpg.Connection:
-        if self._connection is None or self._connection.is_closed():
-            await self._address.probe()
-            self._connection = await connect(self._address, "metrics", statement_timeout=_PATIENCE)
-            await migrate.require_current(self._connection, self._schema)
-        return self._connection
-
-    def _drop(self) -> None:
-        if self._connection is not None:
-            self._connection.terminate()
-            self._connection = None
+        self._unavailable = False
+        return prometheus.render(snapshot)
 
     async def close(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None and not connection.is_closed():
-            try:
-                await connection.close(timeout=2)
-            except CONNECTION_FAULTS:
-                connection.terminate()
+        """Close the connection to the database."""
+        await self._source.close()
 
 
 @asynccontextmanager
 async def serve(scraper: Scraper, host: str, port: int) -> AsyncIterator[int]:
-    """Answer on an address inside the block; yields the port, which port 0 leaves to the system."""
+    """Serve on an address inside the block; yields the port, which the system chooses for port 0."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -105,7 +83,7 @@ async def serve(scraper: Scraper, host: str, port: int) -> AsyncIterator[int]:
         except asyncio.LimitOverrunError:
             writer.write(_response(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the request is too long\n"))
         except (OSError, asyncio.IncompleteReadError):
-            pass  # whoever asked is gone, or asked too slowly
+            pass  # the client is gone, or too slow
         finally:
             writer.close()
 
@@ -123,7 +101,7 @@ async def _respond(request: bytes, scraper: Scraper) -> bytes:
     if not protocol.startswith("HTTP/1."):
         return _response(HTTPStatus.BAD_REQUEST, "this is not HTTP\n")
     if method != "GET":
-        return _response(HTTPStatus.METHOD_NOT_ALLOWED, "GET is all there is\n", "Allow: GET\r\n")
+        return _response(HTTPStatus.METHOD_NOT_ALLOWED, "only GET is supported\n", "Allow: GET\r\n")
     if target.partition("?")[0] != PATH:
         return _response(HTTPStatus.NOT_FOUND, f"the metrics are at {PATH}\n")
     metrics = await scraper.metrics()
@@ -134,7 +112,7 @@ async def _respond(request: bytes, scraper: Scraper) -> bytes:
 
 def _response(status: HTTPStatus, text: str, headers: str = "") -> bytes:
     body = text.encode()
-    kind = CONTENT_TYPE if status is HTTPStatus.OK else "text/plain; charset=utf-8"
+    kind = prometheus.CONTENT_TYPE if status is HTTPStatus.OK else "text/plain; charset=utf-8"
     head = (
         f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
         f"Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n{headers}Connection: close\r\n\r\n"

@@ -1,4 +1,4 @@
-"""Structured logs of what a worker tells. Payloads are never part of it."""
+"""Structured logs of what a worker reports. They never contain payloads."""
 
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta

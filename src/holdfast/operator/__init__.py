@@ -1,16 +1,67 @@
-"""Every verb of the people who look after the events, once: for the command line, and for whatever else they use.
+"""The verbs of operators, for the command line and for other tools: see `Operator`."""
 
-    from holdfast.operator import Operator, actions, failures
-
-    async with Operator(dsn, actor="ada@example.com") as operator:
-        for group in (await failures.groups(operator)).groups:
-            print(group.name, group.count, group.last_seen)
-
-Reads end at limits and never count what is settled. Changes check their arguments before anything else, write their
-line in `core.audit` in the same transaction, and have a dry run that keeps nothing.
-"""
-
+from holdfast.operator.failed import Edited
+from holdfast.operator.generations import MovedGeneration
+from holdfast.operator.operator import Operator
+from holdfast.operator.outcome import Moved
+from holdfast.operator.plans import PlanChange, PlanReport
+from holdfast.operator.retention import Erasure
+from holdfast.operator.runner import Progress
+from holdfast.operator.schedules import ScheduleChange, ScheduleReport
 from holdfast.operator.selection import Selection
-from holdfast.operator.session import Operator, Refused
+from holdfast.operator.session import Refused
+from holdfast.postgres.doctor import CHECKS, SEVERITIES, Check, Finding, Part, Report, Severity
+from holdfast.postgres.operations.archive import ArchivedDetail, ArchivedEvent
+from holdfast.postgres.operations.audit import AuditLine
+from holdfast.postgres.operations.events import Delivery, EventDetail, OpenEvent
+from holdfast.postgres.operations.failed import FailedEvent, FailureGroup, FailureGroups
+from holdfast.postgres.operations.generations import Generation
+from holdfast.postgres.operations.handlers import HandlerStatus
+from holdfast.postgres.operations.plans import Plan, Preview
+from holdfast.postgres.operations.retention import RetentionReport
+from holdfast.postgres.operations.sweeping import SweepReport
+from holdfast.postgres.reads import Lane, Status, WorkerStatus
+from holdfast.postgres.schedules import ScheduleStatus
+from holdfast.postgres.wakeup.mode import Mode
 
-__all__ = ["Operator", "Refused", "Selection"]
+__all__ = [
+    "CHECKS",
+    "SEVERITIES",
+    "ArchivedDetail",
+    "ArchivedEvent",
+    "AuditLine",
+    "Check",
+    "Delivery",
+    "Edited",
+    "Erasure",
+    "EventDetail",
+    "FailedEvent",
+    "FailureGroup",
+    "FailureGroups",
+    "Finding",
+    "Generation",
+    "HandlerStatus",
+    "Lane",
+    "Mode",
+    "Moved",
+    "MovedGeneration",
+    "OpenEvent",
+    "Operator",
+    "Part",
+    "Plan",
+    "PlanChange",
+    "PlanReport",
+    "Preview",
+    "Progress",
+    "Refused",
+    "Report",
+    "RetentionReport",
+    "ScheduleChange",
+    "ScheduleReport",
+    "ScheduleStatus",
+    "Selection",
+    "Severity",
+    "Status",
+    "SweepReport",
+    "WorkerStatus",
+]

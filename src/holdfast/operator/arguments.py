@@ -1,4 +1,4 @@
-"""What operators may ask for, checked before anything is asked of the database."""
+"""Checks of what operators pass, made before anything is sent to the database."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST_AT_ONCE = 10_000
 
 
 def ids(values: Iterable[UUID | str], field: str = "ids") -> list[UUID]:
-    """1 to 10,000 different ids, in their order."""
+    """1 to 10,000 different ids, in the given order."""
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
         raise ConfigurationError(field, f"is {type(values).__name__}", "pass a list of ids")
     found: dict[UUID, None] = {}
@@ -26,15 +26,15 @@ def ids(values: Iterable[UUID | str], field: str = "ids") -> list[UUID]:
         found[identity(value, field)] = None
         if len(found) > MOST_AT_ONCE:
             raise ConfigurationError(
-                field, f"are more than {MOST_AT_ONCE:,}", "make a plan with a filter: holdfast plans create"
+                field, f"are more than {MOST_AT_ONCE:,}", "make a replay plan with a filter: holdfast plans create"
             )
     if not found:
-        raise ConfigurationError(field, "are none", "name at least one; holdfast failed list has them")
+        raise ConfigurationError(field, "are missing", "name at least one; holdfast failed list shows them")
     return list(found)
 
 
 def identity(value: UUID | str, field: str = "id") -> UUID:
-    """An id, or an error that quotes what was given instead."""
+    """An id, or an error that quotes the value."""
     if isinstance(value, UUID):
         return value
     try:
@@ -44,7 +44,7 @@ def identity(value: UUID | str, field: str = "id") -> UUID:
 
 
 def reason(value: str | None) -> str | None:
-    """Why something is done; it may be left out."""
+    """The reason of a change, which is optional."""
     return None if value is None else line("reason", value, 2_000)
 
 
@@ -54,7 +54,7 @@ def handler(value: str, field: str = "handler") -> str:
 
 
 def signature(value: str, field: str = "signature") -> str:
-    """What names a kind of failure."""
+    """The signature of a failure."""
     if not isinstance(value, str) or not value or len(value) > 300 or UNPRINTABLE.search(value) or " " in value:
         raise ConfigurationError(field, f"{quoted(value)} is no signature", "copy one from holdfast failed groups")
     return value

@@ -1,164 +1,84 @@
-"""Events that are open, and everything that is known about one."""
+"""Verbs for events: list the open ones, show one with its history, cancel one."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
-from datetime import datetime
-from typing import Any
 from uuid import UUID
 
-import asyncpg
-
 from holdfast.errors import ConfigurationError
-from holdfast.failure import FailureCycle
 from holdfast.operator import arguments
-from holdfast.operator.audit import AuditLine, line_of
-from holdfast.operator.session import Operator
+from holdfast.operator.outcome import Moved
+from holdfast.operator.session import Session
+from holdfast.postgres.operations import archive, events
+from holdfast.postgres.operations.connection import Statements
+from holdfast.postgres.operations.events import EventDetail, OpenEvent
 
 LONGEST_PAGE = 1_000
-ERROR_LENGTH = 500
-MOST_LINES = 200
 
 
-@dataclass(frozen=True, slots=True)
-class OpenEvent:
-    """An event that waits or runs."""
+class Events:
+    """Events, as `operator.events`."""
 
-    id: UUID
-    event_id: UUID
-    event_type: str
-    source: str
-    target: str | None
-    route: str
-    handler_name: str | None
-    status: str
-    attempts: int
-    last_error: str | None
-    created_at: datetime
-    available_at: datetime
-    lease_expires_at: datetime | None
-    channel: str
-    generation: int
+    def __init__(self, session: Session) -> None:
+        self._session = session
 
+    async def page(
+        self,
+        *,
+        limit: int = 50,
+        event_type: str | None = None,
+        handler: str | None = None,
+        source: str | None = None,
+        generation: int | None = None,
+    ) -> list[OpenEvent]:
+        """Some of the events that are pending or in flight."""
+        arguments.whole("limit", limit, 1, LONGEST_PAGE)
+        if event_type is not None:
+            arguments.name("event_type", event_type)
+        if handler is not None:
+            arguments.handler(handler)
+        if source is not None:
+            arguments.name("source", source)
+        if generation is not None:
+            arguments.whole("generation", generation)
+        async with self._session.reading() as statements:
+            return await events.page(
+                statements, limit=limit, event_type=event_type, handler=handler, source=source, generation=generation
+            )
 
-@dataclass(frozen=True, slots=True)
-class PlannedRow:
-    """A plan that has, or had, something to do with a delivery."""
+    async def detail(self, id: UUID | str, *, payload: bool = False) -> EventDetail:
+        """Everything about the event that an id names: its own, or that of one of its deliveries."""
+        asked = arguments.identity(id)
+        async with self._session.reading() as statements:
+            found = await events.detail(statements, asked, payload=payload)
+            if found is None:
+                raise await _unknown(statements, asked)
+        return found
 
-    plan_id: int
-    state: str
-    why: str | None
-    replayed_at: datetime | None
-
-
-@dataclass(frozen=True, slots=True)
-class Delivery:
-    """What an event is for one handler: where it is now, and what it went through."""
-
-    id: UUID
-    handler_name: str | None  # '*': it was split, and every handler has a delivery of its own
-    route: str
-    status: str
-    attempts: int
-    last_error: str | None
-    error_signature: str | None
-    failure_reason: str | None
-    first_failed_at: datetime | None
-    failed_at: datetime | None
-    created_at: datetime
-    available_at: datetime  # of a pending one: its next attempt
-    expires_at: datetime | None
-    delivered_at: datetime | None
-    deleted_at: datetime | None
-    lease_expires_at: datetime | None
-    channel: str
-    generation: int
-    priority: int
-    cycles: list[FailureCycle]
-    plans: list[PlannedRow]
-    actions: list[AuditLine]
+    async def cancel(self, id: UUID | str, *, reason: str | None = None, dry_run: bool = False) -> Moved:
+        """Cancel an event that is pending or in flight, for all its handlers. A running handler is asked to end."""
+        asked, actor = arguments.identity(id), self._session.actor
+        cancelled: list[UUID] = []
+        named = {"reason": arguments.reason(reason), "id": asked}
+        async with self._session.changing("cancel", dry_run=dry_run, **named) as statements:
+            rows = await _deliveries(statements, asked)
+            while True:
+                cancelled += [row for row in rows if await events.cancel(statements, row, actor=actor, reason=reason)]
+                seen, rows = rows, await _deliveries(statements, asked)
+                if cancelled or rows == seen:
+                    break  # else it was split at this very moment
+        left = len(rows) - len(cancelled)
+        return Moved("cancel", cancelled, {"settled": left} if left else {}, dry_run)
 
 
-@dataclass(frozen=True, slots=True)
-class EventDetail:
-    """An event with all its deliveries."""
-
-    event_id: UUID
-    event_type: str
-    event_version: int
-    occurred_at: datetime
-    source: str
-    target: str | None
-    content_class: str
-    domain_id: UUID | None
-    idempotency_key: str
-    trace_context: str | None
-    deliveries: list[Delivery]
-    handled_by: dict[str, datetime]  # what the inbox remembers
-    payload: Any = None  # only when it was asked for, like the headers
-    headers: Any = None
+async def _deliveries(statements: Statements, id: UUID) -> list[UUID]:
+    rows = await events.deliveries(statements, id)
+    if not rows:
+        raise ConfigurationError("id", f"{id} names no event", "holdfast events list shows the open ones")
+    return rows
 
 
-async def listing(
-    operator: Operator,
-    *,
-    limit: int = 50,
-    event_type: str | None = None,
-    handler: str | None = None,
-    source: str | None = None,
-    generation: int | None = None,
-) -> list[OpenEvent]:
-    """Some of the events that are open."""
-    arguments.whole("limit", limit, 1, LONGEST_PAGE)
-    async with operator.reading():
-        rows = await operator.fetch(
-            "list_open",
-            most=limit,
-            error_length=ERROR_LENGTH,
-            event_type=None if event_type is None else arguments.name("event_type", event_type),
-            handler=None if handler is None else arguments.handler(handler),
-            source=None if source is None else arguments.name("source", source),
-            generation=None if generation is None else arguments.whole("generation", generation),
-        )
-    return [OpenEvent(**row) for row in rows]
-
-
-async def detail(operator: Operator, id: UUID | str, *, payload: bool = False) -> EventDetail:
-    """Everything about the event that an id names: its own, or that of one of its deliveries."""
-    row_id = arguments.identity(id)
-    async with operator.reading():
-        rows = await operator.fetch("read_event_rows", id=row_id, payload=payload)
-        if not rows:
-            raise await _unknown(operator, row_id)
-        first = rows[0]
-        handled = await operator.fetch("list_handled", key=first["idempotency_key"])
-        deliveries = [await _delivery(operator, row) for row in rows]
-    parsed: dict[str, Any] = {n: None if first[n] is None else json.loads(first[n]) for n in ("payload", "headers")}
-    common = ("event_type", "event_version", "occurred_at", "source", "target", "content_class", "domain_id")
-    return EventDetail(
-        event_id=first["origin_id"] or first["id"],
-        **{name: first[name] for name in (*common, "idempotency_key", "trace_context")},
-        deliveries=deliveries,
-        handled_by={row["handler_name"]: row["handled_at"] for row in handled},
-        **parsed,
-    )
-
-
-async def _unknown(operator: Operator, row_id: UUID) -> ConfigurationError:
-    (archived,) = await operator.fetch("find_archived", ids=[row_id], most=1)
-    if archived["number"] is not None:
-        return ConfigurationError("id", f"{row_id} is in the archive", f"holdfast archive show {row_id}")
-    return ConfigurationError("id", f"{row_id} names no event", "retention may have removed it; check the id")
-
-
-async def _delivery(operator: Operator, row: asyncpg.Record) -> Delivery:
-    fields = [name for name in Delivery.__dataclass_fields__ if name not in ("cycles", "plans", "actions")]
-    actions = await operator.fetch("list_audit_of_row", id=row["id"], most=MOST_LINES)
-    plans = await operator.fetch("list_plans_of_row", id=row["id"])
-    return Delivery(
-        **{name: row[name] for name in fields},
-        cycles=[FailureCycle.model_validate(cycle) for cycle in json.loads(row["failure_history"])],
-        plans=[PlannedRow(**plan) for plan in plans],
-        actions=[line_of(line) for line in actions],
-    )
+async def _unknown(statements: Statements, id: UUID) -> ConfigurationError:
+    ((_, number),) = await archive.find(statements, [id], most=1)
+    if number is not None:
+        return ConfigurationError("id", f"{id} is in the archive", f"holdfast archive show {id}")
+    return ConfigurationError("id", f"{id} names no event", "retention may have removed it; check the id")

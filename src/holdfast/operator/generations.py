@@ -1,57 +1,22 @@
-"""Generations of a deployment: what each still has to do, who serves it, and whether it can go (GEN-2)."""
+"""Verbs for the generations of a deployment: what each still has to do, and whether it can be retired."""
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 from holdfast.errors import ConfigurationError
 from holdfast.operator import arguments
-from holdfast.operator.session import Operator, Refused
-from holdfast.postgres import reads
+from holdfast.operator.session import Refused, Session
+from holdfast.postgres.operations import generations
+from holdfast.postgres.operations.generations import Generation
 
-MOST_GENERATIONS = 200
 BATCH = 5_000
 
 
 @dataclass(frozen=True, slots=True)
-class Generation:
-    """One generation. `open` and `failed` are counted up to a limit."""
-
-    generation: int
-    label: str | None
-    started_at: datetime | None
-    retired_at: datetime | None
-    current: bool  # what writers get that do not name one
-    open: int
-    failed: int
-    channels: list[str]  # that have open events
-    unserved: list[str]  # of those, the ones that no living worker serves
-    workers: list[str]  # living ones
-
-    @property
-    def stranded(self) -> bool:
-        """Events wait where nobody will come."""
-        return bool(self.unserved)
-
-    @property
-    def in_the_way(self) -> list[str]:
-        """Why it cannot be retired; nothing: it can."""
-        problems = []
-        if self.current:
-            problems.append("it is the current one")
-        if self.open:
-            problems.append(f"{self.open} events are open")
-        if self.workers:
-            problems.append(f"{len(self.workers)} workers serve it")
-        return problems
-
-
-@dataclass(frozen=True, slots=True)
 class MovedGeneration:
-    """How many waiting events went from one generation to another, and how many are still open there."""
+    """How many pending events were moved from one generation to another, and how many are still open there."""
 
     source: int
     to: int
@@ -60,83 +25,74 @@ class MovedGeneration:
     dry_run: bool = False
 
 
-async def listing(operator: Operator) -> list[Generation]:
-    """Every generation that something knows of, the newest first."""
-    async with operator.reading():
-        rows = await operator.fetch(
-            "list_generations", silence=reads.SILENCE, most=reads.MOST, most_generations=MOST_GENERATIONS
-        )
-        failures = await operator.fetch("count_failed_by_handler", most=reads.MOST)
-    failed: Counter[int] = Counter()
-    for row in failures:
-        failed[row["generation"]] += row["count"]
-    found = {row["generation"]: Generation(**row, failed=failed[row["generation"]]) for row in rows}
-    for number in failed.keys() - found.keys():
-        found[number] = Generation(number, None, None, None, False, 0, failed[number], [], [], [])
-    return [found[number] for number in sorted(found, reverse=True)]
+class Generations:
+    """Generations, as `operator.generations`."""
 
+    def __init__(self, session: Session) -> None:
+        self._session = session
 
-async def retire(
-    operator: Operator, generation: int, *, force: bool = False, reason: str | None = None, dry_run: bool = False
-) -> Generation:
-    """Mark a generation as gone. Refused while it has open events or living workers, unless forced."""
-    found = await _known(operator, generation)
-    asked = {"reason": arguments.reason(reason), "generation": generation, "force": force}
-    async with operator.changing("generation.retire", dry_run=dry_run, **asked):
-        if found.current:
-            raise Refused(f"generation {generation} is the current one", "begin another deployment first")
-        values = {"generation": generation, "force": force, "actor": operator.actor, "reason": reason}
-        (answer,) = await operator.fetch("retire_generation", **values)
-        if not answer["retired"]:
-            raise Refused(
-                f"generation {generation} has {answer['open']} open events and {answer['workers']} living workers",
-                f"holdfast generations move {generation} --to NUMBER, stop the workers, or --force",
+    async def all(self) -> list[Generation]:
+        """Every known generation, the newest first."""
+        async with self._session.reading() as statements:
+            return await generations.every(statements)
+
+    async def retire(
+        self, generation: int, *, force: bool = False, reason: str | None = None, dry_run: bool = False
+    ) -> Generation:
+        """Mark a generation as retired. Refused while it has open events or living workers, unless forced."""
+        found = await self._known(generation)
+        asked = {"reason": arguments.reason(reason), "generation": generation, "force": force}
+        async with self._session.changing("generation.retire", dry_run=dry_run, **asked) as statements:
+            if found.current:
+                raise Refused(f"generation {generation} is the current one", "begin another deployment first")
+            answer = await generations.retire(
+                statements, generation, force=force, actor=self._session.actor, reason=reason
             )
-    return found
+            if not answer.retired:
+                raise Refused(
+                    f"generation {generation} has {answer.open} open events and {answer.workers} living workers",
+                    f"holdfast generations move {generation} --to NUMBER, stop the workers, or --force",
+                )
+        return found
 
+    async def move(
+        self, generation: int, to: int, *, force: bool = False, reason: str | None = None, dry_run: bool = False
+    ) -> MovedGeneration:
+        """Move the pending events of a generation to another one, a few thousand at a time.
 
-async def move(
-    operator: Operator,
-    generation: int,
-    to: int,
-    *,
-    force: bool = False,
-    reason: str | None = None,
-    dry_run: bool = False,
-) -> MovedGeneration:
-    """Move the waiting events of a generation to another one, a few thousand at a time.
-
-    Refused, unless forced, when nothing speaks for the other one: no deployment and no living worker has its number.
-    """
-    arguments.whole("generation", generation)
-    if arguments.whole("to", to) == generation:
-        raise ConfigurationError("to", f"is {to} as well", "name the generation whose workers should handle the events")
-    asked: dict[str, Any] = {"reason": arguments.reason(reason), "generation": generation, "to": to}
-    found = await _known(operator, generation)
-    async with operator.changing("generation.move", dry_run=dry_run, **asked):
-        if not force and not await operator.knows(to):
-            raise Refused(
-                f"generation {to} is no deployment and no worker serves it: the events would wait for nobody",
-                "holdfast generations list has those that are known; --force moves them all the same",
+        Refused, unless forced, when the other generation is unknown: no deployment and no living worker has it.
+        """
+        arguments.whole("generation", generation)
+        if arguments.whole("to", to) == generation:
+            raise ConfigurationError(
+                "to", f"is {to} as well", "name the generation whose workers should handle the events"
             )
-    if dry_run:
-        # Counted and not tried: rows that are moved, if only for a moment, cannot be claimed.
-        async with operator.reading():
-            (movable,) = await operator.fetch("count_movable", generation=generation, most=reads.MOST)
-        return MovedGeneration(generation, to, movable["count"], found.open - movable["count"], dry_run)
-    values = {"from_generation": generation, "to_generation": to, "most": BATCH, "actor": operator.actor}
-    moved = 0
-    while True:
-        async with operator.changing("generation.move", **asked):
-            count = int((await operator.fetch("move_generation", **values, reason=reason))[0][0])
-        moved += count
-        if count < BATCH:
-            return MovedGeneration(generation, to, moved, max(0, found.open - moved))
+        asked: dict[str, Any] = {"reason": arguments.reason(reason), "generation": generation, "to": to}
+        found = await self._known(generation)
+        async with self._session.changing("generation.move", dry_run=dry_run, **asked) as statements:
+            if not force and not await generations.known(statements, to):
+                raise Refused(
+                    f"generation {to} is no deployment and no worker serves it: the events would not be handled",
+                    "holdfast generations list shows the known ones; --force moves the events all the same",
+                )
+        if dry_run:
+            # Counted and not tried: rows that are moved, if only for a moment, cannot be claimed.
+            async with self._session.reading() as statements:
+                movable = await generations.count_movable(statements, generation)
+            return MovedGeneration(generation, to, movable, found.open - movable, dry_run)
+        moved = 0
+        while True:
+            async with self._session.changing("generation.move", **asked) as statements:
+                count = await generations.move(
+                    statements, generation, to, most=BATCH, actor=self._session.actor, reason=reason
+                )
+            moved += count
+            if count < BATCH:
+                return MovedGeneration(generation, to, moved, max(0, found.open - moved))
 
-
-async def _known(operator: Operator, generation: int) -> Generation:
-    arguments.whole("generation", generation)
-    for each in await listing(operator):
-        if each.generation == generation:
-            return each
-    raise ConfigurationError("generation", f"{generation} is unknown", "holdfast generations list has them")
+    async def _known(self, generation: int) -> Generation:
+        arguments.whole("generation", generation)
+        for each in await self.all():
+            if each.generation == generation:
+                return each
+        raise ConfigurationError("generation", f"{generation} is unknown", "holdfast generations list shows them")

@@ -1,7 +1,7 @@
-"""Running a plan: one step after the other, at its rate, until there is nothing left to do.
+"""Running a replay plan: one step after the other, at its rate, until nothing is left to do.
 
-The runner holds the plan's lease and every step extends it. All that it knows is in the database: it may be killed at
-any moment, and the next one goes on where the last step ended.
+The runner holds the plan's lease and every step extends it. All its state is in the database: it may be killed at any
+moment, and the next runner goes on after the last step.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 from holdfast.errors import ConfigurationError
-from holdfast.operator import arguments, plans
-from holdfast.operator.plans import Plan, PlanReport
-from holdfast.operator.session import Operator, Refused
+from holdfast.operator.session import Refused, Session
+from holdfast.postgres.operations import plans
+from holdfast.postgres.operations.plans import Plan
 
 LEASE = timedelta(seconds=10)
 INTERVAL = 0.25  # between steps
@@ -28,7 +28,7 @@ MOST_IN_STEP = 2_500
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a plan is, after a step of it."""
+    """The progress of a plan after a step."""
 
     plan: Plan
     phase: str  # canary, ramp, waiting, over
@@ -36,7 +36,7 @@ class Progress:
 
 
 class Pace:
-    """How many rows are due at a rate. What was not moved in time is made up for within a second, or never."""
+    """How many rows are due at a rate. A delay is made up for within a second, or not at all."""
 
     def __init__(self, rate: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._rate = rate
@@ -45,78 +45,81 @@ class Pace:
         self._seen = clock()
 
     def due(self) -> int:
+        """The number of rows that may be moved now."""
         now = self._clock()
         self._due = min(self._due + (now - self._seen) * self._rate, max(1.0, self._rate))
         self._seen = now
         return min(int(self._due), MOST_IN_STEP)
 
     def took(self, moved: int) -> None:
+        """Subtract rows that were moved."""
         self._due -= moved
 
     def rest(self) -> None:
-        """Nothing could be moved: time that was spent waiting is not made up for."""
+        """Start again from zero: time that was spent waiting is not made up for."""
         self._due = 0.0
         self._seen = self._clock()
 
 
 async def run(
-    operator: Operator,
-    plan: int,
-    *,
-    reason: str | None = None,
-    on_progress: Callable[[Progress], None] = lambda _: None,
-    stop: asyncio.Event | None = None,
-) -> PlanReport:
-    """Run a plan until it is done, stopped or cancelled, or until `stop` is set, when the next runner may go on.
-
-    A runner that died is waited for until its lease ends; one that lives is not disturbed.
-    """
-    arguments.whole("plan", plan, 1)
-    stop = stop or asyncio.Event()
+    session: Session, plan: int, *, reason: str | None, on_progress: Callable[[Progress], None], stop: asyncio.Event
+) -> None:
+    """Run a plan until it is done, stopped or cancelled, or until `stop` is set."""
     token = uuid4()
-    await _take(operator, plan, token, arguments.reason(reason), stop)
+    await _take(session, plan, token, reason, stop)
     try:
-        pace = Pace((await plans.report(operator, plan)).plan.rate)
+        pace = Pace((await _read(session, plan)).rate)
         while not stop.is_set():
-            async with operator.changing("plan.step"):
-                values = {"plan": plan, "token": token, "most": pace.due(), "lease": LEASE}
-                (step,) = await operator.fetch("step_plan", **values)
-            if step["state"] == "lost":
-                raise Refused(f"plan {plan} is run by somebody else now", f"holdfast plans show {plan} says by whom")
-            if step["phase"] in ("canary", "ramp"):
-                pace.took(step["moved"])
+            async with session.changing("plan.step") as statements:
+                step = await plans.step(statements, plan, token, most=pace.due(), lease=LEASE)
+            if step.state == "lost":
+                raise Refused(f"plan {plan} is run by another process now", f"holdfast plans show {plan} names it")
+            if step.phase in ("canary", "ramp"):
+                pace.took(step.moved)
             else:
                 pace.rest()
-            on_progress(Progress(await plans.read(operator, plan), step["phase"], step["moved"]))
-            if step["phase"] == "over":
+            on_progress(Progress(await _read(session, plan), step.phase, step.moved))
+            if step.phase == "over":
                 break
             await _rest(stop, INTERVAL)
     finally:
-        if not operator.connection.is_closed():
-            async with operator.changing("plan.release"):
-                await operator.fetch("release_plan", plan=plan, token=token)
-    return await plans.report(operator, plan)
+        if not session.connection.lost:
+            async with session.changing("plan.release") as statements:
+                await plans.release(statements, plan, token)
 
 
-async def _take(operator: Operator, plan: int, token: object, reason: str | None, stop: asyncio.Event) -> None:
+def unknown(plan: int) -> ConfigurationError:
+    """The error for a plan that does not exist."""
+    return ConfigurationError("plan", f"{plan} is unknown", "holdfast plans list shows them")
+
+
+async def _read(session: Session, plan: int) -> Plan:
+    async with session.reading() as statements:
+        found = await plans.read(statements, plan)
+    if found is None:
+        raise unknown(plan)
+    return found
+
+
+async def _take(session: Session, plan: int, token: UUID, reason: str | None, stop: asyncio.Event) -> None:
     me = f"{socket.gethostname()}:{os.getpid()}"
     held_until: datetime | None = None
     while not stop.is_set():
-        async with operator.changing("plan.run", plan=plan, reason=reason):
-            values = {"plan": plan, "token": token, "runner": me, "actor": operator.actor, "lease": LEASE}
-            rows = await operator.fetch("take_plan", **values, reason=reason)
-            if not rows:
-                raise ConfigurationError("plan", f"{plan} is unknown", "holdfast plans list has them")
-            (found,) = rows
-            if found["answer"] == "taken":
+        async with session.changing("plan.run", plan=plan, reason=reason) as statements:
+            lease = await plans.take(
+                statements, plan, token, runner=me, lease=LEASE, actor=session.actor, reason=reason
+            )
+            if lease is None:
+                raise unknown(plan)
+            if lease.answer == "taken":
                 return
-            if found["answer"] != "held":
-                raise _not_open(plan, found["answer"], found["state_reason"])
-            if held_until is not None and found["held_until"] > held_until:
-                raise Refused(f"plan {plan} is run by {found['runner']}", f"watch it: holdfast plans show {plan}")
-        held_until = found["held_until"]
-        # Whoever holds it extends the lease several times before it ends, if it lives.
-        await _rest(stop, min(found["held_for"] + 0.05, 1.0))
+            if lease.answer != "held" or lease.held_until is None:
+                raise _not_open(plan, lease.answer, lease.state_reason)
+            if held_until is not None and lease.held_until > held_until:
+                raise Refused(f"plan {plan} is run by {lease.runner}", f"watch it: holdfast plans show {plan}")
+        held_until = lease.held_until
+        # A living runner extends the lease several times before it ends.
+        await _rest(stop, min((lease.held_for or 0.0) + 0.05, 1.0))
 
 
 def _not_open(plan: int, state: str, why: str | None) -> Refused:

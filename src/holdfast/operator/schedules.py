@@ -1,58 +1,100 @@
-"""Schedules: when each fires next, whether somebody does it, and what an operator may do with it (IDM-4)."""
+"""Verbs for schedules: list them, show the next slots, trigger, pause, resume, remove."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
-from typing import Literal
 from uuid import UUID
 
 from holdfast.errors import ConfigurationError
 from holdfast.operator import arguments
-from holdfast.operator.session import Operator, Refused
-from holdfast.postgres.schedules import LISTING, ScheduleSeen
+from holdfast.operator.session import Refused, Session
+from holdfast.postgres.operations import schedules
+from holdfast.postgres.operations.schedules import ScheduleVerb
+from holdfast.postgres.schedules import ScheduleStatus
 
-Verb = Literal["pause", "resume"]
 UPCOMING = 5
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduleReport:
-    """One schedule, and the slots that come next; none when it is paused, or this machine cannot work them out."""
+    """One schedule and its next slots; none when it is paused, or when this machine cannot compute them."""
 
-    schedule: ScheduleSeen
+    schedule: ScheduleStatus
     upcoming: list[datetime]
 
 
 @dataclass(frozen=True, slots=True)
-class Turned:
-    """A schedule that was paused or resumed; it did not change when it was already."""
+class ScheduleChange:
+    """A pause or resumption of a schedule; `changed` is false when it was in that state already."""
 
     name: str
-    verb: Verb
+    verb: ScheduleVerb
     changed: bool
     dry_run: bool = False
 
 
-async def listing(operator: Operator) -> list[ScheduleSeen]:
-    """Every schedule that was declared and not removed."""
-    async with operator.reading():
-        return [ScheduleSeen(**row) for row in await operator.fetch("list_schedules", **LISTING)]
+class Schedules:
+    """Schedules, as `operator.schedules`."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    async def all(self) -> list[ScheduleStatus]:
+        """Every schedule that was declared and not removed."""
+        async with self._session.reading() as statements:
+            return await schedules.every(statements)
+
+    async def detail(self, name: str, *, payload: bool = False) -> ScheduleReport:
+        """One schedule, with its payload only on request."""
+        arguments.handler(name, "schedule")
+        async with self._session.reading() as statements:
+            found = await schedules.read(statements, name, payload=payload)
+        if found is None:
+            raise _unknown(name)
+        return ScheduleReport(found, _upcoming(found))
+
+    async def trigger(self, name: str, *, reason: str | None = None, dry_run: bool = False) -> UUID:
+        """Publish the event of a schedule now, in addition to its slots; the id of the event."""
+        asked = {"reason": arguments.reason(reason), "schedule": arguments.handler(name, "schedule")}
+        async with self._session.changing("schedule.trigger", dry_run=dry_run, **asked) as statements:
+            identity = await schedules.trigger(statements, name, actor=self._session.actor, reason=reason)
+            if identity is None:
+                raise _unknown(name)
+        return identity
+
+    async def pause(self, name: str, *, reason: str | None = None, dry_run: bool = False) -> ScheduleChange:
+        """Pause a schedule. Slots that come while it is paused are not fired, also not later."""
+        return await self._change(name, "pause", reason, dry_run)
+
+    async def resume(self, name: str, *, reason: str | None = None, dry_run: bool = False) -> ScheduleChange:
+        """Resume a paused schedule, from its next slot on."""
+        return await self._change(name, "resume", reason, dry_run)
+
+    async def _change(self, name: str, verb: ScheduleVerb, reason: str | None, dry_run: bool) -> ScheduleChange:
+        asked = {"reason": arguments.reason(reason), "schedule": arguments.handler(name, "schedule")}
+        async with self._session.changing(f"schedule.{verb}", dry_run=dry_run, **asked) as statements:
+            changed = await schedules.change_state(statements, name, verb, actor=self._session.actor, reason=reason)
+            if changed is None:
+                raise _unknown(name)
+        return ScheduleChange(name, verb, changed, dry_run)
+
+    async def remove(self, name: str, *, reason: str | None = None, dry_run: bool = False) -> None:
+        """Remove a schedule that no living worker declares."""
+        asked = {"reason": arguments.reason(reason), "schedule": arguments.handler(name, "schedule")}
+        async with self._session.changing("schedule.remove", dry_run=dry_run, **asked) as statements:
+            answer = await schedules.remove(statements, name, actor=self._session.actor, reason=reason)
+            if answer == "unknown":
+                raise _unknown(name)
+            if answer == "declared":
+                raise Refused(
+                    f"a worker declared {name} in the last minute",
+                    f"take it out of the code and stop that worker, or: holdfast schedules pause {name}",
+                )
 
 
-async def show(operator: Operator, name: str, *, payload: bool = False) -> ScheduleReport:
-    """One of them."""
-    async with operator.reading():
-        values = LISTING | {"only": arguments.handler(name, "schedule"), "payload": payload}
-        rows = await operator.fetch("list_schedules", **values)
-    if not rows:
-        raise _unknown(name)
-    found = ScheduleSeen(**rows[0])
-    return ScheduleReport(found, _upcoming(found))
-
-
-def _upcoming(found: ScheduleSeen) -> list[datetime]:
+def _upcoming(found: ScheduleStatus) -> list[datetime]:
     if found.paused_at is not None:
         return []
     try:
@@ -61,43 +103,5 @@ def _upcoming(found: ScheduleSeen) -> list[datetime]:
         return []  # without the extra, or without its time zone
 
 
-async def trigger(operator: Operator, name: str, *, reason: str | None = None, dry_run: bool = False) -> UUID:
-    """Publish the event of a schedule now, beside its slots; the id of the event."""
-    asked = {"reason": arguments.reason(reason), "schedule": arguments.handler(name, "schedule")}
-    async with operator.changing("schedule.trigger", dry_run=dry_run, **asked):
-        values = {"name": name, "actor": operator.actor, "reason": reason}
-        identity: UUID | None = (await operator.fetch("trigger_schedule", **values))[0][0]
-        if identity is None:
-            raise _unknown(name)
-    return identity
-
-
-async def turn(
-    operator: Operator, name: str, verb: Verb, *, reason: str | None = None, dry_run: bool = False
-) -> Turned:
-    """Pause or resume a schedule. Slots that come while it is paused are left out."""
-    asked = {"reason": arguments.reason(reason), "schedule": arguments.handler(name, "schedule")}
-    async with operator.changing(f"schedule.{verb}", dry_run=dry_run, **asked):
-        values = {"name": name, "verb": verb, "actor": operator.actor, "reason": reason}
-        rows = await operator.fetch("turn_schedule", **values)
-        if not rows:
-            raise _unknown(name)
-    return Turned(name, verb, rows[0]["before"] != rows[0]["after"], dry_run)
-
-
-async def remove(operator: Operator, name: str, *, reason: str | None = None, dry_run: bool = False) -> None:
-    """Take away a schedule that no living worker declares any more."""
-    asked = {"reason": arguments.reason(reason), "schedule": arguments.handler(name, "schedule")}
-    async with operator.changing("schedule.remove", dry_run=dry_run, **asked):
-        answer = (await operator.fetch("remove_schedule", name=name, actor=operator.actor, reason=reason))[0][0]
-        if answer == "unknown":
-            raise _unknown(name)
-        if answer == "declared":
-            raise Refused(
-                f"a worker that declares {name} was heard of in the last minute",
-                f"take it out of the code and stop that worker, or: holdfast schedules pause {name}",
-            )
-
-
 def _unknown(name: str) -> ConfigurationError:
-    return ConfigurationError("schedule", f"{name} is unknown", "holdfast schedules list has those that there are")
+    return ConfigurationError("schedule", f"{name} is unknown", "holdfast schedules list shows the known ones")

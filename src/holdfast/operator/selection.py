@@ -1,4 +1,4 @@
-"""Which dead letters are meant."""
+"""Selections of failed events."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from holdfast.errors import ConfigurationError
 from holdfast.failure import FailureReason
 from holdfast.operator import arguments
 
-# Of the reasons of a failure, those that an operator can put right.
+# The reasons of a failure that an operator can put right.
 REASONS = tuple(reason for reason in get_args(FailureReason) if reason not in ("cancelled", "expired"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """The dead letters that match every field which is given.
+    """The failed events that match every given field.
 
     >>> Selection(handler="billing.charge_card", reason="rejected").as_json()
     '{"handler": "billing.charge_card", "reason": "rejected"}'
@@ -31,7 +31,7 @@ class Selection:
     generation: int | None = None
     since: datetime | None = None  # failed at that time or later
     until: datetime | None = None  # failed before
-    everything: bool = False  # that no field is given is on purpose
+    everything: bool = False  # no field is given on purpose
 
     def __post_init__(self) -> None:
         if self.handler is not None:
@@ -51,32 +51,36 @@ class Selection:
         if self.until is not None:
             arguments.moment("until", self.until)
         if self.since is not None and self.until is not None and self.since >= self.until:
-            raise ConfigurationError("until", "is not after since", "swap the two")
+            raise ConfigurationError("until", "is not after since", "swap them")
         if self.everything and self.criteria:
-            raise ConfigurationError("everything", "is given together with a filter", "give one of the two")
+            raise ConfigurationError("everything", "is given together with a filter", "give one of them")
 
     @classmethod
     def group(cls, group: str, **others: Any) -> Selection:
-        """The dead letters of a group, which is written as handler/signature."""
+        """The failed events of a group, which is written as handler/signature."""
+        handler, signature = cls.parts(group)
+        return cls(**{**others, "handler": handler, "signature": signature})
+
+    @staticmethod
+    def parts(group: str) -> tuple[str, str]:
+        """The handler and the signature of a group's name."""
         handler, slash, signature = group.partition("/")
         if not slash:
             raise ConfigurationError(
                 "group", f"{group[:80]!r} is no group", "copy one from holdfast failed groups: handler/signature"
             )
-        return cls(**{**others, "handler": handler, "signature": signature})
+        return handler, signature
 
     @property
     def criteria(self) -> dict[str, Any]:
-        """What is asked for, by name."""
+        """The given fields, by name."""
         given = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "everything"}
         return {name: value for name, value in given.items() if value is not None}
 
     def required(self) -> Selection:
-        """Itself, unless it says nothing: before something is changed, all has to be meant."""
+        """The selection itself. An error when it is empty: a change of all events has to be explicit."""
         if not self.criteria and not self.everything:
-            raise ConfigurationError(
-                "selection", "names no failed event", "name ids, a group or a filter, or say that all are meant: --all"
-            )
+            raise ConfigurationError("selection", "is empty", "name ids, a group or a filter, or select all: --all")
         return self
 
     def as_json(self) -> str:

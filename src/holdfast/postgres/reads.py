@@ -38,7 +38,7 @@ class Lane:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerSeen:
+class WorkerStatus:
     """A worker that has not said goodbye."""
 
     id: UUID
@@ -68,7 +68,7 @@ class Status:
     open_is_more: bool  # there are more open rows than were counted
     lanes: list[Lane]
     unserved: list[tuple[str, int]]  # channel and generation
-    workers: list[WorkerSeen]
+    workers: list[WorkerStatus]
     bell: str | None
 
     @property
@@ -131,6 +131,6 @@ async def status(connection: asyncpg.Connection, schema: str = "core") -> Status
         open_is_more=counts["examined"] >= MOST,
         lanes=[Lane(**row) for row in lanes],
         unserved=[(row["channel"], row["generation"]) for row in unserved],
-        workers=[WorkerSeen(**row) for row in workers],
+        workers=[WorkerStatus(**row) for row in workers],
         bell=bell[0][0] if bell else None,
     )

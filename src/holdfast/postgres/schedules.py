@@ -41,7 +41,7 @@ class Watched:
 
 
 @dataclass(frozen=True, slots=True)
-class ScheduleSeen:
+class ScheduleStatus:
     """A schedule as operators see it."""
 
     name: str
@@ -90,12 +90,12 @@ class ScheduleSeen:
 LISTING: dict[str, object] = {"silence": UNATTENDED, "overdue": OVERDUE, "most": MOST, "payload": False, "only": None}
 
 
-async def listing(connection: asyncpg.Connection, schema: str = "core") -> list[ScheduleSeen]:
+async def listing(connection: asyncpg.Connection, schema: str = "core") -> list[ScheduleStatus]:
     """Every schedule that was declared and not removed."""
     statement = Queries(schema).asyncpg("list_schedules")
     async with connection.transaction(isolation="read_committed", readonly=True):
         rows = await connection.fetch(statement.sql, *statement.bind(LISTING))
-    return [ScheduleSeen(**row) for row in rows]
+    return [ScheduleStatus(**row) for row in rows]
 
 
 class Schedules:

@@ -107,7 +107,7 @@ class Maintenance:
             if self._reports.due("sweep_failed", str(error.sqlstate)):
                 details: dict[str, object] = {
                     "error": f"{type(error).__name__}: {error}"[:500],
-                    "remedy": "holdfast retention sweep shows it; compare the schema with holdfast migrate plan",
+                    "remedy": "holdfast retention sweep shows it; compare the schema with holdfast migrate status",
                 }
                 self._observe(Notice("error", "sweep_failed", details))
 

@@ -3,6 +3,8 @@
 import asyncpg
 
 from holdfast.postgres import migrate
+from holdfast.postgres.connection import Address, connect
+from holdfast.postgres.faults import CONNECTION_FAULTS
 from holdfast.postgres.queries import Queries
 from holdfast.postgres.retention import policies
 from holdfast.postgres.schema.archive import require_archive
@@ -18,3 +20,15 @@ async def require_ready(connection: asyncpg.Connection, settings: WorkerSettings
     found = await policies(connection, Queries(settings.schema))
     check_policies(found)
     return found
+
+
+async def refuse_unready(dsn: str, settings: WorkerSettings) -> None:
+    """Raise what `require_ready` raises; a database that does not answer yet is no reason to refuse."""
+    try:
+        connection = await connect(Address(dsn), "worker", statement_timeout=10)
+        try:
+            await require_ready(connection, settings)
+        finally:
+            await connection.close(timeout=2)
+    except (*CONNECTION_FAULTS, asyncpg.QueryCanceledError):
+        pass

@@ -212,7 +212,7 @@ class Settler:
             "handler_name": delivery.handler.name,
             "error": type(refusal).__name__,
             "sqlstate": sqlstate,
-            "remedy": "the row comes back when its lease ends; compare the schema with holdfast migrate plan",
+            "remedy": "the row comes back when its lease ends; compare the schema with holdfast migrate status",
         }
         if name == "archive_refused":
             details["remedy"] = (

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Literal
 
+from holdfast.postgres.schema.ownership import OWNER
+
 if TYPE_CHECKING:
     from holdfast.postgres.doctor.examination import Examination
 
@@ -57,6 +59,12 @@ class Report:
 
     def of(self, severity: Severity) -> list[Finding]:
         return [finding for finding in self.findings if finding.severity == severity]
+
+    @property
+    def statements_role(self) -> str | None:
+        """The role that has to run the statements among the remedies, when the schema belongs to it."""
+        statements = any(finding.remedy.endswith(";") for finding in self.findings)
+        return OWNER if statements and self.owner == OWNER else None
 
     @property
     def healthy(self) -> bool:

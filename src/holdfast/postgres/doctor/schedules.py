@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from holdfast.postgres.doctor.examination import Examination
 from holdfast.postgres.doctor.findings import Check, Finding
-from holdfast.postgres.schedules import LISTING, ScheduleSeen
+from holdfast.postgres.schedules import LISTING, ScheduleStatus
 
 
 async def _overdue(examination: Examination) -> list[Finding]:
@@ -56,13 +56,13 @@ async def _orphaned(examination: Examination) -> list[Finding]:
     ]
 
 
-async def _schedules(examination: Examination) -> list[ScheduleSeen]:
+async def _schedules(examination: Examination) -> list[ScheduleStatus]:
     await examination.require_installed()
     rows = await examination.rows("list_schedules", **(LISTING | {"overdue": examination.limits.overdue}))
-    return [ScheduleSeen(**row) for row in rows]
+    return [ScheduleStatus(**row) for row in rows]
 
 
-def _attended(seen: ScheduleSeen) -> str:
+def _attended(seen: ScheduleStatus) -> str:
     return f"last attended {(seen.looked_at - seen.attended_at).total_seconds():.0f} s ago"
 
 

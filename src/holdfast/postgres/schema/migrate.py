@@ -28,14 +28,14 @@ __all__ = [
     "Holdings",
     "Migration",
     "MigrationRefused",
-    "Plan",
     "Removal",
+    "SchemaState",
     "Step",
     "apply",
     "holdings",
-    "plan",
     "printable",
     "require_current",
+    "state",
     "uninstall",
 ]
 
@@ -52,8 +52,8 @@ class AppliedMigration:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What a database has and what it lacks."""
+class SchemaState:
+    """The migrations that a database has and lacks."""
 
     applied: tuple[AppliedMigration, ...]
     pending: tuple[Migration, ...]
@@ -79,7 +79,7 @@ class Step:
 OnStep = Callable[[Step], None]
 
 
-async def plan(dsn: str, *, schema: str = "core", source: Traversable | None = None) -> Plan:
+async def state(dsn: str, *, schema: str = "core", source: Traversable | None = None) -> SchemaState:
     """Compare the database with the code. Reads only; a schema that is not there has version 0."""
     queries, release = Queries(schema), load(source)
     async with _connected(dsn) as connection:
@@ -116,7 +116,7 @@ def printable(schema: str = "core", *, roles: bool = True, since: int = 0, sourc
     """Everything `apply` would run, as one script for review, psql, Alembic or Django's RunSQL.
 
     `since` leaves out the migrations up to that number. The script records what it applies, so that
-    `holdfast migrate plan` knows afterwards. It begins no transaction: run it in one.
+    `holdfast migrate status` knows afterwards. It begins no transaction: run it in one.
     """
     queries, release = Queries(schema), load(source)
     parts = [
@@ -197,7 +197,7 @@ async def _connected(dsn: str) -> AsyncIterator[Any]:
         await connection.close()
 
 
-async def _compare(connection: Any, queries: Queries, release: Release) -> Plan:
+async def _compare(connection: Any, queries: Queries, release: Release) -> SchemaState:
     async with transaction(connection, queries):
         facts = await inspect(connection, queries)
         rows = await _read_ledger(connection, queries, facts) if facts.has_ledger else []
@@ -205,7 +205,7 @@ async def _compare(connection: Any, queries: Queries, release: Release) -> Plan:
     applied = tuple(line for line in lines if line.version > 0)
     functions = next((line.checksum for line in lines if line.version == 0), None)
     _require_same_history(queries.schema, release, applied)
-    return Plan(
+    return SchemaState(
         applied=applied,
         pending=release.migrations[len(applied) :],
         database_version=len(applied),

@@ -1,0 +1,180 @@
+"""Verbs for failed events in the outbox: list, group, select, replay, discard, restore, edit, note."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from holdfast.errors import ConfigurationError, PayloadError
+from holdfast.ids import uuid7
+from holdfast.operator import arguments
+from holdfast.operator.outcome import Moved, moved
+from holdfast.operator.selection import Selection
+from holdfast.operator.session import Refused, Session, generation_for
+from holdfast.payload import encode_payload
+from holdfast.postgres.operations import failed, generations
+from holdfast.postgres.operations.failed import FailedEvent, FailureGroups
+
+LONGEST_PAGE = 1_000
+_STREAM_PAGE = 500
+EVERYTHING = Selection()
+
+
+@dataclass(frozen=True, slots=True)
+class Edited:
+    """A failed event, and the corrected event that replaces it."""
+
+    id: UUID
+    new_id: UUID
+    handler_name: str
+    generation: int
+    dry_run: bool = False
+
+
+class FailedEvents:
+    """Failed events, as `operator.failed`.
+
+    Every change is one transaction with a line in the audit. A dry run does all of it, returns what would become of
+    each row, and rolls back.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    async def page(
+        self,
+        selection: Selection = EVERYTHING,
+        *,
+        limit: int = 50,
+        before: FailedEvent | None = None,
+        payload: bool = False,
+    ) -> list[FailedEvent]:
+        """Failed events, the newest first; `before` is the last one of the previous page."""
+        arguments.whole("limit", limit, 1, LONGEST_PAGE)
+        async with self._session.reading() as statements:
+            return await failed.page(statements, selection.as_json(), limit=limit, before=before, payload=payload)
+
+    async def pages(self, selection: Selection = EVERYTHING, *, payload: bool = False) -> AsyncIterator[FailedEvent]:
+        """All failed events, read a page at a time: a read that takes minutes must not hold one snapshot."""
+        last: FailedEvent | None = None
+        while found := await self.page(selection, limit=_STREAM_PAGE, before=last, payload=payload):
+            for event in found:
+                yield event
+            last = found[-1]
+
+    async def groups(self, selection: Selection = EVERYTHING) -> FailureGroups:
+        """Failed events by handler and cause."""
+        async with self._session.reading() as statements:
+            return await failed.groups(statements, selection.as_json())
+
+    async def select(self, selection: Selection, *, most: int = arguments.MOST_AT_ONCE) -> list[UUID]:
+        """Ids of the rows that a selection matches now, the newest first. An error when it matches none."""
+        wanted = selection.required()
+        async with self._session.reading() as statements:
+            rows = await failed.select(statements, wanted.as_json(), most=most)
+        if not rows:
+            raise no_match(selection)
+        return rows
+
+    async def resolve(self, ids: Iterable[UUID | str]) -> list[UUID]:
+        """The rows that ids name. An event's own id names its failed deliveries; an unknown id is an error."""
+        asked = arguments.ids(ids)
+        async with self._session.reading() as statements:
+            rows = await failed.resolve(statements, asked)
+        unknown = sorted({str(id) for id, row in rows if row is None})
+        if unknown:
+            others = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
+            raise ConfigurationError(
+                "ids",
+                f"name no event, or one without a failed delivery: {unknown[0]}{others}",
+                "holdfast failed list shows them",
+            )
+        return list(dict.fromkeys(row for _, row in rows if row is not None))
+
+    async def replay(
+        self,
+        ids: Iterable[UUID | str],
+        *,
+        generation: int | None = None,
+        reason: str | None = None,
+        force: bool = False,
+        dry_run: bool = False,
+    ) -> Moved:
+        """Put failed events back to pending, in place: same id, same key, attempts from zero."""
+        rows, actor = await self.resolve(ids), self._session.actor
+        asked = {"reason": arguments.reason(reason), "generation": generation, "force": force, "rows": len(rows)}
+        async with self._session.changing("replay", dry_run=dry_run, **asked) as statements:
+            into = await generation_for(statements, generation)
+            found = await failed.replay(statements, rows, generation=into, actor=actor, reason=reason, force=force)
+            unknown = not await generations.known(statements, into)
+            if not found.moved and set(found.left) == {"too_old"}:
+                raise Refused(
+                    f"{len(rows)} failed before what the inbox remembers: their handlers may have handled them",
+                    "look at them with holdfast failed show, and replay them with --force",
+                )
+        return moved("replay", found, dry_run, generation=into, unknown_generation=unknown)
+
+    async def discard(self, ids: Iterable[UUID | str], *, reason: str | None = None, dry_run: bool = False) -> Moved:
+        """Discard failed events. They can be restored until `purge_at`."""
+        rows, actor = await self.resolve(ids), self._session.actor
+        asked = {"reason": arguments.reason(reason), "rows": len(rows)}
+        async with self._session.changing("discard", dry_run=dry_run, **asked) as statements:
+            return moved("discard", await failed.discard(statements, rows, actor=actor, reason=reason), dry_run)
+
+    async def restore(self, ids: Iterable[UUID | str], *, reason: str | None = None, dry_run: bool = False) -> Moved:
+        """Put discarded events back among the failed ones."""
+        rows, actor = await self.resolve(ids), self._session.actor
+        asked = {"reason": arguments.reason(reason), "rows": len(rows)}
+        async with self._session.changing("restore", dry_run=dry_run, **asked) as statements:
+            return moved("restore", await failed.restore(statements, rows, actor=actor, reason=reason), dry_run)
+
+    async def edit(
+        self,
+        id: UUID | str,
+        payload: dict[str, Any],
+        *,
+        generation: int | None = None,
+        reason: str | None = None,
+        dry_run: bool = False,
+    ) -> Edited:
+        """Publish a corrected event for the handler that failed, and discard the failed one.
+
+        The new event has an id and a key of its own; its causation id is the event it corrects.
+        """
+        try:
+            text = encode_payload(payload)
+        except PayloadError as error:
+            raise ConfigurationError(error.field, error.problem, error.remedy) from None
+        rows = await self.resolve([id])
+        if len(rows) > 1:
+            raise ConfigurationError(
+                "id", f"{id} failed for {len(rows)} handlers", "name one delivery: holdfast failed show lists them"
+            )
+        new_id, actor = uuid7(), self._session.actor
+        asked = {"reason": arguments.reason(reason), "id": rows[0]}
+        async with self._session.changing("edit", dry_run=dry_run, **asked) as statements:
+            into = await generation_for(statements, generation)
+            outcome = await failed.edit(statements, rows[0], new_id, text, generation=into, actor=actor, reason=reason)
+            if outcome != "moved":
+                raise Refused(f"the event is {outcome}, not failed", f"look at it: holdfast events show {id}")
+            handler = await failed.handler_of(statements, new_id)
+        return Edited(rows[0], new_id, handler, into, dry_run)
+
+    async def note(self, group: str, text: str | None, *, dry_run: bool = False) -> bool:
+        """Set the note of a group of failures, or (None) remove it; whether the group has a note now."""
+        handler, signature = Selection.parts(group)
+        wanted = Selection(handler=handler, signature=signature)
+        if text is not None:
+            arguments.line("note", text, 2_000)
+            await self.select(wanted, most=1)
+        async with self._session.changing("note", dry_run=dry_run) as statements:
+            return await failed.note(statements, handler, signature, text, actor=self._session.actor)
+
+
+def no_match(selection: Selection) -> ConfigurationError:
+    """The error of a selection that matches no failed event."""
+    return ConfigurationError(
+        "selection", f"matches no failed event: {selection}", "holdfast failed groups shows what there is"
+    )

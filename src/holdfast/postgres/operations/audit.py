@@ -1,0 +1,60 @@
+"""`core.audit`: who did what, when and why."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+
+from holdfast.postgres.operations.connection import Statements
+
+
+@dataclass(frozen=True, slots=True)
+class AuditLine:
+    """One action. `actor` is the name that was given, `login` the role of the database session."""
+
+    id: int
+    at: datetime
+    actor: str
+    login: str
+    action: str
+    reason: str | None
+    arguments: dict[str, Any]
+    counts: dict[str, int]
+    rows: int | None  # how many rows it changed, if it changes rows
+
+
+async def page(
+    statements: Statements,
+    *,
+    limit: int,
+    before: int | None,
+    actor: str | None,
+    action: str | None,
+    since: datetime | None,
+    steps: bool,
+) -> list[AuditLine]:
+    """Actions, the latest first."""
+    values = {"most": limit, "before": before, "actor": actor, "action": action, "since": since, "steps": steps}
+    return [_line(row) for row in await statements.fetch("list_audit", **values)]
+
+
+async def of_row(statements: Statements, id: UUID, *, most: int) -> list[AuditLine]:
+    """Actions that changed one row of the outbox."""
+    return [_line(row) for row in await statements.fetch("list_audit_of_row", id=id, most=most)]
+
+
+async def note_refusal(
+    statements: Statements, *, actor: str, action: str, reason: str | None, arguments: dict[str, Any], problem: str
+) -> None:
+    """Record that an action was refused."""
+    text = json.dumps(arguments, default=str)
+    await statements.fetch("note_refusal", actor=actor, action=action, reason=reason, arguments=text, problem=problem)
+
+
+def _line(row: asyncpg.Record) -> AuditLine:
+    return AuditLine(**(dict(row) | {name: json.loads(row[name]) for name in ("arguments", "counts")}))

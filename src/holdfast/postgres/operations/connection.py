@@ -1,0 +1,125 @@
+"""An operator's connection, and the transactions in which its statements run."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import asyncpg
+
+from holdfast.errors import ConfigurationError
+from holdfast.postgres import doctor, metrics, reads
+from holdfast.postgres.connection import Address, connect
+from holdfast.postgres.doctor import Part, Report
+from holdfast.postgres.metrics import Snapshot
+from holdfast.postgres.operations import sweeping
+from holdfast.postgres.operations.sweeping import SweepReport
+from holdfast.postgres.queries import Queries
+from holdfast.postgres.reads import Status
+from holdfast.postgres.retention import Batch
+from holdfast.postgres.schema import migrate
+
+STATEMENT_TIMEOUT = 90.0
+
+
+class Statements:
+    """The named statements of a schema, on a connection with an open transaction."""
+
+    def __init__(self, connection: asyncpg.Connection, queries: Queries) -> None:
+        self.connection = connection
+        self.queries = queries
+
+    async def fetch(self, name: str, /, **values: object) -> list[asyncpg.Record]:
+        """All rows of a statement."""
+        statement = self.queries.asyncpg(name)
+        rows: list[asyncpg.Record] = await self.connection.fetch(statement.sql, *statement.bind(values))
+        return rows
+
+    async def row(self, name: str, /, **values: object) -> asyncpg.Record:
+        """The row of a statement that always has exactly one."""
+        (row,) = await self.fetch(name, **values)
+        return row
+
+    async def value(self, name: str, /, **values: object) -> Any:
+        """The first column of the first row."""
+        return (await self.fetch(name, **values))[0][0]
+
+
+class OperatorConnection:
+    """One connection to one schema. The schema's version is checked before the first statement that depends on it."""
+
+    def __init__(self, dsn: str, schema: str) -> None:
+        self.schema = schema
+        self._queries = Queries(schema)
+        self._address = Address(dsn)
+        self._connection: asyncpg.Connection | None = None
+        self._checked = False
+
+    async def open(self) -> None:
+        await self._address.probe()
+        self._connection = await connect(self._address, "operator", statement_timeout=STATEMENT_TIMEOUT)
+
+    async def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close(timeout=2)
+
+    @property
+    def driver(self) -> asyncpg.Connection:
+        """The driver's connection."""
+        if self._connection is None:
+            raise ConfigurationError("operator", "is not connected", "write: async with Operator(...) as operator")
+        return self._connection
+
+    @property
+    def lost(self) -> bool:
+        return bool(self.driver.is_closed())
+
+    @asynccontextmanager
+    async def reading(self) -> AsyncIterator[Statements]:
+        """One snapshot for all statements of the block, with a time limit."""
+        connection = await self._current()
+        async with connection.transaction(isolation="repeatable_read", readonly=True):
+            statements = Statements(connection, self._queries)
+            await statements.fetch("begin_read")
+            yield statements
+
+    @asynccontextmanager
+    async def changing(self, *, dry_run: bool = False) -> AsyncIterator[Statements]:
+        """One transaction, which is rolled back after an error and after a dry run."""
+        connection = await self._current()
+        transaction = connection.transaction(isolation="read_committed")
+        await transaction.start()
+        try:
+            statements = Statements(connection, self._queries)
+            await statements.fetch("begin_action")
+            yield statements
+        except BaseException:
+            if not connection.is_closed():
+                await transaction.rollback()
+            raise
+        await (transaction.rollback() if dry_run else transaction.commit())
+
+    async def status(self) -> Status:
+        """The state of the schema, in one snapshot."""
+        return await reads.status(await self._current(), self.schema)
+
+    async def snapshot(self) -> Snapshot:
+        """What metrics are made of."""
+        return await metrics.snapshot(await self._current(), self.schema)
+
+    async def examine(self, only: Part | None) -> Report:
+        """The doctor's report; the schema may have any version, or be missing."""
+        return await doctor.examine(self.driver, self.schema, only=only, pooled=self._address.pooled)
+
+    async def sweep(self, actor: str, reason: str | None, on_batch: Callable[[Batch], None]) -> SweepReport:
+        """Take everything that is due, in batches with transactions of their own."""
+        return await sweeping.sweep(await self._current(), self._queries, actor, reason, on_batch)
+
+    async def _current(self) -> asyncpg.Connection:
+        connection = self.driver
+        if not self._checked:
+            await migrate.require_current(connection, self.schema)
+            self._checked = True
+        return connection

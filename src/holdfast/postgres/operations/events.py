@@ -1,0 +1,152 @@
+"""Events: those that are open, and one with all its deliveries."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+
+from holdfast.failure import FailureCycle
+from holdfast.postgres.operations import audit
+from holdfast.postgres.operations.audit import AuditLine
+from holdfast.postgres.operations.connection import Statements
+
+ERROR_LENGTH = 500
+MOST_LINES = 200
+
+
+@dataclass(frozen=True, slots=True)
+class OpenEvent:
+    """A delivery that is pending or in flight."""
+
+    id: UUID
+    event_id: UUID
+    event_type: str
+    source: str
+    target: str | None
+    route: str
+    handler_name: str | None
+    status: str
+    attempts: int
+    last_error: str | None
+    created_at: datetime
+    available_at: datetime
+    lease_expires_at: datetime | None
+    channel: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRow:
+    """A replay plan that contains, or contained, a delivery."""
+
+    plan_id: int
+    state: str
+    why: str | None
+    replayed_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """An event for one handler: its state and its history."""
+
+    id: UUID
+    handler_name: str | None  # '*': it was split, and every handler has a delivery of its own
+    route: str
+    status: str
+    attempts: int
+    last_error: str | None
+    error_signature: str | None
+    failure_reason: str | None
+    first_failed_at: datetime | None
+    failed_at: datetime | None
+    created_at: datetime
+    available_at: datetime  # of a pending one: its next attempt
+    expires_at: datetime | None
+    delivered_at: datetime | None
+    deleted_at: datetime | None
+    lease_expires_at: datetime | None
+    channel: str
+    generation: int
+    priority: int
+    cycles: list[FailureCycle]
+    plans: list[PlannedRow]
+    actions: list[AuditLine]
+
+
+@dataclass(frozen=True, slots=True)
+class EventDetail:
+    """An event with all its deliveries."""
+
+    event_id: UUID
+    event_type: str
+    event_version: int
+    occurred_at: datetime
+    source: str
+    target: str | None
+    content_class: str
+    domain_id: UUID | None
+    idempotency_key: str
+    trace_context: str | None
+    deliveries: list[Delivery]
+    handled_by: dict[str, datetime]  # from the inbox
+    payload: Any = None  # only on request, like the headers
+    headers: Any = None
+
+
+async def page(
+    statements: Statements,
+    *,
+    limit: int,
+    event_type: str | None,
+    handler: str | None,
+    source: str | None,
+    generation: int | None,
+) -> list[OpenEvent]:
+    """Some of the events that are open."""
+    filters = {"event_type": event_type, "handler": handler, "source": source, "generation": generation}
+    rows = await statements.fetch("list_open", most=limit, error_length=ERROR_LENGTH, **filters)
+    return [OpenEvent(**row) for row in rows]
+
+
+async def detail(statements: Statements, id: UUID, *, payload: bool) -> EventDetail | None:
+    """The event that an id names: its own id, or that of one of its deliveries."""
+    rows = await statements.fetch("read_event_rows", id=id, payload=payload)
+    if not rows:
+        return None
+    first = rows[0]
+    handled = await statements.fetch("list_handled", key=first["idempotency_key"])
+    parsed: dict[str, Any] = {n: None if first[n] is None else json.loads(first[n]) for n in ("payload", "headers")}
+    common = ("event_type", "event_version", "occurred_at", "source", "target", "content_class", "domain_id")
+    return EventDetail(
+        event_id=first["origin_id"] or first["id"],
+        **{name: first[name] for name in (*common, "idempotency_key", "trace_context")},
+        deliveries=[await _delivery(statements, row) for row in rows],
+        handled_by={row["handler_name"]: row["handled_at"] for row in handled},
+        **parsed,
+    )
+
+
+async def deliveries(statements: Statements, id: UUID) -> list[UUID]:
+    """Ids of the deliveries that an id stands for."""
+    return [row["id"] for row in await statements.fetch("resolve_deliveries", id=id)]
+
+
+async def cancel(statements: Statements, id: UUID, *, actor: str, reason: str | None) -> bool:
+    """Cancel one delivery; false when it is settled."""
+    return bool(await statements.value("cancel_row", id=id, actor=actor, reason=reason))
+
+
+async def _delivery(statements: Statements, row: asyncpg.Record) -> Delivery:
+    fields = [name for name in Delivery.__dataclass_fields__ if name not in ("cycles", "plans", "actions")]
+    plans = await statements.fetch("list_plans_of_row", id=row["id"])
+    return Delivery(
+        **{name: row[name] for name in fields},
+        cycles=[FailureCycle.model_validate(cycle) for cycle in json.loads(row["failure_history"])],
+        plans=[PlannedRow(**plan) for plan in plans],
+        actions=await audit.of_row(statements, row["id"], most=MOST_LINES),
+    )

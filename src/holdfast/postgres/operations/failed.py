@@ -1,0 +1,173 @@
+"""Failed events in the outbox: listing, grouping, selecting and changing them.
+
+Nothing here reads delivered rows. Counts end at a limit: one that equals it means "or more".
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+
+from holdfast.postgres.operations.connection import Statements
+from holdfast.postgres.operations.outcomes import Outcomes
+
+MOST = 100_000
+MOST_GROUPS = 500
+ERROR_LENGTH = 500
+
+
+@dataclass(frozen=True, slots=True)
+class FailedEvent:
+    """A failed delivery. `id` is its row, one for each handler; `event_id` is what producers and handlers know."""
+
+    id: UUID
+    event_id: UUID
+    event_type: str
+    event_version: int
+    source: str
+    target: str | None
+    handler_name: str
+    failure_reason: str
+    attempts: int
+    error_signature: str | None
+    last_error: str | None  # the first 500 characters
+    first_failed_at: datetime | None
+    failed_at: datetime
+    occurred_at: datetime
+    channel: str
+    generation: int
+    cycles: int  # how often it was replayed
+    payload: Any = None  # only on request, like the headers
+    headers: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class FailureGroup:
+    """Failures of one handler with one cause."""
+
+    handler_name: str
+    signature: str
+    count: int
+    first_seen: datetime | None
+    last_seen: datetime
+    reasons: list[str]
+    event_types: list[str]
+    generations: list[int]
+    sample_id: UUID  # the newest of them
+    sample_error: str | None
+    note: str | None
+    noted_by: str | None
+    noted_at: datetime | None
+
+    @property
+    def name(self) -> str:
+        """The group's name in other verbs."""
+        return f"{self.handler_name}/{self.signature}"
+
+
+@dataclass(frozen=True, slots=True)
+class FailureGroups:
+    """The groups, the largest first. When `examined` equals `limit`, only that many of the newest were examined."""
+
+    groups: list[FailureGroup]
+    examined: int
+    limit: int = MOST
+
+    @property
+    def is_more(self) -> bool:
+        return self.examined >= self.limit
+
+
+async def page(
+    statements: Statements, selection: str, *, limit: int, before: FailedEvent | None, payload: bool
+) -> list[FailedEvent]:
+    """Failed events that a selection (JSON) matches, the newest first."""
+    rows = await statements.fetch(
+        "list_failed",
+        filter=selection,
+        most=limit,
+        before_at=before and before.failed_at,
+        before_id=before and before.id,
+        error_length=ERROR_LENGTH,
+        payload=payload,
+    )
+    return [_event(row) for row in rows]
+
+
+async def groups(statements: Statements, selection: str) -> FailureGroups:
+    """Failed events by handler and cause."""
+    rows = await statements.fetch(
+        "list_failure_groups", filter=selection, most=MOST, most_groups=MOST_GROUPS, error_length=ERROR_LENGTH
+    )
+    return grouped(rows)
+
+
+def grouped(rows: list[asyncpg.Record]) -> FailureGroups:
+    """Groups of the outbox or of the archive."""
+    examined = rows[0]["examined"] if rows else 0
+    fields = FailureGroup.__dataclass_fields__
+    return FailureGroups([FailureGroup(**{name: row[name] for name in fields}) for row in rows], examined)
+
+
+async def select(statements: Statements, selection: str, *, most: int) -> list[UUID]:
+    """Ids of the rows that a selection matches, the newest first."""
+    return [row["id"] for row in await statements.fetch("select_failed", filter=selection, most=most)]
+
+
+async def resolve(statements: Statements, ids: list[UUID]) -> list[tuple[UUID, UUID | None]]:
+    """Each id with a row it stands for; None when there is none."""
+    return [(row["asked"], row["row_id"]) for row in await statements.fetch("resolve_rows", ids=ids)]
+
+
+async def replay(
+    statements: Statements, ids: list[UUID], *, generation: int, actor: str, reason: str | None, force: bool
+) -> Outcomes:
+    """Put failed rows back to pending."""
+    return Outcomes.of(
+        await statements.fetch("replay_rows", ids=ids, generation=generation, actor=actor, reason=reason, force=force)
+    )
+
+
+async def discard(statements: Statements, ids: list[UUID], *, actor: str, reason: str | None) -> Outcomes:
+    """Mark failed rows as discarded."""
+    return Outcomes.of(await statements.fetch("discard_rows", ids=ids, actor=actor, reason=reason))
+
+
+async def restore(statements: Statements, ids: list[UUID], *, actor: str, reason: str | None) -> Outcomes:
+    """Undo a discard."""
+    return Outcomes.of(await statements.fetch("restore_rows", ids=ids, actor=actor, reason=reason))
+
+
+async def edit(
+    statements: Statements, id: UUID, new_id: UUID, payload: str, *, generation: int, actor: str, reason: str | None
+) -> str:
+    """Publish a corrected event and discard the failed row; `moved`, or the state of a row that is not failed."""
+    values = {"id": id, "new_id": new_id, "payload": payload, "generation": generation}
+    return str(await statements.value("edit_row", **values, actor=actor, reason=reason))
+
+
+async def handler_of(statements: Statements, id: UUID) -> str:
+    """The handler that a row is owed to."""
+    return str((await statements.row("read_handler", id=id))["handler_name"])
+
+
+async def note(statements: Statements, handler: str, signature: str, text: str | None, *, actor: str) -> bool:
+    """Set or remove the note of a group; whether it has one now."""
+    return bool(await statements.value("note_group", handler=handler, signature=signature, note=text, actor=actor))
+
+
+async def counts_by_handler(statements: Statements, *, most: int) -> Iterable[tuple[str, int, int]]:
+    """Failed rows: handler, generation and count."""
+    rows = await statements.fetch("count_failed_by_handler", most=most)
+    return [(row["handler_name"], row["generation"], row["count"]) for row in rows]
+
+
+def _event(row: asyncpg.Record) -> FailedEvent:
+    parsed = {name: None if row[name] is None else json.loads(row[name]) for name in ("payload", "headers")}
+    return FailedEvent(**(dict(row) | parsed))

@@ -1,0 +1,96 @@
+"""Generations of a deployment: what each still has to do, and who serves it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from datetime import datetime
+
+from holdfast.postgres import reads
+from holdfast.postgres.operations import failed
+from holdfast.postgres.operations.connection import Statements
+
+MOST_GENERATIONS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One generation. `open` and `failed` are counted up to a limit."""
+
+    generation: int
+    label: str | None
+    started_at: datetime | None
+    retired_at: datetime | None
+    current: bool  # the default of writers that name none
+    open: int
+    failed: int
+    channels: list[str]  # that have open events
+    unserved: list[str]  # of those, the ones that no living worker serves
+    workers: list[str]  # living ones
+
+    @property
+    def stranded(self) -> bool:
+        """Whether events wait on a channel that no living worker serves."""
+        return bool(self.unserved)
+
+    @property
+    def in_the_way(self) -> list[str]:
+        """The reasons why it cannot be retired; none: it can."""
+        problems = []
+        if self.current:
+            problems.append("it is the current one")
+        if self.open:
+            problems.append(f"{self.open} events are open")
+        if self.workers:
+            problems.append(f"{len(self.workers)} workers serve it")
+        return problems
+
+
+@dataclass(frozen=True, slots=True)
+class Retirement:
+    """The answer to a request to retire a generation."""
+
+    retired: bool
+    open: int
+    workers: int
+
+
+async def every(statements: Statements) -> list[Generation]:
+    """Every known generation, the newest first."""
+    rows = await statements.fetch(
+        "list_generations", silence=reads.SILENCE, most=reads.MOST, most_generations=MOST_GENERATIONS
+    )
+    failures: Counter[int] = Counter()
+    for _, generation, count in await failed.counts_by_handler(statements, most=reads.MOST):
+        failures[generation] += count
+    found = {row["generation"]: Generation(**row, failed=failures[row["generation"]]) for row in rows}
+    for number in failures.keys() - found.keys():
+        found[number] = Generation(number, None, None, None, False, 0, failures[number], [], [], [])
+    return [found[number] for number in sorted(found, reverse=True)]
+
+
+async def default(statements: Statements) -> int:
+    """The newest generation that a living worker serves."""
+    return int(await statements.value("default_generation"))
+
+
+async def known(statements: Statements, generation: int) -> bool:
+    """Whether it is the current generation, a deployment that is not retired, or served by a living worker."""
+    return bool(await statements.value("knows_generation", generation=generation))
+
+
+async def retire(statements: Statements, generation: int, *, force: bool, actor: str, reason: str | None) -> Retirement:
+    """Mark a generation as retired, unless it has open events or living workers."""
+    row = await statements.row("retire_generation", generation=generation, force=force, actor=actor, reason=reason)
+    return Retirement(row["retired"], row["open"], row["workers"])
+
+
+async def count_movable(statements: Statements, generation: int) -> int:
+    """How many pending events a move would take, up to a limit."""
+    return int((await statements.row("count_movable", generation=generation, most=reads.MOST))["count"])
+
+
+async def move(statements: Statements, generation: int, to: int, *, most: int, actor: str, reason: str | None) -> int:
+    """Move some pending events to another generation; how many."""
+    values = {"from_generation": generation, "to_generation": to, "most": most}
+    return int(await statements.value("move_generation", **values, actor=actor, reason=reason))

@@ -1,0 +1,66 @@
+"""Handlers with their subscriptions, their backlog and the workers that serve them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from datetime import datetime
+
+from holdfast.postgres import reads
+from holdfast.postgres.operations import failed
+from holdfast.postgres.operations.connection import Statements
+
+MOST_HANDLERS = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerStatus:
+    """A handler that has, or had, subscriptions."""
+
+    handler_name: str
+    context: str
+    event_types: list[str]  # none: it is retired
+    retired_at: datetime | None
+    open: int  # in its own lanes, and in lanes of events that were not split among their handlers yet
+    failed: int
+    workers: list[str]  # living ones that have it
+
+    @property
+    def retired(self) -> bool:
+        return not self.event_types
+
+    @property
+    def unserved(self) -> bool:
+        """Whether events wait for it and no living worker has it."""
+        return self.open > 0 and not self.workers
+
+
+async def every(statements: Statements, status: reads.Status) -> list[HandlerStatus]:
+    """Every handler that ever subscribed."""
+    subscriptions = await statements.fetch("list_interests", silence=reads.SILENCE, most=MOST_HANDLERS)
+    failures: Counter[str] = Counter()
+    for handler, _, count in await failed.counts_by_handler(statements, most=reads.MOST):
+        failures[handler] += count
+    waiting: Counter[str] = Counter()
+    for lane in status.lanes:
+        waiting.update({handler: lane.open for handler in lane.handlers})
+    return [
+        HandlerStatus(
+            handler_name=row["handler_name"],
+            context=row["context"],
+            event_types=row["event_types"] or [],
+            retired_at=row["retired_at"] if not row["event_types"] else None,
+            open=waiting[row["handler_name"]],
+            failed=failures[row["handler_name"]],
+            workers=row["workers"],
+        )
+        for row in subscriptions
+    ]
+
+
+async def retire(
+    statements: Statements, handler: str, event_type: str | None, *, actor: str, reason: str | None
+) -> int:
+    """End the subscriptions of a handler, or one of them; how many ended."""
+    values = {"handler": handler, "event_type": event_type, "actor": actor, "reason": reason}
+    return int(await statements.value("retire_handler", **values))

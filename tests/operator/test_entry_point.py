@@ -1,0 +1,97 @@
+"""`Operator` is the third entry point: the example of its docstring runs, and every verb is reachable from it."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import re
+import textwrap
+from typing import Any
+
+import asyncpg
+import pytest
+
+import holdfast
+from holdfast import Operator
+from holdfast.errors import SchemaMismatch
+from tests.operator.support import ACTOR, fail, states
+
+pytestmark = pytest.mark.operator
+
+VERBS = {
+    "archive": {"detail", "discard", "groups", "page", "replay", "resolve", "restore", "select"},
+    "audit": {"page"},
+    "events": {"cancel", "detail", "page"},
+    "failed": {"discard", "edit", "groups", "note", "page", "pages", "replay", "resolve", "restore", "select"},
+    "generations": {"all", "move", "retire"},
+    "handlers": {"all", "retire"},
+    "plans": {"cancel", "create", "detail", "page", "pause", "read", "resume", "run"},
+    "retention": {"erase", "preview_erasure", "report", "set_policy", "size", "sweep"},
+    "schedules": {"all", "detail", "pause", "remove", "resume", "trigger"},
+    "wakeup": {"mode", "set_mode"},
+}
+
+
+def verbs(of: object) -> set[str]:
+    """Public coroutine functions, and generators of results."""
+    members = inspect.getmembers(of, lambda m: inspect.iscoroutinefunction(m) or inspect.isasyncgenfunction(m))
+    return {name for name, _ in members if not name.startswith("_")}
+
+
+def test_every_verb_is_reachable() -> None:
+    """OPS-1: user interfaces need nothing else."""
+    operator = Operator("postgresql://h/db", actor=ACTOR)
+    assert verbs(operator) == {"doctor", "metrics", "migrations", "status", "workers"}
+    nouns = {name: verbs(noun) for name, noun in vars(operator).items() if not name.startswith("_")}
+    assert nouns == VERBS
+    undocumented = [
+        name for noun in nouns for name in nouns[noun] if not getattr(getattr(operator, noun), name).__doc__
+    ]
+    assert undocumented == []
+
+
+async def test_the_example_of_the_docstring_runs(
+    dsn: str, conn: asyncpg.Connection, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """OPS-1: and does what it says."""
+    await fail(conn, 3)
+    example = re.search(r"(?m)(^        async with .*\n(?:^            .*\n)+)", str(Operator.__doc__) + "\n")
+    assert example
+    text = "async def run(dsn, Operator):\n" + textwrap.indent(textwrap.dedent(example[1]), "    ")
+    scope: dict[str, Any] = {}
+    exec(compile(text, "docstring", "exec"), scope)  # noqa: S102
+    await asyncio.wait_for(scope["run"](dsn, Operator), 30)
+    said = capsys.readouterr().out
+    assert "0 pending, 3 failed" in said and "billing.charge_card/" in said
+    assert await states(conn) == {"pending": 1, "failed": 2}
+
+
+async def test_a_missing_schema_can_be_examined(empty_dsn: str) -> None:
+    """OPS-5: the doctor and the migrations answer; other verbs refuse."""
+    async with Operator(empty_dsn, actor=ACTOR) as operator:
+        assert not (await operator.doctor()).healthy
+        assert (await operator.migrations()).database_version == 0
+        for verb in (operator.status, operator.failed.page, operator.metrics, operator.retention.sweep):
+            with pytest.raises(SchemaMismatch, match="not installed"):
+                await verb()
+
+
+async def test_a_closed_operator_says_so(dsn: str) -> None:
+    """OPS-1."""
+    operator = Operator(dsn, actor=ACTOR)
+    with pytest.raises(holdfast.HoldfastError, match="async with Operator"):
+        await operator.status()
+
+
+async def test_status_and_wake_up_mode(dsn: str, conn: asyncpg.Connection) -> None:
+    """OPS-1: verbs that only the command line had."""
+    await fail(conn, 2)
+    async with Operator(dsn, actor=ACTOR) as operator:
+        assert (await operator.status()).failed == 2
+        assert await operator.workers() == []
+        assert await operator.wakeup.mode() == "when_idle"
+        assert await operator.wakeup.set_mode("never", reason="a test") == "when_idle"
+        assert await operator.wakeup.mode() == "never"
+        (line,) = await operator.audit.page()
+        assert (line.actor, line.reason) == (ACTOR, "a test")
+        assert (await operator.migrations()).up_to_date
