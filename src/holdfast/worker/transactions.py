@@ -110,7 +110,7 @@ class Transactions:
                     session.lent = False
                 self._require_open(session, delivery)
             if isinstance(result, Done):
-                await self._deliveries.forget(session, delivery)
+                await self._deliveries.delete_delivered(session, delivery)
                 await transaction.commit()  # and with it the savepoint
                 _require_committed(session, delivery)
         except BaseException as error:

@@ -344,8 +344,8 @@ class Worker:
                 await self._address.probe()
                 connection = await self._claim_connection.use()
                 policies = await require_ready(connection, self.settings)
-                self._deliveries.consuming = any(
-                    policy.brief for (entity, _), policy in policies.items() if entity == "outbox_row"
+                self._deliveries.deletes_delivered = any(
+                    policy.deletes_at_once for (entity, _), policy in policies.items() if entity == "outbox_row"
                 )
                 # Reactions in the producer's process are owed nothing; their lanes are served, for replays.
                 owed = [handler for handler in self._registry if handler.via == "outbox"]
