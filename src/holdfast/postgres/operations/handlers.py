@@ -37,7 +37,7 @@ class HandlerStatus:
 
 async def every(statements: Statements, status: reads.Status) -> list[HandlerStatus]:
     """Every handler that ever subscribed."""
-    subscriptions = await statements.fetch("list_interests", silence=reads.SILENCE, most=MOST_HANDLERS)
+    subscriptions = await statements.fetch("list_subscriptions", silence=reads.SILENCE, most=MOST_HANDLERS)
     failures: Counter[str] = Counter()
     for handler, _, count in await failed.counts_by_handler(statements, most=reads.MOST):
         failures[handler] += count
@@ -47,7 +47,7 @@ async def every(statements: Statements, status: reads.Status) -> list[HandlerSta
     return [
         HandlerStatus(
             handler_name=row["handler_name"],
-            context=row["context"],
+            context=row["domain_context"],
             event_types=row["event_types"] or [],
             retired_at=row["retired_at"] if not row["event_types"] else None,
             open=waiting[row["handler_name"]],

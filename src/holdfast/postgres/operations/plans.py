@@ -167,7 +167,7 @@ async def change_state(
     statements: Statements, plan: int, verb: PlanVerb, *, actor: str, reason: str | None
 ) -> PlanState | None:
     """Pause, resume or cancel a plan; None when there is no such plan."""
-    rows = await statements.fetch("turn_plan", plan=plan, verb=verb, actor=actor, reason=reason)
+    rows = await statements.fetch("change_plan_state", plan=plan, verb=verb, actor=actor, reason=reason)
     return PlanState(rows[0]["before"], rows[0]["after"], rows[0]["running"]) if rows else None
 
 

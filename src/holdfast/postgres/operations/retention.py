@@ -89,7 +89,7 @@ async def set_policy(
 ) -> None:
     """Add, change or (None) remove a policy."""
     await statements.fetch(
-        "set_policy",
+        "retention_set",
         actor=actor,
         reason=reason,
         entity=entity,
@@ -119,7 +119,7 @@ async def count_archived(statements: Statements, domain: UUID) -> int:
 async def erase_archived(statements: Statements, domain: UUID, *, most: int, actor: str, reason: str | None) -> int:
     """Erase some rows of a domain in the archive; how many."""
     values = {"domain": domain, "actor": actor, "reason": reason}
-    return int(await statements.value("erase_archived", **values, most=most))
+    return int(await statements.value("erase_archived", **values, limit=most))
 
 
 async def erase_page(
@@ -127,5 +127,5 @@ async def erase_page(
 ) -> ErasurePage:
     """Erase the rows of a domain on one page of the outbox; `settled` are those that were erased."""
     values = {"domain": domain, "actor": actor, "reason": reason}
-    row = await statements.row("erase_outbox", **values, cancel=cancel, most=most, after=after)
+    row = await statements.row("erase_outbox", **values, cancel=cancel, limit=most, after=after)
     return ErasurePage(row["examined"], row["erased"], row["open"], row["next_id"])

@@ -32,7 +32,7 @@ async def change_state(
     statements: Statements, name: str, verb: ScheduleVerb, *, actor: str, reason: str | None
 ) -> bool | None:
     """Pause or resume a schedule; whether that changed anything, or None when there is no such schedule."""
-    rows = await statements.fetch("turn_schedule", name=name, verb=verb, actor=actor, reason=reason)
+    rows = await statements.fetch("change_schedule_state", name=name, verb=verb, actor=actor, reason=reason)
     return rows[0]["before"] != rows[0]["after"] if rows else None
 
 
