@@ -120,7 +120,7 @@ def test_every_phase_and_every_event_is_tried() -> None:
 def test_each_pair_is_a_transition_or_declared_impossible(event: Event) -> None:
     for phase in PHASES:
         if type(phase) in POSSIBLE.get(type(event), (type(phase),)):
-            assert type(transition(phase, event).phase) in get_args(Phase)
+            assert type(transition(phase, event)[0]) in get_args(Phase)
         else:
             with pytest.raises(ImpossibleTransition, match=type(phase).__name__):
                 transition(phase, event)
@@ -182,10 +182,10 @@ def test_a_5xx_waits_until_the_application_returns() -> None:
 def test_an_error_page_is_never_stored() -> None:
     """Row 10: not even with `store_5xx`, because the endpoint gave no answer."""
     stored = ResponseComplete(BROKEN, Settlement.STORE_REFUSAL)
-    held = transition(Failed(), stored).phase
+    held = transition(Failed(), stored)[0]
     assert held == ErrorHeld(BROKEN, Settlement.ROLL_BACK, Failed())
     assert transition(held, Returned()) == (Settling(BROKEN, Settlement.ROLL_BACK, Failed()), Action.SETTLE)
-    assert transition(Working(), stored).phase == ErrorHeld(BROKEN, Settlement.STORE_REFUSAL, Working())
+    assert transition(Working(), stored)[0] == ErrorHeld(BROKEN, Settlement.STORE_REFUSAL, Working())
 
 
 def test_success_is_refused_where_nothing_can_be_committed() -> None:
@@ -194,17 +194,17 @@ def test_success_is_refused_where_nothing_can_be_committed() -> None:
         for success in RESPONSES[:2]:
             assert transition(phase, success) == (phase, Action.REJECT_ANSWER)
     for refusal in RESPONSES[2:4]:
-        assert transition(Opened(), refusal).phase == Settling(REFUSED, Settlement.ROLL_BACK, Opened())
-        assert transition(Unsettled(), refusal).phase == Settling(REFUSED, Settlement.NOTHING, Unsettled())
+        assert transition(Opened(), refusal)[0] == Settling(REFUSED, Settlement.ROLL_BACK, Opened())
+        assert transition(Unsettled(), refusal)[0] == Settling(REFUSED, Settlement.NOTHING, Unsettled())
 
 
 def test_a_settlement_that_fails() -> None:
     """Row 17: the application may answer for its error; whether anything is left to undo is remembered."""
-    settling = transition(Working(), SUCCESS).phase
-    assert transition(settling, SettlingFailed(transaction_ended=False)).phase == Working()
-    assert transition(settling, SettlingFailed(transaction_ended=True)).phase == Unsettled()
-    assert transition(settling, RepeatNeeded(ERROR)).phase == Repeating(ERROR)
-    assert transition(settling, Refused(OURS)).phase == Decided(OURS)
+    settling = transition(Working(), SUCCESS)[0]
+    assert transition(settling, SettlingFailed(transaction_ended=False))[0] == Working()
+    assert transition(settling, SettlingFailed(transaction_ended=True))[0] == Unsettled()
+    assert transition(settling, RepeatNeeded(ERROR))[0] == Repeating(ERROR)
+    assert transition(settling, Refused(OURS))[0] == Decided(OURS)
 
 
 # --- what holds for every pair ---
@@ -260,5 +260,5 @@ def test_an_open_transaction_is_never_forgotten() -> None:
     for phase in PHASES:
         if not isinstance(phase, Outside | Answered | Closed):
             for event in (Returned(), Escaped(), Interrupted()):
-                assert transition(phase, event).action is not Action.FINISH
+                assert transition(phase, event)[1] is not Action.FINISH
             assert transition(phase, Interrupted()) == (Closed(), Action.FAIL)

@@ -124,7 +124,7 @@ class Exchange:
     @property
     def decided(self) -> bool:
         """Whether the outcome is known, whatever the application does from now on."""
-        return isinstance(self.phase, Decided | Repeating | Settled)
+        return isinstance(self.phase, (Decided, Repeating, Settled))
 
     @property
     def echoed_key(self) -> bytes | None:

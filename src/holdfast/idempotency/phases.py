@@ -14,9 +14,10 @@ answer requires (`Settled`), or, for a 5xx that is also raised, after a rollback
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple, NoReturn, assert_never
+from typing import Any, NoReturn
 
 from holdfast.idempotency.answers import Answer, Settlement
 
@@ -226,11 +227,7 @@ class Action(Enum):
     RUN_AGAIN = "roll back, and run everything again"
 
 
-class Transition(NamedTuple):
-    """The phase after an event, and the action that follows."""
-
-    phase: Phase
-    action: Action
+Transition = tuple[Phase, Action]  # the phase after an event, and the action that follows
 
 
 class ImpossibleTransition(AssertionError):
@@ -239,147 +236,180 @@ class ImpossibleTransition(AssertionError):
 
 def transition(phase: Phase, event: Event) -> Transition:
     """Return the phase after the event, and what to do next."""
-    match event:
-        case MessageSent():
-            return _on_message(phase)
-        case BeginCalled():
-            return _on_begin(phase)
-        case ResponseComplete():
-            return _on_response(phase, event)
-        case Returned() | Escaped():
-            return _on_end(phase, event)
-        case TransactionOpened() if isinstance(phase, Outside):
-            return Transition(Opened(), Action.TAKE_KEY)
-        case KeyTaken() if isinstance(phase, Opened):
-            return Transition(Working(), Action.CONTINUE)
-        case SettlingDone() | SettlingFailed():
-            return _on_settling(phase, event)
-        case ReplyBegins():
-            return _on_reply(phase, event)
-        case Refused() | RepeatNeeded():
-            return _on_decision(phase, event)
-        case EndpointRaised():
-            return Transition(Failed() if isinstance(phase, Working) else phase, Action.CONTINUE)
-        case Interrupted():
-            if isinstance(phase, Outside | Answered | Closed):
-                return Transition(phase, Action.FINISH)
-            return Transition(Closed(), Action.FAIL)
-        case Restarted() if isinstance(phase, Repeating):
-            return Transition(Outside(), Action.CONTINUE)
-        case GivenUp(answer) if isinstance(phase, Repeating):
-            return Transition(Answered(answer), Action.REPLY)
-        case _:
-            _impossible(phase, event)
+    return _TRANSITIONS[type(event)](phase, event)
 
 
 def _impossible(phase: Phase, event: Event) -> NoReturn:
     raise ImpossibleTransition(f"{type(event).__name__} in the phase {type(phase).__name__}")
 
 
-def _on_begin(phase: Phase) -> Transition:
-    match phase:
-        case Outside():
-            return Transition(phase, Action.OPEN)
-        case Opened():
-            return Transition(phase, Action.TAKE_KEY)
-        case Working() | Failed() | Unsettled() | ErrorHeld() | Settling() | Settled():
-            return Transition(phase, Action.CONTINUE)
-        case Decided() | Repeating():
-            return Transition(phase, Action.STOP_ENDPOINT)
-        case Answered() | Closed():
-            return Transition(phase, Action.REJECT_BEGIN)
-        case _:
-            assert_never(phase)
+# --- before the work ----------------------------------------------------------------------------------------
+
+_BEGINNING: Mapping[type[Phase], Action] = {
+    Outside: Action.OPEN,
+    Opened: Action.TAKE_KEY,
+    Working: Action.CONTINUE,
+    Failed: Action.CONTINUE,
+    Unsettled: Action.CONTINUE,
+    ErrorHeld: Action.CONTINUE,
+    Settling: Action.CONTINUE,
+    Settled: Action.CONTINUE,
+    Decided: Action.STOP_ENDPOINT,
+    Repeating: Action.STOP_ENDPOINT,
+    Answered: Action.REJECT_BEGIN,
+    Closed: Action.REJECT_BEGIN,
+}
 
 
-def _on_message(phase: Phase) -> Transition:
-    match phase:
-        case Outside():
-            return Transition(Answered(), Action.FORWARD)
-        case Answered():
-            return Transition(phase, Action.FORWARD)  # the server knows best what is wrong with a second response
-        case Opened() | Working() | Failed() | Unsettled() | ErrorHeld():
-            return Transition(phase, Action.HOLD)
-        case Settling() | Settled() | Decided() | Repeating() | Closed():
-            return Transition(phase, Action.DROP)
-        case _:
-            assert_never(phase)
+def _on_begin(phase: Phase, _event: BeginCalled) -> Transition:
+    return phase, _BEGINNING[type(phase)]
+
+
+def _on_opened(phase: Phase, event: TransactionOpened) -> Transition:
+    if not isinstance(phase, Outside):
+        _impossible(phase, event)
+    return Opened(), Action.TAKE_KEY
+
+
+def _on_taken(phase: Phase, event: KeyTaken) -> Transition:
+    if not isinstance(phase, Opened):
+        _impossible(phase, event)
+    return Working(), Action.CONTINUE
+
+
+def _on_decision(phase: Phase, event: Refused | RepeatNeeded) -> Transition:
+    if isinstance(phase, (Settled, Decided, Repeating, Answered, Closed)):
+        return phase, Action.STOP_ENDPOINT  # it stays as it was decided first
+    if isinstance(event, Refused):
+        return Decided(event.answer), Action.STOP_ENDPOINT
+    if isinstance(phase, Outside):
+        _impossible(phase, event)
+    return Repeating(event.error), Action.STOP_ENDPOINT
+
+
+def _on_raised(phase: Phase, _event: EndpointRaised) -> Transition:
+    return Failed() if isinstance(phase, Working) else phase, Action.CONTINUE
+
+
+# --- the response -------------------------------------------------------------------------------------------
+
+_MESSAGES: Mapping[type[Phase], Action] = {
+    Outside: Action.FORWARD,
+    Opened: Action.HOLD,
+    Working: Action.HOLD,
+    Failed: Action.HOLD,
+    Unsettled: Action.HOLD,
+    ErrorHeld: Action.HOLD,
+    Settling: Action.DROP,
+    Settled: Action.DROP,
+    Decided: Action.DROP,
+    Repeating: Action.DROP,
+    Answered: Action.FORWARD,  # the server reports what is wrong with a second response
+    Closed: Action.DROP,
+}
+
+
+def _on_message(phase: Phase, _event: MessageSent) -> Transition:
+    return Answered() if isinstance(phase, Outside) else phase, _MESSAGES[type(phase)]
 
 
 def _on_response(phase: Phase, event: ResponseComplete) -> Transition:
-    match phase:
-        case ErrorHeld():
-            return _on_response(phase.before, event)  # a second response takes the place of the first
-        case Opened() | Working() | Failed() | Unsettled():
-            settlement = _settlement_in(phase, event)
-            if settlement is None:
-                return Transition(phase, Action.REJECT_ANSWER)
-            if event.answer.status >= 500:
-                return Transition(ErrorHeld(event.answer, settlement, phase), Action.HOLD)
-            return Transition(Settling(event.answer, settlement, phase), Action.SETTLE)
-        case _:
-            _impossible(phase, event)
+    if isinstance(phase, ErrorHeld):
+        phase = phase.before  # a second response takes the place of the first
+    if not isinstance(phase, (Opened, Working, Failed, Unsettled)):
+        _impossible(phase, event)
+    settlement = _settlement_in(phase, event)
+    if settlement is None:
+        return phase, Action.REJECT_ANSWER
+    if event.answer.status >= 500:
+        return ErrorHeld(event.answer, settlement, phase), Action.HOLD
+    return Settling(event.answer, settlement, phase), Action.SETTLE
 
 
 def _settlement_in(phase: Undecided, event: ResponseComplete) -> Settlement | None:
     """Return how the transaction is ended; None if the answer claims a success that the phase cannot commit."""
-    succeeds = event.settlement in (Settlement.COMMIT, Settlement.STORE)
-    match phase:
-        case Opened():  # a dependency or the validation refused the request before its work began
-            return None if succeeds else Settlement.ROLL_BACK
-        case Unsettled():
-            return None if succeeds else Settlement.NOTHING
-        case Failed() if event.answer.status >= 500:
-            return Settlement.ROLL_BACK  # an error page of the framework's: the endpoint gave no answer
-        case _:
-            return event.settlement
+    if isinstance(phase, Working):
+        return event.settlement
+    if isinstance(phase, Failed):
+        # A 5xx is an error page of the framework's then: the endpoint gave no answer.
+        return Settlement.ROLL_BACK if event.answer.status >= 500 else event.settlement
+    if event.settlement in (Settlement.COMMIT, Settlement.STORE):
+        return None
+    # Opened: a dependency or the validation refused the request before its work began.
+    return Settlement.ROLL_BACK if isinstance(phase, Opened) else Settlement.NOTHING
 
 
-def _on_settling(phase: Phase, event: SettlingDone | SettlingFailed) -> Transition:
-    match phase, event:
-        case Settling(), SettlingDone():
-            return Transition(Settled(phase.answer), Action.CONTINUE)
-        case Settling(), SettlingFailed():
-            return Transition(Unsettled() if event.transaction_ended else phase.before, Action.CONTINUE)
-        case Closed(), _:  # the application ended without waiting for the response it had sent
-            return Transition(phase, Action.CONTINUE)
-        case _:
-            _impossible(phase, event)
+def _on_settled(phase: Phase, event: SettlingDone) -> Transition:
+    if isinstance(phase, Settling):
+        return Settled(phase.answer), Action.CONTINUE
+    return _without_waiting(phase, event)
+
+
+def _on_unsettled(phase: Phase, event: SettlingFailed) -> Transition:
+    if isinstance(phase, Settling):
+        return Unsettled() if event.transaction_ended else phase.before, Action.CONTINUE
+    return _without_waiting(phase, event)
 
 
 def _on_reply(phase: Phase, event: ReplyBegins) -> Transition:
-    match phase:
-        case Settled():
-            return Transition(Answered(phase.answer), Action.REPLY)
-        case Answered() | Closed():  # the application ended without waiting, see above
-            return Transition(phase, Action.DROP)
-        case _:
-            _impossible(phase, event)
+    if isinstance(phase, Settled):
+        return Answered(phase.answer), Action.REPLY
+    return (phase, Action.DROP) if isinstance(phase, Answered) else _without_waiting(phase, event)
 
 
-def _on_decision(phase: Phase, event: Refused | RepeatNeeded) -> Transition:
-    if isinstance(phase, Settled | Decided | Repeating | Answered | Closed):
-        return Transition(phase, Action.STOP_ENDPOINT)  # it stays as it was decided first
-    if isinstance(event, Refused):
-        return Transition(Decided(event.answer), Action.STOP_ENDPOINT)
-    if isinstance(phase, Outside):
+def _without_waiting(phase: Phase, event: Event) -> Transition:
+    """Drop what became of a response for which the application did not wait before it ended."""
+    if not isinstance(phase, Closed):
         _impossible(phase, event)
-    return Transition(Repeating(event.error), Action.STOP_ENDPOINT)
+    return phase, Action.DROP
+
+
+# --- the end of the application -----------------------------------------------------------------------------
 
 
 def _on_end(phase: Phase, event: Returned | Escaped) -> Transition:
     match phase:
         case Outside() | Answered() | Closed():
-            return Transition(phase, Action.FINISH)
+            return phase, Action.FINISH
         case Opened() | Working() | Failed() | Unsettled() | Settling():
-            return Transition(Closed(), Action.FAIL)
+            return Closed(), Action.FAIL
         case ErrorHeld() if isinstance(event, Returned):
-            return Transition(Settling(phase.answer, phase.settlement, phase.before), Action.SETTLE)
+            return Settling(phase.answer, phase.settlement, phase.before), Action.SETTLE
         case ErrorHeld():
-            return Transition(Answered(phase.answer), Action.REPLY_AND_FAIL)
+            return Answered(phase.answer), Action.REPLY_AND_FAIL
         case Settled() | Decided():
-            return Transition(Answered(phase.answer), Action.REPLY)
+            return Answered(phase.answer), Action.REPLY
         case Repeating():
-            return Transition(phase, Action.RUN_AGAIN)
-        case _:
-            assert_never(phase)
+            return phase, Action.RUN_AGAIN
+
+
+def _on_interrupted(phase: Phase, _event: Interrupted) -> Transition:
+    if isinstance(phase, (Outside, Answered, Closed)):
+        return phase, Action.FINISH
+    return Closed(), Action.FAIL
+
+
+def _on_repetition(phase: Phase, event: Restarted | GivenUp) -> Transition:
+    if not isinstance(phase, Repeating):
+        _impossible(phase, event)
+    return (Answered(event.answer), Action.REPLY) if isinstance(event, GivenUp) else (Outside(), Action.CONTINUE)
+
+
+_TRANSITIONS: Mapping[type[Event], Callable[[Phase, Any], Transition]] = {
+    BeginCalled: _on_begin,
+    TransactionOpened: _on_opened,
+    KeyTaken: _on_taken,
+    MessageSent: _on_message,
+    ResponseComplete: _on_response,
+    Refused: _on_decision,
+    RepeatNeeded: _on_decision,
+    EndpointRaised: _on_raised,
+    SettlingDone: _on_settled,
+    SettlingFailed: _on_unsettled,
+    ReplyBegins: _on_reply,
+    Returned: _on_end,
+    Escaped: _on_end,
+    Interrupted: _on_interrupted,
+    Restarted: _on_repetition,
+    GivenUp: _on_repetition,
+}

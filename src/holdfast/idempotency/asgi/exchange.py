@@ -191,7 +191,7 @@ class AsgiExchange:
         elif isinstance(error, _INTERRUPTIONS):
             action = exchange.advance(Interrupted())
         else:
-            if not exchange.decided and not isinstance(exchange.phase, Outside | Answered):
+            if not exchange.decided and not isinstance(exchange.phase, (Outside, Answered)):
                 with contextlib.suppress(StopEndpoint):
                     exchange.judge_work(error, self._transaction)
             action = exchange.advance(Escaped())
