@@ -65,7 +65,7 @@ async def test_outcome_of_a_transaction_longer_than_the_lease(dsn: str, conn: as
         query = "SELECT count(*) = 0 FROM core.outbox WHERE status = 'in_flight'"
         await until(lambda: len(runs) >= count, what="each ran")
         await until(lambda: conn.fetchval(query), what="each is settled")
-        await until(lambda: one.held == two.held == 0, what="both know it")
+        await until(lambda: one.in_flight == two.in_flight == 0, what="both know it")
         assert sorted(runs) == list(range(count))
         counters = (one.counters, two.counters)
         found = await conn.fetch(
