@@ -10,6 +10,7 @@ import tomllib
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -201,3 +202,16 @@ def test_shares() -> None:
     assert share_of("tests/unit/test_dev.py::test_shares") == "tests/unit/test_dev.py"
     alone = "tests/acceptance/test_worker_crashes.py::test_frozen_worker_is_fenced[pg15]"
     assert share_of(alone) == alone
+
+
+@pytest.mark.parametrize(("free", "expected"), [(64 * 2**20, None), (24 * 2**30, "/dev/shm")])  # noqa: S108
+def test_servers_live_in_memory_where_there_is_room(
+    script: Any, monkeypatch: pytest.MonkeyPatch, free: int, expected: str | None
+) -> None:
+    """RUN-2: a container with a small /dev/shm uses the disk."""
+    monkeypatch.delenv("TMPDIR", raising=False)
+    monkeypatch.setattr(script.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    monkeypatch.setattr(script, "ROOM", 2**30)
+    assert script.memory_with_room() == expected
+    monkeypatch.setenv("TMPDIR", "/var/tmp")  # noqa: S108
+    assert script.memory_with_room() is None

@@ -45,7 +45,7 @@ def test_any_other_name_is_refused_with_what_to_write(name: str) -> None:
 
 
 def test_a_schedule_has_a_remedy_of_its_own() -> None:
-    """SCH-1."""
+    """IDM-4."""
     with pytest.raises(ConfigurationError, match=r"schedule .*<schedule>.*reports\.daily"):
         schedule_name("daily")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import traceback
 from importlib.metadata import version as package_version
@@ -80,13 +81,19 @@ def version() -> None:
     typer.echo(f"holdfast {package_version('holdfast')} (schema version {code_version()})")
 
 
+@functools.cache
+def command_tree() -> Any:
+    """Return the commands as click has them. Making them takes longer than most commands."""
+    return typer.main.get_command(app)
+
+
 def run(arguments: list[str]) -> int:
     """Run a command; an error becomes two lines and an exit code."""
     # People add --debug at the end, after the command; typer would accept it only before.
     debug = "--debug" in arguments
     try:
         # typer turns usage errors and typer.Exit into SystemExit; what a command raises passes through.
-        app(args=[argument for argument in arguments if argument != "--debug"], prog_name="holdfast")
+        command_tree()(args=[argument for argument in arguments if argument != "--debug"], prog_name="holdfast")
     except SystemExit as end:
         return _code(end.code)
     except REPORTED as error:
