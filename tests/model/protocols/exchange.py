@@ -43,7 +43,7 @@ class State(NamedTuple):
 
 
 _FUNCTIONS = "postgres/sql/functions/idempotency.sql"
-_EXCHANGE = "idempotency/asgi/exchange.py"
+_EXCHANGE = "idempotency/exchange.py"
 _HOLDING = frozenset(("runs", "answers"))
 
 
@@ -51,21 +51,21 @@ class Exchange(Model[State]):
     """`bodies` are those of the slots; `snapshots` is REPEATABLE READ and above."""
 
     stands_for: ClassVar[dict[str, str]] = {
-        "arrives": f"{_EXCHANGE} Exchange.open",
+        "arrives": "idempotency/asgi/exchange.py AsgiExchange.open",
         "takes the key": f"{_FUNCTIONS} core.idempotency_begin",
         "finds another request": f"{_FUNCTIONS} core.idempotency_begin",
         "finds it unfinished": f"{_FUNCTIONS} core.idempotency_begin",
-        "has waited too long": f"{_EXCHANGE} Exchange._take",
-        "is run again": f"{_EXCHANGE} Exchange._again",
+        "has waited too long": f"{_EXCHANGE} Exchange.judge",
+        "is run again": f"{_EXCHANGE} Exchange.repeat",
         "keeps the answer": f"{_FUNCTIONS} core.idempotency_complete",
-        "refuses, and has rolled back itself": f"{_EXCHANGE} Exchange._keep_refusal",
-        "takes the key once more": f"{_EXCHANGE} Exchange._keep_refusal",
-        "drops everything": f"{_EXCHANGE} Exchange._settle",
-        "commits": f"{_EXCHANGE} Exchange._settle",
-        "commits, and is not answered": f"{_EXCHANGE} Exchange._unavailable",
-        "loses its connection": f"{_EXCHANGE} Exchange._unavailable",
-        "answers": f"{_EXCHANGE} Exchange._reply",
-        "answers 503": f"{_EXCHANGE} Exchange._unavailable",
+        "refuses, and has rolled back itself": f"{_EXCHANGE} Exchange._store_refusal",
+        "takes the key once more": f"{_EXCHANGE} Exchange._store_refusal",
+        "drops everything": f"{_EXCHANGE} Exchange.settle",
+        "commits": f"{_EXCHANGE} Exchange.settle",
+        "commits, and is not answered": f"{_EXCHANGE} Exchange.unavailable",
+        "loses its connection": f"{_EXCHANGE} Exchange.unavailable",
+        "answers": "idempotency/asgi/exchange.py AsgiExchange._reply",
+        "answers 503": f"{_EXCHANGE} Exchange.unavailable",
         "replays": "idempotency/answers.py replayed",
         "dies": "a fault",
         "ends a transaction without a client": "the server: idle_in_transaction_session_timeout",

@@ -5,7 +5,7 @@ here: a worker that only it would wake is a lost wake-up.
 
 The time that is allowed comes in ticks, and only when nothing else can happen. Without a fault there is none. After a
 fault that the other side is told of (a death, a cut connection, a frozen process) a second may pass, after which every
-worker that is not the guard looks by itself. After one that it is not told of, the ping finds out as well.
+worker that is not the sleeper looks by itself. After one that it is not told of, the ping finds out as well.
 
 Two things are told shorter than they are. A worker clears its flag and claims in one step, and one that was woken is at
 its look: what is heard in between only makes it look once more. And without `delays` a notification is heard when it is
@@ -20,15 +20,15 @@ from typing import ClassVar, NamedTuple
 
 from tests.model.protocols.search import Model, Step, replaced
 
-TOLD = frozenset(("dies", "loses power", "is frozen", "loses its guard connection", "loses its LISTEN connection"))
-UNTOLD = frozenset(("loses its guard connection unawares", "loses its LISTEN connection unawares"))
+TOLD = frozenset(("dies", "loses power", "is frozen", "loses its sleeper connection", "loses its LISTEN connection"))
+UNTOLD = frozenset(("loses its sleeper connection unawares", "loses its LISTEN connection unawares"))
 
 
 class Worker(NamedTuple):
-    at: str = "look"  # look, idle, announce, stand down, say so, busy, asleep, gone
-    wakened: bool = False  # Claimer._wakened, where it matters: between the look and the sleep
+    at: str = "look"  # look, idle, announce, get up, say so, busy, rests, gone
+    wakened: bool = False  # Wakeups.pending, where it matters: between the look and the rest
     hints: bool = False  # notifications on their way
-    guard: str = ""  # what the Sleeper believes: "", waiting, standing
+    sleeper: str = ""  # what the Sleeper believes of its channel: "", waiting, asleep
     locks: str = ""  # what its session has: "", E, E+queue, E+K; cut: ended, and told so; gone: ended, and not told
     ears: str = "on"  # the LISTEN connection: on, cut, gone, off (known, to be opened again)
     frozen: bool = False
@@ -49,34 +49,38 @@ class State(NamedTuple):
 
 
 class Wakeup(Model[State]):
-    """`serves` are the lanes of each worker, `lanes` the lane of each event. `broken_by` names mutations."""
+    """`serves` are the lanes of each worker, `lanes` the lane of each event. `broken_by` names mutations.
+
+    `names` are how each worker calls the lock E: two deployments that call it differently have a sleeper each, and
+    share K.
+    """
 
     ends = True
     stands_for: ClassVar[dict[str, str]] = {
-        "clears its flag": "worker/claimer.py Claimer._wakened",
+        "clears its flag": "worker/wakeups.py Wakeups.take",
         "claims": "postgres/sql/functions/delivery.sql core.outbox_claim",
         "finds nothing": "postgres/sql/functions/delivery.sql core.outbox_claim",
-        "becomes the guard": "postgres/sql/wakeup.sql guard",
-        "becomes the guard, to wait": "postgres/sql/wakeup.sql guard",
-        "finds another guard": "postgres/sql/wakeup.sql guard",
-        "falls asleep": "worker/claimer.py Claimer._idle",
+        "becomes the sleeper": "postgres/sql/wakeup.sql become_sleeper",
+        "becomes the sleeper, to wait": "postgres/sql/wakeup.sql become_sleeper",
+        "finds another sleeper": "postgres/sql/wakeup.sql become_sleeper",
+        "rests": "worker/claimer.py Claimer._idle",
         "queues for the lock": "postgres/sql/wakeup.sql fall_asleep",
-        "is granted the lock": "postgres/wakeup/sleeper.py Sleeper._fall_asleep",
-        "announces": "postgres/sql/wakeup.sql announce_guard",
-        "announces and looks": "postgres/wakeup/sleeper.py Sleeper._fall_asleep",
+        "is granted the lock": "postgres/wakeup/sleeper.py Sleeper._wait_for_lock",
+        "announces": "postgres/sql/wakeup.sql announce_sleeper",
+        "announces and looks": "postgres/wakeup/sleeper.py Sleeper._wait_for_lock",
         "cannot announce": "postgres/wakeup/sleeper.py Sleeper.reset",
-        "stands down": "postgres/sql/wakeup.sql stand_down",
-        "says so": "postgres/sql/wakeup.sql stand_down",
+        "gets up": "postgres/sql/wakeup.sql get_up",
+        "says so": "postgres/sql/wakeup.sql get_up",
         "has time again": "worker/claimer.py Claimer._room",
         "hears": "worker/listener.py Listener._heard",
-        "misses its guard connection": "postgres/wakeup/sleeper.py Sleeper.reset",
-        "misses its LISTEN connection": "worker/worker.py Worker._deafened",
+        "misses its sleeper connection": "postgres/wakeup/sleeper.py Sleeper.reset",
+        "misses its LISTEN connection": "worker/listener.py Listener.run",
         "listens again": "worker/listener.py Listener.run",
         "shares the lock": "postgres/sql/migrations/0001_core.sql core.outbox_notify",
         "rings": "postgres/sql/migrations/0001_core.sql core.outbox_notify",
         "commits": "COMMIT: the row is visible, and with it goes the notification",
         "ends": "COMMIT: the locks of the transaction are released",
-        "a second passes": "worker/claimer.py _GUARD_INTERVAL",
+        "a second passes": "worker/claimer.py _SLEEPER_INTERVAL",
         "five seconds pass": "worker/listener.py Listener._watch",
         "grants a lock to a session without a client": "the server",
         "ends a session without a client": "the server: TCP keepalives",
@@ -93,6 +97,7 @@ class Wakeup(Model[State]):
         faults: frozenset[str] = frozenset(),
         most_faults: int = 1,
         delays: bool = False,
+        names: tuple[str, ...] = (),
         broken_by: str = "",
     ) -> None:
         self._serves = serves
@@ -101,7 +106,9 @@ class Wakeup(Model[State]):
         self._most_faults = most_faults if faults else 0
         self._delays = delays
         self._broken_by = broken_by
-        self._groups = tuple({each: [n for n, s in enumerate(serves) if s == each] for each in serves}.values())
+        self._names = names or ("",) * len(serves)
+        kinds = list(zip(serves, self._names, strict=True))
+        self._groups = tuple({each: [n for n, kind in enumerate(kinds) if kind == each] for each in kinds}.values())
         self._crowds = tuple({each: [n for n, s in enumerate(lanes) if s == each] for each in lanes}.values())
 
     def initial(self) -> State:
@@ -189,18 +196,18 @@ class Wakeup(Model[State]):
         elif worker.at == "clear":  # only in the mutation
             yield Step(actor, "clears its flag"), self._put(state, n, worker._replace(at="idle", wakened=False))
         elif worker.at == "idle":
-            yield from self._stand(state, n, worker)
+            yield from self._fall_asleep(state, n, worker)
         elif worker.at == "announce":
             if worker.locks == "E+K":
-                then = "asleep" if self._broken_by == "the guard does not look once more" else "look"
-                told = state if self._broken_by == "the guard does not announce" else self._notify(state, n)
+                then = "rests" if self._broken_by == "the sleeper does not look once more" else "look"
+                told = state if self._broken_by == "the sleeper does not announce" else self._notify(state, n)
                 yield Step(actor, "announces"), self._put(told, n, worker._replace(at=then))
-            else:  # as after any lost connection: without a post, and awake
-                after = worker._replace(at="look", guard="", locks="")
+            else:  # as after any lost connection: awake, and not the sleeper
+                after = worker._replace(at="look", sleeper="", locks="")
                 yield Step(actor, "cannot announce"), self._put(state, n, after)
-        elif worker.at == "stand down":
-            then = "busy" if self._broken_by == "who stands down does not say so" else "say so"
-            yield Step(actor, "stands down"), self._put(state, n, worker._replace(at=then, guard="", locks=""))
+        elif worker.at == "get up":
+            then = "busy" if self._broken_by == "one that gets up does not say so" else "say so"
+            yield Step(actor, "gets up"), self._put(state, n, worker._replace(at=then, sleeper="", locks=""))
         elif worker.at == "say so":
             yield Step(actor, "says so"), self._put(self._notify(state, n), n, worker._replace(at="busy"))
 
@@ -218,43 +225,43 @@ class Wakeup(Model[State]):
         for e in found:
             after = self._put_producer(after, e, after.producers[e]._replace(taken=True, waited=0))
         step = Step(f"worker {n}", "claims", ", ".join(f"event {e}" for e in found))
-        if worker.guard != "standing":
+        if worker.sleeper != "asleep":
             yield step, self._put(after, n, worker._replace(at="look"))
             return
         # Everything is claimed, and what is committed from now on rings; or it was the third find in a row.
         yield step, self._put(after, n, worker._replace(at="idle"))
-        yield step, self._put(after, n, worker._replace(at="stand down"))
+        yield step, self._put(after, n, worker._replace(at="get up"))
 
-    def _stand(self, state: State, n: int, worker: Worker) -> Iterator[tuple[Step, State]]:
+    def _fall_asleep(self, state: State, n: int, worker: Worker) -> Iterator[tuple[Step, State]]:
         actor = f"worker {n}"
-        asleep = worker._replace(at="asleep")
-        if worker.guard or worker.ears == "off":
-            yield Step(actor, "falls asleep"), self._put(state, n, asleep)
-        elif state.ghost or any(each.locks.startswith("E") for each in state.workers):
-            yield Step(actor, "finds another guard"), self._put(state, n, asleep)
-        elif self._shared(state):
-            after = asleep._replace(guard="waiting", locks="E")
-            yield Step(actor, "becomes the guard, to wait"), self._put(state, n, after)
+        resting = worker._replace(at="rests")
+        if worker.sleeper or worker.ears == "off":
+            yield Step(actor, "rests"), self._put(state, n, resting)
+        elif state.ghost or self._has_sleeper(state, self._names[n]):
+            yield Step(actor, "finds another sleeper"), self._put(state, n, resting)
+        elif self._shared(state) or self._exclusive(state):
+            after = resting._replace(sleeper="waiting", locks="E")
+            yield Step(actor, "becomes the sleeper, to wait"), self._put(state, n, after)
         else:
-            after = worker._replace(at="announce", guard="standing", locks="E+K")
-            yield Step(actor, "becomes the guard"), self._put(state, n, after)
+            after = worker._replace(at="announce", sleeper="asleep", locks="E+K")
+            yield Step(actor, "becomes the sleeper"), self._put(state, n, after)
 
     def _background(self, state: State, n: int, worker: Worker) -> Iterator[tuple[Step, State]]:
-        """The listener, and the sleeper that waits for commits under way."""
+        """The listener, and the Sleeper that waits for commits under way."""
         actor = f"worker {n}"
         if worker.hints and worker.ears == "on":
             yield Step(actor, "hears"), self._put(state, n, worker._replace(hints=False, wakened=True))
-        if worker.guard == "waiting":
+        if worker.sleeper == "waiting":
             if worker.locks == "E":
                 yield Step(actor, "queues for the lock"), self._put(state, n, worker._replace(locks="E+queue"))
-            elif worker.locks == "E+queue" and not self._shared(state):
+            elif worker.locks == "E+queue" and not self._shared(state) and not self._held(state):
                 yield Step(actor, "is granted the lock"), self._put(state, n, worker._replace(locks="E+K"))
             elif worker.locks == "E+K":
-                told = state if self._broken_by == "the guard does not announce" else self._notify(state, n)
-                after = worker._replace(guard="standing", wakened=True)
+                told = state if self._broken_by == "the sleeper does not announce" else self._notify(state, n)
+                after = worker._replace(sleeper="asleep", wakened=True)
                 yield Step(actor, "announces and looks"), self._put(told, n, after)
         if worker.locks == "cut":
-            yield Step(actor, "misses its guard connection"), self._reset(state, n)
+            yield Step(actor, "misses its sleeper connection"), self._reset(state, n)
         if worker.ears == "cut":
             after = self._reset(state, n)
             after = self._put(after, n, after.workers[n]._replace(ears="off", hints=False))
@@ -297,9 +304,9 @@ class Wakeup(Model[State]):
                 return self._put(state._replace(ghost=ghost), n, gone)
             case "is frozen":
                 return self._put(state, n, worker._replace(frozen=True))
-            case "loses its guard connection" if worker.locks.startswith("E"):
+            case "loses its sleeper connection" if worker.locks.startswith("E"):
                 return self._put(state, n, worker._replace(locks="cut"))
-            case "loses its guard connection unawares" if worker.locks.startswith("E"):
+            case "loses its sleeper connection unawares" if worker.locks.startswith("E"):
                 return self._put(state, n, worker._replace(locks="gone"))
             case "loses its LISTEN connection" if worker.ears == "on":
                 return self._put(state, n, worker._replace(ears="cut", hints=False))
@@ -321,7 +328,7 @@ class Wakeup(Model[State]):
                 after = self._reset(after, n)
                 if worker.ears == "gone":
                     after = self._put(after, n, after.workers[n]._replace(ears="off"))
-            elif worker.at == "asleep" and worker.guard != "standing" and self._broken_by != "others do not ask again":
+            elif worker.at == "rests" and worker.sleeper != "asleep" and self._broken_by != "others do not ask again":
                 after = self._put(after, n, worker._replace(at="look"))
         return Step("clock", "five seconds pass" if pings else "a second passes"), after
 
@@ -336,6 +343,14 @@ class Wakeup(Model[State]):
         """Whether somebody has K or queues for it: then it cannot be shared."""
         return state.ghost in ("E+queue", "E+K") or any(each.locks in ("E+queue", "E+K") for each in state.workers)
 
+    def _held(self, state: State) -> bool:
+        return state.ghost == "E+K" or any(each.locks == "E+K" for each in state.workers)
+
+    def _has_sleeper(self, state: State, name: str) -> bool:
+        return any(
+            each.locks.startswith("E") and own == name for each, own in zip(state.workers, self._names, strict=True)
+        )
+
     def _notify(self, state: State, sender: int | None = None) -> State:
         after = state
         for n, worker in enumerate(state.workers):
@@ -348,7 +363,7 @@ class Wakeup(Model[State]):
         """Sleeper.reset: a session that is blocked in the server does not notice before it is granted its lock."""
         worker = state.workers[n]
         ghost = "E+queue" if worker.locks == "E+queue" else state.ghost
-        after = worker._replace(guard="", locks="", wakened=True)
+        after = worker._replace(sleeper="", locks="", wakened=True)
         if worker.at == "announce":
             after = after._replace(at="look")
         return self._put(state._replace(ghost=ghost), n, after)
@@ -356,7 +371,7 @@ class Wakeup(Model[State]):
     @staticmethod
     def _put(state: State, n: int, worker: Worker) -> State:
         if worker.wakened and worker.at not in ("idle", "clear") and not worker.frozen:
-            worker = worker._replace(wakened=False, at="look" if worker.at == "asleep" else worker.at)
+            worker = worker._replace(wakened=False, at="look" if worker.at == "rests" else worker.at)
         return state._replace(workers=replaced(state.workers, n, worker))
 
     @staticmethod
