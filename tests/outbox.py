@@ -110,30 +110,30 @@ class Outbox:
 
     # --- the worker's calls ---
 
-    async def registry(self) -> int:
-        return int(await self.value(f'SELECT version FROM "{self.schema}".registry'))
+    async def subscriptions_version(self) -> int:
+        return int(await self.value(f'SELECT version FROM "{self.schema}".subscriptions_version'))
 
     async def subscribe(self, handler: str, *event_types: str, context: str | None = None) -> None:
         context = context or handler.partition(".")[0]
-        await self.call("subscribe", context=context, handler=handler, event_types=list(event_types))
+        await self.call("subscribe", domain_context=context, handler=handler, event_types=list(event_types))
 
     async def claim(
         self,
         *lanes: Lane,
         lease: float = 60,
         worker: UUID | None = None,
-        registry: int | None = None,
+        version: int | None = None,
         channel: str = CHANNEL,
         generation: int = 0,
         token: UUID | None = None,
     ) -> list[asyncpg.Record]:
         lanes = lanes or (Lane(),)
         return await self.call(
-            "claim",
+            "outbox_claim",
             worker=worker or uuid.uuid4(),
             token=token or uuid.uuid4(),
             lease=timedelta(seconds=lease),
-            registry=await self.registry() if registry is None else registry,
+            subscriptions_version=await self.subscriptions_version() if version is None else version,
             channel=channel,
             generation=generation,
             routes=[lane.route for lane in lanes],
@@ -165,7 +165,7 @@ class Outbox:
         return held.id
 
     async def extend(self, *held: InFlight, lease: float = 60) -> list[UUID]:
-        return _ids(await self.call("extend", **_fence(held), lease=timedelta(seconds=lease)))
+        return _ids(await self.call("outbox_extend", **_fence(held), lease=timedelta(seconds=lease)))
 
     async def deliver(self, *held: InFlight, record: bool = True) -> list[UUID]:
         """A call for each handler, as a worker makes them. Lost is what none of them has settled."""
@@ -174,7 +174,7 @@ class Outbox:
             some = [each for each in held if each.handler == handler]
             routes = list(dict.fromkeys(each.route for each in some))
             lost = await self.call(
-                "deliver", **_fence(some), routes=routes, handlers=[handler] * len(routes), record=record
+                "outbox_deliver", **_fence(some), routes=routes, handlers=[handler] * len(routes), record=record
             )
             settled |= {each.id for each in some} - set(_ids(lost))
         return list(dict.fromkeys(each.id for each in held if each.id not in settled))
@@ -183,7 +183,7 @@ class Outbox:
         n = len(held)
         delays = [timedelta(seconds=delay)] * n
         return _ids(
-            await self.call("retry", **_fence(held), handlers=_handlers(held), delays=delays, errors=[error] * n)
+            await self.call("outbox_retry", **_fence(held), handlers=_handlers(held), delays=delays, errors=[error] * n)
         )
 
     async def fail(
@@ -191,7 +191,7 @@ class Outbox:
     ) -> list[UUID]:
         n = len(held)
         rows = await self.call(
-            "fail",
+            "outbox_fail",
             **_fence(held),
             handlers=_handlers(held),
             reasons=[reason] * n,
@@ -201,24 +201,24 @@ class Outbox:
         return _ids(rows)
 
     async def release(self, *held: InFlight, delay: float = 0) -> list[UUID]:
-        return _ids(await self.call("release", **_fence(held), delays=[timedelta(seconds=delay)] * len(held)))
+        return _ids(await self.call("outbox_release", **_fence(held), delays=[timedelta(seconds=delay)] * len(held)))
 
     async def enter(self, held: InFlight, idle: float = 60) -> str:
         """How the transaction of a handler begins: `run`, `duplicate` or `lost`."""
         values = {"id": held.id, "token": held.token, "handler": held.handler, "idle": timedelta(seconds=idle)}
-        return str((await self.call("enter", **values))[0][0])
+        return str((await self.call("outbox_enter", **values))[0][0])
 
     async def reopen(self, held: InFlight) -> bool:
         """What follows the rollback of a handler that failed."""
-        rows = await self.call("reopen", id=held.id, token=held.token, handler=held.handler, route=held.route)
+        rows = await self.call("outbox_reopen", id=held.id, token=held.token, handler=held.handler, route=held.route)
         return bool(rows[0][0])
 
     async def find_and_split(
-        self, *lanes: Lane, registry: int | None = None, channel: str = CHANNEL, generation: int = 0
+        self, *lanes: Lane, version: int | None = None, channel: str = CHANNEL, generation: int = 0
     ) -> list[asyncpg.Record]:
         return await self.call(
-            "split",
-            registry=await self.registry() if registry is None else registry,
+            "outbox_split",
+            subscriptions_version=await self.subscriptions_version() if version is None else version,
             channel=channel,
             generation=generation,
             routes=[lane.route for lane in lanes],
@@ -229,7 +229,7 @@ class Outbox:
         )
 
     async def split(self, *routes: str, limit: int = 500, **options: Any) -> int:
-        """All priorities of some routes. How many events were found there; -1 when the registry has changed."""
+        """All priorities of some routes. How many events were found there; -1 when the subscriptions have changed."""
         lanes = [Lane(route, priority, limit=limit) for route in routes for priority in range(3)]
         rows = await self.find_and_split(*lanes, **options)
         return sum(-1 if row["route"] is None else row["n"] for row in rows)
@@ -245,12 +245,12 @@ class Outbox:
     async def clear(self) -> None:
         """As after the installation."""
         tables = (
-            "outbox", "event_handled", "subscriptions", "outbox_keys", "sources", "deployments", "workers", "stops",
-            "schedules",
+            "outbox", "event_handled", "subscriptions", "outbox_keys", "sources", "deployments", "workers",
+            "stop_requests", "schedules",
         )  # fmt: skip
         await self.connection.execute(
             "; ".join(f'DELETE FROM "{self.schema}".{table}' for table in tables)
-            + f'; UPDATE "{self.schema}".registry SET version = 1'
+            + f'; UPDATE "{self.schema}".subscriptions_version SET version = 1'
         )
 
 

@@ -46,7 +46,7 @@ class RetentionPolicy:
         return self.active_ttl_days + self.tombstoned_grace_days
 
     @property
-    def brief(self) -> bool:
+    def deletes_at_once(self) -> bool:
         """Whether a delivered row is deleted by the statement that settles it."""
         return self.total_days == 0 and self.disposal is Disposal.HARD_DELETE
 

@@ -67,7 +67,7 @@ async def test_a_running_transactional_handler_can_be_stopped(dsn: str, conn: as
     row = await conn.fetchrow("SELECT status, failure_reason, deleted_at IS NOT NULL FROM core.outbox")
     assert tuple(row) == ("failed", "cancelled", True)
     assert (runs, await conn.fetchval("SELECT count(*) FROM ledger")) == (1, 0)
-    assert await conn.fetchval("SELECT count(*) FROM core.stops") == 0
+    assert await conn.fetchval("SELECT count(*) FROM core.stop_requests") == 0
     assert await conn.fetchval("SELECT count(*) FROM core.event_handled") == 0
 
 

@@ -107,7 +107,7 @@ class Model:
         self.keys: dict[tuple[str, str], UUID] = {}
         self.stops: set[UUID] = set()
         self.interest: dict[tuple[str, str], bool] = {}  # handler, event type: not retired
-        self.registry = 1
+        self.subscriptions_version = 1
         self.running: Running | None = None
 
     # --- what a call finds ---
@@ -197,14 +197,14 @@ class Model:
     def subscribe(self, handler: str, kinds: Iterable[str]) -> None:
         wanted = {(handler, kind): True for kind in kinds}
         if not all(self.interest.get(each) for each in wanted):
-            self.registry += 1
+            self.subscriptions_version += 1
             self.interest |= wanted
 
     def retire(self, handler: str, kind: str | None) -> int:
         ended = [each for each, wanted in self.interest.items() if wanted and each[0] == handler]
         ended = [each for each in ended if kind in (None, each[1])]
         self.interest |= dict.fromkeys(ended, False)
-        self.registry += bool(ended)
+        self.subscriptions_version += bool(ended)
         return len(ended)
 
     def split(

@@ -11,18 +11,18 @@ import asyncpg
 
 from tests.model.rows import Model
 
-_AROUND = ("now", "registry", "inbox", "effects", "keys", "stops")
+_AROUND = ("now", "subscriptions_version", "inbox", "effects", "keys", "stops")
 _BESIDE = ("settled_at", "delivered_at", "failed_at")  # for the laws alone: the model says the same with the status
 _CYCLE_TIMES = ("first_failed_at", "failed_at", "replayed_at")
 
 # The columns of a row have the names of the model's fields.
 _QUERY = """
-    SELECT now() AS now, r.version AS registry,
+    SELECT now() AS now, v.version AS subscriptions_version,
            ARRAY(SELECT handler_name || ' ' || idempotency_key FROM core.event_handled ORDER BY 1) AS inbox,
            ARRAY(SELECT handler || ' ' || key FROM effects ORDER BY 1) AS effects,
            ARRAY(SELECT source || ' ' || dedupe_key || ' ' || event_id FROM core.outbox_keys ORDER BY 1) AS keys,
-           -- The wish to stop an event that is settled already stops nothing.
-           ARRAY(SELECT s.id::text FROM core.stops s JOIN core.outbox o USING (id)
+           -- A request to stop an event that is settled already stops nothing.
+           ARRAY(SELECT s.id::text FROM core.stop_requests s JOIN core.outbox o USING (id)
                  WHERE o.settled_at IS NULL ORDER BY 1) AS stops,
            o.id, o.event_type, o.source, o.target, o.idempotency_key, o.dedupe_key, o.priority,
            coalesce(o.expires_at <= now(), false) AS expired, o.available_at, o.channel, o.generation, o.origin_id,
@@ -30,7 +30,7 @@ _QUERY = """
            o.last_error, o.first_failed_at IS NOT NULL AS failing, o.failure_reason, o.error_signature,
            o.deleted_at IS NOT NULL AS deleted, o.failure_history AS history, o.xmin AS version,
            o.settled_at, o.delivered_at, o.failed_at
-    FROM core.registry r LEFT JOIN core.outbox o ON true
+    FROM core.subscriptions_version v LEFT JOIN core.outbox o ON true
 """
 
 
@@ -38,7 +38,7 @@ _QUERY = """
 class Snapshot:
     rows: dict[UUID, dict[str, Any]]
     now: datetime
-    registry: int
+    subscriptions_version: int
     inbox: list[str]
     effects: list[str]
     keys: list[str]
@@ -105,7 +105,7 @@ def require_equal(model: Model, found: Snapshot) -> None:
             if columns[name] != value
         }
         assert not differing, f"the row {id} has {differing}"
-    assert found.registry == model.registry
+    assert found.subscriptions_version == model.subscriptions_version
     assert found.inbox == sorted(f"{handler} {key}" for handler, key in model.inbox)
     assert found.effects == sorted(f"{handler} {key}" for handler, key in model.effects)
     assert found.keys == sorted(f"{source} {key} {id}" for (source, key), id in model.keys.items())

@@ -198,7 +198,9 @@ class OutboxMachine(RuleBasedStateMachine):
     def split(self, routes: Sequence[str], limit: int, mark: UUID | None, generation: int, outdated: bool) -> None:
         lanes = self.lanes(routes, (0, 1, 2), limit, mark)
         where = {"channel": CHANNELS[generation], "generation": generation}
-        finds = self.run(self.outbox.find_and_split(*lanes, registry=self.model.registry - outdated, **where))
+        finds = self.run(
+            self.outbox.find_and_split(*lanes, version=self.model.subscriptions_version - outdated, **where)
+        )
         if outdated:
             assert [tuple(find) for find in finds] == [(None,) * 5]
         else:
@@ -247,8 +249,8 @@ class OutboxMachine(RuleBasedStateMachine):
         lanes = self.lanes(routes, priorities, limit, mark, handler)
         fence = {"token": self.identity(), "worker": self.identity()}
         where = {"channel": CHANNELS[generation], "generation": generation}
-        registry = self.model.registry - outdated
-        found = self.run(self.outbox.claim(*lanes, lease=LONG, registry=registry, **fence, **where))
+        version = self.model.subscriptions_version - outdated
+        found = self.run(self.outbox.claim(*lanes, lease=LONG, version=version, **fence, **where))
         if outdated:
             assert [row["id"] for row in found] == [None]
             return

@@ -71,7 +71,16 @@ def answer(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
 
 def snapshot(db: psycopg.Connection[Any]) -> list[Any]:
     """Everything that a command may change."""
-    tables = ("outbox", "audit", "plans", "plan_rows", "failure_notes", "subscriptions", "registry", "deployments")
+    tables = (
+        "outbox",
+        "audit",
+        "plans",
+        "plan_rows",
+        "failure_notes",
+        "subscriptions",
+        "subscriptions_version",
+        "deployments",
+    )
     return [sorted(map(repr, db.execute(f"SELECT * FROM core.{table}".encode()).fetchall())) for table in tables]
 
 

@@ -254,7 +254,7 @@ async def split(conn: asyncpg.Connection, *handlers: str) -> UUID:
     for handler in handlers:
         await subscribe(conn, handler)
     (event_id,) = await publish_many(conn, EVENT, 1)
-    version = await conn.fetchval("SELECT version FROM core.registry")
+    version = await conn.fetchval("SELECT version FROM core.subscriptions_version")
     await conn.fetch(SPLIT, version, f"*/{EVENT}")
     assert set(await siblings(conn, event_id)) == set(handlers)
     return event_id

@@ -78,8 +78,8 @@ def test_the_description_knows_what_matters() -> None:
     assert "WHERE ((settled_at IS NULL)" in objects["index"]["outbox_lane"]["definition"]
     assert "DEFERRABLE" in objects["trigger"]["outbox.outbox_bell"]["definition"]
     assert objects["view"]["my_outbox"]["options"] == ["security_barrier=true"]
-    assert objects["function"]["interest()"]["security"] == "DEFINER"
-    assert objects["function"]["interest()"]["settings"] == ["search_path=pg_catalog, pg_temp"]
+    assert objects["function"]["subscriptions_read()"]["security"] == "DEFINER"
+    assert objects["function"]["subscriptions_read()"]["settings"] == ["search_path=pg_catalog, pg_temp"]
     assert len(objects["grant"]["INSERT on columns of table outbox to holdfast_producer"]["columns"]) > 10
     assert objects["role"]["holdfast_owner"] == {"name": "holdfast_owner", "attributes": [], "member_of": []}
     assert all(not default["grants"] for default in objects["default"].values())
@@ -110,7 +110,7 @@ async def test_another_name_of_the_schema_changes_nothing(empty_dsn: str, schema
     try:
         assert (await doctor.examine(connection, schema)).findings == ()
         await connection.execute(f'ALTER TABLE "{schema}".outbox DROP CONSTRAINT outbox_status')
-        await connection.execute(f'ALTER FUNCTION "{schema}".interest() SECURITY INVOKER')
+        await connection.execute(f'ALTER FUNCTION "{schema}".subscriptions_read() SECURITY INVOKER')
         report = await doctor.examine(connection, schema, only="drift")
         found = {finding.code: finding for finding in report.findings}
         assert set(found) == {"constraint-missing", "function-security"}

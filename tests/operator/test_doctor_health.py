@@ -551,7 +551,7 @@ async def test_a_lease_that_ended_long_ago(outbox: Outbox) -> None:
     assert "1 events, the first for 120 s" in finding.evidence
 
 
-@pytest.mark.parametrize("table", ["registry", "sweeps"])
+@pytest.mark.parametrize("table", ["subscriptions_version", "sweeps"])
 async def test_a_table_without_its_only_row(conn: asyncpg.Connection, table: str) -> None:
     """LSN-7, OBX-5, OPS-5: every claim would come back empty, or nothing be swept."""
     await conn.execute(f"DELETE FROM core.{table}")

@@ -33,7 +33,7 @@ async def publish(conn: asyncpg.Connection, count: int, generation: int = 0, cha
 
 
 async def registry(conn: asyncpg.Connection) -> int:
-    return int(await conn.fetchval("SELECT version FROM core.registry"))
+    return int(await conn.fetchval("SELECT version FROM core.subscriptions_version"))
 
 
 # --- handlers ---

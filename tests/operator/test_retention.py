@@ -476,7 +476,7 @@ async def test_what_is_locked_is_passed_over(conn: asyncpg.Connection, other: as
 
 
 PAUSE = """
-CREATE OR REPLACE FUNCTION core.is_planned(p_id uuid) RETURNS boolean LANGUAGE plpgsql STABLE SECURITY DEFINER
+CREATE OR REPLACE FUNCTION core.is_in_replay_plan(p_id uuid) RETURNS boolean LANGUAGE plpgsql STABLE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp AS $$ BEGIN PERFORM pg_advisory_xact_lock_shared(77); RETURN false; END $$
 """
 
@@ -596,9 +596,9 @@ async def test_one_sweeps_at_a_time(conn: asyncpg.Connection) -> None:
     await conn.execute("UPDATE core.sweeps SET seen_at = now() - interval '2 minutes'")
     assert await may(two), "the other one died"
     assert not await may(one)
-    await conn.execute("SELECT core.sweep_done($1, '{}', 0)", one)
+    await conn.execute("SELECT core.sweep_finish($1, '{}', 0)", one)
     assert await may(two), "only who has the turn can end it"
-    await conn.execute("SELECT core.sweep_done($1, '{}', 7)", two)
+    await conn.execute("SELECT core.sweep_finish($1, '{}', 7)", two)
     assert not await may(one), "somebody has just done it"
     assert await may(one, force=True)
     assert await take_turn(conn, QUERIES, one, timedelta(0)) == 7, "where the last one ended in the inbox"

@@ -98,7 +98,7 @@ class Watched:
         return found
 
     async def claim(self, route: str, limit: int = 300, handler: str = "billing.charge") -> list[asyncpg.Record]:
-        version = await self.connection.fetchval("SELECT version FROM core.registry")
+        version = await self.connection.fetchval("SELECT version FROM core.subscriptions_version")
         return await self.fetch(
             "SELECT * FROM core.outbox_claim($1, $1, $2, $3, 'outbox_default', 0, $4, $5, $6, $7, $8, $9)",
             TOKEN,
@@ -115,7 +115,7 @@ class Watched:
     async def split(
         self, route: str, limit: int = 100, mark: tuple[datetime, uuid.UUID] = NO_MARK
     ) -> list[asyncpg.Record]:
-        version = await self.connection.fetchval("SELECT version FROM core.registry")
+        version = await self.connection.fetchval("SELECT version FROM core.subscriptions_version")
         return await self.fetch(
             "SELECT * FROM core.outbox_split($1, 'outbox_default', 0, $2, $3, $4, $5, $6)",
             version,
@@ -220,7 +220,7 @@ async def settle(watched: Watched, verb: str) -> None:
     assert inner
     for statement in inner:
         assert statement.scanned_whole() == set(), statement.text
-        assert statement.indexes() - {"stops_pkey"} == {"outbox_pkey"}
+        assert statement.indexes() - {"stop_requests_pkey"} == {"outbox_pkey"}
         assert statement.pages() < 100 * 40
         assert statement.rows_thrown_away() == 0
 

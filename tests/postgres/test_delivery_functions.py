@@ -80,7 +80,7 @@ async def test_every_claim_has_a_token_of_its_own(outbox: Outbox, shared_dsn: st
 
     lanes = [LaneClaim(LANE, 1, registry[HANDLER], 10, START)]
     deliveries = Deliveries(Queries("core"), Address(shared_dsn), worker=NOBODY, generation=0, lease=60)
-    version = await outbox.registry()
+    version = await outbox.subscriptions_version()
     connection = await asyncpg.connect(shared_dsn)
     try:
         claims = [await deliveries.claim(connection, version, CHANNEL, lanes) for _ in range(3)]
@@ -107,7 +107,7 @@ async def test_a_lane_that_changed_hands_is_settled_for_both(outbox: Outbox, sha
     async def after(event: EventEnvelope) -> None: ...
 
     deliveries = Deliveries(Queries("core"), Address(shared_dsn), worker=NOBODY, generation=0, lease=60)
-    version = await outbox.registry()
+    version = await outbox.subscriptions_version()
     connection = await asyncpg.connect(shared_dsn)
     try:
         held = []
@@ -229,7 +229,7 @@ async def test_concurrent_claims_share_the_rows(outbox: Outbox, shared_dsn: str)
 
     async def drain(worker: Outbox) -> list[UUID]:
         mine: list[UUID] = []
-        while rows := await worker.claim(Lane(limit=7), registry=1):
+        while rows := await worker.claim(Lane(limit=7), version=1):
             mine += [row["id"] for row in rows]
         return mine
 
@@ -245,8 +245,8 @@ async def test_concurrent_claims_share_the_rows(outbox: Outbox, shared_dsn: str)
 async def test_an_outdated_registry_claims_nothing(outbox: Outbox) -> None:
     """LSN-7: one row without an id says so; the row itself is untouched."""
     id = await outbox.insert()
-    version = await outbox.registry()
-    [answer] = await outbox.claim(registry=version + 1)
+    version = await outbox.subscriptions_version()
+    [answer] = await outbox.claim(version=version + 1)
     assert set(answer.values()) == {None}
     row = await outbox.row(id)
     assert (row["status"], row["attempts"]) == ("pending", 0)
@@ -261,11 +261,11 @@ async def test_a_subscription_that_arrives_during_a_claim_is_not_overlooked(outb
     holder, worker = await connect(shared_dsn), Outbox(await connect(shared_dsn))
     try:
         await outbox.subscribe(HANDLER, EVENT)
-        version = await outbox.registry()
+        version = await outbox.subscriptions_version()
         transaction = holder.transaction()
         await transaction.start()
         await holder.execute("LOCK TABLE core.outbox IN ACCESS EXCLUSIVE MODE")
-        claim = asyncio.create_task(worker.claim(registry=version))
+        claim = asyncio.create_task(worker.claim(version=version))
         await outbox.somebody_waits()
         await outbox.subscribe("shipping.send", EVENT)
         id = await Outbox(holder).insert()
@@ -701,7 +701,7 @@ async def test_overlapping_settles_never_deadlock(outbox: Outbox, shared_dsn: st
             action = choose.choice(actions if counts["deliver"] < 30 else actions[:-1])
             batch = choose.sample(list(known.values()), 2 if action == "deliver" else 40)
             if action == "claim":
-                claimed = await session.hold(*lanes, registry=1)
+                claimed = await session.hold(*lanes, version=1)
                 known.update((held.id, InFlight(held.id, held.token)) for held in claimed)
                 counts[action] += len(claimed)
             elif action == "replay":

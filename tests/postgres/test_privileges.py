@@ -33,8 +33,8 @@ TABLES: dict[str, dict[str, set[str]]] = {
     OPERATOR: {
         name: {"SELECT"}
         for name in (
-            "migrations", "outbox", "failed", "event_handled", "subscriptions", "registry", "workers", "deployments",
-            "outbox_keys", "sources", "stops", "audit", "failure_notes", "plans", "plan_rows",
+            "migrations", "outbox", "failed", "event_handled", "subscriptions", "subscriptions_version", "workers",
+            "deployments", "outbox_keys", "sources", "stop_requests", "audit", "failure_notes", "plans", "plan_rows",
         )
     },
 }  # fmt: skip
@@ -58,13 +58,13 @@ FUNCTIONS: dict[str, set[str]] = {
     WORKER: {
         "outbox_claim", "outbox_extend", "outbox_deliver", "outbox_retry", "outbox_fail", "outbox_release",
         "outbox_enter", "outbox_reopen", "outbox_split", "outbox_lanes", "outbox_channels",
-        "outbox_due_in", "subscribe", "interest", "worker_beat", "worker_stopped", "served_channels",
+        "outbox_due_in", "subscribe", "subscriptions_read", "worker_beat", "worker_stopped", "unserved_channels",
     },
     OPERATOR: {
-        "outbox_replay", "outbox_stop", "retire", "outbox_lanes", "outbox_channels", "served_channels", "interest",
-        "outbox_replay_many", "outbox_discard", "outbox_restore", "outbox_edit", "failure_note", "failed_select",
-        "event_rows", "plan_create", "plan_take", "plan_step", "plan_release", "plan_turn", "generation_open",
-        "generation_retire", "generation_move", "serving_generation", "audit_refused",
+        "outbox_replay", "outbox_stop", "retire", "outbox_lanes", "outbox_channels", "served_channels",
+        "subscriptions_read", "outbox_replay_many", "outbox_discard", "outbox_restore", "outbox_edit", "failure_note",
+        "failed_select", "event_rows", "plan_create", "plan_take", "plan_step", "plan_release", "plan_change_state",
+        "generation_open", "generation_retire", "generation_move", "serving_generation", "audit_refused",
     },
 }  # fmt: skip
 
@@ -73,24 +73,24 @@ SCHEMA: dict[str, set[str]] = {role: {"USAGE"} for role in RUNTIME}
 # Called by other functions, by triggers and by defaults; nobody has them by name.
 INTERNAL = {
     "outbox_fill", "outbox_notify", "require_source", "outbox_retime", "sibling_id", "audit_append", "audit_rows",
-    "audit_is_kept", "require_ids", "require_operator", "row_outcomes", "replay_rows", "plan_observe",
+    "audit_is_kept", "require_ids", "require_operator", "row_outcomes", "outbox_replay_rows", "plan_observe",
     "discarded_until",
 }  # fmt: skip
 
 # --- of the archive and of retention ---
 TABLES[OPERATOR] |= {name: {"SELECT"} for name in ("archive", "retention_policies", "sweeps")}
 _SWEEPS = {
-    "retention_registry", "retention_classes", "retention_sweep", "sweep_keys", "sweep_inbox", "sweep_turn",
-    "sweep_done",
+    "retention_policies_read", "retention_classes", "retention_sweep", "sweep_keys", "sweep_inbox", "sweep_acquire",
+    "sweep_finish",
 }  # fmt: skip
-FUNCTIONS[WORKER] |= _SWEEPS | {"outbox_archive", "outbox_consume", "outbox_forget"}
+FUNCTIONS[WORKER] |= _SWEEPS | {"outbox_archive", "outbox_deliver_and_delete", "outbox_delete_delivered"}
 FUNCTIONS[OPERATOR] |= _SWEEPS | {
     "archive_replay", "archive_discard", "retention_set", "retention_due", "inbox_horizon", "erase_archived",
     "erase_outbox",
 }  # fmt: skip
 INTERNAL |= {
-    "history_with", "require_archive_ids", "days_ago", "retention_policy", "is_planned", "is_brief", "outbox_dispose",
-    "archive_dispose",
+    "history_with", "require_archive_ids", "days_ago", "retention_policy", "is_in_replay_plan", "deletes_delivered",
+    "outbox_dispose", "archive_dispose",
 }  # fmt: skip
 
 # --- of reactions in the producer's process ---
@@ -99,8 +99,8 @@ FUNCTIONS[WORKER] |= {"reaction_open", "reaction_enter", "reaction_settle"}
 
 # --- of schedules ---
 TABLES[OPERATOR] |= {"schedules": {"SELECT"}}
-FUNCTIONS[WORKER] |= {"schedule_declare", "schedules_look", "schedule_fire"}
-FUNCTIONS[OPERATOR] |= {"schedule_trigger", "schedule_turn", "schedule_remove"}
+FUNCTIONS[WORKER] |= {"schedule_declare", "schedules_watch", "schedule_fire"}
+FUNCTIONS[OPERATOR] |= {"schedule_trigger", "schedule_change_state", "schedule_remove"}
 INTERNAL |= {"schedule_publish", "reaction_owned", "require_generation"}
 
 # --- of idempotency records ---
@@ -383,8 +383,8 @@ TOUCH_TABLES = (
     "CREATE INDEX ON core.outbox (source)",
     "INSERT INTO core.event_handled (handler_name, idempotency_key) VALUES ('a.b', 'k')",
     "DELETE FROM core.event_handled",
-    "UPDATE core.registry SET version = 0",
-    "INSERT INTO core.subscriptions (context, handler_name, event_type) VALUES ('a', 'a.b', 'c')",
+    "UPDATE core.subscriptions_version SET version = 0",
+    "INSERT INTO core.subscriptions (domain_context, handler_name, event_type) VALUES ('a', 'a.b', 'c')",
     "INSERT INTO core.sources (source, role_name) VALUES ('shop', current_user)",
     "INSERT INTO core.deployments (generation) VALUES (99)",
     "UPDATE core.outbox_keys SET event_id = core.uuid7()",
@@ -514,18 +514,18 @@ async def test_a_producer_does_nothing_else(outbox: Outbox, producer: Outbox) ->
         "SELECT core.outbox_replay(core.uuid7(), 0, 'me')",
         "SELECT core.outbox_stop(core.uuid7(), 'me')",
         "SELECT core.subscribe('a', 'a.b', '{c}')",
-        "SELECT * FROM core.interest()",
+        "SELECT * FROM core.subscriptions_read()",
     )
     with pytest.raises(asyncpg.InsufficientPrivilegeError):
-        await producer.claim(registry=1)
+        await producer.claim(version=1)
 
 
 async def test_a_worker_claims_and_settles_without_a_table(outbox: Outbox, worker: Outbox) -> None:
     """S3: every call that workers make, by EXECUTE alone."""
     await worker.subscribe(HANDLER, EVENT)
     await outbox.insert_many(8)
-    version = (await worker.call("interest"))[0]["version"]
-    held = await worker.hold(Lane(limit=6), registry=version)
+    version = (await worker.call("subscriptions_read"))[0]["version"]
+    held = await worker.hold(Lane(limit=6), version=version)
     assert await worker.extend(*held) == []
     assert await worker.deliver(held[0]) == await worker.retry(held[1], delay=60) == []
     assert await worker.fail(held[2]) == await worker.release(held[3], delay=60) == []
@@ -535,20 +535,20 @@ async def test_a_worker_claims_and_settles_without_a_table(outbox: Outbox, worke
         assert await worker.deliver(held[4]) == []
     assert await worker.deliver(held[5]._replace(token=held[5].id)) == [held[5].id]
     await worker.subscribe("mail.thank", EVENT)
-    assert await worker.split(LANE, registry=version) == -1
-    assert await worker.split(LANE, registry=version + 1) == 2
-    assert await worker.call("lanes", channel=CHANNEL, generation=0)
-    assert await worker.call("open_channels")
+    assert await worker.split(LANE, version=version) == -1
+    assert await worker.split(LANE, version=version + 1) == 2
+    assert await worker.call("outbox_lanes", channel=CHANNEL, generation=0)
+    assert await worker.call("outbox_channels")
     assert [row["channel"] for row in await worker.call("unserved_channels")] == [CHANNEL]
     assert await worker.call(
-        "due_in", channel=CHANNEL, generation=0, routes=[HANDLER], priorities=[1], since=timedelta(0)
+        "outbox_due_in", channel=CHANNEL, generation=0, routes=[HANDLER], priorities=[1], since=timedelta(0)
     )
     await migrate.require_current(worker.connection)
     await assert_denied(
         worker,
         "SELECT * FROM core.outbox",
         "SELECT * FROM core.my_outbox",
-        "SELECT * FROM core.registry",
+        "SELECT * FROM core.subscriptions_version",
         "INSERT INTO core.outbox (event_type, source, payload) VALUES ('a.b', 'shop', '{}')",
         f"SELECT core.outbox_replay('{held[2].id}', 0, 'me')",
         f"SELECT core.outbox_stop('{held[2].id}', 'me')",
@@ -707,24 +707,24 @@ async def test_a_worker_declares_schedules_of_its_own_sources(
         "force": True,
     }  # fmt: skip
     with pytest.raises(asyncpg.InsufficientPrivilegeError, match="source bank belongs to another role"):
-        await worker.call("declare_schedule", **values)
+        await worker.call("schedule_declare", **values)
     assert await outbox.value("SELECT count(*) FROM core.schedules") == 0
-    await outbox.call("declare_schedule", **values)
+    await outbox.call("schedule_declare", **values)
     before = await outbox.connection.fetchrow("SELECT * FROM core.schedules")
     with pytest.raises(asyncpg.InsufficientPrivilegeError, match="source bank belongs to another role"):
-        await worker.call("declare_schedule", **(values | {"source": "shop"}))
+        await worker.call("schedule_declare", **(values | {"source": "shop"}))
     fire = {
         "name": "bank.monthly", "version": before["version"], "slots": [], "until": before["owed_after"],
         "next": before["owed_after"] + timedelta(days=3650), "generation": 0,
     }  # fmt: skip
     with pytest.raises(asyncpg.InsufficientPrivilegeError, match="source bank belongs to another role"):
-        await worker.call("fire_schedule", **fire)
+        await worker.call("schedule_fire", **fire)
     assert await outbox.connection.fetchrow("SELECT * FROM core.schedules") == before
     # A source that nobody owns is open, and one can have several roles.
-    await worker.call("declare_schedule", **(values | {"name": "shop.hourly", "source": "shop"}))
+    await worker.call("schedule_declare", **(values | {"name": "shop.hourly", "source": "shop"}))
     await own(outbox, "bank", logins.names[WORKER])
-    assert (await worker.call("declare_schedule", **values))[0][0] == "unchanged"
-    assert (await worker.call("fire_schedule", **fire))[0][0] is True
+    assert (await worker.call("schedule_declare", **values))[0][0] == "unchanged"
+    assert (await worker.call("schedule_fire", **fire))[0][0] is True
 
 
 async def test_a_worker_declares_schedules_for_generations_that_are_known(outbox: Outbox, worker: Outbox) -> None:
@@ -735,24 +735,24 @@ async def test_a_worker_declares_schedules_for_generations_that_are_known(outbox
     }  # fmt: skip
     for unknown in (1, 2**63 - 1, -1, None):
         with pytest.raises(asyncpg.InvalidParameterValueError, match="is no deployment, and no worker"):
-            await worker.call("declare_schedule", **values, generation=unknown)
-    assert (await worker.call("declare_schedule", **values, generation=0))[0][0] == "declared"
+            await worker.call("schedule_declare", **values, generation=unknown)
+    assert (await worker.call("schedule_declare", **values, generation=0))[0][0] == "declared"
     seen = await outbox.connection.fetchrow("SELECT * FROM core.schedules")
     fire = {
         "name": "shop.hourly", "version": seen["version"], "slots": [], "until": seen["owed_after"],
         "next": seen["owed_after"] + timedelta(hours=1),
     }  # fmt: skip
     with pytest.raises(asyncpg.InvalidParameterValueError, match="is no deployment, and no worker"):
-        await worker.call("fire_schedule", **fire, generation=2**63 - 1)
-    assert (await worker.call("fire_schedule", **fire, generation=0))[0][0] is True
+        await worker.call("schedule_fire", **fire, generation=2**63 - 1)
+    assert (await worker.call("schedule_fire", **fire, generation=0))[0][0] is True
     await outbox.connection.execute("INSERT INTO core.deployments (generation) VALUES (7)")
-    assert (await worker.call("declare_schedule", **values, generation=7))[0][0] == "declared"
+    assert (await worker.call("schedule_declare", **values, generation=7))[0][0] == "declared"
     await worker.connection.execute(
         "SELECT core.worker_beat(gen_random_uuid(), 'new', 'host', 1, '1.0', 9, '{outbox_gen_9}', '{}')"
     )
-    assert (await worker.call("declare_schedule", **values, generation=9))[0][0] == "declared"
+    assert (await worker.call("schedule_declare", **values, generation=9))[0][0] == "declared"
     with pytest.raises(asyncpg.InvalidParameterValueError, match="generation 10 is no deployment"):
-        await worker.call("declare_schedule", **values, generation=10)
+        await worker.call("schedule_declare", **values, generation=10)
 
 
 # --- names that shadow ours ---
@@ -761,7 +761,7 @@ async def test_a_worker_declares_schedules_for_generations_that_are_known(outbox
 DECOYS = """
 CREATE SCHEMA {schema};
 CREATE TABLE {schema}.outbox (LIKE pg_catalog.pg_class);
-CREATE TABLE {schema}.registry (one boolean, version bigint);
+CREATE TABLE {schema}.subscriptions_version (one boolean, version bigint);
 CREATE TABLE {schema}.subscriptions (handler_name text);
 CREATE TABLE {schema}.event_handled (handler_name text);
 CREATE FUNCTION {schema}.now() RETURNS timestamptz LANGUAGE plpgsql AS $$BEGIN RAISE 'decoy now'; END$$;
@@ -816,7 +816,7 @@ async def test_names_that_shadow_ours_change_nothing(
         # Literals instead of casts: what stands in the caller's own statement is the caller's own affair.
         call = connection.fetch
         await call("SELECT core.subscribe('billing', 'billing.charge_card', '{order.placed}')")
-        version = await outbox.registry()
+        version = await outbox.subscriptions_version()
         zero = "0" * 32
         claim = f"""SELECT * FROM core.outbox_claim('{zero}', '{zero}', '1 min', {version}, 'outbox_default', 0,
                     '{{{LANE}}}', '{{1}}', '{{billing.charge_card}}', '{{3}}', '{{0001-01-02}}', '{{{zero}}}')"""

@@ -321,7 +321,7 @@ async def test_keys_never_deadlock(outbox: Outbox, shared_dsn: str) -> None:
 
     async def work(session: Outbox) -> None:
         while time.monotonic() < deadline:
-            held = await session.hold(REMIND, registry=1)
+            held = await session.hold(REMIND, version=1)
             await session.release(*held)
 
     try:

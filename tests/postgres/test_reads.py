@@ -97,7 +97,7 @@ async def test_lanes_name_the_handlers_and_the_age(conn: asyncpg.Connection) -> 
     assert (paid.handlers, paid.oldest, paid.unserved) == (["billing.charge_card"], None, [])
     assert found.oldest == placed.oldest
     assert [warning for warning in warnings(found) if "mail.confirm" in warning]
-    version = await conn.fetchval("SELECT version FROM core.registry")
+    version = await conn.fetchval("SELECT version FROM core.subscriptions_version")
     split = """
         SELECT n FROM core.outbox_split($1, 'outbox_default', 0, '{*/order.placed}', '{1}', '{10}', '{-infinity}',
                                         '{00000000-0000-0000-0000-000000000000}')

@@ -308,7 +308,7 @@ async def test_an_event_inside_a_transactional_handler_is_stopped_by_its_worker(
     [claimed] = await outbox.claim(token=NOBODY)
     assert (claimed["id"], claimed["stopped"]) == (held.id, True)
     assert await outbox.fail(InFlight(held.id, NOBODY), reason="cancelled", error="stopped") == []
-    assert await outbox.value("SELECT count(*) FROM core.stops") == 0
+    assert await outbox.value("SELECT count(*) FROM core.stop_requests") == 0
     row = await outbox.row(held.id)
     assert (row["failure_reason"], row["deleted_at"] is not None) == ("cancelled", True)
 

@@ -43,45 +43,45 @@ async def wanting(outbox: Outbox, event_type: str, target: str | None = None) ->
 
 async def test_interest_is_durable_and_versioned(outbox: Outbox) -> None:
     """LSN-7: recorded until it is retired; the version moves with every change and with nothing else."""
-    before = await outbox.registry()
+    before = await outbox.subscriptions_version()
     await outbox.subscribe(HANDLER, EVENT, "order.*")
-    changed = await outbox.registry()
+    changed = await outbox.subscriptions_version()
     assert changed > before
     await outbox.subscribe(HANDLER, EVENT, "order.*")
     await outbox.subscribe(HANDLER, "order.*")
-    assert await outbox.registry() == changed, "a fleet that restarts unchanged disturbs nobody"
+    assert await outbox.subscriptions_version() == changed, "a fleet that restarts unchanged disturbs nobody"
     await outbox.subscribe(HANDLER, "order.*", EVENT, "order.paid")
-    assert await outbox.registry() > changed
-    rows = await outbox.call("subscriptions")
-    assert [(row["context"], row["handler_name"], row["event_type"]) for row in rows] == [
+    assert await outbox.subscriptions_version() > changed
+    rows = await outbox.call("subscriptions_read")
+    assert [(row["domain_context"], row["handler_name"], row["event_type"]) for row in rows] == [
         ("billing", HANDLER, "order.*"),
         ("billing", HANDLER, "order.paid"),
         ("billing", HANDLER, EVENT),
     ]
-    assert {row["version"] for row in rows} == {await outbox.registry()}
+    assert {row["version"] for row in rows} == {await outbox.subscriptions_version()}
 
 
 async def test_an_empty_registry_still_has_a_version(outbox: Outbox) -> None:
     """LSN-7: one row without a handler."""
-    [row] = await outbox.call("subscriptions")
-    assert tuple(row) == (await outbox.registry(), None, None, None)
+    [row] = await outbox.call("subscriptions_read")
+    assert tuple(row) == (await outbox.subscriptions_version(), None, None, None)
 
 
 async def test_naming_an_event_type_twice_is_naming_it_once(outbox: Outbox) -> None:
     """LSN-7: and the second start changes nothing either."""
     await outbox.subscribe(HANDLER, EVENT, EVENT)
-    version = await outbox.registry()
+    version = await outbox.subscriptions_version()
     await outbox.subscribe(HANDLER, EVENT, EVENT)
-    assert await outbox.registry() == version
-    assert len(await outbox.call("subscriptions")) == 1
+    assert await outbox.subscriptions_version() == version
+    assert len(await outbox.call("subscriptions_read")) == 1
 
 
 async def test_a_context_that_changes_is_a_change(outbox: Outbox) -> None:
     """LSN-7: a worker's context is a setting, and decides which targets it is owed."""
     await outbox.subscribe(HANDLER, EVENT)
-    version = await outbox.registry()
+    version = await outbox.subscriptions_version()
     await outbox.subscribe(HANDLER, EVENT, context="accounting")
-    assert await outbox.registry() > version
+    assert await outbox.subscriptions_version() > version
     assert await wanting(outbox, EVENT, target="accounting") == {HANDLER}
     assert await wanting(outbox, EVENT, target="billing") == set()
 
@@ -92,15 +92,15 @@ async def test_retired_interest_is_owed_nothing_more(outbox: Outbox) -> None:
     await outbox.subscribe(MAIL, EVENT)
     waiting = await outbox.insert()
     await outbox.split(LANE)
-    version = await outbox.registry()
+    version = await outbox.subscriptions_version()
     assert await outbox.value("SELECT core.retire($1, $2)", HANDLER, "order.*") == 1
     assert await outbox.value("SELECT core.retire($1)", HANDLER) == 1
-    assert await outbox.registry() > version
+    assert await outbox.subscriptions_version() > version
     assert await outbox.value("SELECT core.retire($1)", HANDLER) == 0
-    assert [row["handler_name"] for row in await outbox.call("subscriptions")] == [MAIL]
+    assert [row["handler_name"] for row in await outbox.call("subscriptions_read")] == [MAIL]
     assert await wanting(outbox, EVENT) == {MAIL}
     assert (waiting, HANDLER) in await siblings(outbox)
-    assert HANDLER in [row[0] for row in await outbox.call("lanes", channel=CHANNEL, generation=0)]
+    assert HANDLER in [row[0] for row in await outbox.call("outbox_lanes", channel=CHANNEL, generation=0)]
     await outbox.subscribe(HANDLER, EVENT)
     assert await wanting(outbox, EVENT) == {MAIL, HANDLER}
 
@@ -110,23 +110,23 @@ async def test_retired_interest_is_owed_nothing_more(outbox: Outbox) -> None:
 )
 async def test_a_handler_name_that_is_not_scope_qualified_is_refused(outbox: Outbox, handler: str) -> None:
     """ENV-2: also by the database."""
-    version = await outbox.registry()
+    version = await outbox.subscriptions_version()
     with pytest.raises(asyncpg.CheckViolationError):
         await outbox.subscribe(handler, EVENT, context="billing")
-    assert await outbox.registry() == version
+    assert await outbox.subscriptions_version() == version
 
 
 async def test_two_starts_at_once_do_not_lose_a_version(outbox: Outbox, shared_dsn: str) -> None:
     """LSN-7: changes are ordered, so a version means one content."""
     sessions = [Outbox(await connect(shared_dsn)) for _ in range(4)]
-    version = await outbox.registry()
+    version = await outbox.subscriptions_version()
     try:
         await asyncio.gather(*(s.subscribe(f"c{n}.handle", EVENT) for n, s in enumerate(sessions)))
     finally:
         for session in sessions:
             await session.connection.close()
-    assert await outbox.registry() == version + 4
-    assert len(await outbox.call("subscriptions")) == 4
+    assert await outbox.subscriptions_version() == version + 4
+    assert len(await outbox.call("subscriptions_read")) == 4
 
 
 # --- splitting ---
@@ -257,7 +257,7 @@ async def test_an_outdated_registry_splits_nothing(outbox: Outbox) -> None:
     await outbox.subscribe(HANDLER, EVENT)
     await outbox.subscribe(MAIL, EVENT)
     id = await outbox.insert()
-    assert await outbox.split(LANE, registry=await outbox.registry() - 1) == -1
+    assert await outbox.split(LANE, version=await outbox.subscriptions_version() - 1) == -1
     assert await outbox.states(id) == ["pending"]
     assert await siblings(outbox) == set()
 
@@ -271,7 +271,7 @@ async def test_an_event_that_nobody_wants_waits(outbox: Outbox) -> None:
     for id in (lonely, elsewhere):
         row = await outbox.row(id)
         assert (row["status"], row["attempts"], row["handler_name"]) == ("pending", 0, None)
-    lanes = [row[0] for row in await outbox.call("lanes", channel=CHANNEL, generation=0)]
+    lanes = [row[0] for row in await outbox.call("outbox_lanes", channel=CHANNEL, generation=0)]
     assert lanes == ["*/order.paid", f"mail/{EVENT}"]
 
 
@@ -281,14 +281,14 @@ async def test_handlers_that_retire_during_a_split_do_not_make_the_event_vanish(
     """LSN-7: a split is held up before its rows; meanwhile every subscriber retires."""
     await outbox.subscribe(HANDLER, EVENT)
     await outbox.subscribe(MAIL, EVENT)
-    version = await outbox.registry()
+    version = await outbox.subscriptions_version()
     holder, worker = await connect(shared_dsn), Outbox(await connect(shared_dsn))
     try:
         transaction = holder.transaction()
         await transaction.start()
         id = await Outbox(holder).insert()
         await holder.execute("LOCK TABLE core.outbox IN ACCESS EXCLUSIVE MODE")
-        split = asyncio.create_task(worker.split(LANE, registry=version))
+        split = asyncio.create_task(worker.split(LANE, version=version))
         await outbox.somebody_waits()
         for handler in (HANDLER, MAIL):
             await outbox.value("SELECT core.retire($1)", handler)
@@ -394,15 +394,15 @@ async def test_lanes_and_channels_list_what_is_open(outbox: Outbox) -> None:
     await outbox.insert(generation=3)
     delivered = await outbox.held(channel="outbox_done")
     await outbox.deliver(delivered)
-    lanes = [row[0] for row in await outbox.call("lanes", channel=CHANNEL, generation=0)]
+    lanes = [row[0] for row in await outbox.call("outbox_lanes", channel=CHANNEL, generation=0)]
     assert sorted(lanes) == sorted([LANE, "*/order.paid", f"mail/{EVENT}"])
-    found = [tuple(row) for row in await outbox.call("open_channels")]
+    found = [tuple(row) for row in await outbox.call("outbox_channels")]
     assert found == [(CHANNEL, 0), (CHANNEL, 3), ("outbox_slow", 3)]
 
 
 async def test_an_empty_outbox_has_no_lanes(outbox: Outbox) -> None:
-    assert await outbox.call("lanes", channel=CHANNEL, generation=0) == []
-    assert await outbox.call("open_channels") == []
+    assert await outbox.call("outbox_lanes", channel=CHANNEL, generation=0) == []
+    assert await outbox.call("outbox_channels") == []
 
 
 async def test_due_in_names_the_next_delayed_row_of_the_lanes(outbox: Outbox) -> None:
@@ -410,7 +410,7 @@ async def test_due_in_names_the_next_delayed_row_of_the_lanes(outbox: Outbox) ->
 
     async def due_in(*lanes: tuple[str, int], since: float = 0) -> float | None:
         rows = await outbox.call(
-            "due_in",
+            "outbox_due_in",
             channel=CHANNEL,
             generation=0,
             routes=[route for route, _ in lanes],
@@ -445,7 +445,7 @@ async def test_what_became_due_since_the_last_claim_is_not_overlooked(outbox: Ou
 
     async def due_in(since: float) -> float | None:
         values = {"routes": [LANE], "priorities": [1], "since": timedelta(seconds=since)}
-        return (await outbox.call("due_in", channel=CHANNEL, generation=0, **values))[0][0]
+        return (await outbox.call("outbox_due_in", channel=CHANNEL, generation=0, **values))[0][0]
 
     now = await outbox.value("SELECT now()")
     await outbox.insert(available_at=now - timedelta(seconds=2))

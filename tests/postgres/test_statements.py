@@ -6,7 +6,6 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta
-from importlib.resources import files
 
 import asyncpg
 import pytest
@@ -14,13 +13,12 @@ import sqlalchemy
 
 from holdfast import NewEvent, Publisher
 from holdfast.postgres import migrate
-from holdfast.postgres.queries import Queries, parse, sql_files
+from holdfast.postgres.queries import Queries, statements
 from tests.outbox import CHANNEL, EVENT, HANDLER, LANE, NOBODY, InFlight, Lane, Outbox, connect
 from tests.servers import SessionServer, run_coroutine
 
-FOLDER = files("holdfast.postgres").joinpath("sql")
-STATEMENTS = {name: sorted(parse(FOLDER.joinpath(name).read_text(encoding="utf-8"))) for name in sql_files(FOLDER)}
-FILES = [name for name, statements in STATEMENTS.items() if statements]
+STATEMENTS = {file: sorted(named) for file, named in statements().items()}
+FILES = [file for file, named in STATEMENTS.items() if named]
 ELSEWHERE = "hf_other"
 
 
@@ -79,7 +77,7 @@ async def test_every_statement_prepares_in_another_schema(elsewhere: Outbox, fil
 
 def test_every_statement_has_a_name_of_its_own() -> None:
     """OBX-1: names are looked up across the files."""
-    names = [name for statements in STATEMENTS.values() for name in statements]
+    names = [name for named in STATEMENTS.values() for name in named]
     assert len(names) == len(set(names)) > 30
 
 
@@ -166,7 +164,7 @@ async def test_claiming_and_settling_run_in_another_schema(elsewhere: Outbox) ->
     assert await elsewhere.fail(again) == []
     assert await elsewhere.value(f"SELECT count(*) FROM {ELSEWHERE}.failed") == 1
     due = await elsewhere.call(
-        "due_in", channel=CHANNEL, generation=0, routes=[HANDLER], priorities=[1], since=timedelta(0)
+        "outbox_due_in", channel=CHANNEL, generation=0, routes=[HANDLER], priorities=[1], since=timedelta(0)
     )
     assert 0 < due[0][0] <= 60
 
@@ -175,13 +173,13 @@ async def test_routing_runs_in_another_schema(elsewhere: Outbox) -> None:
     """OBX-1, LSN-7."""
     await elsewhere.subscribe(HANDLER, EVENT)
     await elsewhere.subscribe("mail.thank", "order.*")
-    assert len(await elsewhere.call("subscriptions")) == 2
+    assert len(await elsewhere.call("subscriptions_read")) == 2
     await elsewhere.insert()
-    assert await elsewhere.split(LANE, registry=0) == -1
+    assert await elsewhere.split(LANE, version=0) == -1
     assert await elsewhere.split(LANE) == 1
-    lanes = await elsewhere.call("lanes", channel=CHANNEL, generation=0)
+    lanes = await elsewhere.call("outbox_lanes", channel=CHANNEL, generation=0)
     assert {row[0] for row in lanes} == {HANDLER, "mail.thank"}
-    assert [tuple(row) for row in await elsewhere.call("open_channels")] == [(CHANNEL, 0)]
+    assert [tuple(row) for row in await elsewhere.call("outbox_channels")] == [(CHANNEL, 0)]
     assert await elsewhere.value(f"SELECT {ELSEWHERE}.retire($1)", HANDLER) == 1
     id = await elsewhere.value("SELECT gen_random_uuid()")
     await elsewhere.call(

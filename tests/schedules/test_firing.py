@@ -434,7 +434,7 @@ async def test_workers_and_operators_need_no_other_right(conn: asyncpg.Connectio
             await conn.execute(denied)
     await conn.execute("SET ROLE holdfast_operator")
     assert await conn.fetchval("SELECT core.schedule_trigger($1, 'me')", NAME)
-    assert await conn.fetchval("SELECT after FROM core.schedule_turn($1, 'pause', 'me')", NAME)
+    assert await conn.fetchval("SELECT after FROM core.schedule_change_state($1, 'pause', 'me')", NAME)
     assert await conn.fetchval("SELECT core.schedule_remove($1, 'me')", NAME) == "declared"
     for denied in ("DELETE FROM core.schedules", "SELECT core.schedule_publish('a.b', '{}', '{}', '{}', 0)"):
         with pytest.raises(asyncpg.InsufficientPrivilegeError):

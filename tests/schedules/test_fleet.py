@@ -123,7 +123,7 @@ async def test_each_slot_once(dsn: str, conn: asyncpg.Connection, tmp_path: Path
         await asyncio.gather(*(instance.start() for instance in fleet[:2]))
         fired = "SELECT min(last_slot) > $1 FROM core.schedules WHERE every IS NOT NULL"
         await until(lambda: conn.fetchval(fired, down), what="slots after the outage")
-        await conn.execute("SELECT core.schedule_turn(name, 'pause', 'the test') FROM core.schedules")
+        await conn.execute("SELECT core.schedule_change_state(name, 'pause', 'the test') FROM core.schedules")
         await drained(conn)
     finally:
         await asyncio.gather(*(instance.end() for instance in fleet))

@@ -111,7 +111,7 @@ def test_failed_rows_count_too(key: tuple[str, str]) -> None:
 )
 def test_what_is_deleted_with_its_settle(policy: RetentionPolicy, brief: bool) -> None:
     """OBX-5: neither kept nor stripped."""
-    assert policy.brief is brief
+    assert policy.deletes_at_once is brief
 
 
 def test_a_registry_with_one_more_policy() -> None:

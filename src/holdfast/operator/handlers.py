@@ -40,7 +40,7 @@ async def listing(operator: Operator) -> list[HandlerSeen]:
     """Every handler that ever registered, with its backlog. Counts end at the limits of `reads`."""
     status = await reads.status(operator.connection, operator.schema)
     async with operator.reading():
-        interests = await operator.fetch("list_interests", silence=reads.SILENCE, most=MOST_HANDLERS)
+        subscriptions = await operator.fetch("list_subscriptions", silence=reads.SILENCE, most=MOST_HANDLERS)
         failures = await operator.fetch("count_failed_by_handler", most=reads.MOST)
     failed: Counter[str] = Counter()
     for row in failures:
@@ -51,14 +51,14 @@ async def listing(operator: Operator) -> list[HandlerSeen]:
     return [
         HandlerSeen(
             handler_name=row["handler_name"],
-            context=row["context"],
+            context=row["domain_context"],
             event_types=row["event_types"] or [],
             retired_at=row["retired_at"] if not row["event_types"] else None,
             open=waiting[row["handler_name"]],
             failed=failed[row["handler_name"]],
             workers=row["workers"],
         )
-        for row in interests
+        for row in subscriptions
     ]
 
 

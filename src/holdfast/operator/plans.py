@@ -188,7 +188,7 @@ async def turn(
     arguments.whole("plan", plan, 1)
     asked = {"reason": arguments.reason(reason), "plan": plan}
     async with operator.changing(f"plan.{verb}", dry_run=dry_run, **asked):
-        rows = await operator.fetch("turn_plan", plan=plan, verb=verb, actor=operator.actor, reason=reason)
+        rows = await operator.fetch("change_plan_state", plan=plan, verb=verb, actor=operator.actor, reason=reason)
         if not rows:
             raise _unknown(plan)
         (found,) = rows

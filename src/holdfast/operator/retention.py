@@ -149,7 +149,7 @@ async def set_policy(
         queries = Queries(operator.schema)
         with_policy(await policies(operator.connection, queries), entity, content_class, policy)
         await operator.fetch(
-            "set_policy",
+            "retention_set",
             actor=operator.actor,
             reason=reason,
             entity=entity,
@@ -206,13 +206,13 @@ async def erase(
     archived, erased, open_, after = 0, 0, 0, UUID(int=0)
     while True:
         async with operator.changing("retention.erase", domain_id=domain):
-            (taken,) = await operator.fetch("erase_archived", **asked, most=_ERASE_AT_ONCE)
+            (taken,) = await operator.fetch("erase_archived", **asked, limit=_ERASE_AT_ONCE)
         archived += taken[0]
         if taken[0] < _ERASE_AT_ONCE:
             break
     while True:
         async with operator.changing("retention.erase", domain_id=domain):
-            (page,) = await operator.fetch("erase_outbox", **asked, cancel=cancel_open, most=_PAGE, after=after)
+            (page,) = await operator.fetch("erase_outbox", **asked, cancel=cancel_open, limit=_PAGE, after=after)
         erased, open_ = erased + page["erased"], open_ + page["open"]
         on_page(page["examined"])
         if page["next_id"] is None:

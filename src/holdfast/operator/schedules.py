@@ -79,7 +79,7 @@ async def turn(
     asked = {"reason": arguments.reason(reason), "schedule": arguments.handler(name, "schedule")}
     async with operator.changing(f"schedule.{verb}", dry_run=dry_run, **asked):
         values = {"name": name, "verb": verb, "actor": operator.actor, "reason": reason}
-        rows = await operator.fetch("turn_schedule", **values)
+        rows = await operator.fetch("change_schedule_state", **values)
         if not rows:
             raise _unknown(name)
     return Turned(name, verb, rows[0]["before"] != rows[0]["after"], dry_run)

@@ -1,4 +1,8 @@
-"""The worker's conversation with the outbox: claim, split, extend, settle. One method, one statement."""
+"""What a worker sends to the outbox: claim, split, extend, settle. One method calls one function of the same name.
+
+`claim` calls `core.outbox_claim`, which stands with its reasons in `sql/functions/claim.sql`; those that end a lease
+stand in `sql/functions/settle.sql`.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
 import asyncpg
@@ -45,7 +49,7 @@ class Delivery:
     expired: bool
     stopped: bool
     handled: bool
-    # What this worker knows beside it.
+    # What only this worker knows.
     token: UUID
     handler: Handler
     key: tuple[str, str]
@@ -71,11 +75,12 @@ class Delivery:
 
     @property
     def event_id(self) -> UUID:
+        """The id under which the event was published; a sibling's own id is another one."""
         return self.origin_id or self.id
 
     @property
     def allowance(self) -> int:
-        """How many deliveries there may be: the handler's budget, but a few as long as no attempt came to an end.
+        """How many deliveries are allowed: the handler's budget, but at least three while no attempt has ended.
 
         A worker that dies takes an attempt from everything it holds, also from what it had not started.
         """
@@ -84,21 +89,29 @@ class Delivery:
 
     @property
     def suspect(self) -> bool:
-        """Whether this is the last delivery, and no earlier one came to an end: its workers may have died of it."""
+        """Whether this is the last delivery and no earlier one has ended: the event may have killed its workers."""
         return self.attempts > 1 and self.attempts == self.allowance and self.failing_for is None
+
+
+class Subscription(NamedTuple):
+    """One handler is owed the events of one type, or of the types that match a pattern."""
+
+    domain_context: str
+    handler_name: str
+    event_type: str
 
 
 @dataclass(frozen=True, slots=True)
 class Subscriptions:
-    """Who wants which events, as recorded at one version."""
+    """The subscriptions in force, as recorded at one version."""
 
     version: int
-    entries: tuple[tuple[str, str, str], ...]  # context, handler name, event type or pattern
+    entries: tuple[Subscription, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class LaneClaim:
-    """One lane of a claim: at most `limit` rows at or after `mark`."""
+    """One lane of a claim: at most `limit` rows at or after `mark`, for one handler."""
 
     route: str
     priority: int
@@ -109,7 +122,7 @@ class LaneClaim:
 
 @dataclass(frozen=True, slots=True)
 class LaneFind:
-    """What a claim or a split found in a lane: how many rows, and where the first of them lies."""
+    """What a split found in a lane: how many rows, and the position of the first of them."""
 
     route: str
     priority: int
@@ -118,11 +131,14 @@ class LaneFind:
 
 
 class SubscriptionsChanged(Exception):
-    """The claim was planned with outdated subscriptions; nothing was claimed."""
+    """The lanes of a claim or a split were worked out with outdated subscriptions; nothing was changed."""
 
 
 class Deliveries:
-    """The statements of one worker. Every method takes the connection it runs on."""
+    """The statements of one worker. Every method takes the connection it runs on.
+
+    A method that takes a batch of deliveries returns the ids whose lease is lost; nothing is changed for those.
+    """
 
     def __init__(self, queries: Queries, address: Address, *, worker: UUID, generation: int, lease: float) -> None:
         self._queries = queries
@@ -130,7 +146,7 @@ class Deliveries:
         self._worker = worker
         self._generation = generation
         self._lease = timedelta(seconds=lease)
-        self.consuming = False  # retention keeps delivered rows of some class not at all
+        self.deletes_delivered = False  # the retention policies keep no delivered rows of some content class
 
     async def _fetch(self, connection: asyncpg.Connection, name: str, **values: object) -> list[asyncpg.Record]:
         statement = self._queries.asyncpg(name)
@@ -143,17 +159,20 @@ class Deliveries:
         return records
 
     async def claim(
-        self, connection: asyncpg.Connection, registry: int, channel: str, lanes: Sequence[LaneClaim]
+        self, connection: asyncpg.Connection, subscriptions: int, channel: str, lanes: Sequence[LaneClaim]
     ) -> list[Delivery]:
-        """Lease what is due under a token of its own, the most urgent first."""
+        """Lease what is due under a new token, and return it, the most urgent first.
+
+        Raises SubscriptionsChanged when the subscriptions are no longer at the version that is passed.
+        """
         token = uuid4()
         records = await self._fetch(
             connection,
-            "claim",
+            "outbox_claim",
             worker=self._worker,
             token=token,
             lease=self._lease,
-            registry=registry,
+            subscriptions_version=subscriptions,
             channel=channel,
             generation=self._generation,
             handlers=[lane.handler.name for lane in lanes],
@@ -167,13 +186,16 @@ class Deliveries:
         return claimed
 
     async def split(
-        self, connection: asyncpg.Connection, registry: int, channel: str, lanes: Sequence[LaneClaim]
+        self, connection: asyncpg.Connection, subscriptions: int, channel: str, lanes: Sequence[LaneClaim]
     ) -> list[LaneFind]:
-        """Split what several handlers want; says how much was found in which lane."""
+        """Split the events that several handlers want, and return how much was found in which lane.
+
+        Raises SubscriptionsChanged like `claim`.
+        """
         rows = await self._fetch(
             connection,
-            "split",
-            registry=registry,
+            "outbox_split",
+            subscriptions_version=subscriptions,
             channel=channel,
             generation=self._generation,
             **_columns(lanes),
@@ -182,24 +204,25 @@ class Deliveries:
             raise SubscriptionsChanged
         return [LaneFind(row["route"], row["priority"], row["n"], (row["first_at"], row["first_id"])) for row in rows]
 
-    async def extend(self, connection: asyncpg.Connection, held: Sequence[Delivery]) -> list[UUID]:
-        """Extend the leases; returns the ids that are lost."""
-        rows = await self._fetch(connection, "extend", **_fence(held), lease=self._lease)
+    async def extend(self, connection: asyncpg.Connection, batch: Sequence[Delivery]) -> list[UUID]:
+        """Extend the leases. An event that is to be stopped counts as lost."""
+        rows = await self._fetch(connection, "outbox_extend", **_fence(batch), lease=self._lease)
         return [row[0] for row in rows]
 
-    async def deliver(self, connection: asyncpg.Connection, held: Sequence[Delivery], *, record: bool) -> list[UUID]:
-        # A route that is not a handler's own says nothing about who has handled its events.
-        handlers = {each.route: each.handler.name for each in held}
-        if len(handlers) < len({(each.route, each.handler.name) for each in held}):
-            # The registry has changed hands in between: the batch is settled handler by handler, or not at all.
+    async def deliver(self, connection: asyncpg.Connection, batch: Sequence[Delivery], *, record: bool) -> list[UUID]:
+        """Settle deliveries as delivered and, with `record`, write the inbox."""
+        # The route of an event that was not split does not name its handler.
+        handlers = {each.route: each.handler.name for each in batch}
+        if len(handlers) < len({(each.route, each.handler.name) for each in batch}):
+            # The subscriptions have changed in between: the batch is settled handler by handler, or not at all.
             async with connection.transaction():
                 by_name = attrgetter("handler.name")
-                groups = [list(some) for _, some in groupby(sorted(held, key=by_name), by_name)]
+                groups = [list(some) for _, some in groupby(sorted(batch, key=by_name), by_name)]
                 return [lost for some in groups for lost in await self.deliver(connection, some, record=record)]
         rows = await self._fetch(
             connection,
-            "consume" if self.consuming else "deliver",
-            **_fence(held),
+            "outbox_deliver_and_delete" if self.deletes_delivered else "outbox_deliver",
+            **_fence(batch),
             routes=list(handlers),
             handlers=list(handlers.values()),
             record=record,
@@ -209,15 +232,16 @@ class Deliveries:
     async def retry(
         self,
         connection: asyncpg.Connection,
-        held: Sequence[Delivery],
+        batch: Sequence[Delivery],
         delays: Iterable[float],
         errors: Sequence[str],
     ) -> list[UUID]:
+        """Make deliveries due again after their delays, each with the error of the attempt."""
         rows = await self._fetch(
             connection,
-            "retry",
-            **_fence(held),
-            handlers=_names(held),
+            "outbox_retry",
+            **_fence(batch),
+            handlers=_names(batch),
             delays=_intervals(delays),
             errors=list(errors),
         )
@@ -226,38 +250,46 @@ class Deliveries:
     async def fail(
         self,
         connection: asyncpg.Connection,
-        held: Sequence[Delivery],
+        batch: Sequence[Delivery],
         reasons: Sequence[str],
         errors: Sequence[str | None],
         signatures: Sequence[str | None],
     ) -> list[UUID]:
-        """The dead letter, in place."""
-        rows = await self._fetch(connection, "fail", **_fence(held), **_failures(held, reasons, errors, signatures))
+        """Make deliveries dead letters, in place."""
+        rows = await self._fetch(
+            connection, "outbox_fail", **_fence(batch), **_failures(batch, reasons, errors, signatures)
+        )
         return [row[0] for row in rows]
 
     async def archive(
         self,
         connection: asyncpg.Connection,
-        held: Sequence[Delivery],
+        batch: Sequence[Delivery],
         reasons: Sequence[str],
         errors: Sequence[str | None],
         signatures: Sequence[str | None],
     ) -> list[UUID]:
-        """The dead letter, moved to the archive."""
-        rows = await self._fetch(connection, "archive", **_fence(held), **_failures(held, reasons, errors, signatures))
+        """Make deliveries dead letters, moved to the archive."""
+        rows = await self._fetch(
+            connection, "outbox_archive", **_fence(batch), **_failures(batch, reasons, errors, signatures)
+        )
         return [row[0] for row in rows]
 
     async def release(
-        self, connection: asyncpg.Connection, held: Sequence[Delivery], delays: Iterable[float]
+        self, connection: asyncpg.Connection, batch: Sequence[Delivery], delays: Iterable[float]
     ) -> list[UUID]:
-        rows = await self._fetch(connection, "release", **_fence(held), delays=_intervals(delays))
+        """Give deliveries back without counting the attempt; a delay above zero is a snooze."""
+        rows = await self._fetch(connection, "outbox_release", **_fence(batch), delays=_intervals(delays))
         return [row[0] for row in rows]
 
     async def enter(self, connection: asyncpg.Connection, delivery: Delivery, idle: float) -> str:
-        """The first statement of a transactional handler: settle the row, write the inbox. run, duplicate or lost."""
+        """Settle the row and write the inbox, as the first statement of a transactional handler.
+
+        Returns `run`, `duplicate` when the handler has handled the event already, or `lost` for the lease.
+        """
         rows = await self._fetch(
             connection,
-            "enter",
+            "outbox_enter",
             id=delivery.id,
             token=delivery.token,
             handler=delivery.handler.name,
@@ -266,10 +298,10 @@ class Deliveries:
         return str(rows[0][0])
 
     async def reopen(self, connection: asyncpg.Connection, delivery: Delivery) -> bool:
-        """Take that back after a failure, in the same transaction; false when it was not done there."""
+        """Undo `enter` after a failure, in the same transaction; False when that transaction has not entered."""
         rows = await self._fetch(
             connection,
-            "reopen",
+            "outbox_reopen",
             id=delivery.id,
             token=delivery.token,
             handler=delivery.handler.name,
@@ -277,18 +309,23 @@ class Deliveries:
         )
         return bool(rows[0][0])
 
-    async def forget(self, connection: asyncpg.Connection, delivery: Delivery) -> None:
-        """The last statement of a transactional handler's transaction, if rows are not kept: delete what it settled."""
-        if self.consuming:
-            await self._fetch(connection, "forget", id=delivery.id, handler=delivery.handler.name)
+    async def delete_delivered(self, connection: asyncpg.Connection, delivery: Delivery) -> None:
+        """Delete the row that `enter` has settled, as the last statement of its transaction, if it is not kept."""
+        if self.deletes_delivered:
+            values = {"id": delivery.id, "handler": delivery.handler.name}
+            await self._fetch(connection, "outbox_delete_delivered", **values)
 
     async def due_in(
         self, connection: asyncpg.Connection, channel: str, lanes: Sequence[tuple[str, int]], since: float
     ) -> float | None:
-        """Seconds until the first delayed row of the lanes is due; negative for one that became due since then."""
+        """Seconds until the first delayed row of the lanes is due; None without one.
+
+        `since` is the time since the last claim began, in seconds: for a row that became due after that and was not
+        claimed the result is negative.
+        """
         rows = await self._fetch(
             connection,
-            "due_in",
+            "outbox_due_in",
             channel=channel,
             generation=self._generation,
             routes=[route for route, _ in lanes],
@@ -299,23 +336,30 @@ class Deliveries:
         return None if value is None else float(value)
 
     async def lanes(self, connection: asyncpg.Connection, channel: str) -> list[str]:
-        """The routes that have open rows on a channel."""
-        rows = await self._fetch(connection, "lanes", channel=channel, generation=self._generation)
+        """Return the routes that have open rows on a channel."""
+        rows = await self._fetch(connection, "outbox_lanes", channel=channel, generation=self._generation)
         return [row[0] for row in rows]
 
     async def subscriptions(self, connection: asyncpg.Connection) -> Subscriptions:
-        rows = await self._fetch(connection, "subscriptions")
-        wanted = tuple((row["context"], row["handler_name"], row["event_type"]) for row in rows if row["handler_name"])
-        return Subscriptions(rows[0]["version"], wanted)
+        """Read the subscriptions in force, with their version."""
+        rows = await self._fetch(connection, "subscriptions_read")
+        return Subscriptions(
+            rows[0]["version"],
+            tuple(
+                Subscription(row["domain_context"], row["handler_name"], row["event_type"])
+                for row in rows
+                if row["handler_name"]
+            ),
+        )
 
     async def subscribe(self, connection: asyncpg.Connection, handlers: Iterable[Handler]) -> None:
+        """Record durably what the handlers are owed, all of them in one transaction."""
         async with connection.transaction():
-            await self._fetch(connection, "make_durable")
             for handler in sorted(handlers, key=lambda each: each.name):
                 await self._fetch(
                     connection,
                     "subscribe",
-                    context=handler.domain_context,
+                    domain_context=handler.domain_context,
                     handler=handler.name,
                     event_types=list(handler.event_types),
                 )
@@ -334,26 +378,26 @@ def _columns(lanes: Sequence[LaneClaim]) -> dict[str, object]:
     }
 
 
-def _fence(held: Sequence[Delivery]) -> dict[str, object]:
-    return {"ids": [each.id for each in held], "tokens": [each.token for each in held]}
+def _fence(batch: Sequence[Delivery]) -> dict[str, object]:
+    return {"ids": [each.id for each in batch], "tokens": [each.token for each in batch]}
 
 
 def _failures(
-    held: Sequence[Delivery],
+    batch: Sequence[Delivery],
     reasons: Sequence[str],
     errors: Sequence[str | None],
     signatures: Sequence[str | None],
 ) -> dict[str, object]:
     return {
-        "handlers": _names(held),
+        "handlers": _names(batch),
         "reasons": list(reasons),
         "errors": list(errors),
         "signatures": list(signatures),
     }
 
 
-def _names(held: Sequence[Delivery]) -> list[str]:
-    return [each.handler.name for each in held]
+def _names(batch: Sequence[Delivery]) -> list[str]:
+    return [each.handler.name for each in batch]
 
 
 def _intervals(delays: Iterable[float]) -> list[timedelta]:

@@ -1,15 +1,16 @@
 """SQL from the package's `.sql` files, for any schema name and any driver.
 
-A file holds named statements, each with the reason it is the way it is:
+A statement is found by its name. It is either written down in a file directly under `sql/`:
 
     -- name: publish_one
     -- Why it looks like this.
     INSERT INTO core.outbox (event_type) VALUES (:event_type)
 
-or it is a script (a migration, the functions, the grants) that is read as one text. The files are plain SQL
-that says `core`; `render` writes another schema name where `core` qualifies a name (`core.outbox`), follows
-`SCHEMA`, stands in a `search_path`, or is the whole or the last name of a string (`nspname = 'core'`,
-`'core.' || channel`).
+or it is the call of a function in `sql/functions/`, under the function's name: the call of `outbox_extend(p_ids uuid[],
+p_lease interval)` is `SELECT core.outbox_extend(:ids::uuid[], :lease::interval)`. Every other file is a script (a
+migration, the functions themselves, the grants) that is read as one text.
+
+In all of these files the word `core` is the schema and nothing else, so `render` can replace it wherever it stands.
 """
 
 from __future__ import annotations
@@ -74,9 +75,9 @@ class Queries:
 
     def _statement(self, name: str) -> str:
         try:
-            return render(_statements()[name], self.schema)
+            return render(_by_name()[name], self.schema)
         except KeyError:
-            raise LookupError(f"no file under sql/ has a statement named {name!r}") from None
+            raise LookupError(f"no file under sql/ has a statement or a function named {name!r}") from None
 
 
 def sql_files(folder: Traversable) -> list[str]:
@@ -89,13 +90,26 @@ def _sql_folder() -> Traversable:
 
 
 @cache
-def _statements() -> Mapping[str, str]:
+def statements() -> Mapping[str, Mapping[str, str]]:
+    """The statements of each file under `sql/`, by the file's path and their names, before they are rendered."""
+    folder, functions = _sql_folder(), _sql_folder().joinpath("functions")
+    return {
+        **{name: parse(folder.joinpath(name).read_text(encoding="utf-8")) for name in sql_files(folder)},
+        **{
+            f"functions/{name}": calls(functions.joinpath(name).read_text(encoding="utf-8"))
+            for name in sql_files(functions)
+        },
+    }
+
+
+@cache
+def _by_name() -> Mapping[str, str]:
     found: dict[str, str] = {}
-    for name in sql_files(_sql_folder()):
-        for statement, sql in parse(_sql_folder().joinpath(name).read_text(encoding="utf-8")).items():
-            if statement in found:
-                raise ValueError(f"{name}: a statement named {statement!r} stands in another file too")
-            found[statement] = sql
+    for file, named in statements().items():
+        for name, sql in named.items():
+            if name in found:
+                raise ValueError(f"{file}: a statement named {name!r} stands in another file too")
+            found[name] = sql
     return found
 
 
@@ -178,48 +192,46 @@ def split(script: str) -> list[str]:
 
 # --- the schema's name ------------------------------------------------------------------------------
 
-_QUALIFIER = re.compile(r"(?<![\w.$])core(?=\.)")
-_NAMED = re.compile(r"(\bSCHEMA\s+(?:IF\s+(?:NOT\s+)?EXISTS\s+)?)core\b(?![.$])", re.IGNORECASE)
-_SEARCH_PATH = re.compile(r"\bsearch_path\s*(?:=|\bTO\b)\s*\w+(?:\s*,\s*\w+)*", re.IGNORECASE)
-_IN_SEARCH_PATH = re.compile(r"(?<=[\s,=])core\b")
-_QUALIFIER_IN_TEXT = re.compile(r'(?<![\w.$])core\.(?=[A-Za-z_%"])')
-_NAME_AS_TEXT = re.compile(r"(?<![\w.$])core(?=\.$)|^core(?=$|\s*,)")
+_NAME_AS_TEXT = re.compile(r"'core(?=\.?')")  # nspname = 'core', 'core.' || channel
+_NAME = re.compile(r"\bcore\b")  # core.outbox, SCHEMA core, 'core.outbox'::regclass
 
 
 def render(sql: str, schema: str) -> str:
-    """Write `schema` where the SQL names the schema `core`."""
+    """Write `schema` for the word `core`: quoted, because a plain name may be a reserved word, but plain as a text."""
     if schema_name(schema) == "core":
         return sql
-    return _rename(sql, schema)
+    return _NAME.sub(f'"{schema}"', _NAME_AS_TEXT.sub(f"'{schema}", sql))
 
 
-def _rename(sql: str, schema: str) -> str:
-    identifier = f'"{schema}"'  # quoted, because a plain lower-case name may be a reserved word
+# --- calls of functions -----------------------------------------------------------------------------
 
-    def in_code(code: str) -> str:
-        code = _QUALIFIER.sub(identifier, code)
-        code = _NAMED.sub(lambda match: match[1] + identifier, code)
-        return _SEARCH_PATH.sub(lambda match: _IN_SEARCH_PATH.sub(identifier, match[0]), code)
+_FUNCTION = re.compile(
+    r"^CREATE OR REPLACE FUNCTION core\.(?P<name>\w+)\((?P<parameters>[^()]*)\)\s+RETURNS (?P<result>\w+)",
+    re.MULTILINE,
+)
+_FUNCTION_PARAMETER = re.compile(r"(?:p_)?(?P<name>\w+) (?P<type>\w+(?:\[\])?)(?: DEFAULT .+)?")
 
-    def in_text(text: str) -> str:
-        # Followed by a name it is SQL in the making or a regclass; at the end it is a key to be continued.
-        return _NAME_AS_TEXT.sub(schema, _QUALIFIER_IN_TEXT.sub(f"{identifier}.", text))
 
-    out = []
-    for kind, part in _tokens(sql):
-        if kind == "code":
-            out.append(in_code(part))
-        elif kind == "dollar":
-            tag = part[: part.index("$", 1) + 1]
-            out.append(tag + _rename(part[len(tag) : -len(tag)], schema) + tag)
-        elif kind == "string":
-            start = part.index("'") + 1
-            out.append(part[:start] + in_text(part[start:-1]) + "'")
-        elif kind == "quoted":
-            out.append(identifier if part == '"core"' else part)
-        else:
-            out.append(in_text(part))
-    return "".join(out)
+def calls(script: str) -> dict[str, str]:
+    """The call of each function that a script makes, by the function's name. A parameter is named without its `p_`."""
+    return {
+        match["name"]: _call(match["name"], [each.strip() for each in match["parameters"].split(",")], match["result"])
+        for match in _FUNCTION.finditer(script)
+    }
+
+
+def _call(function: str, parameters: list[str], result: str) -> str:
+    arguments = []
+    for parameter in filter(None, parameters):
+        match = _FUNCTION_PARAMETER.fullmatch(parameter)
+        if match is None:
+            raise ValueError(f"{function}: the parameter {parameter!r} is not a name, a plain type and a default")
+        # As text: a connection of the application may have a codec of its own for jsonb.
+        cast = "text::jsonb" if match["type"] == "jsonb" else match["type"]
+        arguments.append(f":{match['name']}::{cast}")
+    call = f"core.{function}({', '.join(arguments)})"
+    # Made of names in our own files, never of values.
+    return f"SELECT * FROM {call}" if result == "TABLE" else f"SELECT {call}"  # noqa: S608
 
 
 # --- parameters -------------------------------------------------------------------------------------

@@ -1,4 +1,7 @@
-"""What a process that reacts to its own events tells the database. One method, one statement."""
+"""What a process that reacts to its own events sends to the database. One method calls one function.
+
+The functions stand with their reasons in `sql/functions/reactions.sql`.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from holdfast.postgres.queries import Queries
 
 @dataclass(frozen=True, slots=True)
 class FailedReaction:
-    """One that becomes a dead letter."""
+    """A reaction that becomes a dead letter."""
 
     handler_name: str
     reason: str  # retry_terminal or rejected
@@ -27,18 +30,18 @@ class FailedReaction:
 
 
 class ReactionStatements:
-    """Every method takes the connection it runs on."""
+    """The statements of reactions. Every method takes the connection it runs on."""
 
     def __init__(self, queries: Queries, address: Address) -> None:
         self._queries = queries
         self._address = address
 
     async def open(self, connection: asyncpg.Connection, handlers: Sequence[str], key: str) -> set[str]:
-        """Those of the handlers that have not handled the key."""
+        """Return those of the handlers that have not handled the key."""
         return set(await self._value(connection, "reaction_open", handlers=list(handlers), key=key))
 
     async def enter(self, connection: asyncpg.Connection, handler: str, event: EventEnvelope, idle: float) -> bool:
-        """Take the event for the handler, in the open transaction; False when it is handled already."""
+        """Record the event as handled, in the open transaction; False when the handler has handled it already."""
         values = {
             "handler": handler,
             "event": event.event_id,
@@ -58,7 +61,7 @@ class ReactionStatements:
         *,
         alone: bool,
     ) -> list[UUID]:
-        """Write down what became of the reactions to an event; the ids of the dead letters among them.
+        """Record the outcome of the reactions to an event, and return the ids of the dead letters among them.
 
         `alone`: this application has no handler that gets the event from the outbox.
         """
@@ -71,11 +74,7 @@ class ReactionStatements:
             "signatures": [each.signature for each in failed],
             "alone": alone,
         }
-        if not failed:
-            return list(await self._value(connection, "reaction_settle", **values))
-        async with connection.transaction():
-            await connection.execute(self._queries.asyncpg("make_durable").sql)
-            return list(await self._value(connection, "reaction_settle", **values))
+        return list(await self._value(connection, "reaction_settle", **values))
 
     async def _value(self, connection: asyncpg.Connection, name: str, **values: object) -> Any:
         statement = self._queries.asyncpg(name)

@@ -1,6 +1,6 @@
 """Retention in the database: the policies, and the batches in which what was kept long enough goes.
 
-The statements, with their reasons, stand in sql/functions/retention.sql.
+The statements, with their reasons, stand in sql/functions/retention.sql and sweep.sql.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _START = datetime(1, 1, 1, tzinfo=UTC)
 
 async def policies(connection: asyncpg.Connection, queries: Queries) -> RetentionPolicies:
     """What is in force, read anew."""
-    rows = await fetch(connection, queries, "read_policies")
+    rows = await fetch(connection, queries, "retention_policies_read")
     return {
         (row["entity"], row["content_class"]): RetentionPolicy(
             row["active_ttl_days"], row["tombstoned_grace_days"], Disposal(row["disposal"])
@@ -155,11 +155,11 @@ class Sweep:
         (row,) = await fetch(
             connection,
             self._queries,
-            "sweep_batch",
+            "retention_sweep",
             step=step,
             content_class=content_class,
             start=start,
-            most=size,
+            limit=size,
             **self._who,
         )
         self._from = (row["upto"],)
@@ -167,9 +167,7 @@ class Sweep:
 
     async def _inbox(self, connection: asyncpg.Connection, size: int) -> tuple[int, bool]:
         page = self.inbox_page
-        (row,) = await fetch(
-            connection, self._queries, "sweep_inbox_batch", page=page, pages=_PAGES, most=size, **self._who
-        )
+        (row,) = await fetch(connection, self._queries, "sweep_inbox", page=page, pages=_PAGES, limit=size, **self._who)
         # How far this pass goes: a part of the table, or to its end.
         share = max(_PAGES, row["pages"] // _PASSES_A_DAY) if self._part else row["pages"]
         (until,) = self._from or (page + share,)
@@ -179,14 +177,12 @@ class Sweep:
 
     async def _keys(self, connection: asyncpg.Connection, size: int) -> tuple[int, bool]:
         source, key = self._from or ("", "")
-        (row,) = await fetch(
-            connection, self._queries, "sweep_keys_batch", source=source, key=key, most=size, **self._who
-        )
+        (row,) = await fetch(connection, self._queries, "sweep_keys", source=source, key=key, limit=size, **self._who)
         self._from = (row["next_source"], row["next_key"])
         return row["swept"], row["next_key"] is not None
 
     async def _records(self, connection: asyncpg.Connection, size: int) -> tuple[int, bool]:
-        (row,) = await fetch(connection, self._queries, "sweep_records_batch", most=size, **self._who)
+        (row,) = await fetch(connection, self._queries, "sweep_records", limit=size, **self._who)
         return row["swept"], row["more"]
 
 
@@ -194,7 +190,7 @@ async def take_turn(
     connection: asyncpg.Connection, queries: Queries, sweeper: UUID, rest: timedelta, *, force: bool = False
 ) -> int | None:
     """When this sweeper is to sweep now, where in the inbox: one at a time, and not again before `rest` has passed."""
-    rows = await fetch(connection, queries, "sweep_turn", sweeper=sweeper, rest=rest, force=force)
+    rows = await fetch(connection, queries, "sweep_acquire", sweeper=sweeper, rest=rest, force=force)
     page: int | None = rows[0][0]
     return page
 
@@ -202,7 +198,7 @@ async def take_turn(
 async def end_turn(connection: asyncpg.Connection, queries: Queries, sweeper: UUID, sweep: Sweep) -> None:
     """The pass is over."""
     counts = json.dumps({step: swept for step, swept in sweep.counts.items() if swept})
-    await fetch(connection, queries, "sweep_done", sweeper=sweeper, counts=counts, inbox_page=sweep.inbox_page)
+    await fetch(connection, queries, "sweep_finish", sweeper=sweeper, counts=counts, inbox_page=sweep.inbox_page)
 
 
 async def fetch(connection: asyncpg.Connection, queries: Queries, name: str, **values: object) -> list[asyncpg.Record]:

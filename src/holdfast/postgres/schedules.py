@@ -125,7 +125,7 @@ class Schedules:
             "force": force,
         }
         try:
-            (answer,) = await self._fetch(connection, "declare_schedule", values)
+            (answer,) = await self._fetch(connection, "schedule_declare", values)
         except asyncpg.InsufficientPrivilegeError as error:
             if error.hint is None:  # not of ours: who may not even call it
                 raise
@@ -135,7 +135,7 @@ class Schedules:
 
     async def look(self, connection: asyncpg.Connection, names: Iterable[str]) -> list[Watched]:
         """Those of some schedules that are there and not paused."""
-        rows = await self._fetch(connection, "look_at_schedules", {"names": list(names)})
+        rows = await self._fetch(connection, "schedules_watch", {"names": list(names)})
         return [Watched(**row) for row in rows]
 
     async def fire(self, connection: asyncpg.Connection, watched: Watched, due: Due) -> bool:
@@ -148,7 +148,7 @@ class Schedules:
             "next": due.next,
             "generation": self._generation,
         }
-        (answer,) = await self._fetch(connection, "fire_schedule", values)
+        (answer,) = await self._fetch(connection, "schedule_fire", values)
         return bool(answer[0])
 
     async def _fetch(

@@ -97,8 +97,8 @@ class Lifecycle:
                 await connections.address.probe()
                 connection = await connections.claim.use()
                 policies = await require_ready(connection, self._settings)
-                deliveries.consuming = any(
-                    policy.brief for (entity, _), policy in policies.items() if entity == "outbox_row"
+                deliveries.deletes_delivered = any(
+                    policy.deletes_at_once for (entity, _), policy in policies.items() if entity == "outbox_row"
                 )
                 # Handlers that run in process are owed nothing; their lanes are served, for replays.
                 owed = [handler for handler in self._registry if handler.via == "outbox"]

@@ -73,7 +73,7 @@ class Transactions:
             if first:
                 result = await call()
             if isinstance(result, Done):
-                await self._deliveries.forget(session, delivery)
+                await self._deliveries.delete_delivered(session, delivery)
                 await commit(session, transaction, delivery.handler)  # and with it the savepoint
         except BaseException as error:
             result = error

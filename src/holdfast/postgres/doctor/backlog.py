@@ -9,7 +9,10 @@ from holdfast.postgres.doctor.findings import Check, Finding, Severity
 from holdfast.postgres.reads import MOST, MOST_IN_LANE, Lane
 
 _CLOCK_LOOKS = 5
-_WITHOUT_ROW = {"registry": "no worker can claim anything", "sweeps": "no worker sweeps what is past its time"}
+_WITHOUT_ROW = {
+    "subscriptions_version": "no worker can claim anything",
+    "sweeps": "no worker sweeps what is past its time",
+}
 
 
 async def _generations(examination: Examination) -> list[Finding]:

@@ -12,7 +12,7 @@ from holdfast.postgres.retention import fetch
 async def require_archive(connection: asyncpg.Connection, schema: str = "core") -> None:
     """Raise SchemaMismatch, naming what is missing in which table, unless rows can be moved from one to the other.
 
-    The number of a schema says which migrations ran, and nothing about what somebody has dropped since.
+    The number of a schema says which migrations ran, and nothing about what was dropped since.
     """
     rows = await fetch(connection, Queries(schema), "missing_parts")
     if rows:

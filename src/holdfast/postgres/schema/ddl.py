@@ -50,7 +50,7 @@ async def connect(dsn: str) -> Any:
 async def one_at_a_time(connection: Any, queries: Queries, on_wait: Callable[[], None]) -> AsyncIterator[bool]:
     """Hold the installation's lock on schema changes. Yields False behind a connection pooler.
 
-    There a session lock could be left on a connection that serves somebody else next, so only the lock inside
+    There a session lock could be left on a connection that serves another client next, so only the lock inside
     each transaction is taken. It keeps two runs apart as well, but they may take turns.
     """
     direct = connection.get_server_pid() == await connection.fetchval(queries.asyncpg("backend").sql)

@@ -125,11 +125,11 @@ def printable(schema: str = "core", *, roles: bool = True, since: int = 0, sourc
     ]
     if roles:
         parts.append(queries.script("roles.sql"))
-        parts.append(queries.script("owner.sql"))
+        parts.append(queries.script("grant_owner.sql"))
     if since == 0:
         parts.append(queries.asyncpg("create_owned_schema" if roles else "create_schema").sql + ";")
     elif roles:
-        parts.append(queries.script("adopt.sql"))
+        parts.append(queries.script("change_owner.sql"))
     if roles:
         parts.append(queries.asyncpg("become_owner_for_session").sql + ";")
     if since == 0:
@@ -140,7 +140,7 @@ def printable(schema: str = "core", *, roles: bool = True, since: int = 0, sourc
         parts.append(_record(queries, migration.version, migration.name, migration.checksum))
     parts.extend(render(script, schema) for script in release.functions)
     parts.append(_record(queries, 0, "functions", release.functions_checksum))
-    parts.append(render(release.grants, schema) if roles else queries.script("private.sql"))
+    parts.append(render(release.grants, schema) if roles else queries.script("revoke_public.sql"))
     if roles:
         parts.append(queries.asyncpg("become_oneself").sql + ";")
     return "\n\n".join(part.strip() for part in parts if part.strip()) + "\n"
@@ -256,27 +256,27 @@ class _Runner:
 
     async def prepare_schema(self, mode: RolesMode) -> None:
         """Roles, schema and ledger. One transaction, so that a refusal leaves nothing behind."""
-        told = Step("hint", "")
+        step = Step("hint", "")
 
         async def work() -> None:
-            nonlocal told
+            nonlocal step
             facts = await inspect(self.connection, self.queries)
             ownership = decide(facts, mode, self.queries.schema)
             self.roles = ownership.roles
             if ownership.roles:
                 await self._script("roles.sql")
-                await self._script("owner.sql")
+                await self._script("grant_owner.sql")
             if ownership.create_schema:
                 await self._run("create_owned_schema" if ownership.roles else "create_schema")
-            if ownership.adopt:
-                await self._script("adopt.sql")
+            if ownership.change_owner:
+                await self._script("change_owner.sql")
             if not facts.has_ledger:
                 await self._become_owner()
                 await self._script("ledger.sql")
-            told = self._ownership_step(facts.login, ownership)
+            step = self._ownership_step(facts.login, ownership)
 
         await self._change(f"preparing the schema {self.queries.schema}", work, roles=True)
-        self.notify(told)
+        self.notify(step)
 
     def _ownership_step(self, login: str, ownership: Ownership) -> Step:
         if not ownership.why_not:
@@ -357,7 +357,7 @@ class _Runner:
             if self.roles:
                 await self._execute(render(self.release.grants, self.queries.schema))
             else:
-                await self._script("private.sql")
+                await self._script("revoke_public.sql")
 
         self.notify(Step("functions", "functions and grants"))
         await self._change("functions and grants", work, roles=True)

@@ -60,7 +60,7 @@ class Ownership:
 
     roles: bool
     create_schema: bool
-    adopt: bool
+    change_owner: bool
     why_not: str = ""
 
 
@@ -80,7 +80,7 @@ def decide(facts: Facts, mode: RolesMode, schema: str) -> Ownership:
         return Ownership(
             roles=True,
             create_schema=facts.schema_owner is None,
-            adopt=facts.schema_owner not in (None, OWNER),
+            change_owner=facts.schema_owner not in (None, OWNER),
         )
     if wanted and obstacle and (mode == "always" or installed_with_roles):
         raise obstacle
@@ -88,7 +88,7 @@ def decide(facts: Facts, mode: RolesMode, schema: str) -> Ownership:
     return Ownership(
         roles=False,
         create_schema=facts.schema_owner is None,
-        adopt=False,
+        change_owner=False,
         why_not=obstacle.problem if obstacle and mode == "auto" else "",
     )
 

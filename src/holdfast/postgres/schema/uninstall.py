@@ -12,7 +12,7 @@ from holdfast.postgres.schema.ddl import MigrationRefused, change, connect, one_
 from holdfast.postgres.schema.ownership import OWNER, ROLES, Facts, inspect
 
 _NOT_DROPPED = (
-    asyncpg.InsufficientPrivilegeError,  # somebody else's to drop
+    asyncpg.InsufficientPrivilegeError,  # another login's to drop
     asyncpg.DependentObjectsStillExistError,  # taken into use this moment
     asyncpg.UndefinedObjectError,  # dropped this moment, by an uninstall in another database
     asyncpg.InternalServerError,  # the same, met half-way: "tuple concurrently deleted"

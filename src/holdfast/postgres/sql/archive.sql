@@ -1,8 +1,4 @@
--- The archive of dead letters, for workers that write it and operators who look into it.
-
--- name: archive
-SELECT core.outbox_archive(
-    :ids::uuid[], :tokens::uuid[], :handlers::text[], :reasons::text[], :errors::text[], :signatures::text[]);
+-- The archive of dead letters, for operators who look into it and workers that make sure that it is there.
 
 -- name: missing_parts
 -- Columns and indexes that the archive mode needs and a table lacks. Each table is looked at on its own, by the

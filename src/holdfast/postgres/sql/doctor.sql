@@ -338,7 +338,7 @@ WHERE o.status = 'in_flight' AND o.lease_expires_at < now() - :overdue::interval
 
 -- name: list_lost_rows
 -- Tables of one row, of no use without it.
-SELECT 'registry' AS name WHERE NOT EXISTS (SELECT FROM core.registry)
+SELECT 'subscriptions_version' AS name WHERE NOT EXISTS (SELECT FROM core.subscriptions_version)
 UNION ALL SELECT 'sweeps' WHERE NOT EXISTS (SELECT FROM core.sweeps);
 
 -- name: database_clock

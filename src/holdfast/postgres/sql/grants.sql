@@ -37,14 +37,14 @@ GRANT EXECUTE ON FUNCTION
     core.outbox_split(bigint, text, bigint, text[], smallint[], int[], timestamptz[], uuid[]),
     core.outbox_lanes(text, bigint), core.outbox_channels(),
     core.outbox_due_in(text, bigint, text[], smallint[], interval),
-    core.subscribe(text, text, text[]), core.interest(),
+    core.subscribe(text, text, text[]), core.subscriptions_read(),
     core.worker_beat(uuid, text, text, int, text, bigint, text[], text[]), core.worker_stopped(uuid),
-    core.served_channels()
+    core.unserved_channels()
     TO holdfast_worker;
 
 -- Operators read everything and repair through functions.
-GRANT SELECT ON core.outbox, core.failed, core.event_handled, core.subscriptions, core.registry, core.workers,
-    core.deployments, core.outbox_keys, core.sources, core.stops, core.audit, core.failure_notes, core.plans, core.plan_rows
+GRANT SELECT ON core.outbox, core.failed, core.event_handled, core.subscriptions, core.subscriptions_version, core.workers,
+    core.deployments, core.outbox_keys, core.sources, core.stop_requests, core.audit, core.failure_notes, core.plans, core.plan_rows
     TO holdfast_operator;
 GRANT EXECUTE ON FUNCTION
     core.outbox_replay(uuid, bigint, text), core.outbox_replay_many(uuid[], bigint, text, text, boolean),
@@ -53,23 +53,23 @@ GRANT EXECUTE ON FUNCTION
     core.failed_select(jsonb, int, timestamptz, uuid), core.event_rows(uuid),
     core.plan_create(uuid[], jsonb, int, bigint, int, float8, float8, interval, boolean, text, text),
     core.plan_take(bigint, uuid, text, text, interval, text), core.plan_step(bigint, uuid, int, interval),
-    core.plan_release(bigint, uuid), core.plan_turn(bigint, text, text, text),
+    core.plan_release(bigint, uuid), core.plan_change_state(bigint, text, text, text),
     core.serving_generation(), core.generation_open(bigint, int), core.generation_retire(bigint, boolean, text, text),
     core.generation_move(bigint, bigint, int, text, text),
     core.retire(text, text, text, text), core.audit_refused(text, text, text, jsonb, text),
-    core.outbox_lanes(text, bigint), core.outbox_channels(), core.served_channels(), core.interest()
+    core.outbox_lanes(text, bigint), core.outbox_channels(), core.served_channels(), core.subscriptions_read()
     TO holdfast_operator;
 
--- The archive of dead letters, and retention. A sweep does what the policies say, whoever calls it.
+-- The archive of dead letters, and retention. A sweep does what the policies say, for every caller.
 GRANT EXECUTE ON FUNCTION
     core.outbox_archive(uuid[], uuid[], text[], text[], text[], text[]),
-    core.outbox_consume(uuid[], uuid[], text[], text[], boolean), core.outbox_forget(uuid, text)
+    core.outbox_deliver_and_delete(uuid[], uuid[], text[], text[], boolean), core.outbox_delete_delivered(uuid, text)
     TO holdfast_worker;
 GRANT EXECUTE ON FUNCTION
-    core.retention_registry(), core.retention_classes(text),
+    core.retention_policies_read(), core.retention_classes(text),
     core.retention_sweep(text, text, timestamptz, int, text, text), core.sweep_keys(text, text, int, text, text),
     core.sweep_inbox(bigint, int, int, text, text),
-    core.sweep_turn(uuid, interval, boolean), core.sweep_done(uuid, jsonb, bigint)
+    core.sweep_acquire(uuid, interval, boolean), core.sweep_finish(uuid, jsonb, bigint)
     TO holdfast_worker, holdfast_operator;
 GRANT SELECT ON core.archive, core.retention_policies, core.sweeps TO holdfast_operator;
 GRANT EXECUTE ON FUNCTION
@@ -81,15 +81,15 @@ GRANT EXECUTE ON FUNCTION
 -- Schedules.
 GRANT EXECUTE ON FUNCTION
     core.schedule_declare(text, text, text, interval, text, text, text, text, smallint, jsonb, bigint, boolean),
-    core.schedules_look(text[]), core.schedule_fire(text, bigint, timestamptz[], timestamptz, timestamptz, bigint)
+    core.schedules_watch(text[]), core.schedule_fire(text, bigint, timestamptz[], timestamptz, timestamptz, bigint)
     TO holdfast_worker;
 GRANT SELECT ON core.schedules TO holdfast_operator;
 GRANT EXECUTE ON FUNCTION
-    core.schedule_trigger(text, text, text), core.schedule_turn(text, text, text, text),
+    core.schedule_trigger(text, text, text), core.schedule_change_state(text, text, text, text),
     core.schedule_remove(text, text, text)
     TO holdfast_operator;
 
--- Idempotency records: whoever carries out commands begins and completes them, and nobody reads the table.
+-- Idempotency records: a process that carries out commands begins and completes them, and no role reads the table.
 GRANT EXECUTE ON FUNCTION
     core.idempotency_begin(text, text, text[], int, interval, int, int),
     core.idempotency_complete(text, text, boolean, int, jsonb, bytea, boolean)

@@ -69,7 +69,7 @@ SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true),
        pg_catalog.set_config('client_min_messages', 'warning', true)
 
 -- name: begin_without_transaction
--- CREATE INDEX CONCURRENTLY blocks nobody while it waits for old transactions, so it may wait.
+-- CREATE INDEX CONCURRENTLY blocks no other session while it waits for old transactions, so it may wait.
 SELECT set_config('lock_timeout', '0', false), set_config('statement_timeout', '0', false),
        set_config('client_min_messages', 'warning', false)
 

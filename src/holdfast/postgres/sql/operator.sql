@@ -212,18 +212,18 @@ FROM core.plan_step(:plan::bigint, :token::uuid, :most::int, :lease::interval) s
 -- name: release_plan
 SELECT core.plan_release(:plan::bigint, :token::uuid);
 
--- name: turn_plan
-SELECT t.before, t.after, t.running FROM core.plan_turn(:plan::bigint, :verb::text, :actor::text, :reason::text) t;
+-- name: change_plan_state
+SELECT t.before, t.after, t.running FROM core.plan_change_state(:plan::bigint, :verb::text, :actor::text, :reason::text) t;
 
--- name: list_interests
-SELECT s.handler_name, s.context, array_agg(s.event_type ORDER BY s.event_type) FILTER (WHERE s.retired_at IS NULL) AS event_types,
+-- name: list_subscriptions
+SELECT s.handler_name, s.domain_context, array_agg(s.event_type ORDER BY s.event_type) FILTER (WHERE s.retired_at IS NULL) AS event_types,
        max(s.retired_at) AS retired_at,
        ARRAY(SELECT w.name FROM core.workers w
              WHERE w.stopped_at IS NULL AND w.heartbeat_at > now() - :silence::interval AND s.handler_name = ANY (w.handlers)
              ORDER BY w.name) AS workers
 FROM core.subscriptions s
-GROUP BY s.handler_name, s.context
-ORDER BY s.handler_name, s.context
+GROUP BY s.handler_name, s.domain_context
+ORDER BY s.handler_name, s.domain_context
 LIMIT :most::int;
 
 -- name: retire_handler

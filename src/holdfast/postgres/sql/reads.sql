@@ -41,7 +41,7 @@ owed AS MATERIALIZED (
     SELECT lane.*, CASE WHEN lane.event_type IS NULL THEN ARRAY[lane.route] ELSE ARRAY(
                SELECT DISTINCT s.handler_name FROM core.subscriptions s
                WHERE s.retired_at IS NULL AND lane.event_type LIKE s.pattern
-                 AND (lane.target IS NULL OR lane.target = s.context)
+                 AND (lane.target IS NULL OR lane.target = s.domain_context)
                ORDER BY s.handler_name) END AS handlers
     FROM lane)
 SELECT owed.channel, owed.generation, owed.route, owed.target, owed.event_type, owed.handlers,
@@ -67,7 +67,7 @@ FROM owed
 ORDER BY owed.channel, owed.generation, owed.route;
 
 -- name: list_unserved
--- Channels that have open rows and no living worker (OBX-4).
+-- Channels that have open rows and no living worker.
 SELECT c.channel, c.generation
 FROM core.outbox_channels() c
 WHERE NOT EXISTS (SELECT FROM core.workers w

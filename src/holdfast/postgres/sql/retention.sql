@@ -1,41 +1,4 @@
--- How long rows are kept, and sweeping them. The statements behind these calls stand in functions/retention.sql.
-
--- name: read_policies
-SELECT p.entity, p.content_class, p.active_ttl_days, p.tombstoned_grace_days, p.disposal FROM core.retention_registry() p;
-
--- name: set_policy
-SELECT core.retention_set(
-    :actor::text, :reason::text, :entity::text, :content_class::text, :active::int, :grace::int, :disposal::text);
-
--- name: consume
-SELECT core.outbox_consume(:ids::uuid[], :tokens::uuid[], :routes::text[], :handlers::text[], :record::boolean);
-
--- name: forget
-SELECT core.outbox_forget(:id::uuid, :handler::text);
-
--- name: sweep_turn
-SELECT core.sweep_turn(:sweeper::uuid, :rest::interval, :force::boolean);
-
--- name: sweep_done
-SELECT core.sweep_done(:sweeper::uuid, :counts::text::jsonb, :inbox_page::bigint);
-
--- name: retention_classes
-SELECT core.retention_classes(:step::text);
-
--- name: sweep_batch
-SELECT b.swept, b.upto, b.more
-FROM core.retention_sweep(:step::text, :content_class::text, :start::timestamptz, :most::int, :actor::text, :reason::text) b;
-
--- name: sweep_inbox_batch
-SELECT b.swept, b.next_page, b.pages
-FROM core.sweep_inbox(:page::bigint, :pages::int, :most::int, :actor::text, :reason::text) b;
-
--- name: sweep_keys_batch
-SELECT b.swept, b.next_source, b.next_key
-FROM core.sweep_keys(:source::text, :key::text, :most::int, :actor::text, :reason::text) b;
-
--- name: sweep_records_batch
-SELECT b.swept, b.more FROM core.sweep_records(:most::int, :actor::text, :reason::text) b;
+-- What a sweep and an erasure would do, and what the last sweep did. Sweeping itself stands in functions/sweep.sql.
 
 -- name: count_due
 -- What a step would take from a class now, up to a limit.
@@ -57,13 +20,6 @@ WHERE NOT EXISTS (SELECT FROM core.outbox o
 SELECT s.finished_at, s.counts::text AS counts,
        coalesce(s.sweeper IS NOT NULL AND s.seen_at > now() - interval '1 minute', false) AS sweeping
 FROM core.sweeps s WHERE s.one;
-
--- name: erase_archived
-SELECT core.erase_archived(:domain::uuid, :actor::text, :reason::text, :most::int);
-
--- name: erase_outbox
-SELECT e.examined, e.erased, e.open, e.next_id
-FROM core.erase_outbox(:domain::uuid, :actor::text, :reason::text, :cancel::boolean, :most::int, :after::uuid) e;
 
 -- name: count_domain_archived
 SELECT count(*)::int FROM (SELECT FROM core.archive a WHERE a.domain_id = :domain::uuid LIMIT :most::int) a;

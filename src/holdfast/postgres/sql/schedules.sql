@@ -1,18 +1,4 @@
--- What workers send about schedules. The statements behind these calls, with their reasons, stand in
--- functions/schedules.sql.
-
--- name: declare_schedule
-SELECT core.schedule_declare(
-    :name::text, :cron::text, :timezone::text, :every::interval, :missed::text, :event_type::text, :source::text,
-    :target::text, :priority::smallint, :payload::text::jsonb, :generation::bigint, :force::boolean);
-
--- name: look_at_schedules
-SELECT l.name, l.cron, l.timezone, l.every, l.missed, l.version, l.owed_after, l.looked_at, l.due_in
-FROM core.schedules_look(:names::text[]) l;
-
--- name: fire_schedule
-SELECT core.schedule_fire(
-    :name::text, :version::bigint, :slots::timestamptz[], :until::timestamptz, :next::timestamptz, :generation::bigint);
+-- What operators ask about schedules and do with them. What workers do stands in functions/schedules.sql.
 
 -- name: list_schedules
 -- overdue_for: since when a slot, or working out the first one, has been left undone; NULL when nothing is.
@@ -30,8 +16,8 @@ LIMIT :most::int;
 -- name: trigger_schedule
 SELECT core.schedule_trigger(:name::text, :actor::text, :reason::text);
 
--- name: turn_schedule
-SELECT t.before, t.after FROM core.schedule_turn(:name::text, :verb::text, :actor::text, :reason::text) t;
+-- name: change_schedule_state
+SELECT t.before, t.after FROM core.schedule_change_state(:name::text, :verb::text, :actor::text, :reason::text) t;
 
 -- name: remove_schedule
 SELECT core.schedule_remove(:name::text, :actor::text, :reason::text);

@@ -1,54 +1,10 @@
--- The archive: where a worker that is told so moves what has failed for good, and how it comes back (DLQ-2, DLQ-3).
+-- The archive of dead letters: how rows come back from it, or are set aside. outbox_archive (settle.sql) fills it.
 
--- outbox_archive: the dead letter, moved. One statement deletes from the outbox and inserts into the archive: a lease
--- that was lost moves nothing, and an archive that refuses the row rolls all of it back, so that the row stays leased and
--- is due again when the lease ends. Returns the ids of lost leases. The fence, the locks in id order and the pinned
--- plans are those of the settles in delivery.sql.
-CREATE OR REPLACE FUNCTION core.outbox_archive(
-    p_ids uuid[], p_tokens uuid[], p_handlers text[], p_reasons text[], p_errors text[], p_signatures text[])
-RETURNS SETOF uuid
-LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp SET jit = off SET plan_cache_mode = force_custom_plan
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
-AS $$
-BEGIN
-    RETURN QUERY
-    WITH mine AS MATERIALIZED (
-        SELECT t.id, t.handler, t.reason, t.error, t.signature
-        FROM (SELECT * FROM unnest(p_ids, p_tokens, p_handlers, p_reasons, p_errors, p_signatures)
-              AS t (id, token, handler, reason, error, signature) ORDER BY id) t
-        CROSS JOIN LATERAL (
-            SELECT FROM core.outbox o
-            WHERE o.id = t.id AND o.lease_token = t.token AND o.status = 'in_flight'
-            FOR UPDATE) o),
-    gone AS (
-        DELETE FROM core.outbox o USING mine WHERE o.id = mine.id
-        RETURNING o.*, mine.handler, mine.reason, mine.error, mine.signature),
-    kept AS (
-        INSERT INTO core.archive (
-            original_id, queue, payload, headers, deliveries_count, created_at, failed_at, failure_reason,
-            last_exception, event_type, event_version, occurred_at, source, target, content_class, channel, generation,
-            domain_id, idempotency_key, trace_context, origin_id, priority, ordering_key, dedupe_key, expires_at,
-            first_failed_at, error_signature, failure_history)
-        SELECT g.id, g.handler, g.payload, g.headers, g.attempts, g.created_at, statement_timestamp(), g.reason,
-            -- Who rejects without a reason says nothing about the errors before.
-            CASE WHEN g.reason = 'rejected' THEN g.error ELSE coalesce(g.error, g.last_error) END,
-            g.event_type, g.event_version, g.occurred_at, g.source, g.target, g.content_class, g.channel, g.generation,
-            g.domain_id, g.idempotency_key, g.trace_context, g.origin_id, g.priority, g.ordering_key, g.dedupe_key,
-            g.expires_at, coalesce(g.first_failed_at, statement_timestamp()), g.signature, g.failure_history
-        FROM gone g ORDER BY g.id
-        RETURNING original_id),
-    -- The wish to stop it has come too late.
-    past AS (DELETE FROM core.stops s USING kept WHERE s.id = kept.original_id)
-    SELECT t.id FROM unnest(p_ids) AS t (id) WHERE t.id NOT IN (SELECT kept.original_id FROM kept);
-END
-$$;
-
--- archive_replay: moves rows back into the outbox, pending, with their ids, keys and histories, and without an expiry:
--- whoever replays an event has decided that it runs now. Answers for each one
--- 'moved', or what it is instead: missing, discarded, stripped, busy (somebody else has it locked this moment), exists (the
--- outbox has a row of that id, and the archived one stays); or too_old: it was published before inbox_horizon, and the
--- inbox may have forgotten that its handler has handled it. p_force moves it all the same.
+-- archive_replay: moves rows back into the outbox, pending, with their ids, keys and histories, and without an expiry: an
+-- operator who replays an event has decided that it runs now. Returns 'moved' for each row, or what it is instead:
+-- missing, discarded, stripped, busy (another session has it locked), exists (the outbox has a row of that id, and the
+-- archived one stays), or too_old: it was published before inbox_horizon, and the inbox may have forgotten that its
+-- handler has handled it. p_force moves it all the same.
 CREATE OR REPLACE FUNCTION core.archive_replay(
     p_ids bigint[], p_new_generation bigint, p_replayed_by text, p_reason text DEFAULT NULL, p_force boolean DEFAULT false)
 RETURNS TABLE (id bigint, original_id uuid, outcome text)
@@ -107,9 +63,9 @@ BEGIN
         WHERE a.id = c.id AND b.id = c.original_id
         RETURNING a.id, a.original_id),
     -- Like every replay, whether or not a worker sleeps: the row may lie below the marks of those that do not.
-    told AS (SELECT pg_notify(b.channel, 'rescan') FROM (SELECT DISTINCT back.channel FROM back) b)
+    notified AS (SELECT pg_notify(b.channel, 'rescan') FROM (SELECT DISTINCT back.channel FROM back) b)
     SELECT array_agg(gone.id), array_agg(gone.original_id) INTO v_moved, v_replayed
-    FROM gone WHERE (SELECT count(*) FROM told) >= 0;
+    FROM gone WHERE (SELECT count(*) FROM notified) >= 0;
 
     -- What was moved is gone from here.
     SELECT array_agg(asked.id), array_agg(coalesce(moved.original_id, a.original_id)),
@@ -133,8 +89,8 @@ BEGIN
 END
 $$;
 
--- archive_discard: sets archived rows aside, or with p_restore takes that back while they still have their payload.
--- Answers for each one 'moved', or what it is instead: missing, archived, discarded, stripped, busy.
+-- archive_discard: sets archived rows aside, or with p_restore undoes that while they still have their payload.
+-- Returns for each one 'moved', or what it is instead: missing, archived, discarded, stripped, busy.
 CREATE OR REPLACE FUNCTION core.archive_discard(
     p_ids bigint[], p_restore boolean, p_actor text, p_reason text DEFAULT NULL)
 RETURNS TABLE (id bigint, original_id uuid, outcome text)
@@ -179,7 +135,7 @@ BEGIN
 END
 $$;
 
--- require_archive_ids: as many as an operator names by hand.
+-- require_archive_ids: refuses none, and more ids than an operator names by hand.
 CREATE OR REPLACE FUNCTION core.require_archive_ids(p_ids bigint[])
 RETURNS void
 LANGUAGE plpgsql IMMUTABLE SECURITY DEFINER

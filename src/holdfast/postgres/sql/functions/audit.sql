@@ -1,6 +1,6 @@
 -- The audit: one line for every change that an operator makes, written by the function that makes it.
 
--- audit_append: nobody calls it by name.
+-- audit_append: writes one line. Only other functions may call it.
 CREATE OR REPLACE FUNCTION core.audit_append(p_actor text, p_action text, p_reason text, p_arguments jsonb, p_counts jsonb)
 RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER
@@ -40,8 +40,8 @@ BEGIN
 END
 $$;
 
--- audit_refused: what somebody tried and was not allowed. Whatever they began is rolled back by then, so this is a call
--- and a transaction of its own. Every line of it says `refused` and names no rows: it cannot be taken for something done.
+-- audit_refused: writes down an action that was refused. What it had begun is rolled back by then, so this is a call and
+-- a transaction of its own. Every line of it says `refused` and names no rows: it cannot be taken for something done.
 CREATE OR REPLACE FUNCTION core.audit_refused(
     p_actor text, p_action text, p_reason text, p_arguments jsonb, p_problem text)
 RETURNS void

@@ -1,6 +1,6 @@
 -- What people do with dead letters, besides replaying them: find, discard, restore, correct, note.
 --
--- Rows are looked up by primary key, locked in id order, and skipped where somebody else has them locked: an operator
+-- Rows are looked up by primary key, locked in id order, and skipped where another session has them locked: an operator
 -- never waits for a worker, a sweep or another operator.
 
 -- failed_select: the dead letters that match every entry of a filter, the newest first, from a place in that order on.
@@ -80,7 +80,7 @@ END
 $$;
 
 -- outbox_discard: sets dead letters aside. They leave the queue at once, can be restored, and are disposed of when the
--- grace of their retention policy is over. 'busy': somebody else has the row locked this moment.
+-- grace of their retention policy is over. 'busy': another session has the row locked.
 CREATE OR REPLACE FUNCTION core.outbox_discard(p_ids uuid[], p_actor text, p_reason text DEFAULT NULL)
 RETURNS TABLE (id uuid, outcome text, purge_at timestamptz)
 LANGUAGE plpgsql SECURITY DEFINER
@@ -221,7 +221,7 @@ BEGIN
 END
 $$;
 
--- failure_note: what somebody found out about a group of failures; without a text the note is taken away. Returns
+-- failure_note: notes what was found out about a group of failures; without a text it removes the note. Returns
 -- whether there is one now.
 CREATE OR REPLACE FUNCTION core.failure_note(p_handler text, p_signature text, p_note text, p_actor text)
 RETURNS boolean

@@ -96,8 +96,8 @@ BEGIN
             channel = CASE WHEN o.channel = core.channel_of(p_from) THEN core.channel_of(p_to) ELSE o.channel END
         WHERE o.id = ANY (ARRAY(SELECT stranded.id FROM stranded))
         RETURNING o.id, o.channel),
-    told AS (SELECT pg_notify(c.channel, 'rescan') FROM (SELECT DISTINCT moved.channel FROM moved) c)
-    SELECT array_agg(moved.id) INTO v_ids FROM moved WHERE (SELECT count(*) FROM told) >= 0;
+    notified AS (SELECT pg_notify(c.channel, 'rescan') FROM (SELECT DISTINCT moved.channel FROM moved) c)
+    SELECT array_agg(moved.id) INTO v_ids FROM moved WHERE (SELECT count(*) FROM notified) >= 0;
     PERFORM core.audit_append(
         p_actor, 'generation.move', p_reason,
         jsonb_build_object('from', p_from, 'to', p_to, 'ids', coalesce(to_jsonb(v_ids), '[]')),

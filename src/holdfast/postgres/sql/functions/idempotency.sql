@@ -1,8 +1,8 @@
--- Idempotency records (IDM-1, IDM-2). Whoever calls these has the transaction in which the command is carried out.
+-- Idempotency records. The caller has the transaction in which the command is carried out.
 
 -- idempotency_begin: NULL when this is the first command with the key, which is recorded; otherwise, as JSON, how the
 -- first one was answered. p_hashes are the hashes of this request under every secret that is in use, the newest first:
--- a caller that cannot name the request gets no answer that was given to somebody else.
+-- a caller that cannot name the request gets no answer that another caller was given.
 -- A duplicate of a command that is under way waits for it on the primary key, at most p_wait_ms (55P03); afterwards it finds
 -- the answer, or is the first. Above READ COMMITTED it gets 40001 instead, and finds the answer in a new transaction.
 CREATE OR REPLACE FUNCTION core.idempotency_begin(
@@ -59,7 +59,7 @@ END
 $$;
 
 -- idempotency_complete: keeps the answer of a command that this transaction has begun. False when it has not, because
--- whoever carried the command out ended the transaction by himself.
+-- the command itself ended the transaction.
 CREATE OR REPLACE FUNCTION core.idempotency_complete(
     p_scope text, p_key text, p_failed boolean, p_status_code int, p_headers jsonb, p_body bytea, p_omitted boolean)
 RETURNS boolean
@@ -72,35 +72,5 @@ BEGIN
         response_headers = p_headers, response_body = p_body, body_omitted = p_omitted
     WHERE r.scope = p_scope AND r.key = p_key AND r.status = 'Started' AND r.transaction_id = pg_current_xact_id();
     RETURN FOUND;
-END
-$$;
-
--- sweep_records: forgets records that have expired for as long as their policy says, at most p_limit. Says how many it
--- took, and whether there may be more.
-CREATE OR REPLACE FUNCTION core.sweep_records(p_limit int, p_actor text DEFAULT NULL, p_reason text DEFAULT NULL)
-RETURNS TABLE (swept int, more boolean)
-LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp SET jit = off
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
-AS $$
-DECLARE
-    v_policy core.retention_policies := core.retention_policy('records', '');
-    v_before timestamptz := core.days_ago(v_policy.active_ttl_days + v_policy.tombstoned_grace_days);
-    v_limit  int := least(greatest(p_limit, 1), 5000);
-BEGIN
-    PERFORM core.require_operator(p_actor);
-    DELETE FROM core.idempotency_records r
-    WHERE r.ctid = ANY (ARRAY(
-        SELECT x.ctid FROM core.idempotency_records x
-        WHERE x.expires_at < v_before
-        ORDER BY x.expires_at LIMIT v_limit
-        FOR UPDATE SKIP LOCKED));
-    GET DIAGNOSTICS swept = ROW_COUNT;
-    more := swept = v_limit;
-    IF swept > 0 AND p_actor IS NOT NULL THEN
-        PERFORM core.audit_append(p_actor, 'retention.sweep', p_reason,
-            jsonb_build_object('step', 'records', 'content_class', ''), jsonb_build_object('swept', swept));
-    END IF;
-    RETURN NEXT;
 END
 $$;

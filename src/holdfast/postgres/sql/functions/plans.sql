@@ -1,5 +1,5 @@
--- Plans: replays of many rows, a canary first and then the rest at a rate. A plan's row is locked by whoever changes the
--- plan, so a step and a pause, or two runners, come one after the other.
+-- Replay plans: replays of many rows, a canary first and then the rest at a rate. Every change of a plan locks its row, so
+-- a step and a pause, or two runners, come one after the other.
 
 -- plan_create: freezes the rows that are named, or else those that a filter finds. The canary is drawn from all of them,
 -- because the oldest rows might share one cause; the rest follows, the oldest first.
@@ -115,7 +115,7 @@ $$;
 
 -- plan_step: what a runner does over and over. It extends the lease, looks at the outcomes so far, decides whether to go
 -- on, and moves up to p_most rows: the rows and what the plan remembers of them in one transaction, so that a runner may
--- die at any moment. Without rows to move it is a heartbeat. A row that somebody else has locked goes to the plan's end.
+-- die at any moment. Without rows to move it is a heartbeat. A row that another session has locked goes to the plan's end.
 -- phase: canary, ramp, waiting (for outcomes, or for a worker), or over. state 'lost': another runner has the lease.
 CREATE OR REPLACE FUNCTION core.plan_step(p_plan bigint, p_token uuid, p_most int, p_lease interval)
 RETURNS TABLE (state text, state_reason text, phase text, moved int)
@@ -215,7 +215,7 @@ BEGIN
                 replayed_at = CASE t.outcome WHEN 'moved' THEN clock_timestamp() END,
                 position = r.position + CASE t.outcome WHEN 'busy' THEN 1000000 ELSE 0 END
             -- A plan may be run weeks after it was made: what was young enough then is judged again.
-            FROM core.replay_rows(v_ids, v_into, left(plan.run_by, 160) || ' (plan ' || p_plan || ')', plan.force) t
+            FROM core.outbox_replay_rows(v_ids, v_into, left(plan.run_by, 160) || ' (plan ' || p_plan || ')', plan.force) t
             WHERE r.plan_id = p_plan AND r.row_id = t.id
             RETURNING r.row_id, t.outcome)
         SELECT array_agg(replayed.row_id), array_agg(replayed.outcome) INTO v_ids, v_states FROM replayed;
@@ -228,9 +228,9 @@ BEGIN
 END
 $$;
 
--- plan_turn: pause, resume or cancel, from any process. Answers the state before and after, which are the same when the
--- plan cannot be turned that way. A plan that had stopped begins anew with a canary, and is judged by what comes now.
-CREATE OR REPLACE FUNCTION core.plan_turn(p_plan bigint, p_verb text, p_actor text, p_reason text DEFAULT NULL)
+-- plan_change_state: pause, resume or cancel, from any process. Returns the state before and after, which are the same
+-- when the plan does not allow the change. A plan that had stopped begins anew with a canary, and is judged by what comes now.
+CREATE OR REPLACE FUNCTION core.plan_change_state(p_plan bigint, p_verb text, p_actor text, p_reason text DEFAULT NULL)
 RETURNS TABLE (before text, after text, running boolean)
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp

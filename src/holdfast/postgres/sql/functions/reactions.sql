@@ -1,8 +1,8 @@
 -- Reactions that run in the producer's process, after its commit. The event stands in the outbox like any other, for
--- whoever else wants it; these functions write down what became of the reactions that no worker has run.
+-- other handlers that want it; these functions record the outcome of the reactions, which no worker has run.
 
--- reaction_owned: whether an event stands in the outbox. Refused if it is not the caller's: who reacts says what is
--- handled, and must not say it of what others have published, or of keys that it has published nothing under.
+-- reaction_owned: whether an event stands in the outbox. Refused if it is not the caller's: a process that reacts says
+-- what is handled, and must not say it of events that others have published, or of keys that it has not published under.
 CREATE OR REPLACE FUNCTION core.reaction_owned(p_event uuid, p_source text, p_key text)
 RETURNS boolean
 LANGUAGE plpgsql STABLE
@@ -22,8 +22,8 @@ BEGIN
 END
 $$;
 
--- reaction_open: which of the handlers have not handled the key yet. For events whose key is not their own id: nobody
--- can have handled the others.
+-- reaction_open: which of the handlers have not handled the key yet. For events whose key is not their own id: the
+-- others cannot have been handled before.
 CREATE OR REPLACE FUNCTION core.reaction_open(p_handlers text[], p_key text)
 RETURNS text[]
 LANGUAGE plpgsql STABLE SECURITY DEFINER
@@ -38,7 +38,7 @@ END
 $$;
 
 -- reaction_enter: the first statement of a transactional reaction, as outbox_enter is a handler's: what it writes and
--- the inbox row commit together. False: the event is handled already, or was by whoever held the inbox row till now.
+-- the inbox row commit together. False: the event is handled already, or was handled by the transaction that held the inbox row until now.
 CREATE OR REPLACE FUNCTION core.reaction_enter(
     p_handler text, p_event uuid, p_source text, p_key text, p_idle interval)
 RETURNS boolean
@@ -61,12 +61,12 @@ BEGIN
 END
 $$;
 
--- reaction_settle: what became of the reactions to one event. Those that are done go into the inbox, so that a reaction
+-- reaction_settle: records the outcome of the reactions to one event. Those that are done go into the inbox, so that a reaction
 -- which moves to the outbox does not run again. Each one that failed becomes a dead letter of its own, a sibling in its
--- handler's lane: listed, replayed and discarded like every other, and a replay is run by a worker. An event that nobody
--- else is interested in is settled; for the others it waits as it is. p_alone: the caller's application has no handler
--- that is to get it from the outbox; one that is deployed for the first time may not have said so to the database yet.
--- The event is passed as a whole, because whoever else wanted it may have handled it, and retention may have removed it.
+-- handler's lane: listed, replayed and discarded like every other, and a replay is run by a worker. An event to
+-- which no handler is subscribed is settled; otherwise it waits as it is. p_alone: the caller's application has no handler
+-- that is to get it from the outbox; one that is deployed for the first time may not have subscribed yet.
+-- The event is passed as a whole, because other handlers may have handled it, and retention may have removed it.
 -- May be sent again when the answer was lost. Returns the ids of the dead letters, in the order of p_failed.
 CREATE OR REPLACE FUNCTION core.reaction_settle(
     p_event jsonb, p_done text[], p_failed text[], p_reasons text[], p_errors text[], p_signatures text[],
@@ -88,18 +88,22 @@ BEGIN
         RAISE EXCEPTION 'p_done and p_failed must name handlers'
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Write them like billing.charge_card.';
     END IF;
+    IF cardinality(p_failed) > 0 THEN
+        -- Whatever the connection's setting: a dead letter must not be lost by a crash of the server.
+        PERFORM set_config('synchronous_commit', 'on', true);
+    END IF;
     v_known := core.reaction_owned(v_id, v_source, p_event ->> 'idempotency_key');
 
-    -- Of an event that retention has removed by now nobody will ask who has handled it.
+    -- For an event that retention has removed by now the inbox row would never be read.
     INSERT INTO core.event_handled (handler_name, idempotency_key)
     SELECT t.handler, p_event ->> 'idempotency_key' FROM unnest(p_done) AS t (handler)
     WHERE v_known
     ORDER BY t.handler COLLATE "C"
     ON CONFLICT DO NOTHING;
 
-    -- An interest that is owed nothing: by the handlers that are written down, an event finds its siblings and who has
-    -- handled it.
-    INSERT INTO core.subscriptions (context, handler_name, event_type, retired_at)
+    -- Retired at once, so that it is owed nothing: an event's siblings, and the handlers that have handled it, are found
+    -- by the handlers in core.subscriptions.
+    INSERT INTO core.subscriptions (domain_context, handler_name, event_type, retired_at)
     SELECT split_part(t.handler, '.', 1), t.handler, p_event ->> 'event_type', now()
     FROM unnest(p_done || p_failed) AS t (handler)
     ORDER BY t.handler COLLATE "C"
@@ -127,7 +131,7 @@ BEGIN
     WHERE p_alone AND o.id = v_id AND o.source = v_source AND o.status = 'pending' AND o.handler_name IS NULL
       AND NOT EXISTS (SELECT FROM core.subscriptions s
                       WHERE s.retired_at IS NULL AND o.event_type LIKE s.pattern
-                        AND (o.target IS NULL OR o.target = s.context));
+                        AND (o.target IS NULL OR o.target = s.domain_context));
     RETURN ARRAY(SELECT core.sibling_id(v_id, t.handler)
                  FROM unnest(p_failed) WITH ORDINALITY AS t (handler, n) ORDER BY t.n);
 END

@@ -16,13 +16,13 @@ BEGIN
 END
 $$;
 
--- replay_rows: puts failed rows back to pending, in place. The finished cycle moves into failure_history; id and
+-- outbox_replay_rows: puts failed rows back to pending, in place. The finished cycle moves into failure_history; id and
 -- idempotency_key stay, so a handler that already handled the event skips it. Answers for each row 'moved', or what it
--- is instead: pending, in_flight, delivered, discarded, cancelled, expired, stripped, missing; 'busy' when somebody else
--- has it locked this moment; 'too_old' when the inbox may have forgotten that its handler has handled it, which is moved
--- by force only. An expiry does not outlive a replay: whoever replays an event has decided that it runs now.
+-- is instead: pending, in_flight, delivered, discarded, cancelled, expired, stripped, missing; 'busy' when another
+-- session has it locked; 'too_old' when the inbox may have forgotten that its handler has handled it, which is moved
+-- by force only. An expiry does not outlive a replay: an operator who replays an event has decided that it runs now.
 -- The history has 2,000 characters of error for each cycle.
-CREATE OR REPLACE FUNCTION core.replay_rows(p_ids uuid[], p_new_generation bigint, p_replayed_by text, p_force boolean)
+CREATE OR REPLACE FUNCTION core.outbox_replay_rows(p_ids uuid[], p_new_generation bigint, p_replayed_by text, p_force boolean)
 RETURNS TABLE (id uuid, outcome text)
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET jit = off SET enable_seqscan = off SET enable_bitmapscan = off
@@ -59,9 +59,9 @@ BEGIN
         WHERE o.id = ANY (ARRAY(SELECT free.id FROM free))
         RETURNING o.id, o.channel),
     -- A wish to stop it that was written down while its last cycle was being settled.
-    past AS (DELETE FROM core.stops s USING moved WHERE s.id = moved.id),
-    told AS (SELECT pg_notify(c.channel, 'rescan') FROM (SELECT DISTINCT moved.channel FROM moved) c)
-    SELECT array_agg(moved.id) INTO v_moved FROM moved WHERE (SELECT count(*) FROM told) >= 0;
+    withdrawn AS (DELETE FROM core.stop_requests s USING moved WHERE s.id = moved.id),
+    notified AS (SELECT pg_notify(c.channel, 'rescan') FROM (SELECT DISTINCT moved.channel FROM moved) c)
+    SELECT array_agg(moved.id) INTO v_moved FROM moved WHERE (SELECT count(*) FROM notified) >= 0;
 
     RETURN QUERY
     SELECT r.id, CASE WHEN r.outcome <> 'failed' THEN r.outcome WHEN r.created_at < v_horizon THEN 'too_old' ELSE 'busy' END
@@ -69,7 +69,7 @@ BEGIN
 END
 $$;
 
--- outbox_replay_many: the rows that an operator names, up to 10,000 of them. Answers what replay_rows answers.
+-- outbox_replay_many: the rows that an operator names, up to 10,000 of them. Answers what outbox_replay_rows answers.
 CREATE OR REPLACE FUNCTION core.outbox_replay_many(
     p_ids uuid[], p_new_generation bigint, p_replayed_by text, p_reason text DEFAULT NULL, p_force boolean DEFAULT false)
 RETURNS TABLE (id uuid, outcome text)
@@ -89,7 +89,7 @@ BEGIN
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Pass an e-mail address, or sql-direct.';
     END IF;
     SELECT array_agg(r.id), array_agg(r.outcome) INTO v_ids, v_outcomes
-    FROM core.replay_rows(p_ids, p_new_generation, p_replayed_by, coalesce(p_force, false)) r;
+    FROM core.outbox_replay_rows(p_ids, p_new_generation, p_replayed_by, coalesce(p_force, false)) r;
     PERFORM core.audit_rows(
         p_replayed_by, 'replay', p_reason,
         jsonb_build_object('generation', p_new_generation, 'force', nullif(p_force, false)), v_ids, v_outcomes);
@@ -120,8 +120,8 @@ $$;
 
 -- outbox_stop: cancels an event, waiting or running. Taking the lease away fences the handler's settle, and the worker
 -- ends the handler when it hears of it, or at its next heartbeat. A handler that runs in a transaction holds the row's
--- lock: then the wish is written down in core.stops, the worker ends the handler, which rolls back, and whoever claims
--- the row next settles it as cancelled. Returns 1 when the event is or will be stopped, 0 when it is settled already.
+-- lock: then the request is written down in core.stop_requests, the worker ends the handler, which rolls back, and the
+-- worker that claims the row next settles it as cancelled. Returns 1 when the event is or will be stopped, 0 when it is settled already.
 CREATE OR REPLACE FUNCTION core.outbox_stop(p_id uuid, p_stopped_by text, p_reason text DEFAULT NULL)
 RETURNS int
 LANGUAGE plpgsql SECURITY DEFINER
@@ -147,7 +147,7 @@ BEGIN
             PERFORM core.audit_rows(p_stopped_by, 'cancel', p_reason, '{}', ARRAY[p_id], ARRAY['settled']);
             RETURN 0;
         END IF;
-        INSERT INTO core.stops (id, stopped_by) VALUES (p_id, p_stopped_by) ON CONFLICT DO NOTHING;
+        INSERT INTO core.stop_requests (id, requested_by) VALUES (p_id, p_stopped_by) ON CONFLICT DO NOTHING;
     END IF;
     PERFORM core.audit_rows(p_stopped_by, 'cancel', p_reason, '{}', ARRAY[p_id], ARRAY['moved']);
     PERFORM pg_notify(v_channel, 'stop ' || p_id);

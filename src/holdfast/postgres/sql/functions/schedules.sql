@@ -1,7 +1,7 @@
 -- Schedules: what workers declare and fire, and what operators do with them.
 
 -- require_generation: no later than the newest deployment, or the newest generation that a worker has said it is of.
--- A declaration stands against all earlier generations, so a number that nobody has would stand for ever.
+-- A declaration stands against all earlier generations, so a number that no worker has would stand for ever.
 CREATE OR REPLACE FUNCTION core.require_generation(p_generation bigint)
 RETURNS void
 LANGUAGE plpgsql STABLE SECURITY DEFINER
@@ -70,9 +70,9 @@ BEGIN
 END
 $$;
 
--- schedules_look: the schedules that a worker declares, with the moment of the look; due_in is the time to the next slot,
--- and NULL when that is still to be worked out. That somebody looks is written down now and then.
-CREATE OR REPLACE FUNCTION core.schedules_look(p_names text[])
+-- schedules_watch: the schedules that a worker declares, with the moment of the look; due_in is the time to the next slot,
+-- and NULL when that is still to be worked out. That a worker looks is written down now and then.
+CREATE OR REPLACE FUNCTION core.schedules_watch(p_names text[])
 RETURNS TABLE (name text, cron text, timezone text, every interval, missed text, version bigint, owed_after timestamptz,
                looked_at timestamptz, due_in float8)
 LANGUAGE plpgsql SECURITY DEFINER
@@ -125,7 +125,7 @@ $$;
 
 -- schedule_fire: publishes the events of slots and moves on, in one statement: slots up to p_until are dealt with and
 -- p_next is the first one after. Only by who may publish for its source, only from the version that the caller has
--- seen, and only what is due by this clock; whoever holds the row is doing the same. Answers whether it was done.
+-- seen, and only what is due by this clock; a session that holds the row is doing the same. Returns whether it was done.
 CREATE OR REPLACE FUNCTION core.schedule_fire(
     p_name text, p_version bigint, p_slots timestamptz[], p_until timestamptz, p_next timestamptz, p_generation bigint)
 RETURNS boolean
@@ -151,7 +151,7 @@ BEGIN
                   WHERE (slot.at > schedule.owed_after AND slot.at <= p_until) IS NOT TRUE)
        OR cardinality(p_slots) <> (SELECT count(DISTINCT slot.at) FROM unnest(p_slots) AS slot (at)) THEN
         RAISE EXCEPTION 'the slots of % must lie after %, and the next one after them', p_name, schedule.owed_after
-            USING ERRCODE = 'invalid_parameter_value', HINT = 'Work them out from what schedules_look answers.';
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Work them out from what schedules_watch answers.';
     END IF;
     IF cardinality(p_slots) > 0 THEN
         PERFORM core.schedule_publish(
@@ -191,9 +191,9 @@ BEGIN
 END
 $$;
 
--- schedule_turn: pause or resume. Slots that come while it is paused are left out for good, whatever `missed` says.
+-- schedule_change_state: pause or resume. Slots that come while it is paused are left out for good, whatever `missed` says.
 -- Answers whether it was paused before and is now; nothing when there is no such schedule.
-CREATE OR REPLACE FUNCTION core.schedule_turn(p_name text, p_verb text, p_actor text, p_reason text DEFAULT NULL)
+CREATE OR REPLACE FUNCTION core.schedule_change_state(p_name text, p_verb text, p_actor text, p_reason text DEFAULT NULL)
 RETURNS TABLE (before boolean, after boolean)
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -213,7 +213,7 @@ BEGIN
     IF before <> after THEN
         UPDATE core.schedules s
         -- A resume begins now, also where the clock of the server was ahead when the last slot was fired: then it is not
-        -- the last one any more, and comes again in its time, with the same key.
+        -- the last one any longer, and comes again in its time, with the same key.
         SET version = s.version + 1, next_slot = NULL,
             last_slot = CASE WHEN after OR s.last_slot <= clock_timestamp() THEN s.last_slot END,
             owed_after = CASE WHEN after THEN greatest(s.owed_after, clock_timestamp()) ELSE clock_timestamp() END,

@@ -1,5 +1,6 @@
--- The fleet: who runs, and since when it was last heard of.
+-- The fleet: which workers run, when each was last heard of, and which channels they serve.
 
+-- worker_beat: registers a worker, and says again and again that it lives.
 CREATE OR REPLACE FUNCTION core.worker_beat(
     p_id uuid, p_name text, p_host text, p_pid int, p_version text, p_generation bigint, p_channels text[], p_handlers text[])
 RETURNS void
@@ -12,11 +13,12 @@ BEGIN
     ON CONFLICT (id) DO UPDATE SET heartbeat_at = now(), stopped_at = NULL;
     -- Kept a day for people who ask what ran last night.
     DELETE FROM core.workers w WHERE w.heartbeat_at < now() - interval '1 day';
-    -- Wishes that came too late.
-    DELETE FROM core.stops s WHERE s.stopped_at < now() - interval '1 day';
+    -- Requests that came too late.
+    DELETE FROM core.stop_requests s WHERE s.requested_at < now() - interval '1 day';
 END
 $$;
 
+-- worker_stopped: a worker has ended in an orderly way.
 CREATE OR REPLACE FUNCTION core.worker_stopped(p_id uuid)
 RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER
@@ -27,8 +29,8 @@ BEGIN
 END
 $$;
 
--- served_channels: where a worker that was heard of in the last minute claims. They say that they live every ten
--- seconds.
+-- served_channels: the channels and generations in which a worker that was heard of in the last minute claims. Workers send
+-- worker_beat every ten seconds.
 CREATE OR REPLACE FUNCTION core.served_channels()
 RETURNS TABLE (channel text, generation bigint)
 LANGUAGE plpgsql STABLE SECURITY DEFINER
@@ -40,5 +42,16 @@ BEGIN
     SELECT DISTINCT served.channel, w.generation
     FROM core.workers w CROSS JOIN unnest(w.channels) AS served (channel)
     WHERE w.stopped_at IS NULL AND w.heartbeat_at > now() - interval '1 minute';
+END
+$$;
+
+-- unserved_channels: the channels and generations that have open rows and no living worker.
+CREATE OR REPLACE FUNCTION core.unserved_channels()
+RETURNS TABLE (channel text, generation bigint)
+LANGUAGE plpgsql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN QUERY SELECT * FROM core.outbox_channels() EXCEPT SELECT * FROM core.served_channels() ORDER BY 1, 2;
 END
 $$;

@@ -1,4 +1,4 @@
--- For an installation without roles: everything belongs to one login, and nobody else may use it.
+-- For an installation without roles: everything belongs to one login, and no other may use it.
 REVOKE ALL ON SCHEMA core FROM PUBLIC;
 REVOKE ALL ON ALL TABLES IN SCHEMA core FROM PUBLIC;
 REVOKE ALL ON ALL SEQUENCES IN SCHEMA core FROM PUBLIC;

@@ -1,0 +1,223 @@
+-- Claiming: from a due row to a lease, and what a worker asks before it claims or sleeps.
+--
+-- The layout of every file in this folder: what the functions have in common, then each function under a comment that
+-- begins with its name and says what it does, what it returns, and why it is written the way it is. A migration replaces
+-- all of them as a whole. Python calls a function by its name, with its parameters without the p_ (see queries.py).
+--
+-- Claims skip locked rows, and only settling (settle.sql) waits for row locks, always in id order: so overlapping
+-- batches are free of deadlocks.
+--
+-- The plans are pinned to look-ups by index, whatever the statistics say: a sub-select with FOR UPDATE is never merged
+-- into the query around it, so LATERAL makes each lane one look-up.
+
+-- outbox_claim: leases up to p_limits[i] due rows of each lane i under p_token, which is new for each claim. p_routes,
+-- p_priorities, p_handlers, p_limits, p_marks_at and p_marks_id run in parallel, one entry for each lane.
+-- Rows whose lease ran out are due again: there is no reaper that could fail.
+-- Returns one row with a NULL id, and claims nothing, when the subscriptions are no longer at p_subscriptions_version.
+-- Touches core.outbox (update); reads core.subscriptions_version, core.stop_requests, core.event_handled.
+CREATE OR REPLACE FUNCTION core.outbox_claim(
+    p_worker uuid, p_token uuid, p_lease interval, p_subscriptions_version bigint, p_channel text, p_generation bigint,
+    p_routes text[], p_priorities smallint[], p_handlers text[], p_limits int[],
+    p_marks_at timestamptz[], p_marks_id uuid[])
+RETURNS TABLE (
+    id uuid, route text, priority smallint, available_at timestamptz, origin_id uuid,
+    event_type text, event_version int, occurred_at timestamptz, source text, target text, domain_id uuid,
+    payload jsonb, idempotency_key text, trace_context text, headers jsonb,
+    attempts int, failing_for float8, expired boolean, stopped boolean, handled boolean)
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_stop_requests boolean := EXISTS (SELECT FROM core.stop_requests);
+BEGIN
+    RETURN QUERY
+    WITH due AS MATERIALIZED (
+        SELECT o.id
+        FROM unnest(p_routes, p_priorities, p_limits, p_marks_at, p_marks_id) AS lane (route, priority, n, mark_at, mark_id)
+        CROSS JOIN LATERAL (
+            SELECT o.id FROM core.outbox o
+            WHERE o.settled_at IS NULL AND o.ordering_key IS NULL
+              AND o.channel = p_channel AND o.generation = p_generation
+              AND o.route = lane.route AND o.priority = lane.priority
+              AND (o.available_at, o.id) >= (lane.mark_at, lane.mark_id)
+              AND o.available_at <= now()
+              AND (o.status = 'pending' OR o.lease_expires_at < now())
+            ORDER BY o.available_at, o.id
+            LIMIT lane.n
+            FOR UPDATE SKIP LOCKED) o
+        -- Under the snapshot that shows the rows: in a statement before this one the answer could be older than an
+        -- event which is owed to a handler that was subscribed in between.
+        WHERE EXISTS (SELECT FROM core.subscriptions_version WHERE one AND version = p_subscriptions_version))
+    UPDATE core.outbox AS o
+    SET status = 'in_flight', attempts = o.attempts + 1, claimed_by = p_worker,
+        lease_token = p_token, lease_expires_at = now() + p_lease
+    -- Not UPDATE ... FROM due: a generic plan may hash-join that with a scan of the whole table.
+    WHERE o.id = ANY (ARRAY(SELECT due.id FROM due))
+    RETURNING o.id, o.route, o.priority, o.available_at, o.origin_id,
+        o.event_type, o.event_version, o.occurred_at, o.source, o.target,
+        o.domain_id, o.payload, o.idempotency_key, o.trace_context, o.headers,
+        o.attempts, extract(epoch FROM now() - o.first_failed_at)::float8, o.expires_at <= now(),
+        v_stop_requests AND EXISTS (SELECT FROM core.stop_requests s WHERE s.id = o.id),
+        -- LIMIT keeps the planner from hashing the whole inbox for an EXISTS.
+        coalesce((SELECT true FROM core.event_handled h
+                  WHERE h.handler_name = p_handlers[array_position(p_routes, o.route)]
+                    AND h.idempotency_key = o.idempotency_key LIMIT 1), false);
+    IF NOT FOUND AND NOT EXISTS (SELECT FROM core.subscriptions_version WHERE one AND version = p_subscriptions_version) THEN
+        RETURN QUERY SELECT NULL::uuid, NULL, NULL::smallint, NULL::timestamptz, NULL::uuid, NULL,
+            NULL::int, NULL::timestamptz, NULL, NULL, NULL::uuid, NULL::jsonb, NULL, NULL, NULL::jsonb,
+            NULL::int, NULL::float8, NULL::boolean, NULL::boolean, NULL::boolean;
+    END IF;
+END
+$$;
+
+-- outbox_split: turns an event that several handlers want into one sibling for each, in that handler's own lane, and
+-- settles the published row with handler_name '*'. The subscribers come from core.subscriptions and never from the
+-- caller, which may serve only some of them. Lanes and marks are those of a claim. Returns, for each lane in which
+-- something was split, how many and the first position; one row with a NULL route when the subscriptions have changed.
+CREATE OR REPLACE FUNCTION core.outbox_split(
+    p_subscriptions_version bigint, p_channel text, p_generation bigint,
+    p_routes text[], p_priorities smallint[], p_limits int[], p_marks_at timestamptz[], p_marks_id uuid[])
+RETURNS TABLE (route text, priority smallint, n int, first_at timestamptz, first_id uuid)
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+#variable_conflict use_column
+BEGIN
+    IF NOT EXISTS (SELECT FROM core.subscriptions_version WHERE one AND version = p_subscriptions_version) THEN
+        RETURN QUERY SELECT NULL, NULL::smallint, NULL::int, NULL::timestamptz, NULL::uuid;
+        RETURN;
+    END IF;
+    RETURN QUERY
+    WITH origin AS MATERIALIZED (
+        SELECT o.*
+        FROM unnest(p_routes, p_priorities, p_limits, p_marks_at, p_marks_id) AS lane (route, priority, n, mark_at, mark_id)
+        CROSS JOIN LATERAL (
+            SELECT o.* FROM core.outbox o
+            WHERE o.settled_at IS NULL AND o.ordering_key IS NULL
+              AND o.channel = p_channel AND o.generation = p_generation
+              AND o.route = lane.route AND o.priority = lane.priority
+              AND (o.available_at, o.id) >= (lane.mark_at, lane.mark_id)
+              AND o.available_at <= now()
+              AND (o.status = 'pending' OR o.lease_expires_at < now())
+            ORDER BY o.available_at, o.id
+            LIMIT lane.n
+            FOR UPDATE SKIP LOCKED) o),
+    wanted AS MATERIALIZED (
+        SELECT o.*, s.handler_name AS owed_to
+        FROM origin o
+        CROSS JOIN LATERAL (
+            SELECT DISTINCT s.handler_name FROM core.subscriptions s
+            WHERE s.retired_at IS NULL AND o.event_type LIKE s.pattern
+              AND (o.target IS NULL OR o.target = s.domain_context)) s),
+    sibling AS (
+        INSERT INTO core.outbox (
+            id, origin_id, handler_name, event_type, event_version, occurred_at, source, target, content_class, channel,
+            generation, domain_id, payload, headers, idempotency_key, trace_context, created_at, available_at, expires_at,
+            priority)
+        SELECT core.sibling_id(o.id, o.owed_to), o.id, o.owed_to, o.event_type, o.event_version, o.occurred_at,
+            o.source, o.target, o.content_class, o.channel, o.generation, o.domain_id, o.payload, o.headers,
+            o.idempotency_key, o.trace_context, o.created_at, o.available_at, o.expires_at, o.priority
+        FROM wanted o
+        ON CONFLICT (id) DO NOTHING
+        RETURNING 1),
+    settled AS (
+        UPDATE core.outbox o
+        SET status = 'delivered', handler_name = '*', delivered_at = now(), settled_at = now(),
+            claimed_by = NULL, lease_token = NULL, lease_expires_at = NULL
+        -- Never without a sibling: an event whose last subscription was retired this moment waits, unrouted.
+        WHERE o.id = ANY (ARRAY(SELECT wanted.id FROM wanted))
+        RETURNING 1)
+    SELECT o.route, o.priority, count(*)::int,
+           min(o.available_at), (array_agg(o.id ORDER BY o.available_at, o.id))[1]
+    FROM origin o GROUP BY o.route, o.priority;
+END
+$$;
+
+-- sibling_id: the origin's 48 bits of time and a hash of origin and handler, so that splitting twice is splitting
+-- once and siblings sort beside their origin.
+CREATE OR REPLACE FUNCTION core.sibling_id(p_origin uuid, p_handler text) RETURNS uuid
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT (substr(p_origin::text, 1, 13) || '-7' || substr(h, 1, 3) || '-'
+            || substr('89ab', 1 + (get_byte(decode(substr(h, 4, 2), 'hex'), 0) & 3), 1)
+            || substr(h, 6, 3) || '-' || substr(h, 9, 12))::uuid
+    FROM md5(p_origin::text || '/' || p_handler) AS h
+$$;
+
+-- outbox_lanes: the routes that have open rows, by one index probe each (a loose index scan).
+CREATE OR REPLACE FUNCTION core.outbox_lanes(p_channel text, p_generation bigint)
+RETURNS SETOF text
+LANGUAGE plpgsql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+BEGIN
+    RETURN QUERY
+    WITH RECURSIVE lane AS (
+        (SELECT o.route FROM core.outbox o
+         WHERE o.settled_at IS NULL AND o.ordering_key IS NULL
+           AND o.channel = p_channel AND o.generation = p_generation
+         ORDER BY o.channel, o.generation, o.route LIMIT 1)
+        UNION ALL
+        SELECT (SELECT o.route FROM core.outbox o
+                WHERE o.settled_at IS NULL AND o.ordering_key IS NULL
+                  AND o.channel = p_channel AND o.generation = p_generation AND o.route > lane.route
+                ORDER BY o.channel, o.generation, o.route LIMIT 1)
+        FROM lane WHERE lane.route IS NOT NULL)
+    SELECT lane.route FROM lane WHERE lane.route IS NOT NULL LIMIT 10000;
+END
+$$;
+
+-- outbox_channels: the channels and generations that have open rows, likewise.
+CREATE OR REPLACE FUNCTION core.outbox_channels()
+RETURNS TABLE (channel text, generation bigint)
+LANGUAGE plpgsql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    WITH RECURSIVE open AS (
+        (SELECT o.channel, o.generation FROM core.outbox o
+         WHERE o.settled_at IS NULL AND o.ordering_key IS NULL
+         ORDER BY o.channel, o.generation LIMIT 1)
+        UNION ALL
+        SELECT next.channel, next.generation
+        FROM open CROSS JOIN LATERAL (
+            SELECT o.channel, o.generation FROM core.outbox o
+            WHERE o.settled_at IS NULL AND o.ordering_key IS NULL
+              AND (o.channel, o.generation) > (open.channel, open.generation)
+            ORDER BY o.channel, o.generation LIMIT 1) next)
+    SELECT open.channel, open.generation FROM open LIMIT 10000;
+END
+$$;
+
+-- outbox_due_in: how long a worker with nothing to do may sleep: until the first delayed row of its lanes is due. NULL
+-- when there is none. Leases that run out are found by the poll. p_since is the time since its last claim began: what
+-- became due in between was not claimed, and the answer is negative.
+CREATE OR REPLACE FUNCTION core.outbox_due_in(
+    p_channel text, p_generation bigint, p_routes text[], p_priorities smallint[], p_since interval DEFAULT '0')
+RETURNS float8
+LANGUAGE plpgsql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+BEGIN
+    RETURN (
+        SELECT extract(epoch FROM min(next.available_at) - clock_timestamp())
+        FROM unnest(p_routes, p_priorities) AS lane (route, priority)
+        CROSS JOIN LATERAL (
+            SELECT o.available_at FROM core.outbox o
+            WHERE o.settled_at IS NULL AND o.ordering_key IS NULL
+              AND o.channel = p_channel AND o.generation = p_generation
+              AND o.route = lane.route AND o.priority = lane.priority AND o.available_at > now() - p_since
+              AND (o.available_at > now() OR o.status = 'pending')
+            ORDER BY o.available_at LIMIT 1) next
+        WHERE next.available_at < 'infinity');
+END
+$$;

@@ -1,0 +1,68 @@
+-- Subscriptions: which handler is owed which events, whether a worker runs or not. A claim and a split name the version
+-- of the subscriptions that they were worked out with, and do nothing when it is no longer the current one.
+
+-- subscribe: records durably that a handler is owed events of these types. Only additions and changes raise the version,
+-- so a fleet that restarts unchanged interrupts no other worker.
+CREATE OR REPLACE FUNCTION core.subscribe(p_domain_context text, p_handler text, p_event_types text[])
+RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_event_types text[] := ARRAY(SELECT DISTINCT t FROM unnest(p_event_types) AS t ORDER BY t);
+BEGIN
+    -- Most starts change nothing: look before taking the lock that orders changes.
+    IF (SELECT count(*) FROM core.subscriptions
+        WHERE handler_name = p_handler AND event_type = ANY (v_event_types)
+          AND domain_context = p_domain_context AND retired_at IS NULL) = cardinality(v_event_types) THEN
+        RETURN;
+    END IF;
+    -- Whatever the connection's setting: an event that is owed to a handler must not be lost by a crash of the server.
+    PERFORM set_config('synchronous_commit', 'on', true);
+    UPDATE core.subscriptions_version SET version = version + 1;
+    INSERT INTO core.subscriptions AS s (domain_context, handler_name, event_type)
+    SELECT p_domain_context, p_handler, t FROM unnest(v_event_types) AS t
+    ON CONFLICT (handler_name, event_type) DO UPDATE SET domain_context = EXCLUDED.domain_context, retired_at = NULL;
+END
+$$;
+
+-- retire: ends the subscriptions of a handler that is gone for good, or the one to an event type that it no longer wants.
+-- What waits in the handler's own lane stays visible. Returns how many ended; when it was none, no worker is interrupted.
+CREATE OR REPLACE FUNCTION core.retire(
+    p_handler text, p_event_type text DEFAULT NULL, p_actor text DEFAULT NULL, p_reason text DEFAULT NULL)
+RETURNS int
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    n int;
+BEGIN
+    PERFORM FROM core.subscriptions_version FOR UPDATE;   -- before the subscriptions, as in subscribe
+    UPDATE core.subscriptions SET retired_at = now()
+    WHERE handler_name = p_handler AND event_type = coalesce(p_event_type, event_type) AND retired_at IS NULL;
+    GET DIAGNOSTICS n = ROW_COUNT;
+    IF n > 0 THEN
+        UPDATE core.subscriptions_version SET version = version + 1;
+    END IF;
+    PERFORM core.audit_append(
+        coalesce(p_actor, session_user), 'handler.retire', p_reason,
+        jsonb_build_object('handler', p_handler, 'event_type', p_event_type), jsonb_build_object('ended', n));
+    RETURN n;
+END
+$$;
+
+-- subscriptions_read: the subscriptions in force, each line with the version that they were read at. Without any there is
+-- one line, which has only the version.
+CREATE OR REPLACE FUNCTION core.subscriptions_read()
+RETURNS TABLE (version bigint, domain_context text, handler_name text, event_type text)
+LANGUAGE plpgsql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    SELECT v.version, s.domain_context, s.handler_name, s.event_type
+    FROM core.subscriptions_version v LEFT JOIN core.subscriptions s ON s.retired_at IS NULL
+    ORDER BY s.handler_name, s.event_type;
+END
+$$;
