@@ -45,26 +45,26 @@ class State(NamedTuple):
 
 _IN_TRANSACTION = frozenset(("row locked", "running", "duplicate", "succeeded", "undone to retry", "undone to fail"))
 _HOLDS_INBOX = frozenset(("running", "succeeded"))
-_FUNCTIONS = "postgres/sql/functions/delivery.sql"
+_CLAIM, _SETTLE = "postgres/sql/functions/claim.sql", "postgres/sql/functions/settle.sql"
 
 
 class Lease(Model[State]):
     stands_for: ClassVar[dict[str, str]] = {
-        "claims": f"{_FUNCTIONS} core.outbox_claim",
-        "claims a duplicate": f"{_FUNCTIONS} core.outbox_claim",
+        "claims": f"{_CLAIM} core.outbox_claim",
+        "claims a duplicate": f"{_CLAIM} core.outbox_claim",
         "claims one that kills workers": "worker/dispatcher.py max_deliveries",
-        "extends": f"{_FUNCTIONS} core.outbox_extend",
+        "extends": f"{_SETTLE} core.outbox_extend",
         "handles": "worker/dispatcher.py Dispatcher",
-        "delivers": f"{_FUNCTIONS} core.outbox_deliver",
-        "retries": f"{_FUNCTIONS} core.outbox_retry",
-        "fails": f"{_FUNCTIONS} core.outbox_fail",
-        "releases": f"{_FUNCTIONS} core.outbox_release",
-        "enters": f"{_FUNCTIONS} core.outbox_enter",
+        "delivers": f"{_SETTLE} core.outbox_deliver",
+        "retries": f"{_SETTLE} core.outbox_retry",
+        "fails": f"{_SETTLE} core.outbox_fail",
+        "releases": f"{_SETTLE} core.outbox_release",
+        "enters": f"{_SETTLE} core.outbox_enter",
         "enters too late": "worker/transactions.py LeaseLost",
         "waits too long": "worker/transactions.py LockNotAvailableError",
-        "writes the inbox": f"{_FUNCTIONS} core.outbox_enter",
-        "finds the inbox row": f"{_FUNCTIONS} core.outbox_enter",
-        "reopens": f"{_FUNCTIONS} core.outbox_reopen",
+        "writes the inbox": f"{_SETTLE} core.outbox_enter",
+        "finds the inbox row": f"{_SETTLE} core.outbox_enter",
+        "reopens": f"{_SETTLE} core.outbox_reopen",
         "commits": "worker/transactions.py Transactions._attempt",
         "commits, and is not answered": "worker/transactions.py Transactions._undo",
         "loses its connection": "worker/transactions.py Transactions._undo",

@@ -54,8 +54,8 @@ class Wakeup(Model[State]):
     ends = True
     stands_for: ClassVar[dict[str, str]] = {
         "clears its flag": "worker/claimer.py Claimer._wakened",
-        "claims": "postgres/sql/functions/delivery.sql core.outbox_claim",
-        "finds nothing": "postgres/sql/functions/delivery.sql core.outbox_claim",
+        "claims": "postgres/sql/functions/claim.sql core.outbox_claim",
+        "finds nothing": "postgres/sql/functions/claim.sql core.outbox_claim",
         "becomes the guard": "postgres/sql/wakeup.sql guard",
         "becomes the guard, to wait": "postgres/sql/wakeup.sql guard",
         "finds another guard": "postgres/sql/wakeup.sql guard",
