@@ -319,7 +319,7 @@ class OutboxMachine(RuleBasedStateMachine):
         self, outbox: Outbox, held: Sequence[InFlight], reasons: Sequence[str], error: str | None
     ) -> list[UUID]:
         rows = await outbox.call(
-            "fail",
+            "outbox_fail",
             ids=[each.id for each in held],
             tokens=[each.token for each in held],
             handlers=[each.handler for each in held],

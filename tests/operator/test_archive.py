@@ -69,7 +69,7 @@ async def archive_rows(
     """What a worker sends; the ids whose lease was lost."""
     count = len(held)
     rows = await outbox.call(
-        "archive",
+        "outbox_archive",
         ids=[each.id for each in held],
         tokens=[each.token for each in held],
         handlers=[each.handler for each in held],

@@ -44,7 +44,7 @@ class Firing(Model[State]):
     stands_for: ClassVar[dict[str, str]] = {
         "shows the next slot": "the database's clock",
         "is set back": "the database's clock",
-        "looks": f"{_FUNCTIONS} core.schedules_look",
+        "looks": f"{_FUNCTIONS} core.schedules_watch",
         "has nothing to do": "worker/scheduler.py Scheduler.run_once",
         "fires": f"{_FUNCTIONS} core.schedule_fire",
         "fires, and does not commit yet": "postgres/schedules.py Schedules._fetch",
@@ -52,8 +52,8 @@ class Firing(Model[State]):
         "is refused": f"{_FUNCTIONS} core.schedule_fire",
         "dies": "a fault",
         "is cut off": "the server: idle_in_transaction_session_timeout",
-        "pauses": f"{_FUNCTIONS} core.schedule_turn",
-        "resumes": f"{_FUNCTIONS} core.schedule_turn",
+        "pauses": f"{_FUNCTIONS} core.schedule_change_state",
+        "resumes": f"{_FUNCTIONS} core.schedule_change_state",
         "triggers": f"{_FUNCTIONS} core.schedule_trigger",
         "records the slot": "a mutation: the row is moved on in a transaction of its own",
     }

@@ -1,7 +1,7 @@
 """Routing and the split: who is owed an event is decided once, whoever subscribes, splits or dies meanwhile.
 
-All events are of one type. The number of core.registry only ever grows, so what a worker knows is either of the present
-number or stale for good: `current` stands for the comparison.
+All events are of one type. The number of core.subscriptions_version only ever grows, so what a worker knows is either
+of the present number or stale for good: `current` stands for the comparison.
 """
 
 from __future__ import annotations
@@ -41,26 +41,27 @@ class State(NamedTuple):
     workers: tuple[Worker, ...]
 
 
-_DELIVERY, _ROUTING = "postgres/sql/functions/delivery.sql", "postgres/sql/functions/routing.sql"
+_CLAIM, _SETTLE = "postgres/sql/functions/claim.sql", "postgres/sql/functions/settle.sql"
+_SUBSCRIPTIONS = "postgres/sql/functions/subscriptions.sql"
 
 
 class Split(Model[State]):
     """`serves` are the handlers of each worker; `visitors` come and go."""
 
     stands_for: ClassVar[dict[str, str]] = {
-        "subscribes": f"{_ROUTING} core.subscribe",
-        "is retired": f"{_ROUTING} core.retire",
+        "subscribes": f"{_SUBSCRIPTIONS} core.subscribe",
+        "is retired": f"{_SUBSCRIPTIONS} core.retire",
         "is committed": "postgres/sql/publish.sql INSERT",
-        "reads the subscriptions": f"{_ROUTING} core.interest",
+        "reads the subscriptions": f"{_SUBSCRIPTIONS} core.subscriptions_read",
         "finds them changed": "worker/claimer.py SubscriptionsChanged",
-        "checks the number": f"{_ROUTING} core.outbox_split",
-        "claims": f"{_DELIVERY} core.outbox_claim",
-        "splits": f"{_ROUTING} core.outbox_split",
-        "commits the split": f"{_ROUTING} core.outbox_split",
-        "settles the origin": f"{_ROUTING} core.outbox_split",
-        "delivers": f"{_DELIVERY} core.outbox_deliver",
-        "retries": f"{_DELIVERY} core.outbox_retry",
-        "releases": f"{_DELIVERY} core.outbox_release",
+        "checks the number": f"{_CLAIM} core.outbox_split",
+        "claims": f"{_CLAIM} core.outbox_claim",
+        "splits": f"{_CLAIM} core.outbox_split",
+        "commits the split": f"{_CLAIM} core.outbox_split",
+        "settles the origin": f"{_CLAIM} core.outbox_split",
+        "delivers": f"{_SETTLE} core.outbox_deliver",
+        "retries": f"{_SETTLE} core.outbox_retry",
+        "releases": f"{_SETTLE} core.outbox_release",
         "dies": "a fault",
         "ends the lease": "the database's clock",
     }
