@@ -171,11 +171,32 @@ def test_what_every_command_takes_is_said_once() -> None:
 # --- pages ---
 
 
+LINKED = [*PAGES, *ROOT.glob("*.md"), *ROOT.glob("examples/*/README.md")]
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def test_links_lead_somewhere() -> None:
-    for page in PAGES:
-        for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
+    """Each link leads to a file of the repository and, if it names one, to a heading in it."""
+    for page in LINKED:
+        for target, anchor in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", page.read_text(encoding="utf-8")):
             if "://" not in target:
-                assert (page.parent / target).resolve().exists(), f"{page.relative_to(ROOT)} links to {target}"
+                found = (page.parent / target).resolve() if target else page
+                assert found.exists(), f"{page.relative_to(ROOT)} links to {target}"
+                known = not anchor or anchor in anchors(found.read_text(encoding="utf-8"))
+                assert known, f"{page.relative_to(ROOT)} links to #{anchor} in {target}"
+
+
+def test_the_glossary_is_linked_from_every_guide() -> None:
+    """A special word links to its entry at first use."""
+    guides = [page for page in PAGES if page.name != "glossary.md"]
+    assert [
+        str(page.relative_to(ROOT)) for page in guides if "glossary.md" not in page.read_text(encoding="utf-8")
+    ] == []
 
 
 def test_every_page_can_be_found_from_the_index() -> None:

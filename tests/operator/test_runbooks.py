@@ -114,12 +114,12 @@ async def test_dead_letters(dsn: str, conn: asyncpg.Connection, shop: dict[str, 
     assert actions == ["note", "replay", "edit", "discard", "restore", "discard"]
 
 
-async def test_the_event_substrate(conn: asyncpg.Connection, shop: dict[str, str]) -> None:
+async def test_event_delivery(conn: asyncpg.Connection, shop: dict[str, str]) -> None:
     """OPS-4: also the drill: writes are consistent without a worker, and delivered when one is there."""
     Path(shop["PWD"], "fixed").touch()
     await publish(conn, {"order_id": 1, "card": "1"}, {"order_id": 2, "card": "1"})
     await conn.execute("UPDATE core.outbox SET generation = 12")
-    printed = await typed("event-substrate.md", shop)
+    printed = await typed("event-delivery.md", shop)
     # What the drill publishes, and of the two that nobody served the one that was moved; the other was cancelled.
     assert await conn.fetchval("SELECT count(*) FROM core.outbox WHERE status = 'delivered'") == 21
     assert await conn.fetchval("SELECT array_agg(failure_reason) FROM core.outbox WHERE status <> 'delivered'") == [

@@ -45,7 +45,7 @@ class State(NamedTuple):
 
 _IN_TRANSACTION = frozenset(("row locked", "running", "duplicate", "succeeded", "undone to retry", "undone to fail"))
 _HOLDS_INBOX = frozenset(("running", "succeeded"))
-_FUNCTIONS = "postgres/sql/functions/delivery.sql"
+_FUNCTIONS = "postgres/sql/functions/settle.sql"
 
 
 class Lease(Model[State]):

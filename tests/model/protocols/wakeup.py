@@ -58,8 +58,8 @@ class Wakeup(Model[State]):
     ends = True
     stands_for: ClassVar[dict[str, str]] = {
         "clears its flag": "worker/wakeups.py Wakeups.take",
-        "claims": "postgres/sql/functions/delivery.sql core.outbox_claim",
-        "finds nothing": "postgres/sql/functions/delivery.sql core.outbox_claim",
+        "claims": "postgres/sql/functions/claim.sql core.outbox_claim",
+        "finds nothing": "postgres/sql/functions/claim.sql core.outbox_claim",
         "becomes the sleeper": "postgres/sql/wakeup.sql become_sleeper",
         "becomes the sleeper, to wait": "postgres/sql/wakeup.sql become_sleeper",
         "finds another sleeper": "postgres/sql/wakeup.sql become_sleeper",
