@@ -50,8 +50,8 @@ _FUNCTIONS = "postgres/sql/functions/settle.sql"
 
 class Lease(Model[State]):
     stands_for: ClassVar[dict[str, str]] = {
-        "claims": f"{_FUNCTIONS} core.outbox_claim",
-        "claims a duplicate": f"{_FUNCTIONS} core.outbox_claim",
+        "claims": "postgres/sql/functions/claim.sql core.outbox_claim",
+        "claims a duplicate": "postgres/sql/functions/claim.sql core.outbox_claim",
         "claims one that kills workers": "worker/dispatcher.py max_deliveries",
         "extends": f"{_FUNCTIONS} core.outbox_extend",
         "handles": "worker/dispatcher.py Dispatcher",
