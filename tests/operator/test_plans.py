@@ -430,7 +430,7 @@ async def test_a_runner_whose_lease_was_taken_stops(dsn: str, conn: asyncpg.Conn
         take = "SELECT answer FROM core.plan_take($1, $2, 'elsewhere:1', 'bob', '1 min')"
         assert await conn.fetchval(take, plan, uuid4()) == "taken"
     before = await rows_of(conn, plan)
-    with pytest.raises(Refused, match="somebody else"):
+    with pytest.raises(Refused, match="another process"):
         await asyncio.wait_for(run, 10)
     assert await rows_of(conn, plan) == before
 

@@ -255,7 +255,7 @@ async def test_bad_options_of_a_replay_change_nothing(
 def test_a_bad_filter_is_refused(field: str, value: object) -> None:
     """S5, S9: SQL in a filter is a name that nothing has."""
     if value is None:
-        with pytest.raises(ConfigurationError, match="names no failed event"):
+        with pytest.raises(ConfigurationError, match="selection is empty"):
             Selection(**{field: value}).required()  # type: ignore[arg-type]
         return
     with pytest.raises(ConfigurationError) as refused:
