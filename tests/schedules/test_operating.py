@@ -148,7 +148,7 @@ async def test_a_schedule_is_removed_when_nobody_declares_it(conn: asyncpg.Conne
     rows = await conn.fetch("SELECT action, arguments FROM core.audit ORDER BY id")
     assert [row["action"] for row in rows] == ["schedule.remove", "schedule.remove"]
     refused, done = (json.loads(row["arguments"]) for row in rows)
-    assert "was heard of" in refused["refused"]
+    assert "declared" in refused["refused"]
     assert (done["schedule"], done["every"], done["event_type"]) == (NAME, "01:00:00", "report.due")
 
 
@@ -301,4 +301,4 @@ async def test_schedules_are_metrics(conn: asyncpg.Connection, operator: Operato
     await operator.schedules.pause(NAME)
     seconds, _, paused = await samples()
     assert seconds.endswith(" 0.0")
-    assert paused.endswith(" 1")
+    assert paused.endswith(" 1.0")
