@@ -1,16 +1,28 @@
-"""Who the server runs as. Postgres refuses to run as root, so root hands it to `nobody`."""
+"""Who the server runs as. Postgres refuses to run as root, so root hands it to an account of its own, else to `nobody`.
+
+Root trusts nothing that this account can write: it opens, owns and signals only what the account cannot replace.
+"""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import pwd
+import shutil
 import stat
+import subprocess
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from holdfast.embedded.errors import EmbeddedPostgresError
+
 STATE_DIR = Path("/var/lib/holdfast")
+NAME = "holdfast"
+_USERADD_SECONDS = 5.0
+_TRY_AGAIN = (1, 9, 10)  # useradd's: another process holds the password or group file, or was faster
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +37,37 @@ class Account:
             return {}
         return {"user": self.uid, "group": self.gid, "extra_groups": []}
 
-    def own(self, path: Path) -> None:
-        if self.uid is not None and self.gid is not None:
-            os.chown(path, self.uid, self.gid)
+    def own(self, directory: Path) -> None:
+        """Give a directory, never what a symbolic link names, to the server's user."""
+        if self.uid is None or self.gid is None:
+            return
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            os.fchown(descriptor, self.uid, self.gid)
+        finally:
+            os.close(descriptor)
+
+    def let_read(self, descriptor: int) -> None:
+        """Let the server's user read an open file of ours, and change nothing in it."""
+        if self.gid is not None:
+            os.fchown(descriptor, -1, self.gid)
+            os.fchmod(descriptor, 0o640)
+
+    def can_replace(self, directory: Path) -> Path | None:
+        """Return the directory above this one in which the server's user can rename or remove, if there is one."""
+        if self.uid is None:
+            return None
+        for parent in directory.resolve().parents:
+            if parent.exists() and self._may_rename_in(os.stat(parent)):
+                return parent
+        return None
+
+    def _may_rename_in(self, status: os.stat_result) -> bool:
+        if status.st_uid == self.uid:
+            return True  # an owner can give itself every right
+        if status.st_mode & stat.S_ISVTX:
+            return False
+        return bool(status.st_mode & (stat.S_IWGRP if status.st_gid == self.gid else stat.S_IWOTH))
 
     def can_enter(self, directory: Path) -> bool:
         """Whether the server may walk down to this directory (or to its nearest existing parent)."""
@@ -44,21 +84,47 @@ class Account:
         return bool(status.st_mode & stat.S_IXOTH)
 
 
-def server_account() -> Account:
+def server_account(data: Path | None = None) -> Account:
+    """Return the account for a new server, or the one that a server's existing data directory belongs to."""
     if os.geteuid() != 0:
         return Account()
+    nobody = _named("nobody") or Account(65534, 65534)
+    if data is not None and data.is_dir() and data.lstat().st_uid == nobody.uid:
+        return nobody
+    return _own_account() or nobody
+
+
+def _named(name: str) -> Account | None:
     try:
-        nobody = pwd.getpwnam("nobody")
+        entry = pwd.getpwnam(name)
     except KeyError:
-        return Account(65534, 65534)
-    return Account(nobody.pw_uid, nobody.pw_gid)
+        return None
+    return Account(entry.pw_uid, entry.pw_gid)
+
+
+@functools.cache
+def _own_account() -> Account | None:
+    """Return the account that only servers of ours run as; made with useradd where the machine has none yet."""
+    useradd = shutil.which("useradd", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin")
+    options = ("--system", "--user-group", "--no-create-home", "--home-dir", "/nonexistent", "--shell", "/bin/false")
+    deadline = time.monotonic() + _USERADD_SECONDS
+    while (found := _named(NAME)) is None:
+        if useradd is None or time.monotonic() > deadline:
+            return None
+        made = subprocess.run([useradd, *options, NAME], capture_output=True)
+        if made.returncode not in (0, *_TRY_AGAIN):
+            return None
+        time.sleep(0.05 if made.returncode else 0.0)
+    if found.uid == 0 or found.gid == 0:
+        raise EmbeddedPostgresError(f"The account {NAME!r} is root's. Remove it or give it an id of its own.")
+    return found
 
 
 def usable_data_dir(preferred: Path) -> Path:
     """The preferred directory, or, when the server's user cannot reach it, one of its own under /var/lib.
 
-    Root with a checkout in its closed home directory is the usual case: `nobody` cannot get there, and
-    opening somebody's home directory is not ours to do.
+    Root with a checkout in its closed home directory is the usual case: the server's user cannot get there, and
+    opening a home directory is not ours to do.
     """
     preferred = preferred.absolute()
     if server_account().can_enter(preferred.parent):

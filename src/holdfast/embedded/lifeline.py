@@ -5,6 +5,9 @@ between fork and exec in a program that may have threads, and fires when the *th
 ends. So this small single-threaded parent starts the server instead. It holds the reading end of a pipe
 whose only writer is us: when we end, in whatever way, the pipe closes and the server is told to stop. Should
 this process be killed itself, the kernel signals the server, because here that signal is safe to set.
+
+Orders come through the same pipe, a line each: `signal N` for the server, which is our child and therefore no other
+process, and `keep` before an orderly end. What the server's user writes into its files is never asked whom to signal.
 """
 
 from __future__ import annotations
@@ -40,9 +43,17 @@ def main() -> int:
         **arguments,
     )
     orphaned = threading.Event()
+    os.write(order["report"], b"%d\n" % server.pid)
+    os.close(order["report"])
 
-    def stop_when_orphaned() -> None:
-        if os.read(0, 16) != b"keep":
+    def obey() -> None:
+        kept = False
+        for line in sys.stdin.buffer:
+            word, _, number = line.strip().partition(b" ")
+            if word == b"signal":
+                server.send_signal(int(number))
+            kept = kept or word == b"keep"
+        if not kept:
             orphaned.set()
         for sign in (signal.SIGINT, signal.SIGQUIT, signal.SIGKILL):
             server.send_signal(sign)
@@ -52,7 +63,7 @@ def main() -> int:
             except subprocess.TimeoutExpired:
                 continue
 
-    threading.Thread(target=stop_when_orphaned, daemon=True).start()
+    threading.Thread(target=obey, daemon=True).start()
     code = server.wait()
     if orphaned.is_set():
         for directory in order["remove"]:

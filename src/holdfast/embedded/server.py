@@ -61,7 +61,7 @@ class EmbeddedPostgres:
         port: int | None = None,
     ) -> None:
         self._data_dir = data_dir
-        self._account = server_account()
+        self._account = server_account(None if data_dir is None else data_dir / "cluster")
         self._binaries = reachable_copy(_chosen(binaries), self._account)
         self._settings = {**_DEFAULTS, **(settings or {})}
         self._wanted_port = port
@@ -69,6 +69,7 @@ class EmbeddedPostgres:
         self._cluster: Cluster | None = None
         self._socket_dir: Path | None = None
         self._lifeline: subprocess.Popen[bytes] | None = None
+        self._pid: int | None = None  # the postmaster's, from its parent
         self._owner = os.getpid()
 
     # --- what it is ---
@@ -95,10 +96,9 @@ class EmbeddedPostgres:
     @property
     def pid(self) -> int:
         """The postmaster's process id."""
-        postmaster = self._cluster.postmaster() if self._cluster else None
-        if postmaster is None:
+        if self._pid is None or not self.running:
             raise EmbeddedPostgresError("The server is not running. Call start() first.")
-        return postmaster[0]
+        return self._pid
 
     @property
     def data_dir(self) -> Path:
@@ -254,16 +254,28 @@ class EmbeddedPostgres:
         command = [self._binaries.program("postgres"), "-D", str(cluster.data)]
         for name, value in settings.items():
             command += ["-c", f"{name}={value}"]
+        reading, reporting = os.pipe()
         order = {
             "command": command,
+            "report": reporting,
             "uid": self._account.uid,
             "gid": self._account.gid,
             "remove": [str(cluster.root), str(self._socket_dir)] if self._data_dir is None else [],
         }
+        try:
+            self._start_lifeline(cluster, order, reporting)
+        finally:
+            os.close(reporting)
+            with os.fdopen(reading, "rb") as report:
+                told = report.readline() if self._lifeline is not None else b""
+                self._pid = int(told) if told else None
+
+    def _start_lifeline(self, cluster: Cluster, order: dict[str, object], reporting: int) -> None:
         log = cluster.open_log()
         try:
             self._lifeline = subprocess.Popen(
                 [sys.executable, "-I", "-S", lifeline.__file__, json.dumps(order)],
+                pass_fds=(reporting,),
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -278,7 +290,7 @@ class EmbeddedPostgres:
         deadline = time.monotonic() + _START_SECONDS
         while self.running:
             postmaster = cluster.postmaster()
-            if postmaster is not None and postmaster[1] == "ready":
+            if postmaster == (self._pid, "ready"):
                 return True
             if time.monotonic() > deadline:
                 self._end_lifeline()
@@ -291,27 +303,37 @@ class EmbeddedPostgres:
         cluster = self._cluster
         if cluster is None or self._lifeline is None:
             return
-        if (postmaster := cluster.postmaster()) is not None and self.running:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(postmaster[0], sign)
+        if self.running:
+            self._signal(sign)
             try:
                 self._lifeline.wait(_STOP_SECONDS)
             except subprocess.TimeoutExpired:
-                os.kill(postmaster[0], signal.SIGQUIT)
+                self._signal(signal.SIGQUIT)
         self._end_lifeline()
         # After a kill the backends notice within moments; a restart must not meet them.
         cluster.wait_until_empty(_STOP_SECONDS)
+
+    def _signal(self, sign: signal.Signals) -> None:
+        """Signal the postmaster through its parent, which knows it without any file of the server's user."""
+        self._order(f"signal {sign:d}")
+
+    def _order(self, line: str) -> None:
+        if self._lifeline is not None and self._lifeline.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self._lifeline.stdin.write(f"{line}\n".encode())
+                self._lifeline.stdin.flush()
 
     def _end_lifeline(self) -> None:
         """Close the pipe, upon which the lifeline stops whatever still runs, and wait for it."""
         if self._lifeline is None:
             return
+        self._order("keep")  # a lifeline that reads nothing knows that we died and cleans up
         if self._lifeline.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
-                self._lifeline.stdin.write(b"keep")  # a lifeline that reads nothing knows that we died and cleans up
                 self._lifeline.stdin.close()
         self._lifeline.wait()
         self._lifeline = None
+        self._pid = None
 
     def _clean_up(self) -> None:
         atexit.unregister(self._stop_at_exit)
