@@ -4,11 +4,14 @@ import re
 import reprlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from typing import Literal
 from uuid import UUID
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
+
+from holdfast.redact import HIDDEN, redact_secrets, redact_values, unredacted
 
 FailureReason = Literal["max_deliveries", "retry_terminal", "rejected", "cancelled", "expired"]
 Redactor = Callable[[str], str]
@@ -22,6 +25,10 @@ _DEEPEST_CAUSE = 10
 _MOST_MEMBERS = 5
 _MOST_FIELDS = 20
 _LONGEST_TYPE_NAME = 200
+_Message = Callable[[BaseException], str]
+_DRIVERS = frozenset(("asyncpg", "psycopg", "psycopg2", "sqlalchemy", "django"))
+_DRIVER_QUOTES = re.compile(r"\n\s*(?:DETAIL|CONTEXT|QUERY|STATEMENT|LINE \d+):|\n?\[SQL: |\n?\[parameters: ")
+_VALUE_AT_END = re.compile(r"""(: )(?:"[^\n]*"|'[^\n]*')(?=\s*(?:\n|$))""")
 _UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
@@ -52,27 +59,44 @@ class ErrorReport:
     signature: str
 
 
-def describe(exc: BaseException, redact: Redactor | None = None) -> ErrorReport:
+def describe(exc: BaseException, redact: Redactor | None = None, payload: object = None) -> ErrorReport:
     """Return an error and its causes as a bounded, storable text. It never raises.
+
+    The text is without what drivers quote of rows and parameters, passwords and tokens, and without strings of the
+    event's `payload`. A redactor is applied besides; `unredacted` turns all of that off.
 
     >>> describe(ValueError("no such order")).text
     'ValueError: no such order'
     """
     type_name = _type_name(exc)
     try:
-        text = "\n".join(_entries(exc))
+        whole = "\n".join(_entries(exc, _message))
+        text = whole if redact is unredacted else "\n".join(_entries(exc, _reduced_message))
     except BaseException as error:
         # Whatever an exotic exception does while it is read, the row still has to be settled.
-        text = f"{type_name}: <unreadable: {_type_name(error)}>"
-    text = bound(text, redact)
-    return ErrorReport(text, type_name, signature(text, type_name))
+        whole = text = f"{type_name}: <unreadable: {_type_name(error)}>"
+    return _report(text, whole, type_name, redact, payload)
 
 
-def bound(text: str, redact: Redactor | None = None) -> str:
+def state(reason: str, type_name: str, redact: Redactor | None = None, payload: object = None) -> ErrorReport:
+    """Return the reason that a handler gives for an outcome, like `describe` an error."""
+    return _report(reason, reason, type_name, redact, payload)
+
+
+def _report(text: str, whole: str, type_name: str, redact: Redactor | None, payload: object) -> ErrorReport:
+    own = () if redact is None else (redact,)
+    # The signature is that of the whole text, so that it depends neither on what is hidden nor on the release.
+    group = signature(bound(whole, *own), type_name)
+    if redact is unredacted:
+        return ErrorReport(bound(text), type_name, group)
+    return ErrorReport(bound(text, *own, partial(redact_values, payload=payload), redact_secrets), type_name, group)
+
+
+def bound(text: str, *redactors: Redactor) -> str:
     """Return the text redacted, without what Postgres or a terminal cannot take, and at most 8 KiB of UTF-8."""
     cut = len(text) > _READ
     text = str.__getitem__(text, slice(_READ))
-    if redact is not None:
+    for redact in redactors:
         text = _redacted(text, redact)
     safe = _UNSAFE.sub(_escaped, text[:_READ])
     data = safe.encode()
@@ -108,7 +132,7 @@ def _type_name(value: object) -> str:
         return "<unnamed>"
 
 
-def _entries(exc: BaseException) -> Iterator[str]:
+def _entries(exc: BaseException, message: _Message) -> Iterator[str]:
     seen: set[int] = set()
     error: BaseException | None = exc
     prefix, size = "", 0
@@ -117,7 +141,7 @@ def _entries(exc: BaseException) -> Iterator[str]:
             yield "… and more causes"
             return
         seen.add(id(error))
-        for line in _entry(error, prefix):
+        for line in _entry(error, prefix, message):
             yield line
             size += len(line)
         if size > _READ:
@@ -128,16 +152,16 @@ def _entries(exc: BaseException) -> Iterator[str]:
             prefix, error = "while handling ", None if error.__suppress_context__ else error.__context__
 
 
-def _entry(error: BaseException, prefix: str) -> Iterator[str]:
-    yield f"{prefix}{_headline(error)}"
+def _entry(error: BaseException, prefix: str, message: _Message) -> Iterator[str]:
+    yield f"{prefix}{_headline(error, message)}"
     if isinstance(error, BaseExceptionGroup):
         for member in error.exceptions[:_MOST_MEMBERS]:
-            yield f"  - {_headline(member)}"
+            yield f"  - {_headline(member, message)}"
 
 
-def _headline(error: BaseException) -> str:
+def _headline(error: BaseException, message: _Message) -> str:
     try:
-        text = _message(error)
+        text = message(error)
     except BaseException as raised:
         text = f"<unreadable: {_type_name(raised)}>"
     name = _type_name(error)
@@ -159,6 +183,18 @@ def _message(error: BaseException) -> str:
         # SQLAlchemy appends the statement's parameters, which are the application's data.
         text = text.partition("\n[parameters: ")[0]
     return text
+
+
+def _reduced_message(error: BaseException) -> str:
+    """Return the message without what a database driver quotes of rows, statements and parameters."""
+    text = _message(error)
+    if not any(cls.__module__.partition(".")[0] in _DRIVERS for cls in type(error).__mro__):
+        return text
+    reduced = _DRIVER_QUOTES.split(text, maxsplit=1)[0]
+    # Messages of class 22, data exceptions, end with the value: invalid input syntax for type integer: "…"
+    reduced = _VALUE_AT_END.sub(rf"\g<1>{HIDDEN}", reduced)
+    hint = getattr(error, "hint", None) or getattr(getattr(error, "diag", None), "message_hint", None)
+    return f"{reduced}\nHINT:  {hint}" if hint and "HINT:" not in reduced else reduced
 
 
 def _validation_message(error: ValidationError) -> str:

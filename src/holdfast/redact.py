@@ -1,4 +1,4 @@
-"""Removal of passwords from text that may quote a connection string.
+"""Removal of passwords, tokens and data from error texts.
 
 Connection strings reach people in errors, often malformed, because a character in the password was not
 encoded. So this does not parse: where it is unclear what belongs to the password, more is hidden, not less.
@@ -6,7 +6,9 @@ encoded. So this does not parse: where it is unclear what belongs to the passwor
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterator
 from urllib.parse import unquote_plus
 
 HIDDEN = "***"
@@ -48,16 +50,139 @@ _BARE = re.compile(
 )
 
 
+# Authorization: Bearer …, 'X-Api-Key': '…', also as a header's name and value in a tuple.
+_HEADER = re.compile(
+    r"""
+    (?P<start>
+      \b(?: (?:proxy-)?authorization | (?:set-)?cookie | x-[\w-]*(?:key|token|secret|signature) ) ["']?\s*+[:=,]\s*+
+    ) (?!\*\*\*)
+    (?: "[^"\n]*"? | '[^'\n]*'? | [^\n"'}\])]+ )
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+
+# api_key=…, client_secret=…, "token": "…"; the name may be the end of a longer one.
+_NAMED = re.compile(
+    r"""
+    (?P<start> (?<![\w-])[\w-]*?
+      (?: api[_-]?key | access[_-]?key | private[_-]?key | secret | token | passphrase | credentials? | signature
+        | (?<![\w-])(?:key|sig|auth) )
+      (?: = | ["']\s*[:=]\s* ) )
+    (?: "[^"\n]*"? | '[^'\n]*'? | [^\s"'&,;)}\]]+ )
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+
+# Tokens that are recognised without a name.
+_TOKEN = re.compile(
+    r"""
+      (?P<start> \b(?i:Bearer|Basic|Token|Digest)\s+ ) (?=[A-Za-z._~+/-]*[0-9=]) [\w.~+/=-]{6,}
+    | \beyJ[\w-]{5,}\.[\w-]+(?:\.[\w-]*)?
+    | \b(?:sk|pk|rk|whsec)_[A-Za-z0-9_]{8,} | \bgh[pousr]_\w{16,} | \bgithub_pat_\w{16,} | \bxox[a-z]-[\w-]{8,}
+    | \b(?:AKIA|ASIA)[0-9A-Z]{16}\b | \bglpat-[\w-]{16,}
+    | -----BEGIN\ [A-Z ]{0,40}PRIVATE\ KEY-----(?:(?!-----END)[\s\S])*(?:-----END[^\n-]*-----)?
+    """,
+    re.VERBOSE,
+)
+
+# What Postgres, its drivers and pydantic quote of rows, parameters and input.
+_QUOTED = re.compile(
+    r"""
+      ^(?P<label> [ \t]*(?:DETAIL|CONTEXT|QUERY|STATEMENT|LINE\ \d+):[ ]* ) [^\n]+
+    | (?P<key> \bKey\ \([^()\n]*\)=\( ) [^\n]*
+    | (?P<row> \bFailing\ row\ contains\ \( ) [^\n]*
+    | (?P<sql> \[(?:SQL|parameters):\  ) [^\n]*
+    | (?P<argument> \bfor\ query\ argument\ \$\d+[^\n:]*:\  ) [^\n]*
+    | (?P<input> \binput_value= ) (?:(?!,\ input_type=)[^\n])*
+    """,
+    re.VERBOSE | re.MULTILINE,
+)
+
+# Each pattern keeps one group, at most, of what it matches. It matches only texts that have one of the words, in any
+# case.
+_SECRETS = (
+    (
+        _QUOTED,
+        ("detail", "context", "query", "statement", "line ", "key (", "failing row", "[", " argument ", "input_"),
+    ),
+    (_HEADER, ("authorization", "cookie", "x-")),
+    (_NAMED, ("=", "'", '"')),
+    (
+        _TOKEN,
+        ("bearer", "basic", "token", "digest", "eyj", "k_", "whsec_", "gh", "xox", "akia", "asia", "glpat", "private"),
+    ),
+)
+
+# Shorter strings occur by chance: replacing them would hide what happened, and no secret is that short.
+_SHORTEST_VALUE = 6
+_PLAIN_KEY = re.compile(r"[A-Za-z_][\w-]{0,39}").fullmatch
+
+
+def unredacted(text: str) -> str:
+    """Return the text as it is. As a redactor it turns the redaction of error texts off."""
+    return text
+
+
+def redact_secrets(text: str) -> str:
+    """Return `text` without passwords, tokens, and what databases and pydantic quote of rows and input."""
+    text = redact_dsn(text)
+    lower = text.lower()
+    for pattern, words in _SECRETS:
+        # Looking for a word costs a hundredth of the pattern, and most texts have none.
+        if any(word in lower for word in words):
+            text = pattern.sub(_hide, text)
+    return text
+
+
+def redact_values(text: str, payload: object) -> str:
+    """Return `text` with the strings of a payload replaced by their place in it, the longest first.
+
+    >>> redact_values("no account of ann@example.com", {"customer": {"email": "ann@example.com"}})
+    'no account of <payload.customer.email>'
+    """
+    found = [(shown, path) for value, path in _strings(payload) for shown in _forms(value) if shown in text]
+    for shown, path in sorted(found, key=lambda each: -len(each[0])):
+        text = text.replace(shown, f"<{path}>")
+    return text
+
+
+def _strings(payload: object) -> Iterator[tuple[str, str]]:
+    pending: list[tuple[object, str]] = [(payload, "payload")]
+    while pending:
+        value, path = pending.pop()
+        if isinstance(value, str):
+            if len(value) >= _SHORTEST_VALUE:
+                yield value, path
+        elif isinstance(value, dict):
+            # A key may be data too.
+            pending += [(each, f"{path}.{key if _PLAIN_KEY(str(key)) else '*'}") for key, each in value.items()]
+        elif isinstance(value, list | tuple):
+            pending += [(each, f"{path}.{index}") for index, each in enumerate(value)]
+
+
+def _forms(value: str) -> set[str]:
+    """The ways in which a text may quote a value: as it is, and as Python or JSON would."""
+    if value.isascii() and value.isprintable() and "\\" not in value and "'" not in value and '"' not in value:
+        return {value}
+    return {value, repr(value)[1:-1], json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1]}
+
+
+def _hide(match: re.Match[str]) -> str:
+    return f"{match[match.lastgroup] if match.lastgroup else ''}{HIDDEN}"
+
+
 def redact_dsn(text: str) -> str:
     """Return `text` with the passwords of connection strings replaced by `***`, cut after 16 KiB."""
     if len(text) > LIMIT:
         # The patterns look far ahead, which costs the square of the length. The last word may be half a DSN.
         text = f"{text[:LIMIT].rpartition(' ')[0]} …[truncated]"
     text = _QUERY.sub(_hide_value, text)
-    text = _KEYWORD.sub(rf"\g<name>\g<equals>{HIDDEN}", text)
-    text = _USERINFO.sub(rf"\g<start>:{HIDDEN}@", text)
-    text = _NO_HOST.sub(_hide_rest, text)
-    return _BARE.sub(_hide_bare, text)
+    if "=" in text or '"' in text or "'" in text:
+        text = _KEYWORD.sub(rf"\g<name>\g<equals>{HIDDEN}", text)
+    if ":/" in text:
+        text = _USERINFO.sub(rf"\g<start>:{HIDDEN}@", text)
+        text = _NO_HOST.sub(_hide_rest, text)
+    return _BARE.sub(_hide_bare, text) if "@" in text else text
 
 
 def _hide_value(match: re.Match[str]) -> str:

@@ -215,7 +215,7 @@ def test_the_parameters_of_a_statement_are_not_stored() -> None:
     error = sqlalchemy.exc.IntegrityError("INSERT …", {"card": "canary"}, Exception("duplicate key"))
     assert "canary" in str(error)
     text = describe(error).text
-    assert "canary" not in text and "duplicate key" in text and "INSERT …" in text
+    assert "canary" not in text and "duplicate key" in text and "INSERT" not in text
 
 
 # --- signatures

@@ -52,6 +52,11 @@ def sentry_dsn() -> str | None:
     return os.environ.get("SENTRY_DSN") or None
 
 
+def redactor(option: str | None) -> str | None:
+    """The name of the function that is applied to error texts."""
+    return option or os.environ.get("HOLDFAST_REDACT") or None
+
+
 def schema(option: str | None) -> str:
     """The schema's name."""
     return option or os.environ.get("HOLDFAST_SCHEMA") or "core"

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
+from types import ModuleType
 from typing import Annotated
 
 import typer
@@ -19,8 +20,10 @@ import typer
 from holdfast.cli import environment, logs
 from holdfast.cli.environment import DsnOption, SchemaOption
 from holdfast.errors import ConfigurationError
+from holdfast.failure import Redactor
 from holdfast.handlers import HandlerRegistry
 from holdfast.observability.logging import log_fact
+from holdfast.redact import unredacted
 from holdfast.settings import WorkerSettings
 from holdfast.telemetry import Observer
 from holdfast.worker import process
@@ -86,6 +89,15 @@ def worker(
             help="A direct address for LISTEN, when the other one goes through a pooler. Default: HOLDFAST_LISTEN_DSN.",
         ),
     ] = None,
+    redact: Annotated[
+        str | None,
+        typer.Option(
+            "--redact",
+            metavar="MODULE:FUNCTION",
+            help="A function that is applied to every error text, besides the redaction of passwords, tokens and "
+            "payloads; none turns all redaction off. Default: HOLDFAST_REDACT.",
+        ),
+    ] = None,
     lifeline: Annotated[int | None, typer.Option("--lifeline", hidden=True)] = None,
 ) -> None:
     """Deliver events to the handlers of an application, until SIGTERM."""
@@ -109,13 +121,16 @@ def worker(
     )
     address = environment.dsn(dsn)
     registry = load_registry(target)
+    redactor_name = environment.redactor(redact)
+    redactor = load_redactor(redactor_name)
     logs.configure()
     with _sentry(environment.sentry_dsn()) as observers:
         if processes == 1:
-            process.run(_work(Worker(address, registry, settings, observers=(log_fact, *observers)), lifeline))
+            worker = Worker(address, registry, settings, observers=(log_fact, *observers), redact=redactor)
+            process.run(_work(worker, lifeline))
         else:
             # Each child reports its own failed events; a bad address is found here, before any child is started.
-            asyncio.run(_supervise(target, address, settings, processes))
+            asyncio.run(_supervise(target, address, settings, processes, redactor_name))
     _leave()
 
 
@@ -140,15 +155,41 @@ def _sentry(dsn: str | None) -> Iterator[tuple[Observer, ...]]:
 
 def load_registry(target: str) -> HandlerRegistry:
     """Import `module:attribute`, looking in the current directory first."""
+    module, attribute = _imported(target, "a registry", "MODULE:REGISTRY, like app.handlers:registry")
+    if not hasattr(module, attribute):
+        found = [name for name, value in vars(module).items() if isinstance(value, HandlerRegistry)]
+        remedy = f"did you mean {module.__name__}:{found[0]}?" if found else "make one: registry = HandlerRegistry()"
+        raise ConfigurationError(module.__name__, f"has no attribute {attribute}", remedy)
+    registry = getattr(module, attribute)
+    if not isinstance(registry, HandlerRegistry):
+        problem = f"is {type(registry).__name__}, not a HandlerRegistry"
+        raise ConfigurationError(target, problem, "name the registry that your handlers are registered with")
+    return registry
+
+
+def load_redactor(target: str | None) -> Redactor | None:
+    """Import the function that is applied to error texts; `none` is the one that turns redaction off."""
+    if not target:
+        return None
+    if target == "none":
+        return unredacted
+    module, attribute = _imported(target, "a function", "MODULE:FUNCTION, like app.privacy:redact, or none")
+    found = getattr(module, attribute, None)
+    if not callable(found):
+        problem = "is not a function" if hasattr(module, attribute) else "does not exist"
+        raise ConfigurationError(target, problem, "name a function that takes a text and returns one")
+    redactor: Redactor = found
+    return redactor
+
+
+def _imported(target: str, what: str, form: str) -> tuple[ModuleType, str]:
     module_name, _, attribute = target.partition(":")
     if not module_name or not attribute:
-        raise ConfigurationError(
-            target, "does not name a registry", "write MODULE:REGISTRY, like app.handlers:registry"
-        )
+        raise ConfigurationError(target, f"does not name {what}", f"write {form}")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        module = importlib.import_module(module_name)
+        return importlib.import_module(module_name), attribute
     except ModuleNotFoundError as error:
         if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
             remedy = "run this in the directory that holds it, or correct the name"
@@ -158,15 +199,6 @@ def load_registry(target: str) -> HandlerRegistry:
         raise _broken(module_name, error) from error
     except Exception as error:
         raise _broken(module_name, error) from error
-    if not hasattr(module, attribute):
-        found = [name for name, value in vars(module).items() if isinstance(value, HandlerRegistry)]
-        remedy = f"did you mean {module_name}:{found[0]}?" if found else "make one: registry = HandlerRegistry()"
-        raise ConfigurationError(module_name, f"has no attribute {attribute}", remedy)
-    registry = getattr(module, attribute)
-    if not isinstance(registry, HandlerRegistry):
-        problem = f"is {type(registry).__name__}, not a HandlerRegistry"
-        raise ConfigurationError(target, problem, "name the registry that your handlers are registered with")
-    return registry
 
 
 def _broken(module: str, error: Exception) -> ConfigurationError:
@@ -193,13 +225,17 @@ def _call_soon(loop: asyncio.AbstractEventLoop, worker: Worker) -> None:
         loop.call_soon_threadsafe(worker.stop)
 
 
-async def _supervise(target: str, address: str, settings: WorkerSettings, processes: int) -> None:
+async def _supervise(
+    target: str, address: str, settings: WorkerSettings, processes: int, redactor_name: str | None
+) -> None:
     # Said once here, instead of by every child.
     await refuse_unready(address, settings)
     # Addresses hold passwords and travel in the environment, where the process list does not show them.
     variables = {**os.environ, "HOLDFAST_DSN": address}
     if settings.listen_dsn:
         variables["HOLDFAST_LISTEN_DSN"] = settings.listen_dsn
+    if redactor_name:
+        variables["HOLDFAST_REDACT"] = redactor_name
 
     def command(number: int, lifeline: int) -> Sequence[str]:
         return child_command(target, settings, number, lifeline)

@@ -7,7 +7,6 @@ from enum import Enum
 from holdfast.errors import HoldfastError
 from holdfast.failure import describe
 from holdfast.postgres.faults import is_from_driver, is_lock_timeout, is_unavailable, passes_in_new_transaction
-from holdfast.redact import redact_dsn
 from holdfast.retry import sqlstate_of
 
 _LONGEST_TEXT = 500
@@ -53,5 +52,5 @@ def log_fields(error: BaseException) -> dict[str, object]:
     """Return what logs may contain of an error: never a driver's message, which may quote rows and parameters."""
     kind, state = type(error), sqlstate_of(error)
     quotes = state is not None or is_from_driver(error)
-    text = f"{kind.__module__}.{kind.__qualname__}" if quotes else describe(error, redact_dsn).text[:_LONGEST_TEXT]
+    text = f"{kind.__module__}.{kind.__qualname__}" if quotes else describe(error).text[:_LONGEST_TEXT]
     return {"error": text, "sqlstate": state}

@@ -26,7 +26,7 @@ from pydantic_core import from_json
 
 from holdfast.envelope import EventEnvelope
 from holdfast.errors import ConfigurationError
-from holdfast.failure import Redactor, bound, describe, signature
+from holdfast.failure import Redactor, describe, state
 from holdfast.handlers import Handler, HandlerRegistry, Via
 from holdfast.handling.background_loop import BackgroundLoop
 from holdfast.handling.runner import HandlerRunner
@@ -288,7 +288,7 @@ class Reactions:
     async def _record(self, event: EventEnvelope, headers: dict[str, str], results: dict[str, Result]) -> None:
         done = [name for name, result in results.items() if result is None or isinstance(result, Done)]
         failed = [
-            self._failure(self._registry[name], result)
+            self._failure(self._registry[name], result, event.payload)
             for name, result in results.items()
             if result is not None and not isinstance(result, Done)
         ]
@@ -338,17 +338,19 @@ class Reactions:
                 self._connection.drop()
                 raise
 
-    def _failure(self, handler: Handler, result: Outcome | BaseException) -> FailedReaction:
+    def _failure(self, handler: Handler, result: Outcome | BaseException, payload: object) -> FailedReaction:
         reason = "rejected" if handler.on_error == "reject" else "retry_terminal"
         if isinstance(result, BaseException):
-            report = describe(result, self._redact)
-            return FailedReaction(handler.name, reason, report.text, report.signature)
-        if isinstance(result, Reject):
-            text = None if result.reason is None else bound(str(result.reason), self._redact)
-            return FailedReaction(handler.name, "rejected", text, signature(text, "rejected") if text else "rejected")
-        asked = (result.reason if isinstance(result, Retry) else None) or "the reaction asked to be run again later"
-        text = bound(str(asked), self._redact)
-        return FailedReaction(handler.name, reason, text, signature(text, type(result).__name__))
+            report = describe(result, self._redact, payload)
+        elif isinstance(result, Reject):
+            reason = "rejected"
+            if not result.reason:
+                return FailedReaction(handler.name, reason, result.reason, reason)
+            report = state(str(result.reason), reason, self._redact, payload)
+        else:
+            asked = (result.reason if isinstance(result, Retry) else None) or "the reaction asked to be run again later"
+            report = state(str(asked), type(result).__name__, self._redact, payload)
+        return FailedReaction(handler.name, reason, report.text, report.signature)
 
     def _unrecorded(
         self, event: EventEnvelope, done: list[str], failed: list[FailedReaction], fault: BaseException

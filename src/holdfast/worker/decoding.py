@@ -41,6 +41,14 @@ def decode(delivery: Delivery) -> tuple[EventEnvelope, HandlerContext]:
     )
 
 
+def payload_of(delivery: Delivery) -> object:
+    """The payload of a row; None if it cannot be decoded."""
+    try:
+        return from_json(delivery.payload)
+    except (ValueError, TypeError):
+        return None
+
+
 def facts(delivery: Delivery) -> tuple[UUID, UUID, str, str, str | None, str, int, str]:
     """The fields of every `DeliveryFact`, also for a row that cannot be decoded."""
     correlation = str(delivery.event_id)

@@ -7,11 +7,12 @@ takes it without an object around it.
 from dataclasses import dataclass
 
 from holdfast import outcome
-from holdfast.failure import Redactor, bound, describe, signature
+from holdfast.failure import ErrorReport, Redactor, describe, state
 from holdfast.postgres.deliveries import Delivery
+from holdfast.redact import unredacted
 from holdfast.retry import classify
 from holdfast.telemetry import Failed, Retried
-from holdfast.worker.decoding import facts
+from holdfast.worker.decoding import facts, payload_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,34 +68,38 @@ class Judge:
             case outcome.Snooze():
                 return Snooze(delivery, setback.seconds)
             case outcome.Reject():
-                text = None if setback.reason is None else bound(str(setback.reason), self._redact)
-                return self.fail(delivery, "rejected", text)
+                stated = None if setback.reason is None else self._stated(delivery, str(setback.reason), "rejected")
+                return self._fail(delivery, "rejected", stated)
             case outcome.Retry():
-                text = bound(str(setback.reason or "the handler asked for a retry"), self._redact)
-                return self._retry(delivery, text, "Retry", setback.seconds)
-        report = describe(setback, self._redact)
+                stated = self._stated(delivery, str(setback.reason or "the handler asked for a retry"), "Retry")
+                return self._retry(delivery, stated, setback.seconds)
+        report = describe(setback, self._redact, payload_of(delivery))
         if delivery.handler.on_error == "reject":
-            return self.fail(delivery, "rejected", report.text, report.signature)
+            return self._fail(delivery, "rejected", report)
         verdict = classify(setback, delivery.handler.retry)
         if verdict.terminal:
-            return self.fail(delivery, "retry_terminal", report.text, report.signature)
-        return self._retry(delivery, report.text, report.type_name, verdict.retry_after, report.signature)
+            return self._fail(delivery, "retry_terminal", report)
+        return self._retry(delivery, report, verdict.retry_after)
 
-    def fail(self, delivery: Delivery, reason: str, text: str | None, group: str | None = None) -> Fail:
-        """Return the settlement of a delivery that has failed for good; `group` is its error signature."""
-        if group is None:
-            group = signature(text, reason) if text else reason
+    def fail(self, delivery: Delivery, reason: str, text: str | None) -> Fail:
+        """Return the settlement of a delivery that has failed for good, for a cause of Holdfast's own."""
+        return self._fail(delivery, reason, state(text, reason, unredacted) if text else None)
+
+    def _stated(self, delivery: Delivery, text: str, kind: str) -> ErrorReport:
+        return state(text, kind, self._redact, payload_of(delivery))
+
+    def _fail(self, delivery: Delivery, reason: str, report: ErrorReport | None) -> Fail:
+        text = None if report is None else report.text
+        group = report.signature if report and report.text else reason
         fact = Failed(*facts(delivery), failure_reason=reason, last_error=text, error_signature=group)
         return Fail(delivery, reason, text, group, fact)
 
-    def _retry(
-        self, delivery: Delivery, text: str, type_name: str, wait: float | None, group: str | None = None
-    ) -> Settlement:
+    def _retry(self, delivery: Delivery, report: ErrorReport, wait: float | None) -> Settlement:
         """Retry within the policy's budget; past it the delivery has failed."""
         policy = delivery.handler.retry
         if policy.exhausted(delivery.attempts, delivery.failing_for or 0.0):
-            return self.fail(delivery, "retry_terminal", text, group or signature(text, type_name))
+            return self._fail(delivery, "retry_terminal", report)
         # The wait that was asked for is the least; jitter comes on top, so that not all return together.
         delay = policy.delay(delivery.attempts) if wait is None else wait + policy.delay(1)
-        fact = Retried(*facts(delivery), last_error=text, retry_in=delay)
-        return Retry(delivery, delay, text, fact)
+        fact = Retried(*facts(delivery), last_error=report.text, retry_in=delay)
+        return Retry(delivery, delay, report.text, fact)

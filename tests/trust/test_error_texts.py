@@ -1,0 +1,206 @@
+"""SEC-1, T9, S7, S8: secrets and data that errors quote reach neither table, log, Sentry nor metrics."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from datetime import UTC, datetime
+from uuid import uuid4
+
+import asyncpg
+import psycopg
+import pytest
+import sqlalchemy
+import structlog
+from pydantic import BaseModel, ValidationError
+
+from holdfast import EventEnvelope, HandlerRegistry, Reject, RetryPolicy, Worker, WorkerSettings
+from holdfast.cli import logs
+from holdfast.cli.worker import load_redactor
+from holdfast.errors import ConfigurationError
+from holdfast.failure import describe, signature, state
+from holdfast.integrations.sentry import SentryObserver
+from holdfast.observability.logging import log_fact
+from holdfast.operator import Operator
+from holdfast.reactions.reactions import Reactions
+from holdfast.redact import redact_secrets, unredacted
+from tests.acceptance.support import Facts, publish, until
+from tests.acceptance.test_worker_sentry import DSN, Recorder
+
+pytestmark = [pytest.mark.trust, pytest.mark.newest_postgres]
+
+CANARY = "canary2718281828"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "GET https://api.example/x?api_key=canary&page=1 failed",
+            "GET https://api.example/x?api_key=***&page=1 failed",
+        ),
+        ("cannot connect to postgresql://u:canary@db/x", "cannot connect to postgresql://u:***@db/x"),
+        ("Authorization: Bearer canary\nx", "Authorization: ***\nx"),
+        ("{'Authorization': 'Bearer canary', 'Accept': 'x'}", "{'Authorization': ***, 'Accept': 'x'}"),
+        ("sent with bearer canary123", "sent with bearer ***"),
+        ("x-api-key: canary", "x-api-key: ***"),
+        ("client_secret='canary' and key=canary", "client_secret=*** and key=***"),
+        ('{"access_token": "canary", "n": 1}', '{"access_token": ***, "n": 1}'),
+        ("jwt eyJhbGciOi.eyJjYW5hcnk.canary is expired", "jwt *** is expired"),
+        ("AKIACANARYCANARY1234 is no key", "*** is no key"),
+        ("no\nDETAIL:  Key (email)=(canary) already exists.\nHINT:  x", "no\nDETAIL:  ***\nHINT:  x"),
+        ("failed: Key (email)=(canary) already exists.", "failed: Key (email)=(***"),
+        ("bad [type=int, input_value='canary', input_type=str]", "bad [type=int, input_value=***, input_type=str]"),
+        ("[parameters: ('canary',)]", "[parameters: ***"),
+    ],
+)
+def test_secrets_in_a_text(text: str, expected: str) -> None:
+    """T9, S8: the secret goes, what happened stays; a second redaction changes nothing."""
+    assert redact_secrets(text) == expected
+    assert redact_secrets(expected) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["KeyError: 'order'", "Bearer authentication required", "status_code=404", "max_tokens=100", "no key: x", ""],
+)
+def test_texts_without_secrets(text: str) -> None:
+    """DLQ-7: what tells causes apart stays."""
+    assert redact_secrets(text) == text
+
+
+def test_values_of_the_payload() -> None:
+    """T9, S7: also quoted or escaped, and inside other values; short ones stay, and so do keys that are data."""
+    payload = {"customer": {"email": "ann@example.com"}, "notes": ["it's \n a secret"], "size": "XL", "a b": "somebody"}
+    error = ValueError(f"no {payload['customer']!r}, {payload['notes']}, size XL, somebody")  # type: ignore[index]
+    expected = "ValueError: no {'email': '<payload.customer.email>'}, [\"<payload.notes.0>\"], size XL, <payload.*>"
+    assert describe(error, None, payload).text == expected
+    assert describe(error, unredacted, payload).text == f"ValueError: {error}"
+    assert state("for somebody", "rejected", None, payload).text == "for <payload.*>"
+
+
+class Order(BaseModel):
+    amount: int
+
+
+def validation() -> BaseException:
+    try:
+        Order.model_validate({"amount": CANARY})
+    except ValidationError as error:
+        return error
+    raise AssertionError
+
+
+DRIVERS: dict[str, Callable[[], BaseException]] = {
+    "asyncpg argument": lambda: asyncpg.DataError(f"invalid input for query argument $1: '{CANARY}' (an integer …)"),
+    "sqlalchemy": lambda: sqlalchemy.exc.IntegrityError(
+        f"INSERT INTO t VALUES ('{CANARY}')", {"card": CANARY}, Exception(f"no\nDETAIL:  ({CANARY})\n{CANARY}")
+    ),
+    "pydantic": validation,
+    "pydantic quoted": lambda: RuntimeError(str(validation())),
+}
+
+
+@pytest.mark.parametrize("kind", DRIVERS)
+def test_what_drivers_quote(kind: str) -> None:
+    """T9, S7: rows, statements, parameters and input."""
+    error = DRIVERS[kind]()
+    assert CANARY in str(error) and CANARY not in describe(error).text
+
+
+async def test_what_the_server_quotes(dsn: str, conn: asyncpg.Connection) -> None:
+    """T9, S7: with both drivers, DETAIL over several lines and values in the message go; HINT and the message stay."""
+    await conn.execute("CREATE TABLE people (name text PRIMARY KEY CHECK (name <> E'x\\n" + CANARY + "'), age int)")
+    await conn.execute("INSERT INTO people VALUES ($1)", f"a\n{CANARY}")
+    statements = (
+        f"INSERT INTO people VALUES (E'a\\n{CANARY}')",
+        f"INSERT INTO people VALUES (E'x\\n{CANARY}')",
+        f"SELECT '{CANARY}'::int",
+        f"SELECT no_such('{CANARY}')",
+    )
+    for statement in statements:
+        errors: list[BaseException] = []
+        try:
+            await conn.execute(statement)
+        except asyncpg.PostgresError as error:
+            errors.append(error)
+        with psycopg.connect(dsn) as other:
+            try:
+                other.execute(statement)  # type: ignore[call-overload]
+            except psycopg.Error as error:
+                errors.append(error)
+                other.rollback()
+        for error in errors:
+            text = describe(error).text
+            assert CANARY not in text, text
+            assert ("HINT" in text) == ("no_such" in statement)
+        assert len(errors) == 2
+
+
+def test_signatures_stay() -> None:
+    """DLQ-7: a signature depends neither on what is hidden nor on the length of a value."""
+    for error in (*(make() for make in DRIVERS.values()), ValueError("postgres://u:pw@h/db of some one")):
+        plain = describe(error, unredacted)
+        assert describe(error).signature == plain.signature == signature(plain.text, plain.type_name)
+    short, long = ({"name": name} for name in ("Ann", "Annabella"))
+    seen = {describe(LookupError(f"no {each['name']!r}"), None, each).signature for each in (short, long)}
+    assert len(seen) == 1
+
+
+async def test_table_log_sentry_and_metrics(dsn: str, conn: asyncpg.Connection) -> None:
+    """T9, SEC-1: an error with everything in it, retried and then failed, and a rejection; reactions alike."""
+    stream, facts, transport = io.StringIO(), Facts(), Recorder()
+    registry = HandlerRegistry()
+    policy = RetryPolicy(max_attempts=2, base_delay=0.01, max_delay=0.01)
+
+    def fault(event: EventEnvelope) -> Exception:
+        return ConnectionError(f"card {event.payload['card']}: postgres://u:{CANARY}@h/x token={CANARY}")
+
+    @registry.handler("order.placed", name="billing.charge", retry=policy)
+    async def charge(event: EventEnvelope) -> None:
+        raise fault(event)
+
+    @registry.handler("order.placed", name="billing.refuse")
+    async def refuse(event: EventEnvelope) -> Reject:
+        return Reject(f"no such card: {event.payload['card']}")
+
+    @registry.handler("order.seen", name="billing.see", via="in_process", retry=policy)
+    async def see(event: EventEnvelope) -> None:
+        raise fault(event)
+
+    was = structlog.get_config()
+    structlog.reset_defaults()
+    try:
+        logs.configure(stream)
+        with SentryObserver(DSN, transport=transport) as sentry:
+            observers = (log_fact, facts.append, sentry)
+            async with Worker(dsn, registry, WorkerSettings(), observers=observers):
+                await publish(conn, "order.placed", {"card": CANARY})
+                await until(lambda: len(transport.events) == 2, what="both failures in Sentry")
+            async with Reactions(dsn, registry, observers=observers) as reactions:
+                identity, now = uuid4(), datetime.now(UTC)
+                event = EventEnvelope(
+                    event_id=identity, event_type="order.seen", event_version=1, occurred_at=now, source="shop",
+                    payload={"card": CANARY}, idempotency_key=str(identity),
+                )  # fmt: skip
+                reactions.react(event)
+                await reactions.drain()
+                await until(lambda: len(transport.events) == 3, what="the reaction in Sentry")
+    finally:
+        structlog.configure(**was)
+    rows = await conn.fetch("SELECT last_error, error_signature, failure_history::text FROM core.failed")
+    assert len(rows) == 3
+    async with Operator(dsn, actor="ann") as operator:
+        metrics = await operator.metrics()
+    for place in (repr(rows), stream.getvalue(), repr(facts), repr(transport.events), metrics):
+        assert CANARY not in place
+    assert "delivery_failed" in stream.getvalue() and "<payload.card>" in repr(rows)
+
+
+def test_a_redactor_by_name() -> None:
+    """SEC-1: `--redact` and HOLDFAST_REDACT name a function; `none` turns redaction off."""
+    assert load_redactor(None) is None and load_redactor("none") is unredacted
+    assert load_redactor("holdfast.redact:redact_dsn") is not None
+    for wrong in ("holdfast.redact", "holdfast.redact:nothing", "holdfast.redact:HIDDEN", "no_such_module:f"):
+        with pytest.raises(ConfigurationError):
+            load_redactor(wrong)
