@@ -1,11 +1,10 @@
 """Facts about what the library does, for observers, and counters.
 
-The contracts know neither loggers nor exporters. A worker hands each fact to its observers; `observability` has the
-observer that writes structured logs.
+The contracts know neither loggers nor exporters. A worker hands each fact to its observers, each in a thread of its
+own; `observability` has the observer that writes structured logs.
 """
 
-import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from uuid import UUID
 
@@ -52,18 +51,6 @@ class Notice:
 
 Fact = Retried | Failed | Notice
 Observer = Callable[[Fact], None]
-
-
-def all_observers(observers: Iterable[Observer]) -> Observer:
-    """One observer that hands each fact to all of them. An observer's error does not reach the work it observes."""
-    every = tuple(observers)
-
-    def observe(fact: Fact) -> None:
-        for observer in every:
-            with contextlib.suppress(Exception):
-                observer(fact)
-
-    return observe
 
 
 @dataclass(slots=True)

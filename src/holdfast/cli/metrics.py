@@ -39,7 +39,10 @@ def metrics(
     host, port = address_of(listen)
     scraper = Scraper(environment.dsn(where.dsn), environment.schema(where.schema))
     logs.configure()
-    asyncio.run(_serve(scraper, host, port))
+    try:
+        asyncio.run(_serve(scraper, host, port))
+    finally:
+        logs.flush()
 
 
 def address_of(text: str) -> tuple[str, int]:

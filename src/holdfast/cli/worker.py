@@ -124,13 +124,16 @@ def worker(
     redactor_name = environment.redactor(redact)
     redactor = load_redactor(redactor_name)
     logs.configure()
-    with _sentry(environment.sentry_dsn()) as observers:
-        if processes == 1:
-            worker = Worker(address, registry, settings, observers=(log_fact, *observers), redact=redactor)
-            process.run(_work(worker, lifeline))
-        else:
-            # Each child reports its own failed events; a bad address is found here, before any child is started.
-            asyncio.run(_supervise(target, address, settings, processes, redactor_name))
+    try:
+        with _sentry(environment.sentry_dsn()) as observers:
+            if processes == 1:
+                worker = Worker(address, registry, settings, observers=(log_fact, *observers), redact=redactor)
+                process.run(_work(worker, lifeline))
+            else:
+                # Each child reports its own failed events; a bad address is found here, before any child is started.
+                asyncio.run(_supervise(target, address, settings, processes, redactor_name))
+    finally:
+        logs.flush()
     _leave()
 
 
@@ -276,5 +279,4 @@ def _leave() -> None:
             thread.join(max(0.0, deadline - time.monotonic()))
             if thread.is_alive():
                 sys.stdout.flush()
-                sys.stderr.flush()
                 os._exit(0)

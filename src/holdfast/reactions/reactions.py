@@ -33,6 +33,7 @@ from holdfast.handling.runner import HandlerRunner
 from holdfast.handling.sessions import SILENCE, Sessions
 from holdfast.handling.threads import Threads
 from holdfast.observability.logging import log_fact
+from holdfast.observability.observers import Observers
 from holdfast.outcome import Done, Outcome, Reject, Retry
 from holdfast.payload import encode_payload
 from holdfast.postgres import migrate
@@ -41,7 +42,7 @@ from holdfast.postgres.faults import CONNECTION_FAULTS, PASSING_FAULTS
 from holdfast.postgres.queries import Queries
 from holdfast.postgres.reactions import FailedReaction, ReactionStatements
 from holdfast.reactions.attempts import Attempts, Result
-from holdfast.telemetry import Counters, Failed, Notice, Observer, all_observers
+from holdfast.telemetry import Counters, Failed, Notice, Observer
 
 # Between tries to record what became of a reaction: half a minute together, as long as a failover may take.
 _PAUSES = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
@@ -81,7 +82,7 @@ class Reactions:
         self._connections = connections
         self._most_threads = threads
         self._grace = grace
-        self._observe = all_observers(observers)
+        self._observe = Observers(observers)
         self._redact = redact
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread: int | None = None
@@ -212,6 +213,7 @@ class Reactions:
             await self._sessions.close()
             await self._connection.close()
         finally:
+            await self._observe.flush()
             self._loop_thread = None
             self._finish(*self._unfinished)  # drains must not wait for abandoned events
 

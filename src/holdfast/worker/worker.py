@@ -16,8 +16,9 @@ from holdfast.failure import Redactor
 from holdfast.handlers import HandlerRegistry
 from holdfast.ids import uuid7
 from holdfast.observability.logging import log_fact
+from holdfast.observability.observers import Observers
 from holdfast.settings import WorkerSettings
-from holdfast.telemetry import Counters, Observer, all_observers
+from holdfast.telemetry import Counters, Observer
 from holdfast.worker.lifecycle import Lifecycle
 from holdfast.worker.parts import Parts
 from holdfast.worker.process import exit_now
@@ -39,7 +40,8 @@ class Worker:
             raise ConfigurationError("registry", "has no handlers", "register at least one with @registry.handler")
         self.settings: WorkerSettings = settings or WorkerSettings()
         self.id: UUID = uuid7()
-        self._parts = Parts(dsn, self.id, registry, self.settings, all_observers(observers), redact)
+        self._observers = Observers(observers)
+        self._parts = Parts(dsn, self.id, registry, self.settings, self._observers, redact)
         self._lifecycle = Lifecycle(self._parts, self.id, registry)
         self._running: asyncio.Task[None] | None = None  # while it is used with `async with`
 
@@ -50,11 +52,17 @@ class Worker:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self._signalled, number)
         try:
-            await self._lifecycle.run()
+            await self._live()
         finally:
             if signals:
                 for number in (signal.SIGTERM, signal.SIGINT):
                     loop.remove_signal_handler(number)
+
+    async def _live(self) -> None:
+        try:
+            await self._lifecycle.run()
+        finally:
+            await self._observers.flush()
 
     def _signalled(self, number: int) -> None:
         if self._lifecycle.stop.is_set():
@@ -88,7 +96,7 @@ class Worker:
             waiting.cancel()
 
     async def __aenter__(self) -> Self:
-        self._running = asyncio.create_task(self._lifecycle.run())
+        self._running = asyncio.create_task(self._live())
         started = asyncio.create_task(self._lifecycle.started.wait())
         await asyncio.wait((self._running, started), return_when=asyncio.FIRST_COMPLETED)
         started.cancel()
@@ -107,6 +115,11 @@ class Worker:
     def counters(self) -> Counters:
         """What this worker has done since it started."""
         return self._parts.shared.counters
+
+    @property
+    def facts_dropped(self) -> int:
+        """How many facts did not reach an observer, because it blocked or raised."""
+        return self._observers.dropped
 
     @property
     def in_flight(self) -> int:
