@@ -23,7 +23,7 @@ from holdfast.idempotency.answers import Answer, Settlement, replayed, settlemen
 from holdfast.idempotency.asgi.messages import HeldResponse
 from holdfast.idempotency.exchange import Exchange, ExchangeConfig, StopEndpoint, run_now
 from holdfast.idempotency.faults import Fault, fault_of_settling, fault_of_taking, fault_of_work, log_fields
-from holdfast.idempotency.hashing import HashedRequest, Secrets, canonical_json, canonical_query
+from holdfast.idempotency.hashing import HashedParts, HashedRequest, Secrets, canonical_json, canonical_query
 from holdfast.idempotency.keys import (
     LONGEST_SCOPE,
     KeyInvalid,
@@ -237,7 +237,7 @@ def test_what_is_no_json_is_compared_byte_by_byte() -> None:
     """Row 13: the application will refuse it; the hash must not fail on it."""
     for body in (b"{", b"\xff", b'"\\u0000"', b"[" * 100_000):
         request = HashedRequest("POST", b"/", b"", b"application/json", body)
-        assert request.parts()[-1] == body
+        assert request.parts().parts[-1] == body
 
 
 def test_every_part_counts() -> None:
@@ -252,7 +252,7 @@ def test_every_part_counts() -> None:
         ("POST", b"/a", b"q=1", b"text/plain", b"bodyx"),
         ("POST", b"/aq=1", b"", b"text/plain", b"body"),
     ]
-    hashes = {secrets.hashes(HashedRequest(*each).parts())[0] for each in (request, *variants)}
+    hashes = {secrets.hashes("alice", HashedRequest(*each).parts())[0] for each in (request, *variants)}
     assert len(hashes) == 7
     assert canonical_query(b"b=2&a=1&b=1") == canonical_query(b"a=1&b=2&b=1") != canonical_query(b"a=1&b=1&b=2")
 
@@ -283,7 +283,8 @@ def test_secrets_have_numbers() -> None:
     """IDM-1: the highest signs; what is too short or has no number is refused, and none is ever shown."""
     secrets = Secrets({1: "first secret 1234", 3: b"third secret 1234"})
     assert secrets.version == 3
-    assert secrets.hashes([b"x"])[1:] == Secrets({1: "first secret 1234"}).hashes([b"x"])
+    parts = HashedParts([b"x"], [b"x"])
+    assert secrets.hashes("alice", parts)[1::2] == Secrets({1: "first secret 1234"}).hashes("alice", parts)
     assert "first" not in repr(secrets)
     assert secrets.shown("s", "k") == secrets.shown("s", "k") != secrets.shown("t", "k")
     for wrong in ({}, {0: "x" * 16}, {1: "short"}, {"1": "x" * 16}, ["x" * 16]):

@@ -1,11 +1,18 @@
-"""Request hashes: two requests are the same if an HMAC over method, path, query, content type and body is.
+"""Request hashes: two requests are the same if an HMAC over method, path, query, content type, encoding and body is.
+
+The key of the HMAC is derived from a secret and the scope, so that the same request of two tenants has two hashes. A
+hash begins with the number of its format, `v2:`. Records of earlier releases have hashes without one; until they expire
+they are recognised by the hash that their release would have made.
 
 Bodies are normalised, so that a client may send the same JSON with other white space or another order of keys. Numbers
 stay as they are written (1 is not 1.0, and no digit is lost), and a key that occurs twice stays twice.
 """
 
+from __future__ import annotations
+
 import hmac
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from email.message import Message
@@ -44,18 +51,29 @@ class Secrets:
         """The number of the secret that signs."""
         return next(iter(self._secrets))
 
-    def hashes(self, parts: Sequence[bytes]) -> list[str]:
-        """Return the hash of the parts under every secret, the newest first."""
-        # With their lengths, so that different lists of parts never become the same text.
-        text = b"".join(b"%d:%b" % (len(part), part) for part in parts)
-        return [hmac.digest(secret, text, "sha256").hex() for secret in self._secrets.values()]
+    def hashes(self, scope: str, request: HashedParts) -> list[str]:
+        """Return the hash to store, then every other one by which a record of the same request may be known."""
+        label, text, earlier = b"scope", _joined(request.parts), _joined(request.earlier)
+        owner = scope.encode(errors="surrogatepass")
+        keys = [hmac.digest(secret, _joined((label, owner)), "sha256") for secret in self._secrets.values()]
+        current = [f"v2:{hmac.digest(key, text, 'sha256').hex()}" for key in keys]
+        return current + [hmac.digest(secret, earlier, "sha256").hex() for secret in self._secrets.values()]
 
     def shown(self, scope: str, key: str) -> str:
         """Return a name of the key for logs: the same for the same key, and of no use to a client."""
-        return self.hashes((b"shown", scope.encode(errors="surrogatepass"), key.encode()))[0][:12]
+        text = _joined((b"shown", scope.encode(errors="surrogatepass"), key.encode()))
+        return hmac.digest(self._secrets[self.version], text, "sha256").hex()[:12]
 
     def __repr__(self) -> str:
         return f"Secrets(versions={list(self._secrets)})"
+
+
+@dataclass(frozen=True, slots=True)
+class HashedParts:
+    """What is hashed of a request or a command, and what releases without a format number have hashed of it."""
+
+    parts: Sequence[bytes]
+    earlier: Sequence[bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +85,22 @@ class HashedRequest:
     query: bytes
     content_type: bytes
     body: bytes
+    content_encoding: bytes = b""
 
-    def parts(self, *, raw: bool = False) -> list[bytes]:
+    def parts(self, *, raw: bool = False) -> HashedParts:
         """Return the parts to hash; with `raw`, the body as it was sent."""
-        media_type, body = (self.content_type, self.body) if raw else normalised(self.content_type, self.body)
-        return [b"http", self.method.encode(), self.path, canonical_query(self.query), media_type, body]
+        start = [b"http", self.method.encode(), self.path, canonical_query(self.query)]
+        content_type, body = (self.content_type, self.body) if raw else normalised(self.content_type, self.body)
+        encoding = b",".join(part.strip().lower() for part in self.content_encoding.split(b","))
+        return HashedParts(
+            [*start, content_type, encoding, body],
+            [*start, *((content_type, body) if raw else _normalised_earlier(self.content_type, self.body, body))],
+        )
+
+
+def _joined(parts: Sequence[bytes]) -> bytes:
+    # With their lengths, so that different lists of parts never become the same text.
+    return b"".join(b"%d:%b" % (len(part), part) for part in parts)
 
 
 def canonical_query(query: bytes) -> bytes:
@@ -91,17 +120,50 @@ def normalised(content_type: bytes, body: bytes) -> tuple[bytes, bytes]:
             return media_type, canonical_json(body)
         except (ValueError, RecursionError):
             return media_type, body  # not valid JSON: the application answers for it
-    if media_type.startswith(b"multipart/") and (boundary := _boundary(content_type)):
+    if media_type.startswith(b"multipart/") and (parts := multipart_parts(content_type, body)) is not None:
         # Clients make a new boundary for each attempt.
-        return media_type, body.replace(b"--" + boundary, b"--")
+        return _without_boundary(content_type), _joined(parts)
     return content_type.strip(), body
 
 
-def _boundary(content_type: bytes) -> bytes:
+def multipart_parts(content_type: bytes, body: bytes) -> list[bytes] | None:
+    """Return the parts of a multipart body, with their headers; None if it is not well-formed."""
+    boundary = _header(content_type).get_boundary("").encode("latin-1", "replace")
+    if not boundary:
+        return None
+    delimiter = re.compile(rb"\r\n--" + re.escape(boundary) + rb"(?P<end>--)?[ \t]*(?:\r\n|\Z)")
+    # The line break before a delimiter belongs to it, and the first delimiter may do without; the one after a delimiter
+    # may be the one before the next.
+    text, parts = b"\r\n" + body, []
+    found = delimiter.match(text)
+    while found and not found["end"]:
+        begin = found.end() - 2
+        found = delimiter.search(text, begin)
+        if found:
+            parts.append(text[begin + 2 : found.start()])
+    return parts if found and found.end() == len(text) else None
+
+
+def _header(content_type: bytes) -> Message:
     message = Message()
     message["content-type"] = content_type.decode("latin-1")
-    boundary = message.get_boundary("")
-    return boundary.encode("latin-1", "replace")
+    return message
+
+
+def _without_boundary(content_type: bytes) -> bytes:
+    parameters = _header(content_type).get_params([]) or []
+    kept = sorted(f"{name.lower()}={value}" for name, value in parameters[1:] if name.lower() != "boundary")
+    return ";".join((parameters[0][0].lower(), *kept)).encode("latin-1", "replace")
+
+
+def _normalised_earlier(content_type: bytes, body: bytes, canonical: bytes) -> tuple[bytes, bytes]:
+    """Return content type and body as releases without a format number normalised them."""
+    media_type = content_type.partition(b";")[0].strip().lower()
+    if media_type == b"application/json" or media_type.endswith(b"+json"):
+        return media_type, canonical
+    if media_type.startswith(b"multipart/") and (boundary := _header(content_type).get_boundary("")):
+        return media_type, body.replace(b"--" + boundary.encode("latin-1", "replace"), b"--")
+    return content_type.strip(), body
 
 
 def canonical_json(body: bytes | str) -> bytes:

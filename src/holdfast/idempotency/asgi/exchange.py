@@ -23,7 +23,7 @@ from holdfast.idempotency.asgi.messages import (
 )
 from holdfast.idempotency.asgi.transaction import AsgiTransaction
 from holdfast.idempotency.exchange import Exchange, ExchangeConfig, StopEndpoint
-from holdfast.idempotency.hashing import HashedRequest
+from holdfast.idempotency.hashing import HashedParts, HashedRequest
 from holdfast.idempotency.phases import (
     Action,
     Answered,
@@ -125,10 +125,10 @@ class AsgiExchange:
         if action is Action.STOP_ENDPOINT:
             raise StopEndpoint
         if action is Action.TAKE_KEY and self._transaction is not None:
-            request = [] if self._exchange.key is None else await self._hashed_request()
+            request = None if self._exchange.key is None else await self._hashed_request()
             await self._exchange.take_key(self._transaction, request)
 
-    async def _hashed_request(self) -> list[bytes]:
+    async def _hashed_request(self) -> HashedParts:
         scope = self._scope
         headers = dict(scope["headers"])
         length = headers.get(b"content-length", b"")
@@ -142,7 +142,8 @@ class AsgiExchange:
             self._exchange.refuse(answers.unavailable(self._settings))  # which the client will not read
         path = scope.get("raw_path") or scope["path"].encode()
         content_type = headers.get(b"content-type", b"")
-        request = HashedRequest(scope["method"], path, scope.get("query_string", b""), content_type, body)
+        encoding = b",".join(value for name, value in scope["headers"] if name == b"content-encoding")
+        request = HashedRequest(scope["method"], path, scope.get("query_string", b""), content_type, body, encoding)
         return request.parts(raw=self._settings.raw_body)
 
     # --- around the application ---------------------------------------------------------------------------

@@ -65,7 +65,7 @@ class DjangoExchange:
             self._transaction = self._open_transaction()
             action = self._exchange.advance(TransactionOpened())
         if action is Action.TAKE_KEY and self._transaction is not None:
-            request = [] if self._exchange.key is None else self._captured.hashed_parts()
+            request = None if self._exchange.key is None else self._captured.hashed_parts()
             run_now(self._exchange.take_key(self._transaction, request))
             self._transaction.watch()
 

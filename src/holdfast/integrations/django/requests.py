@@ -11,7 +11,7 @@ from django.http.request import RawPostDataException
 from holdfast.errors import ConfigurationError
 from holdfast.idempotency import answers
 from holdfast.idempotency.answers import Answer
-from holdfast.idempotency.hashing import HashedRequest
+from holdfast.idempotency.hashing import HashedParts, HashedRequest
 from holdfast.idempotency.settings import IdempotencySettings
 
 
@@ -59,7 +59,7 @@ class CapturedRequest:
         elif len(self._body) < length:
             self.refusal = answers.unavailable(settings)  # the client is gone, and will not read it
 
-    def hashed_parts(self) -> list[bytes]:
+    def hashed_parts(self) -> HashedParts:
         """Return the parts of the request that are hashed."""
         request = self._request
         hashed = HashedRequest(
@@ -68,6 +68,7 @@ class CapturedRequest:
             request.META.get("QUERY_STRING", "").encode("latin-1", "replace"),
             request.META.get("CONTENT_TYPE", "").encode("latin-1", "replace"),
             self._body,
+            request.META.get("HTTP_CONTENT_ENCODING", "").encode("latin-1", "replace"),
         )
         return hashed.parts(raw=self._settings.raw_body)
 

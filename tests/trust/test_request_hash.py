@@ -1,0 +1,100 @@
+"""SEC-1, IDM-1: what belongs to the hash of a request, and that records of earlier releases are still recognised."""
+
+from __future__ import annotations
+
+import hmac
+from typing import Any
+
+import asyncpg
+import pytest
+
+from holdfast.idempotency.hashing import HashedParts, HashedRequest, Secrets, canonical_json, multipart_parts
+from holdfast.idempotency.settings import IdempotencySettings
+from holdfast.postgres.idempotency import NewRecord, Records
+
+pytestmark = [pytest.mark.trust, pytest.mark.newest_postgres]
+
+SECRETS = Secrets({1: "first secret 1234", 2: "second secret 123"})
+
+
+def hashed(scope: str = "http:alice", **fields: Any) -> str:
+    request = {"method": "POST", "path": b"/orders", "query": b"", "content_type": b"", "body": b"", **fields}
+    return SECRETS.hashes(scope, HashedRequest(**request).parts())[0]
+
+
+def form(*values: bytes, boundary: bytes = b"b1", kind: bytes = b"multipart/form-data") -> dict[str, bytes]:
+    head = b'Content-Disposition: form-data; name="x"\r\n\r\n'
+    body = b"".join(b"--%b\r\n%b%b\r\n" % (boundary, head, value) for value in values) + b"--%b--\r\n" % boundary
+    return {"content_type": kind + b"; boundary=" + boundary, "body": body}
+
+
+def test_the_encoding_counts() -> None:
+    """IDM-1: the same bytes under another Content-Encoding are another request; its case is not."""
+    assert hashed(body=b"x") != hashed(body=b"x", content_encoding=b"gzip")
+    assert hashed(body=b"x", content_encoding=b"GZIP , br") == hashed(body=b"x", content_encoding=b"gzip,br")
+
+
+def test_multipart_bodies_count() -> None:
+    """IDM-1: every part, its place and its end; the boundary, which clients make anew, does not."""
+    assert hashed(**form(b"1", b"2")) == hashed(**form(b"1", b"2", boundary=b"another one"))
+    different = [
+        form(b"1", b"2"), form(b"2", b"1"), form(b"12"), form(b"1"), form(), form(b"1", b""), form(b"", b"1"),
+        form(b"--\r\n"), form(b"--b1"), form(b"1", b"2", kind=b"multipart/mixed"), form(b"1\r\n", b"2"),
+    ]  # fmt: skip
+    assert len({hashed(**each) for each in different}) == len(different)
+
+
+def test_a_part_cannot_pass_for_a_boundary() -> None:
+    """SEC-1: the earlier format took the boundary out wherever it stood, so that two bodies became one."""
+    one, other = form(b"--b1x"), form(b"--x")
+    earlier = [HashedRequest("POST", b"/", b"", **each).parts().earlier for each in (one, other)]
+    assert earlier[0] == earlier[1]
+    assert hashed(**one) != hashed(**other)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"--b1",
+        b"--b1\r\n",
+        b"--b1\r\nx",
+        b"--b1\r\nx--b1--",
+        b"--b1--epilogue",
+        b"x\r\n--b1--",
+        b"--b1x\r\n--b1--",
+    ],
+)
+def test_what_is_not_well_formed_is_compared_as_it_is(body: bytes) -> None:
+    """IDM-1: the application will refuse it, and the hash must not guess."""
+    content_type = b"multipart/form-data; boundary=b1"
+    assert multipart_parts(content_type, body) is None
+    assert hashed(content_type=content_type, body=body) != hashed(content_type=content_type + b"2", body=body)
+
+
+def test_every_scope_has_a_key_of_its_own() -> None:
+    """SEC-1: who reads the table cannot see that two tenants sent the same."""
+    assert hashed("http:alice") != hashed("http:bob")
+    assert hashed().startswith("v2:")
+
+
+async def test_records_of_an_earlier_release(dsn: str, conn: asyncpg.Connection) -> None:
+    """IDM-1: a retry that comes after the deploy finds its answer; another request under the key does not."""
+    body = canonical_json(b'{"amount": 1}')
+    request = HashedRequest("POST", b"/orders", b"", b"application/json", b'{"amount":1}').parts()
+    parts = [b"http", b"POST", b"/orders", b"", b"application/json", body]
+    text = b"".join(b"%d:%b" % (len(part), part) for part in parts)
+    old = hmac.digest(b"first secret 1234", text, "sha256").hex()
+    records, settings = Records(), IdempotencySettings()
+
+    async def begin(hashes: list[str], key: str) -> Any:
+        async with conn.transaction():
+            return await records.begin(conn, NewRecord("http:alice", key, hashes, 1, settings.keep, settings.wait))
+
+    assert await begin([old], "k1") is None
+    assert (await begin(SECRETS.hashes("http:alice", request), "k1")).outcome == "unfinished", "recognised"
+    other = HashedParts([*request.parts[:-1], b"x"], [*request.earlier[:-1], b"x"])
+    assert (await begin(SECRETS.hashes("http:alice", other), "k1")).outcome == "reused"
+    assert await begin(SECRETS.hashes("http:alice", request), "k2") is None
+    # What is stored from now on is known by the new hash alone: the weaker one opens nothing.
+    assert (await begin([old], "k2")).outcome == "reused"
