@@ -41,6 +41,7 @@ from holdfast.postgres.connection import Address, ReservedConnection
 from holdfast.postgres.faults import CONNECTION_FAULTS, PASSING_FAULTS
 from holdfast.postgres.queries import Queries
 from holdfast.postgres.reactions import FailedReaction, ReactionStatements
+from holdfast.postgres.transport import unverified_notice
 from holdfast.reactions.attempts import Attempts, Result
 from holdfast.telemetry import Counters, Failed, Notice, Observer
 
@@ -187,6 +188,8 @@ class Reactions:
             await self._close()  # a context that was not entered is not left
             raise
         self._loop, self._loop_thread = asyncio.get_running_loop(), threading.get_ident()
+        if handlers and (notice := unverified_notice(self._address.dsn)) is not None:
+            self._observe(notice)
         return self
 
     async def __aexit__(

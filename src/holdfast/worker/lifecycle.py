@@ -10,6 +10,7 @@ from holdfast.failure import describe
 from holdfast.handlers import HandlerRegistry
 from holdfast.postgres.deliveries import Subscriptions
 from holdfast.postgres.faults import CONNECTION_FAULTS, PASSING_FAULTS
+from holdfast.postgres.transport import unverified_notice
 from holdfast.telemetry import Notice
 from holdfast.worker.lanes import outdated
 from holdfast.worker.parts import Parts
@@ -59,6 +60,9 @@ class Lifecycle:
             others.append(asyncio.create_task(self._keep("listen", parts.listener.run)))
         self.started.set()
         self._observe(Notice("info", "worker_started", self._introduction()))
+        connections = parts.connections
+        if (notice := unverified_notice(connections.address.dsn, connections.listen_address.dsn)) is not None:
+            self._observe(notice)
         try:
             await self.stop.wait()
         finally:
