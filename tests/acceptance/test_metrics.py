@@ -53,7 +53,9 @@ async def scrape(conn: asyncpg.Connection) -> str:
     return prometheus.render(await snapshot(conn))
 
 
-async def request(port: int, line: str = "GET /metrics HTTP/1.1", rest: str = "Host: here\r\n") -> tuple[int, str, str]:
+async def request(
+    port: int, line: str = "GET /metrics HTTP/1.1", rest: str = "Host: localhost\r\n"
+) -> tuple[int, str, str]:
     """The status, the headers and the body of an answer."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(f"{line}\r\n{rest}\r\n".encode())

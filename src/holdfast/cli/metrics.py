@@ -7,6 +7,7 @@ import ipaddress
 import re
 import signal
 import sys
+from collections.abc import Iterable
 from typing import Annotated
 
 import typer
@@ -31,6 +32,15 @@ def metrics(
             help=f"Serve {endpoint.PATH} over HTTP until SIGTERM. Without a host only this machine can read it.",
         ),
     ] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-host",
+            metavar="NAME",
+            help="With --listen: answer requests for this host too; may be repeated. "
+            "Without it: for addresses, localhost and this machine's name.",
+        ),
+    ] = None,
 ) -> None:
     """Print the state of the outbox in the text format of Prometheus, or serve it. Delivered events are not counted."""
     if listen is None:
@@ -40,7 +50,7 @@ def metrics(
     scraper = Scraper(environment.dsn(where.dsn), environment.schema(where.schema))
     logs.configure()
     try:
-        asyncio.run(_serve(scraper, host, port))
+        asyncio.run(_serve(scraper, host, port, allow_host or ()))
     finally:
         logs.flush()
 
@@ -61,12 +71,12 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-async def _serve(scraper: Scraper, host: str, port: int) -> None:
+async def _serve(scraper: Scraper, host: str, port: int, allowed: Iterable[str]) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     try:
-        async with endpoint.serve(scraper, host, port) as bound:
+        async with endpoint.serve(scraper, host, port, allowed) as bound:
             if not is_loopback(host):
                 print(f"note: every client that reaches {host} port {bound} can read the metrics", file=sys.stderr)
             shown = f"[{host}]" if ":" in host else host

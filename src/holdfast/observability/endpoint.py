@@ -6,8 +6,11 @@ It goes on while the database does not answer: the response is 503 then, and Pro
 from __future__ import annotations
 
 import asyncio
+import ipaddress
+import re
+import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Container, Iterable
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import Final
@@ -70,14 +73,19 @@ class Scraper:
 
 
 @asynccontextmanager
-async def serve(scraper: Scraper, host: str, port: int) -> AsyncIterator[int]:
-    """Serve on an address inside the block; yields the port, which the system chooses for port 0."""
+async def serve(scraper: Scraper, host: str, port: int, allowed: Iterable[str] = ()) -> AsyncIterator[int]:
+    """Serve on an address inside the block; yields the port, which the system chooses for port 0.
+
+    A request must be for an address, this machine's name, `localhost` or a host in `allowed`: a web page whose name was
+    made to lead here sends that name instead.
+    """
+    names = frozenset(name.lower().rstrip(".") for name in (host, "localhost", socket.gethostname(), *allowed))
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(_REQUEST_PATIENCE):
                 request = await reader.readuntil(b"\r\n\r\n")
-            writer.write(await _respond(request, scraper))
+            writer.write(await _respond(request, scraper, names))
             async with asyncio.timeout(_REQUEST_PATIENCE):
                 await writer.drain()
         except asyncio.LimitOverrunError:
@@ -95,11 +103,13 @@ async def serve(scraper: Scraper, host: str, port: int) -> AsyncIterator[int]:
         await scraper.close()
 
 
-async def _respond(request: bytes, scraper: Scraper) -> bytes:
+async def _respond(request: bytes, scraper: Scraper, names: Container[str]) -> bytes:
     method, _, rest = request.partition(b"\r\n")[0].decode("latin-1").partition(" ")
     target, _, protocol = rest.rpartition(" ")
     if not protocol.startswith("HTTP/1."):
         return _response(HTTPStatus.BAD_REQUEST, "this is not HTTP\n")
+    if not _is_for_us(request, names):
+        return _response(HTTPStatus.MISDIRECTED_REQUEST, "this host is not served; name it with --allow-host\n")
     if method != "GET":
         return _response(HTTPStatus.METHOD_NOT_ALLOWED, "only GET is supported\n", "Allow: GET\r\n")
     if target.partition("?")[0] != PATH:
@@ -108,6 +118,20 @@ async def _respond(request: bytes, scraper: Scraper) -> bytes:
     if metrics is None:
         return _response(HTTPStatus.SERVICE_UNAVAILABLE, "the database does not answer\n")
     return _response(HTTPStatus.OK, metrics)
+
+
+def _is_for_us(request: bytes, names: Container[str]) -> bool:
+    """Whether the one `Host` field of a request names us. An address does: only names can be made to lead elsewhere."""
+    fields = [line.partition(b":") for line in request.split(b"\r\n")[1:]]
+    hosts = [value.decode("latin-1").strip() for name, _, value in fields if name.strip().lower() == b"host"]
+    if len(hosts) != 1:
+        return False
+    host = re.sub(r":[0-9]*$", "", hosts[0]).lower().rstrip(".")
+    try:
+        ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return host in names
+    return True
 
 
 def _response(status: HTTPStatus, text: str, headers: str = "") -> bytes:

@@ -1,0 +1,56 @@
+"""SEC-1: the metrics endpoint answers for the hosts it knows; a page in a browser cannot read it by another name."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+import pytest
+
+from holdfast.observability import endpoint
+
+pytestmark = pytest.mark.trust
+
+
+class Fixed:
+    """A scraper without a database."""
+
+    async def metrics(self) -> str:
+        return "up 1\n"
+
+    async def close(self) -> None:
+        pass
+
+
+async def status(port: int, fields: str) -> int:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(f"GET /metrics HTTP/1.1\r\n{fields}\r\n".encode("latin-1"))
+    answer = await reader.read()
+    writer.close()
+    return int(answer.split()[1])
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ("Host: 127.0.0.1:9464\r\n", 200),
+        ("Host: [::1]:9464\r\n", 200),
+        ("Host: 10.1.2.3\r\n", 200),
+        ("host:  LOCALHOST:1\r\n", 200),
+        (f"Host: {socket.gethostname()}\r\n", 200),
+        ("Host: metrics.internal.:9464\r\n", 200),
+        ("Host: evil.example\r\n", 421),
+        ("Host: localhost.evil.example\r\n", 421),
+        ("Host: 127.0.0.1.evil.example\r\n", 421),
+        ("Host: evil.example\r\nHost: localhost\r\n", 421),
+        ("X-Forwarded-Host: localhost\r\n", 421),
+        ("Host: \r\n", 421),
+        ("", 421),
+    ],
+)
+async def test_which_hosts_are_answered(fields: str, expected: int) -> None:
+    """SEC-1: addresses, localhost, this machine's name and what is allowed; anything else is misdirected."""
+    scraper: Any = Fixed()
+    async with endpoint.serve(scraper, "127.0.0.1", 0, ["Metrics.internal"]) as port:
+        assert await status(port, fields) == expected
