@@ -33,7 +33,7 @@ def test_help_names_every_verb() -> None:
     """RUN-2: ./dev --help lists what a checkout can do."""
     run = dev("--help")
     assert run.returncode == 0
-    for verb in ("demo", "test", "check", "bench", "chaos", "docs"):
+    for verb in ("demo", "test", "check", "bench", "chaos", "docs", "sbom"):
         assert re.search(rf"^  {verb} ", run.stdout, re.MULTILINE)
         assert f"./dev {verb}" in dev(verb, "--help").stdout
 

@@ -1,0 +1,1 @@
+"""What is made for a release, beside the package itself."""
