@@ -20,7 +20,7 @@ import structlog
 from holdfast.errors import HoldfastError
 from holdfast.observability import prometheus
 from holdfast.postgres.metrics import READ_FAULTS, MetricsSource
-from holdfast.redact import redact_dsn
+from holdfast.redact import redact_secrets
 
 PATH: Final = "/metrics"
 # The database is read at most once in this time, in seconds, however many requests come.
@@ -59,7 +59,7 @@ class Scraper:
         except (HoldfastError, *READ_FAULTS) as error:
             self._source.drop()
             if not self._unavailable:
-                _log.error("metrics_unavailable", error=redact_dsn(str(error) or type(error).__name__))
+                _log.error("metrics_unavailable", error=redact_secrets(str(error) or type(error).__name__))
             self._unavailable = True
             return None
         if self._unavailable:

@@ -14,6 +14,7 @@ from holdfast.postgres.connection import ReservedConnection
 from holdfast.postgres.deliveries import Deliveries, Subscriptions
 from holdfast.postgres.faults import CONNECTION_FAULTS, PASSING_FAULTS
 from holdfast.postgres.fleet import Fleet, Registration
+from holdfast.redact import redact_secrets
 from holdfast.settings import WorkerSettings
 from holdfast.telemetry import Notice, Observer
 from holdfast.worker.hourly import HourlyLimit
@@ -106,7 +107,7 @@ class Maintenance:
             # Rows that are kept too long are no reason for the worker to pass for dead.
             if self._reports.due("sweep_failed", str(error.sqlstate)):
                 details: dict[str, object] = {
-                    "error": f"{type(error).__name__}: {error}"[:500],
+                    "error": redact_secrets(f"{type(error).__name__}: {error}")[:500],
                     "remedy": "holdfast retention sweep shows it; compare the schema with holdfast migrate status",
                 }
                 self._observe(Notice("error", "sweep_failed", details))

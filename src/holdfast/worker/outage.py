@@ -5,7 +5,7 @@ import random
 import threading
 import time
 
-from holdfast.redact import redact_dsn
+from holdfast.redact import redact_secrets
 from holdfast.telemetry import Notice, Observer
 
 FIRST_WAIT = 1.0
@@ -40,7 +40,7 @@ class Outages:
             self._since = time.monotonic()
         details: dict[str, object] = {
             "loop": loop,
-            "error": redact_dsn(f"{type(fault).__name__}: {fault}")[:500],
+            "error": redact_secrets(f"{type(fault).__name__}: {fault}")[:500],
             "action": "reconnecting; leases keep the events, nothing is lost",
         }
         self._observe(Notice("error", "database_unavailable", details))

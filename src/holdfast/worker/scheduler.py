@@ -12,6 +12,7 @@ from holdfast.errors import ConfigurationError
 from holdfast.postgres.connection import ReservedConnection
 from holdfast.postgres.faults import CONNECTION_FAULTS, PASSING_FAULTS
 from holdfast.postgres.schedules import Schedules, Watched
+from holdfast.redact import redact_secrets
 from holdfast.schedules import Schedule, due
 from holdfast.telemetry import Counters, Notice, Observer
 from holdfast.worker.hourly import HourlyLimit
@@ -114,7 +115,7 @@ class Scheduler:
         except asyncpg.PostgresError as error:
             # A schedule that cannot be fired must not hold up the others.
             remedy = "the database refuses its event; it is tried again: take away what refuses, such as a trigger"
-            self._report("schedule_refused", watched, f"{type(error).__name__}: {error}"[:500], remedy)
+            self._report("schedule_refused", watched, redact_secrets(f"{type(error).__name__}: {error}")[:500], remedy)
             return _LONGEST_SLEEP
         self._counters.fired += len(now_due.fire)
         if now_due.left_out:
