@@ -179,6 +179,10 @@ class Sessions:
             if not session.is_closed():
                 return session
             self._open.pop(session, None)
+        return await self.open()
+
+    async def open(self) -> Session:
+        """Open a session, in the turn of one that was terminated; the caller terminates it."""
         opened: Session = await connect(
             self._address, "handler", statement_timeout=self._statement_timeout, connection_class=Session
         )
@@ -187,10 +191,8 @@ class Sessions:
 
     def _release(self, session: Session | None) -> None:
         """End the turn. A session that cannot be used again was terminated before."""
-        if session is not None and session.marked:
-            terminate(session)
-        if session is not None and session.is_closed():
-            self._open.pop(session, None)
+        if session is not None and (session.marked or session.is_closed()):
+            self.discard(session)
         elif session is not None:
             session.used, session.released_at = True, time.monotonic()
             self._unused.append(session)
@@ -204,6 +206,11 @@ class Sessions:
         for session, opened_at in tuple(self._open.items()):
             if time.monotonic() - opened_at > silence:
                 terminate(session)
+
+    def discard(self, session: Session) -> None:
+        """Terminate a session that is not used again."""
+        terminate(session)
+        self._open.pop(session, None)
 
     async def close(self) -> None:
         if self._tidying is not None:
@@ -235,8 +242,7 @@ class Sessions:
                 longest.used = False
                 self._unused.insert(0, longest)
             except Exception:
-                terminate(longest)
-                self._open.pop(longest, None)
+                self.discard(longest)
             finally:
                 self._free.release()
 
