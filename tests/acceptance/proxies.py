@@ -10,7 +10,10 @@ from urllib.parse import urlsplit, urlunsplit
 
 
 class Proxy:
-    """Forwards to the database. `freeze` makes every line it has half-open: nothing passes, nothing is closed."""
+    """Forwards to the database. `freeze` makes every line it has half-open: nothing passes, nothing is closed.
+
+    A line over which `cut_at` would pass, in either direction, is cut before it does, as long as `cuts` is above zero.
+    """
 
     def __init__(self, host: str, port: int) -> None:
         self._target = (host, port)
@@ -18,6 +21,8 @@ class Proxy:
         self._pumps: set[asyncio.Task[None]] = set()
         self._frozen: set[asyncio.Task[None]] = set()
         self.refusing = False
+        self.cut_at = b""
+        self.cuts = 0
         self.attempts: list[float] = []
 
     async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -39,9 +44,19 @@ class Proxy:
     async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, asyncio.CancelledError):
             while data := await source.read(65536):
+                if self.cuts and self.cut_at in data:
+                    self.cuts -= 1
+                    self._cut(sink)
+                    return
                 sink.write(data)
                 await sink.drain()
             sink.close()
+
+    def _cut(self, side: asyncio.StreamWriter) -> None:
+        for line in self._lines:
+            if side in line:
+                for each in line:
+                    each.transport.abort()
 
     def freeze(self) -> int:
         """Make the lines of this moment half-open; later ones pass. Returns how many."""

@@ -2,9 +2,10 @@
 
 import asyncio
 import contextlib
+import functools
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import asyncpg
@@ -18,6 +19,18 @@ _TIDY_AFTER = 1.0
 _RESET_PATIENCE = 2.0
 
 _ENDS = re.compile(r"\s*(COMMIT|END|ABORT|ROLLBACK(?!\s+(WORK\s+|TRANSACTION\s+)?TO\b)|PREPARE\s+TRANSACTION)\b", re.I)
+
+# DISCARD ALL would do all of this, but cannot run inside a transaction, and drops the driver's prepared statements too.
+# RESET ALL is early, so that a short statement_timeout does not outlive it.
+_RESET = """
+RESET SESSION AUTHORIZATION; RESET ROLE; RESET ALL; SELECT pg_catalog.pg_advisory_unlock_all(); CLOSE ALL; UNLISTEN *;
+DISCARD TEMP; DISCARD SEQUENCES;"""
+# Two things need a message of their own: DEALLOCATE the names, and UNLISTEN the end of a transaction. To ask the server
+# for them each time would cost more than the rest together, so the texts that handlers send are looked at instead.
+_LASTING = ("PREPARE", "LISTEN")
+_DEALLOCATE = """
+SELECT pg_catalog.string_agg(pg_catalog.format('DEALLOCATE %I', name), '; ')
+FROM pg_catalog.pg_prepared_statements WHERE from_sql OR NOT pg_catalog.starts_with(name, '__asyncpg_')"""
 
 # How long a transaction may stay silent beyond the handler's own limit before the server ends it.
 SILENCE = 5.0
@@ -43,15 +56,29 @@ def ended_by_hand() -> TerminalHandlerError:
     )
 
 
+def _marking(name: str) -> Callable[..., Any]:
+    """The connection's method of that name; its use while lent marks the session, which is then not used again."""
+    method = getattr(asyncpg.Connection, name)
+
+    @functools.wraps(method)
+    def marked(session: "Session", *args: Any, **options: Any) -> Any:
+        session.marked = session.marked or session.lent
+        return method(session, *args, **options)
+
+    return marked
+
+
 class Session(asyncpg.Connection):  # type: ignore[misc]
     """A connection that refuses to end its transaction while it is lent to a handler.
 
-    It is reset together with the BEGIN of the next transaction: what a handler has set or locked for its session must
-    not reach the next one, and a reset of its own would cost every event a round trip.
+    It is reset together with the BEGIN of the next transaction: what a handler has set, locked, created or prepared for
+    its session must not reach the next one, and a reset of its own would cost every event a round trip.
     """
 
     used = False
     lent = False  # to a handler, now
+    lasting = False  # a handler may have prepared or listened for something
+    marked = False  # a handler has changed the driver's side of the session, where no reset reaches
     ended = ""  # how the server ended the last COMMIT: with ROLLBACK, if a statement had failed before
     released_at = 0.0
 
@@ -59,12 +86,49 @@ class Session(asyncpg.Connection):  # type: ignore[misc]
         if self.lent:
             if _ENDS.match(query):
                 raise ended_by_hand()
+            self._look_at(query)
         elif self.used and query.startswith("BEGIN"):
-            query += self.get_reset_query()
+            return await self._begin(query)
         status: str = await super().execute(query, *args, timeout=timeout)
         if not self.lent and query.startswith("COMMIT"):
             self.ended = status
         return status
+
+    async def _get_statement(self, query: str, *args: Any, named: str | bool | None = False, **options: Any) -> Any:
+        """Every other way to send a statement comes here."""
+        if self.lent:
+            self._look_at(query)
+            self.lasting = self.lasting or isinstance(named, str)
+        return await super()._get_statement(query, *args, named=named, **options)
+
+    def _look_at(self, query: str) -> None:
+        text = query.upper()
+        self.lasting = self.lasting or any(word in text for word in _LASTING)
+
+    async def _begin(self, begin: str) -> str:
+        """Begin a transaction, and reset the session in the same message."""
+        try:
+            if self.lasting:
+                await self.clean()
+            # The transaction would be read-only if the last handler had made that its session's default.
+            return str(await super().execute(f"{begin}SET TRANSACTION READ WRITE;{_RESET}"))
+        except asyncpg.PostgresError as refusal:
+            raise ConnectionResetError(f"the session could not be reset: {refusal}") from refusal
+
+    async def clean(self) -> None:
+        """Reset the session, outside a transaction."""
+        await super().execute(_RESET)
+        if deallocate := await self.fetchval(_DEALLOCATE):
+            await super().execute(deallocate)
+        self.lasting = False
+
+    add_listener = _marking("add_listener")
+    add_log_listener = _marking("add_log_listener")
+    add_query_logger = _marking("add_query_logger")
+    add_termination_listener = _marking("add_termination_listener")
+    reset_type_codec = _marking("reset_type_codec")
+    set_builtin_type_codec = _marking("set_builtin_type_codec")
+    set_type_codec = _marking("set_type_codec")
 
 
 class Sessions:
@@ -115,6 +179,10 @@ class Sessions:
             if not session.is_closed():
                 return session
             self._open.pop(session, None)
+        return await self.open()
+
+    async def open(self) -> Session:
+        """Open a session, in the turn of one that was terminated; the caller terminates it."""
         opened: Session = await connect(
             self._address, "handler", statement_timeout=self._statement_timeout, connection_class=Session
         )
@@ -123,8 +191,8 @@ class Sessions:
 
     def _release(self, session: Session | None) -> None:
         """End the turn. A session that cannot be used again was terminated before."""
-        if session is not None and session.is_closed():
-            self._open.pop(session, None)
+        if session is not None and (session.marked or session.is_closed()):
+            self.discard(session)
         elif session is not None:
             session.used, session.released_at = True, time.monotonic()
             self._unused.append(session)
@@ -138,6 +206,11 @@ class Sessions:
         for session, opened_at in tuple(self._open.items()):
             if time.monotonic() - opened_at > silence:
                 terminate(session)
+
+    def discard(self, session: Session) -> None:
+        """Terminate a session that is not used again."""
+        terminate(session)
+        self._open.pop(session, None)
 
     async def close(self) -> None:
         if self._tidying is not None:
@@ -164,12 +237,12 @@ class Sessions:
                 continue
             await self._free.acquire()  # does not wait
             try:
-                await longest.reset(timeout=_RESET_PATIENCE)
+                async with asyncio.timeout(_RESET_PATIENCE):
+                    await longest.clean()
                 longest.used = False
                 self._unused.insert(0, longest)
             except Exception:
-                terminate(longest)
-                self._open.pop(longest, None)
+                self.discard(longest)
             finally:
                 self._free.release()
 

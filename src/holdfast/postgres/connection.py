@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import asyncpg
 
 from holdfast.errors import ConfigurationError
-from holdfast.postgres.faults import CONNECTION_FAULTS
+from holdfast.postgres.faults import CONNECTION_FAULTS, LoginRefused
 from holdfast.redact import redact_dsn
 
 CONNECT_TIMEOUT = 10.0
@@ -84,7 +84,8 @@ async def connect(
 ) -> asyncpg.Connection:
     """One connection, set up so that neither side waits for a peer that is gone.
 
-    If it is not `durable`, its last commits may be undone by a crash of the server.
+    If it is not `durable`, its last commits may be undone by a crash of the server. A login that the server refuses is
+    a connection fault here; a program that starts finds out by `Address.probe`, which raises what the server said.
     """
     settings = {
         "statement_timeout": _milliseconds(statement_timeout),
@@ -112,6 +113,9 @@ async def connect(
     except CONNECTION_FAULTS:
         address.found(False)
         raise
+    except asyncpg.PostgresError as refusal:
+        address.found(False)
+        raise LoginRefused(str(refusal)) from refusal
     address.found(True)
     return connection
 

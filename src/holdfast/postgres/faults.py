@@ -20,6 +20,15 @@ CONNECTION_FAULTS = (
     asyncpg.ReadOnlySQLTransactionError,
     asyncpg.InternalClientError,
 )
+
+
+class LoginRefused(ConnectionError):
+    """The server answered, and let nobody in: a changed password, a renamed database, a role that may not log in.
+
+    For a program that was connected before, that is an outage like any other: it passes when an administrator is done.
+    """
+
+
 # A statement may meet these on a healthy connection; they pass when it is sent again. QueryCanceledError is also an
 # OperatorInterventionError: catch these first.
 PASSING_FAULTS = (

@@ -54,6 +54,7 @@ class Claimer:
         self._rested = asyncio.Event()
         self._turns = self._rest_after = 0
         self._cautious = False
+        self._claimed_on: asyncpg.Connection | None = None
         self._rescan = True  # the next look goes from the start of every lane
         self._looked_at = time.monotonic()
         self._streak = 0
@@ -140,6 +141,8 @@ class Claimer:
     async def run_once(self, room: int) -> tuple[int, bool]:
         """Claim from every channel. Returns how many rows came, and whether nothing more is there."""
         connection = await self._connection.use()
+        if connection is not self._claimed_on:
+            await self._extend_own(connection)
         subscriptions = self._subscriptions or await self._reload(connection)
         found, exhausted = 0, True
         for channel, lanes in self._lanes.items():
@@ -159,6 +162,17 @@ class Claimer:
                 found += len(claimed)
                 await self._accept(await self._still_leased(connection, claimed, started))
         return found, exhausted
+
+    async def _extend_own(self, connection: asyncpg.Connection) -> None:
+        """Extend this worker's leases on a new connection: they may have ended in the outage before it.
+
+        A claim would take the rows anew, and handlers that have finished and are not yet settled would run again.
+        """
+        leased = self._in_flight.snapshot()
+        for chunk in (leased[start : start + self._batch] for start in range(0, len(leased), self._batch)):
+            gone = set(await self._deliveries.extend(connection, chunk))
+            self._dispatcher.cancel(each for each in chunk if each.id in gone)
+        self._claimed_on = connection
 
     async def _still_leased(
         self, connection: asyncpg.Connection, claimed: list[Delivery], started: float

@@ -10,7 +10,7 @@ from uuid import UUID
 
 import asyncpg
 
-from holdfast.postgres.faults import CONNECTION_FAULTS
+from holdfast.postgres.faults import CONNECTION_FAULTS, LoginRefused
 from holdfast.postgres.queries import Queries
 from holdfast.postgres.wakeup.sleeper import Sleeper
 from holdfast.telemetry import Notice
@@ -79,7 +79,10 @@ class Listener:
         """False, with a report, behind a transaction pooler, where no notification arrives: the worker polls."""
         address = self._connections.listen_address
         if address is not self._connections.address:
-            await address.probe()
+            try:
+                await address.probe()
+            except asyncpg.PostgresError as refusal:
+                raise LoginRefused(str(refusal)) from refusal
         if not address.pooled:
             return True
         self._sleeper.possible = False

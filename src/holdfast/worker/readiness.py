@@ -25,7 +25,9 @@ async def require_ready(connection: asyncpg.Connection, settings: WorkerSettings
 async def refuse_unready(dsn: str, settings: WorkerSettings) -> None:
     """Raise what `require_ready` raises; a database that does not answer yet is no reason to refuse."""
     try:
-        connection = await connect(Address(dsn), "worker", statement_timeout=10)
+        address = Address(dsn)
+        await address.probe()
+        connection = await connect(address, "worker", statement_timeout=10)
         try:
             await require_ready(connection, settings)
         finally:

@@ -25,6 +25,9 @@ _ENTER_PATIENCE = 12.0
 # For what follows a handler's failure. A connection that takes longer is taken for dead.
 _UNDO_PATIENCE = 2.0
 
+# A COMMIT that ends with one of these may have been carried out.
+_UNANSWERED = (*CONNECTION_FAULTS, asyncio.CancelledError)
+
 # Returns how to settle an attempt that did not succeed; None when this worker must not settle it.
 Settle = Callable[[Setback], Settlement | None]
 
@@ -69,14 +72,20 @@ class Transactions:
             return Snooze(self.outage.begin(fault))
         self.outage.over()
         result: Outcome | BaseException = Done()
+        committing = False
         try:
             if first:
                 result = await call()
             if isinstance(result, Done):
                 await self._deliveries.delete_delivered(session, delivery)
+                committing = True
                 await commit(session, transaction, delivery.handler)  # and with it the savepoint
         except BaseException as error:
             result = error
+        if committing and isinstance(result, _UNANSWERED):
+            terminate(session)
+            if await self._finds_delivered(delivery):
+                result = Done()
         if not isinstance(result, Done):
             settlement = settle(result)
             if settlement is None:
@@ -92,6 +101,41 @@ class Transactions:
         else:
             self._counters.duplicates += 1
         return None
+
+    async def _finds_delivered(self, delivery: Delivery) -> bool:
+        """Return whether a commit whose answer did not arrive was carried out."""
+        asking = asyncio.create_task(self._ask_delivered(delivery))
+        try:
+            return await asyncio.shield(asking)
+        except asyncio.CancelledError:
+            # The heartbeat finds no lease on a row that is delivered, and cancels its handler.
+            await asyncio.wait((asking,), timeout=_UNDO_PATIENCE)
+            if not asking.done():
+                asking.cancel()
+                raise
+            return asking.result()
+
+    async def _ask_delivered(self, delivery: Delivery) -> bool:
+        """Ask until the database answers. The row is locked until it has ended the transaction in question."""
+        while True:
+            session = None
+            try:
+                async with asyncio.timeout(_ENTER_PATIENCE):
+                    session = await self._sessions.open()
+                    transaction = session.transaction(isolation="read_committed")
+                    await transaction.start()
+                    entered = await self._deliveries.enter(session, delivery, SILENCE)
+                    await transaction.rollback()
+                self.outage.over()
+                # A lease that another worker has by now counts as delivered too: that is one too many in a counter.
+                return entered == "lost"
+            except asyncpg.LockNotAvailableError:
+                continue
+            except CONNECTION_FAULTS as fault:
+                await self.outage.wait(fault)
+            finally:
+                if session is not None:
+                    self._sessions.discard(session)
 
     async def _settle(
         self,

@@ -5,10 +5,11 @@ async with Worker(dsn, registry): ...  beside something else, for example a Fast
 """
 
 import asyncio
+import os
 import signal
 from collections.abc import Coroutine, Iterable
 from types import TracebackType
-from typing import Self
+from typing import NoReturn, Self
 from uuid import UUID
 
 from holdfast.errors import ConfigurationError
@@ -39,14 +40,38 @@ class Worker:
         if not len(registry):
             raise ConfigurationError("registry", "has no handlers", "register at least one with @registry.handler")
         self.settings: WorkerSettings = settings or WorkerSettings()
+        self._arguments = dsn, registry, self.settings, tuple(observers), redact
+        self._running: asyncio.Task[None] | None = None  # while it is used with `async with`
+        self._build()
+
+    def _build(self) -> None:
+        """Make the parts, for this process."""
+        dsn, registry, settings, observers, redact = self._arguments
+        self._process = os.getpid()
         self.id: UUID = uuid7()
         self._observers = Observers(observers)
-        self._parts = Parts(dsn, self.id, registry, self.settings, self._observers, redact)
+        self._parts = Parts(dsn, self.id, registry, settings, self._observers, redact)
         self._lifecycle = Lifecycle(self._parts, self.id, registry)
-        self._running: asyncio.Task[None] | None = None  # while it is used with `async with`
+        self._begun = False
+
+    def _begin(self) -> None:
+        """Note that the worker starts. In a process that was forked meanwhile, it becomes a worker of its own."""
+        if self._process != os.getpid():
+            if self._begun:
+                raise ConfigurationError(
+                    "worker", "was started before this process was forked from its own", "make a new Worker here"
+                )
+            self._build()
+        self._begun = True
+
+    def __reduce__(self) -> NoReturn:
+        raise ConfigurationError(
+            "worker", "cannot be sent to another process", "make it there, from the same address and registry"
+        )
 
     async def run(self, *, signals: bool = False) -> None:
         """Work until `stop` is called. With `signals`, SIGTERM and SIGINT stop it; a second one exits at once."""
+        self._begin()
         if signals:
             loop = asyncio.get_running_loop()
             for number in (signal.SIGTERM, signal.SIGINT):
@@ -96,6 +121,7 @@ class Worker:
             waiting.cancel()
 
     async def __aenter__(self) -> Self:
+        self._begin()
         self._running = asyncio.create_task(self._live())
         started = asyncio.create_task(self._lifecycle.started.wait())
         await asyncio.wait((self._running, started), return_when=asyncio.FIRST_COMPLETED)

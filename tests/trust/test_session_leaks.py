@@ -1,0 +1,187 @@
+"""What one transactional handler leaves in its database session does not reach the next one."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import asyncpg
+import pytest
+
+from holdfast import EventEnvelope, HandlerRegistry
+from tests.acceptance.support import publish, running, settled, until
+
+pytestmark = pytest.mark.trust
+
+# What a handler does to its session, and what its successor asks to find out whether it still is as new.
+LEAKS = {
+    "role": ("SET ROLE holdfast_operator", "SELECT current_user = session_user"),
+    "session authorization": (
+        "SET SESSION AUTHORIZATION holdfast_operator",
+        "SELECT session_user <> 'holdfast_operator' AND current_user <> 'holdfast_operator'",
+    ),
+    "setting": ("SET work_mem = '77MB'", "SELECT current_setting('work_mem') <> '77MB'"),
+    "search path": ("SET search_path = core", "SELECT 'core' <> ALL (current_schemas(false))"),
+    "own setting": ("SET app.tenant = 'a'", "SELECT coalesce(current_setting('app.tenant', true), '') = ''"),
+    "read-only": (
+        "SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY",
+        "SELECT current_setting('transaction_read_only') = 'off'",
+    ),
+    "isolation": (
+        "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL SERIALIZABLE",
+        "SELECT current_setting('transaction_isolation') = 'read committed'",
+    ),
+    "statement timeout": ("SET statement_timeout = 3", "SELECT pg_sleep(0.01) IS NOT NULL"),
+    "temporary table": ("CREATE TEMP TABLE t (n int)", "SELECT to_regclass('pg_temp.t') IS NULL"),
+    "temporary view": ("CREATE TEMP VIEW v AS SELECT 1", "SELECT to_regclass('pg_temp.v') IS NULL"),
+    "prepared statement": (
+        'PREPARE "Mine; too" AS SELECT 1',
+        "SELECT NOT EXISTS (SELECT FROM pg_prepared_statements WHERE from_sql)",
+    ),
+    "listen in a block": (
+        "DO $$ BEGIN EXECUTE 'LISTEN something'; END $$",
+        "SELECT NOT EXISTS (SELECT FROM pg_listening_channels())",
+    ),
+    "listen": ("LISTEN something", "SELECT NOT EXISTS (SELECT FROM pg_listening_channels())"),
+    "advisory lock": (
+        "SELECT pg_advisory_lock(4711)",
+        "SELECT NOT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid())",
+    ),
+    "cursor": (
+        "DECLARE c CURSOR WITH HOLD FOR SELECT generate_series(1, 9)",
+        "SELECT NOT EXISTS (SELECT FROM pg_cursors WHERE is_holdable)",
+    ),
+}
+
+
+Step = Callable[[asyncpg.Connection], Awaitable[Any]]
+
+
+async def clean_after(
+    dsn: str, conn: asyncpg.Connection, steps: Mapping[str, tuple[Step, Step]]
+) -> tuple[list[str], set[int]]:
+    """Run a leaking and an asking handler after each other, for each pair. Returns what leaked, and the sessions."""
+    registry = HandlerRegistry()
+    sessions: set[int] = set()
+    leaked: list[str] = []
+
+    @registry.handler("order.placed", name="billing.charge")
+    async def charge(event: EventEnvelope, tx: asyncpg.Connection) -> None:
+        sessions.add(tx.get_server_pid())
+        await steps[event.payload["leak"]][0](tx)
+
+    @registry.handler("order.shipped", name="billing.close")
+    async def close(event: EventEnvelope, tx: asyncpg.Connection) -> None:
+        sessions.add(tx.get_server_pid())
+        if not await steps[event.payload["leak"]][1](tx):
+            leaked.append(event.payload["leak"])
+
+    async with running(dsn, registry, connections=1) as worker:
+        for leak in steps:
+            await settled(conn, await publish(conn, "order.placed", {"leak": leak}))
+            await settled(conn, await publish(conn, "order.shipped", {"leak": leak}))
+        assert worker.counters.retried == worker.counters.snoozed == 0
+    return leaked, sessions
+
+
+def sending(statement: str) -> Step:
+    return lambda tx: tx.execute(statement)
+
+
+def asking(question: str) -> Step:
+    return lambda tx: tx.fetchval(question)
+
+
+async def test_next_handler_finds_a_clean_session(dsn: str, conn: asyncpg.Connection) -> None:
+    """SEC-1, T7: role, settings, temporary objects, prepared statements, locks: as on a new session."""
+    steps = {leak: (sending(does), asking(question)) for leak, (does, question) in LEAKS.items()}
+    leaked, sessions = await clean_after(dsn, conn, steps)
+    assert not leaked
+    assert len(sessions) == 1
+
+
+async def test_sequence_of_one_handler_is_forgotten(dsn: str, conn: asyncpg.Connection) -> None:
+    """SEC-1, T7: lastval() of the next handler does not answer with the last handler's number."""
+    await conn.execute("CREATE SEQUENCE numbers")
+
+    async def unknown(tx: asyncpg.Connection) -> bool:
+        try:
+            async with tx.transaction():
+                await tx.fetchval("SELECT lastval()")
+        except asyncpg.ObjectNotInPrerequisiteStateError:
+            return True
+        return False
+
+    leaked, sessions = await clean_after(dsn, conn, {"sequence": (sending("SELECT nextval('numbers')"), unknown)})
+    assert not leaked
+    assert len(sessions) == 1
+
+
+async def test_session_that_a_handler_changed_in_the_driver_is_thrown_away(dsn: str, conn: asyncpg.Connection) -> None:
+    """SEC-1, T7: a type codec is no setting of the server: its session is not used again."""
+
+    async def change(tx: asyncpg.Connection) -> None:
+        await tx.set_type_codec("jsonb", schema="pg_catalog", encoder=str, decoder=lambda _text: "mine")
+
+    async def unchanged(tx: asyncpg.Connection) -> bool:
+        return bool(await tx.fetchval("SELECT '{}'::jsonb") == "{}")
+
+    leaked, sessions = await clean_after(dsn, conn, {"codec": (change, unchanged)})
+    assert not leaked
+    assert len(sessions) == 2
+
+
+async def test_statement_prepared_by_the_driver_under_a_name_is_dropped(dsn: str, conn: asyncpg.Connection) -> None:
+    """SEC-1, T7: the name is free again for the next handler, also while the driver has not closed the statement."""
+    kept: list[object] = []
+
+    async def prepare(tx: asyncpg.Connection) -> None:
+        kept.append(await tx.prepare("SELECT 1", name="mine"))
+
+    free = asking("SELECT NOT EXISTS (SELECT FROM pg_prepared_statements WHERE name = 'mine')")
+    leaked, sessions = await clean_after(dsn, conn, {"named statement": (prepare, free)})
+    assert not leaked
+    assert len(sessions) == 1
+
+
+async def test_row_level_security_holds_for_the_next_handler(dsn: str, conn: asyncpg.Connection) -> None:
+    """SEC-1, T7: a handler that works for one tenant leaves no way through to the rows of another."""
+    await conn.execute(
+        """
+        CREATE TABLE accounts (tenant text);
+        INSERT INTO accounts VALUES ('a'), ('b');
+        ALTER TABLE accounts ENABLE ROW LEVEL SECURITY;
+        CREATE POLICY own ON accounts USING (tenant = nullif(current_setting('app.tenant', true), ''));
+        GRANT SELECT ON accounts TO holdfast_worker;
+        """
+    )
+
+    async def work_for_a(tx: asyncpg.Connection) -> None:
+        await tx.execute("SET ROLE holdfast_worker; SET app.tenant = 'a'")
+        assert await tx.fetchval("SELECT count(*) FROM accounts") == 1
+
+    async def sees_nothing(tx: asyncpg.Connection) -> bool:
+        await tx.execute("SET LOCAL ROLE holdfast_worker")
+        return bool(await tx.fetchval("SELECT count(*) FROM accounts") == 0)
+
+    leaked, _ = await clean_after(dsn, conn, {"tenant": (work_for_a, sees_nothing)})
+    assert not leaked
+
+
+async def test_session_is_clean_after_a_pause_too(dsn: str, conn: asyncpg.Connection) -> None:
+    """SEC-1, T7: a session that was reset while nothing happened keeps nothing either."""
+    registry = HandlerRegistry()
+    prepared: list[int] = []
+
+    @registry.handler("order.placed", name="billing.charge")
+    async def charge(event: EventEnvelope, tx: asyncpg.Connection) -> None:
+        prepared.append(await tx.fetchval("SELECT count(*) FROM pg_prepared_statements WHERE from_sql"))
+        await tx.execute("PREPARE mine AS SELECT 1; LISTEN something")
+
+    reset = """SELECT count(*) = 1 FROM pg_stat_activity WHERE datname = current_database()
+               AND application_name = 'holdfast handler' AND state = 'idle' AND query NOT LIKE 'COMMIT%'"""
+    async with running(dsn, registry, connections=1):
+        await settled(conn, await publish(conn, "order.placed"))
+        await until(lambda: conn.fetchval(reset), within=5, what="the session is reset without a handler")
+        await settled(conn, await publish(conn, "order.placed"))
+    assert prepared == [0, 0]
