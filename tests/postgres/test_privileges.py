@@ -14,16 +14,9 @@ import pytest
 from holdfast import NewEvent, Publisher
 from holdfast.ids import uuid7
 from holdfast.postgres import migrate
+from tests.logins import OPERATOR, OWNER, PRODUCER, ROLES, RUNTIME, WORKER, Logins
 from tests.outbox import CHANNEL, EVENT, HANDLER, LANE, InFlight, Lane, Outbox, connect
 from tests.servers import SessionServer
-
-OWNER, PRODUCER, WORKER, OPERATOR = ROLES = (
-    "holdfast_owner",
-    "holdfast_producer",
-    "holdfast_worker",
-    "holdfast_operator",
-)
-RUNTIME = (PRODUCER, WORKER, OPERATOR)
 
 # --- the declared matrix: what is not here is denied ---
 
@@ -287,34 +280,6 @@ async def test_what_the_owner_makes_later_is_closed_too(outbox: Outbox) -> None:
 
 
 # --- logins ---
-
-
-class Logins:
-    """Users that are members of the roles, as applications and people are."""
-
-    password = "matrix"
-
-    def __init__(self, server: SessionServer, dsn: str) -> None:
-        self._server = server
-        self._dsn = dsn
-        self.names = {role: role.replace("holdfast", "login") for role in RUNTIME} | {"stranger": "login_stranger"}
-        self.names["bank"] = "login_bank"  # another producer
-
-    def dsn_of(self, name: str) -> str:
-        parts = urlsplit(self._dsn)
-        return self._dsn.replace(parts.netloc, f"{name}:{self.password}@{parts.hostname}:{parts.port}")
-
-    def create(self) -> None:
-        admin = self._server.admin()
-        for role, name in self.names.items():
-            admin.execute(f"CREATE ROLE {name} LOGIN PASSWORD '{self.password}'")
-            if role in RUNTIME:
-                admin.execute(f"GRANT {role} TO {name}")
-        admin.execute(f"GRANT {PRODUCER} TO {self.names['bank']}")
-
-    def drop(self) -> None:
-        for name in self.names.values():
-            self._server.admin().execute(f"DROP ROLE {name}")
 
 
 @pytest.fixture(scope="module")

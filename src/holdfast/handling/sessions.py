@@ -116,7 +116,7 @@ class Sessions:
                 return session
             self._open.pop(session, None)
         opened: Session = await connect(
-            self._address, "handler", statement_timeout=self._statement_timeout, connection_class=Session
+            self._address, "handler", statement_timeout=self._statement_timeout, lent=True, connection_class=Session
         )
         self._open[opened] = time.monotonic()
         return opened

@@ -38,12 +38,23 @@ class MigrationRefused(MigrationError):
 
 
 async def connect(dsn: str) -> Any:
-    """An asyncpg connection for schema changes."""
+    """An asyncpg connection for schema changes. Every statement runs in one of the transactions below."""
     return await open_connection(
         dsn,
         statement_cache_size=0,  # nothing here runs twice, and a pooler may not keep statements
         server_settings={"application_name": "holdfast migrate"},
     )
+
+
+@asynccontextmanager
+async def looking(connection: Any, queries: Queries) -> AsyncIterator[None]:
+    """A transaction in which no name is looked up in a schema that others can write to; if one is open, that one."""
+    if connection.is_in_transaction():
+        yield
+        return
+    async with connection.transaction(isolation="read_committed"):
+        await connection.execute(queries.asyncpg("begin_look").sql)
+        yield
 
 
 @asynccontextmanager
@@ -137,7 +148,8 @@ def _failed(what: str, error: asyncpg.PostgresError) -> MigrationRefused:
 
 
 async def _no_lock(connection: Any, queries: Queries, what: str) -> MigrationRefused:
-    oldest = await connection.fetchrow(queries.asyncpg("oldest_transaction").sql)
+    async with looking(connection, queries):
+        oldest = await connection.fetchrow(queries.asyncpg("oldest_transaction").sql)
     holder = (
         f"; the oldest transaction is {oldest['seconds']} s old: pid {oldest['pid']}, "
         f"login {oldest['login']}, application {oldest['application']}"
