@@ -87,14 +87,18 @@ INTERNAL |= {
 }  # fmt: skip
 
 # --- of reactions in the producer's process ---
-FUNCTIONS[PRODUCER] |= {"reaction_open", "reaction_enter", "reaction_settle"}
-FUNCTIONS[WORKER] |= {"reaction_open", "reaction_enter", "reaction_settle"}
+_REACTIONS = {"reaction_open", "reaction_unhandled", "reaction_enter", "reaction_settle"}
+FUNCTIONS[PRODUCER] |= _REACTIONS
+FUNCTIONS[WORKER] |= _REACTIONS
 
 # --- of schedules ---
 TABLES[OPERATOR] |= {"schedules": {"SELECT"}}
 FUNCTIONS[WORKER] |= {"schedule_declare", "schedules_watch", "schedule_fire"}
 FUNCTIONS[OPERATOR] |= {"schedule_trigger", "schedule_change_state", "schedule_remove"}
 INTERNAL |= {"schedule_publish", "reaction_owned", "require_generation"}
+
+# --- of sources and their keys ---
+INTERNAL |= {"outbox_source", "secret", "scoped_key", "inbox_is_foreign", "inbox_has", "inbox_add"}
 
 # --- of idempotency records ---
 FUNCTIONS[PRODUCER] |= {"idempotency_begin", "idempotency_complete"}
@@ -241,7 +245,7 @@ async def test_everything_belongs_to_the_owner(outbox: Outbox) -> None:
 
 
 async def test_every_function_has_a_pinned_search_path(outbox: Outbox) -> None:
-    """S1: those with their owner's rights, and the others as well. The bell names everything in full instead."""
+    """S1: those with their owner's rights, and the others as well; two that every insert runs name all in full."""
     rows = await outbox.connection.fetch(
         """SELECT p.oid::regprocedure::text AS name, p.prosecdef, coalesce(p.proconfig, '{}') AS settings,
                   l.lanname::text AS language
@@ -250,7 +254,7 @@ async def test_every_function_has_a_pinned_search_path(outbox: Outbox) -> None:
     assert sum(row["prosecdef"] for row in rows) > 20
     for row in rows:
         pinned = "search_path=pg_catalog, pg_temp" in row["settings"]
-        assert pinned or (row["name"] == "core.outbox_notify()" and not row["prosecdef"]), row["name"]
+        assert pinned or row["name"] in ("core.outbox_notify()", "core.outbox_source()"), row["name"]
         assert row["language"] in ("sql", "plpgsql"), row["name"]
 
 

@@ -36,15 +36,15 @@ BEGIN
     CREATE SCHEMA evil;
     GRANT USAGE ON SCHEMA evil TO PUBLIC;
     FOR each IN
-        SELECT p.proname, oidvectortypes(p.proargtypes) AS arguments, format_type(p.prorettype, NULL) AS result, p.proretset
+        SELECT p.proname AS name, oidvectortypes(p.proargtypes) AS arguments,
+               CASE WHEN p.proretset THEN 'SETOF ' ELSE '' END || format_type(p.prorettype, NULL) AS result
         FROM pg_catalog.pg_proc p
         WHERE p.pronamespace = 'pg_catalog'::regnamespace AND p.prokind = 'f' AND p.proname = ANY (%(names)s)
           AND NOT EXISTS (SELECT FROM unnest(array_append(p.proargtypes::oid[], p.prorettype)) t
                           JOIN pg_type y ON y.oid = t WHERE y.typtype = 'p' AND y.typname NOT IN ('void', 'record'))
     LOOP
-        EXECUTE format('CREATE FUNCTION evil.%%I(%%s) RETURNS %%s%%s LANGUAGE plpgsql AS %%L', each.proname, each.arguments,
-            CASE WHEN each.proretset THEN 'SETOF ' ELSE '' END, each.result,
-            format('BEGIN RAISE EXCEPTION ''trap %%s''; END', each.proname));
+        EXECUTE format('CREATE FUNCTION evil.%%I(%%s) RETURNS %%s LANGUAGE plpgsql AS %%L',
+            each.name, each.arguments, each.result, format('BEGIN RAISE EXCEPTION ''trap %%s''; END', each.name));
     END LOOP;
     -- Better matches than the real ones, for arguments as they are often written.
     CREATE FUNCTION evil.quote_ident(name) RETURNS text LANGUAGE plpgsql AS $$BEGIN RAISE 'trap quote_ident'; END$$;
@@ -61,10 +61,10 @@ BEGIN
         WHERE o.oprnamespace = 'pg_catalog'::regnamespace AND o.oprname = ANY (%(operators)s)
           AND o.oprleft = ANY (%(types)s::regtype[]) AND o.oprright = ANY (%(types)s::regtype[])
     LOOP
-        EXECUTE format('CREATE FUNCTION evil.operator_%%s(%%s, %%s) RETURNS %%s LANGUAGE plpgsql AS %%L', each.n, each.l, each.r,
-            each.result, format('BEGIN RAISE EXCEPTION ''trap operator %%s''; END', each.oprname));
-        EXECUTE format('CREATE OPERATOR evil.%%s (LEFTARG = %%s, RIGHTARG = %%s, FUNCTION = evil.operator_%%s)', each.oprname,
-            each.l, each.r, each.n);
+        EXECUTE format('CREATE FUNCTION evil.operator_%%s(%%s, %%s) RETURNS %%s LANGUAGE plpgsql AS %%L',
+            each.n, each.l, each.r, each.result, format('BEGIN RAISE EXCEPTION ''trap %%s''; END', each.oprname));
+        EXECUTE format('CREATE OPERATOR evil.%%s (LEFTARG = %%s, RIGHTARG = %%s, FUNCTION = evil.operator_%%s)',
+            each.oprname, each.l, each.r, each.n);
     END LOOP;
     -- A type runs code as well: a domain's check.
     CREATE FUNCTION evil.sprung() RETURNS boolean LANGUAGE plpgsql AS $$BEGIN RAISE 'trap type'; END$$;

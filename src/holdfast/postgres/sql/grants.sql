@@ -21,7 +21,8 @@ GRANT EXECUTE ON FUNCTION
     TO holdfast_producer;
 -- They may also react to their own events in their own process; so may a handler's process.
 GRANT EXECUTE ON FUNCTION
-    core.reaction_open(text[], text), core.reaction_enter(text, uuid, text, text, interval),
+    core.reaction_open(text[], text), core.reaction_unhandled(text[], text, text),
+    core.reaction_enter(text, uuid, text, text, interval),
     core.reaction_settle(jsonb, text[], text[], text[], text[], text[], boolean)
     TO holdfast_producer, holdfast_worker;
 

@@ -22,8 +22,7 @@ BEGIN
 END
 $$;
 
--- reaction_open: which of the handlers have not handled the key yet. For events whose key is not their own id: the
--- others cannot have been handled before.
+-- reaction_open: reaction_unhandled for releases before 0007, whose keys belonged to no source.
 CREATE OR REPLACE FUNCTION core.reaction_open(p_handlers text[], p_key text)
 RETURNS text[]
 LANGUAGE plpgsql STABLE SECURITY DEFINER
@@ -34,6 +33,22 @@ BEGIN
         SELECT t.handler FROM unnest(p_handlers) AS t (handler)
         WHERE NOT EXISTS (SELECT FROM core.event_handled h
                           WHERE h.handler_name = t.handler AND h.idempotency_key = p_key));
+END
+$$;
+
+-- reaction_unhandled: which of the handlers have not handled the source's key yet. For events whose key is not their own
+-- id: the others cannot have been handled before.
+CREATE OR REPLACE FUNCTION core.reaction_unhandled(p_handlers text[], p_key text, p_source text)
+RETURNS text[]
+LANGUAGE plpgsql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN ARRAY(
+        SELECT t.handler FROM unnest(p_handlers) AS t (handler)
+        WHERE NOT EXISTS (SELECT FROM core.event_handled h
+                          WHERE h.handler_name = t.handler AND h.idempotency_key = p_key
+                            AND (h.source IS NULL OR h.source = p_source OR core.inbox_has(t.handler, p_key, p_source))));
 END
 $$;
 
@@ -56,8 +71,7 @@ BEGIN
         RAISE EXCEPTION 'event % is not in the outbox', p_event
             USING ERRCODE = 'no_data_found', HINT = 'React to an event after the commit that published it.';
     END IF;
-    INSERT INTO core.event_handled (handler_name, idempotency_key) VALUES (p_handler, p_key) ON CONFLICT DO NOTHING;
-    RETURN FOUND;
+    RETURN core.inbox_add(p_handler, p_key, p_source);
 END
 $$;
 
@@ -95,11 +109,8 @@ BEGIN
     v_known := core.reaction_owned(v_id, v_source, p_event ->> 'idempotency_key');
 
     -- For an event that retention has removed by now the inbox row would never be read.
-    INSERT INTO core.event_handled (handler_name, idempotency_key)
-    SELECT t.handler, p_event ->> 'idempotency_key' FROM unnest(p_done) AS t (handler)
-    WHERE v_known
-    ORDER BY t.handler COLLATE "C"
-    ON CONFLICT DO NOTHING;
+    PERFORM core.inbox_add(t.handler, p_event ->> 'idempotency_key', v_source)
+    FROM (SELECT handler FROM unnest(p_done) AS t (handler) WHERE v_known ORDER BY handler COLLATE "C") t;
 
     -- Retired at once, so that it is owed nothing: an event's siblings, and the handlers that have handled it, are found
     -- by the handlers in core.subscriptions.

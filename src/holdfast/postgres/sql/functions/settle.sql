@@ -60,10 +60,10 @@ BEGIN
             handler_name = coalesce(o.handler_name, p_handlers[array_position(p_routes, o.route)])
         WHERE o.id = ANY (p_ids) AND o.status = 'in_flight'
           AND ((o.id, o.lease_token) IN (SELECT * FROM unnest(p_ids, p_tokens))) IS TRUE
-        RETURNING o.id, o.handler_name, o.idempotency_key),
+        RETURNING o.id, o.handler_name, o.idempotency_key, o.source),
     recorded AS (
-        INSERT INTO core.event_handled (handler_name, idempotency_key)
-        SELECT d.handler_name, d.idempotency_key FROM done d WHERE p_record
+        INSERT INTO core.event_handled (handler_name, idempotency_key, source)
+        SELECT d.handler_name, d.idempotency_key, d.source FROM done d WHERE p_record
         ORDER BY d.handler_name COLLATE "C", d.idempotency_key COLLATE "C")
     SELECT array_agg(d.id) INTO settled FROM done d;
 
@@ -71,17 +71,17 @@ BEGIN
         RETURN QUERY SELECT unnest(p_ids) EXCEPT SELECT unnest(settled);
     END IF;
 EXCEPTION WHEN unique_violation THEN
-    INSERT INTO core.event_handled (handler_name, idempotency_key)
-    SELECT o.handler, o.key
-    FROM (SELECT coalesce(o.handler_name, p_handlers[array_position(p_routes, o.route)]) AS handler,
-                 o.idempotency_key AS key
-          FROM core.outbox o
-          WHERE o.id = ANY (p_ids) AND o.status = 'in_flight'
-            AND ((o.id, o.lease_token) IN (SELECT * FROM unnest(p_ids, p_tokens))) IS TRUE
-          ORDER BY o.id
-          FOR NO KEY UPDATE) o
-    ORDER BY o.handler COLLATE "C", o.key COLLATE "C"
-    ON CONFLICT DO NOTHING;
+    PERFORM core.inbox_add(o.handler, o.key, o.source)
+    FROM (SELECT o.handler, o.key, o.source
+          FROM (SELECT coalesce(o.handler_name, p_handlers[array_position(p_routes, o.route)]) AS handler,
+                       o.idempotency_key AS key, o.source
+                FROM core.outbox o
+                WHERE o.id = ANY (p_ids) AND o.status = 'in_flight'
+                  AND ((o.id, o.lease_token) IN (SELECT * FROM unnest(p_ids, p_tokens))) IS TRUE
+                ORDER BY o.id
+                FOR NO KEY UPDATE) o
+          ORDER BY o.handler COLLATE "C", o.key COLLATE "C"
+          OFFSET 0) o;
     RETURN QUERY SELECT core.outbox_deliver(p_ids, p_tokens, p_routes, p_handlers, false);
 END
 $$;
@@ -96,7 +96,7 @@ SET search_path = pg_catalog, pg_temp SET jit = off SET plan_cache_mode = force_
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 DECLARE
-    v_deleted uuid[];
+    v_deleted uuid[]; v_handlers text[]; v_keys text[]; v_sources text[];
 BEGIN
     WITH deleted AS (
         DELETE FROM core.outbox o
@@ -104,13 +104,24 @@ BEGIN
           AND ((o.id, o.lease_token) IN (SELECT * FROM unnest(p_ids, p_tokens))) IS TRUE
           AND core.deletes_delivered(o.content_class)
         RETURNING o.id, coalesce(o.handler_name, p_handlers[array_position(p_routes, o.route)]) AS handler_name,
-                  o.idempotency_key),
+                  o.idempotency_key, o.source),
     recorded AS (
-        INSERT INTO core.event_handled (handler_name, idempotency_key)
-        SELECT d.handler_name, d.idempotency_key FROM deleted d WHERE p_record
+        INSERT INTO core.event_handled (handler_name, idempotency_key, source)
+        SELECT d.handler_name, d.idempotency_key, d.source FROM deleted d WHERE p_record
         ORDER BY d.handler_name COLLATE "C", d.idempotency_key COLLATE "C"
-        ON CONFLICT DO NOTHING)
-    SELECT coalesce(array_agg(d.id), '{}') INTO v_deleted FROM deleted d;
+        ON CONFLICT DO NOTHING
+        RETURNING handler_name, idempotency_key)
+    SELECT coalesce(array_agg(d.id), '{}'), array_agg(d.handler_name) FILTER (WHERE taken),
+           array_agg(d.idempotency_key) FILTER (WHERE taken), array_agg(d.source) FILTER (WHERE taken)
+    INTO v_deleted, v_handlers, v_keys, v_sources
+    FROM (SELECT d.*, p_record AND NOT EXISTS (
+                     SELECT FROM recorded r
+                     WHERE r.handler_name = d.handler_name AND r.idempotency_key = d.idempotency_key) AS taken
+          FROM deleted d) d;
+    IF v_keys IS NOT NULL THEN
+        PERFORM core.inbox_add(t.handler, t.key, t.source)
+        FROM unnest(v_handlers, v_keys, v_sources) AS t (handler, key, source);
+    END IF;
     IF cardinality(v_deleted) < cardinality(p_ids) THEN
         RETURN QUERY
         SELECT core.outbox_deliver(array_agg(t.id), array_agg(t.token), p_routes, p_handlers, p_record)
@@ -270,8 +281,9 @@ LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s'
 AS $$
 DECLARE
-    v_idle text := (extract(epoch FROM p_idle) * 1000)::bigint::text;
-    v_key  text;
+    v_idle   text := (extract(epoch FROM p_idle) * 1000)::bigint::text;
+    v_key    text;
+    v_source text;
 BEGIN
     PERFORM set_config('idle_in_transaction_session_timeout', v_idle, true);
     IF current_setting('server_version_num')::int >= 170000 THEN
@@ -282,12 +294,14 @@ BEGIN
     SET status = 'delivered', delivered_at = now(), settled_at = now(), handler_name = p_handler,
         lease_token = NULL, lease_expires_at = NULL
     WHERE o.id = p_id AND o.lease_token = p_token AND o.status = 'in_flight'
-    RETURNING o.idempotency_key INTO v_key;
+    RETURNING o.idempotency_key, o.source INTO v_key, v_source;
     IF NOT FOUND THEN
         RETURN 'lost';
     END IF;
-    INSERT INTO core.event_handled (handler_name, idempotency_key) VALUES (p_handler, v_key) ON CONFLICT DO NOTHING;
-    RETURN CASE WHEN FOUND THEN 'run' ELSE 'duplicate' END;
+    -- As inbox_add, whose call would cost every delivery: nearly always the first copy is the only one.
+    INSERT INTO core.event_handled (handler_name, idempotency_key, source) VALUES (p_handler, v_key, v_source)
+    ON CONFLICT DO NOTHING;
+    RETURN CASE WHEN FOUND OR core.inbox_add(p_handler, v_key, v_source) THEN 'run' ELSE 'duplicate' END;
 END
 $$;
 
@@ -299,19 +313,21 @@ LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    v_key text;
+    v_key    text;
+    v_source text;
 BEGIN
     -- Only a version that this transaction wrote: what is committed is delivered for good.
     UPDATE core.outbox o
     SET status = 'in_flight', delivered_at = NULL, settled_at = NULL, lease_token = p_token, lease_expires_at = now(),
         handler_name = CASE WHEN strpos(p_route, '/') = 0 THEN p_handler END
     WHERE o.id = p_id AND o.status = 'delivered' AND o.handler_name = p_handler AND o.xmin = pg_current_xact_id()::xid
-    RETURNING o.idempotency_key INTO v_key;
+    RETURNING o.idempotency_key, o.source INTO v_key, v_source;
     IF NOT FOUND THEN
         RETURN false;
     END IF;
     DELETE FROM core.event_handled h
-    WHERE h.handler_name = p_handler AND h.idempotency_key = v_key AND h.xmin = pg_current_xact_id()::xid;
+    WHERE h.handler_name = p_handler AND h.idempotency_key = ANY (ARRAY[v_key, core.scoped_key(v_source, v_key)])
+      AND h.xmin = pg_current_xact_id()::xid;
     RETURN true;
 END
 $$;
