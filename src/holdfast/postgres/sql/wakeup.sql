@@ -4,7 +4,8 @@
 -- name: become_sleeper
 -- 2: the sleeper, and asleep. 1: the sleeper, but commits that saw no sleeper are still under way. 0: another worker is.
 SELECT CASE
-    WHEN NOT pg_catalog.pg_try_advisory_lock(pg_catalog.hashtextextended('core.' || :channel::text || '/sleeper', 0::bigint)) THEN 0
+    WHEN NOT pg_catalog.pg_try_advisory_lock(
+        pg_catalog.hashtextextended('core.' || :channel::text || '/sleeper', 0::bigint)) THEN 0
     WHEN pg_catalog.pg_try_advisory_lock(pg_catalog.hashtextextended('core.' || :channel::text, 0::bigint)) THEN 2
     ELSE 1 END;
 
