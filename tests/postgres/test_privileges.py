@@ -98,6 +98,10 @@ FUNCTIONS[OPERATOR] |= {"schedule_trigger", "schedule_change_state", "schedule_r
 INTERNAL |= {"schedule_publish", "reaction_owned", "require_generation"}
 
 # --- of sources and their keys ---
+INTERNAL |= {
+    "refuse_argument", "is_list", "is_name", "are_names", "require_idle", "require_batch", "require_failures",
+    "require_delays", "require_key",
+}  # fmt: skip
 INTERNAL |= {"outbox_source", "secret", "scoped_key", "inbox_is_foreign", "inbox_has", "inbox_add"}
 
 # --- of idempotency records ---
@@ -191,6 +195,21 @@ async def test_the_matrix_knows_every_function(outbox: Outbox) -> None:
     assert found == set.union(INTERNAL, *FUNCTIONS.values())
 
 
+@pytest.mark.parametrize("role", [*RUNTIME, "stranger"])
+async def test_no_function_can_be_called_beyond_the_matrix(outbox: Outbox, logins: Logins, role: str) -> None:
+    """P10, T8: every function that a role was not given, called by one that has it."""
+    functions = await outbox.connection.fetch(
+        """SELECT p.proname::text AS name, ARRAY(SELECT format_type(t, NULL) FROM unnest(p.proargtypes) t) AS types
+           FROM pg_proc p WHERE p.pronamespace = 'core'::regnamespace AND p.prorettype <> 'trigger'::regtype"""
+    )
+    async with session(logins, role) as each:
+        for function in functions:
+            if function["name"] not in FUNCTIONS.get(role, set()):
+                types = (type_.replace("anyarray", "text[]") for type_ in function["types"])
+                arguments = ", ".join(f"NULL::{type_}" for type_ in types)
+                await assert_denied(each, f"SELECT core.{function['name']}({arguments})")
+
+
 async def test_no_grant_can_be_passed_on(outbox: Outbox) -> None:
     """S3: no privilege comes with the option to grant it."""
     granted = await cells(
@@ -244,8 +263,11 @@ async def test_everything_belongs_to_the_owner(outbox: Outbox) -> None:
     assert owners == {(OWNER,)}
 
 
+QUALIFIED = {"core.outbox_notify()", "core.outbox_source()", "core.is_list(anyarray)"}
+
+
 async def test_every_function_has_a_pinned_search_path(outbox: Outbox) -> None:
-    """S1: those with their owner's rights, and the others as well; two that every insert runs name all in full."""
+    """S1: those with their owner's rights, and the others as well; a few on hot paths name all in full."""
     rows = await outbox.connection.fetch(
         """SELECT p.oid::regprocedure::text AS name, p.prosecdef, coalesce(p.proconfig, '{}') AS settings,
                   l.lanname::text AS language
@@ -254,7 +276,7 @@ async def test_every_function_has_a_pinned_search_path(outbox: Outbox) -> None:
     assert sum(row["prosecdef"] for row in rows) > 20
     for row in rows:
         pinned = "search_path=pg_catalog, pg_temp" in row["settings"]
-        assert pinned or row["name"] in ("core.outbox_notify()", "core.outbox_source()"), row["name"]
+        assert pinned or row["name"] in QUALIFIED, row["name"]
         assert row["language"] in ("sql", "plpgsql"), row["name"]
 
 

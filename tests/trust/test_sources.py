@@ -129,11 +129,10 @@ async def test_a_foreign_event_with_the_same_key_suppresses_nothing(
         async def charge(event: EventEnvelope) -> None:
             handled.append(event.source)
 
-    async with session(logins, PRODUCER) as shop, session(logins, "bank") as bank:
-        async with running(dsn, registry):
-            for source, connection in (("bank", bank), ("shop", shop), ("bank", bank), ("shop", shop)):
-                await publish(connection, source, idempotency_key="order-17")
-                await drained(outbox.connection)
+    async with session(logins, PRODUCER) as shop, session(logins, "bank") as bank, running(dsn, registry):
+        for source, connection in (("bank", bank), ("shop", shop), ("bank", bank), ("shop", shop)):
+            await publish(connection, source, idempotency_key="order-17")
+            await drained(outbox.connection)
     assert handled.count("shop") == 1, handled
     assert handled.count("bank") == 1, handled
     pairs = "SELECT count(*), count(DISTINCT (handler_name, idempotency_key)) FROM core.event_handled"

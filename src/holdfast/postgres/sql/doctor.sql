@@ -340,7 +340,7 @@ WHERE o.status = 'in_flight' AND o.lease_expires_at < now() - :overdue::interval
 
 -- name: list_unowned_sources
 -- Sources of the latest events that belong to no role, where several logins may publish under their names.
-SELECT DISTINCT o.source
+SELECT DISTINCT o.source, quote_literal(o.source) AS literal
 FROM (SELECT o.source FROM core.outbox o ORDER BY o.id DESC LIMIT :most::int) o
 WHERE NOT EXISTS (SELECT FROM core.sources s WHERE s.source = o.source)
   AND (SELECT count(*) FROM pg_roles r

@@ -32,6 +32,17 @@ AS $$
 DECLARE
     v_stop_requests boolean := EXISTS (SELECT FROM core.stop_requests);
 BEGIN
+    IF (p_worker IS NOT NULL AND p_token IS NOT NULL
+        AND p_lease BETWEEN interval '0' AND interval '1 day') IS NOT TRUE THEN
+        PERFORM core.refuse_argument('a claim needs p_worker, p_token and a p_lease of at most a day');
+    END IF;
+    IF (p_subscriptions_version IS NOT NULL AND p_channel IS NOT NULL AND p_generation IS NOT NULL
+        AND core.is_list(p_routes) AND core.is_list(p_priorities) AND core.is_list(p_handlers) AND core.is_list(p_limits)
+        AND core.is_list(p_marks_at) AND core.is_list(p_marks_id) AND 0 <= ALL (p_limits) AND 100000 >= ALL (p_limits)
+        AND cardinality(p_routes) = ALL (ARRAY[cardinality(p_priorities), cardinality(p_limits), cardinality(p_handlers),
+                                               cardinality(p_marks_at), cardinality(p_marks_id)])) IS NOT TRUE THEN
+        PERFORM core.refuse_argument('the arrays must have one entry for each lane, and a limit is 0 to 100000');
+    END IF;
     RETURN QUERY
     WITH due AS MATERIALIZED (
         SELECT o.id
@@ -90,6 +101,13 @@ AS $$
 DECLARE
     v_secret bytea := core.secret();
 BEGIN
+    IF (p_subscriptions_version IS NOT NULL AND p_channel IS NOT NULL AND p_generation IS NOT NULL
+        AND core.is_list(p_routes) AND core.is_list(p_priorities) AND core.is_list(p_limits)
+        AND core.is_list(p_marks_at) AND core.is_list(p_marks_id) AND 0 <= ALL (p_limits) AND 100000 >= ALL (p_limits)
+        AND cardinality(p_routes) = ALL (ARRAY[cardinality(p_priorities), cardinality(p_limits),
+                                               cardinality(p_marks_at), cardinality(p_marks_id)])) IS NOT TRUE THEN
+        PERFORM core.refuse_argument('the arrays must have one entry for each lane, and a limit is 0 to 100000');
+    END IF;
     IF NOT EXISTS (SELECT FROM core.subscriptions_version WHERE one AND version = p_subscriptions_version) THEN
         RETURN QUERY SELECT NULL, NULL::smallint, NULL::int, NULL::timestamptz, NULL::uuid;
         RETURN;
@@ -223,6 +241,10 @@ SET search_path = pg_catalog, pg_temp SET jit = off
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 BEGIN
+    IF (core.is_list(p_routes) AND core.is_list(p_priorities) AND cardinality(p_routes) = cardinality(p_priorities)
+        AND p_since BETWEEN interval '-1 day' AND interval '3650 days') IS NOT TRUE THEN
+        PERFORM core.refuse_argument('p_routes and p_priorities must have one entry for each lane, p_since at most ten years');
+    END IF;
     RETURN (
         SELECT extract(epoch FROM min(next.available_at) - clock_timestamp())
         FROM unnest(p_routes, p_priorities) AS lane (route, priority)

@@ -177,6 +177,19 @@ BEGIN
 END
 $$;
 
+-- require_key: a producer's key, and the source it belongs to.
+CREATE OR REPLACE FUNCTION core.require_key(p_source text, p_key text)
+RETURNS void
+LANGUAGE plpgsql IMMUTABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF (octet_length(p_key) BETWEEN 1 AND 1020 AND octet_length(p_source) BETWEEN 1 AND 800) IS NOT TRUE THEN
+        PERFORM core.refuse_argument('p_key must have 1 to 1020 bytes, p_source 1 to 800');
+    END IF;
+END
+$$;
+
 -- The functions below lock the key before the event, so that they never wait for each other in a circle; and they move
 -- only events of the source that was asked about, because a caller chooses the id that a key is held for.
 
@@ -190,6 +203,12 @@ AS $$
 DECLARE
     holder uuid;
 BEGIN
+    PERFORM core.require_key(p_source, p_key);
+    IF (p_id IS NOT NULL AND p_reschedule IS NOT NULL
+        AND coalesce(p_available_at BETWEEN '0001-01-02 00:00:00+00' AND '9999-12-30 00:00:00+00'
+                     OR p_available_at = 'infinity', true)) IS NOT TRUE THEN
+        PERFORM core.refuse_argument('p_id and p_reschedule must not be NULL, p_available_at a time until the year 9999');
+    END IF;
     PERFORM core.require_source(p_source);
     INSERT INTO core.outbox_keys AS k (source, dedupe_key, event_id) VALUES (p_source, p_key, p_id)
     ON CONFLICT (source, dedupe_key) DO UPDATE SET event_id = k.event_id   -- takes the row lock: one producer at a time
@@ -217,6 +236,7 @@ AS $$
 DECLARE
     holder uuid;
 BEGIN
+    PERFORM core.require_key(p_source, p_key);
     PERFORM core.require_source(p_source);
     SELECT k.event_id INTO holder FROM core.outbox_keys k
     WHERE k.source = p_source AND k.dedupe_key = p_key FOR UPDATE;
@@ -241,9 +261,10 @@ AS $$
 DECLARE
     holder uuid;
 BEGIN
+    PERFORM core.require_key(p_source, p_key);
     PERFORM core.require_source(p_source);
-    IF p_available_at IS NULL OR NOT isfinite(p_available_at) THEN
-        RAISE EXCEPTION 'p_available_at must be a time' USING ERRCODE = 'invalid_parameter_value';
+    IF (p_available_at BETWEEN '0001-01-02 00:00:00+00' AND '9999-12-30 00:00:00+00') IS NOT TRUE THEN
+        PERFORM core.refuse_argument('p_available_at must be a time until the year 9999');
     END IF;
     SELECT k.event_id INTO holder FROM core.outbox_keys k
     WHERE k.source = p_source AND k.dedupe_key = p_key FOR UPDATE;

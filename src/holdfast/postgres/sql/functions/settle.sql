@@ -19,6 +19,10 @@ SET search_path = pg_catalog, pg_temp SET jit = off
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 BEGIN
+    PERFORM core.require_batch(p_ids, p_tokens, '{}');
+    IF (p_lease BETWEEN interval '0' AND interval '1 day') IS NOT TRUE THEN
+        PERFORM core.refuse_argument('p_lease must be at most a day');
+    END IF;
     WITH held AS MATERIALIZED (
         SELECT o.id
         FROM unnest(p_ids, p_tokens) AS t (id, token)
@@ -54,6 +58,11 @@ AS $$
 DECLARE
     settled uuid[];
 BEGIN
+    PERFORM core.require_batch(p_ids, p_tokens, '{}');
+    IF (core.is_list(p_routes) AND cardinality(p_routes) = cardinality(p_handlers) AND core.are_names(p_handlers)
+        AND p_record IS NOT NULL) IS NOT TRUE THEN
+        PERFORM core.refuse_argument('p_handlers must name a handler for each of p_routes');
+    END IF;
     WITH done AS (
         UPDATE core.outbox o
         SET status = 'delivered', delivered_at = now(), settled_at = now(), lease_token = NULL, lease_expires_at = NULL,
@@ -98,6 +107,11 @@ AS $$
 DECLARE
     v_deleted uuid[]; v_handlers text[]; v_keys text[]; v_sources text[];
 BEGIN
+    PERFORM core.require_batch(p_ids, p_tokens, '{}');
+    IF (core.is_list(p_routes) AND cardinality(p_routes) = cardinality(p_handlers) AND core.are_names(p_handlers)
+        AND p_record IS NOT NULL) IS NOT TRUE THEN
+        PERFORM core.refuse_argument('p_handlers must name a handler for each of p_routes');
+    END IF;
     WITH deleted AS (
         DELETE FROM core.outbox o
         WHERE o.id = ANY (p_ids) AND o.status = 'in_flight'
@@ -140,6 +154,9 @@ SET search_path = pg_catalog, pg_temp SET jit = off SET plan_cache_mode = force_
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 BEGIN
+    PERFORM core.require_batch(p_ids, p_tokens, ARRAY[cardinality(p_handlers), cardinality(p_delays), cardinality(p_errors)]);
+    PERFORM core.require_failures(p_handlers, '{}');
+    PERFORM core.require_delays(p_delays);
     RETURN QUERY
     WITH mine AS MATERIALIZED (
         SELECT t.id, t.handler, t.delay, t.error
@@ -151,7 +168,7 @@ BEGIN
             FOR NO KEY UPDATE) o),
     done AS (
         UPDATE core.outbox o
-        SET status = 'pending', available_at = statement_timestamp() + mine.delay, last_error = mine.error,
+        SET status = 'pending', available_at = statement_timestamp() + mine.delay, last_error = left(mine.error, 8192),
             first_failed_at = coalesce(o.first_failed_at, statement_timestamp()), handler_name = mine.handler,
             claimed_by = NULL, lease_token = NULL, lease_expires_at = NULL
         FROM mine WHERE o.id = mine.id
@@ -169,6 +186,8 @@ SET search_path = pg_catalog, pg_temp SET jit = off SET plan_cache_mode = force_
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 BEGIN
+    PERFORM core.require_batch(p_ids, p_tokens, ARRAY[cardinality(p_delays)]);
+    PERFORM core.require_delays(p_delays);
     RETURN QUERY
     WITH mine AS MATERIALIZED (
         SELECT t.id, t.delay
@@ -203,6 +222,9 @@ SET search_path = pg_catalog, pg_temp SET jit = off SET plan_cache_mode = force_
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 BEGIN
+    PERFORM core.require_batch(p_ids, p_tokens, ARRAY[
+        cardinality(p_handlers), cardinality(p_reasons), cardinality(p_errors), cardinality(p_signatures)]);
+    PERFORM core.require_failures(p_handlers, p_reasons);
     RETURN QUERY
     WITH mine AS MATERIALIZED (
         SELECT t.id, t.handler, t.reason, t.error, t.signature
@@ -215,8 +237,8 @@ BEGIN
     done AS (
         UPDATE core.outbox o
         SET status = 'failed', failed_at = statement_timestamp(), settled_at = statement_timestamp(),
-            failure_reason = mine.reason, last_error = coalesce(mine.error, o.last_error),
-            error_signature = mine.signature, first_failed_at = coalesce(o.first_failed_at, statement_timestamp()),
+            failure_reason = mine.reason, last_error = coalesce(left(mine.error, 8192), o.last_error),
+            error_signature = left(mine.signature, 300), first_failed_at = coalesce(o.first_failed_at, statement_timestamp()),
             deleted_at = CASE WHEN mine.reason IN ('cancelled', 'expired') THEN statement_timestamp() END,
             handler_name = mine.handler, lease_token = NULL, lease_expires_at = NULL
         FROM mine WHERE o.id = mine.id
@@ -238,6 +260,9 @@ SET search_path = pg_catalog, pg_temp SET jit = off SET plan_cache_mode = force_
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 BEGIN
+    PERFORM core.require_batch(p_ids, p_tokens, ARRAY[
+        cardinality(p_handlers), cardinality(p_reasons), cardinality(p_errors), cardinality(p_signatures)]);
+    PERFORM core.require_failures(p_handlers, p_reasons);
     RETURN QUERY
     WITH mine AS MATERIALIZED (
         SELECT t.id, t.handler, t.reason, t.error, t.signature
@@ -258,10 +283,10 @@ BEGIN
             first_failed_at, error_signature, failure_history)
         SELECT m.id, m.handler, m.payload, m.headers, m.attempts, m.created_at, statement_timestamp(), m.reason,
             -- A rejection without a reason says nothing about the errors before.
-            CASE WHEN m.reason = 'rejected' THEN m.error ELSE coalesce(m.error, m.last_error) END,
+            CASE WHEN m.reason = 'rejected' THEN left(m.error, 8192) ELSE coalesce(left(m.error, 8192), m.last_error) END,
             m.event_type, m.event_version, m.occurred_at, m.source, m.target, m.content_class, m.channel, m.generation,
             m.domain_id, m.idempotency_key, m.trace_context, m.origin_id, m.priority, m.ordering_key, m.dedupe_key,
-            m.expires_at, coalesce(m.first_failed_at, statement_timestamp()), m.signature, m.failure_history
+            m.expires_at, coalesce(m.first_failed_at, statement_timestamp()), left(m.signature, 300), m.failure_history
         FROM moved m ORDER BY m.id
         RETURNING original_id),
     -- A request to stop the event came too late.
@@ -281,10 +306,15 @@ LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s'
 AS $$
 DECLARE
-    v_idle   text := (extract(epoch FROM p_idle) * 1000)::bigint::text;
+    v_idle   text;
     v_key    text;
     v_source text;
 BEGIN
+    PERFORM core.require_idle(p_idle);
+    v_idle := (extract(epoch FROM p_idle) * 1000)::bigint::text;
+    IF (core.is_name(p_handler) AND strpos(p_handler, '/') = 0) IS NOT TRUE THEN
+        PERFORM core.refuse_argument('p_handler must name a handler, in 1 to 200 bytes');
+    END IF;
     PERFORM set_config('idle_in_transaction_session_timeout', v_idle, true);
     IF current_setting('server_version_num')::int >= 170000 THEN
         -- Also for a client that vanished in the middle of a message, which counts as neither idle nor running.
