@@ -79,7 +79,7 @@ _SWEEPS = {
 FUNCTIONS[WORKER] |= _SWEEPS | {"outbox_archive", "outbox_deliver_and_delete", "outbox_delete_delivered"}
 FUNCTIONS[OPERATOR] |= _SWEEPS | {
     "archive_replay", "archive_discard", "retention_set", "retention_due", "inbox_horizon", "erase_archived",
-    "erase_outbox",
+    "erase_outbox", "erase_records",
 }  # fmt: skip
 INTERNAL |= {
     "history_with", "require_archive_ids", "days_ago", "retention_policy", "is_in_replay_plan", "deletes_delivered",
@@ -102,6 +102,7 @@ INTERNAL |= {
     "refuse_argument", "is_list", "is_name", "are_names", "require_idle", "require_batch", "require_failures",
     "require_delays", "require_key",
 }  # fmt: skip
+INTERNAL |= {"erase_keys"}
 INTERNAL |= {"outbox_source", "secret", "scoped_key", "inbox_is_foreign", "inbox_has", "inbox_add"}
 
 # --- of idempotency records ---

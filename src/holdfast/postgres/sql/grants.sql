@@ -76,7 +76,8 @@ GRANT SELECT ON core.archive, core.retention_policies, core.sweeps TO holdfast_o
 GRANT EXECUTE ON FUNCTION
     core.archive_replay(bigint[], bigint, text, text, boolean), core.archive_discard(bigint[], boolean, text, text),
     core.retention_set(text, text, text, text, int, int, text), core.retention_due(text, text, timestamptz, int),
-    core.inbox_horizon(), core.erase_archived(uuid, text, text, int), core.erase_outbox(uuid, text, text, boolean, int, uuid)
+    core.inbox_horizon(), core.erase_archived(uuid, text, text, int), core.erase_outbox(uuid, text, text, boolean, int, uuid),
+    core.erase_records(uuid, text, text, int, text, text, boolean)
     TO holdfast_operator;
 
 -- Schedules.
