@@ -14,16 +14,9 @@ import pytest
 from holdfast import NewEvent, Publisher
 from holdfast.ids import uuid7
 from holdfast.postgres import migrate
+from tests.logins import OPERATOR, OWNER, PRODUCER, ROLES, RUNTIME, WORKER, Logins
 from tests.outbox import CHANNEL, EVENT, HANDLER, LANE, InFlight, Lane, Outbox, connect
 from tests.servers import SessionServer
-
-OWNER, PRODUCER, WORKER, OPERATOR = ROLES = (
-    "holdfast_owner",
-    "holdfast_producer",
-    "holdfast_worker",
-    "holdfast_operator",
-)
-RUNTIME = (PRODUCER, WORKER, OPERATOR)
 
 # --- the declared matrix: what is not here is denied ---
 
@@ -86,7 +79,7 @@ _SWEEPS = {
 FUNCTIONS[WORKER] |= _SWEEPS | {"outbox_archive", "outbox_deliver_and_delete", "outbox_delete_delivered"}
 FUNCTIONS[OPERATOR] |= _SWEEPS | {
     "archive_replay", "archive_discard", "retention_set", "retention_due", "inbox_horizon", "erase_archived",
-    "erase_outbox",
+    "erase_outbox", "erase_records",
 }  # fmt: skip
 INTERNAL |= {
     "history_with", "require_archive_ids", "days_ago", "retention_policy", "is_in_replay_plan", "deletes_delivered",
@@ -94,14 +87,23 @@ INTERNAL |= {
 }  # fmt: skip
 
 # --- of reactions in the producer's process ---
-FUNCTIONS[PRODUCER] |= {"reaction_open", "reaction_enter", "reaction_settle"}
-FUNCTIONS[WORKER] |= {"reaction_open", "reaction_enter", "reaction_settle"}
+_REACTIONS = {"reaction_open", "reaction_unhandled", "reaction_enter", "reaction_settle"}
+FUNCTIONS[PRODUCER] |= _REACTIONS
+FUNCTIONS[WORKER] |= _REACTIONS
 
 # --- of schedules ---
 TABLES[OPERATOR] |= {"schedules": {"SELECT"}}
 FUNCTIONS[WORKER] |= {"schedule_declare", "schedules_watch", "schedule_fire"}
 FUNCTIONS[OPERATOR] |= {"schedule_trigger", "schedule_change_state", "schedule_remove"}
 INTERNAL |= {"schedule_publish", "reaction_owned", "require_generation"}
+
+# --- of sources and their keys ---
+INTERNAL |= {
+    "refuse_argument", "is_list", "is_name", "are_names", "require_idle", "require_batch", "require_failures",
+    "require_delays", "require_key",
+}  # fmt: skip
+INTERNAL |= {"erase_keys"}
+INTERNAL |= {"outbox_source", "secret", "scoped_key", "inbox_is_foreign", "inbox_has", "inbox_add"}
 
 # --- of idempotency records ---
 FUNCTIONS[PRODUCER] |= {"idempotency_begin", "idempotency_complete"}
@@ -194,6 +196,21 @@ async def test_the_matrix_knows_every_function(outbox: Outbox) -> None:
     assert found == set.union(INTERNAL, *FUNCTIONS.values())
 
 
+@pytest.mark.parametrize("role", [*RUNTIME, "stranger"])
+async def test_no_function_can_be_called_beyond_the_matrix(outbox: Outbox, logins: Logins, role: str) -> None:
+    """P10, T8: every function that a role was not given, called by one that has it."""
+    functions = await outbox.connection.fetch(
+        """SELECT p.proname::text AS name, ARRAY(SELECT format_type(t, NULL) FROM unnest(p.proargtypes) t) AS types
+           FROM pg_proc p WHERE p.pronamespace = 'core'::regnamespace AND p.prorettype <> 'trigger'::regtype"""
+    )
+    async with session(logins, role) as each:
+        for function in functions:
+            if function["name"] not in FUNCTIONS.get(role, set()):
+                types = (type_.replace("anyarray", "text[]") for type_ in function["types"])
+                arguments = ", ".join(f"NULL::{type_}" for type_ in types)
+                await assert_denied(each, f"SELECT core.{function['name']}({arguments})")
+
+
 async def test_no_grant_can_be_passed_on(outbox: Outbox) -> None:
     """S3: no privilege comes with the option to grant it."""
     granted = await cells(
@@ -247,8 +264,11 @@ async def test_everything_belongs_to_the_owner(outbox: Outbox) -> None:
     assert owners == {(OWNER,)}
 
 
+QUALIFIED = {"core.outbox_notify()", "core.outbox_source()", "core.is_list(anyarray)"}
+
+
 async def test_every_function_has_a_pinned_search_path(outbox: Outbox) -> None:
-    """S1: those with their owner's rights, and the others as well. The bell names everything in full instead."""
+    """S1: those with their owner's rights, and the others as well; a few on hot paths name all in full."""
     rows = await outbox.connection.fetch(
         """SELECT p.oid::regprocedure::text AS name, p.prosecdef, coalesce(p.proconfig, '{}') AS settings,
                   l.lanname::text AS language
@@ -257,7 +277,7 @@ async def test_every_function_has_a_pinned_search_path(outbox: Outbox) -> None:
     assert sum(row["prosecdef"] for row in rows) > 20
     for row in rows:
         pinned = "search_path=pg_catalog, pg_temp" in row["settings"]
-        assert pinned or (row["name"] == "core.outbox_notify()" and not row["prosecdef"]), row["name"]
+        assert pinned or row["name"] in QUALIFIED, row["name"]
         assert row["language"] in ("sql", "plpgsql"), row["name"]
 
 
@@ -287,34 +307,6 @@ async def test_what_the_owner_makes_later_is_closed_too(outbox: Outbox) -> None:
 
 
 # --- logins ---
-
-
-class Logins:
-    """Users that are members of the roles, as applications and people are."""
-
-    password = "matrix"
-
-    def __init__(self, server: SessionServer, dsn: str) -> None:
-        self._server = server
-        self._dsn = dsn
-        self.names = {role: role.replace("holdfast", "login") for role in RUNTIME} | {"stranger": "login_stranger"}
-        self.names["bank"] = "login_bank"  # another producer
-
-    def dsn_of(self, name: str) -> str:
-        parts = urlsplit(self._dsn)
-        return self._dsn.replace(parts.netloc, f"{name}:{self.password}@{parts.hostname}:{parts.port}")
-
-    def create(self) -> None:
-        admin = self._server.admin()
-        for role, name in self.names.items():
-            admin.execute(f"CREATE ROLE {name} LOGIN PASSWORD '{self.password}'")
-            if role in RUNTIME:
-                admin.execute(f"GRANT {role} TO {name}")
-        admin.execute(f"GRANT {PRODUCER} TO {self.names['bank']}")
-
-    def drop(self) -> None:
-        for name in self.names.values():
-            self._server.admin().execute(f"DROP ROLE {name}")
 
 
 @pytest.fixture(scope="module")

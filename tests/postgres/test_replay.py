@@ -11,6 +11,7 @@ import asyncpg
 import pytest
 
 from holdfast.failure import FailureCycle
+from holdfast.worker.heartbeat import digest_of
 from tests.outbox import CHANNEL, EVENT, HANDLER, LANE, NOBODY, InFlight, Lane, Outbox, connect
 
 
@@ -281,7 +282,7 @@ async def test_a_stopped_event_is_cancelled_and_no_dead_letter(
     assert row["last_error"] == "cancelled by ann@example.org"
     assert row["deleted_at"] == row["failed_at"] == row["settled_at"] is not None
     assert await outbox.connection.fetch("SELECT FROM core.failed") == []
-    assert await settled(heard, 1) == [(CHANNEL, f"stop {id}")]
+    assert await settled(heard, 1) == [(CHANNEL, f"stop {digest_of(id)}")]
     assert await outbox.replay(id) == 0
     if token is not None:
         assert await outbox.extend(InFlight(id, token)) == [id], "the heartbeat learns of it"
@@ -302,7 +303,7 @@ async def test_an_event_inside_a_transactional_handler_is_stopped_by_its_worker(
         assert await other.stop(held.id) == 1
         assert await other.stop(held.id, "bob") == 1
         assert await other.extend(held) == [held.id]
-    assert (CHANNEL, f"stop {held.id}") in await settled(heard, 2)
+    assert (CHANNEL, f"stop {digest_of(held.id)}") in await settled(heard, 2)
     await transaction.rollback()
     await outbox.expire_lease(held.id)
     [claimed] = await outbox.claim(token=NOBODY)

@@ -210,6 +210,11 @@ def print_erasure(found: Erasure, change: Change, cancel_open: bool) -> None:
         print_json({**asdict(found), "cancel_open": cancel_open})
         return
     print_line(f"{found.outbox:,} rows of the outbox and {found.archive:,} of the archive {change.would}erased")
+    if found.records:
+        print_line(f"{found.records:,} idempotency records that name it {change.would}forgotten, or lose their answers")
+    for place, count in found.kept.items():
+        print_line(f"! {count:,} in {place} name it and stay", "yellow")
+    print_line(f"not known: {'; '.join(found.unknown)}")
     if found.open:
         remedy = "they are cancelled first" if cancel_open and found.dry_run else "erase again when they are settled"
         print_line(f"! {found.open:,} are open; {remedy}, or use --cancel-open", "yellow")

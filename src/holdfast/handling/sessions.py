@@ -184,7 +184,7 @@ class Sessions:
     async def open(self) -> Session:
         """Open a session, in the turn of one that was terminated; the caller terminates it."""
         opened: Session = await connect(
-            self._address, "handler", statement_timeout=self._statement_timeout, connection_class=Session
+            self._address, "handler", statement_timeout=self._statement_timeout, lent=True, connection_class=Session
         )
         self._open[opened] = time.monotonic()
         return opened

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from uuid import UUID
 
 from holdfast.operator import arguments
@@ -16,18 +16,31 @@ from holdfast.retention import RetentionPolicies, RetentionPolicy, with_policy
 
 _PAGE = 20_000
 _ERASE_AT_ONCE = 1_000
-_FIRST = UUID(int=0)
+
+# What an erasure cannot know; it is said with every report.
+UNKNOWN = (
+    "payloads of events that were published without this domain_id",
+    "inbox keys of events that retention has removed",
+    "what handlers, brokers and backups keep",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Erasure:
-    """Rows of a domain: those that lose everything but their metadata, and those that are open and stay."""
+    """Rows of a domain: those that lose everything but their metadata, and those that are open and stay.
+
+    `records` are idempotency records that name the domain; they are forgotten, or lose their answers. `kept` counts
+    what names it and is never erased, by where it stands: audit, notes, plans, schedules.
+    """
 
     domain_id: UUID
     outbox: int
     archive: int
     open: int
     dry_run: bool = False
+    records: int = 0
+    kept: dict[str, int] = field(default_factory=dict)
+    unknown: tuple[str, ...] = UNKNOWN
 
     @property
     def total(self) -> int:
@@ -78,18 +91,23 @@ class Retention:
 
     async def preview_erasure(self, domain_id: UUID | str, *, on_page: OnPage = lambda _examined: None) -> Erasure:
         """How many rows `erase` would change. It reads the whole outbox, a page at a time."""
-        domain, settled, open_, after = arguments.identity(domain_id, "domain_id"), 0, 0, _FIRST
-        archived = 0
+        domain, settled, open_ = arguments.identity(domain_id, "domain_id"), 0, 0
+        after: UUID | None = None
         while True:
             async with self._session.reading() as statements:
                 page = await retention.count_page(statements, domain, most=_PAGE, after=after)
-                if after == _FIRST:
-                    archived = await retention.count_archived(statements, domain)
             settled, open_ = settled + page.settled, open_ + page.open
             on_page(page.examined)
             if page.examined < _PAGE or page.next_id is None:
-                return Erasure(domain, settled, archived, open_, dry_run=True)
+                break
             after = page.next_id
+        records = await self._erase_records(domain, None, count_only=True)
+        async with self._session.reading() as statements:
+            archived, kept = (
+                await retention.count_archived(statements, domain),
+                await retention.mentions(statements, domain),
+            )
+        return Erasure(domain, settled, archived, open_, dry_run=True, records=records, kept=kept)
 
     async def erase(
         self,
@@ -101,11 +119,14 @@ class Retention:
     ) -> Erasure:
         """Erase payload, headers, errors, history, keys and the domain itself from every settled row of a domain.
 
+        Keys of the inbox and of producers go with them, and what idempotency records say about the domain.
+
         The metadata stays: id, type, times, outcome; retention goes on with it. Open events stay, and are counted,
         unless `cancel_open`. The archive comes first: what is erased there cannot be replayed into the outbox.
         """
         domain, actor, why = arguments.identity(domain_id, "domain_id"), self._session.actor, arguments.reason(reason)
-        archived, erased, open_, after = 0, 0, 0, _FIRST
+        archived, erased, open_ = 0, 0, 0
+        after: UUID | None = None
         while True:
             async with self._session.changing("retention.erase", domain_id=domain) as statements:
                 taken = await retention.erase_archived(statements, domain, most=_ERASE_AT_ONCE, actor=actor, reason=why)
@@ -122,6 +143,29 @@ class Retention:
             if page.next_id is None:
                 break
             after = page.next_id
+        records = await self._erase_records(domain, why)
         async with self._session.reading() as statements:
-            left = await retention.count_archived(statements, domain)
-        return Erasure(domain, erased, archived, open_ + left)
+            left, kept = (
+                await retention.count_archived(statements, domain),
+                await retention.mentions(statements, domain),
+            )
+        return Erasure(domain, erased, archived, open_ + left, records=records, kept=kept)
+
+    async def _erase_records(self, domain: UUID, reason: str | None, *, count_only: bool = False) -> int:
+        """Erase, or count, the idempotency records that name a domain, a page at a time."""
+        erased, after = 0, None
+        while True:
+            async with self._session.changing("retention.erase", dry_run=count_only, domain_id=domain) as statements:
+                page = await retention.erase_records(
+                    statements,
+                    domain,
+                    most=_ERASE_AT_ONCE,
+                    after=after,
+                    actor=self._session.actor,
+                    reason=reason,
+                    count_only=count_only,
+                )
+            erased += page.erased
+            if page.next is None:
+                return erased
+            after = page.next

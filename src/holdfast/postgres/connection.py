@@ -16,6 +16,8 @@ from holdfast.postgres.faults import CONNECTION_FAULTS, LoginRefused
 from holdfast.redact import redact_dsn
 
 CONNECT_TIMEOUT = 10.0
+# No schema that another role could write to: a function, operator or type of theirs would run with our rights.
+SEARCH_PATH = "pg_catalog, pg_temp"
 
 _HOST = re.compile(r"(?:\[[^\]]*\]|[^:\[\]]*)(?::\d*)?")
 
@@ -57,18 +59,20 @@ class Address:
         connection = await open_connection(self.dsn, statement_cache_size=0, command_timeout=CONNECT_TIMEOUT)
         try:
             async with connection.transaction():
-                answering = await connection.fetchval("SELECT pg_backend_pid()")
+                answering = await connection.fetchval("SELECT pg_catalog.pg_backend_pid()")
             self.pooled = answering != connection.get_server_pid()
         finally:
             await connection.close(timeout=2)
 
-    def options(self, purpose: str, settings: Mapping[str, str]) -> dict[str, Any]:
-        """For asyncpg.connect."""
+    def options(self, purpose: str, settings: Mapping[str, str], *, lent: bool = False) -> dict[str, Any]:
+        """For asyncpg.connect. A connection that is `lent` to the application keeps the application's search_path."""
         name = {"application_name": f"holdfast {purpose}"}
         if self.pooled:
             return {"server_settings": name, "statement_cache_size": 0}
         # Whatever the role's defaults are: claims skip what others hold, and must not fail on it.
         defaults = {"default_transaction_isolation": "read committed", "lock_timeout": "0"}
+        if not lent:
+            defaults["search_path"] = SEARCH_PATH
         return {"server_settings": {**name, **defaults, **settings}}
 
 
@@ -80,12 +84,15 @@ async def connect(
     transaction_timeout: float = 0,
     idle_timeout: float = 0,
     durable: bool = True,
+    lent: bool = False,
     connection_class: type[asyncpg.Connection] = asyncpg.Connection,
 ) -> asyncpg.Connection:
     """One connection, set up so that neither side waits for a peer that is gone.
 
-    If it is not `durable`, its last commits may be undone by a crash of the server. A login that the server refuses is
-    a connection fault here; a program that starts finds out by `Address.probe`, which raises what the server said.
+    If it is not `durable`, its last commits may be undone by a crash of the server. If it is `lent`, handlers of the
+    application run their statements on it: every statement of ours on it has to name schemas by itself. A login that
+    the server refuses is a connection fault here; a program that starts finds out by `Address.probe`, which raises
+    what the server said.
     """
     settings = {
         "statement_timeout": _milliseconds(statement_timeout),
@@ -99,7 +106,7 @@ async def connect(
         settings["idle_session_timeout"] = _milliseconds(idle_timeout)
     # Longer than the server's own limit: it should be the one to answer.
     patience = statement_timeout + 2 if statement_timeout else None
-    options = address.options(purpose, settings)
+    options = address.options(purpose, settings, lent=lent)
     await address.wait_for_turn()
     try:
         connection = await open_connection(
@@ -107,9 +114,13 @@ async def connect(
         )
         if transaction_timeout and not address.pooled and connection.get_server_version().major >= 17:
             # A client that vanishes between a statement and its Sync is neither running nor idle in a transaction.
-            await connection.fetchval(
-                "SELECT set_config('transaction_timeout', $1, false)", _milliseconds(transaction_timeout)
-            )
+            try:
+                await connection.fetchval(
+                    "SELECT pg_catalog.set_config('transaction_timeout', $1, false)", _milliseconds(transaction_timeout)
+                )
+            except BaseException:
+                connection.terminate()  # a caller that was cancelled has no connection that it could close
+                raise
     except CONNECTION_FAULTS:
         address.found(False)
         raise

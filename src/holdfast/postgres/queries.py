@@ -11,6 +11,7 @@ p_lease interval)` is `SELECT core.outbox_extend(:ids::uuid[], :lease::interval)
 migration, the functions themselves, the grants) that is read as one text.
 
 In all of these files the word `core` is the schema and nothing else, so `render` can replace it wherever it stands.
+Statements may run under any search_path; the casts in them are qualified here, the functions in the files.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class Queries:
 
     def _statement(self, name: str) -> str:
         try:
-            return render(_by_name()[name], self.schema)
+            return render(qualify_casts(_by_name()[name]), self.schema)
         except KeyError:
             raise LookupError(f"no file under sql/ has a statement or a function named {name!r}") from None
 
@@ -232,6 +233,15 @@ def _call(function: str, parameters: list[str], result: str) -> str:
     call = f"core.{function}({', '.join(arguments)})"
     # Made of names in our own files, never of values.
     return f"SELECT * FROM {call}" if result == "TABLE" else f"SELECT {call}"  # noqa: S608
+
+
+# A cast to a type by its bare name; those that SQL has words of its own for can be shadowed by no schema.
+_CAST = re.compile(r"::(?!(?:int|smallint|bigint|boolean|interval)\b)(?=[a-z_]\w*(?![\w.]))")
+
+
+def qualify_casts(sql: str) -> str:
+    """Write `::text` as `::pg_catalog.text`, which means the same under every search_path."""
+    return "".join(_CAST.sub("::pg_catalog.", part) if kind == "code" else part for kind, part in _tokens(sql))
 
 
 # --- parameters -------------------------------------------------------------------------------------

@@ -36,9 +36,12 @@ class ReactionStatements:
         self._queries = queries
         self._address = address
 
-    async def open(self, connection: asyncpg.Connection, handlers: Sequence[str], key: str) -> set[str]:
-        """Return those of the handlers that have not handled the key."""
-        return set(await self._value(connection, "reaction_open", handlers=list(handlers), key=key))
+    async def unhandled(
+        self, connection: asyncpg.Connection, handlers: Sequence[str], event: EventEnvelope
+    ) -> set[str]:
+        """Return those of the handlers that have not handled the key of the event."""
+        values = {"handlers": list(handlers), "key": event.idempotency_key, "source": event.source}
+        return set(await self._value(connection, "reaction_unhandled", **values))
 
     async def enter(self, connection: asyncpg.Connection, handler: str, event: EventEnvelope, idle: float) -> bool:
         """Record the event as handled, in the open transaction; False when the handler has handled it already."""

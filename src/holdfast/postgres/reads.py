@@ -99,7 +99,10 @@ class Notifications:
 
 async def notifications(connection: asyncpg.Connection) -> Notifications:
     """How full the queue of notifications is, and how many listen (OBS-3)."""
-    row = await connection.fetchrow(Queries("core").asyncpg("read_notifications").sql)
+    queries = Queries("core")
+    async with connection.transaction(isolation="read_committed", readonly=True):
+        await connection.fetch(queries.asyncpg("begin_read").sql)
+        row = await connection.fetchrow(queries.asyncpg("read_notifications").sql)
     return Notifications(**row)
 
 

@@ -92,8 +92,10 @@ LISTING: dict[str, object] = {"silence": UNATTENDED, "overdue": OVERDUE, "most":
 
 async def listing(connection: asyncpg.Connection, schema: str = "core") -> list[ScheduleStatus]:
     """Every schedule that was declared and not removed."""
-    statement = Queries(schema).asyncpg("list_schedules")
+    queries = Queries(schema)
+    statement = queries.asyncpg("list_schedules")
     async with connection.transaction(isolation="read_committed", readonly=True):
+        await connection.fetch(queries.asyncpg("begin_read").sql)
         rows = await connection.fetch(statement.sql, *statement.bind(LISTING))
     return [ScheduleStatus(**row) for row in rows]
 

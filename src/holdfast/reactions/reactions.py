@@ -276,7 +276,7 @@ class Reactions:
         names = [handler.name for handler in handlers]
         try:
             async with self._connected() as connection:
-                unhandled = await self._statements.open(connection, names, event.idempotency_key)
+                unhandled = await self._statements.unhandled(connection, names, event)
         except (*CONNECTION_FAULTS, *PASSING_FAULTS) as fault:
             results.update({handler.name: fault for handler in handlers})
             return []

@@ -6,9 +6,11 @@ while it still runs, and another worker would run it a second time.
 
 import asyncio
 import contextlib
+import hashlib
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from uuid import UUID
 
 import asyncpg
@@ -22,6 +24,11 @@ from holdfast.worker.shared import Shared
 
 _CHUNK = 500
 _STOP_PATIENCE = 1.0
+
+
+def digest_of(identity: UUID) -> str:
+    """What a notification calls a delivery by: every login of the database may listen, and an id says too much."""
+    return hashlib.sha256(str(identity).encode()).hexdigest()[:16]
 
 
 class Heartbeat:
@@ -40,16 +47,19 @@ class Heartbeat:
         self._worker_loop: asyncio.AbstractEventLoop | None = None
         self._warned_at = 0.0
         self._beating: tuple[asyncio.AbstractEventLoop, asyncio.Task[None]] | None = None
-        self._doubted: deque[Delivery] = deque(maxlen=_CHUNK)
+        self._doubted: deque[str] = deque(maxlen=_CHUNK)
 
-    def doubt(self, identity: UUID) -> None:
+    def doubt(self, digest: str) -> None:
         """Ask the database now, not at the next beat, whether a delivery still has its lease.
 
-        A notification says that it has not, but any role may send one: only the database's answer stops a handler.
+        A notification says that it has not, and names it by a digest of its id. Any role may send one: only the
+        database's answer stops a handler.
         """
-        delivery = self._in_flight.get(identity)
-        if delivery is not None:
-            self._doubted.append(delivery)
+        self._doubted.append(digest)
+
+    def _take_doubted(self) -> list[Delivery]:
+        digests = {self._doubted.popleft() for _ in range(len(self._doubted))}
+        return [each for each in self._in_flight.snapshot() if digest_of(each.id) in digests]
 
     def start(self) -> None:
         self._worker_loop = asyncio.get_running_loop()
@@ -87,11 +97,13 @@ class Heartbeat:
                     # Short steps, so that stopping is prompt without a signal between threads.
                     await asyncio.sleep(min(0.1, due - now))
                     continue
-                doubted = list(self._doubted) if now < due else None
-                self._doubted.clear()
-                if doubted is None:
-                    due = now + interval
+                doubted = self._take_doubted()
+                if now >= due:
+                    doubted, due = [], now + interval
                     self._watch(now)
+                elif not doubted:
+                    await asyncio.sleep(min(0.1, due - now))  # whoever sent them: no more than ten looks a second
+                    continue
                 try:
                     await self.run_once(await connection.use(), now, doubted)
                     outage.over()
@@ -105,7 +117,7 @@ class Heartbeat:
                 async with asyncio.timeout(_STOP_PATIENCE / 2):
                     await connection.close()
 
-    async def run_once(self, connection: asyncpg.Connection, now: float, doubted: list[Delivery] | None = None) -> None:
+    async def run_once(self, connection: asyncpg.Connection, now: float, doubted: Sequence[Delivery] = ()) -> None:
         """Extend every lease that is old enough to need it, or those that are in doubt."""
         # Not for ever: a delivery that is past its limit and could not be cancelled, or was never run, loses its lease.
         leased = doubted or [

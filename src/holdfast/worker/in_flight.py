@@ -49,8 +49,5 @@ class InFlight:
         if not deliveries:
             self.none.set()
 
-    def get(self, identity: UUID) -> Delivery | None:
-        return self._deliveries.get(identity)
-
     def snapshot(self) -> list[Delivery]:
         return list(self._deliveries.values())  # one step of the interpreter: safe in another thread

@@ -4,7 +4,6 @@ A notification is a hint: any role may send one. What it says is only ever a rea
 """
 
 import asyncio
-import contextlib
 from typing import Any
 from uuid import UUID
 
@@ -124,8 +123,7 @@ class Listener:
         word, _, rest = str(hint).partition(" ")
         self._counters.wakeups += 1
         if word == "stop":
-            with contextlib.suppress(ValueError):  # not sent by Holdfast
-                self._heartbeat.doubt(UUID(rest))
+            self._heartbeat.doubt(rest)
         elif word in ("asleep", "awake"):
             if rest != self._worker:
                 self._wakeups.wake()

@@ -13,7 +13,7 @@ from typing import Final
 
 import asyncpg
 
-from holdfast.postgres.doctor import backlog, drift, horizon, schedules, upkeep, wakeups
+from holdfast.postgres.doctor import backlog, drift, horizon, schedules, trust, upkeep, wakeups
 from holdfast.postgres.doctor.examination import Examination
 from holdfast.postgres.doctor.findings import (
     PARTS,
@@ -72,6 +72,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     *wakeups.CHECKS,
     *backlog.CHECKS,
     *schedules.CHECKS,
+    *trust.CHECKS,
 )
 
 

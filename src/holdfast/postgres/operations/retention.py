@@ -105,7 +105,39 @@ async def estimate(statements: Statements) -> int:
     return max(0, int(await statements.value("estimate_outbox")))
 
 
-async def count_page(statements: Statements, domain: UUID, *, most: int, after: UUID) -> ErasurePage:
+@dataclass(frozen=True, slots=True)
+class RecordsPage:
+    """One page of idempotency records, and how many of them name a domain."""
+
+    erased: int
+    next: tuple[str, str] | None
+
+
+async def erase_records(
+    statements: Statements,
+    domain: UUID,
+    *,
+    most: int,
+    after: tuple[str, str] | None,
+    actor: str,
+    reason: str | None,
+    count_only: bool = False,
+) -> RecordsPage:
+    """Erase, or only count, what the idempotency records on one page say about a domain."""
+    scope, key = after or (None, None)
+    values = {"domain": domain, "actor": actor, "reason": reason, "limit": most, "scope": scope, "key": key}
+    row = await statements.row("erase_records", **values, count_only=count_only)
+    following = None if row["next_scope"] is None else (row["next_scope"], row["next_key"])
+    return RecordsPage(row["erased"], following)
+
+
+async def mentions(statements: Statements, domain: UUID) -> dict[str, int]:
+    """Count what names a domain and stays, by where it stands; only what is not zero."""
+    row = await statements.row("count_domain_mentions", domain=domain, most=MOST)
+    return {place: count for place, count in row.items() if count}
+
+
+async def count_page(statements: Statements, domain: UUID, *, most: int, after: UUID | None) -> ErasurePage:
     """Count the rows of a domain on one page of the outbox."""
     row = await statements.row("count_domain_page", domain=domain, most=most, after=after)
     return ErasurePage(row["examined"], row["settled"], row["open"], row["next_id"])
@@ -123,7 +155,7 @@ async def erase_archived(statements: Statements, domain: UUID, *, most: int, act
 
 
 async def erase_page(
-    statements: Statements, domain: UUID, *, cancel: bool, most: int, after: UUID, actor: str, reason: str | None
+    statements: Statements, domain: UUID, *, cancel: bool, most: int, after: UUID | None, actor: str, reason: str | None
 ) -> ErasurePage:
     """Erase the rows of a domain on one page of the outbox; `settled` are those that were erased."""
     values = {"domain": domain, "actor": actor, "reason": reason}

@@ -7,6 +7,7 @@ import asyncpg
 from holdfast.errors import SchemaMismatch
 from holdfast.postgres.queries import Queries
 from holdfast.postgres.retention import fetch
+from holdfast.postgres.schema.ddl import looking
 
 
 async def require_archive(connection: asyncpg.Connection, schema: str = "core") -> None:
@@ -14,7 +15,9 @@ async def require_archive(connection: asyncpg.Connection, schema: str = "core") 
 
     The number of a schema says which migrations ran, and nothing about what was dropped since.
     """
-    rows = await fetch(connection, Queries(schema), "missing_parts")
+    queries = Queries(schema)
+    async with looking(connection, queries):
+        rows = await fetch(connection, queries, "missing_parts")
     if rows:
         missing = "; ".join(_missing(f"{schema}.{row['relation']}", row["kind"], row["part"]) for row in rows)
         raise SchemaMismatch(

@@ -18,6 +18,8 @@ from holdfast.retry import CONFLICT_SQLSTATES, LOCK_NOT_AVAILABLE
 
 LOCK_TRIES = 10
 TURN_PATIENCE = 600.0
+FOREIGN_PATIENCE = 15.0
+_BETWEEN_LOOKS = 1.0
 
 _PASSING = CONFLICT_SQLSTATES | {LOCK_NOT_AVAILABLE}
 # Roles belong to the whole cluster, and the lock on migrations to one database: two databases that are set up
@@ -38,12 +40,23 @@ class MigrationRefused(MigrationError):
 
 
 async def connect(dsn: str) -> Any:
-    """An asyncpg connection for schema changes."""
+    """An asyncpg connection for schema changes. Every statement runs in one of the transactions below."""
     return await open_connection(
         dsn,
         statement_cache_size=0,  # nothing here runs twice, and a pooler may not keep statements
         server_settings={"application_name": "holdfast migrate"},
     )
+
+
+@asynccontextmanager
+async def looking(connection: Any, queries: Queries) -> AsyncIterator[None]:
+    """A transaction in which no name is looked up in a schema that others can write to; if one is open, that one."""
+    if connection.is_in_transaction():
+        yield
+        return
+    async with connection.transaction(isolation="read_committed"):
+        await connection.execute(queries.asyncpg("begin_look").sql)
+        yield
 
 
 @asynccontextmanager
@@ -58,7 +71,7 @@ async def one_at_a_time(connection: Any, queries: Queries, on_wait: Callable[[],
         yield False
         return
     await connection.execute(queries.asyncpg("begin_session").sql)
-    await _wait_for_turn(connection, queries.asyncpg("try_lock").sql, on_wait)
+    await _wait_for_turn(connection, queries, on_wait)
     try:
         yield True
     finally:
@@ -66,16 +79,49 @@ async def one_at_a_time(connection: Any, queries: Queries, on_wait: Callable[[],
             await connection.fetchval(queries.asyncpg("unlock").sql)
 
 
-async def _wait_for_turn(connection: Any, try_lock: str, on_wait: Callable[[], None]) -> None:
-    deadline = time.monotonic() + TURN_PATIENCE
+async def _wait_for_turn(connection: Any, queries: Queries, on_wait: Callable[[], None]) -> None:
+    turn = _Turn(connection, queries)
     waited = False
-    while not await connection.fetchval(try_lock):
-        if time.monotonic() > deadline:
-            raise _no_turn()
+    while not await connection.fetchval(queries.asyncpg("try_lock").sql):
+        await turn.missed()
         if not waited:
             on_wait()
             waited = True
         await asyncio.sleep(random.uniform(0.05, 0.25))
+
+
+class _Turn:
+    """How long the lock on schema changes is waited for.
+
+    Every login of the database can take it. One that may not change the schema is waited for a few seconds, and named.
+    """
+
+    def __init__(self, connection: Any, queries: Queries) -> None:
+        self._connection = connection
+        self._queries = queries
+        self._since = time.monotonic()
+        self._looked_at = 0.0
+        self._holder = "pid unknown"
+        self._patience = TURN_PATIENCE
+
+    async def missed(self) -> None:
+        """Raise an error when the lock has been waited for long enough."""
+        now = time.monotonic()
+        if now - self._looked_at >= _BETWEEN_LOOKS:
+            self._looked_at = now
+            await self._look()
+        if now - self._since > self._patience:
+            raise MigrationRefused(
+                f"another session has held the lock on schema changes for {now - self._since:.0f} s: {self._holder}",
+                "wait for it, or as an administrator: SELECT pg_terminate_backend(pid); and run this again",
+            )
+
+    async def _look(self) -> None:
+        async with looking(self._connection, self._queries):
+            row = await self._connection.fetchrow(self._queries.asyncpg("lock_holder").sql)
+        if row is not None:
+            self._holder = f"pid {row['pid']}, login {row['login']}, application {row['application']}"
+            self._patience = TURN_PATIENCE if row["entitled"] else FOREIGN_PATIENCE
 
 
 @asynccontextmanager
@@ -97,7 +143,7 @@ async def change(
 ) -> None:
     """Run `work` in a transaction of its own, again when it could not get a lock in two seconds."""
     passing = _PASSING_FOR_ROLES if roles else _PASSING
-    deadline = time.monotonic() + TURN_PATIENCE
+    turn = _Turn(connection, queries)
     attempt = 0
     while True:
         try:
@@ -112,17 +158,9 @@ async def change(
             if attempt == LOCK_TRIES:
                 raise await _no_lock(connection, queries, what) from error
             on_retry(attempt)
-        if time.monotonic() > deadline:
-            raise _no_turn()
+        await turn.missed()
         # Long enough for those who queued behind the change to go ahead of its next try.
         await asyncio.sleep(random.uniform(0.1, min(4.0, 0.25 * 2**attempt)))
-
-
-def _no_turn() -> MigrationRefused:
-    return MigrationRefused(
-        f"another schema change has been running for {TURN_PATIENCE:.0f} s",
-        "look for application_name 'holdfast migrate' in pg_stat_activity, and run this again",
-    )
 
 
 def _failed(what: str, error: asyncpg.PostgresError) -> MigrationRefused:
@@ -137,7 +175,8 @@ def _failed(what: str, error: asyncpg.PostgresError) -> MigrationRefused:
 
 
 async def _no_lock(connection: Any, queries: Queries, what: str) -> MigrationRefused:
-    oldest = await connection.fetchrow(queries.asyncpg("oldest_transaction").sql)
+    async with looking(connection, queries):
+        oldest = await connection.fetchrow(queries.asyncpg("oldest_transaction").sql)
     holder = (
         f"; the oldest transaction is {oldest['seconds']} s old: pid {oldest['pid']}, "
         f"login {oldest['login']}, application {oldest['application']}"

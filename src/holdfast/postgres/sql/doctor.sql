@@ -336,6 +336,40 @@ FROM (SELECT route, status, lease_expires_at FROM core.outbox
       LIMIT :most::int) o
 WHERE o.status = 'in_flight' AND o.lease_expires_at < now() - :overdue::interval;
 
+-- --- who can get in whose way ---
+
+-- name: list_unowned_sources
+-- Sources of the latest events that belong to no role, where several logins may publish under their names.
+SELECT DISTINCT o.source, quote_literal(o.source) AS literal
+FROM (SELECT o.source FROM core.outbox o ORDER BY o.id DESC LIMIT :most::int) o
+WHERE NOT EXISTS (SELECT FROM core.sources s WHERE s.source = o.source)
+  AND (SELECT count(*) FROM pg_roles r
+       WHERE r.rolcanlogin AND NOT r.rolsuper AND pg_has_role(r.oid, to_regrole('holdfast_producer'), 'MEMBER')) > 1
+ORDER BY 1 LIMIT 20;
+
+-- name: list_foreign_locks
+-- Advisory locks of ours that other sessions hold: the two of each channel (sql/wakeup.sql), and that of schema changes. A
+-- name can be borrowed, so the role counts as well where there are roles. Producers share the second lock of a channel until
+-- they have committed.
+SELECT lock.name, l.pid, coalesce(a.usename::text, '?') AS login, coalesce(nullif(a.application_name, ''), '?') AS application,
+       coalesce(extract(epoch FROM clock_timestamp() - a.state_change), 0)::float8 AS seconds
+FROM (SELECT format('%s of the channel %s', kind.name, c.channel) AS name, 'holdfast sleeper' AS application,
+             'holdfast_worker' AS role, hashtextextended('core.' || c.channel || kind.suffix, 0) AS key
+      FROM (SELECT unnest(w.channels) AS channel FROM core.workers w UNION SELECT 'outbox_default'
+            UNION SELECT o.channel FROM core.outbox_channels() o) c
+      CROSS JOIN (VALUES ('sleeper lock', '/sleeper'), ('wake-up lock', '')) AS kind (name, suffix)
+      UNION ALL
+      SELECT 'lock of schema changes', 'holdfast migrate', 'holdfast_owner',
+             hashtextextended('holdfast migrate ' || 'core', 0)) lock
+JOIN pg_locks l ON l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
+    AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+    AND (l.classid::bigint << 32) | l.objid::bigint = lock.key
+JOIN pg_stat_activity a ON a.pid = l.pid
+WHERE (l.mode = 'ExclusiveLock' OR a.state_change < clock_timestamp() - interval '10 seconds')
+  AND (a.application_name IS DISTINCT FROM lock.application
+       OR pg_has_role(a.usesysid, to_regrole(lock.role), 'MEMBER') IS FALSE)
+ORDER BY 1, 2 LIMIT 20;
+
 -- name: list_lost_rows
 -- Tables of one row, of no use without it.
 SELECT 'subscriptions_version' AS name WHERE NOT EXISTS (SELECT FROM core.subscriptions_version)

@@ -21,7 +21,8 @@ GRANT EXECUTE ON FUNCTION
     TO holdfast_producer;
 -- They may also react to their own events in their own process; so may a handler's process.
 GRANT EXECUTE ON FUNCTION
-    core.reaction_open(text[], text), core.reaction_enter(text, uuid, text, text, interval),
+    core.reaction_open(text[], text), core.reaction_unhandled(text[], text, text),
+    core.reaction_enter(text, uuid, text, text, interval),
     core.reaction_settle(jsonb, text[], text[], text[], text[], text[], boolean)
     TO holdfast_producer, holdfast_worker;
 
@@ -75,7 +76,8 @@ GRANT SELECT ON core.archive, core.retention_policies, core.sweeps TO holdfast_o
 GRANT EXECUTE ON FUNCTION
     core.archive_replay(bigint[], bigint, text, text, boolean), core.archive_discard(bigint[], boolean, text, text),
     core.retention_set(text, text, text, text, int, int, text), core.retention_due(text, text, timestamptz, int),
-    core.inbox_horizon(), core.erase_archived(uuid, text, text, int), core.erase_outbox(uuid, text, text, boolean, int, uuid)
+    core.inbox_horizon(), core.erase_archived(uuid, text, text, int), core.erase_outbox(uuid, text, text, boolean, int, uuid),
+    core.erase_records(uuid, text, text, int, text, text, boolean)
     TO holdfast_operator;
 
 -- Schedules.

@@ -45,19 +45,39 @@ ON CONFLICT (version) DO UPDATE
     WHERE migrations.version = 0
 
 -- name: begin_session
+-- Of a connection that is ours alone.
 SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', false)
+
+-- name: begin_look
+-- Of a transaction that only reads, also behind a connection pooler.
+SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true)
 
 -- name: try_lock
 -- Tried again and again instead of waited for: a session that waits inside a statement holds a snapshot, and
 -- CREATE INDEX CONCURRENTLY in the session that has the lock would wait for that snapshot for ever.
-SELECT pg_try_advisory_lock(hashtextextended('holdfast migrate ' || 'core', 0))
+SELECT pg_catalog.pg_try_advisory_lock(pg_catalog.hashtextextended(pg_catalog.concat('holdfast migrate ', 'core'), 0::bigint))
 
 -- name: unlock
-SELECT pg_advisory_unlock(hashtextextended('holdfast migrate ' || 'core', 0))
+SELECT pg_catalog.pg_advisory_unlock(pg_catalog.hashtextextended(pg_catalog.concat('holdfast migrate ', 'core'), 0::bigint))
 
 -- name: try_transaction_lock
 -- Behind a connection pooler a session's lock may stay on a server connection that is no longer ours.
-SELECT pg_try_advisory_xact_lock(hashtextextended('holdfast migrate ' || 'core', 0))
+SELECT pg_catalog.pg_try_advisory_xact_lock(pg_catalog.hashtextextended(pg_catalog.concat('holdfast migrate ', 'core'), 0::bigint))
+
+-- name: lock_holder
+-- Who has the lock, and whether it is one who may change the schema: any login can take it.
+SELECT l.pid, coalesce(a.usename::text, '?') AS login, coalesce(nullif(a.application_name, ''), '?') AS application,
+       a.application_name = 'holdfast migrate'
+       AND (a.usename = current_user OR coalesce(r.rolsuper, false) OR coalesce(pg_has_role(
+               a.usesysid, coalesce((SELECT n.nspowner FROM pg_catalog.pg_namespace n WHERE n.nspname = 'core'),
+                                    to_regrole('holdfast_owner')), 'MEMBER'), false)) AS entitled
+FROM pg_catalog.pg_locks l
+JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid
+LEFT JOIN pg_catalog.pg_roles r ON r.oid = a.usesysid
+WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1 AND l.pid <> pg_backend_pid()
+  AND l.database = (SELECT d.oid FROM pg_catalog.pg_database d WHERE d.datname = current_database())
+  AND (l.classid::bigint << 32) | l.objid::bigint = hashtextextended('holdfast migrate ' || 'core', 0)
+ORDER BY l.pid LIMIT 1
 
 -- name: begin_change
 -- A waiting ALTER TABLE stops everybody who comes after it, so it waits two seconds and then lets them pass.
@@ -70,8 +90,8 @@ SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true),
 
 -- name: begin_without_transaction
 -- CREATE INDEX CONCURRENTLY blocks no other session while it waits for old transactions, so it may wait.
-SELECT set_config('lock_timeout', '0', false), set_config('statement_timeout', '0', false),
-       set_config('client_min_messages', 'warning', false)
+SELECT pg_catalog.set_config('lock_timeout', '0', false), pg_catalog.set_config('statement_timeout', '0', false),
+       pg_catalog.set_config('client_min_messages', 'warning', false)
 
 -- name: become_owner
 SET LOCAL ROLE holdfast_owner

@@ -2,8 +2,9 @@
 -- of functions, which write the audit in the same transaction.
 
 -- name: begin_action
-SELECT set_config('search_path', 'pg_catalog, pg_temp', true), set_config('statement_timeout', '60s', true),
-       set_config('lock_timeout', '5s', true), set_config('jit', 'off', true);
+SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true),
+       pg_catalog.set_config('statement_timeout', '60s', true),
+       pg_catalog.set_config('lock_timeout', '5s', true), pg_catalog.set_config('jit', 'off', true);
 
 -- name: list_failed
 SELECT f.id, f.event_id, f.event_type, f.event_version, f.source, f.target, f.handler_name, f.failure_reason, f.attempts,

@@ -1,3 +1,6 @@
+-- Publishing, in the application's transaction and under its search_path: every function has its full name, and there is
+-- no operator. `unnest` of several arrays is part of the grammar.
+
 -- name: publish_one
 -- Values travel as text and are cast here, so that every driver sends the same thing. Delays are added to the
 -- database's clock: a producer whose own clock is wrong must not decide when an event is due.
@@ -10,8 +13,10 @@ VALUES (
     :target::text, :content_class::text, :channel::text, :generation::text::bigint, :domain_id::text::uuid,
     :payload::text::jsonb, :headers::text::jsonb, :idempotency_key::text, :trace_context::text,
     :priority::text::smallint, :ordering_key::text, :dedupe_key::text,
-    coalesce(:available_at::text::timestamptz, now() + coalesce(:delay::text::float8, 0) * interval '1 second'),
-    coalesce(:expires_at::text::timestamptz, now() + :expires_in::text::float8 * interval '1 second'));
+    coalesce(:available_at::text::timestamptz, pg_catalog.timestamptz_pl_interval(
+        pg_catalog.now(), pg_catalog.make_interval(secs => coalesce(:delay::text::float8, 0)))),
+    coalesce(:expires_at::text::timestamptz, pg_catalog.timestamptz_pl_interval(
+        pg_catalog.now(), pg_catalog.make_interval(secs => :expires_in::text::float8))));
 
 -- name: publish_plain
 -- The same for an event that has nothing but a type and a payload, as most do: the database fills in the rest.
@@ -31,8 +36,10 @@ SELECT
     target, coalesce(content_class, 'operations'), coalesce(channel, :default_channel::text), :generation::text::bigint,
     domain_id::uuid, payload::jsonb, headers::jsonb, coalesce(idempotency_key, id), trace_context,
     coalesce(priority::smallint, 1), ordering_key, dedupe_key,
-    coalesce(available_at::timestamptz, now() + coalesce(delay::float8, 0) * interval '1 second'),
-    coalesce(expires_at::timestamptz, now() + expires_in::float8 * interval '1 second')
+    coalesce(available_at::timestamptz, pg_catalog.timestamptz_pl_interval(
+        pg_catalog.now(), pg_catalog.make_interval(secs => coalesce(delay::float8, 0)))),
+    coalesce(expires_at::timestamptz, pg_catalog.timestamptz_pl_interval(
+        pg_catalog.now(), pg_catalog.make_interval(secs => expires_in::float8)))
 FROM unnest(
     :id::text[], :event_type::text[], :event_version::text[], :occurred_at::text[],
     :target::text[], :content_class::text[], :channel::text[], :domain_id::text[],
@@ -50,7 +57,8 @@ AS e (
 -- Who holds a producer's key: the new event, or a pending one that is already there.
 SELECT core.outbox_hold_key(
     :source::text, :key::text, :id::text::uuid, :reschedule::text::boolean,
-    coalesce(:available_at::text::timestamptz, now() + coalesce(:delay::text::float8, 0) * interval '1 second'))::text;
+    coalesce(:available_at::text::timestamptz, pg_catalog.timestamptz_pl_interval(
+        pg_catalog.now(), pg_catalog.make_interval(secs => coalesce(:delay::text::float8, 0)))))::text;
 
 -- name: cancel_key
 SELECT core.outbox_cancel(:source::text, :key::text);
@@ -58,4 +66,5 @@ SELECT core.outbox_cancel(:source::text, :key::text);
 -- name: reschedule_key
 SELECT core.outbox_reschedule(
     :source::text, :key::text,
-    coalesce(:available_at::text::timestamptz, now() + coalesce(:delay::text::float8, 0) * interval '1 second'));
+    coalesce(:available_at::text::timestamptz, pg_catalog.timestamptz_pl_interval(
+        pg_catalog.now(), pg_catalog.make_interval(secs => coalesce(:delay::text::float8, 0)))));

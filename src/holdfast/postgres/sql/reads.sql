@@ -4,8 +4,9 @@
 -- name: begin_read
 -- One snapshot for all the answers. A scan of the whole table is never what is wanted here, whatever the statistics
 -- say; and a look must not become a burden.
-SELECT set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true),
-       set_config('statement_timeout', '15s', true), set_config('search_path', 'pg_catalog, pg_temp', true);
+SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true),
+       pg_catalog.set_config('enable_seqscan', 'off', true), pg_catalog.set_config('jit', 'off', true),
+       pg_catalog.set_config('statement_timeout', '15s', true);
 
 -- name: count_open
 -- The condition on ordering_key is that of the index: without it there is none for these rows.

@@ -31,7 +31,19 @@ SELECT count(*)::int AS examined,
        count(*) FILTER (WHERE page.domain_id = :domain::uuid AND page.settled_at IS NULL)::int AS open,
        max(page.id::text COLLATE "C")::uuid AS next_id
 FROM (SELECT o.id, o.domain_id, o.settled_at FROM core.outbox o
-      WHERE o.id > :after::uuid ORDER BY o.id LIMIT :most::int) page;
+      WHERE o.id >= coalesce(:after::uuid, '00000000-0000-0000-0000-000000000000') AND o.id IS DISTINCT FROM :after::uuid
+      ORDER BY o.id LIMIT :most::int) page;
+
+-- name: count_domain_mentions
+-- What names a domain and is never erased: the audit, which is append-only, but for the lines that say that it was erased;
+-- what people noted and planned; and what schedules publish.
+SELECT (SELECT count(*) FROM (SELECT a.* FROM core.audit a ORDER BY a.id DESC LIMIT :most::int) a
+        WHERE a.action <> 'retention.erase'
+          AND strpos(lower(concat(a.actor, ' ', a.reason, ' ', a.arguments::text)), :domain::uuid::text) > 0)::int AS audit,
+       (SELECT count(*) FROM core.failure_notes n WHERE strpos(lower(n.note), :domain::uuid::text) > 0)::int AS notes,
+       (SELECT count(*) FROM (SELECT p.* FROM core.plans p ORDER BY p.id DESC LIMIT :most::int) p
+        WHERE strpos(lower(p::text), :domain::uuid::text) > 0)::int AS plans,
+       (SELECT count(*) FROM core.schedules s WHERE strpos(lower(s.payload::text), :domain::uuid::text) > 0)::int AS schedules;
 
 -- name: estimate_outbox
 -- The planner's idea of the table's size, for a progress bar. -1: it has none yet.

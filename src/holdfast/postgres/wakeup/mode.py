@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from holdfast.postgres.queries import Queries
-from holdfast.postgres.schema.ddl import MigrationRefused, change, connect, one_at_a_time
+from holdfast.postgres.schema.ddl import MigrationRefused, change, connect, looking, one_at_a_time
 from holdfast.postgres.schema.ownership import OWNER, Facts, inspect
 
 Mode = Literal["when_idle", "always", "never"]
@@ -17,7 +17,7 @@ async def mode(dsn: str, schema: str = "core") -> str:
     connection = await connect(dsn)
     try:
         _require_ours(await inspect(connection, queries), schema)
-        found: str | None = await connection.fetchval(queries.asyncpg("read_bell").sql)
+        found = await _bell(connection, queries)
         return found or "missing"
     finally:
         await connection.close()
@@ -36,7 +36,7 @@ async def set_mode(
         async with one_at_a_time(connection, queries, lambda: None):
             facts = await inspect(connection, queries)
             _require_ours(facts, schema)
-            before: str | None = await connection.fetchval(queries.asyncpg("read_bell").sql)
+            before = await _bell(connection, queries)
             if before != wanted:
 
                 async def work() -> None:
@@ -53,6 +53,12 @@ async def set_mode(
             return before or "missing"
     finally:
         await connection.close()
+
+
+async def _bell(connection: Any, queries: Queries) -> str | None:
+    async with looking(connection, queries):
+        found: str | None = await connection.fetchval(queries.asyncpg("read_bell").sql)
+    return found
 
 
 def _require_ours(facts: Facts, schema: str) -> None:

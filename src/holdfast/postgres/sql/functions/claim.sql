@@ -32,6 +32,17 @@ AS $$
 DECLARE
     v_stop_requests boolean := EXISTS (SELECT FROM core.stop_requests);
 BEGIN
+    IF (p_worker IS NOT NULL AND p_token IS NOT NULL
+        AND p_lease BETWEEN interval '0' AND interval '1 day') IS NOT TRUE THEN
+        PERFORM core.refuse_argument('a claim needs p_worker, p_token and a p_lease of at most a day');
+    END IF;
+    IF (p_subscriptions_version IS NOT NULL AND p_channel IS NOT NULL AND p_generation IS NOT NULL
+        AND core.is_list(p_routes) AND core.is_list(p_priorities) AND core.is_list(p_handlers) AND core.is_list(p_limits)
+        AND core.is_list(p_marks_at) AND core.is_list(p_marks_id) AND 0 <= ALL (p_limits) AND 100000 >= ALL (p_limits)
+        AND cardinality(p_routes) = ALL (ARRAY[cardinality(p_priorities), cardinality(p_limits), cardinality(p_handlers),
+                                               cardinality(p_marks_at), cardinality(p_marks_id)])) IS NOT TRUE THEN
+        PERFORM core.refuse_argument('the arrays must have one entry for each lane, and a limit is 0 to 100000');
+    END IF;
     RETURN QUERY
     WITH due AS MATERIALIZED (
         SELECT o.id
@@ -61,7 +72,9 @@ BEGIN
         o.attempts, extract(epoch FROM now() - o.first_failed_at)::float8, o.expires_at <= now(),
         v_stop_requests AND EXISTS (SELECT FROM core.stop_requests s WHERE s.id = o.id),
         -- LIMIT keeps the planner from hashing the whole inbox for an EXISTS.
-        coalesce((SELECT true FROM core.event_handled h
+        coalesce((SELECT h.source IS NULL OR h.source = o.source
+                         OR core.inbox_has(h.handler_name, o.idempotency_key, o.source)
+                  FROM core.event_handled h
                   WHERE h.handler_name = p_handlers[array_position(p_routes, o.route)]
                     AND h.idempotency_key = o.idempotency_key LIMIT 1), false);
     IF NOT FOUND AND NOT EXISTS (SELECT FROM core.subscriptions_version WHERE one AND version = p_subscriptions_version) THEN
@@ -85,7 +98,16 @@ SET search_path = pg_catalog, pg_temp SET jit = off
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 #variable_conflict use_column
+DECLARE
+    v_secret bytea := core.secret();
 BEGIN
+    IF (p_subscriptions_version IS NOT NULL AND p_channel IS NOT NULL AND p_generation IS NOT NULL
+        AND core.is_list(p_routes) AND core.is_list(p_priorities) AND core.is_list(p_limits)
+        AND core.is_list(p_marks_at) AND core.is_list(p_marks_id) AND 0 <= ALL (p_limits) AND 100000 >= ALL (p_limits)
+        AND cardinality(p_routes) = ALL (ARRAY[cardinality(p_priorities), cardinality(p_limits),
+                                               cardinality(p_marks_at), cardinality(p_marks_id)])) IS NOT TRUE THEN
+        PERFORM core.refuse_argument('the arrays must have one entry for each lane, and a limit is 0 to 100000');
+    END IF;
     IF NOT EXISTS (SELECT FROM core.subscriptions_version WHERE one AND version = p_subscriptions_version) THEN
         RETURN QUERY SELECT NULL, NULL::smallint, NULL::int, NULL::timestamptz, NULL::uuid;
         RETURN;
@@ -117,7 +139,7 @@ BEGIN
             id, origin_id, handler_name, event_type, event_version, occurred_at, source, target, content_class, channel,
             generation, domain_id, payload, headers, idempotency_key, trace_context, created_at, available_at, expires_at,
             priority)
-        SELECT core.sibling_id(o.id, o.owed_to), o.id, o.owed_to, o.event_type, o.event_version, o.occurred_at,
+        SELECT core.sibling_id(o.id, o.owed_to, v_secret), o.id, o.owed_to, o.event_type, o.event_version, o.occurred_at,
             o.source, o.target, o.content_class, o.channel, o.generation, o.domain_id, o.payload, o.headers,
             o.idempotency_key, o.trace_context, o.created_at, o.available_at, o.expires_at, o.priority
         FROM wanted o
@@ -137,7 +159,18 @@ END
 $$;
 
 -- sibling_id: the origin's 48 bits of time and a hash of origin and handler, so that splitting twice is splitting
--- once and siblings sort beside their origin.
+-- once and siblings sort beside their origin. The secret keeps a producer from taking the id before the split does.
+CREATE OR REPLACE FUNCTION core.sibling_id(p_origin uuid, p_handler text, p_secret bytea) RETURNS uuid
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT (substr(p_origin::text, 1, 13) || '-7' || substr(h, 1, 3) || '-'
+            || substr('89ab', 1 + (get_byte(decode(substr(h, 4, 2), 'hex'), 0) & 3), 1)
+            || substr(h, 6, 3) || '-' || substr(h, 9, 12))::uuid
+    FROM encode(sha256(p_secret || convert_to(p_origin::text || '/' || p_handler, 'UTF8')), 'hex') AS h
+$$;
+
+-- sibling_id without a secret: the ids of siblings that were made before there was one.
 CREATE OR REPLACE FUNCTION core.sibling_id(p_origin uuid, p_handler text) RETURNS uuid
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 SET search_path = pg_catalog, pg_temp
@@ -208,6 +241,10 @@ SET search_path = pg_catalog, pg_temp SET jit = off
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 BEGIN
+    IF (core.is_list(p_routes) AND core.is_list(p_priorities) AND cardinality(p_routes) = cardinality(p_priorities)
+        AND p_since BETWEEN interval '-1 day' AND interval '3650 days') IS NOT TRUE THEN
+        PERFORM core.refuse_argument('p_routes and p_priorities must have one entry for each lane, p_since at most ten years');
+    END IF;
     RETURN (
         SELECT extract(epoch FROM min(next.available_at) - clock_timestamp())
         FROM unnest(p_routes, p_priorities) AS lane (route, priority)

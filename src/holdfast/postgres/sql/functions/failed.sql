@@ -253,13 +253,16 @@ SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     v_origin uuid := coalesce((SELECT o.origin_id FROM core.outbox o WHERE o.id = p_id), p_id);
+    v_secret bytea := core.secret();
 BEGIN
     RETURN QUERY
     SELECT o.id
     FROM (SELECT v_origin AS id
           UNION SELECT p_id
-          UNION SELECT core.sibling_id(v_origin, s.handler_name)
+          UNION SELECT unnest(ARRAY[core.sibling_id(v_origin, s.handler_name, v_secret),
+                                    core.sibling_id(v_origin, s.handler_name)])
                 FROM (SELECT DISTINCT handler_name FROM core.subscriptions) s) named
-    CROSS JOIN LATERAL (SELECT o.id FROM core.outbox o WHERE o.id = named.id LIMIT 1) o;
+    CROSS JOIN LATERAL (SELECT o.id FROM core.outbox o
+                        WHERE o.id = named.id AND (o.id = v_origin OR o.origin_id = v_origin) LIMIT 1) o;
 END
 $$;

@@ -1,13 +1,16 @@
 -- Generations of a deployment: where to replay into, ending one, and moving what it left behind.
 
--- serving_generation: the newest that a living worker serves; without one the newest deployment, or 0.
+-- serving_generation: the newest whose own channel a living worker serves; without one the newest deployment, or 0. A number
+-- that a worker merely names is none: what is replayed into it would wait for ever.
 CREATE OR REPLACE FUNCTION core.serving_generation()
 RETURNS bigint
 LANGUAGE plpgsql STABLE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    RETURN coalesce((SELECT max(s.generation) FROM core.served_channels() s), core.current_generation());
+    RETURN coalesce((SELECT max(s.generation) FROM core.served_channels() s
+                     WHERE s.channel = core.channel_of(s.generation)
+                        OR s.generation <= core.current_generation()), core.current_generation());
 END
 $$;
 

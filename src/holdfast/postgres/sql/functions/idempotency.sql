@@ -16,10 +16,14 @@ DECLARE
     v_found core.idempotency_records;
 BEGIN
     -- An index row must stay under 2,704 bytes, whatever a caller sends.
-    IF octet_length(p_key) NOT BETWEEN 1 AND 255 OR octet_length(p_scope) NOT BETWEEN 1 AND 1020
-       OR octet_length(p_hashes[1]) > 128 THEN
-        RAISE EXCEPTION 'a key has 1 to 255 bytes, a scope 1 to 1020, a hash at most 128'
-            USING ERRCODE = 'invalid_parameter_value', HINT = 'Hash what is longer.';
+    IF (octet_length(p_key) BETWEEN 1 AND 255 AND octet_length(p_scope) BETWEEN 1 AND 1020
+        AND core.is_list(p_hashes) AND cardinality(p_hashes) BETWEEN 1 AND 100
+        AND octet_length(p_hashes[1]) BETWEEN 1 AND 128) IS NOT TRUE THEN
+        PERFORM core.refuse_argument('a key has 1 to 255 bytes, a scope 1 to 1020, a hash 1 to 128', 'Hash what is longer.');
+    ELSIF (p_hash_version IS NOT NULL AND p_keep BETWEEN interval '0' AND interval '36500 days' AND p_wait_ms IS NOT NULL
+           AND coalesce(p_idle_ms, 100) >= 100) IS NOT TRUE THEN
+        PERFORM core.refuse_argument('p_hash_version, p_keep (at most 36500 days) and p_wait_ms must not be NULL, '
+                                     'p_idle_ms at least 100');
     END IF;
     IF p_wait_ms <> 2000 THEN
         PERFORM set_config('lock_timeout', greatest(1, p_wait_ms)::text, true);
@@ -42,7 +46,7 @@ BEGIN
             DELETE FROM core.idempotency_records r
             WHERE r.scope = p_scope AND r.key = p_key AND r.expires_at <= now();
             CONTINUE;
-        ELSIF v_found.request_hash <> ALL (p_hashes) THEN
+        ELSIF (v_found.request_hash = ANY (p_hashes)) IS NOT TRUE THEN
             RETURN json_build_object('outcome', 'reused');
         ELSIF v_found.status = 'Started' THEN
             -- In this transaction: the caller asks twice. Committed: the command ended its transaction by itself.
@@ -67,6 +71,11 @@ LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET enable_seqscan = off
 AS $$
 BEGIN
+    IF (p_scope IS NOT NULL AND p_key IS NOT NULL AND p_failed IS NOT NULL AND p_omitted IS NOT NULL
+        AND p_status_code BETWEEN 100 AND 599 AND coalesce(octet_length(p_body), 0) <= 67108864
+        AND coalesce(octet_length(p_headers::text), 0) <= 1048576) IS NOT TRUE THEN
+        PERFORM core.refuse_argument('an answer has a status of 100 to 599, at most 1 MiB of headers and 64 MiB of body');
+    END IF;
     UPDATE core.idempotency_records r
     SET status = CASE WHEN p_failed THEN 'Failed' ELSE 'Completed' END, response_status_code = p_status_code,
         response_headers = p_headers, response_body = p_body, body_omitted = p_omitted

@@ -22,8 +22,7 @@ BEGIN
 END
 $$;
 
--- reaction_open: which of the handlers have not handled the key yet. For events whose key is not their own id: the
--- others cannot have been handled before.
+-- reaction_open: reaction_unhandled for releases before 0007, whose keys belonged to no source.
 CREATE OR REPLACE FUNCTION core.reaction_open(p_handlers text[], p_key text)
 RETURNS text[]
 LANGUAGE plpgsql STABLE SECURITY DEFINER
@@ -37,6 +36,22 @@ BEGIN
 END
 $$;
 
+-- reaction_unhandled: which of the handlers have not handled the source's key yet. For events whose key is not their own
+-- id: the others cannot have been handled before.
+CREATE OR REPLACE FUNCTION core.reaction_unhandled(p_handlers text[], p_key text, p_source text)
+RETURNS text[]
+LANGUAGE plpgsql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN ARRAY(
+        SELECT t.handler FROM unnest(p_handlers) AS t (handler)
+        WHERE NOT EXISTS (SELECT FROM core.event_handled h
+                          WHERE h.handler_name = t.handler AND h.idempotency_key = p_key
+                            AND (h.source IS NULL OR h.source = p_source OR core.inbox_has(t.handler, p_key, p_source))));
+END
+$$;
+
 -- reaction_enter: the first statement of a transactional reaction, as outbox_enter is a handler's: what it writes and
 -- the inbox row commit together. False: the event is handled already, or was handled by the transaction that held the inbox row until now.
 CREATE OR REPLACE FUNCTION core.reaction_enter(
@@ -46,8 +61,14 @@ LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s'
 AS $$
 DECLARE
-    v_idle text := (extract(epoch FROM p_idle) * 1000)::bigint::text;
+    v_idle text;
 BEGIN
+    PERFORM core.require_idle(p_idle);
+    v_idle := (extract(epoch FROM p_idle) * 1000)::bigint::text;
+    IF (p_event IS NOT NULL AND p_source IS NOT NULL AND octet_length(p_key) BETWEEN 1 AND 1020 AND core.is_name(p_handler)
+        AND p_handler ~ '^[a-z][a-z0-9_]*([.][a-z][a-z0-9_]*)+$') IS NOT TRUE THEN
+        PERFORM core.refuse_argument('p_event, p_source and p_key must not be NULL, and p_handler must name a handler');
+    END IF;
     PERFORM set_config('idle_in_transaction_session_timeout', v_idle, true);
     IF current_setting('server_version_num')::int >= 170000 THEN
         PERFORM set_config('transaction_timeout', v_idle, true);
@@ -56,8 +77,7 @@ BEGIN
         RAISE EXCEPTION 'event % is not in the outbox', p_event
             USING ERRCODE = 'no_data_found', HINT = 'React to an event after the commit that published it.';
     END IF;
-    INSERT INTO core.event_handled (handler_name, idempotency_key) VALUES (p_handler, p_key) ON CONFLICT DO NOTHING;
-    RETURN FOUND;
+    RETURN core.inbox_add(p_handler, p_key, p_source);
 END
 $$;
 
@@ -76,17 +96,38 @@ LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    v_id     uuid := p_event ->> 'event_id';
+    v_id     uuid;
     v_source text := p_event ->> 'source';
+    v_type   text := p_event ->> 'event_type';
+    v_target text := p_event ->> 'target';
+    v_secret bytea := core.secret();
     v_known  boolean;
 BEGIN
-    IF v_id IS NULL OR v_source IS NULL OR coalesce(p_event ->> 'idempotency_key', '') = '' THEN
-        RAISE EXCEPTION 'p_event must have event_id, source and idempotency_key'
-            USING ERRCODE = 'invalid_parameter_value', HINT = 'Pass the envelope of the event.';
-    ELSIF EXISTS (SELECT FROM unnest(p_done || p_failed) AS t (handler)
-                  WHERE (t.handler ~ '^[a-z][a-z0-9_]*([.][a-z][a-z0-9_]*)+$') IS NOT TRUE) THEN
-        RAISE EXCEPTION 'p_done and p_failed must name handlers'
-            USING ERRCODE = 'invalid_parameter_value', HINT = 'Write them like billing.charge_card.';
+    IF (pg_column_size(p_event) <= 1048576 AND core.is_name(v_source) AND core.is_name(v_type)
+        AND octet_length(p_event ->> 'idempotency_key') BETWEEN 1 AND 1020
+        AND p_event ->> 'event_id' ~ '^[0-9a-fA-F-]{32,36}$') IS NOT TRUE THEN
+        PERFORM core.refuse_argument('p_event must have event_id, source, event_type and idempotency_key',
+                                     'Pass the envelope of the event.');
+    ELSIF (core.are_names(p_done, 1000) AND core.are_names(p_failed, 1000) AND p_alone IS NOT NULL
+           AND cardinality(p_failed) = ALL (ARRAY[cardinality(p_reasons), cardinality(p_errors), cardinality(p_signatures)]))
+          IS NOT TRUE
+          OR EXISTS (SELECT FROM unnest(p_done || p_failed) AS t (handler)
+                     WHERE t.handler !~ '^[a-z][a-z0-9_]*([.][a-z][a-z0-9_]*)+$') THEN
+        PERFORM core.refuse_argument('p_done and p_failed must name handlers, with a reason, an error and a signature for '
+                                     'each that failed', 'Write them like billing.charge_card.');
+    END IF;
+    PERFORM core.require_failures(p_failed, p_reasons);
+    v_id := p_event ->> 'event_id';
+    -- A handler that workers have subscribed gets what it has subscribed to, from the outbox. A dead letter of any other
+    -- event in its lane would be run by it after a replay.
+    IF EXISTS (SELECT FROM unnest(p_failed) AS t (handler)
+               WHERE EXISTS (SELECT FROM core.subscriptions s
+                             WHERE s.handler_name = t.handler AND s.retired_at IS DISTINCT FROM s.created_at)
+                 AND NOT EXISTS (SELECT FROM core.subscriptions s
+                                 WHERE s.handler_name = t.handler AND v_type LIKE s.pattern
+                                   AND (v_target IS NULL OR v_target = s.domain_context))) THEN
+        RAISE EXCEPTION 'p_failed names a handler that has never wanted %', v_type
+            USING ERRCODE = 'insufficient_privilege', HINT = 'Name the reactions that have run.';
     END IF;
     IF cardinality(p_failed) > 0 THEN
         -- Whatever the connection's setting: a dead letter must not be lost by a crash of the server.
@@ -95,16 +136,21 @@ BEGIN
     v_known := core.reaction_owned(v_id, v_source, p_event ->> 'idempotency_key');
 
     -- For an event that retention has removed by now the inbox row would never be read.
-    INSERT INTO core.event_handled (handler_name, idempotency_key)
-    SELECT t.handler, p_event ->> 'idempotency_key' FROM unnest(p_done) AS t (handler)
-    WHERE v_known
-    ORDER BY t.handler COLLATE "C"
-    ON CONFLICT DO NOTHING;
+    PERFORM core.inbox_add(t.handler, p_event ->> 'idempotency_key', v_source)
+    FROM (SELECT handler FROM unnest(p_done) AS t (handler) WHERE v_known ORDER BY handler COLLATE "C") t;
 
+    -- As many as any application has: what a producer names here is kept.
+    IF EXISTS (SELECT FROM unnest(p_done || p_failed) AS t (handler)
+               WHERE NOT EXISTS (SELECT FROM core.subscriptions s
+                                 WHERE s.handler_name = t.handler AND s.event_type = v_type))
+       AND (SELECT count(*) FROM (SELECT FROM core.subscriptions LIMIT 20000) s) = 20000 THEN
+        RAISE EXCEPTION 'there are 20000 subscriptions already'
+            USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Delete those that are retired from core.subscriptions.';
+    END IF;
     -- Retired at once, so that it is owed nothing: an event's siblings, and the handlers that have handled it, are found
     -- by the handlers in core.subscriptions.
     INSERT INTO core.subscriptions (domain_context, handler_name, event_type, retired_at)
-    SELECT split_part(t.handler, '.', 1), t.handler, p_event ->> 'event_type', now()
+    SELECT split_part(t.handler, '.', 1), t.handler, v_type, now()
     FROM unnest(p_done || p_failed) AS t (handler)
     ORDER BY t.handler COLLATE "C"
     ON CONFLICT DO NOTHING;
@@ -113,7 +159,7 @@ BEGIN
         id, origin_id, handler_name, event_type, event_version, occurred_at, source, target, content_class, channel,
         generation, domain_id, payload, headers, idempotency_key, trace_context, created_at, priority,
         status, attempts, failure_reason, last_error, error_signature, first_failed_at, failed_at, settled_at)
-    SELECT core.sibling_id(v_id, t.handler), v_id, t.handler, e.event_type, e.event_version, e.occurred_at, v_source,
+    SELECT core.sibling_id(v_id, t.handler, v_secret), v_id, t.handler, e.event_type, e.event_version, e.occurred_at, v_source,
         e.target, coalesce(o.content_class, 'operations'), coalesce(o.channel, core.current_channel()),
         coalesce(o.generation, core.current_generation()), e.domain_id, e.payload, coalesce(o.headers, e.headers),
         e.idempotency_key, e.trace_context, coalesce(o.created_at, now()), coalesce(o.priority, 1),
@@ -123,6 +169,8 @@ BEGIN
         event_type text, event_version int, occurred_at timestamptz, target text, domain_id uuid, payload jsonb,
         headers jsonb, idempotency_key text, trace_context text)
     LEFT JOIN core.outbox o ON o.id = v_id AND o.source = v_source
+    -- Nor one that stands already under the id of before there was a secret.
+    WHERE NOT EXISTS (SELECT FROM core.outbox x WHERE x.id = core.sibling_id(v_id, t.handler) AND x.origin_id = v_id)
     ON CONFLICT (id) DO NOTHING;
 
     UPDATE core.outbox o
@@ -132,7 +180,9 @@ BEGIN
       AND NOT EXISTS (SELECT FROM core.subscriptions s
                       WHERE s.retired_at IS NULL AND o.event_type LIKE s.pattern
                         AND (o.target IS NULL OR o.target = s.domain_context));
-    RETURN ARRAY(SELECT core.sibling_id(v_id, t.handler)
+    RETURN ARRAY(SELECT core.sibling_id(v_id, t.handler, v_secret)
                  FROM unnest(p_failed) WITH ORDINALITY AS t (handler, n) ORDER BY t.n);
+EXCEPTION WHEN data_exception OR check_violation OR not_null_violation OR program_limit_exceeded THEN
+    PERFORM core.refuse_argument('p_event: ' || SQLERRM, 'Pass the envelope of the event.');
 END
 $$;

@@ -150,12 +150,14 @@ BEGIN
         INSERT INTO core.stop_requests (id, requested_by) VALUES (p_id, p_stopped_by) ON CONFLICT DO NOTHING;
     END IF;
     PERFORM core.audit_rows(p_stopped_by, 'cancel', p_reason, '{}', ARRAY[p_id], ARRAY['moved']);
-    PERFORM pg_notify(v_channel, 'stop ' || p_id);
+    -- A digest of the id, which the worker that holds the event recognises and no other listener learns anything from.
+    PERFORM pg_notify(v_channel, 'stop ' || left(encode(sha256(convert_to(p_id::text, 'UTF8')), 'hex'), 16));
     RETURN 1;
 END
 $$;
 
--- require_source: a source that no role owns is open to every producer; an owned one only to its roles. Inside a
+-- require_source: a source that no role owns is open to every producer; an owned one only to its roles, and to
+-- the owner of the schema. Inside a
 -- SECURITY DEFINER function current_user is its owner; who called is the role that was SET, or else the login.
 CREATE OR REPLACE FUNCTION core.require_source(p_source text)
 RETURNS void
@@ -167,9 +169,23 @@ DECLARE
 BEGIN
     IF EXISTS (SELECT FROM core.sources s WHERE s.source = p_source)
        AND NOT EXISTS (SELECT FROM core.sources s WHERE s.source = p_source
-                       AND pg_has_role(caller, to_regrole(quote_ident(s.role_name)), 'MEMBER')) THEN
+                       AND pg_has_role(caller, to_regrole(quote_ident(s.role_name)), 'MEMBER'))
+       AND NOT pg_has_role(caller, current_user, 'MEMBER') THEN
         RAISE EXCEPTION 'source % belongs to another role', p_source
             USING ERRCODE = 'insufficient_privilege', HINT = 'Ask the owner of the schema for a line in core.sources.';
+    END IF;
+END
+$$;
+
+-- require_key: a producer's key, and the source it belongs to.
+CREATE OR REPLACE FUNCTION core.require_key(p_source text, p_key text)
+RETURNS void
+LANGUAGE plpgsql IMMUTABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF (octet_length(p_key) BETWEEN 1 AND 1020 AND octet_length(p_source) BETWEEN 1 AND 800) IS NOT TRUE THEN
+        PERFORM core.refuse_argument('p_key must have 1 to 1020 bytes, p_source 1 to 800');
     END IF;
 END
 $$;
@@ -187,6 +203,12 @@ AS $$
 DECLARE
     holder uuid;
 BEGIN
+    PERFORM core.require_key(p_source, p_key);
+    IF (p_id IS NOT NULL AND p_reschedule IS NOT NULL
+        AND coalesce(p_available_at BETWEEN '0001-01-02 00:00:00+00' AND '9999-12-30 00:00:00+00'
+                     OR p_available_at = 'infinity', true)) IS NOT TRUE THEN
+        PERFORM core.refuse_argument('p_id and p_reschedule must not be NULL, p_available_at a time until the year 9999');
+    END IF;
     PERFORM core.require_source(p_source);
     INSERT INTO core.outbox_keys AS k (source, dedupe_key, event_id) VALUES (p_source, p_key, p_id)
     ON CONFLICT (source, dedupe_key) DO UPDATE SET event_id = k.event_id   -- takes the row lock: one producer at a time
@@ -214,6 +236,7 @@ AS $$
 DECLARE
     holder uuid;
 BEGIN
+    PERFORM core.require_key(p_source, p_key);
     PERFORM core.require_source(p_source);
     SELECT k.event_id INTO holder FROM core.outbox_keys k
     WHERE k.source = p_source AND k.dedupe_key = p_key FOR UPDATE;
@@ -238,9 +261,10 @@ AS $$
 DECLARE
     holder uuid;
 BEGIN
+    PERFORM core.require_key(p_source, p_key);
     PERFORM core.require_source(p_source);
-    IF p_available_at IS NULL OR NOT isfinite(p_available_at) THEN
-        RAISE EXCEPTION 'p_available_at must be a time' USING ERRCODE = 'invalid_parameter_value';
+    IF (p_available_at BETWEEN '0001-01-02 00:00:00+00' AND '9999-12-30 00:00:00+00') IS NOT TRUE THEN
+        PERFORM core.refuse_argument('p_available_at must be a time until the year 9999');
     END IF;
     SELECT k.event_id INTO holder FROM core.outbox_keys k
     WHERE k.source = p_source AND k.dedupe_key = p_key FOR UPDATE;

@@ -31,6 +31,9 @@ DECLARE
     old       core.schedules;
     v_retimed boolean;
 BEGIN
+    IF (core.is_name(p_name) AND core.is_name(p_source) AND core.is_name(p_event_type) AND p_force IS NOT NULL) IS NOT TRUE THEN
+        PERFORM core.refuse_argument('p_name, p_source and p_event_type must be names of 1 to 200 bytes');
+    END IF;
     PERFORM core.require_source(p_source);
     PERFORM core.require_generation(p_generation);
     LOOP
@@ -67,6 +70,8 @@ BEGIN
         next_slot = CASE WHEN v_retimed THEN NULL ELSE s.next_slot END
     WHERE s.name = p_name;
     RETURN 'declared';
+EXCEPTION WHEN data_exception OR check_violation OR not_null_violation THEN
+    PERFORM core.refuse_argument(SQLERRM);
 END
 $$;
 
@@ -135,6 +140,10 @@ AS $$
 DECLARE
     schedule core.schedules;
 BEGIN
+    IF (core.is_list(p_slots) AND isfinite(p_until) AND coalesce(isfinite(p_next), true) AND p_version IS NOT NULL) IS NOT TRUE
+       OR EXISTS (SELECT FROM unnest(p_slots) AS slot (at) WHERE NOT isfinite(slot.at)) THEN
+        PERFORM core.refuse_argument('p_slots, p_until and p_next must be times');
+    END IF;
     -- Behind a transaction pooler the commit is a statement of its own. Who is frozen before it has not fired anything,
     -- and must not keep others from it.
     PERFORM set_config('idle_in_transaction_session_timeout', '5s', true);

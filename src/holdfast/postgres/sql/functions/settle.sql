@@ -19,6 +19,10 @@ SET search_path = pg_catalog, pg_temp SET jit = off
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 BEGIN
+    PERFORM core.require_batch(p_ids, p_tokens, '{}');
+    IF (p_lease BETWEEN interval '0' AND interval '1 day') IS NOT TRUE THEN
+        PERFORM core.refuse_argument('p_lease must be at most a day');
+    END IF;
     WITH held AS MATERIALIZED (
         SELECT o.id
         FROM unnest(p_ids, p_tokens) AS t (id, token)
@@ -54,16 +58,21 @@ AS $$
 DECLARE
     settled uuid[];
 BEGIN
+    PERFORM core.require_batch(p_ids, p_tokens, '{}');
+    IF (core.is_list(p_routes) AND cardinality(p_routes) = cardinality(p_handlers) AND core.are_names(p_handlers)
+        AND p_record IS NOT NULL) IS NOT TRUE THEN
+        PERFORM core.refuse_argument('p_handlers must name a handler for each of p_routes');
+    END IF;
     WITH done AS (
         UPDATE core.outbox o
         SET status = 'delivered', delivered_at = now(), settled_at = now(), lease_token = NULL, lease_expires_at = NULL,
             handler_name = coalesce(o.handler_name, p_handlers[array_position(p_routes, o.route)])
         WHERE o.id = ANY (p_ids) AND o.status = 'in_flight'
           AND ((o.id, o.lease_token) IN (SELECT * FROM unnest(p_ids, p_tokens))) IS TRUE
-        RETURNING o.id, o.handler_name, o.idempotency_key),
+        RETURNING o.id, o.handler_name, o.idempotency_key, o.source),
     recorded AS (
-        INSERT INTO core.event_handled (handler_name, idempotency_key)
-        SELECT d.handler_name, d.idempotency_key FROM done d WHERE p_record
+        INSERT INTO core.event_handled (handler_name, idempotency_key, source)
+        SELECT d.handler_name, d.idempotency_key, d.source FROM done d WHERE p_record
         ORDER BY d.handler_name COLLATE "C", d.idempotency_key COLLATE "C")
     SELECT array_agg(d.id) INTO settled FROM done d;
 
@@ -71,17 +80,17 @@ BEGIN
         RETURN QUERY SELECT unnest(p_ids) EXCEPT SELECT unnest(settled);
     END IF;
 EXCEPTION WHEN unique_violation THEN
-    INSERT INTO core.event_handled (handler_name, idempotency_key)
-    SELECT o.handler, o.key
-    FROM (SELECT coalesce(o.handler_name, p_handlers[array_position(p_routes, o.route)]) AS handler,
-                 o.idempotency_key AS key
-          FROM core.outbox o
-          WHERE o.id = ANY (p_ids) AND o.status = 'in_flight'
-            AND ((o.id, o.lease_token) IN (SELECT * FROM unnest(p_ids, p_tokens))) IS TRUE
-          ORDER BY o.id
-          FOR NO KEY UPDATE) o
-    ORDER BY o.handler COLLATE "C", o.key COLLATE "C"
-    ON CONFLICT DO NOTHING;
+    PERFORM core.inbox_add(o.handler, o.key, o.source)
+    FROM (SELECT o.handler, o.key, o.source
+          FROM (SELECT coalesce(o.handler_name, p_handlers[array_position(p_routes, o.route)]) AS handler,
+                       o.idempotency_key AS key, o.source
+                FROM core.outbox o
+                WHERE o.id = ANY (p_ids) AND o.status = 'in_flight'
+                  AND ((o.id, o.lease_token) IN (SELECT * FROM unnest(p_ids, p_tokens))) IS TRUE
+                ORDER BY o.id
+                FOR NO KEY UPDATE) o
+          ORDER BY o.handler COLLATE "C", o.key COLLATE "C"
+          OFFSET 0) o;
     RETURN QUERY SELECT core.outbox_deliver(p_ids, p_tokens, p_routes, p_handlers, false);
 END
 $$;
@@ -96,21 +105,37 @@ SET search_path = pg_catalog, pg_temp SET jit = off SET plan_cache_mode = force_
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 DECLARE
-    v_deleted uuid[];
+    v_deleted uuid[]; v_handlers text[]; v_keys text[]; v_sources text[];
 BEGIN
+    PERFORM core.require_batch(p_ids, p_tokens, '{}');
+    IF (core.is_list(p_routes) AND cardinality(p_routes) = cardinality(p_handlers) AND core.are_names(p_handlers)
+        AND p_record IS NOT NULL) IS NOT TRUE THEN
+        PERFORM core.refuse_argument('p_handlers must name a handler for each of p_routes');
+    END IF;
     WITH deleted AS (
         DELETE FROM core.outbox o
         WHERE o.id = ANY (p_ids) AND o.status = 'in_flight'
           AND ((o.id, o.lease_token) IN (SELECT * FROM unnest(p_ids, p_tokens))) IS TRUE
           AND core.deletes_delivered(o.content_class)
         RETURNING o.id, coalesce(o.handler_name, p_handlers[array_position(p_routes, o.route)]) AS handler_name,
-                  o.idempotency_key),
+                  o.idempotency_key, o.source),
     recorded AS (
-        INSERT INTO core.event_handled (handler_name, idempotency_key)
-        SELECT d.handler_name, d.idempotency_key FROM deleted d WHERE p_record
+        INSERT INTO core.event_handled (handler_name, idempotency_key, source)
+        SELECT d.handler_name, d.idempotency_key, d.source FROM deleted d WHERE p_record
         ORDER BY d.handler_name COLLATE "C", d.idempotency_key COLLATE "C"
-        ON CONFLICT DO NOTHING)
-    SELECT coalesce(array_agg(d.id), '{}') INTO v_deleted FROM deleted d;
+        ON CONFLICT DO NOTHING
+        RETURNING handler_name, idempotency_key)
+    SELECT coalesce(array_agg(d.id), '{}'), array_agg(d.handler_name) FILTER (WHERE taken),
+           array_agg(d.idempotency_key) FILTER (WHERE taken), array_agg(d.source) FILTER (WHERE taken)
+    INTO v_deleted, v_handlers, v_keys, v_sources
+    FROM (SELECT d.*, p_record AND NOT EXISTS (
+                     SELECT FROM recorded r
+                     WHERE r.handler_name = d.handler_name AND r.idempotency_key = d.idempotency_key) AS taken
+          FROM deleted d) d;
+    IF v_keys IS NOT NULL THEN
+        PERFORM core.inbox_add(t.handler, t.key, t.source)
+        FROM unnest(v_handlers, v_keys, v_sources) AS t (handler, key, source);
+    END IF;
     IF cardinality(v_deleted) < cardinality(p_ids) THEN
         RETURN QUERY
         SELECT core.outbox_deliver(array_agg(t.id), array_agg(t.token), p_routes, p_handlers, p_record)
@@ -129,6 +154,9 @@ SET search_path = pg_catalog, pg_temp SET jit = off SET plan_cache_mode = force_
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 BEGIN
+    PERFORM core.require_batch(p_ids, p_tokens, ARRAY[cardinality(p_handlers), cardinality(p_delays), cardinality(p_errors)]);
+    PERFORM core.require_failures(p_handlers, '{}');
+    PERFORM core.require_delays(p_delays);
     RETURN QUERY
     WITH mine AS MATERIALIZED (
         SELECT t.id, t.handler, t.delay, t.error
@@ -140,7 +168,7 @@ BEGIN
             FOR NO KEY UPDATE) o),
     done AS (
         UPDATE core.outbox o
-        SET status = 'pending', available_at = statement_timestamp() + mine.delay, last_error = mine.error,
+        SET status = 'pending', available_at = statement_timestamp() + mine.delay, last_error = left(mine.error, 8192),
             first_failed_at = coalesce(o.first_failed_at, statement_timestamp()), handler_name = mine.handler,
             claimed_by = NULL, lease_token = NULL, lease_expires_at = NULL
         FROM mine WHERE o.id = mine.id
@@ -158,6 +186,8 @@ SET search_path = pg_catalog, pg_temp SET jit = off SET plan_cache_mode = force_
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 BEGIN
+    PERFORM core.require_batch(p_ids, p_tokens, ARRAY[cardinality(p_delays)]);
+    PERFORM core.require_delays(p_delays);
     RETURN QUERY
     WITH mine AS MATERIALIZED (
         SELECT t.id, t.delay
@@ -192,6 +222,9 @@ SET search_path = pg_catalog, pg_temp SET jit = off SET plan_cache_mode = force_
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 BEGIN
+    PERFORM core.require_batch(p_ids, p_tokens, ARRAY[
+        cardinality(p_handlers), cardinality(p_reasons), cardinality(p_errors), cardinality(p_signatures)]);
+    PERFORM core.require_failures(p_handlers, p_reasons);
     RETURN QUERY
     WITH mine AS MATERIALIZED (
         SELECT t.id, t.handler, t.reason, t.error, t.signature
@@ -204,8 +237,8 @@ BEGIN
     done AS (
         UPDATE core.outbox o
         SET status = 'failed', failed_at = statement_timestamp(), settled_at = statement_timestamp(),
-            failure_reason = mine.reason, last_error = coalesce(mine.error, o.last_error),
-            error_signature = mine.signature, first_failed_at = coalesce(o.first_failed_at, statement_timestamp()),
+            failure_reason = mine.reason, last_error = coalesce(left(mine.error, 8192), o.last_error),
+            error_signature = left(mine.signature, 300), first_failed_at = coalesce(o.first_failed_at, statement_timestamp()),
             deleted_at = CASE WHEN mine.reason IN ('cancelled', 'expired') THEN statement_timestamp() END,
             handler_name = mine.handler, lease_token = NULL, lease_expires_at = NULL
         FROM mine WHERE o.id = mine.id
@@ -227,6 +260,9 @@ SET search_path = pg_catalog, pg_temp SET jit = off SET plan_cache_mode = force_
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 BEGIN
+    PERFORM core.require_batch(p_ids, p_tokens, ARRAY[
+        cardinality(p_handlers), cardinality(p_reasons), cardinality(p_errors), cardinality(p_signatures)]);
+    PERFORM core.require_failures(p_handlers, p_reasons);
     RETURN QUERY
     WITH mine AS MATERIALIZED (
         SELECT t.id, t.handler, t.reason, t.error, t.signature
@@ -247,10 +283,10 @@ BEGIN
             first_failed_at, error_signature, failure_history)
         SELECT m.id, m.handler, m.payload, m.headers, m.attempts, m.created_at, statement_timestamp(), m.reason,
             -- A rejection without a reason says nothing about the errors before.
-            CASE WHEN m.reason = 'rejected' THEN m.error ELSE coalesce(m.error, m.last_error) END,
+            CASE WHEN m.reason = 'rejected' THEN left(m.error, 8192) ELSE coalesce(left(m.error, 8192), m.last_error) END,
             m.event_type, m.event_version, m.occurred_at, m.source, m.target, m.content_class, m.channel, m.generation,
             m.domain_id, m.idempotency_key, m.trace_context, m.origin_id, m.priority, m.ordering_key, m.dedupe_key,
-            m.expires_at, coalesce(m.first_failed_at, statement_timestamp()), m.signature, m.failure_history
+            m.expires_at, coalesce(m.first_failed_at, statement_timestamp()), left(m.signature, 300), m.failure_history
         FROM moved m ORDER BY m.id
         RETURNING original_id),
     -- A request to stop the event came too late.
@@ -270,9 +306,15 @@ LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s'
 AS $$
 DECLARE
-    v_idle text := (extract(epoch FROM p_idle) * 1000)::bigint::text;
-    v_key  text;
+    v_idle   text;
+    v_key    text;
+    v_source text;
 BEGIN
+    PERFORM core.require_idle(p_idle);
+    v_idle := (extract(epoch FROM p_idle) * 1000)::bigint::text;
+    IF (core.is_name(p_handler) AND strpos(p_handler, '/') = 0) IS NOT TRUE THEN
+        PERFORM core.refuse_argument('p_handler must name a handler, in 1 to 200 bytes');
+    END IF;
     PERFORM set_config('idle_in_transaction_session_timeout', v_idle, true);
     IF current_setting('server_version_num')::int >= 170000 THEN
         -- Also for a client that vanished in the middle of a message, which counts as neither idle nor running.
@@ -282,12 +324,14 @@ BEGIN
     SET status = 'delivered', delivered_at = now(), settled_at = now(), handler_name = p_handler,
         lease_token = NULL, lease_expires_at = NULL
     WHERE o.id = p_id AND o.lease_token = p_token AND o.status = 'in_flight'
-    RETURNING o.idempotency_key INTO v_key;
+    RETURNING o.idempotency_key, o.source INTO v_key, v_source;
     IF NOT FOUND THEN
         RETURN 'lost';
     END IF;
-    INSERT INTO core.event_handled (handler_name, idempotency_key) VALUES (p_handler, v_key) ON CONFLICT DO NOTHING;
-    RETURN CASE WHEN FOUND THEN 'run' ELSE 'duplicate' END;
+    -- As inbox_add, whose call would cost every delivery: nearly always the first copy is the only one.
+    INSERT INTO core.event_handled (handler_name, idempotency_key, source) VALUES (p_handler, v_key, v_source)
+    ON CONFLICT DO NOTHING;
+    RETURN CASE WHEN FOUND OR core.inbox_add(p_handler, v_key, v_source) THEN 'run' ELSE 'duplicate' END;
 END
 $$;
 
@@ -299,19 +343,21 @@ LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    v_key text;
+    v_key    text;
+    v_source text;
 BEGIN
     -- Only a version that this transaction wrote: what is committed is delivered for good.
     UPDATE core.outbox o
     SET status = 'in_flight', delivered_at = NULL, settled_at = NULL, lease_token = p_token, lease_expires_at = now(),
         handler_name = CASE WHEN strpos(p_route, '/') = 0 THEN p_handler END
     WHERE o.id = p_id AND o.status = 'delivered' AND o.handler_name = p_handler AND o.xmin = pg_current_xact_id()::xid
-    RETURNING o.idempotency_key INTO v_key;
+    RETURNING o.idempotency_key, o.source INTO v_key, v_source;
     IF NOT FOUND THEN
         RETURN false;
     END IF;
     DELETE FROM core.event_handled h
-    WHERE h.handler_name = p_handler AND h.idempotency_key = v_key AND h.xmin = pg_current_xact_id()::xid;
+    WHERE h.handler_name = p_handler AND h.idempotency_key = ANY (ARRAY[v_key, core.scoped_key(v_source, v_key)])
+      AND h.xmin = pg_current_xact_id()::xid;
     RETURN true;
 END
 $$;

@@ -11,6 +11,12 @@ AS $$
 DECLARE
     v_event_types text[] := ARRAY(SELECT DISTINCT t FROM unnest(p_event_types) AS t ORDER BY t);
 BEGIN
+    IF (core.is_name(p_domain_context) AND core.is_name(p_handler)
+        AND p_handler ~ '^[a-z][a-z0-9_]*([.][a-z][a-z0-9_]*)+$' AND core.are_names(p_event_types, 1000)) IS NOT TRUE THEN
+        PERFORM core.refuse_argument(
+            'p_domain_context, p_handler and at most 1000 p_event_types must be names of 1 to 200 bytes',
+            'Write a handler like billing.charge_card.');
+    END IF;
     -- Most starts change nothing: look before taking the lock that orders changes.
     IF (SELECT count(*) FROM core.subscriptions
         WHERE handler_name = p_handler AND event_type = ANY (v_event_types)

@@ -28,6 +28,10 @@ AS $$
 DECLARE
     v_page bigint;
 BEGIN
+    IF (p_sweeper IS NOT NULL AND p_force IS NOT NULL
+        AND p_rest BETWEEN interval '0' AND interval '36500 days') IS NOT TRUE THEN
+        PERFORM core.refuse_argument('p_sweeper and p_force must not be NULL, p_rest 0 to 36500 days');
+    END IF;
     UPDATE core.sweeps s SET sweeper = p_sweeper, seen_at = now()
     WHERE s.one AND (p_force OR s.sweeper = p_sweeper
                      OR ((s.sweeper IS NULL OR s.seen_at < now() - interval '1 minute') AND s.finished_at <= now() - p_rest))
@@ -43,6 +47,10 @@ LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
+    IF (p_sweeper IS NOT NULL AND jsonb_typeof(p_counts) = 'object' AND octet_length(p_counts::text) <= 8192
+        AND p_inbox_page >= 0) IS NOT TRUE THEN
+        PERFORM core.refuse_argument('p_counts must be a JSON object of at most 8 KiB, p_inbox_page a page');
+    END IF;
     UPDATE core.sweeps s
     SET sweeper = NULL, seen_at = NULL, finished_at = now(), counts = p_counts, inbox_page = p_inbox_page
     WHERE s.one AND s.sweeper = p_sweeper;
@@ -212,6 +220,10 @@ DECLARE
     v_numbers bigint[];
     v_found   int := 0;
 BEGIN
+    IF (p_step IN ('delivered', 'tombstones', 'failed', 'discarded', 'archived', 'archive_tombstones', 'inbox', 'records')
+        AND p_content_class IS NOT NULL AND p_start IS NOT NULL AND p_limit IS NOT NULL) IS NOT TRUE THEN
+        PERFORM core.refuse_argument('p_step must name a step; p_content_class, p_start and p_limit must not be NULL');
+    END IF;
     PERFORM core.require_operator(p_actor);
     swept := 0;
     upto := p_start;
@@ -277,6 +289,9 @@ DECLARE
     v_limit  int := least(greatest(p_limit, 1), 5000);
     v_old    tid[];
 BEGIN
+    IF (p_page BETWEEN 0 AND 4294000000 AND p_pages BETWEEN 1 AND 100000 AND p_limit IS NOT NULL) IS NOT TRUE THEN
+        PERFORM core.refuse_argument('p_page must be a page of the inbox, p_pages 1 to 100000');
+    END IF;
     PERFORM core.require_operator(p_actor);
     v_old := ARRAY(
         SELECT h.ctid FROM core.event_handled h

@@ -8,6 +8,10 @@ LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
+    IF (p_id IS NOT NULL AND core.is_name(p_name) AND core.is_name(p_host) AND p_pid >= 0 AND core.is_name(p_version)
+        AND p_generation >= 0 AND core.are_names(p_channels, 1000, 63) AND core.are_names(p_handlers)) IS NOT TRUE THEN
+        PERFORM core.refuse_argument('a worker has an id, a name, a host, a pid, a version, a generation, channels and handlers');
+    END IF;
     INSERT INTO core.workers (id, name, host, pid, version, generation, channels, handlers)
     VALUES (p_id, p_name, p_host, p_pid, p_version, p_generation, p_channels, p_handlers)
     ON CONFLICT (id) DO UPDATE SET heartbeat_at = now(), stopped_at = NULL;

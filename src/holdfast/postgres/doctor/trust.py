@@ -1,0 +1,44 @@
+"""Who can get in whose way: sources that any producer may write to, and locks that foreign sessions hold."""
+
+from __future__ import annotations
+
+from holdfast.postgres.doctor.examination import Examination
+from holdfast.postgres.doctor.findings import Check, Finding
+
+_LATEST = 10_000
+
+
+async def _sources(examination: Examination) -> list[Finding]:
+    await examination.require_installed()
+    return [
+        Finding(
+            "note",
+            "source-unowned",
+            source,
+            "every producer of this database may publish, cancel and reschedule events of this source",
+            "no role owns it, and several logins are producers",
+            f"INSERT INTO {examination.in_schema('sources')} VALUES ({literal}, '<its role>');",  # noqa: S608 - for people
+        )
+        for source, literal in await examination.rows("list_unowned_sources", most=_LATEST)
+    ]
+
+
+async def _locks(examination: Examination) -> list[Finding]:
+    await examination.require_installed()
+    return [
+        Finding(
+            "warning",
+            "lock-foreign",
+            row["name"],
+            "another session holds a lock of ours: wake-ups take up to a second, or schema changes are refused",
+            f"pid {row['pid']}, login {row['login']}, application {row['application']}, for {row['seconds']:.0f} s",
+            f"SELECT pg_terminate_backend({row['pid']});",
+        )
+        for row in await examination.rows("list_foreign_locks")
+    ]
+
+
+CHECKS = (
+    Check("sources", "health", "every source has an owner where several publish", ("source-unowned",), _sources),
+    Check("locks", "health", "no foreign session holds an advisory lock of ours", ("lock-foreign",), _locks),
+)

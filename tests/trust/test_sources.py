@@ -1,0 +1,249 @@
+"""No producer suppresses, forges or learns of the events of another source (SEC-1, T2, T3, T4)."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+import asyncpg
+import pytest
+
+from holdfast import EventEnvelope, HandlerRegistry, NewEvent, Publisher
+from holdfast.ids import uuid7
+from holdfast.operator import Operator
+from tests.acceptance.support import drained, running, until
+from tests.logins import PRODUCER, WORKER, Logins
+from tests.outbox import CHANNEL, EVENT, HANDLER, LANE, Outbox, connect
+from tests.servers import SessionServer
+
+pytestmark = pytest.mark.trust
+
+SQUAT = "INSERT INTO core.outbox (id, event_type, source, payload) VALUES ($1, 'junk.thing', 'bank', '{}')"
+
+
+@pytest.fixture
+def logins(postgres_server: SessionServer, dsn: str) -> Iterator[Logins]:
+    logins = Logins(postgres_server, dsn)
+    logins.create()
+    yield logins
+    logins.drop()
+
+
+@pytest.fixture
+async def outbox(dsn: str) -> AsyncIterator[Outbox]:
+    connection = await connect(dsn)
+    yield Outbox(connection)
+    await connection.close()
+
+
+@asynccontextmanager
+async def session(logins: Logins, role: str) -> AsyncIterator[asyncpg.Connection]:
+    connection = await asyncpg.connect(logins.dsn_of(logins.names[role]))
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+async def own(outbox: Outbox, logins: Logins) -> None:
+    """The shop's login owns the source shop; bank belongs to nobody."""
+    await outbox.connection.execute(
+        "INSERT INTO core.sources (source, role_name) VALUES ('shop', $1)", logins.names[PRODUCER]
+    )
+
+
+async def publish(connection: asyncpg.Connection, source: str, **options: object) -> UUID:
+    async with connection.transaction():
+        event = NewEvent(EVENT, {}, **options)  # type: ignore[arg-type]
+        return (await Publisher(source).publish_event(connection, event)).event_id
+
+
+# --- siblings ---
+
+
+@pytest.mark.parametrize("handlers", [2, 3])
+@pytest.mark.parametrize("delay", [0, 0.2])
+async def test_a_siblings_id_cannot_be_taken_before_the_split(
+    outbox: Outbox, logins: Logins, handlers: int, delay: float
+) -> None:
+    """SEC-1, T2: whatever of an event's id a producer knows, every handler still gets the event."""
+    names = ["billing.charge_card", "mail.thank", "stock.reserve"][:handlers]
+    for name in names:
+        await outbox.subscribe(name, EVENT)
+    event = uuid7()
+    async with session(logins, PRODUCER) as shop, session(logins, "bank") as bank:
+        for name in names:
+            guess = await outbox.value("SELECT core.sibling_id($1, $2)", event, name)
+            await bank.execute(SQUAT, guess)
+            with pytest.raises(asyncpg.InsufficientPrivilegeError):
+                await bank.fetchval("SELECT core.sibling_id($1, $2, '')", event, name)
+            with pytest.raises(asyncpg.InsufficientPrivilegeError):
+                await bank.fetchval("SELECT secret FROM core.secrets")
+        await publish(shop, "shop", event_id=event, delay=delay)
+    await until(lambda: outbox.split(LANE), what="it is due and split")
+    siblings = await outbox.connection.fetch("SELECT handler_name FROM core.outbox WHERE origin_id = $1", event)
+    assert sorted(row[0] for row in siblings) == names
+    # The squatter's rows stand where they were put, as rows of its own, and are no part of the event.
+    rows = {row[0] for row in await outbox.connection.fetch("SELECT core.event_rows($1)", event)}
+    assert len(rows) == handlers + 1
+    assert await outbox.value("SELECT count(*) FROM core.outbox WHERE source = 'bank'") == handlers
+
+
+async def test_siblings_from_before_are_still_found(outbox: Outbox) -> None:
+    """OBX-3, T2: a row that was split by the last release belongs to its event."""
+    await outbox.subscribe(HANDLER, EVENT)
+    event = await outbox.insert()
+    await outbox.connection.execute(
+        """INSERT INTO core.outbox (id, origin_id, handler_name, event_type, source, payload)
+           VALUES (core.sibling_id($1, $2), $1, $2, $3, 'shop', '{}')""",
+        *(event, HANDLER, EVENT),
+    )
+    assert len(await outbox.connection.fetch("SELECT core.event_rows($1)", event)) == 2
+
+
+# --- keys ---
+
+
+@pytest.mark.parametrize("transactional", [False, True])
+@pytest.mark.parametrize("bank_owned", [False, True])
+async def test_a_foreign_event_with_the_same_key_suppresses_nothing(
+    dsn: str, outbox: Outbox, logins: Logins, transactional: bool, bank_owned: bool
+) -> None:
+    """SEC-1, PUB-5, T3: before and after the real event; the real one is handled, and handled once."""
+    await own(outbox, logins)
+    if bank_owned:
+        await outbox.connection.execute("INSERT INTO core.sources VALUES ('bank', $1)", logins.names["bank"])
+    registry, handled = HandlerRegistry(), []
+
+    if transactional:
+
+        @registry.handler(EVENT, name=HANDLER)
+        async def charge_in_transaction(event: EventEnvelope, tx: asyncpg.Connection) -> None:
+            handled.append(event.source)
+    else:
+
+        @registry.handler(EVENT, name=HANDLER)
+        async def charge(event: EventEnvelope) -> None:
+            handled.append(event.source)
+
+    async with session(logins, PRODUCER) as shop, session(logins, "bank") as bank, running(dsn, registry):
+        for source, connection in (("bank", bank), ("shop", shop), ("bank", bank), ("shop", shop)):
+            await publish(connection, source, idempotency_key="order-17")
+            await drained(outbox.connection)
+    assert handled.count("shop") == 1, handled
+    assert handled.count("bank") == 1, handled
+    pairs = "SELECT count(*), count(DISTINCT (handler_name, idempotency_key)) FROM core.event_handled"
+    assert await outbox.connection.fetchrow(pairs) == (2, 2)
+
+
+async def test_an_id_can_be_a_key_of_nobody_else(outbox: Outbox, logins: Logins) -> None:
+    """SEC-1, T3: an event whose own id is the key that another source will use."""
+    await own(outbox, logins)
+    await outbox.subscribe(HANDLER, EVENT)
+    key = uuid.uuid4()
+    async with session(logins, PRODUCER) as shop, session(logins, "bank") as bank:
+        await publish(bank, "bank", event_id=key)
+        assert await outbox.deliver(*await outbox.hold()) == []
+        await publish(shop, "shop", idempotency_key=str(key))
+        await publish(shop, "shop", idempotency_key=str(key))
+    first, second = await outbox.claim()
+    assert (first["handled"], second["handled"]) == (False, False)
+
+
+async def test_without_an_owner_a_key_is_one_for_all(outbox: Outbox) -> None:
+    """PUB-5: as ever, and also for keys that were handled before sources were recorded."""
+    await outbox.subscribe(HANDLER, EVENT)
+    await outbox.insert(idempotency_key="k")
+    assert await outbox.deliver(*await outbox.hold()) == []
+    await outbox.insert(idempotency_key="k", source="bank")
+    assert [row["handled"] for row in await outbox.claim()] == [True]
+    await outbox.connection.execute("UPDATE core.event_handled SET source = NULL")
+    await outbox.connection.execute("INSERT INTO core.sources VALUES ('shop', 'holdfast_producer')")
+    await outbox.insert(idempotency_key="k")
+    assert [row["handled"] for row in await outbox.claim()] == [True]
+
+
+# --- sources ---
+
+
+async def test_an_owned_source_is_written_to_by_its_role_alone(outbox: Outbox, logins: Logins) -> None:
+    """SEC-1, OBX-2, T4: by the library, by a plain INSERT and by COPY; sources that nobody owns stay open."""
+    await own(outbox, logins)
+    insert = "INSERT INTO core.outbox (event_type, source, payload) VALUES ('a.b', $1, '{}')"
+    async with session(logins, PRODUCER) as shop, session(logins, "bank") as bank:
+        await shop.execute(insert, "shop")
+        await bank.execute(insert, "bank")
+        await bank.execute(insert, "open")
+        refusals = [
+            lambda: bank.execute(insert, "shop"),
+            lambda: publish(bank, "shop"),
+            lambda: Publisher("shop").publish_many(bank, [NewEvent(EVENT, {})]),
+            lambda: bank.copy_records_to_table(
+                "outbox", schema_name="core", columns=["event_type", "source", "payload", "idempotency_key"],
+                records=[("a.b", "shop", "{}", "k")],
+            ),
+        ]  # fmt: skip
+        for refused in refusals:
+            with pytest.raises(asyncpg.InsufficientPrivilegeError, match="source shop belongs to another role"):
+                async with bank.transaction():
+                    await refused()
+    assert await outbox.value("SELECT count(*) FROM core.outbox WHERE source = 'shop'") == 1
+
+
+async def test_schedules_and_the_archive_write_for_owned_sources(outbox: Outbox, logins: Logins) -> None:
+    """OBX-2, T4: what functions insert for others is not refused; their own checks stand."""
+    await outbox.connection.execute("INSERT INTO core.sources VALUES ('shop', $1)", logins.names[WORKER])
+    values = {
+        "name": "shop.hourly", "cron": None, "timezone": None, "every": timedelta(hours=1), "missed": "latest",
+        "event_type": EVENT, "source": "shop", "target": None, "priority": 1, "payload": "{}", "generation": 0,
+        "force": True,
+    }  # fmt: skip
+    async with session(logins, WORKER) as worker:
+        await Outbox(worker).call("schedule_declare", **values)
+        seen = await outbox.connection.fetchrow("SELECT * FROM core.schedules")
+        until_ = datetime.now(UTC)
+        fire = {"name": "shop.hourly", "version": seen["version"], "slots": [until_], "until": until_,
+                "next": until_ + timedelta(hours=1), "generation": 0}  # fmt: skip
+        await outbox.connection.execute("UPDATE core.schedules SET owed_after = owed_after - interval '1 day'")
+        assert (await Outbox(worker).call("schedule_fire", **fire))[0][0]
+    async with session(logins, "holdfast_operator") as operator:
+        assert await operator.fetchval("SELECT core.schedule_trigger('shop.hourly', 'ann@example.org')") is not None
+    await outbox.subscribe(HANDLER, EVENT)
+    await outbox.subscribe("mail.thank", EVENT)
+    assert await outbox.split(LANE) == 2
+
+
+async def test_doctor_names_sources_without_an_owner(dsn: str, outbox: Outbox, logins: Logins) -> None:
+    """T4: where several logins publish."""
+    await own(outbox, logins)
+    await outbox.insert()
+    await outbox.insert(source="bank")
+    async with Operator(dsn, actor="ann@example.org") as operator:
+        report = await operator.doctor()
+    assert [each.object for each in report.findings if each.code == "source-unowned"] == ["bank"]
+
+
+# --- notifications ---
+
+
+async def test_a_notification_says_nothing_about_events(outbox: Outbox, dsn: str) -> None:
+    """SEC-1, S6: every login may listen; it learns that something happened, and not to which event."""
+    await outbox.connection.execute(
+        "DROP TRIGGER outbox_bell ON core.outbox; CREATE CONSTRAINT TRIGGER outbox_bell AFTER INSERT ON core.outbox "
+        "DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION core.outbox_notify('always')"
+    )
+    heard: list[str] = []
+    listener = await asyncpg.connect(dsn)
+    await listener.add_listener(CHANNEL, lambda *arguments: heard.append(arguments[3]))
+    ids = [await outbox.insert(), await outbox.failed(), (await outbox.held()).id]
+    await outbox.replay(ids[1])
+    for id in ids:
+        await outbox.stop(id)
+    await outbox.connection.execute(f"NOTIFY {CHANNEL}, 'last'")
+    await until(lambda: "last" in heard)
+    await listener.close()
+    assert {"", "rescan"} < set(heard)
+    assert not [text for text in heard for id in ids if str(id)[9:] in text]
