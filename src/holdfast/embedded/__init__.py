@@ -8,6 +8,9 @@
 Without a directory the server is temporary: it and its data are gone when the block ends, and also when the
 process is killed. With one (`EmbeddedPostgres(Path("data"))`) the data stays and the next start finds it.
 It is meant for one machine and one user; it is not a way to run a database in production.
+
+Postgres refuses to run as root. Started by root it runs as the account `holdfast`, which is made with useradd if the
+machine has none, or as `nobody` where that fails; what root writes, that account can read at most.
 """
 
 from holdfast.embedded.account import usable_data_dir
