@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 
 import asyncpg
 import pytest
@@ -75,15 +74,12 @@ async def test_addresses_that_can_be_read(address: str, monkeypatch: pytest.Monk
 
 
 async def test_a_connection_that_is_still_being_set_up_is_not_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """LSN-4: a worker that stops while it connects leaves no backend behind."""
+    """LSN-4: a command that stops while it connects leaves no backend behind."""
 
     class Silent:
         terminated = False
 
-        def get_server_version(self) -> SimpleNamespace:
-            return SimpleNamespace(major=18)
-
-        async def fetchval(self, *_: object) -> None:
+        async def execute(self, *_: object) -> None:
             await asyncio.Event().wait()
 
         def terminate(self) -> None:
@@ -97,5 +93,5 @@ async def test_a_connection_that_is_still_being_set_up_is_not_left_behind(monkey
     monkeypatch.setattr(asyncpg, "connect", connected)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05):
-            await connection.connect(Address("postgresql://h/db"), "listen", statement_timeout=1, transaction_timeout=9)
+            await ddl.connect("postgresql://h/db")
     assert silent.terminated

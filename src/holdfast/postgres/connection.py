@@ -19,6 +19,16 @@ CONNECT_TIMEOUT = 10.0
 # No schema that another role could write to: a function, operator or type of theirs would run with our rights.
 SEARCH_PATH = "pg_catalog, pg_temp"
 
+# Whatever the role's own defaults are: claims skip what others hold and must not fail on it, and no transaction of ours
+# is read-only or ended by a limit that it does not know of.
+_DEFAULTS = {
+    "default_transaction_isolation": "read committed",
+    "default_transaction_read_only": "off",
+    "idle_in_transaction_session_timeout": "0",
+    "idle_session_timeout": "0",
+    "lock_timeout": "0",
+}
+
 _HOST = re.compile(r"(?:\[[^\]]*\]|[^:\[\]]*)(?::\d*)?")
 
 
@@ -32,6 +42,7 @@ class Address:
     def __init__(self, dsn: str) -> None:
         self.dsn = dsn
         self.pooled = False
+        self.major = 0  # of the server, once `probe` has asked
         self._lock = threading.Lock()  # a heartbeat connects from a thread of its own
         self.reached = False  # somebody has, since the last fault
         self._next_try = 0.0
@@ -55,12 +66,11 @@ class Address:
             self.reached = reached
 
     async def probe(self) -> None:
-        """Find out: a pooler tells its clients another backend than the one that answers."""
+        """Find out what the other side is."""
         connection = await open_connection(self.dsn, statement_cache_size=0, command_timeout=CONNECT_TIMEOUT)
         try:
-            async with connection.transaction():
-                answering = await connection.fetchval("SELECT pg_catalog.pg_backend_pid()")
-            self.pooled = answering != connection.get_server_pid()
+            self.pooled = await is_pooled(connection)
+            self.major = connection.get_server_version().major
         finally:
             await connection.close(timeout=2)
 
@@ -69,10 +79,7 @@ class Address:
         name = {"application_name": f"holdfast {purpose}"}
         if self.pooled:
             return {"server_settings": name, "statement_cache_size": 0}
-        # Whatever the role's defaults are: claims skip what others hold, and must not fail on it.
-        defaults = {"default_transaction_isolation": "read committed", "lock_timeout": "0"}
-        if not lent:
-            defaults["search_path"] = SEARCH_PATH
+        defaults = _DEFAULTS if lent else {**_DEFAULTS, "search_path": SEARCH_PATH}
         return {"server_settings": {**name, **defaults, **settings}}
 
 
@@ -102,6 +109,9 @@ async def connect(
     }
     if not durable:
         settings["synchronous_commit"] = "off"
+    if address.major >= 17:
+        # A client that vanishes between a statement and its Sync is neither running nor idle in a transaction.
+        settings["transaction_timeout"] = _milliseconds(transaction_timeout)
     if idle_timeout:
         settings["idle_session_timeout"] = _milliseconds(idle_timeout)
     # Longer than the server's own limit: it should be the one to answer.
@@ -112,15 +122,6 @@ async def connect(
         connection = await open_connection(
             address.dsn, command_timeout=patience, connection_class=connection_class, **options
         )
-        if transaction_timeout and not address.pooled and connection.get_server_version().major >= 17:
-            # A client that vanishes between a statement and its Sync is neither running nor idle in a transaction.
-            try:
-                await connection.fetchval(
-                    "SELECT pg_catalog.set_config('transaction_timeout', $1, false)", _milliseconds(transaction_timeout)
-                )
-            except BaseException:
-                connection.terminate()  # a caller that was cancelled has no connection that it could close
-                raise
     except CONNECTION_FAULTS:
         address.found(False)
         raise
@@ -129,6 +130,17 @@ async def connect(
         raise LoginRefused(str(refusal)) from refusal
     address.found(True)
     return connection
+
+
+async def is_pooled(connection: asyncpg.Connection) -> bool:
+    """Return whether a pooler stands in between: it tells its clients another backend than the one that answers."""
+    # In one message, so that no limit of the role's ends the transaction before it is lifted.
+    await connection.execute(
+        "BEGIN; SET LOCAL statement_timeout = 0; SET LOCAL idle_in_transaction_session_timeout = 0"
+    )
+    answering = await connection.fetchval("SELECT pg_catalog.pg_backend_pid()")
+    await connection.execute("ROLLBACK")
+    return bool(answering != connection.get_server_pid())
 
 
 async def open_connection(dsn: str, **options: Any) -> asyncpg.Connection:

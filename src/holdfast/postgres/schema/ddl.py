@@ -12,7 +12,7 @@ from typing import Any
 import asyncpg
 
 from holdfast.errors import MigrationError
-from holdfast.postgres.connection import open_connection
+from holdfast.postgres.connection import is_pooled, open_connection
 from holdfast.postgres.queries import Queries
 from holdfast.retry import CONFLICT_SQLSTATES, LOCK_NOT_AVAILABLE
 
@@ -40,12 +40,22 @@ class MigrationRefused(MigrationError):
 
 
 async def connect(dsn: str) -> Any:
-    """An asyncpg connection for schema changes. Every statement runs in one of the transactions below."""
-    return await open_connection(
+    """An asyncpg connection for schema changes. Every statement runs in one of the transactions below.
+
+    No setting of the login changes what a statement means on it.
+    """
+    connection = await open_connection(
         dsn,
         statement_cache_size=0,  # nothing here runs twice, and a pooler may not keep statements
         server_settings={"application_name": "holdfast migrate"},
     )
+    try:
+        if not await is_pooled(connection):
+            await connection.execute(Queries().asyncpg("begin_session").sql)
+    except BaseException:
+        connection.terminate()  # a caller that was cancelled has no connection that it could close
+        raise
+    return connection
 
 
 @asynccontextmanager
@@ -66,11 +76,9 @@ async def one_at_a_time(connection: Any, queries: Queries, on_wait: Callable[[],
     There a session lock could be left on a connection that serves another client next, so only the lock inside
     each transaction is taken. It keeps two runs apart as well, but they may take turns.
     """
-    direct = connection.get_server_pid() == await connection.fetchval(queries.asyncpg("backend").sql)
-    if not direct:
+    if await is_pooled(connection):
         yield False
         return
-    await connection.execute(queries.asyncpg("begin_session").sql)
     await _wait_for_turn(connection, queries, on_wait)
     try:
         yield True

@@ -153,7 +153,7 @@ async def require_current(connection: Any, schema: str = "core", *, source: Trav
     if facts.has_ledger and not facts.may_read_ledger:
         raise MigrationRefused(
             f"{facts.login} may not read {schema}.migrations",
-            f"as an administrator: GRANT holdfast_worker (or _producer, _operator) TO {facts.login}",
+            f"as an administrator: GRANT holdfast_worker TO {facts.login} (or holdfast_producer, holdfast_operator)",
         )
     ledger = await connection.fetch(queries.asyncpg("read_ledger").sql) if facts.has_ledger else []
     checksums: dict[int, str] = {line["version"]: line["checksum"] for line in ledger}

@@ -111,9 +111,11 @@ def _obstacle(facts: Facts, schema: str) -> MigrationRefused | None:
             f"{facts.login} may not become {OWNER}", f"as an administrator: GRANT {OWNER} TO {facts.login}"
         )
     if facts.schema_owner != OWNER and not facts.may_create_schema:
+        remedy = f"CREATE SCHEMA {schema} AUTHORIZATION {OWNER}"
+        if OWNER in missing:
+            remedy = f"GRANT CREATE ON DATABASE {facts.database} TO {facts.login}"
         return MigrationRefused(
-            f"{facts.login} may not create a schema in the database {facts.database}",
-            f"as an administrator: CREATE SCHEMA {schema} AUTHORIZATION {OWNER}",
+            f"{facts.login} may not create a schema in the database {facts.database}", f"as an administrator: {remedy}"
         )
     if facts.schema_owner not in (None, OWNER, facts.login):
         return MigrationRefused(

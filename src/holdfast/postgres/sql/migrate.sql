@@ -28,9 +28,6 @@ LEFT JOIN pg_catalog.pg_class ledger ON ledger.relnamespace = space.oid AND ledg
                                     AND ledger.relkind = 'r'
 WHERE me.rolname = current_user
 
--- name: backend
-SELECT pg_catalog.pg_backend_pid()
-
 -- name: read_ledger
 SELECT version, name, checksum, applied_at, applied_by FROM core.migrations ORDER BY version
 
@@ -45,8 +42,18 @@ ON CONFLICT (version) DO UPDATE
     WHERE migrations.version = 0
 
 -- name: begin_session
--- Of a connection that is ours alone.
-SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', false)
+-- Of a connection that is ours alone. A login, or its database, may have set otherwise: backslashes in our texts, NULL in
+-- our arrays, and limits that end a transaction between two of its statements. The search path comes first, because the
+-- rest has operators in it. transaction_timeout exists since Postgres 17.
+SET search_path = pg_catalog, pg_temp;
+SET statement_timeout = 0;
+SELECT pg_catalog.set_config('standard_conforming_strings', 'on', false),
+       pg_catalog.set_config('array_nulls', 'on', false),
+       pg_catalog.set_config('default_transaction_read_only', 'off', false),
+       pg_catalog.set_config('idle_in_transaction_session_timeout', '0', false),
+       pg_catalog.set_config('idle_session_timeout', '0', false),
+       CASE WHEN pg_catalog.current_setting('server_version_num')::int >= 170000
+            THEN pg_catalog.set_config('transaction_timeout', '0', false) END
 
 -- name: begin_look
 -- Of a transaction that only reads, also behind a connection pooler.
@@ -83,6 +90,8 @@ ORDER BY l.pid LIMIT 1
 -- A waiting ALTER TABLE stops everybody who comes after it, so it waits two seconds and then lets them pass.
 -- The search path holds nothing that another role could write to.
 SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true),
+       pg_catalog.set_config('standard_conforming_strings', 'on', true),
+       pg_catalog.set_config('array_nulls', 'on', true),
        pg_catalog.set_config('lock_timeout', '2s', true),
        pg_catalog.set_config('statement_timeout', '0', true),
        pg_catalog.set_config('idle_in_transaction_session_timeout', '60s', true),
