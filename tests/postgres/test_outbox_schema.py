@@ -339,8 +339,8 @@ async def test_the_bell_is_silent_while_nobody_sleeps(outbox: Outbox, bell: Bell
     await outbox.insert()
     assert await bell.ring(outbox) == []
     await bell.sleep()
-    id = await outbox.insert()
-    assert await bell.ring(outbox) == [(CHANNEL, str(id))]
+    await outbox.insert()
+    assert await bell.ring(outbox) == [(CHANNEL, "")]
     await outbox.insert(channel="outbox_slow")
     assert await bell.ring(outbox) == [], "nobody sleeps on that channel"
 
@@ -378,8 +378,8 @@ async def test_what_is_rolled_back_rings_no_bell(outbox: Outbox, bell: Bell) -> 
         await savepoint.start()
         await outbox.insert()
         await savepoint.rollback()
-        id = await outbox.insert()
-    assert await bell.ring(outbox) == [(CHANNEL, str(id))]
+        await outbox.insert()
+    assert await bell.ring(outbox) == [(CHANNEL, "")]
 
 
 async def test_a_producer_can_opt_out_of_the_bell(outbox: Outbox, bell: Bell) -> None:
@@ -412,7 +412,7 @@ async def test_a_worker_that_falls_asleep_waits_for_commits_under_way(
         async with asyncio.timeout(5):
             await asleep
         assert {row["id"] for row in await outbox.claim()} == {id, late}
-        assert await bell.ring(outbox) == [(CHANNEL, str(late))], "a queued sleeper is rung for"
+        assert await bell.ring(outbox) == [(CHANNEL, "")], "a queued sleeper is rung for"
     finally:
         if asleep is not None:
             await asyncio.wait([asleep], timeout=5)
