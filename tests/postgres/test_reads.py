@@ -135,7 +135,7 @@ async def test_channels_that_nobody_serves_are_named(conn: asyncpg.Connection) -
     assert (await reads.status(conn)).unserved == [("hot", 0)]
     await beat(conn, "two", "billing.charge_card", channels=("hot",))
     assert (await reads.status(conn)).unserved == []
-    await conn.execute("UPDATE core.workers SET heartbeat_at = now() - interval '31 s' WHERE name = 'two'")
+    await conn.execute("UPDATE core.workers SET heartbeat_at = now() - interval '61 s' WHERE name = 'two'")
     found = await reads.status(conn)
     assert found.unserved == [("hot", 0)]
     assert {worker.name: worker.living for worker in found.workers} == {"one": True, "two": False}
@@ -192,8 +192,8 @@ async def test_settled_rows_are_never_read(conn: asyncpg.Connection) -> None:
             ("count_open", {"most": reads.MOST}),
             ("count_failed", {"most": reads.MOST}),
             ("count_archived", {"most": reads.MOST}),
-            ("list_lanes", {"most_lanes": 200, "most_in_lane": 10_000, "silence": reads.SILENCE}),
-            ("list_unserved", {"silence": reads.SILENCE}),
+            ("list_lanes", {"most_lanes": 200, "most_in_lane": 10_000}),
+            ("list_unserved", {}),
         ):
             statement = queries.asyncpg(name)
             explain = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement.sql}"

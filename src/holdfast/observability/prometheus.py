@@ -90,7 +90,7 @@ def _lanes(snapshot: Snapshot) -> Iterator[Metric]:
 def _workers(snapshot: Snapshot) -> Iterator[Metric]:
     status, notifications = snapshot.status, snapshot.notifications
     living = sum(worker.living for worker in status.workers)
-    yield _gauge("workers_living", "Workers with a heartbeat in the last 30 s.", living)
+    yield _gauge("workers_living", "Workers with a heartbeat in the last minute.", living)
     yield _gauge(
         "workers_silent", "Workers without a heartbeat that did not stop in order.", len(status.workers) - living
     )

@@ -7,7 +7,7 @@ limit: one that equals its limit means "or more".
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from uuid import UUID
 
 import asyncpg
@@ -18,8 +18,6 @@ MOST = 100_000
 MOST_IN_LANE = 10_000
 MOST_LANES = 200
 MOST_WORKERS = 200
-# Workers beat every ten seconds; one that missed three is silent.
-SILENCE = timedelta(seconds=30)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +96,7 @@ class Notifications:
 
 
 async def notifications(connection: asyncpg.Connection) -> Notifications:
-    """How full the queue of notifications is, and how many listen (OBS-3)."""
+    """How full the queue of notifications is, and how many listen."""
     queries = Queries("core")
     async with connection.transaction(isolation="read_committed", readonly=True):
         await connection.fetch(queries.asyncpg("begin_read").sql)
@@ -120,9 +118,9 @@ async def status(connection: asyncpg.Connection, schema: str = "core") -> Status
         (counts,) = await fetch("count_open", most=MOST)
         (failed,) = await fetch("count_failed", most=MOST)
         (archived,) = await fetch("count_archived", most=MOST)
-        lanes = await fetch("list_lanes", most_lanes=MOST_LANES, most_in_lane=MOST_IN_LANE, silence=SILENCE)
-        unserved = await fetch("list_unserved", silence=SILENCE)
-        workers = await fetch("list_workers", most_workers=MOST_WORKERS, silence=SILENCE)
+        lanes = await fetch("list_lanes", most_lanes=MOST_LANES, most_in_lane=MOST_IN_LANE)
+        unserved = await fetch("list_unserved")
+        workers = await fetch("list_workers", most_workers=MOST_WORKERS)
         bell = await fetch("read_bell")
     return Status(
         pending=counts["pending"],

@@ -15,8 +15,6 @@ from holdfast.postgres.queries import Queries
 from holdfast.schedules import Cron, Due, Missed, Schedule, Timing, timing
 
 MOST = 1_000
-# Workers look every five seconds, and write that down every fifteen.
-UNATTENDED = timedelta(minutes=1)
 OVERDUE = timedelta(minutes=1)
 
 
@@ -87,7 +85,7 @@ class ScheduleStatus:
         return f"{self.cron} ({self.timezone})" if self.cron is not None else f"every {self.every}"
 
 
-LISTING: dict[str, object] = {"silence": UNATTENDED, "overdue": OVERDUE, "most": MOST, "payload": False, "only": None}
+LISTING: dict[str, object] = {"overdue": OVERDUE, "most": MOST, "payload": False, "only": None}
 
 
 async def listing(connection: asyncpg.Connection, schema: str = "core") -> list[ScheduleStatus]:

@@ -57,9 +57,7 @@ class Retirement:
 
 async def every(statements: Statements) -> list[Generation]:
     """Every known generation, the newest first."""
-    rows = await statements.fetch(
-        "list_generations", silence=reads.SILENCE, most=reads.MOST, most_generations=MOST_GENERATIONS
-    )
+    rows = await statements.fetch("list_generations", most=reads.MOST, most_generations=MOST_GENERATIONS)
     failures: Counter[int] = Counter()
     for _, generation, count in await failed.counts_by_handler(statements, most=reads.MOST):
         failures[generation] += count

@@ -37,7 +37,7 @@ class HandlerStatus:
 
 async def every(statements: Statements, status: reads.Status) -> list[HandlerStatus]:
     """Every handler that ever subscribed."""
-    subscriptions = await statements.fetch("list_subscriptions", silence=reads.SILENCE, most=MOST_HANDLERS)
+    subscriptions = await statements.fetch("list_subscriptions", most=MOST_HANDLERS)
     failures: Counter[str] = Counter()
     for handler, _, count in await failed.counts_by_handler(statements, most=reads.MOST):
         failures[handler] += count

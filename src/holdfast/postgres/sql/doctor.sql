@@ -83,7 +83,7 @@ ORDER BY c.relname;
 SELECT quote_ident(c.relname) AS relation, quote_ident(t.tgname) AS name,
        pg_get_triggerdef(t.oid) AS definition,
        CASE t.tgenabled WHEN 'O' THEN 'no' WHEN 'D' THEN 'yes' WHEN 'R' THEN 'but for replicas'
-                        ELSE 'for nobody' END AS disabled
+                        ELSE 'never' END AS disabled
 FROM pg_trigger t
 JOIN pg_class c ON c.oid = t.tgrelid
 JOIN pg_namespace n ON n.oid = c.relnamespace

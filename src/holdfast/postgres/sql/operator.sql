@@ -220,7 +220,7 @@ SELECT t.before, t.after, t.running FROM core.plan_change_state(:plan::bigint, :
 SELECT s.handler_name, s.domain_context, array_agg(s.event_type ORDER BY s.event_type) FILTER (WHERE s.retired_at IS NULL) AS event_types,
        max(s.retired_at) AS retired_at,
        ARRAY(SELECT w.name FROM core.workers w
-             WHERE w.stopped_at IS NULL AND w.heartbeat_at > now() - :silence::interval AND s.handler_name = ANY (w.handlers)
+             WHERE w.stopped_at IS NULL AND w.heartbeat_at > core.living_since() AND s.handler_name = ANY (w.handlers)
              ORDER BY w.name) AS workers
 FROM core.subscriptions s
 GROUP BY s.handler_name, s.domain_context
@@ -234,13 +234,13 @@ SELECT core.retire(:handler::text, :event_type::text, :actor::text, :reason::tex
 -- Every number that something knows: what writers get, events that are open, workers that live, deployments that were begun.
 SELECT known.generation, d.label, d.started_at, d.retired_at,
        ARRAY(SELECT w.name FROM core.workers w
-             WHERE w.generation = known.generation AND w.stopped_at IS NULL AND w.heartbeat_at > now() - :silence::interval
+             WHERE w.generation = known.generation AND w.stopped_at IS NULL AND w.heartbeat_at > core.living_since()
              ORDER BY w.name) AS workers,
        ARRAY(SELECT o.channel FROM core.generation_open(known.generation, 1) o ORDER BY o.channel) AS channels,
        ARRAY(SELECT c.channel FROM core.generation_open(known.generation, 1) c
              WHERE NOT EXISTS (SELECT FROM core.workers w
                                WHERE w.generation = known.generation AND w.stopped_at IS NULL
-                                 AND w.heartbeat_at > now() - :silence::interval AND c.channel = ANY (w.channels))
+                                 AND w.heartbeat_at > core.living_since() AND c.channel = ANY (w.channels))
              ORDER BY c.channel) AS unserved,
        (SELECT coalesce(sum(o.open), 0)::int FROM core.generation_open(known.generation, :most::int) o) AS open,
        coalesce((SELECT max(c.generation) FROM core.deployments c WHERE c.retired_at IS NULL), 0) = known.generation AS current
