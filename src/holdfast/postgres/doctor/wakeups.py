@@ -59,7 +59,7 @@ async def _pooler(examination: Examination) -> list[Finding]:
             "note",
             "pooler",
             examination.schema,
-            "this address leads through a transaction pooler, where nobody can listen",
+            "this address goes through a transaction pooler, where LISTEN does not work",
             "another backend answers than the one that was connected to",
             "give workers with this address another one for LISTEN: --listen-dsn, or HOLDFAST_LISTEN_DSN",
         )
@@ -108,9 +108,35 @@ async def _lock(examination: Examination) -> list[Finding]:
 
 
 CHECKS = (
-    Check("bell", "health", "publishing wakes the workers when they sleep", ("bell-always", "bell-never"), _bell),
-    Check("listeners", "health", "every living worker listens", ("listeners-missing",), _listeners),
-    Check("pooler", "health", "no transaction pooler stands in between", ("pooler",), _pooler),
-    Check("notify-queue", "health", "the notification queue is nearly empty", ("notify-queue-filling",), _queue),
-    Check("notify-lock", "health", "commits do not wait for the lock of NOTIFY", ("notify-lock-waits",), _lock),
+    Check(
+        "bell",
+        "health",
+        "publishing wakes sleeping workers (when_idle); another mode is a note",
+        ("bell-always", "bell-never"),
+        _bell,
+    ),
+    Check(
+        "listeners", "health", "every living worker has a connection that listens", ("listeners-missing",), _listeners
+    ),
+    Check(
+        "pooler",
+        "health",
+        "the connection does not go through a transaction pooler; if it does, that is a note",
+        ("pooler",),
+        _pooler,
+    ),
+    Check(
+        "notify-queue",
+        "health",
+        "less than a quarter of the server's notification queue is in use",
+        ("notify-queue-filling",),
+        _queue,
+    ),
+    Check(
+        "notify-lock",
+        "health",
+        "commits do not wait for the lock of NOTIFY (in two of five samples)",
+        ("notify-lock-waits",),
+        _lock,
+    ),
 )
