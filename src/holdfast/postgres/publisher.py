@@ -120,7 +120,7 @@ class Publisher:
     def cancel(self, tx: Any, key: str) -> Any:
         """Cancel the pending event that was published with `key` and return whether there was one."""
         values = {"source": self.source, "key": self._keyed(key).dedupe_key}
-        return self._run(tx, self._move(_Command("cancel_key", values)))
+        return self._run(tx, self._move(_Command("outbox_cancel", values)))
 
     @overload
     def reschedule(

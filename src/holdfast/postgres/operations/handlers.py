@@ -63,4 +63,4 @@ async def retire(
 ) -> int:
     """End the subscriptions of a handler, or one of them; how many ended."""
     values = {"handler": handler, "event_type": event_type, "actor": actor, "reason": reason}
-    return int(await statements.value("retire_handler", **values))
+    return int(await statements.value("retire", **values))

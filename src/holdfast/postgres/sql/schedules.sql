@@ -1,4 +1,4 @@
--- What operators ask about schedules and do with them. What workers do stands in functions/schedules.sql.
+-- What operators read about schedules. What they and workers do with them stands in functions/schedules.sql.
 
 -- name: list_schedules
 -- overdue_for: since when a slot, or working out the first one, has been left undone; NULL when nothing is.
@@ -12,12 +12,3 @@ FROM core.schedules s
 WHERE :only::text IS NULL OR s.name = :only::text
 ORDER BY s.name
 LIMIT :most::int;
-
--- name: trigger_schedule
-SELECT core.schedule_trigger(:name::text, :actor::text, :reason::text);
-
--- name: change_schedule_state
-SELECT t.before, t.after FROM core.schedule_change_state(:name::text, :verb::text, :actor::text, :reason::text) t;
-
--- name: remove_schedule
-SELECT core.schedule_remove(:name::text, :actor::text, :reason::text);
