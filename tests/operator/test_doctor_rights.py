@@ -137,4 +137,4 @@ async def test_a_schema_that_another_login_owns(empty_dsn: str, visitor: Visitor
     async with connected(empty_dsn) as admin:
         await migrate.apply(empty_dsn, roles="never")
         owner = await admin.fetchval("SELECT current_user")
-    assert f"run it as {owner}, whose they are" in told(await visitor.examine(empty_dsn))
+    assert f"run it as {owner}, who owns them" in told(await visitor.examine(empty_dsn))

@@ -200,7 +200,7 @@ async def test_nothing_is_moved_where_nobody_will_come(conn: asyncpg.Connection,
     await beat(conn, "one", HANDLER, generation=7)
     for to in (12, 3, 0):
         for dry_run in (True, False):
-            with pytest.raises(Refused, match=f"generation {to} is no deployment") as refused:
+            with pytest.raises(Refused, match=f"generation {to} is not a known deployment") as refused:
                 await operator.generations.move(2, to, dry_run=dry_run)
             assert "--force" in refused.value.remedy
     for to in (4, 6, 7):

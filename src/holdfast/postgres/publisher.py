@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 # A statement with a hundred thousand rows would stall every other session for long.
 _MOST_ROWS = 5_000
-# The defaults that publish_many.sql fills in.
+# The defaults that publish_many in publish.sql fills in.
 _DEFAULTS: dict[str, str | None] = {"event_version": "1", "content_class": "operations", "priority": "1"}
 
 

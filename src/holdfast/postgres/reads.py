@@ -1,6 +1,6 @@
-"""What an operator sees: what waits, for whom, since when, and who works on it.
+"""Reads the status: open events by route, their age, dead letters and workers.
 
-Nothing here counts settled rows, so a look costs the same beside ten delivered events or ten million. Counts end at a
+Nothing here counts settled rows, so a read costs the same beside ten delivered events or ten million. Counts end at a
 limit: one that equals its limit means "or more".
 """
 
@@ -37,7 +37,7 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """A worker that has not said goodbye."""
+    """A worker that has not shut down."""
 
     id: UUID
     name: str
@@ -79,7 +79,7 @@ class Status:
 
     @property
     def oldest(self) -> float | None:
-        """Seconds since the first pending event is due."""
+        """Age of the oldest due event, in seconds."""
         return max((lane.oldest for lane in self.lanes if lane.oldest is not None), default=None)
 
     @property
@@ -89,14 +89,14 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class Notifications:
-    """How wake-ups travel."""
+    """The state of the server's notification queue."""
 
     queue_usage: float  # from 0 to 1; when the server's queue is full, commits that notify fail
     listeners: int  # connections of workers that listen, in this database
 
 
 async def notifications(connection: asyncpg.Connection) -> Notifications:
-    """How full the queue of notifications is, and how many listen."""
+    """Read how full the notification queue is, and how many workers listen."""
     queries = Queries("core")
     async with connection.transaction(isolation="read_committed", readonly=True):
         await connection.fetch(queries.asyncpg("begin_read").sql)
@@ -105,7 +105,7 @@ async def notifications(connection: asyncpg.Connection) -> Notifications:
 
 
 async def status(connection: asyncpg.Connection, schema: str = "core") -> Status:
-    """Look once, in one snapshot."""
+    """Read the status in one snapshot."""
     queries = Queries(schema)
 
     async def fetch(name: str, **values: object) -> list[asyncpg.Record]:

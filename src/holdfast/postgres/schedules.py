@@ -20,7 +20,7 @@ OVERDUE = timedelta(minutes=1)
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """A schedule at the moment of a look. Whoever fires it names the version."""
+    """A schedule as it was read. `fire` succeeds only while the row has this `version`."""
 
     name: str
     cron: str | None
@@ -81,7 +81,7 @@ class ScheduleStatus:
 
     @property
     def when(self) -> str:
-        """For people."""
+        """Return the timing as text."""
         return f"{self.cron} ({self.timezone})" if self.cron is not None else f"every {self.every}"
 
 
@@ -139,7 +139,7 @@ class Schedules:
         return [Watched(**row) for row in rows]
 
     async def fire(self, connection: asyncpg.Connection, watched: Watched, due: Due) -> bool:
-        """Publish what is due and move on; false when somebody else has, or is just doing it."""
+        """Publish the due slots and advance the schedule; false when another worker has done so or holds the row."""
         values = {
             "name": watched.name,
             "version": watched.version,

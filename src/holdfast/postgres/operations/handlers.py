@@ -18,7 +18,7 @@ class HandlerStatus:
     """A handler that has, or had, subscriptions."""
 
     handler_name: str
-    context: str
+    domain_context: str
     event_types: list[str]  # none: it is retired
     retired_at: datetime | None
     open: int  # in its own lanes, and in lanes of events that were not split among their handlers yet
@@ -47,7 +47,7 @@ async def every(statements: Statements, status: reads.Status) -> list[HandlerSta
     return [
         HandlerStatus(
             handler_name=row["handler_name"],
-            context=row["domain_context"],
+            domain_context=row["domain_context"],
             event_types=row["event_types"] or [],
             retired_at=row["retired_at"] if not row["event_types"] else None,
             open=waiting[row["handler_name"]],
