@@ -380,7 +380,7 @@ async def test_the_bell(conn: asyncpg.Connection, dsn: str, mode: wakeup_mode.Mo
     """OPS-5: either is somebody's choice, and worth a note."""
     await wakeup_mode.set_mode(dsn, mode)
     report = await look(conn)
-    finding = only(report, f"bell-{mode}")
+    finding = only(report, f"wakeup-{mode}")
     assert finding.severity == "note" and report.healthy
     assert finding.remedy == "holdfast notify when_idle"
     await wakeup_mode.set_mode(dsn, "when_idle")
@@ -410,7 +410,7 @@ async def test_workers_that_do_not_listen(outbox: Outbox, dsn: str) -> None:
 async def test_nobody_need_listen_for_a_bell_that_is_silent(outbox: Outbox, dsn: str) -> None:
     await wakeup_mode.set_mode(dsn, "never")
     await living(outbox)
-    assert codes(await look(outbox.connection)) == ["bell-never"]
+    assert codes(await look(outbox.connection)) == ["wakeup-never"]
 
 
 async def test_through_a_transaction_pooler(pooled_dsn: str) -> None:

@@ -57,7 +57,7 @@ async def test_an_empty_outbox(conn: asyncpg.Connection) -> None:
     """OPS-1: zeros, and nothing to warn about."""
     found = await reads.status(conn)
     assert (found.pending, found.in_flight, found.delayed, found.failed, found.oldest) == (0, 0, 0, 0, None)
-    assert (found.lanes, found.unserved, found.workers, found.bell) == ([], [], [], "when_idle")
+    assert (found.lanes, found.unserved, found.workers, found.wakeup_mode) == ([], [], [], "when_idle")
     assert warnings(found) == []
 
 
@@ -241,7 +241,7 @@ async def test_the_bell_can_be_set(dsn: str, conn: asyncpg.Connection) -> None:
     assert await conn.fetchval(DEFINITION) == original.replace("('when_idle')", "('always')") != original
     assert await wakeup_mode.set_mode(dsn, "never") == "always"
     assert await heard(dsn, conn) == 0
-    assert (await reads.status(conn)).bell == "never"
+    assert (await reads.status(conn)).wakeup_mode == "never"
     assert await wakeup_mode.set_mode(dsn, "when_idle") == "never"
     assert await wakeup_mode.mode(dsn) == "when_idle"
     assert await conn.fetchval(DEFINITION) == original

@@ -97,8 +97,8 @@ def _workers(snapshot: Snapshot) -> Iterator[Metric]:
     yield _gauge("listeners", "Connections of workers that listen for wake-ups.", notifications.listeners)
     yield _gauges(
         "notify_mode",
-        "1 for the mode in which publishing wakes the workers.",
-        [({"mode": mode}, mode == (status.bell or "missing")) for mode in WAKEUP_MODES],
+        "1 for the present wake-up mode.",
+        [({"mode": mode}, mode == (status.wakeup_mode or "missing")) for mode in WAKEUP_MODES],
     )
     yield _gauge(
         "notification_queue_usage",

@@ -67,7 +67,7 @@ class Status:
     lanes: list[Lane]
     unserved: list[tuple[str, int]]  # channel and generation
     workers: list[WorkerStatus]
-    bell: str | None
+    wakeup_mode: str | None  # None: the trigger is missing
 
     @property
     def failed_is_more(self) -> bool:
@@ -121,7 +121,7 @@ async def status(connection: asyncpg.Connection, schema: str = "core") -> Status
         lanes = await fetch("list_lanes", most_lanes=MOST_LANES, most_in_lane=MOST_IN_LANE)
         unserved = await fetch("list_unserved")
         workers = await fetch("list_workers", most_workers=MOST_WORKERS)
-        bell = await fetch("read_bell")
+        wakeup_mode = await fetch("read_wakeup_mode")
     return Status(
         pending=counts["pending"],
         delayed=counts["delayed"],
@@ -133,5 +133,5 @@ async def status(connection: asyncpg.Connection, schema: str = "core") -> Status
         lanes=[Lane(**row) for row in lanes],
         unserved=[(row["channel"], row["generation"]) for row in unserved],
         workers=[WorkerStatus(**row) for row in workers],
-        bell=bell[0][0] if bell else None,
+        wakeup_mode=wakeup_mode[0][0] if wakeup_mode else None,
     )

@@ -1,4 +1,4 @@
-"""How workers are woken: the bell, those who listen for it, the server's queue of notifications and its lock."""
+"""Checks how workers are woken: the wake-up mode, the listeners, the server's notification queue and its lock."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from holdfast.postgres.doctor.findings import Check, Finding
 _LOOKS = 5
 _BETWEEN_LOOKS = 0.05
 
-_BELL = {
+_MODES = {
     "always": "every commit that publishes sends a NOTIFY, and producers wait for each other",
     "never": "no commit wakes a worker; events wait for the next poll",
 }
 
 
-async def _bell(examination: Examination) -> list[Finding]:
+async def _mode(examination: Examination) -> list[Finding]:
     await examination.require_installed()
     option = "" if examination.schema == "core" else f" --schema {examination.schema}"
     return [
         Finding(
             "note",
-            f"bell-{mode}",
+            f"wakeup-{mode}",
             examination.schema,
-            _BELL[mode],
-            f"notify is {mode}",
+            _MODES[mode],
+            f"the wake-up mode is {mode}",
             f"holdfast notify when_idle{option}",
         )
-        for (mode,) in await examination.rows("bell_mode")
-        if mode in _BELL
+        for (mode,) in await examination.rows("read_wakeup_mode")
+        if mode in _MODES
     ]
 
 
@@ -37,7 +37,7 @@ async def _listeners(examination: Examination) -> list[Finding]:
     status = await examination.status()
     living = [worker.name for worker in status.workers if worker.living]
     listening = (await examination.rows("read_notifications"))[0]["listeners"]
-    if listening >= len(living) or status.bell == "never":
+    if listening >= len(living) or status.wakeup_mode == "never":
         return []
     return [
         Finding(
@@ -109,11 +109,11 @@ async def _lock(examination: Examination) -> list[Finding]:
 
 CHECKS = (
     Check(
-        "bell",
+        "wakeup-mode",
         "health",
         "publishing wakes sleeping workers (when_idle); another mode is a note",
-        ("bell-always", "bell-never"),
-        _bell,
+        ("wakeup-always", "wakeup-never"),
+        _mode,
     ),
     Check(
         "listeners", "health", "every living worker has a connection that listens", ("listeners-missing",), _listeners

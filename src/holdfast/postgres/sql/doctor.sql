@@ -308,15 +308,6 @@ WHERE d.datname = current_database();
 
 -- --- waking up ---
 
--- name: bell_mode
--- As read_bell does it, without the right to use the schema. The trigger's argument ends in a zero byte.
-SELECT CASE t.tgenabled WHEN 'D' THEN 'never'
-       ELSE encode(substring(t.tgargs FROM 1 FOR octet_length(t.tgargs) - 1), 'escape') END AS mode
-FROM pg_trigger t
-JOIN pg_class c ON c.oid = t.tgrelid
-JOIN pg_namespace n ON n.oid = c.relnamespace
-WHERE n.nspname = 'core' AND c.relname = 'outbox' AND t.tgname = 'outbox_bell';
-
 -- name: notify_lock_waits
 -- A commit that notifies locks "the database with the number 0" until it is on disk.
 SELECT count(*) AS sessions,
