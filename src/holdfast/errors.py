@@ -52,7 +52,7 @@ class ConfigurationError(_Remedied):
 
 
 class HandlerNameError(ConfigurationError):
-    """A handler's name is not scope-qualified."""
+    """A handler's name does not begin with a domain context."""
 
 
 class SchemaMismatch(HoldfastError):

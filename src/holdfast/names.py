@@ -2,7 +2,8 @@
 
 - Event types, sources, targets and content classes have event names: up to 200 bytes, printable, without white space,
   `/` and `*`. In the event pattern of a handler, `*` stands for any characters.
-- Handlers and schedules have scope-qualified names: `<domain context>.<name>` in lower case, up to 200 characters.
+- Handlers and schedules have names that begin with a domain context: `<domain context>.<name>` in lower case, up
+  to 200 characters.
 - Channels (63 characters) and schemas (48) have identifiers: `a-z`, `0-9` and `_`, not starting with a digit.
 """
 
@@ -47,21 +48,21 @@ def event_pattern(field: str, value: object, *, error: Refusal = ConfigurationEr
 
 
 def handler_name(value: object, field: str = "handler_name", *, error: Refusal = HandlerNameError) -> str:
-    """Return the name of a handler if it is scope-qualified.
+    """Return the name of a handler, which begins with a domain context.
 
     >>> handler_name("billing.charge_card")
     'billing.charge_card'
     """
-    return _scope_qualified(field, value, "handler", "billing.charge_card", error)
+    return _in_domain_context(field, value, "handler", "billing.charge_card", error)
 
 
 def schedule_name(value: object, field: str = "schedule", *, error: Refusal = ConfigurationError) -> str:
-    """Return the name of a schedule if it is scope-qualified.
+    """Return the name of a schedule, which begins with a domain context.
 
     >>> schedule_name("reports.daily")
     'reports.daily'
     """
-    return _scope_qualified(field, value, "schedule", "reports.daily", error)
+    return _in_domain_context(field, value, "schedule", "reports.daily", error)
 
 
 def channel_name(field: str, value: object, *, error: Refusal = ConfigurationError) -> str:
@@ -89,13 +90,13 @@ def is_identifier(value: object, longest: int) -> TypeGuard[str]:
     return isinstance(value, str) and len(value) <= longest and _IDENTIFIER.fullmatch(value) is not None
 
 
-def _scope_qualified(field: str, value: object, kind: str, example: str, error: Refusal) -> str:
+def _in_domain_context(field: str, value: object, kind: str, example: str, error: Refusal) -> str:
     if not isinstance(value, str):
         problem = f"is {type(value).__name__}, not str"
     elif len(value) > LONGEST_NAME:
         problem = f"has {len(value)} characters, {LONGEST_NAME} are allowed"
     elif not _HANDLER_NAME.fullmatch(value):
-        problem = f"{quoted(value)} is not scope-qualified"
+        problem = f"{quoted(value)} has no domain context"
     else:
         return value
     remedy = f"write <domain context>.<{kind}> in lower case, letters, digits and _ only, like {example}"

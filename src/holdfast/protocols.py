@@ -19,7 +19,7 @@ class EventPublisher(Protocol):
 class EventListener(Protocol):
     """Delivers the events of a channel to a handler, each at least once.
 
-    `handler_name` is scope-qualified (`billing.charge_card`): it is half of the key under which handled
+    `handler_name` begins with a domain context (`billing.charge_card`): it is half of the key under which handled
     events are remembered, so two handlers of one name would hide each other's events.
     """
 

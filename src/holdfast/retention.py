@@ -54,7 +54,7 @@ class RetentionPolicy:
 RetentionPolicies = Mapping[tuple[str, str], RetentionPolicy]
 
 # What a new schema begins with. The policies that count are those in core.retention_policies.
-POLICY_REGISTRY: RetentionPolicies = MappingProxyType(
+DEFAULT_POLICIES: RetentionPolicies = MappingProxyType(
     {
         ("outbox_row", ALL_CLASSES): RetentionPolicy(45, 7, Disposal.HARD_DELETE),
         (_INBOX, ALL_CLASSES): RetentionPolicy(60, 7, Disposal.HARD_DELETE),
@@ -64,25 +64,25 @@ POLICY_REGISTRY: RetentionPolicies = MappingProxyType(
 )
 
 
-def policy_for(entity: str, content_class: str, registry: RetentionPolicies = POLICY_REGISTRY) -> RetentionPolicy:
+def policy_for(entity: str, content_class: str, policies: RetentionPolicies = DEFAULT_POLICIES) -> RetentionPolicy:
     """Return the policy of a content class, or else the one that its entity has for all classes."""
-    policy = registry.get((entity, content_class)) or registry.get((entity, ALL_CLASSES))
+    policy = policies.get((entity, content_class)) or policies.get((entity, ALL_CLASSES))
     if policy is None:
         problem = f"has no policy for {entity!r}"
         raise ConfigurationError("retention", problem, f"add an entry ({entity!r}, '*')")
     return policy
 
 
-def check_policies(registry: RetentionPolicies = POLICY_REGISTRY) -> None:
-    """Refuse a registry under which a replayed event could run twice.
+def check_policies(policies: RetentionPolicies = DEFAULT_POLICIES) -> None:
+    """Refuse policies under which a replayed event could run twice.
 
     The inbox must outlive every row that can be replayed; otherwise a replay finds no trace of the first
     run and repeats its effects.
     """
     for entity in ("outbox_row", _INBOX):
-        policy_for(entity, ALL_CLASSES, registry)
-    inbox = min(policy.active_ttl_days for (entity, _), policy in registry.items() if entity == _INBOX)
-    for (entity, content_class), policy in registry.items():
+        policy_for(entity, ALL_CLASSES, policies)
+    inbox = min(policy.active_ttl_days for (entity, _), policy in policies.items() if entity == _INBOX)
+    for (entity, content_class), policy in policies.items():
         if entity in _REPLAYABLE and inbox <= policy.total_days:
             raise ConfigurationError(
                 f"retention.{_INBOX}.active_ttl_days",
@@ -92,9 +92,9 @@ def check_policies(registry: RetentionPolicies = POLICY_REGISTRY) -> None:
 
 
 def with_policy(
-    registry: RetentionPolicies, entity: str, content_class: str, policy: RetentionPolicy | None
+    policies: RetentionPolicies, entity: str, content_class: str, policy: RetentionPolicy | None
 ) -> RetentionPolicies:
-    """The registry with one policy added, changed or (None) removed; refused if it would not do."""
+    """Return the policies with one added, changed or (None) removed; refuse what `check_policies` refuses."""
     one_of("entity", entity, ENTITIES)
     if not isinstance(content_class, str) or not 1 <= len(content_class.encode()) <= 800:
         raise ConfigurationError("content_class", f"is {content_class!r}", "name a class, or '*' for all of them")
@@ -104,7 +104,7 @@ def with_policy(
     if entity in _WHOLE and policy is not None and policy.disposal is not Disposal.HARD_DELETE:
         problem = f"is {policy.disposal}, but there is nothing in ({entity}, '*') to strip"
         raise ConfigurationError("disposal", problem, f"use {Disposal.HARD_DELETE}")
-    changed = {key: kept for key, kept in registry.items() if key != (entity, content_class)}
+    changed = {key: kept for key, kept in policies.items() if key != (entity, content_class)}
     if policy is not None:
         changed[entity, content_class] = policy
     check_policies(changed)

@@ -30,7 +30,7 @@ class WorkerSettings:
     batch: int = 500  # rows per claim and lane
     lease: float = 30.0
     poll_interval: float = 5.0
-    grace: float = 30.0  # for running handlers when the worker is told to stop
+    grace: float = 30.0  # for running handlers when the worker stops
     settle_after: float = 0.005  # how long a finished delivery waits for others to settle with
     listen: bool = True
     listen_dsn: str | None = None  # a direct connection when the other one goes through a pooler

@@ -119,7 +119,7 @@ async def test_workers_and_listeners_are_counted(dsn: str, conn: asyncpg.Connect
     assert await counts() == (0, 0, 0)
     dead = "SELECT core.worker_beat(gen_random_uuid(), 'dead', 'host', 1, '1.0', 0, '{outbox_default}', '{a.b}')"
     await conn.execute(dead)
-    await conn.execute("UPDATE core.workers SET heartbeat_at = now() - interval '31 s'")
+    await conn.execute("UPDATE core.workers SET heartbeat_at = now() - interval '61 s'")
     assert await counts() == (0, 1, 0)
 
 

@@ -29,6 +29,7 @@ from holdfast.cli import environment
 from holdfast.cli.app import app
 from holdfast.idempotency import IdempotencySettings
 from holdfast.postgres import reads
+from holdfast.postgres.doctor import CHECKS
 from tests.docs.support import PAGES, ROOT, names, read, sections, table
 
 SETTINGS = sections(read("docs/settings.md"))
@@ -166,6 +167,16 @@ def test_every_option_stands_in_its_command_s_section(name: str) -> None:
 def test_what_every_command_takes_is_said_once() -> None:
     introduction = read("docs/commands.md").partition("\n## ")[0]
     assert all(option in introduction for option in EVERYWHERE - {"--help"})
+
+
+# --- doctor ---
+
+
+def test_every_check_stands_in_its_table_with_its_own_words() -> None:
+    """OPS-5: docs/doctor.md and `holdfast doctor --list` say the same of each check, and name the same codes."""
+    rows = re.findall(r"^\| `([a-z-]+)` \| (.+) \| (`.+`) \|$", read("docs/doctor.md"), re.MULTILINE)
+    documented = {name: (about.replace("`", ""), set(re.findall(r"[a-z-]+", codes))) for name, about, codes in rows}
+    assert documented == {check.name: (check.about, set(check.codes)) for check in CHECKS}
 
 
 # --- pages ---

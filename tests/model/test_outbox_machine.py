@@ -168,7 +168,7 @@ class OutboxMachine(RuleBasedStateMachine):
             row = Row(id, TYPES[0], source, None, str(id), key, 1, False, About(delay))
             assert self.run(publish(id)) == self.model.hold_key(row, on_duplicate == "reschedule")
         elif verb == "cancel":
-            moved = self.run(self.outbox.call("cancel_key", source=source, key=key))
+            moved = self.run(self.outbox.call("outbox_cancel", source=source, key=key))
             assert moved[0][0] == self.model.cancel(source, key)
         else:
             values = {"source": source, "key": key, "available_at": None, "delay": str(delay)}

@@ -192,11 +192,15 @@ def test_notify_has_a_dry_run(holdfast: Run, db: psycopg.Connection[Any]) -> Non
     """OPS-1, OPS-5: and without it, who changed it is written down."""
     bell = "SELECT oid, tgenabled, tgargs FROM pg_trigger WHERE tgname = 'outbox_bell'"
     before = db.execute(bell.encode()).fetchall()
-    assert holdfast("notify", "never", "--dry-run") == (0, "schema core: would be notify never (it is when_idle)\n", "")
-    told = {"schema": "core", "notify": "always", "before": "when_idle", "dry_run": True}
+    assert holdfast("notify", "never", "--dry-run") == (
+        0,
+        "schema core: would be wake-up mode never (it is when_idle)\n",
+        "",
+    )
+    told = {"schema": "core", "wakeup_mode": "always", "before": "when_idle", "dry_run": True}
     assert json.loads(holdfast("notify", "always", "--dry-run", "--json")[1]) == told
     assert db.execute(bell.encode()).fetchall() == before
-    assert holdfast("notify", "never") == (0, "schema core: notify never (it was when_idle)\n", "")
+    assert holdfast("notify", "never") == (0, "schema core: wake-up mode never (it was when_idle)\n", "")
     assert db.execute(bell.encode()).fetchall() != before
     audit = "SELECT actor, reason, arguments FROM core.audit WHERE action = 'notify.set'"
     assert holdfast("notify", "always", "--actor", "ada", "--reason", "a test")[0] == 0

@@ -222,7 +222,7 @@ async def test_everything_about_one_event(dsn: str, conn: asyncpg.Connection, op
     assert by_handler["mail.thank"].actions == []
     full = await operator.events.detail(event_id, payload=True)
     assert (full.payload, full.headers["tenant"]) == ({"n": 0}, "acme")
-    with pytest.raises(ConfigurationError, match="names no event"):
+    with pytest.raises(ConfigurationError, match="is not an event"):
         await operator.events.detail(uuid4())
 
 
@@ -276,7 +276,7 @@ async def test_an_event_that_was_split_is_cancelled_by_its_own_id(conn: asyncpg.
     assert (set(done.moved), done.left) == ({rows[HANDLER], rows["ledger.book"]}, {"settled": 1})
     assert {each["failure_reason"] for each in (await siblings(conn, event_id)).values()} == {"cancelled"}
     assert (await operator.events.cancel(event_id)).left == {"settled": 3}
-    with pytest.raises(ConfigurationError, match="names no event"):
+    with pytest.raises(ConfigurationError, match="is not an event"):
         await operator.events.cancel(uuid4())
 
 

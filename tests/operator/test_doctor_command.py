@@ -89,7 +89,7 @@ def test_warnings_and_notes_exit_0(here: Run, dsn: str) -> None:
     execute(dsn, "GRANT SELECT ON core.outbox TO pg_monitor", "ALTER TABLE core.outbox DISABLE TRIGGER outbox_bell")
     code, out, _ = here("doctor")
     assert code == 0
-    assert "grant-foreign" in out and "bell-never" in out
+    assert "grant-foreign" in out and "wakeup-never" in out
 
 
 def test_json_is_one_document(here: Run, dsn: str) -> None:

@@ -186,7 +186,7 @@ async def test_a_replication_slot_that_nobody_reads(shop: asyncpg.Connection, cr
     """OPS-5: of either kind."""
     await shop.execute(f"SELECT {create}")
     finding = only(await look(shop), "horizon-slot")
-    assert holds in finding.what and "nobody reads from it" in finding.what
+    assert holds in finding.what and "it has no consumer" in finding.what
     await follow(shop, finding)
     assert codes(await look(shop)) == []
 
@@ -380,7 +380,7 @@ async def test_the_bell(conn: asyncpg.Connection, dsn: str, mode: wakeup_mode.Mo
     """OPS-5: either is somebody's choice, and worth a note."""
     await wakeup_mode.set_mode(dsn, mode)
     report = await look(conn)
-    finding = only(report, f"bell-{mode}")
+    finding = only(report, f"wakeup-{mode}")
     assert finding.severity == "note" and report.healthy
     assert finding.remedy == "holdfast notify when_idle"
     await wakeup_mode.set_mode(dsn, "when_idle")
@@ -410,7 +410,7 @@ async def test_workers_that_do_not_listen(outbox: Outbox, dsn: str) -> None:
 async def test_nobody_need_listen_for_a_bell_that_is_silent(outbox: Outbox, dsn: str) -> None:
     await wakeup_mode.set_mode(dsn, "never")
     await living(outbox)
-    assert codes(await look(outbox.connection)) == ["bell-never"]
+    assert codes(await look(outbox.connection)) == ["wakeup-never"]
 
 
 async def test_through_a_transaction_pooler(pooled_dsn: str) -> None:
@@ -580,7 +580,7 @@ async def test_a_schema_that_is_being_changed(conn: asyncpg.Connection, dsn: str
         report = await look(conn)
         assert time.monotonic() - started < 15
         blind = only(report, "could-not-look")
-        assert "somebody is changing the schema" in blind.what and "generations" in blind.object
+        assert "another session is changing the schema" in blind.what and "generations" in blind.object
         assert "autovacuum" in report.passed
     finally:
         await other.close()

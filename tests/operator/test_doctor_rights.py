@@ -84,7 +84,7 @@ async def test_a_login_without_rights_is_told_what_it_lacks(dsn: str, visitor: V
     assert [finding.object for finding in report.of("problem")] == ["release"], "drift that was not looked for"
     assert not report.healthy
     assert (await visitor.examine(dsn, only="health")).healthy, "not to see is a warning"
-    assert all("could not look at" in finding.what and "because" in finding.what for finding in report.findings)
+    assert all(finding.what.startswith("could not check ") for finding in report.findings)
 
 
 async def test_drift_is_named_to_everybody(dsn: str, conn: asyncpg.Connection, visitor: Visitor) -> None:
@@ -137,4 +137,4 @@ async def test_a_schema_that_another_login_owns(empty_dsn: str, visitor: Visitor
     async with connected(empty_dsn) as admin:
         await migrate.apply(empty_dsn, roles="never")
         owner = await admin.fetchval("SELECT current_user")
-    assert f"run it as {owner}, whose they are" in told(await visitor.examine(empty_dsn))
+    assert f"run it as {owner}, who owns them" in told(await visitor.examine(empty_dsn))

@@ -133,6 +133,31 @@ async def test_a_generation_is_retired_when_nothing_is_left(conn: asyncpg.Connec
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(("seconds", "living"), [(45, True), (61, False)])
+async def test_what_the_list_calls_retirable_can_be_retired(
+    conn: asyncpg.Connection, operator: Operator, seconds: int, living: bool
+) -> None:
+    """GEN-2: lists, status and actions have one rule for a living worker."""
+    await conn.execute("INSERT INTO core.deployments (generation) VALUES (1), (2)")
+    await subscribe(conn)
+    await beat(conn, "one", HANDLER, generation=1)
+    await conn.execute("UPDATE core.workers SET heartbeat_at = now() - $1 * interval '1 second'", seconds)
+    await publish(conn, 1, generation=1)
+    status = await operator.status()
+    assert [worker.living for worker in status.workers] == [living]
+    assert (status.unserved == []) == living
+    assert (await conn.fetch("SELECT * FROM core.unserved_channels()") == []) == living
+    (handler,) = await operator.handlers.all()
+    assert (handler.workers == ["one"]) == living
+    await conn.execute("DELETE FROM core.outbox")
+    assert named(await operator.generations.all())[1].in_the_way == (["1 workers serve it"] if living else [])
+    if living:
+        with pytest.raises(Refused, match="1 living workers"):
+            await operator.generations.retire(1)
+    else:
+        await operator.generations.retire(1)
+
+
 async def test_stranded_events_are_moved(
     conn: asyncpg.Connection, operator: Operator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,7 +200,7 @@ async def test_nothing_is_moved_where_nobody_will_come(conn: asyncpg.Connection,
     await beat(conn, "one", HANDLER, generation=7)
     for to in (12, 3, 0):
         for dry_run in (True, False):
-            with pytest.raises(Refused, match=f"generation {to} is no deployment") as refused:
+            with pytest.raises(Refused, match=f"generation {to} is not a known deployment") as refused:
                 await operator.generations.move(2, to, dry_run=dry_run)
             assert "--force" in refused.value.remedy
     for to in (4, 6, 7):

@@ -57,7 +57,7 @@ async def test_what_the_inbox_may_have_forgotten_needs_force(dsn: str, conn: asy
     """OBX-5: the refusal and the force are both in the audit."""
     old, young = (await fail(conn, age="61 days"))[0], (await fail(conn, age="59 days"))[0]
     async with Operator(dsn, actor=ACTOR) as operator:
-        with pytest.raises(Refused, match="the inbox remembers") as refused:
+        with pytest.raises(Refused, match="older than the inbox") as refused:
             await operator.failed.replay([old])
         assert "--force" in refused.value.remedy
         mixed = await operator.failed.replay([old, young])

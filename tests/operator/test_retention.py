@@ -19,7 +19,7 @@ from holdfast.errors import ConfigurationError
 from holdfast.operator import Operator
 from holdfast.postgres.queries import Queries
 from holdfast.postgres.retention import MOST_IN_BATCH, Pace, Sweep, policies, take_turn
-from holdfast.retention import POLICY_REGISTRY, Disposal, RetentionPolicy
+from holdfast.retention import DEFAULT_POLICIES, Disposal, RetentionPolicy
 from holdfast.worker import maintenance, sweeper
 from tests.acceptance.support import Facts, drained, publish, publish_many, running, settled, until
 from tests.operator.kept import age, archived, ids, policy, row, rows, sweep, swept
@@ -49,7 +49,7 @@ async def ann(dsn: str) -> AsyncIterator[Operator]:
 
 async def test_a_new_schema_has_the_default_policies(conn: asyncpg.Connection) -> None:
     """OBX-5: outbox 45 + 7, event_handled 60 + 7; the archive and failed rows are kept until somebody resolves them."""
-    assert await policies(conn, QUERIES) == dict(POLICY_REGISTRY)
+    assert await policies(conn, QUERIES) == dict(DEFAULT_POLICIES)
 
 
 async def test_policies_are_set_and_audited(conn: asyncpg.Connection, ann: Operator) -> None:
@@ -58,7 +58,7 @@ async def test_policies_are_set_and_audited(conn: asyncpg.Connection, ann: Opera
     registry = await ann.retention.set_policy("outbox_row", "billing", wanted, reason="the law")
     assert registry["outbox_row", "billing"] == wanted
     await ann.retention.set_policy("outbox_row", "billing", None)
-    assert await policies(conn, QUERIES) == dict(POLICY_REGISTRY)
+    assert await policies(conn, QUERIES) == dict(DEFAULT_POLICIES)
     lines = await conn.fetch("SELECT * FROM core.audit ORDER BY id")
     assert [(each["actor"], each["action"], each["reason"]) for each in lines] == [
         (ANN, "retention.set", "the law"),
@@ -96,7 +96,7 @@ async def test_a_wrong_policy_is_refused(
     values = (None, None, None) if wanted is None else (*_days(wanted), wanted.disposal.value)
     with pytest.raises(asyncpg.PostgresError):
         await conn.execute("SELECT core.retention_set('ann', NULL, $1, $2, $3, $4, $5)", entity, content_class, *values)
-    assert await policies(conn, QUERIES) == dict(POLICY_REGISTRY)
+    assert await policies(conn, QUERIES) == dict(DEFAULT_POLICIES)
 
 
 def _days(wanted: RetentionPolicy) -> tuple[int, int]:
@@ -788,7 +788,7 @@ async def test_an_operator_sweeps(conn: asyncpg.Connection, ann: Operator) -> No
         ("keys", "", 1),
     ]
     assert (report.total, report.more, report.sweeping) == (51, False, False)
-    assert dict(report.policies) == dict(POLICY_REGISTRY)
+    assert dict(report.policies) == dict(DEFAULT_POLICIES)
     batches = []
     done = await ann.retention.sweep(reason="the disk", on_batch=batches.append)
     assert {step: count for step, count in done.swept.items() if count} == {

@@ -184,7 +184,7 @@ def test_archive(holdfast: Run, database: Callable[..., Any]) -> None:
     code, out, err = holdfast("archive", "replay", event, str(first))
     assert (code, "Replay 2 from the archive" in err) == (2, True)
     code, out, _ = holdfast("archive", "replay", str(first), "--yes", "--dry-run", "--generation", "7")
-    assert (code, "generation 7 is no deployment" in " ".join(out.split())) == (0, True)
+    assert (code, "generation 7 is not a known deployment" in " ".join(out.split())) == (0, True)
     code, out, _ = holdfast("archive", "replay", str(first), "--yes", "--json", "--generation", "0")
     assert (code, json.loads(out)["left"]) == (0, {})
     assert database(value, "SELECT status FROM core.outbox") == "pending"

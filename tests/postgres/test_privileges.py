@@ -54,7 +54,7 @@ FUNCTIONS: dict[str, set[str]] = {
         "outbox_due_in", "subscribe", "subscriptions_read", "worker_beat", "worker_stopped", "unserved_channels",
     },
     OPERATOR: {
-        "outbox_replay", "outbox_stop", "retire", "outbox_lanes", "outbox_channels", "served_channels",
+        "outbox_replay", "outbox_stop", "retire", "outbox_lanes", "outbox_channels", "served_channels", "living_since",
         "subscriptions_read", "outbox_replay_many", "outbox_discard", "outbox_restore", "outbox_edit", "failure_note",
         "failed_select", "event_rows", "plan_create", "plan_take", "plan_step", "plan_release", "plan_change_state",
         "generation_open", "generation_retire", "generation_move", "serving_generation", "audit_refused",

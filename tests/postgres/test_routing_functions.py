@@ -108,7 +108,7 @@ async def test_retired_interest_is_owed_nothing_more(outbox: Outbox) -> None:
 @pytest.mark.parametrize(
     "handler", ["charge_card", "Billing.charge", "billing.", ".charge", "billing.charge/card", "*", ""]
 )
-async def test_a_handler_name_that_is_not_scope_qualified_is_refused(outbox: Outbox, handler: str) -> None:
+async def test_a_handler_name_without_a_domain_context_is_refused(outbox: Outbox, handler: str) -> None:
     """ENV-2: also by the database."""
     version = await outbox.subscriptions_version()
     with pytest.raises(asyncpg.InvalidParameterValueError):

@@ -139,7 +139,7 @@ def test_include() -> None:
 
 
 @pytest.mark.parametrize("name", ["charge", "Billing.charge", "billing.", ".charge", "billing charge", "", "a.1b"])
-def test_names_must_be_scope_qualified(name: str) -> None:
+def test_names_must_begin_with_a_domain_context(name: str) -> None:
     """ENV-2: the error says what to write."""
     with pytest.raises(HandlerNameError) as caught:
         HandlerRegistry().add(name, ("x",), plain)

@@ -12,7 +12,7 @@ from holdfast.names import channel_name, event_name, event_pattern, handler_name
 
 
 @pytest.mark.parametrize("name", ["billing.charge_card", "a.b", "platform.cards.v2_projection", "a." + "b" * 198])
-def test_a_scope_qualified_name_is_returned(name: str) -> None:
+def test_a_name_with_a_domain_context_is_returned(name: str) -> None:
     """ENV-2: handlers and schedules have such names."""
     assert handler_name(name) == schedule_name(name) == name
 

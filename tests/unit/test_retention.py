@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from holdfast.errors import ConfigurationError
-from holdfast.retention import POLICY_REGISTRY, Disposal, RetentionPolicy, check_policies, policy_for, with_policy
+from holdfast.retention import DEFAULT_POLICIES, Disposal, RetentionPolicy, check_policies, policy_for, with_policy
 
 
 def test_the_default_policies() -> None:
     """OBX-5: outbox 45 + 7 days, inbox 60 + 7, hard delete; idempotency records go when they expire."""
-    assert dict(POLICY_REGISTRY) == {
+    assert dict(DEFAULT_POLICIES) == {
         ("outbox_row", "*"): RetentionPolicy(45, 7, Disposal.HARD_DELETE),
         ("event_handled", "*"): RetentionPolicy(60, 7, Disposal.HARD_DELETE),
         ("idempotency_record", "*"): RetentionPolicy(0, 0, Disposal.HARD_DELETE),
@@ -33,7 +33,7 @@ def test_the_disposals_are_a_closed_set() -> None:
 @pytest.mark.parametrize(("inbox", "accepted"), [(53, True), (52, False), (51, False), (0, False)])
 def test_an_inbox_that_forgets_too_early_is_refused(inbox: int, accepted: bool) -> None:
     """OBX-5: refused at start, with the number that would do."""
-    registry = {**POLICY_REGISTRY, ("event_handled", "*"): RetentionPolicy(inbox, 0)}
+    registry = {**DEFAULT_POLICIES, ("event_handled", "*"): RetentionPolicy(inbox, 0)}
     if accepted:
         check_policies(registry)
     else:
@@ -46,23 +46,23 @@ def test_an_inbox_that_forgets_too_early_is_refused(inbox: int, accepted: bool) 
 def test_every_content_class_and_the_archive_count(key: tuple[str, str]) -> None:
     """OBX-5: the longest life of what can be replayed decides."""
     with pytest.raises(ConfigurationError, match=re.escape(f"({key[0]}, {key[1]})")):
-        check_policies({**POLICY_REGISTRY, key: RetentionPolicy(60, 0)})
-    check_policies({**POLICY_REGISTRY, key: RetentionPolicy(59, 0)})
+        check_policies({**DEFAULT_POLICIES, key: RetentionPolicy(60, 0)})
+    check_policies({**DEFAULT_POLICIES, key: RetentionPolicy(59, 0)})
 
 
 def test_every_inbox_class_must_remember() -> None:
     """OBX-5: a shorter inbox policy for one content class counts as well."""
     with pytest.raises(ConfigurationError):
-        check_policies({**POLICY_REGISTRY, ("event_handled", "audit"): RetentionPolicy(52, 0)})
+        check_policies({**DEFAULT_POLICIES, ("event_handled", "audit"): RetentionPolicy(52, 0)})
 
 
 def test_other_entities_do_not_matter() -> None:
-    check_policies({**POLICY_REGISTRY, ("idempotency_record", "*"): RetentionPolicy(3_650, 0)})
+    check_policies({**DEFAULT_POLICIES, ("idempotency_record", "*"): RetentionPolicy(3_650, 0)})
 
 
 @pytest.mark.parametrize("entity", ["outbox_row", "event_handled"])
 def test_a_registry_without_a_default_is_refused(entity: str) -> None:
-    registry = {key: policy for key, policy in POLICY_REGISTRY.items() if key[0] != entity}
+    registry = {key: policy for key, policy in DEFAULT_POLICIES.items() if key[0] != entity}
     with pytest.raises(ConfigurationError, match=entity):
         check_policies(registry)
 
@@ -70,7 +70,7 @@ def test_a_registry_without_a_default_is_refused(entity: str) -> None:
 def test_a_content_class_may_have_a_policy_of_its_own() -> None:
     """OBX-5: keyed by entity and content class."""
     audit = RetentionPolicy(10, 0, Disposal.RETAIN_METADATA)
-    registry = {**POLICY_REGISTRY, ("outbox_row", "audit"): audit}
+    registry = {**DEFAULT_POLICIES, ("outbox_row", "audit"): audit}
     assert policy_for("outbox_row", "audit", registry) is audit
     assert policy_for("outbox_row", "operations", registry) == RetentionPolicy(45, 7)
 
@@ -96,8 +96,8 @@ def test_the_disposal_is_checked() -> None:
 def test_failed_rows_count_too(key: tuple[str, str]) -> None:
     """OBX-5: what is configured to be kept as failed can be replayed for as long."""
     with pytest.raises(ConfigurationError, match=re.escape(f"({key[0]}, {key[1]})")):
-        check_policies({**POLICY_REGISTRY, key: RetentionPolicy(30, 30)})
-    check_policies({**POLICY_REGISTRY, key: RetentionPolicy(30, 29)})
+        check_policies({**DEFAULT_POLICIES, key: RetentionPolicy(30, 30)})
+    check_policies({**DEFAULT_POLICIES, key: RetentionPolicy(30, 29)})
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_what_is_deleted_with_its_settle(policy: RetentionPolicy, brief: bool) -
 def test_a_registry_with_one_more_policy() -> None:
     """OBX-5: the registry itself is left as it is."""
     billing = RetentionPolicy(30, 1, Disposal.STRIP_PAYLOAD)
-    changed = with_policy(POLICY_REGISTRY, "outbox_row", "billing", billing)
+    changed = with_policy(DEFAULT_POLICIES, "outbox_row", "billing", billing)
     assert policy_for("outbox_row", "billing", changed) is billing
-    assert with_policy(changed, "outbox_row", "billing", None) == POLICY_REGISTRY
-    assert ("outbox_row", "billing") not in POLICY_REGISTRY
+    assert with_policy(changed, "outbox_row", "billing", None) == DEFAULT_POLICIES
+    assert ("outbox_row", "billing") not in DEFAULT_POLICIES

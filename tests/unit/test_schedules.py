@@ -262,7 +262,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"every": HOUR, "payload": {"at": datetime.now()}}, "reports.daily.payload.at", "datetime"),
     ({"every": HOUR, "priority": 3}, "reports.daily.priority", "is 3"),
     ({"every": HOUR, "target": "a b"}, "reports.daily.target", "white space"),
-    ({"every": HOUR, "name": "daily"}, "schedule", "'daily' is not scope-qualified"),
+    ({"every": HOUR, "name": "daily"}, "schedule", "'daily' has no domain context"),
     ({"every": HOUR, "event_type": "report due"}, "reports.daily.event_type", "white space"),
 ]
 

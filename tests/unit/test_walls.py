@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -88,6 +89,20 @@ def test_every_module_is_analysed() -> None:
     """RUN-2: a package without __init__.py would be left out, and all its imports with it."""
     analysed = grimp.build_graph("holdfast", cache_dir=None).modules
     assert analysed == set(FILES)
+
+
+def test_source_names_no_requirement() -> None:
+    """RUN-2: tests name the requirements they prove. The text of a released migration stays as it is."""
+    requirements = re.findall(r"^- \*\*([A-Z]+-\d+)\*\*", (ROOT / "docs" / "requirements.md").read_text(), re.MULTILINE)
+    assert requirements
+    named = re.compile(rf"\b({'|'.join(requirements)})\b")
+    released = {f"{number:04d}" for number in range(1, 6)}
+    assert [
+        f"{file.relative_to(ROOT)}: {match[0]}"
+        for file in sorted(SOURCE.rglob("*"))
+        if file.suffix in (".py", ".sql") and not (file.parent.name == "migrations" and file.name[:4] in released)
+        for match in named.finditer(file.read_text(encoding="utf-8"))
+    ] == []
 
 
 def test_exceptions_are_for_modules_that_exist() -> None:

@@ -48,7 +48,7 @@ def listen_dsn(option: str | None) -> str | None:
 
 
 def sentry_dsn() -> str | None:
-    """Where dead letters are told, besides the log."""
+    """Return the Sentry DSN for dead letters."""
     return os.environ.get("SENTRY_DSN") or None
 
 

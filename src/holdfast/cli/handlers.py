@@ -22,8 +22,8 @@ def list_(where: Where, as_json: JsonOption = False) -> None:
         output.print_json([{"unserved": each.unserved} | output.as_data(each) for each in found])
         return
     output.print_table(
-        ("handler", "context", "event types", "open", "failed", "served by"),
-        [(e.handler_name, e.context, e.event_types or "retired", e.open, e.failed, _served(e)) for e in found],
+        ("handler", "domain context", "event types", "open", "failed", "served by"),
+        [(e.handler_name, e.domain_context, e.event_types or "retired", e.open, e.failed, _served(e)) for e in found],
     )
 
 

@@ -34,7 +34,7 @@ def notify(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would change, and change nothing.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Set when publishing wakes the workers, for all users of the schema."""
+    """Show or set the wake-up mode: when publishing wakes the workers, for all users of the schema."""
 
     async def act(operator: Operator) -> tuple[str, str]:
         if mode is None or dry_run:
@@ -44,7 +44,7 @@ def notify(
     schema, before = where.run(act)
     now = before if mode is None else mode.value
     if as_json:
-        output.print_json({"schema": schema, "notify": now, "before": before, "dry_run": dry_run}, indent=None)
+        output.print_json({"schema": schema, "wakeup_mode": now, "before": before, "dry_run": dry_run}, indent=None)
         return
     change = f" (it {'is' if dry_run else 'was'} {before})" if now != before else ""
-    output.print_line(f"schema {schema}: {'would be ' if dry_run else ''}notify {now}{change}")
+    output.print_line(f"schema {schema}: {'would be ' if dry_run else ''}wake-up mode {now}{change}")

@@ -13,6 +13,7 @@ from uuid import UUID
 
 from pydantic import BaseModel
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -23,6 +24,13 @@ CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e
 def console() -> Console:
     """Standard output. What is piped is not broken into the lines of a terminal."""
     return Console(width=None if sys.stdout.isatty() else 400, highlight=False)
+
+
+def progress_bar(*, quiet: bool = False) -> Progress:
+    """A progress bar on a terminal's standard error, and nothing elsewhere."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)
 
 
 def print_json(value: object, *, indent: int | None = 2) -> None:

@@ -10,9 +10,6 @@ from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as Bar
 
 from holdfast.cli import output
 from holdfast.cli.options import (
@@ -174,9 +171,7 @@ def _show_change(done: PlanChange, change: Change) -> None:
 
 @contextmanager
 def _bar(plan: Plan, quiet: bool) -> Iterator[Callable[[Progress], None]]:
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Bar(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
+    with output.progress_bar(quiet=quiet) as bar:
         task = bar.add_task(f"plan {plan.id}", total=plan.total, completed=plan.total - plan.pending)
         phase = ""
 
@@ -186,7 +181,7 @@ def _bar(plan: Plan, quiet: bool) -> Iterator[Callable[[Progress], None]]:
             doing = now.state if now.state != "open" else progress.phase
             counts = f"{now.delivered} delivered, {now.failed} failed, {now.replayed} without an outcome"
             bar.update(task, completed=now.total - now.pending, description=f"plan {now.id}: {doing}, {counts}")
-            if doing != phase and not quiet and not console.is_terminal:
+            if doing != phase and not quiet and not bar.console.is_terminal:
                 print(f"plan {now.id}: {doing}, {counts}, {now.pending} to go", file=sys.stderr, flush=True)
             phase = doing
 

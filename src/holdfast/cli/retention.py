@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from holdfast.cli.options import Change, JsonOption, Target, Where, spread
-from holdfast.cli.output import print_json, print_line, print_table
+from holdfast.cli.output import print_json, print_line, print_table, progress_bar
 from holdfast.errors import ConfigurationError
 from holdfast.operator import Erasure, Operator, RetentionReport, SweepReport
 from holdfast.retention import ALL_CLASSES, Disposal, RetentionPolicies, RetentionPolicy
@@ -156,10 +153,8 @@ async def preview(operator: Operator, domain_id: str) -> Erasure:
 
 @contextmanager
 def progress(title: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """A bar on a terminal, and nothing elsewhere. The total may be a guess."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty()) as bars:
+    """Show a progress bar on a terminal, and nothing elsewhere. The total may be an estimate."""
+    with progress_bar() as bars:
         bar = bars.add_task(title, total=total or None)
         yield lambda rows: bars.advance(bar, rows)
 

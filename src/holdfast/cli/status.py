@@ -64,7 +64,7 @@ def as_data(schema: str, found: Status) -> dict[str, Any]:
     """A count that equals its limit means "or more"."""
     return {
         "schema": schema,
-        "notify": found.bell,
+        "wakeup_mode": found.wakeup_mode,
         "pending": found.pending,
         "in_flight": found.in_flight,
         "abandoned": found.abandoned,
@@ -103,7 +103,7 @@ def _counts(schema: str, found: Status) -> RenderableType:
         ("failed", f"{found.failed}{'+' if found.failed_is_more else ''}"),
         *([("archived", f"{found.archived}{'+' if found.archived_is_more else ''}")] if found.archived else []),
         ("oldest", "-" if found.oldest is None else f"{found.oldest:.1f} s"),
-        ("notify", found.bell or "missing"),
+        ("wake-up", found.wakeup_mode or "missing"),
     ):
         line.append(f" {name} ", style="dim").append(output.clean(value), style="bold")
     return line
@@ -131,7 +131,7 @@ def warnings(found: Status) -> list[str]:
     ]
     if found.abandoned:
         said.append(f"{found.abandoned} in flight have outlived their lease; the next claim takes them")
-    if found.bell is None:
+    if found.wakeup_mode is None:
         said.append("the trigger outbox_bell is missing; holdfast notify when_idle makes it")
     return said
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from holdfast.checks import number
 from holdfast.errors import ConfigurationError
 
 # These headers describe the stored response and are sent again with it. All others are made anew by the server, or
@@ -58,9 +59,7 @@ class IdempotencySettings:
             ("response_limit", 0, 64 * 1024 * 1024),
             ("buffer_limit", 0, 1024 * 1024 * 1024),
         ):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-                self._refuse(name, f"is {value!r}", f"give a number from {low:g} to {high:g}")
+            number(f"IdempotencySettings.{name}", getattr(self, name), low, high)
         if self.mismatch_status not in (409, 422):
             self._refuse("mismatch_status", f"is {self.mismatch_status!r}", "use 409 or 422")
         if isinstance(self.methods, str) or not set(self.methods) <= {"POST", "PATCH", "PUT", "DELETE"}:

@@ -90,15 +90,15 @@ def _lanes(snapshot: Snapshot) -> Iterator[Metric]:
 def _workers(snapshot: Snapshot) -> Iterator[Metric]:
     status, notifications = snapshot.status, snapshot.notifications
     living = sum(worker.living for worker in status.workers)
-    yield _gauge("workers_living", "Workers with a heartbeat in the last 30 s.", living)
+    yield _gauge("workers_living", "Workers with a heartbeat in the last minute.", living)
     yield _gauge(
         "workers_silent", "Workers without a heartbeat that did not stop in order.", len(status.workers) - living
     )
     yield _gauge("listeners", "Connections of workers that listen for wake-ups.", notifications.listeners)
     yield _gauges(
         "notify_mode",
-        "1 for the mode in which publishing wakes the workers.",
-        [({"mode": mode}, mode == (status.bell or "missing")) for mode in WAKEUP_MODES],
+        "1 for the present wake-up mode.",
+        [({"mode": mode}, mode == (status.wakeup_mode or "missing")) for mode in WAKEUP_MODES],
     )
     yield _gauge(
         "notification_queue_usage",

@@ -10,14 +10,12 @@ from uuid import UUID
 
 from holdfast.errors import ConfigurationError
 from holdfast.operator import arguments
-from holdfast.operator.outcome import Moved, moved
+from holdfast.operator.outcome import Moved, moved, require_remembered
 from holdfast.operator.selection import Selection
-from holdfast.operator.session import Refused, Session, generation_for
+from holdfast.operator.session import Session, generation_for
 from holdfast.postgres.operations import archive, generations
 from holdfast.postgres.operations.archive import ArchivedDetail, ArchivedEvent
 from holdfast.postgres.operations.failed import FailureGroups
-
-LONGEST_PAGE = 1_000
 
 ArchivedIds = Iterable[int | UUID | str]
 
@@ -32,7 +30,7 @@ class Archive:
         self, *, handler: str | None = None, discarded: bool = False, limit: int = 50, before: int | None = None
     ) -> list[ArchivedEvent]:
         """Archived events, the newest first; `before` is the number of the last one of the previous page."""
-        arguments.whole("limit", limit, 1, LONGEST_PAGE)
+        arguments.page("limit", limit)
         if handler is not None:
             arguments.handler(handler)
         if before is not None:
@@ -111,12 +109,7 @@ class Archive:
             into = await generation_for(statements, generation)
             found = await archive.replay(statements, numbers, generation=into, actor=actor, reason=reason, force=force)
             unknown = not await generations.known(statements, into)
-            if not found.moved and set(found.left) == {"too_old"}:
-                raise Refused(
-                    f"{len(numbers)} were published before what the inbox remembers: "
-                    "their handlers may have handled them",
-                    "look at them first, and replay them with force",
-                )
+            require_remembered(found)
         return moved("archive.replay", found, dry_run, generation=into, unknown_generation=unknown)
 
     async def discard(self, ids: ArchivedIds, *, reason: str | None = None, dry_run: bool = False) -> Moved:
@@ -139,7 +132,7 @@ class Archive:
 
 def _require_bounded(count: int) -> None:
     if not 1 <= count <= arguments.MOST_AT_ONCE:
-        problem = "are missing" if count == 0 else f"are more than {arguments.MOST_AT_ONCE:,}"
+        problem = "is empty" if count == 0 else arguments.TOO_MANY
         raise ConfigurationError("ids", problem, f"name 1 to {arguments.MOST_AT_ONCE:,}")
 
 

@@ -11,10 +11,13 @@ from holdfast.names import event_name as name
 from holdfast.names import handler_name
 
 __all__ = [
-    "MOST_AT_ONCE", "handler", "identity", "ids", "line", "moment", "name", "number", "reason", "signature", "whole",
+    "MOST_AT_ONCE", "handler", "identity", "ids", "line", "moment", "name", "number", "page", "reason", "signature",
+    "whole",
 ]  # fmt: skip
 
 MOST_AT_ONCE = 10_000
+LONGEST_PAGE = 1_000
+TOO_MANY = f"has more than {MOST_AT_ONCE:,} entries"
 
 
 def ids(values: Iterable[UUID | str], field: str = "ids") -> list[UUID]:
@@ -25,11 +28,9 @@ def ids(values: Iterable[UUID | str], field: str = "ids") -> list[UUID]:
     for value in values:
         found[identity(value, field)] = None
         if len(found) > MOST_AT_ONCE:
-            raise ConfigurationError(
-                field, f"are more than {MOST_AT_ONCE:,}", "make a replay plan with a filter: holdfast plans create"
-            )
+            raise ConfigurationError(field, TOO_MANY, "create a replay plan with a filter: holdfast plans create")
     if not found:
-        raise ConfigurationError(field, "are missing", "name at least one; holdfast failed list shows them")
+        raise ConfigurationError(field, "is empty", "name at least one id (see: holdfast failed list)")
     return list(found)
 
 
@@ -40,7 +41,14 @@ def identity(value: UUID | str, field: str = "id") -> UUID:
     try:
         return UUID(value)
     except (TypeError, ValueError, AttributeError):
-        raise ConfigurationError(field, f"{quoted(value)} is no id", "copy one from holdfast failed list") from None
+        raise ConfigurationError(
+            field, f"{quoted(value)} is not an id", "copy one from: holdfast failed list"
+        ) from None
+
+
+def page(field: str, value: int) -> int:
+    """The number of rows of a page."""
+    return whole(field, value, 1, LONGEST_PAGE)
 
 
 def reason(value: str | None) -> str | None:
@@ -56,5 +64,7 @@ def handler(value: str, field: str = "handler") -> str:
 def signature(value: str, field: str = "signature") -> str:
     """The signature of a failure."""
     if not isinstance(value, str) or not value or len(value) > 300 or UNPRINTABLE.search(value) or " " in value:
-        raise ConfigurationError(field, f"{quoted(value)} is no signature", "copy one from holdfast failed groups")
+        raise ConfigurationError(
+            field, f"{quoted(value)} is not an error signature", "copy one from: holdfast failed groups"
+        )
     return value

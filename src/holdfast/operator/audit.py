@@ -9,8 +9,6 @@ from holdfast.operator.session import Session
 from holdfast.postgres.operations import audit
 from holdfast.postgres.operations.audit import AuditLine
 
-LONGEST_PAGE = 1_000
-
 
 class AuditTrail:
     """The audit, as `operator.audit`."""
@@ -32,7 +30,7 @@ class AuditTrail:
 
         The single steps of replay plans are left out unless `steps`: a plan's own lines say what it did.
         """
-        arguments.whole("limit", limit, 1, LONGEST_PAGE)
+        arguments.page("limit", limit)
         if before is not None:
             arguments.whole("before", before)
         if actor is not None:

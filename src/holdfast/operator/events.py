@@ -12,8 +12,6 @@ from holdfast.postgres.operations import archive, events
 from holdfast.postgres.operations.connection import Statements
 from holdfast.postgres.operations.events import EventDetail, OpenEvent
 
-LONGEST_PAGE = 1_000
-
 
 class Events:
     """Events, as `operator.events`."""
@@ -31,7 +29,7 @@ class Events:
         generation: int | None = None,
     ) -> list[OpenEvent]:
         """Some of the events that are pending or in flight."""
-        arguments.whole("limit", limit, 1, LONGEST_PAGE)
+        arguments.page("limit", limit)
         if event_type is not None:
             arguments.name("event_type", event_type)
         if handler is not None:
@@ -73,7 +71,7 @@ class Events:
 async def _deliveries(statements: Statements, id: UUID) -> list[UUID]:
     rows = await events.deliveries(statements, id)
     if not rows:
-        raise ConfigurationError("id", f"{id} names no event", "holdfast events list shows the open ones")
+        raise ConfigurationError("id", f"{id} is not an event", "for open events see: holdfast events list")
     return rows
 
 
@@ -81,4 +79,4 @@ async def _unknown(statements: Statements, id: UUID) -> ConfigurationError:
     ((_, number),) = await archive.find(statements, [id], most=1)
     if number is not None:
         return ConfigurationError("id", f"{id} is in the archive", f"holdfast archive show {id}")
-    return ConfigurationError("id", f"{id} names no event", "retention may have removed it; check the id")
+    return ConfigurationError("id", f"{id} is not an event", "check the id: retention may have removed the event")

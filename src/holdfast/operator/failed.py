@@ -10,14 +10,13 @@ from uuid import UUID
 from holdfast.errors import ConfigurationError, PayloadError
 from holdfast.ids import uuid7
 from holdfast.operator import arguments
-from holdfast.operator.outcome import Moved, moved
+from holdfast.operator.outcome import Moved, moved, require_remembered
 from holdfast.operator.selection import Selection
 from holdfast.operator.session import Refused, Session, generation_for
 from holdfast.payload import encode_payload
 from holdfast.postgres.operations import failed, generations
 from holdfast.postgres.operations.failed import FailedEvent, FailureGroups
 
-LONGEST_PAGE = 1_000
 _STREAM_PAGE = 500
 EVERYTHING = Selection()
 
@@ -52,7 +51,7 @@ class FailedEvents:
         payload: bool = False,
     ) -> list[FailedEvent]:
         """Failed events, the newest first; `before` is the last one of the previous page."""
-        arguments.whole("limit", limit, 1, LONGEST_PAGE)
+        arguments.page("limit", limit)
         async with self._session.reading() as statements:
             return await failed.page(statements, selection.as_json(), limit=limit, before=before, payload=payload)
 
@@ -88,8 +87,8 @@ class FailedEvents:
             others = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
             raise ConfigurationError(
                 "ids",
-                f"name no event, or one without a failed delivery: {unknown[0]}{others}",
-                "holdfast failed list shows them",
+                f"contains an id with no failed delivery: {unknown[0]}{others}",
+                "see: holdfast failed list",
             )
         return list(dict.fromkeys(row for _, row in rows if row is not None))
 
@@ -109,11 +108,7 @@ class FailedEvents:
             into = await generation_for(statements, generation)
             found = await failed.replay(statements, rows, generation=into, actor=actor, reason=reason, force=force)
             unknown = not await generations.known(statements, into)
-            if not found.moved and set(found.left) == {"too_old"}:
-                raise Refused(
-                    f"{len(rows)} failed before what the inbox remembers: their handlers may have handled them",
-                    "look at them with holdfast failed show, and replay them with --force",
-                )
+            require_remembered(found)
         return moved("replay", found, dry_run, generation=into, unknown_generation=unknown)
 
     async def discard(self, ids: Iterable[UUID | str], *, reason: str | None = None, dry_run: bool = False) -> Moved:

@@ -72,8 +72,8 @@ class Generations:
         async with self._session.changing("generation.move", dry_run=dry_run, **asked) as statements:
             if not force and not await generations.known(statements, to):
                 raise Refused(
-                    f"generation {to} is no deployment and no worker serves it: the events would not be handled",
-                    "holdfast generations list shows the known ones; --force moves the events all the same",
+                    f"generation {to} is not a known deployment, and no worker serves it: the events would wait",
+                    "see: holdfast generations list, or use --force",
                 )
         if dry_run:
             # Counted and not tried: rows that are moved, if only for a moment, cannot be claimed.

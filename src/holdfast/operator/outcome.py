@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from uuid import UUID
 
+from holdfast.operator.session import Refused
 from holdfast.postgres.operations.outcomes import Outcomes
 
 
@@ -35,8 +36,17 @@ class Moved:
         if not self.unknown_generation:
             return None
         return (
-            f"generation {self.generation} is no deployment and no worker serves it: the events wait until one does; "
-            "holdfast generations list shows the known ones"
+            f"generation {self.generation} is not a known deployment and no worker serves it: "
+            "the events wait until one does; see: holdfast generations list"
+        )
+
+
+def require_remembered(outcomes: Outcomes) -> None:
+    """Refuse a replay of nothing but events that are older than the inbox."""
+    if not outcomes.moved and set(outcomes.left) == {"too_old"}:
+        raise Refused(
+            f"{outcomes.left['too_old']} are older than the inbox, so their handlers may already have handled them",
+            "inspect them first, then replay them with --force",
         )
 
 

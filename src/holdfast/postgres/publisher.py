@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 # A statement with a hundred thousand rows would stall every other session for long.
 _MOST_ROWS = 5_000
-# The defaults that publish_many.sql fills in.
+# The defaults that publish_many in publish.sql fills in.
 _DEFAULTS: dict[str, str | None] = {"event_version": "1", "content_class": "operations", "priority": "1"}
 
 
@@ -120,7 +120,7 @@ class Publisher:
     def cancel(self, tx: Any, key: str) -> Any:
         """Cancel the pending event that was published with `key` and return whether there was one."""
         values = {"source": self.source, "key": self._keyed(key).dedupe_key}
-        return self._run(tx, self._move(_Command("cancel_key", values)))
+        return self._run(tx, self._move(_Command("outbox_cancel", values)))
 
     @overload
     def reschedule(

@@ -1,13 +1,13 @@
-"""What an operator sees: what waits, for whom, since when, and who works on it.
+"""Reads the status: open events by route, their age, dead letters and workers.
 
-Nothing here counts settled rows, so a look costs the same beside ten delivered events or ten million. Counts end at a
+Nothing here counts settled rows, so a read costs the same beside ten delivered events or ten million. Counts end at a
 limit: one that equals its limit means "or more".
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from uuid import UUID
 
 import asyncpg
@@ -18,8 +18,6 @@ MOST = 100_000
 MOST_IN_LANE = 10_000
 MOST_LANES = 200
 MOST_WORKERS = 200
-# Workers beat every ten seconds; one that missed three is silent.
-SILENCE = timedelta(seconds=30)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +37,7 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """A worker that has not said goodbye."""
+    """A worker that has not shut down."""
 
     id: UUID
     name: str
@@ -69,7 +67,7 @@ class Status:
     lanes: list[Lane]
     unserved: list[tuple[str, int]]  # channel and generation
     workers: list[WorkerStatus]
-    bell: str | None
+    wakeup_mode: str | None  # None: the trigger is missing
 
     @property
     def failed_is_more(self) -> bool:
@@ -81,7 +79,7 @@ class Status:
 
     @property
     def oldest(self) -> float | None:
-        """Seconds since the first pending event is due."""
+        """Age of the oldest due event, in seconds."""
         return max((lane.oldest for lane in self.lanes if lane.oldest is not None), default=None)
 
     @property
@@ -91,14 +89,14 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class Notifications:
-    """How wake-ups travel."""
+    """The state of the server's notification queue."""
 
     queue_usage: float  # from 0 to 1; when the server's queue is full, commits that notify fail
     listeners: int  # connections of workers that listen, in this database
 
 
 async def notifications(connection: asyncpg.Connection) -> Notifications:
-    """How full the queue of notifications is, and how many listen (OBS-3)."""
+    """Read how full the notification queue is, and how many workers listen."""
     queries = Queries("core")
     async with connection.transaction(isolation="read_committed", readonly=True):
         await connection.fetch(queries.asyncpg("begin_read").sql)
@@ -107,7 +105,7 @@ async def notifications(connection: asyncpg.Connection) -> Notifications:
 
 
 async def status(connection: asyncpg.Connection, schema: str = "core") -> Status:
-    """Look once, in one snapshot."""
+    """Read the status in one snapshot."""
     queries = Queries(schema)
 
     async def fetch(name: str, **values: object) -> list[asyncpg.Record]:
@@ -120,10 +118,10 @@ async def status(connection: asyncpg.Connection, schema: str = "core") -> Status
         (counts,) = await fetch("count_open", most=MOST)
         (failed,) = await fetch("count_failed", most=MOST)
         (archived,) = await fetch("count_archived", most=MOST)
-        lanes = await fetch("list_lanes", most_lanes=MOST_LANES, most_in_lane=MOST_IN_LANE, silence=SILENCE)
-        unserved = await fetch("list_unserved", silence=SILENCE)
-        workers = await fetch("list_workers", most_workers=MOST_WORKERS, silence=SILENCE)
-        bell = await fetch("read_bell")
+        lanes = await fetch("list_lanes", most_lanes=MOST_LANES, most_in_lane=MOST_IN_LANE)
+        unserved = await fetch("list_unserved")
+        workers = await fetch("list_workers", most_workers=MOST_WORKERS)
+        wakeup_mode = await fetch("read_wakeup_mode")
     return Status(
         pending=counts["pending"],
         delayed=counts["delayed"],
@@ -135,5 +133,5 @@ async def status(connection: asyncpg.Connection, schema: str = "core") -> Status
         lanes=[Lane(**row) for row in lanes],
         unserved=[(row["channel"], row["generation"]) for row in unserved],
         workers=[WorkerStatus(**row) for row in workers],
-        bell=bell[0][0] if bell else None,
+        wakeup_mode=wakeup_mode[0][0] if wakeup_mode else None,
     )

@@ -81,7 +81,7 @@ class Pace:
 
 class Sweep:
     """One pass over everything that is due. After a fault that passes, `next` goes on where it was; what the database
-    refuses for good, such as a row that a foreign key of somebody else points to, costs its step and class this pass.
+    refuses for good, such as a row that a foreign key of the application points to, costs its step and class this pass.
 
     With `inbox_page` it takes only a part of the inbox, from there on; afterwards it says where the next part begins.
     """
@@ -189,7 +189,7 @@ class Sweep:
 async def take_turn(
     connection: asyncpg.Connection, queries: Queries, sweeper: UUID, rest: timedelta, *, force: bool = False
 ) -> int | None:
-    """When this sweeper is to sweep now, where in the inbox: one at a time, and not again before `rest` has passed."""
+    """Return the inbox page to continue with, or None when another process sweeps or `rest` has not passed."""
     rows = await fetch(connection, queries, "sweep_acquire", sweeper=sweeper, rest=rest, force=force)
     page: int | None = rows[0][0]
     return page

@@ -15,14 +15,12 @@ from holdfast.postgres.queries import Queries
 from holdfast.schedules import Cron, Due, Missed, Schedule, Timing, timing
 
 MOST = 1_000
-# Workers look every five seconds, and write that down every fifteen.
-UNATTENDED = timedelta(minutes=1)
 OVERDUE = timedelta(minutes=1)
 
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """A schedule at the moment of a look. Whoever fires it names the version."""
+    """A schedule as it was read. `fire` succeeds only while the row has this `version`."""
 
     name: str
     cron: str | None
@@ -83,11 +81,11 @@ class ScheduleStatus:
 
     @property
     def when(self) -> str:
-        """For people."""
+        """Return the timing as text."""
         return f"{self.cron} ({self.timezone})" if self.cron is not None else f"every {self.every}"
 
 
-LISTING: dict[str, object] = {"silence": UNATTENDED, "overdue": OVERDUE, "most": MOST, "payload": False, "only": None}
+LISTING: dict[str, object] = {"overdue": OVERDUE, "most": MOST, "payload": False, "only": None}
 
 
 async def listing(connection: asyncpg.Connection, schema: str = "core") -> list[ScheduleStatus]:
@@ -141,7 +139,7 @@ class Schedules:
         return [Watched(**row) for row in rows]
 
     async def fire(self, connection: asyncpg.Connection, watched: Watched, due: Due) -> bool:
-        """Publish what is due and move on; false when somebody else has, or is just doing it."""
+        """Publish the due slots and advance the schedule; false when another worker has done so or holds the row."""
         values = {
             "name": watched.name,
             "version": watched.version,

@@ -1,8 +1,8 @@
-"""Whether an installation is what it should be, and whether anything is in its way (OBX-3, OPS-5).
+"""Checks whether an installation is what it should be, and whether anything blocks delivery.
 
 Drift compares the schema with what the migrations make of an empty database. Health looks at what slows claims down, at
-how workers are woken, and at events that nobody works on. Nothing is changed, nothing that is kept is counted, every
-read has a limit, and what this login may not look at is said.
+how workers are woken, and at events that no worker serves. It changes nothing and counts no settled rows, every read
+has a limit, and what this login may not read is reported.
 """
 
 from __future__ import annotations
@@ -125,12 +125,12 @@ async def _obstacle(examination: Examination, error: asyncpg.PostgresError) -> t
     match error:
         case asyncpg.InsufficientPrivilegeError():
             login, owner = (await examination.place()).login, await examination.owner()
-            remedy = f"GRANT holdfast_operator TO {login};" if owner == OWNER else f"run it as {owner}, whose they are"
+            remedy = f"GRANT holdfast_operator TO {login};" if owner == OWNER else f"run it as {owner}, who owns them"
             return f"{login} may not read the tables of {examination.schema}", remedy
         case asyncpg.QueryCanceledError():
             return f"it took too long ({text})", "run it again when the server is less busy"
         case asyncpg.LockNotAvailableError():
-            return f"somebody is changing the schema ({text})", "run it again when that is over"
+            return f"another session is changing the schema ({text})", "run it again when that session is done"
         case asyncpg.SyntaxOrAccessError():
             return (
                 f"the schema is not what this release needs ({text})",
@@ -141,7 +141,7 @@ async def _obstacle(examination: Examination, error: asyncpg.PostgresError) -> t
 
 def _blind_spots(blind: dict[tuple[Part, str, str], list[str]]) -> Iterable[Finding]:
     for (part, reason, remedy), names in blind.items():
-        what = f"could not look at {', '.join(names)}, because {reason}"
+        what = f"could not check {', '.join(names)}: {reason}"
         # A deployment goes on when nothing has drifted: it must not take "not seen" for "not there".
         yield Finding(
             "problem" if part == "drift" else "warning", COULD_NOT_LOOK, ", ".join(names), what, reason, remedy

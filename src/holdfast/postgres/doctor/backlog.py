@@ -1,4 +1,4 @@
-"""Whether somebody works on what is owed: generations, channels, handlers, leases, and the clocks they go by."""
+"""Checks whether living workers serve the open events: generations, channels, handlers, leases, and their clocks."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def _channels(examination: Examination) -> list[Finding]:
 
 
 async def _handlers(examination: Examination) -> list[Finding]:
-    """Of the lanes that somebody serves."""
+    """Report handlers that no living worker has, on served channels."""
     status = await examination.status()
     owed: dict[str, list[Lane]] = {}
     for lane in status.lanes:
@@ -85,9 +85,9 @@ async def _unrouted(examination: Examination) -> list[Finding]:
             str(lane.event_type),
             f"events {lane.event_type}"
             + (f" for {lane.target}" if lane.target else "")
-            + " wait for a handler that wants them: there is none",
+            + " are open and no handler subscribes to them",
             f"{_open([lane])}; channel {lane.channel}, generation {lane.generation}",
-            "start a worker with a handler for them; its interest is recorded when it starts",
+            "start a worker with a handler for them; its subscription is recorded when it starts",
         )
         for lane in status.unrouted
     ]
@@ -103,7 +103,7 @@ async def _leases(examination: Examination) -> list[Finding]:
             "warning",
             "lease-overdue",
             f"{examination.schema}.outbox",
-            "events are in flight although their leases ended long ago: nobody claims them again",
+            "events are in flight although their leases expired long ago, and no worker claims them",
             f"{row['events']} events, the first for {row['longest']:.0f} s; lanes {', '.join(row['routes'][:5])}",
             "start a worker that serves them: holdfast status names the lanes and who is missing",
         )
@@ -163,11 +163,37 @@ def _open(lanes: list[Lane]) -> str:
 
 
 CHECKS = (
-    Check("generations", "health", "living workers have every generation", ("generation-stranded",), _generations),
-    Check("channels", "health", "living workers serve every channel", ("channel-unserved",), _channels),
-    Check("handlers", "health", "living workers have every handler", ("handler-unserved",), _handlers),
-    Check("routing", "health", "some handler wants each event", ("event-unrouted",), _unrouted),
-    Check("leases", "health", "no event outlives its lease for long", ("lease-overdue",), _leases),
-    Check("single-rows", "health", "tables of one row have it", ("row-lost",), _single_rows),
-    Check("clock", "health", "this machine and the database agree on the time", ("clock-difference",), _clock),
+    Check(
+        "generations",
+        "health",
+        "living workers serve every generation that has open events",
+        ("generation-stranded",),
+        _generations,
+    ),
+    Check(
+        "channels",
+        "health",
+        "living workers serve every channel that has open events",
+        ("channel-unserved",),
+        _channels,
+    ),
+    Check(
+        "handlers", "health", "living workers have every handler that is owed events", ("handler-unserved",), _handlers
+    ),
+    Check("routing", "health", "some handler subscribes to each open event", ("event-unrouted",), _unrouted),
+    Check("leases", "health", "no event is in flight a minute after its lease expired", ("lease-overdue",), _leases),
+    Check(
+        "single-rows",
+        "health",
+        "tables of one row (the version of the subscriptions, the turn to sweep) have it",
+        ("row-lost",),
+        _single_rows,
+    ),
+    Check(
+        "clock",
+        "health",
+        "this machine and the database agree on the time, within two seconds",
+        ("clock-difference",),
+        _clock,
+    ),
 )

@@ -76,7 +76,7 @@ FLAWS: Mapping[str, Mapping[str, str]] = {
         "language": "is in another language",
         "volatility": "has another volatility",
         "parallel": "has another parallel safety",
-        "security": "runs with the rights of somebody else",
+        "security": "runs with another role's rights",
         "strict": "treats NULL otherwise",
         "settings": "runs under other settings, search_path among them",
         "body": "has another text",
@@ -279,8 +279,8 @@ async def _grants(examination: Examination) -> list[Finding]:
         findings.append(Finding("problem", "owner-right-lost", label, what, evidence, remedy))
     for name, grant in live.objects["grant"].items():
         if grant["grantee"] not in ours:
-            what = f"the grant {name} was made by hand; no migration takes it back"
-            evidence = f"{grant['grantee']} is none of Holdfast's roles"
+            what = f"the grant {name} was made by hand; no migration revokes it"
+            evidence = f"{grant['grantee']} is not one of Holdfast's roles"
             remedy = remedies.of("grant", "extra", None, grant)
             findings.append(Finding("warning", "grant-foreign", name, what, evidence, remedy))
     return findings
@@ -321,16 +321,22 @@ CHECKS = (
     Check(
         "grants",
         "drift",
-        "each role may do what this release gives it, and nobody else anything",
+        "each role has the privileges of this release, and no other role has any",
         (*_codes("grant"), "owner-right-lost", "grant-foreign"),
         _grants,
     ),
     Check(
         "default-grants",
         "drift",
-        "what the owner makes next is open to nobody",
+        "objects that the owner creates later are private",
         _codes("default"),
         partial(_roles, kind="default"),
     ),
-    Check("roles", "drift", "the roles can do nothing by themselves", _codes("role"), partial(_roles, kind="role")),
+    Check(
+        "roles",
+        "drift",
+        "the roles have no attributes or memberships of their own",
+        _codes("role"),
+        partial(_roles, kind="role"),
+    ),
 )

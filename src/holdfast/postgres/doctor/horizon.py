@@ -58,7 +58,7 @@ async def _slots(examination: Examination) -> list[Finding]:
             row["slot"],
             f"the {row['type']} replication slot {row['slot']} holds "
             + ("the xmin horizon" if row["transactions"] else "WAL")
-            + ("" if row["active"] else ", and nobody reads from it"),
+            + ("" if row["active"] else ", and it has no consumer"),
             f"{row['transactions']} transactions, {row['kept'] or 'no WAL'}",
             f"SELECT pg_drop_replication_slot({row['slot']});",
         )
@@ -87,8 +87,32 @@ def _duration(seconds: float) -> str:
 
 
 CHECKS = (
-    Check("sessions", "health", "no session holds the xmin horizon for long", ("horizon-session",), _sessions),
-    Check("prepared-transactions", "health", "nor does a prepared transaction", ("horizon-prepared",), _prepared),
-    Check("replication-slots", "health", "nor a replication slot; each is read from", ("horizon-slot",), _slots),
-    Check("standbys", "health", "nor a standby with hot_standby_feedback", ("horizon-standby",), _standbys),
+    Check(
+        "sessions",
+        "health",
+        "no session holds the xmin horizon for five minutes: rows that died after it cannot be removed",
+        ("horizon-session",),
+        _sessions,
+    ),
+    Check(
+        "prepared-transactions",
+        "health",
+        "no prepared transaction holds the xmin horizon",
+        ("horizon-prepared",),
+        _prepared,
+    ),
+    Check(
+        "replication-slots",
+        "health",
+        "no replication slot holds the xmin horizon, and each has a consumer",
+        ("horizon-slot",),
+        _slots,
+    ),
+    Check(
+        "standbys",
+        "health",
+        "no query on a standby with hot_standby_feedback holds the xmin horizon",
+        ("horizon-standby",),
+        _standbys,
+    ),
 )

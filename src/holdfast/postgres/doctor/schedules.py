@@ -1,4 +1,4 @@
-"""Whether somebody fires the schedules."""
+"""Checks whether workers fire the schedules in time."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ async def _overdue(examination: Examination) -> list[Finding]:
             "problem",
             "schedule-overdue",
             seen.name,
-            f"a slot of {seen.name} is past, and nobody has fired it",
+            f"a slot of {seen.name} has passed and was not fired",
             f"overdue for {seen.overdue_for or 0:.0f} s; {seen.when}; {_attended(seen)}",
             "read the log of the workers that declare it: schedule_unreadable or schedule_refused says why"
             if seen.attended
-            else f"start a worker that declares it, or, if none does any more: holdfast schedules remove {seen.name}",
+            else _start_or_remove(seen),
         )
         for seen in await _schedules(examination)
         if seen.state == "overdue"
@@ -47,9 +47,9 @@ async def _orphaned(examination: Examination) -> list[Finding]:
             "warning",
             "schedule-orphaned",
             seen.name,
-            f"no living worker declares {seen.name}, so nobody will fire it",
+            f"no living worker declares {seen.name}, so its slots are not fired",
             f"{_attended(seen)}; declared by generation {seen.generation}",
-            f"start a worker that declares it, or, if none does any more: holdfast schedules remove {seen.name}",
+            _start_or_remove(seen),
         )
         for seen in await _schedules(examination)
         if not seen.attended and seen.state != "overdue"
@@ -62,12 +62,28 @@ async def _schedules(examination: Examination) -> list[ScheduleStatus]:
     return [ScheduleStatus(**row) for row in rows]
 
 
+def _start_or_remove(seen: ScheduleStatus) -> str:
+    return f"start a worker that declares it, or, if it is no longer needed: holdfast schedules remove {seen.name}"
+
+
 def _attended(seen: ScheduleStatus) -> str:
     return f"last attended {(seen.looked_at - seen.attended_at).total_seconds():.0f} s ago"
 
 
 CHECKS = (
-    Check("schedules", "health", "every slot is fired in time", ("schedule-overdue",), _overdue),
-    Check("slots", "health", "no schedule has dealt with slots of the future", ("schedule-ahead",), _ahead),
+    Check(
+        "schedules",
+        "health",
+        "no slot of a schedule passed more than a minute ago without being fired",
+        ("schedule-overdue",),
+        _overdue,
+    ),
+    Check(
+        "slots",
+        "health",
+        "no schedule has fired slots of the future, which happens when the server's clock was ahead",
+        ("schedule-ahead",),
+        _ahead,
+    ),
     Check("declarations", "health", "living workers declare every schedule", ("schedule-orphaned",), _orphaned),
 )

@@ -39,6 +39,12 @@ async def _locks(examination: Examination) -> list[Finding]:
 
 
 CHECKS = (
-    Check("sources", "health", "every source has an owner where several publish", ("source-unowned",), _sources),
+    Check(
+        "sources",
+        "health",
+        "every source of the latest events has an owner, where several logins may publish",
+        ("source-unowned",),
+        _sources,
+    ),
     Check("locks", "health", "no foreign session holds an advisory lock of ours", ("lock-foreign",), _locks),
 )

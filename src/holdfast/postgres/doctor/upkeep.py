@@ -97,8 +97,22 @@ async def _wraparound(examination: Examination) -> list[Finding]:
 
 
 CHECKS = (
-    Check("dead-rows", "health", "autovacuum keeps up with dead rows", ("dead-rows",), _dead_rows),
-    Check("hot-updates", "health", "claims are heap-only updates", ("hot-updates-few",), _hot_updates),
+    Check(
+        "dead-rows",
+        "health",
+        "dead rows are fewer than five times what autovacuum waits for",
+        ("dead-rows",),
+        _dead_rows,
+    ),
+    Check(
+        "hot-updates",
+        "health",
+        "of the outbox's updates three in ten are heap-only; about half is usual",
+        ("hot-updates-few",),
+        _hot_updates,
+    ),
     Check("autovacuum", "health", "autovacuum is on", ("autovacuum-off",), _autovacuum),
-    Check("wraparound", "health", "transaction numbers are far from running out", ("wraparound-near",), _wraparound),
+    Check(
+        "wraparound", "health", "the database is far from transaction id wraparound", ("wraparound-near",), _wraparound
+    ),
 )

@@ -1,4 +1,4 @@
-"""How workers are woken: the bell, those who listen for it, the server's queue of notifications and its lock."""
+"""Checks how workers are woken: the wake-up mode, the listeners, the server's notification queue and its lock."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from holdfast.postgres.doctor.findings import Check, Finding
 _LOOKS = 5
 _BETWEEN_LOOKS = 0.05
 
-_BELL = {
+_MODES = {
     "always": "every commit that publishes sends a NOTIFY, and producers wait for each other",
     "never": "no commit wakes a worker; events wait for the next poll",
 }
 
 
-async def _bell(examination: Examination) -> list[Finding]:
+async def _mode(examination: Examination) -> list[Finding]:
     await examination.require_installed()
     option = "" if examination.schema == "core" else f" --schema {examination.schema}"
     return [
         Finding(
             "note",
-            f"bell-{mode}",
+            f"wakeup-{mode}",
             examination.schema,
-            _BELL[mode],
-            f"notify is {mode}",
+            _MODES[mode],
+            f"the wake-up mode is {mode}",
             f"holdfast notify when_idle{option}",
         )
-        for (mode,) in await examination.rows("bell_mode")
-        if mode in _BELL
+        for (mode,) in await examination.rows("read_wakeup_mode")
+        if mode in _MODES
     ]
 
 
@@ -37,7 +37,7 @@ async def _listeners(examination: Examination) -> list[Finding]:
     status = await examination.status()
     living = [worker.name for worker in status.workers if worker.living]
     listening = (await examination.rows("read_notifications"))[0]["listeners"]
-    if listening >= len(living) or status.bell == "never":
+    if listening >= len(living) or status.wakeup_mode == "never":
         return []
     return [
         Finding(
@@ -59,7 +59,7 @@ async def _pooler(examination: Examination) -> list[Finding]:
             "note",
             "pooler",
             examination.schema,
-            "this address leads through a transaction pooler, where nobody can listen",
+            "this address goes through a transaction pooler, where LISTEN does not work",
             "another backend answers than the one that was connected to",
             "give workers with this address another one for LISTEN: --listen-dsn, or HOLDFAST_LISTEN_DSN",
         )
@@ -108,9 +108,35 @@ async def _lock(examination: Examination) -> list[Finding]:
 
 
 CHECKS = (
-    Check("bell", "health", "publishing wakes the workers when they sleep", ("bell-always", "bell-never"), _bell),
-    Check("listeners", "health", "every living worker listens", ("listeners-missing",), _listeners),
-    Check("pooler", "health", "no transaction pooler stands in between", ("pooler",), _pooler),
-    Check("notify-queue", "health", "the notification queue is nearly empty", ("notify-queue-filling",), _queue),
-    Check("notify-lock", "health", "commits do not wait for the lock of NOTIFY", ("notify-lock-waits",), _lock),
+    Check(
+        "wakeup-mode",
+        "health",
+        "publishing wakes sleeping workers (when_idle); another mode is a note",
+        ("wakeup-always", "wakeup-never"),
+        _mode,
+    ),
+    Check(
+        "listeners", "health", "every living worker has a connection that listens", ("listeners-missing",), _listeners
+    ),
+    Check(
+        "pooler",
+        "health",
+        "the connection does not go through a transaction pooler; if it does, that is a note",
+        ("pooler",),
+        _pooler,
+    ),
+    Check(
+        "notify-queue",
+        "health",
+        "less than a quarter of the server's notification queue is in use",
+        ("notify-queue-filling",),
+        _queue,
+    ),
+    Check(
+        "notify-lock",
+        "health",
+        "commits do not wait for the lock of NOTIFY (in two of five samples)",
+        ("notify-lock-waits",),
+        _lock,
+    ),
 )

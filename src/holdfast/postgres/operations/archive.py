@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from datetime import datetime
+from operator import itemgetter
 from typing import Any
 from uuid import UUID
 
@@ -91,8 +92,8 @@ async def replay(
     statements: Statements, numbers: list[int], *, generation: int, actor: str, reason: str | None, force: bool
 ) -> Outcomes:
     """Move rows back into the outbox, pending."""
-    values = {"ids": numbers, "generation": generation, "actor": actor, "reason": reason, "force": force}
-    return Outcomes.of(await statements.fetch("replay_archived", **values), "original_id")
+    values = {"ids": numbers, "new_generation": generation, "replayed_by": actor, "reason": reason, "force": force}
+    return Outcomes.of(sorted(await statements.fetch("archive_replay", **values), key=itemgetter("id")), "original_id")
 
 
 async def discard(
@@ -100,7 +101,7 @@ async def discard(
 ) -> Outcomes:
     """Mark rows as discarded, or undo that."""
     values = {"ids": numbers, "restore": restore, "actor": actor, "reason": reason}
-    return Outcomes.of(await statements.fetch("discard_archived", **values), "original_id")
+    return Outcomes.of(sorted(await statements.fetch("archive_discard", **values), key=itemgetter("id")), "original_id")
 
 
 def _detail(row: asyncpg.Record, payload: bool) -> ArchivedDetail:

@@ -53,7 +53,7 @@ async def note_refusal(
 ) -> None:
     """Record that an action was refused."""
     text = json.dumps(arguments, default=str)
-    await statements.fetch("note_refusal", actor=actor, action=action, reason=reason, arguments=text, problem=problem)
+    await statements.fetch("audit_refused", actor=actor, action=action, reason=reason, arguments=text, problem=problem)
 
 
 def _line(row: asyncpg.Record) -> AuditLine:

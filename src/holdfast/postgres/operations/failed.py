@@ -129,27 +129,26 @@ async def replay(
     statements: Statements, ids: list[UUID], *, generation: int, actor: str, reason: str | None, force: bool
 ) -> Outcomes:
     """Put failed rows back to pending."""
-    return Outcomes.of(
-        await statements.fetch("replay_rows", ids=ids, generation=generation, actor=actor, reason=reason, force=force)
-    )
+    values = {"ids": ids, "new_generation": generation, "replayed_by": actor, "reason": reason, "force": force}
+    return Outcomes.of(await statements.fetch("outbox_replay_many", **values))
 
 
 async def discard(statements: Statements, ids: list[UUID], *, actor: str, reason: str | None) -> Outcomes:
     """Mark failed rows as discarded."""
-    return Outcomes.of(await statements.fetch("discard_rows", ids=ids, actor=actor, reason=reason))
+    return Outcomes.of(await statements.fetch("outbox_discard", ids=ids, actor=actor, reason=reason))
 
 
 async def restore(statements: Statements, ids: list[UUID], *, actor: str, reason: str | None) -> Outcomes:
     """Undo a discard."""
-    return Outcomes.of(await statements.fetch("restore_rows", ids=ids, actor=actor, reason=reason))
+    return Outcomes.of(await statements.fetch("outbox_restore", ids=ids, actor=actor, reason=reason))
 
 
 async def edit(
     statements: Statements, id: UUID, new_id: UUID, payload: str, *, generation: int, actor: str, reason: str | None
 ) -> str:
     """Publish a corrected event and discard the failed row; `moved`, or the state of a row that is not failed."""
-    values = {"id": id, "new_id": new_id, "payload": payload, "generation": generation}
-    return str(await statements.value("edit_row", **values, actor=actor, reason=reason))
+    values = {"id": id, "new_id": new_id, "payload": payload, "new_generation": generation}
+    return str(await statements.value("outbox_edit", **values, actor=actor, reason=reason))
 
 
 async def handler_of(statements: Statements, id: UUID) -> str:
@@ -159,7 +158,7 @@ async def handler_of(statements: Statements, id: UUID) -> str:
 
 async def note(statements: Statements, handler: str, signature: str, text: str | None, *, actor: str) -> bool:
     """Set or remove the note of a group; whether it has one now."""
-    return bool(await statements.value("note_group", handler=handler, signature=signature, note=text, actor=actor))
+    return bool(await statements.value("failure_note", handler=handler, signature=signature, note=text, actor=actor))
 
 
 async def counts_by_handler(statements: Statements, *, most: int) -> Iterable[tuple[str, int, int]]:

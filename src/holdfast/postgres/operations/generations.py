@@ -57,9 +57,7 @@ class Retirement:
 
 async def every(statements: Statements) -> list[Generation]:
     """Every known generation, the newest first."""
-    rows = await statements.fetch(
-        "list_generations", silence=reads.SILENCE, most=reads.MOST, most_generations=MOST_GENERATIONS
-    )
+    rows = await statements.fetch("list_generations", most=reads.MOST, most_generations=MOST_GENERATIONS)
     failures: Counter[int] = Counter()
     for _, generation, count in await failed.counts_by_handler(statements, most=reads.MOST):
         failures[generation] += count
@@ -71,7 +69,7 @@ async def every(statements: Statements) -> list[Generation]:
 
 async def default(statements: Statements) -> int:
     """The newest generation that a living worker serves."""
-    return int(await statements.value("default_generation"))
+    return int(await statements.value("serving_generation"))
 
 
 async def known(statements: Statements, generation: int) -> bool:
@@ -81,7 +79,7 @@ async def known(statements: Statements, generation: int) -> bool:
 
 async def retire(statements: Statements, generation: int, *, force: bool, actor: str, reason: str | None) -> Retirement:
     """Mark a generation as retired, unless it has open events or living workers."""
-    row = await statements.row("retire_generation", generation=generation, force=force, actor=actor, reason=reason)
+    row = await statements.row("generation_retire", generation=generation, force=force, actor=actor, reason=reason)
     return Retirement(row["retired"], row["open"], row["workers"])
 
 
@@ -92,5 +90,5 @@ async def count_movable(statements: Statements, generation: int) -> int:
 
 async def move(statements: Statements, generation: int, to: int, *, most: int, actor: str, reason: str | None) -> int:
     """Move some pending events to another generation; how many."""
-    values = {"from_generation": generation, "to_generation": to, "most": most}
-    return int(await statements.value("move_generation", **values, actor=actor, reason=reason))
+    values = {"from": generation, "to": to, "most": most}
+    return int(await statements.value("generation_move", **values, actor=actor, reason=reason))

@@ -18,7 +18,7 @@ class HandlerStatus:
     """A handler that has, or had, subscriptions."""
 
     handler_name: str
-    context: str
+    domain_context: str
     event_types: list[str]  # none: it is retired
     retired_at: datetime | None
     open: int  # in its own lanes, and in lanes of events that were not split among their handlers yet
@@ -37,7 +37,7 @@ class HandlerStatus:
 
 async def every(statements: Statements, status: reads.Status) -> list[HandlerStatus]:
     """Every handler that ever subscribed."""
-    subscriptions = await statements.fetch("list_subscriptions", silence=reads.SILENCE, most=MOST_HANDLERS)
+    subscriptions = await statements.fetch("list_subscriptions", most=MOST_HANDLERS)
     failures: Counter[str] = Counter()
     for handler, _, count in await failed.counts_by_handler(statements, most=reads.MOST):
         failures[handler] += count
@@ -47,7 +47,7 @@ async def every(statements: Statements, status: reads.Status) -> list[HandlerSta
     return [
         HandlerStatus(
             handler_name=row["handler_name"],
-            context=row["domain_context"],
+            domain_context=row["domain_context"],
             event_types=row["event_types"] or [],
             retired_at=row["retired_at"] if not row["event_types"] else None,
             open=waiting[row["handler_name"]],
@@ -63,4 +63,4 @@ async def retire(
 ) -> int:
     """End the subscriptions of a handler, or one of them; how many ended."""
     values = {"handler": handler, "event_type": event_type, "actor": actor, "reason": reason}
-    return int(await statements.value("retire_handler", **values))
+    return int(await statements.value("retire", **values))

@@ -129,7 +129,7 @@ async def create(
 ) -> tuple[int, int]:
     """Freeze the rows of a plan; its id, and how many rows it has."""
     row = await statements.row(
-        "create_plan",
+        "plan_create",
         ids=ids,
         filter=selection,
         most=most,
@@ -167,7 +167,7 @@ async def change_state(
     statements: Statements, plan: int, verb: PlanVerb, *, actor: str, reason: str | None
 ) -> PlanState | None:
     """Pause, resume or cancel a plan; None when there is no such plan."""
-    rows = await statements.fetch("change_plan_state", plan=plan, verb=verb, actor=actor, reason=reason)
+    rows = await statements.fetch("plan_change_state", plan=plan, verb=verb, actor=actor, reason=reason)
     return PlanState(rows[0]["before"], rows[0]["after"], rows[0]["running"]) if rows else None
 
 
@@ -183,19 +183,19 @@ async def take(
 ) -> Lease | None:
     """Take a plan's lease; None when there is no such plan."""
     values = {"plan": plan, "token": token, "runner": runner, "actor": actor, "lease": lease}
-    rows = await statements.fetch("take_plan", **values, reason=reason)
+    rows = await statements.fetch("plan_take", **values, reason=reason)
     return Lease(**{name: rows[0][name] for name in Lease.__dataclass_fields__}) if rows else None
 
 
 async def step(statements: Statements, plan: int, token: UUID, *, most: int, lease: timedelta) -> PlanStep:
     """Replay the next rows of a plan, and extend its lease."""
-    row = await statements.row("step_plan", plan=plan, token=token, most=most, lease=lease)
+    row = await statements.row("plan_step", plan=plan, token=token, most=most, lease=lease)
     return PlanStep(row["state"], row["phase"], row["moved"])
 
 
 async def release(statements: Statements, plan: int, token: UUID) -> None:
     """Give the lease back."""
-    await statements.fetch("release_plan", plan=plan, token=token)
+    await statements.fetch("plan_release", plan=plan, token=token)
 
 
 def _plan(row: asyncpg.Record) -> Plan:

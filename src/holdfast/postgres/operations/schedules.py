@@ -24,7 +24,7 @@ async def read(statements: Statements, name: str, *, payload: bool) -> ScheduleS
 
 async def trigger(statements: Statements, name: str, *, actor: str, reason: str | None) -> UUID | None:
     """Publish the event of a schedule now; its id, or None when there is no such schedule."""
-    identity: UUID | None = await statements.value("trigger_schedule", name=name, actor=actor, reason=reason)
+    identity: UUID | None = await statements.value("schedule_trigger", name=name, actor=actor, reason=reason)
     return identity
 
 
@@ -32,10 +32,10 @@ async def change_state(
     statements: Statements, name: str, verb: ScheduleVerb, *, actor: str, reason: str | None
 ) -> bool | None:
     """Pause or resume a schedule; whether that changed anything, or None when there is no such schedule."""
-    rows = await statements.fetch("change_schedule_state", name=name, verb=verb, actor=actor, reason=reason)
+    rows = await statements.fetch("schedule_change_state", name=name, verb=verb, actor=actor, reason=reason)
     return rows[0]["before"] != rows[0]["after"] if rows else None
 
 
 async def remove(statements: Statements, name: str, *, actor: str, reason: str | None) -> str:
     """Remove a schedule: `removed`, `unknown`, or `declared` when a living worker declares it."""
-    return str(await statements.value("remove_schedule", name=name, actor=actor, reason=reason))
+    return str(await statements.value("schedule_remove", name=name, actor=actor, reason=reason))

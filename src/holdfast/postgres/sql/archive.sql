@@ -107,13 +107,3 @@ LEFT JOIN LATERAL (
     UNION
     SELECT a.id FROM core.archive a WHERE a.origin_id = asked.id) found ON true
 ORDER BY found.id DESC LIMIT :most::int;
-
--- name: replay_archived
-SELECT r.id, r.original_id, r.outcome
-FROM core.archive_replay(:ids::bigint[], :generation::bigint, :actor::text, :reason::text, :force::boolean) r
-ORDER BY r.id;
-
--- name: discard_archived
-SELECT r.id, r.original_id, r.outcome
-FROM core.archive_discard(:ids::bigint[], :restore::boolean, :actor::text, :reason::text) r
-ORDER BY r.id;

@@ -83,7 +83,7 @@ ORDER BY c.relname;
 SELECT quote_ident(c.relname) AS relation, quote_ident(t.tgname) AS name,
        pg_get_triggerdef(t.oid) AS definition,
        CASE t.tgenabled WHEN 'O' THEN 'no' WHEN 'D' THEN 'yes' WHEN 'R' THEN 'but for replicas'
-                        ELSE 'for nobody' END AS disabled
+                        ELSE 'never' END AS disabled
 FROM pg_trigger t
 JOIN pg_class c ON c.oid = t.tgrelid
 JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -307,15 +307,6 @@ FROM pg_database d
 WHERE d.datname = current_database();
 
 -- --- waking up ---
-
--- name: bell_mode
--- As read_bell does it, without the right to use the schema. The trigger's argument ends in a zero byte.
-SELECT CASE t.tgenabled WHEN 'D' THEN 'never'
-       ELSE encode(substring(t.tgargs FROM 1 FOR octet_length(t.tgargs) - 1), 'escape') END AS mode
-FROM pg_trigger t
-JOIN pg_class c ON c.oid = t.tgrelid
-JOIN pg_namespace n ON n.oid = c.relnamespace
-WHERE n.nspname = 'core' AND c.relname = 'outbox' AND t.tgname = 'outbox_bell';
 
 -- name: notify_lock_waits
 -- A commit that notifies locks "the database with the number 0" until it is on disk.

@@ -58,7 +58,7 @@ GRANT EXECUTE ON FUNCTION
     core.serving_generation(), core.generation_open(bigint, int), core.generation_retire(bigint, boolean, text, text),
     core.generation_move(bigint, bigint, int, text, text),
     core.retire(text, text, text, text), core.audit_refused(text, text, text, jsonb, text),
-    core.outbox_lanes(text, bigint), core.outbox_channels(), core.served_channels(), core.subscriptions_read()
+    core.outbox_lanes(text, bigint), core.outbox_channels(), core.served_channels(), core.living_since(), core.subscriptions_read()
     TO holdfast_operator;
 
 -- The archive of dead letters, and retention. A sweep does what the policies say, for every caller.

@@ -1,14 +1,17 @@
--- The bell of a schema: whether a commit notifies when a worker sleeps, always, or never. The trigger is made anew with
--- the other word, as migrations/0001_core.sql makes it.
+-- The wake-up mode of a schema: whether a commit notifies when a worker sleeps, always, or never. The trigger, the bell, is
+-- made anew with the other word, as migrations/0001_core.sql makes it.
 
--- name: read_bell
--- The trigger's argument ends in a zero byte.
+-- name: read_wakeup_mode
+-- By the catalogs alone, which a login without the right to use the schema may read. The trigger's argument ends in a zero
+-- byte.
 SELECT CASE t.tgenabled WHEN 'D' THEN 'never'
-       ELSE encode(substring(t.tgargs FROM 1 FOR octet_length(t.tgargs) - 1), 'escape') END
+       ELSE pg_catalog.encode(pg_catalog.substring(t.tgargs, 1, pg_catalog.octet_length(t.tgargs) - 1), 'escape') END AS mode
 FROM pg_catalog.pg_trigger t
-WHERE t.tgrelid = 'core.outbox'::regclass AND t.tgname = 'outbox_bell';
+JOIN pg_catalog.pg_class c ON c.oid = t.tgrelid
+JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = 'core' AND c.relname = 'outbox' AND t.tgname = 'outbox_bell';
 
--- name: audit_bell
+-- name: audit_wakeup_mode
 SELECT core.audit_append(
     :actor::text, 'notify.set', :reason::text,
     jsonb_build_object('mode', :mode::text, 'before', :before::text), NULL

@@ -1,5 +1,5 @@
--- What operators ask and do. Reads begin with begin_read, end at a limit and never count settled rows; changes are calls
--- of functions, which write the audit in the same transaction.
+-- What operators read. Reads begin with begin_read, end at a limit and never count settled rows. Changes are the functions
+-- in functions/, called by their names after begin_action; they write the audit in the same transaction.
 
 -- name: begin_action
 SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true),
@@ -128,37 +128,6 @@ WHERE a.arguments -> 'ids' @> to_jsonb(:id::uuid)
 ORDER BY a.id
 LIMIT :most::int;
 
--- name: note_refusal
-SELECT core.audit_refused(:actor::text, :action::text, :reason::text, :arguments::text::jsonb, :problem::text);
-
--- name: default_generation
--- Where a replay goes when nobody says.
-SELECT core.serving_generation();
-
--- name: replay_rows
-SELECT r.id, r.outcome
-FROM core.outbox_replay_many(:ids::uuid[], :generation::bigint, :actor::text, :reason::text, :force::boolean) r;
-
--- name: discard_rows
-SELECT r.id, r.outcome, r.purge_at FROM core.outbox_discard(:ids::uuid[], :actor::text, :reason::text) r;
-
--- name: restore_rows
-SELECT r.id, r.outcome FROM core.outbox_restore(:ids::uuid[], :actor::text, :reason::text) r;
-
--- name: edit_row
-SELECT core.outbox_edit(:id::uuid, :new_id::uuid, :payload::text::jsonb, :generation::bigint, :actor::text, :reason::text);
-
--- name: cancel_row
-SELECT core.outbox_stop(:id::uuid, :actor::text, :reason::text);
-
--- name: note_group
-SELECT core.failure_note(:handler::text, :signature::text, :note::text, :actor::text);
-
--- name: create_plan
-SELECT p.id, p.total
-FROM core.plan_create(:ids::uuid[], :filter::text::jsonb, :most::int, :generation::bigint, :canary::int, :rate::float8,
-                      :max_failure_ratio::float8, :patience::interval, :force::boolean, :actor::text, :reason::text) p;
-
 -- name: list_plans
 SELECT p.id, p.created_at, p.created_by, p.reason, p.selection::text AS selection, p.generation, p.canary, p.rate,
        p.max_failure_ratio, p.patience, p.force, p.state, p.state_reason, p.finished_at, p.canary_passed, p.runner, p.run_by,
@@ -202,45 +171,28 @@ WHERE r.plan_id = :plan::bigint AND r.state = 'skipped' GROUP BY r.why ORDER BY 
 -- name: list_plans_of_row
 SELECT r.plan_id, r.state, r.why, r.replayed_at FROM core.plan_rows r WHERE r.row_id = :id::uuid ORDER BY r.plan_id LIMIT 100;
 
--- name: take_plan
-SELECT t.answer, t.state_reason, t.runner, t.held_until, t.held_for
-FROM core.plan_take(:plan::bigint, :token::uuid, :runner::text, :actor::text, :lease::interval, :reason::text) t;
-
--- name: step_plan
-SELECT s.state, s.state_reason, s.phase, s.moved
-FROM core.plan_step(:plan::bigint, :token::uuid, :most::int, :lease::interval) s;
-
--- name: release_plan
-SELECT core.plan_release(:plan::bigint, :token::uuid);
-
--- name: change_plan_state
-SELECT t.before, t.after, t.running FROM core.plan_change_state(:plan::bigint, :verb::text, :actor::text, :reason::text) t;
-
 -- name: list_subscriptions
 SELECT s.handler_name, s.domain_context, array_agg(s.event_type ORDER BY s.event_type) FILTER (WHERE s.retired_at IS NULL) AS event_types,
        max(s.retired_at) AS retired_at,
        ARRAY(SELECT w.name FROM core.workers w
-             WHERE w.stopped_at IS NULL AND w.heartbeat_at > now() - :silence::interval AND s.handler_name = ANY (w.handlers)
+             WHERE w.stopped_at IS NULL AND w.heartbeat_at > core.living_since() AND s.handler_name = ANY (w.handlers)
              ORDER BY w.name) AS workers
 FROM core.subscriptions s
 GROUP BY s.handler_name, s.domain_context
 ORDER BY s.handler_name, s.domain_context
 LIMIT :most::int;
 
--- name: retire_handler
-SELECT core.retire(:handler::text, :event_type::text, :actor::text, :reason::text);
-
 -- name: list_generations
 -- Every number that something knows: what writers get, events that are open, workers that live, deployments that were begun.
 SELECT known.generation, d.label, d.started_at, d.retired_at,
        ARRAY(SELECT w.name FROM core.workers w
-             WHERE w.generation = known.generation AND w.stopped_at IS NULL AND w.heartbeat_at > now() - :silence::interval
+             WHERE w.generation = known.generation AND w.stopped_at IS NULL AND w.heartbeat_at > core.living_since()
              ORDER BY w.name) AS workers,
        ARRAY(SELECT o.channel FROM core.generation_open(known.generation, 1) o ORDER BY o.channel) AS channels,
        ARRAY(SELECT c.channel FROM core.generation_open(known.generation, 1) c
              WHERE NOT EXISTS (SELECT FROM core.workers w
                                WHERE w.generation = known.generation AND w.stopped_at IS NULL
-                                 AND w.heartbeat_at > now() - :silence::interval AND c.channel = ANY (w.channels))
+                                 AND w.heartbeat_at > core.living_since() AND c.channel = ANY (w.channels))
              ORDER BY c.channel) AS unserved,
        (SELECT coalesce(sum(o.open), 0)::int FROM core.generation_open(known.generation, :most::int) o) AS open,
        coalesce((SELECT max(c.generation) FROM core.deployments c WHERE c.retired_at IS NULL), 0) = known.generation AS current
@@ -251,13 +203,6 @@ FROM (SELECT c.generation FROM core.outbox_channels() c
 LEFT JOIN core.deployments d ON d.generation = known.generation
 ORDER BY known.generation DESC
 LIMIT :most_generations::int;
-
--- name: retire_generation
-SELECT r.open, r.workers, r.retired
-FROM core.generation_retire(:generation::bigint, :force::boolean, :actor::text, :reason::text) r;
-
--- name: move_generation
-SELECT core.generation_move(:from_generation::bigint, :to_generation::bigint, :most::int, :actor::text, :reason::text);
 
 -- name: knows_generation
 -- Whether something speaks for a generation: it is the current one, a deployment that is not retired, or served.

@@ -60,9 +60,6 @@ SELECT core.outbox_hold_key(
     coalesce(:available_at::text::timestamptz, pg_catalog.timestamptz_pl_interval(
         pg_catalog.now(), pg_catalog.make_interval(secs => coalesce(:delay::text::float8, 0)))))::text;
 
--- name: cancel_key
-SELECT core.outbox_cancel(:source::text, :key::text);
-
 -- name: reschedule_key
 SELECT core.outbox_reschedule(
     :source::text, :key::text,

@@ -61,7 +61,7 @@ SELECT owed.channel, owed.generation, owed.route, owed.target, owed.event_type, 
             ORDER BY o.available_at LIMIT 1) first) AS oldest,
        ARRAY(SELECT h FROM unnest(owed.handlers) AS h
              WHERE NOT EXISTS (SELECT FROM core.workers w
-                               WHERE w.stopped_at IS NULL AND w.heartbeat_at > now() - :silence::interval
+                               WHERE w.stopped_at IS NULL AND w.heartbeat_at > core.living_since()
                                  AND w.generation = owed.generation AND owed.channel = ANY (w.channels)
                                  AND h = ANY (w.handlers))) AS unserved
 FROM owed
@@ -72,7 +72,7 @@ ORDER BY owed.channel, owed.generation, owed.route;
 SELECT c.channel, c.generation
 FROM core.outbox_channels() c
 WHERE NOT EXISTS (SELECT FROM core.workers w
-                  WHERE w.stopped_at IS NULL AND w.heartbeat_at > now() - :silence::interval
+                  WHERE w.stopped_at IS NULL AND w.heartbeat_at > core.living_since()
                     AND w.generation = c.generation AND c.channel = ANY (w.channels))
 ORDER BY c.channel, c.generation;
 
@@ -80,7 +80,7 @@ ORDER BY c.channel, c.generation;
 -- Those that did not say goodbye, the latest heard of first. One that has long been silent was killed.
 SELECT w.id, w.name, w.host, w.pid, w.version, w.generation, w.channels, w.handlers, w.started_at, w.heartbeat_at,
        extract(epoch FROM now() - w.heartbeat_at)::float8 AS silent_for,
-       w.heartbeat_at > now() - :silence::interval AS living
+       w.heartbeat_at > core.living_since() AS living
 FROM core.workers w
 WHERE w.stopped_at IS NULL
 ORDER BY w.heartbeat_at DESC

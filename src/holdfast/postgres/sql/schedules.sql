@@ -1,10 +1,10 @@
--- What operators ask about schedules and do with them. What workers do stands in functions/schedules.sql.
+-- What operators read about schedules. What they and workers do with them stands in functions/schedules.sql.
 
 -- name: list_schedules
 -- overdue_for: since when a slot, or working out the first one, has been left undone; NULL when nothing is.
 SELECT s.name, s.cron, s.timezone, s.every, s.missed, s.event_type, s.source, s.target, s.priority,
        CASE WHEN :payload::boolean THEN s.payload::text END AS payload, s.generation, s.declared_at, s.attended_at,
-       s.attended_at > now() - :silence::interval AS attended, s.owed_after, s.next_slot, s.last_slot, s.last_fired_at, s.fired,
+       s.attended_at > core.living_since() AS attended, s.owed_after, s.next_slot, s.last_slot, s.last_fired_at, s.fired,
        s.paused_at, s.paused_by, now() AS looked_at,
        CASE WHEN s.paused_at IS NULL AND coalesce(s.next_slot, s.owed_after) < now() - :overdue::interval
             THEN extract(epoch FROM now() - coalesce(s.next_slot, s.owed_after))::float8 END AS overdue_for
@@ -12,12 +12,3 @@ FROM core.schedules s
 WHERE :only::text IS NULL OR s.name = :only::text
 ORDER BY s.name
 LIMIT :most::int;
-
--- name: trigger_schedule
-SELECT core.schedule_trigger(:name::text, :actor::text, :reason::text);
-
--- name: change_schedule_state
-SELECT t.before, t.after FROM core.schedule_change_state(:name::text, :verb::text, :actor::text, :reason::text) t;
-
--- name: remove_schedule
-SELECT core.schedule_remove(:name::text, :actor::text, :reason::text);

@@ -12,7 +12,7 @@ Mode = Literal["when_idle", "always", "never"]
 
 
 async def mode(dsn: str, schema: str = "core") -> str:
-    """How the bell is set now."""
+    """Return the wake-up mode, or `missing` without the trigger."""
     queries = Queries(schema)
     connection = await connect(dsn)
     try:
@@ -26,7 +26,7 @@ async def mode(dsn: str, schema: str = "core") -> str:
 async def set_mode(
     dsn: str, wanted: Mode, schema: str = "core", *, actor: str = "holdfast", reason: str | None = None
 ) -> str:
-    """Set the bell, write down who did, and return how it was set before.
+    """Set the wake-up mode, write it to the audit, and return the mode before.
 
     Waits at most two seconds for the table at a time.
     """
@@ -45,11 +45,11 @@ async def set_mode(
                     if wanted != "never":
                         await connection.execute(queries.asyncpg("drop_bell").sql)
                     await connection.execute(queries.asyncpg(f"bell_{wanted}").sql)
-                    audit = queries.asyncpg("audit_bell")
+                    audit = queries.asyncpg("audit_wakeup_mode")
                     line = {"actor": actor, "reason": reason, "mode": wanted, "before": before or "missing"}
                     await connection.execute(audit.sql, *audit.bind(line))
 
-                await change(connection, queries, f"setting the bell of {schema}", work)
+                await change(connection, queries, f"setting the wake-up mode of {schema}", work)
             return before or "missing"
     finally:
         await connection.close()
@@ -57,7 +57,7 @@ async def set_mode(
 
 async def _bell(connection: Any, queries: Queries) -> str | None:
     async with looking(connection, queries):
-        found: str | None = await connection.fetchval(queries.asyncpg("read_bell").sql)
+        found: str | None = await connection.fetchval(queries.asyncpg("read_wakeup_mode").sql)
     return found
 
 

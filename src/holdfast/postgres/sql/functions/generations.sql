@@ -46,7 +46,7 @@ DECLARE
     v_open    int := (SELECT coalesce(sum(g.open), 0) FROM core.generation_open(p_generation, 100000) g);
     v_workers int := (SELECT count(*) FROM core.workers w
                       WHERE w.generation = p_generation AND w.stopped_at IS NULL
-                        AND w.heartbeat_at > now() - interval '1 minute');
+                        AND w.heartbeat_at > core.living_since());
     v_retired boolean := p_force OR (v_open = 0 AND v_workers = 0);
 BEGIN
     IF p_generation = core.current_generation() THEN

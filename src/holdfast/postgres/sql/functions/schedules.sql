@@ -248,7 +248,7 @@ BEGIN
     SELECT * INTO schedule FROM core.schedules s WHERE s.name = p_name FOR UPDATE;
     IF NOT FOUND THEN
         RETURN 'unknown';
-    ELSIF schedule.attended_at > clock_timestamp() - interval '1 minute' THEN
+    ELSIF schedule.attended_at > core.living_since() THEN
         RETURN 'declared';
     END IF;
     DELETE FROM core.schedules s WHERE s.name = p_name;

@@ -33,8 +33,18 @@ BEGIN
 END
 $$;
 
--- served_channels: the channels and generations in which a worker that was heard of in the last minute claims. Workers send
--- worker_beat every ten seconds.
+-- living_since: a worker with a later heartbeat is living, and so is the declaration of a schedule with a later
+-- attended_at. The one rule for status, doctor and every action: what a list calls unused can be retired. Workers send
+-- worker_beat every ten seconds and write attended_at every fifteen.
+CREATE OR REPLACE FUNCTION core.living_since()
+RETURNS timestamptz
+LANGUAGE sql STABLE PARALLEL SAFE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT now() - interval '1 minute'
+$$;
+
+-- served_channels: the channels and generations in which a living worker claims.
 CREATE OR REPLACE FUNCTION core.served_channels()
 RETURNS TABLE (channel text, generation bigint)
 LANGUAGE plpgsql STABLE SECURITY DEFINER
@@ -45,7 +55,7 @@ BEGIN
     RETURN QUERY
     SELECT DISTINCT served.channel, w.generation
     FROM core.workers w CROSS JOIN unnest(w.channels) AS served (channel)
-    WHERE w.stopped_at IS NULL AND w.heartbeat_at > now() - interval '1 minute';
+    WHERE w.stopped_at IS NULL AND w.heartbeat_at > core.living_since();
 END
 $$;
 
