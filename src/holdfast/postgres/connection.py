@@ -29,8 +29,9 @@ class Address:
     listened for in it, and every statement needs a transaction of its own.
     """
 
-    def __init__(self, dsn: str) -> None:
+    def __init__(self, dsn: str, *, owner: str = "") -> None:
         self.dsn = dsn
+        self.owner = owner  # named by every session, so that others know whose it is
         self.pooled = False
         self._lock = threading.Lock()  # a heartbeat connects from a thread of its own
         self.reached = False  # somebody has, since the last fault
@@ -66,7 +67,7 @@ class Address:
 
     def options(self, purpose: str, settings: Mapping[str, str], *, lent: bool = False) -> dict[str, Any]:
         """For asyncpg.connect. A connection that is `lent` to the application keeps the application's search_path."""
-        name = {"application_name": f"holdfast {purpose}"}
+        name = {"application_name": f"holdfast {purpose} {self.owner}".rstrip()}
         if self.pooled:
             return {"server_settings": name, "statement_cache_size": 0}
         # Whatever the role's defaults are: claims skip what others hold, and must not fail on it.
