@@ -83,6 +83,20 @@ async def _queue(examination: Examination) -> list[Finding]:
     ]
 
 
+async def _frozen(examination: Examination) -> list[Finding]:
+    return [
+        Finding(
+            "problem",
+            "listener-frozen",
+            f"pid {row['pid']}",
+            "a client does not read what the server sends it: notifications pile up, and dead rows stay",
+            f"{row['application']}, login {row['login']}, for {row['seconds']:.0f} s",
+            f"workers end sessions of a silent worker by themselves; else: SELECT pg_terminate_backend({row['pid']});",
+        )
+        for row in await examination.rows("list_frozen_sessions", frozen=examination.limits.frozen)
+    ]
+
+
 async def _lock(examination: Examination) -> list[Finding]:
     """Several looks: that one commit waits for another's for a moment says nothing."""
     seen = []
@@ -112,5 +126,6 @@ CHECKS = (
     Check("listeners", "health", "every living worker listens", ("listeners-missing",), _listeners),
     Check("pooler", "health", "no transaction pooler stands in between", ("pooler",), _pooler),
     Check("notify-queue", "health", "the notification queue is nearly empty", ("notify-queue-filling",), _queue),
+    Check("frozen-clients", "health", "clients read what they are sent", ("listener-frozen",), _frozen),
     Check("notify-lock", "health", "commits do not wait for the lock of NOTIFY", ("notify-lock-waits",), _lock),
 )
