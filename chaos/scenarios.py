@@ -73,7 +73,7 @@ def terminate_all() -> Nemesis:
 
 
 def terminate_listeners() -> Nemesis:
-    return Terminate("holdfast listen", "terminate_listeners", "B1, P4: the next event is there within 5 s")
+    return Terminate("holdfast listen%", "terminate_listeners", "B1, P4: the next event is there within 5 s")
 
 
 def exits() -> Nemesis:

@@ -167,7 +167,9 @@ class Wire:
             return
         fields = first[8:].split(b"\0")
         parameters = dict(zip(fields[::2], fields[1::2], strict=False))
-        line = _Line(parameters.get(b"application_name", b"").decode(), writer, server_writer)
+        name = parameters.get(b"application_name", b"").decode()
+        # A worker's name has its id as the third word.
+        line = _Line(" ".join(name.split()[:2]), writer, server_writer)
         self._lines.add(line)
         if await self._pass(line, "to_server", _FIRST, first):
             line.pumps = [

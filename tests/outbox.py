@@ -126,6 +126,7 @@ class Outbox:
         channel: str = CHANNEL,
         generation: int = 0,
         token: UUID | None = None,
+        ended_before: datetime | None = None,
     ) -> list[asyncpg.Record]:
         lanes = lanes or (Lane(),)
         return await self.call(
@@ -142,6 +143,7 @@ class Outbox:
             limits=[lane.limit for lane in lanes],
             marks_at=[lane.mark[0] for lane in lanes],
             marks_id=[lane.mark[1] for lane in lanes],
+            ended_before=ended_before,
         )
 
     async def hold(self, *lanes: Lane, **options: Any) -> list[InFlight]:
@@ -226,6 +228,7 @@ class Outbox:
             limits=[lane.limit for lane in lanes],
             marks_at=[lane.mark[0] for lane in lanes],
             marks_id=[lane.mark[1] for lane in lanes],
+            ended_before=None,
         )
 
     async def split(self, *routes: str, limit: int = 500, **options: Any) -> int:

@@ -53,7 +53,7 @@ HOLDFAST = System(
         *("worker", f"{PROGRAMS}.holdfast:registry"),
         *("--concurrency", str(CONCURRENCY), "--connections", str(CONCURRENCY)),
     ),
-    listener="application_name = 'holdfast listen'",
+    listener="application_name LIKE 'holdfast listen%'",
     open="SELECT count(*) FROM core.outbox WHERE settled_at IS NULL",
     failed="SELECT count(*) FROM core.outbox WHERE status = 'failed'",
     peer=False,

@@ -223,15 +223,16 @@ async def settled(
 
 async def backends(conn: asyncpg.Connection, purpose: str) -> list[int]:
     """The server processes of workers' connections of one purpose, such as "listen"."""
-    query = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND application_name = $1"
-    return [each["pid"] for each in await conn.fetch(query, f"holdfast {purpose}")]
+    query = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE $1"
+    return [each["pid"] for each in await conn.fetch(query, f"holdfast {purpose}%")]
 
 
 async def terminate(conn: asyncpg.Connection, purposes: str = "%") -> int:
     """End workers' connections as an administrator would; returns how many."""
     query = """
         SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
-        WHERE datname = current_database() AND pid <> pg_backend_pid() AND application_name LIKE 'holdfast ' || $1
+        WHERE datname = current_database() AND pid <> pg_backend_pid()
+          AND application_name LIKE 'holdfast ' || $1 || '%'
     """
     return int(await conn.fetchval(query, purposes))
 

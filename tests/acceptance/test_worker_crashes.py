@@ -313,7 +313,7 @@ async def test_frozen_worker_is_fenced(dsn: str, conn: asyncpg.Connection) -> No
             await conn.execute(
                 """
                 SELECT pg_terminate_backend(pid) FROM pg_stat_activity
-                WHERE application_name = 'holdfast handler' AND state = 'idle in transaction'
+                WHERE application_name LIKE 'holdfast handler%' AND state = 'idle in transaction'
                 """
             )
             delivered = await settled(conn, identity)

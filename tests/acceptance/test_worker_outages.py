@@ -78,8 +78,8 @@ async def test_any_one_connection_is_killed(dsn: str, conn: asyncpg.Connection, 
         # So that each connection is there.
         await settled(conn, await publish(conn, "order.placed", {"n": 0}))
         await settled(conn, await publish(conn, "order.shipped"))
-        query = "SELECT count(*) FROM pg_stat_activity WHERE application_name = $1"
-        await until(lambda: conn.fetchval(query, f"holdfast {purpose}"), what=f"the {purpose} connection is open")
+        query = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE $1"
+        await until(lambda: conn.fetchval(query, f"holdfast {purpose}%"), what=f"the {purpose} connection is open")
         await asleep(conn)
         assert await terminate(conn, purpose) >= 1
         for n, event_type in enumerate(("order.placed", "order.shipped"), start=1):

@@ -325,7 +325,7 @@ class Model:
                 "pending",
                 attempts=row.attempts - 1,
                 available_at=About(delay) if delay else row.available_at,
-                claimed_by=None,
+                claimed_by=row.claimed_by if delay else None,
             )
         return _lost(held, settled.values())
 

@@ -29,6 +29,7 @@ VERBS = {
     "retention": {"erase", "preview_erasure", "report", "set_policy", "size", "sweep"},
     "schedules": {"all", "detail", "pause", "remove", "resume", "trigger"},
     "wakeup": {"mode", "set_mode"},
+    "workers": {"all", "release"},
 }
 
 
@@ -41,7 +42,7 @@ def verbs(of: object) -> set[str]:
 def test_every_verb_is_reachable() -> None:
     """OPS-1: user interfaces need nothing else."""
     operator = Operator("postgresql://h/db", actor=ACTOR)
-    assert verbs(operator) == {"doctor", "metrics", "migrations", "status", "workers"}
+    assert verbs(operator) == {"doctor", "metrics", "migrations", "status"}
     nouns = {name: verbs(noun) for name, noun in vars(operator).items() if not name.startswith("_")}
     assert nouns == VERBS
     undocumented = [
@@ -88,7 +89,7 @@ async def test_status_and_wake_up_mode(dsn: str, conn: asyncpg.Connection) -> No
     await fail(conn, 2)
     async with Operator(dsn, actor=ACTOR) as operator:
         assert (await operator.status()).failed == 2
-        assert await operator.workers() == []
+        assert await operator.workers.all() == []
         assert await operator.wakeup.mode() == "when_idle"
         assert await operator.wakeup.set_mode("never", reason="a test") == "when_idle"
         assert await operator.wakeup.mode() == "never"

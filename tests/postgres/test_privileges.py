@@ -28,6 +28,7 @@ TABLES: dict[str, dict[str, set[str]]] = {
         for name in (
             "migrations", "outbox", "failed", "event_handled", "subscriptions", "subscriptions_version", "workers",
             "deployments", "outbox_keys", "sources", "stop_requests", "audit", "failure_notes", "plans", "plan_rows",
+            "clock_steps",
         )
     },
 }  # fmt: skip
@@ -52,12 +53,14 @@ FUNCTIONS: dict[str, set[str]] = {
         "outbox_claim", "outbox_extend", "outbox_deliver", "outbox_retry", "outbox_fail", "outbox_release",
         "outbox_enter", "outbox_reopen", "outbox_split", "outbox_lanes", "outbox_channels",
         "outbox_due_in", "subscribe", "subscriptions_read", "worker_beat", "worker_stopped", "unserved_channels",
+        "worker_alive", "silent_workers", "clock_stepped", "clock_repair",
     },
     OPERATOR: {
         "outbox_replay", "outbox_stop", "retire", "outbox_lanes", "outbox_channels", "served_channels", "living_since",
         "subscriptions_read", "outbox_replay_many", "outbox_discard", "outbox_restore", "outbox_edit", "failure_note",
         "failed_select", "event_rows", "plan_create", "plan_take", "plan_step", "plan_release", "plan_change_state",
         "generation_open", "generation_retire", "generation_move", "serving_generation", "audit_refused",
+        "worker_release",
     },
 }  # fmt: skip
 
@@ -67,7 +70,7 @@ SCHEMA: dict[str, set[str]] = {role: {"USAGE"} for role in RUNTIME}
 INTERNAL = {
     "outbox_fill", "outbox_notify", "require_source", "outbox_retime", "sibling_id", "audit_append", "audit_rows",
     "audit_is_kept", "require_ids", "require_operator", "row_outcomes", "outbox_replay_rows", "plan_observe",
-    "discarded_until",
+    "discarded_until", "require_lease", "longest_lease", "clock_advance",
 }  # fmt: skip
 
 # --- of the archive and of retention ---

@@ -39,6 +39,8 @@ class Database:
 
     async def beat(self, *_: object) -> None: ...
 
+    async def alive(self, _: object) -> None: ...
+
     async def subscriptions(self, _: object) -> Subscriptions:
         return Subscriptions(1, ())
 

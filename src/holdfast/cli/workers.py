@@ -1,11 +1,14 @@
-"""holdfast workers: the running workers and what they serve."""
+"""holdfast workers: the running workers, what they serve, and releasing what one holds."""
 
 from __future__ import annotations
+
+from typing import Annotated, Any
 
 import typer
 
 from holdfast.cli import output
-from holdfast.cli.options import JsonOption, Where, spread
+from holdfast.cli.options import Change, JsonOption, Target, Where, spread
+from holdfast.operator import Operator, ReleasedWorker
 
 app = typer.Typer(help="Workers: which run, and what they serve.", no_args_is_help=True)
 
@@ -14,17 +17,44 @@ app = typer.Typer(help="Workers: which run, and what they serve.", no_args_is_he
 @spread
 def list_(where: Where, as_json: JsonOption = False) -> None:
     """List the workers that have not stopped in order, the latest heartbeat first."""
-    found = where.run(lambda operator: operator.workers())
+    found = where.run(lambda operator: operator.workers.all())
     if as_json:
         output.print_json(found)
         return
     output.print_table(
-        ("worker", "process", "version", "generation", "channels", "handlers", "started", "heartbeat"),
+        ("worker", "process", "version", "generation", "channels", "handlers", "started", "heartbeat", "id"),
         [
             (
                 *(w.name, f"{w.host}:{w.pid}", w.version, w.generation, w.channels, w.handlers, w.started_at),
                 f"{w.silent_for:.0f} s ago" if w.living else f"SILENT for {w.silent_for:.0f} s",
+                w.id,
             )
             for w in found
         ],
     )
+
+
+@app.command("release")
+@spread
+def release(
+    where: Target,
+    worker: Annotated[str, typer.Argument(metavar="ID", help="The worker's id; holdfast workers list shows it.")],
+    change: Change,
+    force: Annotated[bool, typer.Option("--force", help="Release them although the worker lives.")] = False,
+) -> None:
+    """Release the events that a worker holds which is gone. Refused while it lives."""
+
+    async def act(operator: Operator) -> ReleasedWorker:
+        options: dict[str, Any] = {"force": force, "reason": change.reason}
+        found = await operator.workers.release(worker, dry_run=True, **options)
+        change.confirm(f"Release {found.released} events that worker {worker} holds?")
+        return found if change.dry_run else await operator.workers.release(worker, **options)
+
+    done = where.run(act)
+    if change.as_json:
+        output.print_json(done)
+    else:
+        left = f"; {done.left} are still locked by a transaction" if done.left else ""
+        output.print_line(f"{done.released} events of worker {done.worker} {change.would}released{left}")
+    if not done.released:
+        raise typer.Exit(1)

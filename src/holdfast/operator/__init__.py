@@ -10,6 +10,7 @@ from holdfast.operator.runner import Progress
 from holdfast.operator.schedules import ScheduleChange, ScheduleReport
 from holdfast.operator.selection import Selection
 from holdfast.operator.session import Refused
+from holdfast.operator.workers import ReleasedWorker
 from holdfast.postgres.doctor import CHECKS, SEVERITIES, Check, Finding, Part, Report, Severity
 from holdfast.postgres.operations.archive import ArchivedDetail, ArchivedEvent
 from holdfast.postgres.operations.audit import AuditLine
@@ -54,6 +55,7 @@ __all__ = [
     "Preview",
     "Progress",
     "Refused",
+    "ReleasedWorker",
     "Report",
     "RetentionReport",
     "ScheduleChange",

@@ -18,15 +18,16 @@ from holdfast.operator.retention import Retention
 from holdfast.operator.schedules import Schedules
 from holdfast.operator.session import Session
 from holdfast.operator.wakeup import WakeUp
+from holdfast.operator.workers import Workers
 from holdfast.postgres.doctor import Part, Report
-from holdfast.postgres.reads import Status, WorkerStatus
+from holdfast.postgres.reads import Status
 
 
 class Operator:
     """A person, or a tool that acts for one. Every change is written to the audit under the name of `actor`.
 
-    Verbs that concern one noun are grouped: `failed`, `events`, `archive`, `plans`, `handlers`, `generations`,
-    `schedules`, `retention`, `audit` and `wakeup`.
+    Verbs that concern one noun are grouped: `failed`, `events`, `archive`, `plans`, `handlers`, `workers`,
+    `generations`, `schedules`, `retention`, `audit` and `wakeup`.
 
         async with Operator(dsn, actor="ada@example.com") as operator:
             status = await operator.status()
@@ -47,6 +48,7 @@ class Operator:
         self.archive = Archive(self._session)
         self.plans = ReplayPlans(self._session, self.failed)
         self.handlers = Handlers(self._session)
+        self.workers = Workers(self._session)
         self.generations = Generations(self._session)
         self.schedules = Schedules(self._session)
         self.retention = Retention(self._session)
@@ -73,10 +75,6 @@ class Operator:
     async def status(self) -> Status:
         """What is pending, in flight, delayed and failed, by lane, and the workers. One snapshot."""
         return await self._session.connection.status()
-
-    async def workers(self) -> list[WorkerStatus]:
-        """The workers that have not stopped in order, the latest heartbeat first."""
-        return (await self.status()).workers
 
     async def metrics(self) -> str:
         """The state of the outbox in the text format of Prometheus. Needs the extra `prometheus`."""

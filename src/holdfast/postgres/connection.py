@@ -39,8 +39,9 @@ class Address:
     listened for in it, and every statement needs a transaction of its own.
     """
 
-    def __init__(self, dsn: str) -> None:
+    def __init__(self, dsn: str, *, owner: str = "") -> None:
         self.dsn = dsn
+        self.owner = owner  # named by every session, so that others know whose it is
         self.pooled = False
         self.major = 0  # of the server, once `probe` has asked
         self._lock = threading.Lock()  # a heartbeat connects from a thread of its own
@@ -76,7 +77,7 @@ class Address:
 
     def options(self, purpose: str, settings: Mapping[str, str], *, lent: bool = False) -> dict[str, Any]:
         """For asyncpg.connect. A connection that is `lent` to the application keeps the application's search_path."""
-        name = {"application_name": f"holdfast {purpose}"}
+        name = {"application_name": f"holdfast {purpose} {self.owner}".rstrip()}
         if self.pooled:
             return {"server_settings": name, "statement_cache_size": 0}
         defaults = _DEFAULTS if lent else {**_DEFAULTS, "search_path": SEARCH_PATH}

@@ -18,10 +18,12 @@ from uuid import UUID, uuid4
 import asyncpg
 
 from holdfast.handlers import Handler
+from holdfast.postgres.clock import DatabaseClock, steady
 from holdfast.postgres.connection import Address
 from holdfast.postgres.queries import Queries
 
 _CRASHES_ALLOWED = 3
+_REPAIR_BATCH = 5_000
 NO_MARK = (datetime(1, 1, 2, tzinfo=UTC), UUID(int=0))
 
 
@@ -130,6 +132,13 @@ class LaneFind:
     first: tuple[datetime, UUID]
 
 
+class Ended(NamedTuple):
+    """A session that was ended because its worker is silent."""
+
+    worker: UUID
+    session: str
+
+
 class SubscriptionsChanged(Exception):
     """The lanes of a claim or a split were worked out with outdated subscriptions; nothing was changed."""
 
@@ -146,6 +155,7 @@ class Deliveries:
         self._worker = worker
         self._generation = generation
         self._lease = timedelta(seconds=lease)
+        self.clock = DatabaseClock(lease)
         self.deletes_delivered = False  # the retention policies keep no delivered rows of some content class
 
     async def _fetch(self, connection: asyncpg.Connection, name: str, **values: object) -> list[asyncpg.Record]:
@@ -176,6 +186,7 @@ class Deliveries:
             channel=channel,
             generation=self._generation,
             handlers=[lane.handler.name for lane in lanes],
+            ended_before=self.clock.ended_before(),
             **_columns(lanes),
         )
         if records and records[0]["id"] is None:
@@ -198,6 +209,7 @@ class Deliveries:
             subscriptions_version=subscriptions,
             channel=channel,
             generation=self._generation,
+            ended_before=self.clock.ended_before(),
             **_columns(lanes),
         )
         if rows and rows[0]["route"] is None:
@@ -208,6 +220,26 @@ class Deliveries:
         """Extend the leases. An event that is to be stopped counts as lost."""
         rows = await self._fetch(connection, "outbox_extend", **_fence(batch), lease=self._lease)
         return [row[0] for row in rows]
+
+    async def alive(self, connection: asyncpg.Connection) -> None:
+        """Extend the worker's own lease, and look at the database's clock."""
+        asked = steady()
+        (row,) = await self._fetch(connection, "worker_alive", id=self._worker, lease=self._lease)
+        self.clock.observe(row["clock"], asked, steady(), row["longest_lease"])
+
+    async def end_silent_sessions(self, connection: asyncpg.Connection) -> list[Ended]:
+        """End sessions of workers whose lease has ended, if they hold a transaction and wait for their client."""
+        rows = await self._fetch(connection, "end_silent_sessions", ended_before=self.clock.ended_before())
+        return [Ended(row["worker"], row["application_name"]) for row in rows if row["ended"]]
+
+    async def repair_clock(self, connection: asyncpg.Connection, step: float) -> int:
+        """Report a step of the database's clock, and repair what it has stranded; how many rows."""
+        values = {"worker": self._worker, "step": timedelta(seconds=step), "lease": self._lease}
+        await self._fetch(connection, "clock_stepped", **values)
+        repaired = 0
+        while step < 0 and (count := (await self._fetch(connection, "clock_repair", most=_REPAIR_BATCH))[0][0]):
+            repaired += count
+        return repaired
 
     async def deliver(self, connection: asyncpg.Connection, batch: Sequence[Delivery], *, record: bool) -> list[UUID]:
         """Settle deliveries as delivered and, with `record`, write the inbox."""

@@ -1,6 +1,7 @@
 """The database connections of one worker, except the heartbeat's, which lives in the heartbeat's thread."""
 
 import asyncio
+from uuid import UUID
 
 from holdfast.handlers import HandlerRegistry
 from holdfast.handling.sessions import SILENCE, Sessions
@@ -14,10 +15,10 @@ PING_INTERVAL = 5.0
 class Connections:
     """Each loop has a connection of its own, opened when it is first used; transactional handlers share `sessions`."""
 
-    def __init__(self, dsn: str, registry: HandlerRegistry, settings: WorkerSettings) -> None:
-        self.address = Address(dsn)
+    def __init__(self, dsn: str, worker: UUID, registry: HandlerRegistry, settings: WorkerSettings) -> None:
+        self.address = Address(dsn, owner=str(worker))
         # LISTEN needs a direct connection.
-        self.listen_address = Address(settings.listen_dsn) if settings.listen_dsn else self.address
+        self.listen_address = Address(settings.listen_dsn, owner=str(worker)) if settings.listen_dsn else self.address
         # A statement that takes longer than this is a sign of trouble, and must end before the lease does.
         limit = settings.lease / 3
         # If a worker is frozen while it sleeps, the server ends its connections as idle: producers stop notifying.

@@ -21,6 +21,7 @@ from holdfast.postgres.faults import PASSING_FAULTS
 from holdfast.telemetry import Notice
 from holdfast.worker.dispatcher import Dispatcher
 from holdfast.worker.shared import Shared
+from holdfast.worker.wakeups import Wakeups
 
 _CHUNK = 500
 _STOP_PATIENCE = 1.0
@@ -34,7 +35,7 @@ def digest_of(identity: UUID) -> str:
 class Heartbeat:
     """Beats every third of the lease. On the worker's loop, the dispatcher cancels handlers whose lease is lost."""
 
-    def __init__(self, shared: Shared, dispatcher: Dispatcher) -> None:
+    def __init__(self, shared: Shared, dispatcher: Dispatcher, wakeups: Wakeups) -> None:
         self._address = shared.connections.address
         self._deliveries = shared.deliveries
         self._in_flight = shared.in_flight
@@ -42,6 +43,7 @@ class Heartbeat:
         self._outages = shared.outages
         self._lease = shared.settings.lease
         self._dispatcher = dispatcher
+        self._wakeups = wakeups
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._worker_loop: asyncio.AbstractEventLoop | None = None
@@ -89,7 +91,7 @@ class Heartbeat:
         interval = self._lease / 3
         connection = ReservedConnection(self._address, "heartbeat", statement_timeout=interval)
         outage = self._outages.of("heartbeat")
-        due = time.monotonic() + interval
+        due = time.monotonic()
         try:
             while not self._stopping.is_set():
                 now = time.monotonic()
@@ -133,6 +135,21 @@ class Heartbeat:
             lost = [each for each in chunk if each.id in gone]
             if lost and self._worker_loop is not None and not self._worker_loop.is_closed():
                 self._worker_loop.call_soon_threadsafe(self._dispatcher.cancel, lost)
+        if not doubted:
+            await self._deliveries.alive(connection)
+            await self._end_silent_sessions(connection)
+
+    async def _end_silent_sessions(self, connection: asyncpg.Connection) -> None:
+        ended = await self._deliveries.end_silent_sessions(connection)
+        for worker, session in ended:
+            details: dict[str, object] = {
+                "worker_id": str(worker),
+                "session": session,
+                "cause": "its worker has been silent for longer than its lease, and the session held a transaction",
+            }
+            self._observe(Notice("warning", "session_ended", details))
+        if ended and self._worker_loop is not None and not self._worker_loop.is_closed():
+            self._worker_loop.call_soon_threadsafe(self._wakeups.look_again)
 
     def _watch(self, now: float) -> None:
         """Report handlers that block the worker's event loop."""

@@ -1,6 +1,10 @@
-"""What a worker does every few seconds: report itself alive, warn of events that no worker takes, sweep."""
+"""What a worker does every few seconds: report itself alive, warn of events that no worker takes, sweep.
+
+At once when the database's clock was set: report it, and repair what that has stranded.
+"""
 
 import asyncio
+import contextlib
 import os
 import socket
 from collections.abc import Iterable
@@ -60,6 +64,7 @@ class Maintenance:
         self._reports = HourlyLimit()
         self._unserved: set[tuple[str, int]] = set()  # channels and generations, when last looked for
         self._introduced = False
+        self._clock_stepped = asyncio.Event()
 
     async def introduce(self) -> None:
         """Record the worker before it declares schedules: its generation has to be known by then."""
@@ -70,14 +75,32 @@ class Maintenance:
             raise
 
     async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        # The heartbeat looks at the clock more often, in a thread of its own.
+        self._deliveries.clock.on_step = lambda: loop.call_soon_threadsafe(self._clock_stepped.set)
         while True:
             try:
                 connection = await self._connection.use()
                 await self.run_once(connection)
+                await self._repair_clock(connection)
                 await self._sweep(connection)
             except (*PASSING_FAULTS, *CONNECTION_FAULTS):
                 pass  # the loops that matter report outages
-            await asyncio.sleep(_INTERVAL)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_INTERVAL):
+                    await self._clock_stepped.wait()
+                    self._clock_stepped.clear()
+
+    async def _repair_clock(self, connection: asyncpg.Connection) -> None:
+        steps = self._deliveries.clock.steps
+        while steps:
+            repaired = await self._deliveries.repair_clock(connection, steps[0])
+            details: dict[str, object] = {
+                "step_s": round(steps.popleft(), 1),
+                "repaired": repaired,
+                "remedy": "let the database follow a time server that slews; holdfast doctor shows what is left",
+            }
+            self._observe(Notice("warning", "clock_stepped", details))
 
     async def run_once(self, connection: asyncpg.Connection) -> None:
         await self._beat(connection)
@@ -95,6 +118,7 @@ class Maintenance:
     async def _beat(self, connection: asyncpg.Connection) -> None:
         self._introduced = True  # also when the answer is lost
         await self._fleet.beat(connection, self._registration)
+        await self._deliveries.alive(connection)
 
     async def _sweep(self, connection: asyncpg.Connection) -> None:
         if self._sweeper is None:

@@ -51,7 +51,7 @@ class Parts:
     ) -> None:
         queries = Queries(settings.schema)
         handlers = list(registry)
-        self.connections = connections = Connections(dsn, registry, settings)
+        self.connections = connections = Connections(dsn, worker, registry, settings)
         address = connections.address
         self.shared = shared = Shared(
             settings=settings,
@@ -69,7 +69,7 @@ class Parts:
         shortest = min(handler.timeout for handler in handlers)
         self.settler = Settler(shared, wakeups)
         self.dispatcher = Dispatcher(shared, self.settler, Judge(redact), shortest_timeout=shortest)
-        self.heartbeat = Heartbeat(shared, self.dispatcher)
+        self.heartbeat = Heartbeat(shared, self.dispatcher, wakeups)
         self.sleeper = Sleeper(connections.sleeper, queries, worker, wakeups.look_again, possible=settings.listen)
         self.listener: Listener | None = None
         if settings.listen:

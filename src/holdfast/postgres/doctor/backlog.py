@@ -149,6 +149,28 @@ async def _clock(examination: Examination) -> list[Finding]:
     ]
 
 
+async def _clock_steps(examination: Examination) -> list[Finding]:
+    await examination.require_installed()
+    (row,) = await examination.rows("read_clock_steps", most=MOST, clock=examination.limits.clock)
+    stranded = row["leases"] + row["due"]
+    if row["step"] is None and not stranded:
+        return []
+    seen = "" if row["step"] is None else f"a step of {row['step']:+.0f} s, seen {row['ago']:.0f} s ago; "
+    workers = [f"holdfast workers release {worker}" for worker in row["workers"] or []]
+    return [
+        Finding(
+            "problem" if stranded else "warning",
+            "clock-stepped",
+            "clock",
+            "the database's clock was set while events were open",
+            f"{seen}{row['leases']} leases and {row['due']} due times lie further ahead than they can",
+            "; ".join(workers[:5])
+            or "workers repair what was stranded; let the database's machine follow a time server that slews, "
+            "and after a step forward look before: holdfast retention sweep",
+        )
+    ]
+
+
 def _severity(lanes: Iterable[Lane]) -> Severity:
     """What is not due yet can still be served in time."""
     return "problem" if any(lane.oldest is not None for lane in lanes) else "warning"
@@ -195,5 +217,12 @@ CHECKS = (
         "this machine and the database agree on the time, within two seconds",
         ("clock-difference",),
         _clock,
+    ),
+    Check(
+        "clock-steps",
+        "health",
+        "the database's clock was not set for a day, and no lease or due time lies further ahead than it can",
+        ("clock-stepped",),
+        _clock_steps,
     ),
 )

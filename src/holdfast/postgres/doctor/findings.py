@@ -84,6 +84,7 @@ class Limits:
     queue_usage: float = 0.25  # of the server's notification queue
     overdue: timedelta = timedelta(minutes=1)  # after the end of a lease
     clock: timedelta = timedelta(seconds=2)
+    frozen: timedelta = timedelta(seconds=10)  # a client that does not read what it is sent
 
 
 class CannotLook(Exception):

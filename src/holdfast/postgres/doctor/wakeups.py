@@ -83,6 +83,20 @@ async def _queue(examination: Examination) -> list[Finding]:
     ]
 
 
+async def _frozen(examination: Examination) -> list[Finding]:
+    return [
+        Finding(
+            "problem",
+            "listener-frozen",
+            f"pid {row['pid']}",
+            "a client does not read what the server sends it: notifications pile up, and dead rows stay",
+            f"{row['application']}, login {row['login']}, for {row['seconds']:.0f} s",
+            f"workers end sessions of a silent worker by themselves; else: SELECT pg_terminate_backend({row['pid']});",
+        )
+        for row in await examination.rows("list_frozen_sessions", frozen=examination.limits.frozen)
+    ]
+
+
 async def _lock(examination: Examination) -> list[Finding]:
     """Several looks: that one commit waits for another's for a moment says nothing."""
     seen = []
@@ -131,6 +145,13 @@ CHECKS = (
         "less than a quarter of the server's notification queue is in use",
         ("notify-queue-filling",),
         _queue,
+    ),
+    Check(
+        "frozen-clients",
+        "health",
+        "no client leaves what the server sends it unread for ten seconds",
+        ("listener-frozen",),
+        _frozen,
     ),
     Check(
         "notify-lock",

@@ -366,5 +366,34 @@ ORDER BY 1, 2 LIMIT 20;
 SELECT 'subscriptions_version' AS name WHERE NOT EXISTS (SELECT FROM core.subscriptions_version)
 UNION ALL SELECT 'sweeps' WHERE NOT EXISTS (SELECT FROM core.sweeps);
 
+-- name: read_clock_steps
+-- The last step that a worker has seen in the last day, and what lies further in the future than it can: leases beyond
+-- the longest one, and events that were due at once. Beside open rows only, and up to a limit.
+SELECT (SELECT extract(epoch FROM s.step) FROM core.clock_steps s
+        WHERE s.seen_at BETWEEN now() - interval '1 day' AND now() ORDER BY s.id DESC LIMIT 1)::float8 AS step,
+       (SELECT extract(epoch FROM now() - s.seen_at) FROM core.clock_steps s
+        WHERE s.seen_at BETWEEN now() - interval '1 day' AND now() ORDER BY s.id DESC LIMIT 1)::float8 AS ago,
+       count(*) FILTER (WHERE o.status = 'in_flight' AND o.lease_expires_at > now() + l.longest) AS leases,
+       count(*) FILTER (WHERE o.status = 'pending' AND o.available_at > now() + :clock::interval
+                        AND o.available_at <= o.created_at) AS due,
+       array_agg(DISTINCT o.claimed_by::text) FILTER (
+           WHERE o.status = 'in_flight' AND o.lease_expires_at > now() + l.longest) AS workers
+FROM (SELECT coalesce(max(coalesce(w.lease, interval '1 hour')), interval '1 hour') + :clock::interval AS longest
+      FROM core.workers w WHERE w.stopped_at IS NULL) l
+LEFT JOIN (SELECT status, claimed_by, lease_expires_at, available_at, created_at FROM core.outbox
+           WHERE settled_at IS NULL AND ordering_key IS NULL
+           LIMIT :most::int) o ON true;
+
+-- name: list_frozen_sessions
+-- A session that sends to a client which does not read. One that listens keeps the notification queue from being emptied,
+-- and each keeps the snapshot of its transaction.
+SELECT a.pid, coalesce(nullif(a.application_name, ''), '?') AS application, coalesce(a.usename::text, '?') AS login,
+       extract(epoch FROM clock_timestamp() - coalesce(a.xact_start, a.state_change))::float8 AS seconds
+FROM pg_stat_activity a
+WHERE a.datname = current_database() AND a.wait_event = 'ClientWrite'
+  AND coalesce(a.xact_start, a.state_change) < clock_timestamp() - :frozen::interval
+ORDER BY 4 DESC
+LIMIT 20;
+
 -- name: database_clock
 SELECT extract(epoch FROM clock_timestamp())::float8;

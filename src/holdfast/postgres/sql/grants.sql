@@ -28,23 +28,26 @@ GRANT EXECUTE ON FUNCTION
 
 -- Workers have functions and no table.
 GRANT EXECUTE ON FUNCTION
-    core.outbox_claim(uuid, uuid, interval, bigint, text, bigint, text[], smallint[], text[], int[], timestamptz[], uuid[]),
+    core.outbox_claim(uuid, uuid, interval, bigint, text, bigint, text[], smallint[], text[], int[], timestamptz[], uuid[],
+        timestamptz),
     core.outbox_extend(uuid[], uuid[], interval),
     core.outbox_deliver(uuid[], uuid[], text[], text[], boolean),
     core.outbox_retry(uuid[], uuid[], text[], interval[], text[]),
     core.outbox_fail(uuid[], uuid[], text[], text[], text[], text[]),
     core.outbox_release(uuid[], uuid[], interval[]),
     core.outbox_enter(uuid, uuid, text, interval), core.outbox_reopen(uuid, uuid, text, text),
-    core.outbox_split(bigint, text, bigint, text[], smallint[], int[], timestamptz[], uuid[]),
+    core.outbox_split(bigint, text, bigint, text[], smallint[], int[], timestamptz[], uuid[], timestamptz),
     core.outbox_lanes(text, bigint), core.outbox_channels(),
     core.outbox_due_in(text, bigint, text[], smallint[], interval),
     core.subscribe(text, text, text[]), core.subscriptions_read(),
     core.worker_beat(uuid, text, text, int, text, bigint, text[], text[]), core.worker_stopped(uuid),
-    core.unserved_channels()
+    core.worker_alive(uuid, interval), core.silent_workers(timestamptz), core.clock_stepped(uuid, interval, interval),
+    core.clock_repair(int), core.unserved_channels()
     TO holdfast_worker;
 
 -- Operators read everything and repair through functions.
 GRANT SELECT ON core.outbox, core.failed, core.event_handled, core.subscriptions, core.subscriptions_version, core.workers,
+    core.clock_steps,
     core.deployments, core.outbox_keys, core.sources, core.stop_requests, core.audit, core.failure_notes, core.plans, core.plan_rows
     TO holdfast_operator;
 GRANT EXECUTE ON FUNCTION
@@ -56,7 +59,7 @@ GRANT EXECUTE ON FUNCTION
     core.plan_take(bigint, uuid, text, text, interval, text), core.plan_step(bigint, uuid, int, interval),
     core.plan_release(bigint, uuid), core.plan_change_state(bigint, text, text, text),
     core.serving_generation(), core.generation_open(bigint, int), core.generation_retire(bigint, boolean, text, text),
-    core.generation_move(bigint, bigint, int, text, text),
+    core.generation_move(bigint, bigint, int, text, text), core.worker_release(uuid, int, text, text),
     core.retire(text, text, text, text), core.audit_refused(text, text, text, jsonb, text),
     core.outbox_lanes(text, bigint), core.outbox_channels(), core.served_channels(), core.living_since(), core.subscriptions_read()
     TO holdfast_operator;

@@ -204,6 +204,12 @@ LEFT JOIN core.deployments d ON d.generation = known.generation
 ORDER BY known.generation DESC
 LIMIT :most_generations::int;
 
+-- name: count_held
+SELECT count(*)
+FROM (SELECT FROM core.outbox o
+      WHERE o.settled_at IS NULL AND o.ordering_key IS NULL AND o.status = 'in_flight' AND o.claimed_by = :worker::uuid
+      LIMIT :most::int) held;
+
 -- name: knows_generation
 -- Whether something speaks for a generation: it is the current one, a deployment that is not retired, or served.
 SELECT :generation::bigint = coalesce((SELECT max(d.generation) FROM core.deployments d WHERE d.retired_at IS NULL), 0)

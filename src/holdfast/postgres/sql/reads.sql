@@ -91,4 +91,4 @@ LIMIT :most_workers::int;
 -- read; it is the same in every schema of the database.
 SELECT pg_catalog.pg_notification_queue_usage() AS queue_usage,
        (SELECT count(*) FROM pg_catalog.pg_stat_activity a
-        WHERE a.datname = pg_catalog.current_database() AND a.application_name = 'holdfast listen') AS listeners;
+        WHERE a.datname = pg_catalog.current_database() AND a.application_name ~ '^holdfast listen\M') AS listeners;

@@ -12,13 +12,18 @@
 
 -- outbox_claim: leases up to p_limits[i] due rows of each lane i under p_token, which is new for each claim. p_routes,
 -- p_priorities, p_handlers, p_limits, p_marks_at and p_marks_id run in parallel, one entry for each lane.
--- Rows whose lease ran out are due again: there is no reaper that could fail.
+-- Rows whose lease ran out are due again: there is no reaper that could fail. A lease has run out when it ended before
+-- now, and before p_ended_before, which is the caller's reckoning of this clock (see clock.sql).
 -- Returns one row with a NULL id, and claims nothing, when the subscriptions are no longer at p_subscriptions_version.
 -- Touches core.outbox (update); reads core.subscriptions_version, core.stop_requests, core.event_handled.
+-- Without p_ended_before, as earlier releases had it: in the transaction that makes the one which workers of those call
+-- from then on, with the default.
+DROP FUNCTION IF EXISTS core.outbox_claim(
+    uuid, uuid, interval, bigint, text, bigint, text[], smallint[], text[], int[], timestamptz[], uuid[]);
 CREATE OR REPLACE FUNCTION core.outbox_claim(
     p_worker uuid, p_token uuid, p_lease interval, p_subscriptions_version bigint, p_channel text, p_generation bigint,
     p_routes text[], p_priorities smallint[], p_handlers text[], p_limits int[],
-    p_marks_at timestamptz[], p_marks_id uuid[])
+    p_marks_at timestamptz[], p_marks_id uuid[], p_ended_before timestamptz DEFAULT NULL)
 RETURNS TABLE (
     id uuid, route text, priority smallint, available_at timestamptz, origin_id uuid,
     event_type text, event_version int, occurred_at timestamptz, source text, target text, domain_id uuid,
@@ -31,6 +36,7 @@ AS $$
 #variable_conflict use_column
 DECLARE
     v_stop_requests boolean := EXISTS (SELECT FROM core.stop_requests);
+    v_ended_before  timestamptz := least(now(), p_ended_before);
 BEGIN
     IF (p_worker IS NOT NULL AND p_token IS NOT NULL
         AND p_lease BETWEEN interval '0' AND interval '1 day') IS NOT TRUE THEN
@@ -54,7 +60,7 @@ BEGIN
               AND o.route = lane.route AND o.priority = lane.priority
               AND (o.available_at, o.id) >= (lane.mark_at, lane.mark_id)
               AND o.available_at <= now()
-              AND (o.status = 'pending' OR o.lease_expires_at < now())
+              AND (o.status = 'pending' OR o.lease_expires_at < v_ended_before)
             ORDER BY o.available_at, o.id
             LIMIT lane.n
             FOR UPDATE SKIP LOCKED) o
@@ -62,7 +68,7 @@ BEGIN
         -- event which is owed to a handler that was subscribed in between.
         WHERE EXISTS (SELECT FROM core.subscriptions_version WHERE one AND version = p_subscriptions_version))
     UPDATE core.outbox AS o
-    SET status = 'in_flight', attempts = o.attempts + 1, claimed_by = p_worker,
+    SET status = 'in_flight', attempts = least(o.attempts, 2147483646) + 1, claimed_by = p_worker,
         lease_token = p_token, lease_expires_at = now() + p_lease
     -- Not UPDATE ... FROM due: a generic plan may hash-join that with a scan of the whole table.
     WHERE o.id = ANY (ARRAY(SELECT due.id FROM due))
@@ -89,9 +95,11 @@ $$;
 -- settles the published row with handler_name '*'. The subscribers come from core.subscriptions and never from the
 -- caller, which may serve only some of them. Lanes and marks are those of a claim. Returns, for each lane in which
 -- something was split, how many and the first position; one row with a NULL route when the subscriptions have changed.
+DROP FUNCTION IF EXISTS core.outbox_split(bigint, text, bigint, text[], smallint[], int[], timestamptz[], uuid[]);
 CREATE OR REPLACE FUNCTION core.outbox_split(
     p_subscriptions_version bigint, p_channel text, p_generation bigint,
-    p_routes text[], p_priorities smallint[], p_limits int[], p_marks_at timestamptz[], p_marks_id uuid[])
+    p_routes text[], p_priorities smallint[], p_limits int[], p_marks_at timestamptz[], p_marks_id uuid[],
+    p_ended_before timestamptz DEFAULT NULL)
 RETURNS TABLE (route text, priority smallint, n int, first_at timestamptz, first_id uuid)
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET jit = off
@@ -99,7 +107,8 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off S
 AS $$
 #variable_conflict use_column
 DECLARE
-    v_secret bytea := core.secret();
+    v_secret       bytea := core.secret();
+    v_ended_before timestamptz := least(now(), p_ended_before);
 BEGIN
     IF (p_subscriptions_version IS NOT NULL AND p_channel IS NOT NULL AND p_generation IS NOT NULL
         AND core.is_list(p_routes) AND core.is_list(p_priorities) AND core.is_list(p_limits)
@@ -123,7 +132,7 @@ BEGIN
               AND o.route = lane.route AND o.priority = lane.priority
               AND (o.available_at, o.id) >= (lane.mark_at, lane.mark_id)
               AND o.available_at <= now()
-              AND (o.status = 'pending' OR o.lease_expires_at < now())
+              AND (o.status = 'pending' OR o.lease_expires_at < v_ended_before)
             ORDER BY o.available_at, o.id
             LIMIT lane.n
             FOR UPDATE SKIP LOCKED) o),

@@ -42,9 +42,10 @@ BEGIN
         SELECT r.* INTO v_found FROM core.idempotency_records r WHERE r.scope = p_scope AND r.key = p_key;
         IF NOT FOUND THEN
             CONTINUE;  -- swept just now
-        ELSIF v_found.expires_at <= now() THEN
+        -- Not earlier than it was promised when the clock has been set forward.
+        ELSIF v_found.expires_at <= now() AND v_found.expires_at + core.clock_advance(v_found.created_at) <= now() THEN
             DELETE FROM core.idempotency_records r
-            WHERE r.scope = p_scope AND r.key = p_key AND r.expires_at <= now();
+            WHERE r.scope = p_scope AND r.key = p_key AND r.expires_at = v_found.expires_at;
             CONTINUE;
         ELSIF (v_found.request_hash = ANY (p_hashes)) IS NOT TRUE THEN
             RETURN json_build_object('outcome', 'reused');

@@ -200,7 +200,9 @@ BEGIN
         UPDATE core.outbox o
         SET status = 'pending', attempts = greatest(o.attempts - 1, 0),
             available_at = CASE WHEN mine.delay > interval '0' THEN statement_timestamp() + mine.delay ELSE o.available_at END,
-            claimed_by = NULL, lease_token = NULL, lease_expires_at = NULL
+            -- Whose delay it is: one that a worker has made moves with a step of the clock.
+            claimed_by = CASE WHEN mine.delay > interval '0' THEN o.claimed_by END,
+            lease_token = NULL, lease_expires_at = NULL
         FROM mine WHERE o.id = mine.id
         RETURNING o.id, o.channel, mine.delay),
     notified AS (

@@ -20,6 +20,8 @@
 -- sweep_acquire: when p_sweeper is to sweep now, returns the page of the inbox to go on with; else NULL. It is to sweep
 -- when it is sweeping already, or when no other is and the last pass ended p_rest ago. A sweeper that has been silent for
 -- a minute has lost the pass. With p_force it takes the pass from any other.
+-- For a week after the clock was set forward by more than an hour no worker is to sweep: what looks old may not be.
+-- An operator, who uses p_force, may.
 CREATE OR REPLACE FUNCTION core.sweep_acquire(p_sweeper uuid, p_rest interval, p_force boolean DEFAULT false)
 RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER
@@ -35,6 +37,9 @@ BEGIN
     UPDATE core.sweeps s SET sweeper = p_sweeper, seen_at = now()
     WHERE s.one AND (p_force OR s.sweeper = p_sweeper
                      OR ((s.sweeper IS NULL OR s.seen_at < now() - interval '1 minute') AND s.finished_at <= now() - p_rest))
+      AND (p_force OR NOT EXISTS (
+          SELECT FROM core.clock_steps c
+          WHERE c.step > interval '1 hour' AND c.seen_at BETWEEN now() - interval '7 days' AND now()))
     RETURNING s.inbox_page INTO v_page;
     RETURN v_page;
 END

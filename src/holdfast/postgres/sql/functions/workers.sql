@@ -33,6 +33,44 @@ BEGIN
 END
 $$;
 
+-- worker_release: releases up to p_most rows that a worker holds, for an operator who knows that it is gone. Like
+-- outbox_release it counts no attempt, and the fence keeps the worker from settling them if it comes back. Rows that a
+-- transaction has locked stay. Returns how many were released: call it again until there are none.
+CREATE OR REPLACE FUNCTION core.worker_release(p_worker uuid, p_most int, p_actor text, p_reason text DEFAULT NULL)
+RETURNS int
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET jit = off SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+DECLARE
+    v_ids uuid[];
+BEGIN
+    IF p_worker IS NULL THEN
+        RAISE EXCEPTION 'p_worker must be the id of a worker'
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'holdfast workers list has them.';
+    ELSIF (p_most BETWEEN 1 AND 10000) IS NOT TRUE THEN
+        RAISE EXCEPTION 'p_most must be 1 to 10000' USING ERRCODE = 'invalid_parameter_value', HINT = 'Call it again for more.';
+    END IF;
+    WITH held AS MATERIALIZED (
+        SELECT o.id FROM core.outbox o
+        WHERE o.settled_at IS NULL AND o.ordering_key IS NULL AND o.status = 'in_flight' AND o.claimed_by = p_worker
+        LIMIT p_most
+        FOR UPDATE SKIP LOCKED),
+    released AS (
+        UPDATE core.outbox o
+        SET status = 'pending', attempts = greatest(o.attempts - 1, 0), available_at = least(o.available_at, now()),
+            claimed_by = NULL, lease_token = NULL, lease_expires_at = NULL
+        WHERE o.id = ANY (ARRAY(SELECT held.id FROM held))
+        RETURNING o.id, o.channel),
+    notified AS (SELECT pg_notify(c.channel, 'rescan') FROM (SELECT DISTINCT released.channel FROM released) c)
+    SELECT array_agg(released.id) INTO v_ids FROM released WHERE (SELECT count(*) FROM notified) >= 0;
+    PERFORM core.audit_append(
+        p_actor, 'worker.release', p_reason,
+        jsonb_build_object('worker', p_worker, 'ids', coalesce(to_jsonb(v_ids), '[]')),
+        jsonb_build_object('moved', coalesce(cardinality(v_ids), 0)));
+    RETURN coalesce(cardinality(v_ids), 0);
+END
+$$;
+
 -- living_since: a worker with a later heartbeat is living, and so is the declaration of a schedule with a later
 -- attended_at. The one rule for status, doctor and every action: what a list calls unused can be retired. Workers send
 -- worker_beat every ten seconds and write attended_at every fifteen.

@@ -1,0 +1,67 @@
+"""Verbs for workers: which run, and releasing what a worker holds that is gone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from holdfast.operator import arguments
+from holdfast.operator.session import Refused, Session
+from holdfast.postgres.operations import workers
+from holdfast.postgres.reads import WorkerStatus
+
+BATCH = 5_000
+
+
+@dataclass(frozen=True, slots=True)
+class ReleasedWorker:
+    """How many events of a worker were released, and how many a transaction still keeps."""
+
+    worker: UUID
+    released: int
+    left: int
+    dry_run: bool = False
+
+
+class Workers:
+    """Workers, as `operator.workers`."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    async def all(self) -> list[WorkerStatus]:
+        """The workers that have not stopped in order, the latest heartbeat first."""
+        return (await self._session.connection.status()).workers
+
+    async def release(
+        self, worker: UUID | str, *, force: bool = False, reason: str | None = None, dry_run: bool = False
+    ) -> ReleasedWorker:
+        """Release the events that a worker holds, without counting the attempts. Its leases are void from then on.
+
+        They would be due by themselves when the leases end; this is for leases that end too late, such as after the
+        database's clock was set back. Refused, unless forced, while the worker lives: its handlers would run beside
+        those of the next worker.
+        """
+        identity = arguments.identity(worker, "worker")
+        asked: dict[str, Any] = {"reason": arguments.reason(reason), "worker": str(identity), "force": force}
+        living = [each.name for each in await self.all() if each.id == identity and each.living]
+        async with self._session.changing("worker.release", dry_run=dry_run, **asked):
+            if living and not force:
+                raise Refused(
+                    f"the worker {living[0]} lives and may be handling them",
+                    "stop it, or wait a minute after its last heartbeat; --force releases them all the same",
+                )
+        async with self._session.reading() as statements:
+            held = await workers.count_held(statements, identity)
+        if dry_run:
+            return ReleasedWorker(identity, held, 0, dry_run)
+        released = 0
+        while True:
+            async with self._session.changing("worker.release", **asked) as statements:
+                count = await workers.release(
+                    statements, identity, most=BATCH, actor=self._session.actor, reason=reason
+                )
+            released += count
+            if count < BATCH:
+                return ReleasedWorker(identity, released, max(0, held - released))
