@@ -149,9 +149,9 @@ class Outbox:
         self._next += 1
         bisect.insort(self.open.setdefault(lane, []), (EPOCH + timedelta(seconds=at), UUID(int=self._next)))
 
-    def claim(self, lanes: Lanes, room: int) -> tuple[list[Row], bool]:
+    def claim(self, lanes: Lanes, room: int, started: float = 0.0, ended: float = 1.0) -> tuple[list[Row], bool]:
         claimed = []
-        for asked in lanes.claims(room):
+        for asked in lanes.claims(rooms(lanes, room), room):
             assert asked.limit >= 1
             rows = self.open.get((asked.route, asked.priority), [])
             due = [each for each in rows if each >= asked.mark][: asked.limit]
@@ -159,12 +159,16 @@ class Outbox:
                 rows.remove(each)
                 claimed.append(Row(asked.route, asked.priority, *each))
         claimed.sort(key=lambda row: row[1:])
-        exhausted = lanes.observe(claimed, 0.0, 1.0)
+        exhausted = lanes.observe(claimed, started, ended)
         return claimed, exhausted
 
     @property
     def left(self) -> int:
         return sum(map(len, self.open.values()))
+
+
+def rooms(lanes: Lanes, room: int) -> dict[str, int]:
+    return dict.fromkeys(lanes.handlers, room)
 
 
 def lanes_of(*routes: str) -> Lanes:
@@ -222,7 +226,7 @@ def test_mark_is_the_minimum_of_the_last_full_batch(times: list[int], room: int)
     for at in times:
         outbox.publish(("r1", 1), at)
     found, _ = outbox.claim(lanes, room)
-    mark = {claim.priority: claim.mark for claim in lanes.claims(room)}
+    mark = {claim.priority: claim.mark for claim in lanes.claims(rooms(lanes, room), room)}
     full = lanes.marked
     assert mark[1] == (min((at, identity) for _, _, at, identity in found) if full else NO_MARK)
     assert mark[0] == mark[2] == NO_MARK
@@ -236,7 +240,7 @@ def test_claims_stay_within_a_few_times_the_room(room: int, routes: int, busy: i
     for n in range(min(busy, routes)):
         outbox.open[f"r{n}", 1] = [(EPOCH, UUID(int=number)) for number in range(500)]
     outbox.claim(lanes, room)
-    limits = [claim.limit for claim in lanes.claims(room)]
+    limits = [claim.limit for claim in lanes.claims(rooms(lanes, room), room)]
     assert min(limits) >= 1
     assert sum(limits) <= max(6 * room, room + len(limits))
 
@@ -250,7 +254,7 @@ def test_full_lanes_share_the_room() -> None:
     for _ in range(4):
         found, _ = outbox.claim(lanes, 160)
     assert Counter(route for route, *_ in found) == {"r1": 80, "r2": 80}
-    limits = {(claim.route, claim.priority): claim.limit for claim in lanes.claims(160)}
+    limits = {(claim.route, claim.priority): claim.limit for claim in lanes.claims(rooms(lanes, 160), 160)}
     assert limits["r1", 0] == 10
 
 
@@ -260,29 +264,35 @@ def test_replace_keeps_the_marks_of_what_stays() -> None:
     for at in range(100):
         outbox.publish(("r1", 1), at)
     outbox.claim(lanes, 10)
-    before = next(claim.mark for claim in lanes.claims(10) if claim.priority == 1)
+    before = next(claim.mark for claim in lanes.claims(rooms(lanes, 10), 10) if claim.priority == 1)
     assert before != NO_MARK
     lanes.replace(dict.fromkeys(["r1", "r2"], handlers("billing.other")[0]))
-    after = {(claim.route, claim.priority): claim for claim in lanes.claims(10)}
+    after = {(claim.route, claim.priority): claim for claim in lanes.claims(rooms(lanes, 10), 10)}
     assert after["r1", 1].mark == before
     assert after["r1", 1].handler.name == "billing.other"
     assert after["r2", 1].mark == NO_MARK
     lanes.replace({})
-    assert lanes.claims(10) == []
-    assert lanes.keys == []
+    assert lanes.claims(rooms(lanes, 10), 10) == []
+    assert lanes.keys == [] and not lanes
 
 
 def test_rescans_are_paced_by_their_cost() -> None:
     """LSN-1: a scan from the start that took 100 ms is due again after twenty times as long."""
     lanes = lanes_of("r1")
-    assert lanes.rescan_due(0.0)
-    lanes.claims(10)
-    lanes.observe([], 10.0, 10.1)
+    outbox = Outbox()
+    for at in range(100):
+        outbox.publish(("r1", 1), at)
+    outbox.claim(lanes, 10, 10.0, 10.1)
+    assert lanes.marked
     assert lanes.rescan_at() == pytest.approx(12.1)
-    assert not lanes.rescan_due(12.0)
-    assert lanes.rescan_due(12.11)
-    assert lanes.overdue(10.2)
-    assert not lanes.overdue(10.0)
+    assert not lanes.rescan_cheap(12.0)
+    lanes.rescan(before=10.0)
+    assert lanes.marked
+    assert lanes.rescan_cheap(12.11)
+    assert not lanes.marked
+    outbox.claim(lanes, 10, 20.0, 20.1)
+    lanes.rescan(before=20.2)
+    assert not lanes.marked
 
 
 def test_marked_claims_are_no_scan() -> None:
@@ -290,9 +300,36 @@ def test_marked_claims_are_no_scan() -> None:
     outbox, lanes = Outbox(), lanes_of("r1", "r2")
     for at in range(100):
         outbox.publish(("r1", 1), at)
-    lanes.claims(10)
+    lanes.claims(rooms(lanes, 10), 10)
     outbox.claim(lanes, 10)
     scanned = lanes.rescan_at()
-    lanes.claims(10)
+    lanes.claims(rooms(lanes, 10), 10)
     assert lanes.observe([], 500.0, 501.0) is False
     assert lanes.rescan_at() == scanned
+
+
+def test_handlers_without_room_are_left_out() -> None:
+    """LSN-17: their lanes are not asked for, keep their marks, and do not count as scanned."""
+    fast, slow = handlers("fast.noop", "slow.call")
+    outbox, lanes = Outbox(), Lanes()
+    lanes.replace({"fast.noop": fast, "slow.call": slow})
+    for route in ("fast.noop", "slow.call"):
+        for at in range(1000):
+            outbox.publish((route, 1), at)
+    for _ in range(3):
+        claims = lanes.claims({"fast.noop": 200, "slow.call": 200}, 100)
+        due = {(c.route, c.priority): c.limit for c in claims}
+        found = [
+            Row(route, priority, *each)
+            for (route, priority), limit in due.items()
+            for each in outbox.open.get((route, priority), [])[:limit]
+        ]
+        assert not lanes.observe(found, 0.0, 1.0)
+    assert due["fast.noop", 1] == due["slow.call", 1] == 50
+    claims = lanes.claims({"fast.noop": 200, "slow.call": 0}, 100)
+    assert {claim.route for claim in claims} == {"fast.noop"}
+    assert max(claim.limit for claim in claims) == 100
+    lanes.observe([], 5.0, 6.0)
+    assert {priority for route, priority in lanes.keys if route == "slow.call"} == set()
+    after = {claim.route for claim in lanes.claims({"fast.noop": 1, "slow.call": 1}, 100) if claim.mark != NO_MARK}
+    assert "slow.call" in after

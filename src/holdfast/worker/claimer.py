@@ -17,13 +17,13 @@ from holdfast.worker.wakeups import Wakeups
 
 # A worker that finds work this many times in a row is busy, and producers need not ring for it.
 _BUSY_AFTER = 3
-# The buffer holds what can be handled in this time, so that a slow worker leaves the rest to others.
-_BUFFER_SECONDS = 0.25
-# The payloads that are claimed at once, or wait, have about so many characters together.
-_BUFFER_SIZE = 8 * 1024 * 1024
 # The worker that is the sleeper may have died: try to become it this often.
 _SLEEPER_INTERVAL = 1.0
 _LONGEST_PACE = 0.005
+# Beside a busy handler, an event of another one waits for about this long until it is looked for, and for as long
+# until a claim that was under way has ended.
+_NEIGHBOUR_PACE = 0.008
+_SMALLEST_PORTION = 100
 # Patterns match event types that did not exist before: a busy worker looks for them this often, an idle one always.
 _DISCOVERY_INTERVAL = 1.0
 
@@ -55,13 +55,13 @@ class Claimer:
         self._turns = self._rest_after = 0
         self._cautious = False
         self._claimed_on: asyncpg.Connection | None = None
+        self._rooms: dict[str, int] = {}  # by handler, for the next claim
+        self._wanted = 0
+        self._portion = self._batch  # rows of one claim
         self._rescan = True  # the next look goes from the start of every lane
         self._looked_at = time.monotonic()
         self._streak = 0
         self._woken = False
-        self._rate = 0.0
-        self._weight = 1.0  # characters of a payload, on average of the last claims
-        self._rated_at, self._rated = time.monotonic(), 0
         self._polled_at = time.monotonic()
         self._outage = shared.outages.of("claim")
         self.stopped = asyncio.Event()
@@ -96,9 +96,10 @@ class Claimer:
         if self._cautious and len(self._in_flight):
             await asyncio.sleep(_LONGEST_PACE)
             return
-        room = 1 if self._cautious else self._room()
-        if room <= 0:
-            await self._dispatcher.wait_for_room()
+        if not self._find_room():
+            # The dispatcher wakes the claimer when there is room.
+            await self._wakeups.wait(self._poll_interval)
+            self._rescan = self._wakeups.take() or self._rescan
             return
         self._rescan = self._wakeups.take() or self._rescan
         self._turns += 1
@@ -106,13 +107,15 @@ class Claimer:
         if self._patterns and started - self._discovered_at >= _DISCOVERY_INTERVAL:
             self._subscriptions = None
         for lanes in (*self._lanes.values(), *self._splits.values()):
-            if self._rescan or lanes.overdue(started - self._poll_interval):
-                lanes.rescan()
+            lanes.rescan() if self._rescan else lanes.rescan(before=started - self._poll_interval)
         self._rescan = False
-        found, exhausted = await self.run_once(room)
+        found, exhausted = await self.run_once()
         took = time.monotonic() - started
         woken, self._woken = self._woken, False
-        if not found:
+        if not found and self._dispatcher.soon:
+            # A busy handler has no room for a moment: meanwhile look for the others.
+            await self._wakeups.wait(_NEIGHBOUR_PACE)
+        elif not found:
             if exhausted and self._turns > self._rest_after:
                 self._rested.set()
             if woken:
@@ -129,30 +132,46 @@ class Claimer:
             self._streak += 1
             if self._streak >= _BUSY_AFTER and self._sleeper.chosen:
                 await self._sleeper.get_up()
-            if found < room:
+            if found < self._wanted:
                 # Few rows: wait as long as the claim took, so that the next one is worth its round trip.
                 await self._wakeups.wait(min(took, _LONGEST_PACE))
+
+    def _find_room(self) -> bool:
+        """Ask which handlers have room; false when none of those that are served has any."""
+        if self._cautious:
+            self._rooms = {handler.name: 1 for handler in self._handlers}
+        else:
+            served = dict.fromkeys(name for lanes in self._lanes.values() for name in lanes.handlers)
+            self._rooms = {name: self._dispatcher.room(name) for name in served}
+        self._wanted = min(self._portion, max(self._rooms.values(), default=1))
+        return not self._rooms or any(room > 0 for room in self._rooms.values())
 
     @property
     def _asleep(self) -> bool:
         """Whether every commit on the served channels notifies on behalf of this worker."""
         return all(map(self._sleeper.asleep, self._lanes))
 
-    async def run_once(self, room: int) -> tuple[int, bool]:
+    async def run_once(self) -> tuple[int, bool]:
         """Claim from every channel. Returns how many rows came, and whether nothing more is there."""
         connection = await self._connection.use()
         if connection is not self._claimed_on:
             await self._extend_own(connection)
-        subscriptions = self._subscriptions or await self._reload(connection)
+        subscriptions = self._subscriptions
+        if subscriptions is None:
+            subscriptions = await self._reload(connection)
+            self._find_room()
         found, exhausted = 0, True
         for channel, lanes in self._lanes.items():
-            if self._splits[channel].keys:
+            if self._splits[channel]:
                 split, empty = await self._split(connection, subscriptions.version, channel)
                 found += split
                 exhausted = exhausted and empty
             started = time.monotonic()
             self._in_flight.claiming()
-            claimed = await self._deliveries.claim(connection, subscriptions.version, channel, lanes.claims(room))
+            asked = lanes.claims(self._rooms, self._portion)
+            if not asked:
+                continue
+            claimed = await self._deliveries.claim(connection, subscriptions.version, channel, asked)
             self._counters.claims += 1
             if self.stopped.is_set() and not claimed:
                 return 0, True
@@ -160,6 +179,7 @@ class Claimer:
             exhausted = exhausted and empty
             if claimed:
                 found += len(claimed)
+                self._learn_portion(len(claimed), time.monotonic() - started)
                 await self._accept(await self._still_leased(connection, claimed, started))
         return found, exhausted
 
@@ -173,6 +193,14 @@ class Claimer:
             gone = set(await self._deliveries.extend(connection, chunk))
             self._dispatcher.cancel(each for each in chunk if each.id in gone)
         self._claimed_on = connection
+
+    def _learn_portion(self, claimed: int, took: float) -> None:
+        """Keep claims short if there are several handlers: one claim at a time is made, and all wait for it."""
+        if len(self._rooms) < 2:
+            self._portion = self._batch
+        elif 2 * claimed >= self._portion or took > _NEIGHBOUR_PACE:
+            fitting = self._portion * max(0.5, min(_NEIGHBOUR_PACE / took, 1.5))
+            self._portion = min(self._batch, max(int(fitting), _SMALLEST_PORTION))
 
     async def _still_leased(
         self, connection: asyncpg.Connection, claimed: list[Delivery], started: float
@@ -191,7 +219,8 @@ class Claimer:
     async def _split(self, connection: asyncpg.Connection, version: int, channel: str) -> tuple[int, bool]:
         lanes = self._splits[channel]
         started = time.monotonic()
-        finds = await self._deliveries.split(connection, version, channel, lanes.claims(self._batch))
+        asked = lanes.claims(dict.fromkeys(lanes.handlers, self._batch), self._batch)
+        finds = await self._deliveries.split(connection, version, channel, asked)
         split = sum(find.count for find in finds)
         self._counters.split += split
         return split, lanes.learn(finds, started, time.monotonic())
@@ -200,7 +229,6 @@ class Claimer:
         if not claimed:
             return
         self._counters.claimed += len(claimed)
-        self._weight = max(self._weight / 2, 1.0, sum(len(each.payload or "") for each in claimed) / len(claimed))
         self._in_flight.add(claimed)
         if self.stopped.is_set():
             await self._dispatcher.release(claimed)
@@ -240,28 +268,9 @@ class Claimer:
         self._discovered_at = time.monotonic()
         return subscriptions
 
-    def _room(self) -> int:
-        """How many rows to claim: for the idle runners, and for those that will be idle a moment later."""
-        now = time.monotonic()
-        elapsed = now - self._rated_at
-        if elapsed > 0.05:
-            finished = self._dispatcher.finished
-            self._rate += 0.5 * ((finished - self._rated) / elapsed - self._rate)
-            self._rated_at, self._rated = now, finished
-        most = int(_BUFFER_SIZE / self._weight) + 1
-        ahead = min(int(self._rate * _BUFFER_SECONDS), 2 * self._batch)
-        wanted = min(self._dispatcher.idle + ahead, most) - self._dispatcher.buffered
-        # No small claims while the buffer still has plenty.
-        if self._dispatcher.buffered and wanted < min(self._batch, most) // 2:
-            return 0
-        return min(wanted, self._batch)
-
     def _rescan_if_cheap(self) -> bool:
         now = time.monotonic()
-        cheap = [each for each in (*self._lanes.values(), *self._splits.values()) if each.rescan_due(now)]
-        for lanes in cheap:
-            lanes.rescan()
-        return bool(cheap)
+        return any([each.rescan_cheap(now) for each in (*self._lanes.values(), *self._splits.values())])
 
     # --- nothing to do --------------------------------------------------------------------------------
 
@@ -282,8 +291,7 @@ class Claimer:
             due = await self._deliveries.due_in(connection, channel, routes, time.monotonic() - self._looked_at)
             if due is not None:
                 timeout = min(timeout, max(due, 0.001))
-            if lanes.marked and not lanes.rescan_due(now):
-                timeout = min(timeout, max(lanes.rescan_at() - now, 0.001))
+            timeout = min(timeout, max(lanes.rescan_at() - now, 0.001))
         if not self._wakeups.pending:
             self._streak = 0
         self._woken = await self._wakeups.wait(timeout)

@@ -87,7 +87,6 @@ class Lifecycle:
     async def _stop_claiming(self, claiming: asyncio.Task[None]) -> None:
         connection = self._parts.connections.claim
         self._parts.claimer.stop()
-        self._parts.dispatcher.nudge()
         await asyncio.wait((claiming,), timeout=_CLAIM_PATIENCE if connection.reachable else _END_PATIENCE)
         if not claiming.done():
             connection.drop()
