@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import bisect
+import time
 from collections import Counter
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 from uuid import UUID
@@ -15,7 +17,8 @@ from hypothesis import strategies as st
 from holdfast import EventEnvelope, HandlerRegistry
 from holdfast.handlers import Handler
 from holdfast.postgres.deliveries import NO_MARK, Subscriptions
-from holdfast.worker.lanes import PRIORITIES, Lanes, outdated, route_lanes, subscribers
+from holdfast.worker.lanes import PRIORITIES, Lanes
+from holdfast.worker.routing import Routing, outdated, subscribers
 
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -28,13 +31,24 @@ def handlers(*names: str, types: tuple[str, ...] = ("*",)) -> list[Handler]:
     return [registry.add(name, types, nothing) for name in names]
 
 
+class Routed:
+    """What a worker would claim and split if these routes had rows."""
+
+    def __init__(self, subscriptions: Subscriptions, ours: list[Handler], present: Iterable[str]) -> None:
+        routing = Routing(subscriptions, ours)
+        owed = {**routing.routes, **routing.owed(present)}
+        self.claimed = {route: each.handler for route, each in owed.items() if not each.split}
+        self.split = {route: each.handler for route, each in owed.items() if each.split}
+        self.patterns = routing.patterns
+
+
 # --- who is owed what -----------------------------------------------------------------------------------
 
 
 def test_one_subscriber_claims_broadcasts_and_its_own_context() -> None:
     """LSN-7: the lane of the handler itself, of every context, and of its own."""
     subscriptions = Subscriptions(1, (("billing", "billing.charge", "order.placed"),))
-    routing = route_lanes(subscriptions, handlers("billing.charge"), [])
+    routing = Routed(subscriptions, handlers("billing.charge"), [])
     assert set(routing.claimed) == {"billing.charge", "*/order.placed", "billing/order.placed"}
     assert (routing.split, routing.patterns) == ({}, False)
 
@@ -44,7 +58,7 @@ def test_shared_routes_are_split_and_never_claimed() -> None:
     subscriptions = Subscriptions(
         1, (("billing", "billing.charge", "order.placed"), ("mail", "mail.thank", "order.placed"))
     )
-    routing = route_lanes(subscriptions, handlers("billing.charge"), [])
+    routing = Routed(subscriptions, handlers("billing.charge"), [])
     assert set(routing.split) == {"*/order.placed"}
     assert set(routing.claimed) == {"billing.charge", "billing/order.placed"}
 
@@ -52,13 +66,13 @@ def test_shared_routes_are_split_and_never_claimed() -> None:
 def test_others_interest_is_none_of_ours() -> None:
     """LSN-7: routes that only others want are neither claimed nor split."""
     subscriptions = Subscriptions(1, (("mail", "mail.thank", "order.*"), ("mail", "mail.warn", "order.*")))
-    routing = route_lanes(subscriptions, handlers("billing.charge"), ["*/order.placed"])
+    routing = Routed(subscriptions, handlers("billing.charge"), ["*/order.placed"])
     assert (set(routing.claimed), routing.split, routing.patterns) == ({"billing.charge"}, {}, False)
 
 
 def test_retired_handler_serves_its_own_lane() -> None:
     """LSN-7: without subscriptions a handler is owed nothing new, but what waits in its lane is still its own."""
-    routing = route_lanes(Subscriptions(1, ()), handlers("billing.charge"), ["*/order.placed", "billing.charge"])
+    routing = Routed(Subscriptions(1, ()), handlers("billing.charge"), ["*/order.placed", "billing.charge"])
     assert (set(routing.claimed), routing.split) == ({"billing.charge"}, {})
 
 
@@ -67,7 +81,7 @@ def test_an_interest_that_the_code_has_dropped_is_left_alone() -> None:
     recorded = (("billing", "billing.charge", "order.placed"), ("billing", "billing.charge", "order.paid"))
     subscriptions = Subscriptions(1, (*recorded, ("mail", "mail.thank", "order.paid")))
     ours = handlers("billing.charge", types=("order.placed",))
-    routing = route_lanes(subscriptions, ours, ["*/order.paid"])
+    routing = Routed(subscriptions, ours, ["*/order.paid"])
     assert set(routing.claimed) == {"billing.charge", "*/order.placed", "billing/order.placed"}
     assert routing.split == {}
     assert outdated(subscriptions, ours) == [("billing.charge", "order.paid")]
@@ -115,7 +129,7 @@ def test_plan_agrees_with_the_registry(
 ) -> None:
     """LSN-7: whatever the registry says, a present route is claimed by its only subscriber, split, or left alone."""
     subscriptions = Subscriptions(1, tuple(subscriptions))
-    routing = route_lanes(subscriptions, handlers(*sorted(ours)), present)
+    routing = Routed(subscriptions, handlers(*sorted(ours)), present)
     assert not set(routing.split) & set(routing.claimed)
     for route in present:
         wanted = subscribers(subscriptions, route)
@@ -126,6 +140,34 @@ def test_plan_agrees_with_the_registry(
         else:
             assert route in routing.split
     assert ours <= set(routing.claimed)
+
+
+@given(st.lists(st.tuples(CONTEXTS, NAMES, TYPES), unique_by=lambda each: each[1:], max_size=8), st.sets(ROUTES))
+def test_what_is_ours_lies_in_the_ranges(subscriptions: list[tuple[str, str, str]], present: set[str]) -> None:
+    """LSN-7: the ranges in which routes are looked for are sorted, do not overlap, and leave out nothing of ours."""
+    routing = Routing(Subscriptions(1, tuple(subscriptions)), handlers("a.one", "b.one"))
+    begins, ends = routing.ranges()
+    assert sorted(begins) == begins and all(end < begin for end, begin in zip(ends, begins[1:], strict=False))
+    for route in (*routing.routes, *routing.owed(present)):
+        assert any(begin <= route < end for begin, end in zip(begins, ends, strict=True))
+
+
+def test_planning_is_linear() -> None:
+    """LSN-7, T15: with 3,000 handlers on patterns, a route is compared with the few that begin like it."""
+    names = [f"a.handler_{n}" for n in range(3000)]
+    entries = tuple(("a", name, f"shop.type_{n:04}.*") for n, name in enumerate(names))
+    registry = HandlerRegistry()
+
+    async def nothing(event: EventEnvelope) -> None: ...
+
+    ours = [registry.add(name, (pattern,), nothing) for _, name, pattern in entries]
+    started = time.process_time()
+    routing = Routing(Subscriptions(1, entries), ours)
+    assert len(routing.ranges()[0]) == 3 * 3000
+    owed = routing.owed([f"*/shop.type_{n:04}.placed" for n in range(3000)])
+    assert time.process_time() - started < 1.0  # as it was, each of them would take as long
+    assert [each.handler.name for each in owed.values()] == names
+    assert not routing.few
 
 
 # --- marks ----------------------------------------------------------------------------------------------
@@ -273,7 +315,7 @@ def test_replace_keeps_the_marks_of_what_stays() -> None:
     assert after["r2", 1].mark == NO_MARK
     lanes.replace({})
     assert lanes.claims(rooms(lanes, 10), 10) == []
-    assert lanes.keys == [] and not lanes
+    assert not lanes
 
 
 def test_rescans_are_paced_by_their_cost() -> None:
@@ -330,6 +372,6 @@ def test_handlers_without_room_are_left_out() -> None:
     assert {claim.route for claim in claims} == {"fast.noop"}
     assert max(claim.limit for claim in claims) == 100
     lanes.observe([], 5.0, 6.0)
-    assert {priority for route, priority in lanes.keys if route == "slow.call"} == set()
+    assert lanes.left_out == {"slow.call"}
     after = {claim.route for claim in lanes.claims({"fast.noop": 1, "slow.call": 1}, 100) if claim.mark != NO_MARK}
     assert "slow.call" in after

@@ -1,17 +1,19 @@
 """Keeps the dispatcher's buffer filled: claims while events are due, and sleeps until a wake-up when none are."""
 
 import asyncio
+import math
 import random
 import time
 
 import asyncpg
 
 from holdfast.handlers import Handler
-from holdfast.postgres.deliveries import Delivery, Subscriptions, SubscriptionsChanged
+from holdfast.postgres.deliveries import Delivery, SubscriptionsChanged
 from holdfast.postgres.faults import CONNECTION_FAULTS, PASSING_FAULTS
 from holdfast.postgres.wakeup.sleeper import Sleeper
+from holdfast.worker.discovery import ChannelLanes
 from holdfast.worker.dispatcher import Dispatcher
-from holdfast.worker.lanes import Lanes, route_lanes
+from holdfast.worker.routing import Routing
 from holdfast.worker.shared import Shared
 from holdfast.worker.wakeups import Wakeups
 
@@ -24,8 +26,6 @@ _LONGEST_PACE = 0.005
 # until a claim that was under way has ended.
 _NEIGHBOUR_PACE = 0.008
 _SMALLEST_PORTION = 100
-# Patterns match event types that did not exist before: a busy worker looks for them this often, an idle one always.
-_DISCOVERY_INTERVAL = 1.0
 
 
 class Claimer:
@@ -45,12 +45,10 @@ class Claimer:
         self._handlers = handlers
         self._wakeups = wakeups
         self._sleeper = sleeper
-        channels = shared.settings.served_channels
-        self._lanes = {channel: Lanes() for channel in channels}
-        self._splits = {channel: Lanes() for channel in channels}  # lanes that several handlers want
-        self._subscriptions: Subscriptions | None = None
-        self._patterns = False
-        self._discovered_at = 0.0
+        self._channels = {channel: ChannelLanes() for channel in shared.settings.served_channels}
+        self._routing: Routing | None = None
+        self._ranges: tuple[list[str], list[str]] = ([], [])
+        self._more = False  # pages of routes were left
         self._rested = asyncio.Event()
         self._turns = self._rest_after = 0
         self._cautious = False
@@ -84,7 +82,7 @@ class Claimer:
                 await self._turn()
                 self._outage.over()
             except SubscriptionsChanged:
-                self._subscriptions = None
+                self._routing = None
             except PASSING_FAULTS:
                 await asyncio.sleep(random.uniform(0.02, 0.2))
             except CONNECTION_FAULTS as fault:
@@ -96,7 +94,7 @@ class Claimer:
         if self._cautious and len(self._in_flight):
             await asyncio.sleep(_LONGEST_PACE)
             return
-        if not self._find_room():
+        if self._routing is not None and self._routing.few and not self._find_room(*self._channels.values()):
             # The dispatcher wakes the claimer when there is room.
             await self._wakeups.wait(self._poll_interval)
             self._rescan = self._wakeups.take() or self._rescan
@@ -104,14 +102,17 @@ class Claimer:
         self._rescan = self._wakeups.take() or self._rescan
         self._turns += 1
         self._looked_at = started = time.monotonic()
-        if self._patterns and started - self._discovered_at >= _DISCOVERY_INTERVAL:
-            self._subscriptions = None
-        for lanes in (*self._lanes.values(), *self._splits.values()):
-            lanes.rescan() if self._rescan else lanes.rescan(before=started - self._poll_interval)
+        for channel in self._channels.values():
+            if self._rescan:
+                channel.restart()
+            for lanes in (channel.claimed, channel.split):
+                lanes.rescan(before=math.inf if self._rescan else started - self._poll_interval)
         self._rescan = False
         found, exhausted = await self.run_once()
         took = time.monotonic() - started
         woken, self._woken = self._woken, False
+        if not found and self._more:
+            return
         if not found and self._dispatcher.soon:
             # A busy handler has no room for a moment: meanwhile look for the others.
             await self._wakeups.wait(_NEIGHBOUR_PACE)
@@ -136,52 +137,60 @@ class Claimer:
                 # Few rows: wait as long as the claim took, so that the next one is worth its round trip.
                 await self._wakeups.wait(min(took, _LONGEST_PACE))
 
-    def _find_room(self) -> bool:
+    def _find_room(self, *channels: ChannelLanes) -> bool:
         """Ask which handlers have room; false when none of those that are served has any."""
-        if self._cautious:
-            self._rooms = {handler.name: 1 for handler in self._handlers}
-        else:
-            served = dict.fromkeys(name for lanes in self._lanes.values() for name in lanes.handlers)
-            self._rooms = {name: self._dispatcher.room(name) for name in served}
+        served = {name for channel in channels for name in channel.claimed.handlers}
+        room = self._dispatcher.room
+        self._rooms = {name: 1 if self._cautious else room(name) for name in served}
         self._wanted = min(self._portion, max(self._rooms.values(), default=1))
-        return not self._rooms or any(room > 0 for room in self._rooms.values())
+        return any(room > 0 for room in self._rooms.values())
 
     @property
     def _asleep(self) -> bool:
         """Whether every commit on the served channels notifies on behalf of this worker."""
-        return all(map(self._sleeper.asleep, self._lanes))
+        return all(map(self._sleeper.asleep, self._channels))
 
     async def run_once(self) -> tuple[int, bool]:
         """Claim from every channel. Returns how many rows came, and whether nothing more is there."""
         connection = await self._connection.use()
         if connection is not self._claimed_on:
             await self._extend_own(connection)
-        subscriptions = self._subscriptions
-        if subscriptions is None:
-            subscriptions = await self._reload(connection)
-            self._find_room()
-        found, exhausted = 0, True
-        for channel, lanes in self._lanes.items():
-            if self._splits[channel]:
-                split, empty = await self._split(connection, subscriptions.version, channel)
+        routing = self._routing or await self._reload(connection)
+        found, exhausted, self._more = 0, True, False
+        for name, channel in self._channels.items():
+            if routing.few:
+                channel.restart()
+            else:
+                page = await self._deliveries.lanes_within(connection, name, self._ranges, channel.after)
+                channel.turn(routing, page)
+            if channel.split:
+                split = await self._split(connection, routing.version, name, channel)
                 found += split
-                exhausted = exhausted and empty
-            started = time.monotonic()
-            self._in_flight.claiming()
-            asked = lanes.claims(self._rooms, self._portion)
-            if not asked:
-                continue
-            claimed = await self._deliveries.claim(connection, subscriptions.version, channel, asked)
-            self._counters.claims += 1
-            if self.stopped.is_set() and not claimed:
-                return 0, True
-            empty = lanes.observe(claimed, started, time.monotonic())
-            exhausted = exhausted and empty
-            if claimed:
-                found += len(claimed)
-                self._learn_portion(len(claimed), time.monotonic() - started)
-                await self._accept(await self._still_leased(connection, claimed, started))
+                if split and not routing.few:
+                    channel.exhausted = False  # the siblings may be on a page that was looked at before
+            self._find_room(channel)
+            found += await self._claim(connection, routing.version, name, channel)
+            self._more = self._more or bool(channel.after)
+            exhausted = exhausted and channel.exhausted and not channel.after
         return found, exhausted
+
+    async def _claim(self, connection: asyncpg.Connection, version: int, name: str, channel: ChannelLanes) -> int:
+        asked = channel.claimed.claims(self._rooms, self._portion)
+        if not asked:
+            return 0
+        started = time.monotonic()
+        self._in_flight.claiming()
+        claimed = await self._deliveries.claim(connection, version, name, asked)
+        self._counters.claims += 1
+        if self.stopped.is_set() and not claimed:
+            return 0
+        ended = time.monotonic()
+        channel.exhausted &= channel.claimed.observe(claimed, started, ended)
+        if claimed:
+            channel.note({each.route for each in claimed})
+            self._learn_portion(len(claimed), ended - started)
+            await self._accept(await self._still_leased(connection, claimed, started))
+        return len(claimed)
 
     async def _extend_own(self, connection: asyncpg.Connection) -> None:
         """Extend this worker's leases on a new connection: they may have ended in the outage before it.
@@ -216,14 +225,15 @@ class Claimer:
         self._counters.lost_leases += len(lost)
         return [each for each in claimed if each.id not in lost]
 
-    async def _split(self, connection: asyncpg.Connection, version: int, channel: str) -> tuple[int, bool]:
-        lanes = self._splits[channel]
+    async def _split(self, connection: asyncpg.Connection, version: int, name: str, channel: ChannelLanes) -> int:
+        lanes = channel.split
         started = time.monotonic()
         asked = lanes.claims(dict.fromkeys(lanes.handlers, self._batch), self._batch)
-        finds = await self._deliveries.split(connection, version, channel, asked)
+        finds = await self._deliveries.split(connection, version, name, asked)
         split = sum(find.count for find in finds)
         self._counters.split += split
-        return split, lanes.learn(finds, started, time.monotonic())
+        channel.exhausted &= lanes.learn(finds, started, time.monotonic())
+        return split
 
     async def _accept(self, claimed: list[Delivery]) -> None:
         if not claimed:
@@ -252,46 +262,38 @@ class Claimer:
         self._wakeups.wake(rescan=True)
         return alone
 
-    async def _reload(self, connection: asyncpg.Connection) -> Subscriptions:
+    async def _reload(self, connection: asyncpg.Connection) -> Routing:
         """Read the subscriptions, and route the lanes by them."""
-        subscriptions = await self._deliveries.subscriptions(connection)
-        for channel, lanes in self._lanes.items():
-            present = await self._deliveries.lanes(connection, channel) if self._patterns else []
-            routing = route_lanes(subscriptions, self._handlers, present)
-            if routing.patterns and not self._patterns:
-                self._patterns = True
-                present = await self._deliveries.lanes(connection, channel)
-                routing = route_lanes(subscriptions, self._handlers, present)
-            lanes.replace(routing.claimed)
-            self._splits[channel].replace(routing.split)
-        self._subscriptions = subscriptions
-        self._discovered_at = time.monotonic()
-        return subscriptions
+        self._routing = routing = Routing(await self._deliveries.subscriptions(connection), self._handlers)
+        self._ranges = routing.ranges()
+        for channel in self._channels.values():
+            channel.restart()
+            channel.use(routing.routes if routing.few else {})
+        return routing
 
     def _rescan_if_cheap(self) -> bool:
         now = time.monotonic()
-        return any([each.rescan_cheap(now) for each in (*self._lanes.values(), *self._splits.values())])
+        lanes = [each for channel in self._channels.values() for each in (channel.claimed, channel.split)]
+        return any([each.rescan_cheap(now) for each in lanes])
 
     # --- nothing to do --------------------------------------------------------------------------------
 
     async def _idle(self) -> None:
         connection = await self._connection.use()
-        self._discovered_at = 0.0
-        for channel in self._lanes:
-            if await self._sleeper.fall_asleep(channel):
+        for name in self._channels:
+            if await self._sleeper.fall_asleep(name):
                 self._rescan = True
                 return  # look once more: what was committed before this worker fell asleep rang no bell
         timeout = self._poll_interval
         if self._sleeper.possible and not self._asleep:
             timeout = min(timeout, _SLEEPER_INTERVAL)
         now = time.monotonic()
-        for channel, lanes in self._lanes.items():
-            routes = [*lanes.keys, *self._splits[channel].keys]
+        for name, channel in self._channels.items():
             # What became due after the claim asked, and before this does, must not wait for the next poll.
-            due = await self._deliveries.due_in(connection, channel, routes, time.monotonic() - self._looked_at)
+            due = await self._deliveries.due_in(connection, name, channel.keys, time.monotonic() - self._looked_at)
             if due is not None:
                 timeout = min(timeout, max(due, 0.001))
-            timeout = min(timeout, max(lanes.rescan_at() - now, 0.001))
+            timeout = min(timeout, max(channel.claimed.rescan_at() - now, 0.001))
         if not self._wakeups.pending:
             self._streak = 0
         self._woken = await self._wakeups.wait(timeout)

@@ -27,7 +27,7 @@ from holdfast.postgres.deliveries import Delivery
 from holdfast.telemetry import Notice
 from holdfast.worker.decoding import decode
 from holdfast.worker.queues import HandlerQueue, queues_of
-from holdfast.worker.runners import Runner
+from holdfast.worker.runners import Runner, overrun_notice
 from holdfast.worker.settlements import Judge, Release, Setback, Settlement, Snooze
 from holdfast.worker.settler import Settler
 from holdfast.worker.shared import Shared
@@ -263,14 +263,7 @@ class Dispatcher:
             for queue in self._sharing[runner.queue.shares]:
                 self._start(queue)
         if self._warning_due(f"overrun {delivery.handler.name}"):
-            details: dict[str, object] = {
-                "handler_name": delivery.handler.name,
-                "delivery_id": str(delivery.id),
-                "limit_s": delivery.handler.timeout,
-                "remedy": "its thread cannot be stopped, and the event is not retried before it ends: give what the "
-                "handler waits for a time limit of its own, or restart the worker",
-            }
-            self._observe(Notice("warning", "handler_overran", details))
+            self._observe(overrun_notice(delivery))
 
     def _give_up_waiting(self, now: float) -> None:
         """Leave to another worker what has waited for a runner longer than a lease."""

@@ -1,7 +1,6 @@
 """Decides which lanes a worker claims from, how much from each, and from which mark on. Pure: no I/O.
 
-A lane is a route and a priority. The route of an event is `<target or *>/<event type>` until it is known which
-handler it is owed to, and the handler's name from then on.
+A lane is a route (see `routing`) and a priority.
 
 The low-water mark of a lane is the smallest `(available_at, id)` of its last full batch. Rows before it were claimed
 already, but under a held snapshot their dead index entries cannot be removed, and walking them on every claim is how
@@ -18,8 +17,8 @@ from operator import attrgetter
 from typing import Protocol
 from uuid import UUID
 
-from holdfast.handlers import Handler, pattern_of
-from holdfast.postgres.deliveries import NO_MARK, LaneClaim, LaneFind, Subscriptions
+from holdfast.handlers import Handler
+from holdfast.postgres.deliveries import NO_MARK, LaneClaim, LaneFind
 
 PRIORITIES = (0, 1, 2)
 # A full scan may take this share of the time.
@@ -27,56 +26,6 @@ _SCAN_SHARE = 20
 # The share of the room for a lane that was empty the last time: enough to notice that it has filled.
 _PROBE_SHARE = 16
 _LANE_OF = attrgetter("route", "priority")
-
-
-@dataclass(frozen=True, slots=True)
-class Routing:
-    """Which routes one worker claims from, and which it splits."""
-
-    claimed: dict[str, Handler]  # route -> the only handler it is owed to, which is ours
-    split: dict[str, Handler]  # route that several handlers want -> one of ours that does
-    patterns: bool  # a subscription has a wildcard: routes are discovered from what is in the outbox
-
-
-def route_lanes(subscriptions: Subscriptions, handlers: Iterable[Handler], present: Iterable[str]) -> Routing:
-    """Decide by the recorded subscriptions, never by the local handlers alone, which handler a route is owed to."""
-    ours = {handler.name: handler for handler in handlers}
-    claimed: dict[str, Handler] = dict(ours)
-    split: dict[str, Handler] = {}
-    routes = {route for route in present if "/" in route}
-    patterns = False
-    for context, name, event_type in subscriptions.entries:
-        if name not in ours:
-            continue
-        if "*" in event_type:
-            patterns = True
-        else:
-            routes.update((f"*/{event_type}", f"{context}/{event_type}"))
-    for route in sorted(routes):
-        wanted = subscribers(subscriptions, route)
-        # A handler may be recorded for a type that its present code no longer registers: leave that alone.
-        mine = sorted(name for name in wanted & ours.keys() if ours[name].wants(route.partition("/")[2]))
-        if mine and len(wanted) > 1:
-            split[route] = ours[mine[0]]
-        elif mine:
-            claimed[route] = ours[mine[0]]
-    return Routing(claimed, split, patterns)
-
-
-def outdated(subscriptions: Subscriptions, handlers: Iterable[Handler]) -> list[tuple[str, str]]:
-    """Subscriptions of these handlers that they no longer register, or for which they now run in process."""
-    known = {handler.name: handler.event_types if handler.via == "outbox" else () for handler in handlers}
-    return [(name, kind) for _, name, kind in subscriptions.entries if name in known and kind not in known[name]]
-
-
-def subscribers(subscriptions: Subscriptions, route: str) -> set[str]:
-    """The handlers that want the events of a route."""
-    target, _, event_type = route.partition("/")
-    return {
-        name
-        for context, name, pattern in subscriptions.entries
-        if target in ("*", context) and pattern_of(pattern).fullmatch(event_type)
-    }
 
 
 class Claimed(Protocol):
@@ -167,9 +116,10 @@ class Lanes:
         return self._groups.keys()
 
     @property
-    def keys(self) -> list[tuple[str, int]]:
-        """The lanes of the last claim."""
-        return [(lane.route, lane.priority) for group in self._asked for lane in group.lanes]
+    def left_out(self) -> set[str]:
+        """The routes that the last claim left out."""
+        asked = {id(group) for group in self._asked}
+        return {lane.route for group in self._groups.values() if id(group) not in asked for lane in group.lanes}
 
     @property
     def marked(self) -> bool:
@@ -191,7 +141,7 @@ class Lanes:
 
     def rescan_at(self) -> float:
         """When `rescan_cheap` has something to do, for lanes that have marks."""
-        return min((group.rescan_at for group in self._groups.values() if group.marked), default=float("inf"))
+        return min((group.rescan_at for group in self._asked if group.marked), default=float("inf"))
 
     def claims(self, rooms: Mapping[str, int], most: int) -> list[LaneClaim]:
         """The next claim, of about `most` rows: handlers without room are left out, busy ones share alike."""

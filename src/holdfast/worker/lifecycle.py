@@ -12,9 +12,9 @@ from holdfast.postgres.deliveries import Subscriptions
 from holdfast.postgres.faults import CONNECTION_FAULTS, PASSING_FAULTS
 from holdfast.postgres.transport import unverified_notice
 from holdfast.telemetry import Notice
-from holdfast.worker.lanes import outdated
 from holdfast.worker.parts import Parts
 from holdfast.worker.readiness import require_ready
+from holdfast.worker.routing import outdated
 
 # A database that does not answer must not keep a worker from stopping. Together these are less than five seconds.
 _CLAIM_PATIENCE = 2.0

@@ -4,6 +4,7 @@ import asyncio
 import time
 
 from holdfast.postgres.deliveries import Delivery
+from holdfast.telemetry import Notice
 from holdfast.worker.queues import HandlerQueue
 
 
@@ -37,3 +38,15 @@ class Runner:
         """Whether a thread runs the handler: it goes on until it ends by itself."""
         delivery = self.delivery
         return delivery is not None and delivery.started_at is not None and not delivery.handler.asynchronous
+
+
+def overrun_notice(delivery: Delivery) -> Notice:
+    """Say that a handler is past its time limit and cannot be cancelled."""
+    details: dict[str, object] = {
+        "handler_name": delivery.handler.name,
+        "delivery_id": str(delivery.id),
+        "limit_s": delivery.handler.timeout,
+        "remedy": "its thread cannot be stopped, and the event is not retried before it ends: give what the handler "
+        "waits for a time limit of its own, or restart the worker",
+    }
+    return Notice("warning", "handler_overran", details)
