@@ -26,8 +26,9 @@ from holdfast.outcome import Done, Outcome
 from holdfast.postgres.deliveries import Delivery
 from holdfast.telemetry import Notice
 from holdfast.worker.decoding import decode
+from holdfast.worker.hourly import HourlyLimit
 from holdfast.worker.queues import HandlerQueue, queues_of
-from holdfast.worker.runners import Runner, overrun_notice
+from holdfast.worker.runners import Runner, exhausted_notice, overrun_notice
 from holdfast.worker.settlements import Judge, Release, Setback, Settlement, Snooze
 from holdfast.worker.settler import Settler
 from holdfast.worker.shared import Shared
@@ -45,7 +46,6 @@ _TWIN_DELAY = 0.5
 _OVERDUE_DELAY = 1.0
 # A worker that was stopped has ended, and with it its threads, when this time is over.
 _EXIT_DELAY = 5.0
-_WARN_INTERVAL = 60.0
 _HANDLER = attrgetter("handler.name")
 
 
@@ -77,7 +77,8 @@ class Dispatcher:
         self._tick = min(max(shortest / 10, 0.01), _LONGEST_TICK)
         self._runners: set[Runner] = set()
         self._fed: dict[str, HandlerQueue] = {}  # the queues that have deliveries waiting
-        self._warned_at: dict[str, float] = {}
+        self._left_out: dict[str, HandlerQueue] = {}  # of the last claim, for want of room
+        self._reports = HourlyLimit()
         self._stopping = False
         self._ending = False
         self._quiet = asyncio.Event()
@@ -93,13 +94,16 @@ class Dispatcher:
         """How many deliveries of a handler to claim. When it has none, the claimer is woken as soon as it has."""
         queue = self._queues[handler]
         room = queue.room(self._batch)
-        queue.left_out = room <= 0
+        if room > 0:
+            self._left_out.pop(handler, None)
+        else:
+            self._left_out[handler] = queue
         return room
 
     @property
     def soon(self) -> bool:
         """Whether a handler that was left out of the last claim will have room in a moment."""
-        return any(queue.left_out and queue.soon for queue in self._fed.values())
+        return any(queue.soon for queue in self._left_out.values())
 
     def running(self) -> list[Delivery]:
         """The deliveries whose handlers run."""
@@ -141,15 +145,25 @@ class Dispatcher:
         if queue.shares is None:
             self._start(queue)
         else:
-            held = queue.shares.held
-            waiting = [each for each in self._sharing[queue.shares] if each.waiting]
-            for each in sorted(waiting, key=lambda each: held(each.handler.name)):
-                self._start(each)
+            self._share(queue.shares)
         if not queue.waiting:
             self._fed.pop(queue.handler.name, None)
-        if queue.left_out and queue.room(self._batch) > 0:
-            queue.left_out = False
-            self._wakeups.wake()
+        self._tell_of_room(queue)
+
+    def _share(self, shares: Shares) -> None:
+        """Start runners with what has become free, of the handlers that hold the fewest first."""
+        waiting = [queue for queue in self._fed.values() if queue.shares is shares]
+        for queue in sorted(waiting, key=lambda queue: shares.held(queue.handler.name)):
+            self._start(queue)
+
+    def _tell_of_room(self, queue: HandlerQueue) -> None:
+        """Wake the claimer if a handler that it left out has room again, now that another runner has ended."""
+        for each in tuple(self._left_out.values()):
+            if (each is queue or (each.shares is not None and each.shares is queue.shares)) and (
+                each.room(self._batch) > 0
+            ):
+                del self._left_out[each.handler.name]
+                self._wakeups.wake()
 
     def _ended(self, runner: Runner, task: asyncio.Task[None]) -> None:
         """Clean up behind a runner that never began, and report one that failed. No handler should cause that."""
@@ -260,9 +274,9 @@ class Dispatcher:
         runner.overrun, runner.deadline = True, math.inf
         if runner.queue.shares is not None:
             runner.queue.shares.overrun(1)
-            for queue in self._sharing[runner.queue.shares]:
-                self._start(queue)
-        if self._warning_due(f"overrun {delivery.handler.name}"):
+            self._share(runner.queue.shares)
+            self._tell_of_room(runner.queue)
+        if self._reports.due("overran", delivery.handler.name):
             self._observe(overrun_notice(delivery))
 
     def _give_up_waiting(self, now: float) -> None:
@@ -382,20 +396,7 @@ class Dispatcher:
         return self._judge.settlement(delivery, setback)
 
     def _warn(self, scarce: str, handler: Handler) -> None:
-        """Report that threads or connections were not free in time, once a minute."""
-        if not self._warning_due(scarce):
-            return
-        details: dict[str, object] = {
-            "handler_name": handler.name,
-            "waited_s": round(self._lease, 1),
-            "running": sorted({each.handler.name for each in self.running() if each.started_at is not None}),
-            "remedy": f"find the handlers that hang, or raise WorkerSettings.{scarce}; other workers have the events",
-        }
-        self._observe(Notice("warning", f"{scarce}_exhausted", details))
-
-    def _warning_due(self, name: str) -> bool:
-        now = time.monotonic()
-        due = now - self._warned_at.get(name, -_WARN_INTERVAL) >= _WARN_INTERVAL
-        if due:
-            self._warned_at[name] = now
-        return due
+        """Report that no thread or connection became free for a lease, once an hour."""
+        if self._reports.due(scarce):
+            running = {each.handler.name for each in self.running() if each.started_at is not None}
+            self._observe(exhausted_notice(scarce, handler, self._lease, running))

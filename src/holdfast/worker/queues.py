@@ -30,7 +30,6 @@ class HandlerQueue:
         "finished",
         "fresh",
         "handler",
-        "left_out",
         "shares",
         "waiting",
     )  # fmt: skip
@@ -40,7 +39,6 @@ class HandlerQueue:
         self.shares = shares
         self.waiting: deque[Delivery] = deque()
         self.fresh = False  # a runner was started and has not begun
-        self.left_out = False  # of the last claim, for want of room
         self.finished = 0
         self._concurrency = concurrency
         self._running = 0

@@ -3,6 +3,7 @@
 import asyncio
 import time
 
+from holdfast.handlers import Handler
 from holdfast.postgres.deliveries import Delivery
 from holdfast.telemetry import Notice
 from holdfast.worker.queues import HandlerQueue
@@ -50,3 +51,14 @@ def overrun_notice(delivery: Delivery) -> Notice:
         "waits for a time limit of its own, or restart the worker",
     }
     return Notice("warning", "handler_overran", details)
+
+
+def exhausted_notice(scarce: str, handler: Handler, waited: float, running: set[str]) -> Notice:
+    """Say that no thread, or no connection, became free for so long."""
+    details: dict[str, object] = {
+        "handler_name": handler.name,
+        "waited_s": round(waited, 1),
+        "running": sorted(running),
+        "remedy": f"find the handlers that hang, or raise WorkerSettings.{scarce}; other workers have the events",
+    }
+    return Notice("warning", f"{scarce}_exhausted", details)

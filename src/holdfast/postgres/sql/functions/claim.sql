@@ -228,6 +228,11 @@ DECLARE
     v_route text := p_after;
     v_found int := 0;
 BEGIN
+    IF (core.is_list(p_begins) AND core.is_list(p_ends) AND cardinality(p_begins) = cardinality(p_ends)
+        AND octet_length(p_after) <= 10000 AND p_most BETWEEN 1 AND 10000 AND p_most_steps BETWEEN 1 AND 100000) IS NOT TRUE THEN
+        PERFORM core.refuse_argument('p_begins and p_ends must have one entry for each range, p_after must be a route, '
+            'p_most 1 to 10000, p_most_steps 1 to 100000');
+    END IF;
     FOR v_step IN 1 .. p_most_steps LOOP
         IF v_from IS NULL THEN
             SELECT o.route INTO v_route FROM core.outbox o
