@@ -252,10 +252,11 @@ class Dispatcher:
                 self._settler.add(Release(queue.waiting.popleft()))
         await self._settler.flush()
         await self._quiet_within(grace)
-        for runner in tuple(self._runners):
-            if runner.delivery is not None and not runner.in_thread:
-                runner.cancel("stopping")
-        await self._quiet_within(_CANCEL_PATIENCE)
+        cancelled = [runner for runner in self._runners if runner.delivery is not None and not runner.in_thread]
+        for runner in cancelled:
+            runner.cancel("stopping")
+        if cancelled:
+            await self._quiet_within(_CANCEL_PATIENCE)
         for runner in tuple(self._runners):
             if runner.delivery is not None:  # threads, and handlers that refuse to be cancelled
                 # A thread ends with the process, and must not meet the next attempt before that.
