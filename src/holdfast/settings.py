@@ -24,10 +24,10 @@ class WorkerSettings:
     generation: int = 0
     channels: tuple[str, ...] = ()  # empty: the generation's own
     name: str = ""  # shown to operators; empty: host and pid
-    concurrency: int = 100  # handlers running at once
-    threads: int = 16  # of them in threads, for handlers that are not asynchronous
-    connections: int = 10  # of them in database transactions, for handlers that take tx
-    batch: int = 500  # rows per claim and lane
+    concurrency: int = 100  # events that each handler runs at once
+    threads: int = 16  # for all handlers together that are not asynchronous
+    connections: int = 10  # for the database transactions of all handlers that take tx
+    batch: int = 500  # rows per claim; twice as many may be handled and not settled
     lease: float = 30.0
     poll_interval: float = 5.0
     grace: float = 30.0  # for running handlers when the worker stops

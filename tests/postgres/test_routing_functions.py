@@ -11,7 +11,7 @@ import asyncpg
 import pytest
 
 from holdfast.postgres.deliveries import Subscriptions
-from holdfast.worker.lanes import subscribers
+from holdfast.worker.routing import subscribers
 from tests.outbox import CHANNEL, EVENT, HANDLER, LANE, Lane, Outbox, connect
 
 MAIL, SHIP = "mail.thank", "shipping.send"

@@ -51,7 +51,7 @@ def worker(
         list[str] | None,
         typer.Option("--channel", help="Serve this channel; may be repeated. Default: the generation's own."),
     ] = None,
-    concurrency: Annotated[int, typer.Option(help="Handlers running at once.")] = _DEFAULT.concurrency,
+    concurrency: Annotated[int, typer.Option(help="Events that each handler runs at once.")] = _DEFAULT.concurrency,
     threads: Annotated[int, typer.Option(help="Threads for handlers that are not async.")] = _DEFAULT.threads,
     connections: Annotated[int, typer.Option(help="Connections for handlers that take tx.")] = _DEFAULT.connections,
     batch: Annotated[int, typer.Option(help="Rows per claim and lane.")] = _DEFAULT.batch,

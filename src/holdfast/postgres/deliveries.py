@@ -24,6 +24,9 @@ from holdfast.postgres.queries import Queries
 
 _CRASHES_ALLOWED = 3
 _REPAIR_BATCH = 5_000
+# Of routes: how many a page has, and how many are looked at for it.
+_PAGE = 128
+_PAGE_STEPS = 1_000
 NO_MARK = (datetime(1, 1, 2, tzinfo=UTC), UUID(int=0))
 
 
@@ -137,6 +140,14 @@ class Ended(NamedTuple):
 
     worker: UUID
     session: str
+
+
+@dataclass(frozen=True, slots=True)
+class LanePage:
+    """Routes that have open rows. The next page begins after `after`; empty when this is the last."""
+
+    routes: list[str]
+    after: str
 
 
 class SubscriptionsChanged(Exception):
@@ -371,6 +382,24 @@ class Deliveries:
         """Return the routes that have open rows on a channel."""
         rows = await self._fetch(connection, "outbox_lanes", channel=channel, generation=self._generation)
         return [row[0] for row in rows]
+
+    async def lanes_within(
+        self, connection: asyncpg.Connection, channel: str, ranges: tuple[list[str], list[str]], after: str
+    ) -> LanePage:
+        """Return a page of the routes that have open rows and lie in the ranges: their beginnings, and their ends."""
+        rows = await self._fetch(
+            connection,
+            "outbox_lanes_within",
+            channel=channel,
+            generation=self._generation,
+            begins=ranges[0],
+            ends=ranges[1],
+            after=after,
+            most=_PAGE,
+            most_steps=_PAGE_STEPS,
+        )
+        stopped = bool(rows) and not rows[-1]["within"]
+        return LanePage([row["route"] for row in rows if row["within"]], rows[-1]["route"] if stopped else "")
 
     async def subscriptions(self, connection: asyncpg.Connection) -> Subscriptions:
         """Read the subscriptions in force, with their version."""

@@ -1,31 +1,31 @@
 """Keeps the dispatcher's buffer filled: claims while events are due, and sleeps until a wake-up when none are."""
 
 import asyncio
+import math
 import random
 import time
 
 import asyncpg
 
 from holdfast.handlers import Handler
-from holdfast.postgres.deliveries import Delivery, Subscriptions, SubscriptionsChanged
+from holdfast.postgres.deliveries import Delivery, SubscriptionsChanged
 from holdfast.postgres.faults import CONNECTION_FAULTS, PASSING_FAULTS
 from holdfast.postgres.wakeup.sleeper import Sleeper
+from holdfast.worker.discovery import ChannelLanes
 from holdfast.worker.dispatcher import Dispatcher
-from holdfast.worker.lanes import Lanes, route_lanes
+from holdfast.worker.routing import Routing
 from holdfast.worker.shared import Shared
 from holdfast.worker.wakeups import Wakeups
 
 # A worker that finds work this many times in a row is busy, and producers need not ring for it.
 _BUSY_AFTER = 3
-# The buffer holds what can be handled in this time, so that a slow worker leaves the rest to others.
-_BUFFER_SECONDS = 0.25
-# The payloads that are claimed at once, or wait, have about so many characters together.
-_BUFFER_SIZE = 8 * 1024 * 1024
 # The worker that is the sleeper may have died: try to become it this often.
 _SLEEPER_INTERVAL = 1.0
 _LONGEST_PACE = 0.005
-# Patterns match event types that did not exist before: a busy worker looks for them this often, an idle one always.
-_DISCOVERY_INTERVAL = 1.0
+# Beside a busy handler, an event of another one waits for about this long until it is looked for, and for as long
+# until a claim that was under way has ended.
+_NEIGHBOUR_PACE = 0.008
+_SMALLEST_PORTION = 100
 
 
 class Claimer:
@@ -45,23 +45,21 @@ class Claimer:
         self._handlers = handlers
         self._wakeups = wakeups
         self._sleeper = sleeper
-        channels = shared.settings.served_channels
-        self._lanes = {channel: Lanes() for channel in channels}
-        self._splits = {channel: Lanes() for channel in channels}  # lanes that several handlers want
-        self._subscriptions: Subscriptions | None = None
-        self._patterns = False
-        self._discovered_at = 0.0
+        self._channels = {channel: ChannelLanes() for channel in shared.settings.served_channels}
+        self._routing: Routing | None = None
+        self._ranges: tuple[list[str], list[str]] = ([], [])
+        self._more = False  # pages of routes were left
         self._rested = asyncio.Event()
         self._turns = self._rest_after = 0
         self._cautious = False
         self._claimed_on: asyncpg.Connection | None = None
+        self._rooms: dict[str, int] = {}  # by handler, for the next claim
+        self._wanted = 0
+        self._portion = self._batch  # rows of one claim
         self._rescan = True  # the next look goes from the start of every lane
         self._looked_at = time.monotonic()
         self._streak = 0
         self._woken = False
-        self._rate = 0.0
-        self._weight = 1.0  # characters of a payload, on average of the last claims
-        self._rated_at, self._rated = time.monotonic(), 0
         self._polled_at = time.monotonic()
         self._outage = shared.outages.of("claim")
         self.stopped = asyncio.Event()
@@ -84,7 +82,7 @@ class Claimer:
                 await self._turn()
                 self._outage.over()
             except SubscriptionsChanged:
-                self._subscriptions = None
+                self._routing = None
             except PASSING_FAULTS:
                 await asyncio.sleep(random.uniform(0.02, 0.2))
             except CONNECTION_FAULTS as fault:
@@ -96,23 +94,29 @@ class Claimer:
         if self._cautious and len(self._in_flight):
             await asyncio.sleep(_LONGEST_PACE)
             return
-        room = 1 if self._cautious else self._room()
-        if room <= 0:
-            await self._dispatcher.wait_for_room()
+        if self._routing is not None and self._routing.few and not self._find_room(*self._channels.values()):
+            # The dispatcher wakes the claimer when there is room.
+            await self._wakeups.wait(self._poll_interval)
+            self._rescan = self._wakeups.take() or self._rescan
             return
         self._rescan = self._wakeups.take() or self._rescan
         self._turns += 1
         self._looked_at = started = time.monotonic()
-        if self._patterns and started - self._discovered_at >= _DISCOVERY_INTERVAL:
-            self._subscriptions = None
-        for lanes in (*self._lanes.values(), *self._splits.values()):
-            if self._rescan or lanes.overdue(started - self._poll_interval):
-                lanes.rescan()
+        for channel in self._channels.values():
+            if self._rescan:
+                channel.restart()
+            for lanes in (channel.claimed, channel.split):
+                lanes.rescan(before=math.inf if self._rescan else started - self._poll_interval)
         self._rescan = False
-        found, exhausted = await self.run_once(room)
+        found, exhausted = await self.run_once()
         took = time.monotonic() - started
         woken, self._woken = self._woken, False
-        if not found:
+        if not found and self._more:
+            return
+        if not found and self._dispatcher.soon:
+            # A busy handler has no room for a moment: meanwhile look for the others.
+            await self._wakeups.wait(_NEIGHBOUR_PACE)
+        elif not found:
             if exhausted and self._turns > self._rest_after:
                 self._rested.set()
             if woken:
@@ -129,39 +133,64 @@ class Claimer:
             self._streak += 1
             if self._streak >= _BUSY_AFTER and self._sleeper.chosen:
                 await self._sleeper.get_up()
-            if found < room:
+            if found < self._wanted:
                 # Few rows: wait as long as the claim took, so that the next one is worth its round trip.
                 await self._wakeups.wait(min(took, _LONGEST_PACE))
+
+    def _find_room(self, *channels: ChannelLanes) -> bool:
+        """Ask which handlers have room; false when none of those that are served has any."""
+        served = {name for channel in channels for name in channel.claimed.handlers}
+        room = self._dispatcher.room
+        self._rooms = {name: 1 if self._cautious else room(name) for name in served}
+        self._wanted = min(self._portion, max(self._rooms.values(), default=1))
+        return any(room > 0 for room in self._rooms.values())
 
     @property
     def _asleep(self) -> bool:
         """Whether every commit on the served channels notifies on behalf of this worker."""
-        return all(map(self._sleeper.asleep, self._lanes))
+        return all(map(self._sleeper.asleep, self._channels))
 
-    async def run_once(self, room: int) -> tuple[int, bool]:
+    async def run_once(self) -> tuple[int, bool]:
         """Claim from every channel. Returns how many rows came, and whether nothing more is there."""
         connection = await self._connection.use()
         if connection is not self._claimed_on:
             await self._extend_own(connection)
-        subscriptions = self._subscriptions or await self._reload(connection)
-        found, exhausted = 0, True
-        for channel, lanes in self._lanes.items():
-            if self._splits[channel].keys:
-                split, empty = await self._split(connection, subscriptions.version, channel)
+        routing = self._routing or await self._reload(connection)
+        found, exhausted, self._more = 0, True, False
+        for name, channel in self._channels.items():
+            if routing.few:
+                channel.restart()
+            else:
+                page = await self._deliveries.lanes_within(connection, name, self._ranges, channel.after)
+                channel.turn(routing, page)
+            if channel.split:
+                split = await self._split(connection, routing.version, name, channel)
                 found += split
-                exhausted = exhausted and empty
-            started = time.monotonic()
-            self._in_flight.claiming()
-            claimed = await self._deliveries.claim(connection, subscriptions.version, channel, lanes.claims(room))
-            self._counters.claims += 1
-            if self.stopped.is_set() and not claimed:
-                return 0, True
-            empty = lanes.observe(claimed, started, time.monotonic())
-            exhausted = exhausted and empty
-            if claimed:
-                found += len(claimed)
-                await self._accept(await self._still_leased(connection, claimed, started))
+                if split and not routing.few:
+                    channel.exhausted = False  # the siblings may be on a page that was looked at before
+            self._find_room(channel)
+            found += await self._claim(connection, routing.version, name, channel)
+            self._more = self._more or bool(channel.after)
+            exhausted = exhausted and channel.exhausted and not channel.after
         return found, exhausted
+
+    async def _claim(self, connection: asyncpg.Connection, version: int, name: str, channel: ChannelLanes) -> int:
+        asked = channel.claimed.claims(self._rooms, self._portion)
+        if not asked:
+            return 0
+        started = time.monotonic()
+        self._in_flight.claiming()
+        claimed = await self._deliveries.claim(connection, version, name, asked)
+        self._counters.claims += 1
+        if self.stopped.is_set() and not claimed:
+            return 0
+        ended = time.monotonic()
+        channel.exhausted &= channel.claimed.observe(claimed, started, ended)
+        if claimed:
+            channel.note({each.route for each in claimed})
+            self._learn_portion(len(claimed), ended - started)
+            await self._accept(await self._still_leased(connection, claimed, started))
+        return len(claimed)
 
     async def _extend_own(self, connection: asyncpg.Connection) -> None:
         """Extend this worker's leases on a new connection: they may have ended in the outage before it.
@@ -173,6 +202,14 @@ class Claimer:
             gone = set(await self._deliveries.extend(connection, chunk))
             self._dispatcher.cancel(each for each in chunk if each.id in gone)
         self._claimed_on = connection
+
+    def _learn_portion(self, claimed: int, took: float) -> None:
+        """Keep claims short if there are several handlers: one claim at a time is made, and all wait for it."""
+        if len(self._rooms) < 2:
+            self._portion = self._batch
+        elif 2 * claimed >= self._portion or took > _NEIGHBOUR_PACE:
+            fitting = self._portion * max(0.5, min(_NEIGHBOUR_PACE / took, 1.5))
+            self._portion = min(self._batch, max(int(fitting), _SMALLEST_PORTION))
 
     async def _still_leased(
         self, connection: asyncpg.Connection, claimed: list[Delivery], started: float
@@ -188,19 +225,20 @@ class Claimer:
         self._counters.lost_leases += len(lost)
         return [each for each in claimed if each.id not in lost]
 
-    async def _split(self, connection: asyncpg.Connection, version: int, channel: str) -> tuple[int, bool]:
-        lanes = self._splits[channel]
+    async def _split(self, connection: asyncpg.Connection, version: int, name: str, channel: ChannelLanes) -> int:
+        lanes = channel.split
         started = time.monotonic()
-        finds = await self._deliveries.split(connection, version, channel, lanes.claims(self._batch))
+        asked = lanes.claims(dict.fromkeys(lanes.handlers, self._batch), self._batch)
+        finds = await self._deliveries.split(connection, version, name, asked)
         split = sum(find.count for find in finds)
         self._counters.split += split
-        return split, lanes.learn(finds, started, time.monotonic())
+        channel.exhausted &= lanes.learn(finds, started, time.monotonic())
+        return split
 
     async def _accept(self, claimed: list[Delivery]) -> None:
         if not claimed:
             return
         self._counters.claimed += len(claimed)
-        self._weight = max(self._weight / 2, 1.0, sum(len(each.payload or "") for each in claimed) / len(claimed))
         self._in_flight.add(claimed)
         if self.stopped.is_set():
             await self._dispatcher.release(claimed)
@@ -224,66 +262,38 @@ class Claimer:
         self._wakeups.wake(rescan=True)
         return alone
 
-    async def _reload(self, connection: asyncpg.Connection) -> Subscriptions:
+    async def _reload(self, connection: asyncpg.Connection) -> Routing:
         """Read the subscriptions, and route the lanes by them."""
-        subscriptions = await self._deliveries.subscriptions(connection)
-        for channel, lanes in self._lanes.items():
-            present = await self._deliveries.lanes(connection, channel) if self._patterns else []
-            routing = route_lanes(subscriptions, self._handlers, present)
-            if routing.patterns and not self._patterns:
-                self._patterns = True
-                present = await self._deliveries.lanes(connection, channel)
-                routing = route_lanes(subscriptions, self._handlers, present)
-            lanes.replace(routing.claimed)
-            self._splits[channel].replace(routing.split)
-        self._subscriptions = subscriptions
-        self._discovered_at = time.monotonic()
-        return subscriptions
-
-    def _room(self) -> int:
-        """How many rows to claim: for the idle runners, and for those that will be idle a moment later."""
-        now = time.monotonic()
-        elapsed = now - self._rated_at
-        if elapsed > 0.05:
-            finished = self._dispatcher.finished
-            self._rate += 0.5 * ((finished - self._rated) / elapsed - self._rate)
-            self._rated_at, self._rated = now, finished
-        most = int(_BUFFER_SIZE / self._weight) + 1
-        ahead = min(int(self._rate * _BUFFER_SECONDS), 2 * self._batch)
-        wanted = min(self._dispatcher.idle + ahead, most) - self._dispatcher.buffered
-        # No small claims while the buffer still has plenty.
-        if self._dispatcher.buffered and wanted < min(self._batch, most) // 2:
-            return 0
-        return min(wanted, self._batch)
+        self._routing = routing = Routing(await self._deliveries.subscriptions(connection), self._handlers)
+        self._ranges = routing.ranges()
+        for channel in self._channels.values():
+            channel.restart()
+            channel.use(routing.routes if routing.few else {})
+        return routing
 
     def _rescan_if_cheap(self) -> bool:
         now = time.monotonic()
-        cheap = [each for each in (*self._lanes.values(), *self._splits.values()) if each.rescan_due(now)]
-        for lanes in cheap:
-            lanes.rescan()
-        return bool(cheap)
+        lanes = [each for channel in self._channels.values() for each in (channel.claimed, channel.split)]
+        return any([each.rescan_cheap(now) for each in lanes])
 
     # --- nothing to do --------------------------------------------------------------------------------
 
     async def _idle(self) -> None:
         connection = await self._connection.use()
-        self._discovered_at = 0.0
-        for channel in self._lanes:
-            if await self._sleeper.fall_asleep(channel):
+        for name in self._channels:
+            if await self._sleeper.fall_asleep(name):
                 self._rescan = True
                 return  # look once more: what was committed before this worker fell asleep rang no bell
         timeout = self._poll_interval
         if self._sleeper.possible and not self._asleep:
             timeout = min(timeout, _SLEEPER_INTERVAL)
         now = time.monotonic()
-        for channel, lanes in self._lanes.items():
-            routes = [*lanes.keys, *self._splits[channel].keys]
+        for name, channel in self._channels.items():
             # What became due after the claim asked, and before this does, must not wait for the next poll.
-            due = await self._deliveries.due_in(connection, channel, routes, time.monotonic() - self._looked_at)
+            due = await self._deliveries.due_in(connection, name, channel.keys, time.monotonic() - self._looked_at)
             if due is not None:
                 timeout = min(timeout, max(due, 0.001))
-            if lanes.marked and not lanes.rescan_due(now):
-                timeout = min(timeout, max(lanes.rescan_at() - now, 0.001))
+            timeout = min(timeout, max(channel.claimed.rescan_at() - now, 0.001))
         if not self._wakeups.pending:
             self._streak = 0
         self._woken = await self._wakeups.wait(timeout)

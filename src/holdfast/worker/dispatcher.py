@@ -1,16 +1,19 @@
 """Runs handlers with bounded concurrency and turns what they did into settlements.
 
-Runners take deliveries from one buffer; there is no task per event. One attempt reads like this: skip what is
-already handled, expired or over its budget; decode; run; judge; settle.
+Every handler has a queue and runners of its own, so that a slow one fills only its own places. A runner takes a few
+deliveries from its queue and ends; when it begins it starts the next one, which begins after the other handlers had
+their turn. One attempt reads like this: skip what is already handled, expired or over its budget; decode; run; judge;
+settle.
 """
 
 import asyncio
 import contextlib
 import math
 import time
-from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
+from itertools import groupby
+from operator import attrgetter
 
 from holdfast.context import current_context
 from holdfast.deprecation import warn_if_deprecated
@@ -23,108 +26,182 @@ from holdfast.outcome import Done, Outcome
 from holdfast.postgres.deliveries import Delivery
 from holdfast.telemetry import Notice
 from holdfast.worker.decoding import decode
+from holdfast.worker.hourly import HourlyLimit
+from holdfast.worker.queues import HandlerQueue, queues_of
+from holdfast.worker.runners import Runner, exhausted_notice, overrun_notice
 from holdfast.worker.settlements import Judge, Release, Setback, Settlement, Snooze
 from holdfast.worker.settler import Settler
 from holdfast.worker.shared import Shared
+from holdfast.worker.shares import Shares
 from holdfast.worker.transactions import LeaseLost, Transactions
+from holdfast.worker.wakeups import Wakeups
 
-# Handlers that never wait would otherwise keep the loop from claiming and settling.
-_YIELD_EVERY = 20
+# A runner ends after so many deliveries: handlers that never wait would otherwise keep the loop from everything else.
+_DELIVERIES = 20
 _LONGEST_TICK = 0.5
 _CANCEL_PATIENCE = 1.0
 # How long one of two copies of a key waits for the other: then the claim finds in the inbox what became of it.
 _TWIN_DELAY = 0.5
 # A delivery that waited in vain for a thread or a connection is left to another worker for so long.
 _OVERDUE_DELAY = 1.0
-_WARN_INTERVAL = 60.0
-
-
-class _Slot:
-    """One slot of the concurrency: its task, the runner, and the delivery it runs."""
-
-    __slots__ = ("cause", "deadline", "delivery", "task")
-
-    def __init__(self) -> None:
-        self.task: asyncio.Task[None] | None = None
-        self.delivery: Delivery | None = None
-        self.deadline = 0.0
-        self.cause = ""  # why the handler is being cancelled: timeout, lost or stopping
-
-    def start(self) -> None:
-        """Start the handler's own time."""
-        if self.delivery is not None:
-            self.delivery.started_at = now = time.monotonic()
-            self.deadline = now + self.delivery.handler.timeout
-
-    def cancel(self, cause: str) -> None:
-        if self.task is not None and not self.cause:
-            self.cause = cause
-            self.task.cancel()
+# A worker that was stopped has ended, and with it its threads, when this time is over.
+_EXIT_DELAY = 5.0
+_HANDLER = attrgetter("handler.name")
 
 
 class Dispatcher:
     """The claimer feeds it deliveries; it hands their settlements to the settler."""
 
-    def __init__(self, shared: Shared, settler: Settler, judge: Judge, *, shortest_timeout: float) -> None:
+    def __init__(
+        self, shared: Shared, settler: Settler, judge: Judge, handlers: Sequence[Handler], wakeups: Wakeups
+    ) -> None:
         self._settler = settler
         self._judge = judge
+        self._wakeups = wakeups
         self._transactions = Transactions(shared, settler)
         self._in_flight = shared.in_flight
         self._counters = shared.counters
         self._observe = shared.observe
         self._sessions = shared.connections.sessions
-        self._most_threads = shared.settings.threads
+        self._batch = shared.settings.batch
         self._lease = shared.settings.lease  # and how long a delivery may wait to be run
+        # Who gets a thread is decided here. There may be as many again in place of those that hang, and one more each.
+        self._most_threads = 2 * shared.settings.threads + sum(not handler.asynchronous for handler in handlers)
+        self._queues = queues_of(handlers, shared.settings)
+        self._sharing: dict[Shares, list[HandlerQueue]] = {}
+        for queue in self._queues.values():
+            if queue.shares is not None:
+                self._sharing.setdefault(queue.shares, []).append(queue)
         self._handlers = self._handler_runner()
-        self._tick = min(max(shortest_timeout / 10, 0.01), _LONGEST_TICK)
-        self._buffer: deque[Delivery] = deque()
-        self._idle: deque[asyncio.Future[None]] = deque()
-        self._slots = [_Slot() for _ in range(shared.settings.concurrency)]
-        self._warned_at: dict[str, float] = {}
+        shortest = min(handler.timeout for handler in handlers)
+        self._tick = min(max(shortest / 10, 0.01), _LONGEST_TICK)
+        self._runners: set[Runner] = set()
+        self._fed: dict[str, HandlerQueue] = {}  # the queues that have deliveries waiting
+        self._left_out: dict[str, HandlerQueue] = {}  # of the last claim, for want of room
+        self._reports = HourlyLimit()
         self._stopping = False
         self._ending = False
-        self._drained = asyncio.Event()
         self._quiet = asyncio.Event()
-        self.finished = 0  # attempts that ended, for the claimer's sense of pace
         self.beat = time.monotonic()  # when the loop last turned, for the heartbeat thread
+        settler.on_room = self._start_all
 
     def _handler_runner(self) -> HandlerRunner:
         return HandlerRunner(self._sessions, Threads(self._most_threads), self._observe, patience=self._lease)
 
     # --- for the claimer ------------------------------------------------------------------------------
 
-    @property
-    def buffered(self) -> int:
-        return len(self._buffer)
+    def room(self, handler: str) -> int:
+        """How many deliveries of a handler to claim. When it has none, the claimer is woken as soon as it has."""
+        queue = self._queues[handler]
+        room = queue.room(self._batch)
+        if room > 0:
+            self._left_out.pop(handler, None)
+        else:
+            self._left_out[handler] = queue
+        return room
 
     @property
-    def idle(self) -> int:
-        return len(self._idle)
+    def soon(self) -> bool:
+        """Whether a handler that was left out of the last claim will have room in a moment."""
+        return any(queue.soon for queue in self._left_out.values())
 
     def running(self) -> list[Delivery]:
-        """The deliveries whose handlers run, or wait for a thread or a session."""
-        return [slot.delivery for slot in self._slots if slot.delivery is not None]
-
-    async def wait_for_room(self) -> None:
-        """Wait until the buffer has run low."""
-        self._drained.clear()
-        await self._drained.wait()
-
-    def nudge(self) -> None:
-        """End the claimer's wait for room."""
-        self._drained.set()
+        """The deliveries whose handlers run."""
+        return [runner.delivery for runner in list(self._runners) if runner.delivery is not None]
 
     def feed(self, deliveries: Iterable[Delivery]) -> None:
-        self._buffer.extend(deliveries)
-        self._rouse()
+        for name, some in groupby(deliveries, _HANDLER):
+            queue, fed = self._queues[name], list(some)
+            queue.weigh(fed)
+            queue.waiting.extend(fed)
+            self._fed[name] = queue
+            self._start(queue)
 
-    def _rouse(self) -> None:
-        """Wake a runner, which wakes the next one. Handlers that never wait need but a few of them."""
-        while self._buffer and self._idle:
-            future = self._idle.popleft()
-            if not future.done():
-                future.set_result(None)
-                return
+    # --- runners --------------------------------------------------------------------------------------
+
+    def _start(self, queue: HandlerQueue) -> None:
+        """Start one more runner of a handler, unless one is about to begin: that one starts the next."""
+        if queue.waiting and not queue.fresh and queue.free > 0 and not self._settler.full and not self._ending:
+            queue.fresh = True
+            queue.take()
+            runner = Runner(queue)
+            self._runners.add(runner)
+            runner.task = task = asyncio.create_task(self._run(runner))
+            task.add_done_callback(partial(self._ended, runner))
+
+    def _start_all(self) -> None:
+        """Start runners of every handler that has deliveries waiting."""
+        for queue in tuple(self._fed.values()):
+            self._start(queue)
+
+    def _end(self, runner: Runner) -> None:
+        """Let the next one have what the runner had: of the handlers that wait, the one that holds the fewest."""
+        if runner.ended:
+            return
+        runner.ended = True
+        self._runners.discard(runner)
+        queue = runner.queue
+        queue.give()
+        if queue.shares is None:
+            self._start(queue)
+        else:
+            self._share(queue.shares)
+        if not queue.waiting:
+            self._fed.pop(queue.handler.name, None)
+        self._tell_of_room(queue)
+
+    def _share(self, shares: Shares) -> None:
+        """Start runners with what has become free, of the handlers that hold the fewest first."""
+        waiting = [queue for queue in self._fed.values() if queue.shares is shares]
+        for queue in sorted(waiting, key=lambda queue: shares.held(queue.handler.name)):
+            self._start(queue)
+
+    def _tell_of_room(self, queue: HandlerQueue) -> None:
+        """Wake the claimer if a handler that it left out has room again, now that another runner has ended."""
+        for each in tuple(self._left_out.values()):
+            if (each is queue or (each.shares is not None and each.shares is queue.shares)) and (
+                each.room(self._batch) > 0
+            ):
+                del self._left_out[each.handler.name]
+                self._wakeups.wake()
+
+    def _ended(self, runner: Runner, task: asyncio.Task[None]) -> None:
+        """Clean up behind a runner that never began, and report one that failed. No handler should cause that."""
+        if not runner.ended:
+            runner.queue.fresh = False
+            self._end(runner)
+        error = None if task.cancelled() else task.exception()
+        if (error is not None or task.cancelled()) and not self._ending:
+            details: dict[str, object] = {"error": describe(error or asyncio.CancelledError()).text}
+            self._observe(Notice("error", "runner_failed", details))
+
+    async def _run(self, runner: Runner) -> None:
+        queue = runner.queue
+        queue.fresh = False
+        self._start(queue)
+        waiting = queue.waiting
+        try:
+            # Threads and sessions are shared with other handlers after every delivery.
+            for _ in range(_DELIVERIES if queue.shares is None else 1):
+                if not waiting or self._settler.full:
+                    return
+                delivery = waiting.popleft()
+                runner.delivery, runner.deadline = delivery, math.inf
+                try:
+                    if not self._passed_over(delivery):
+                        await self._handle(runner, delivery)
+                except BaseException:
+                    self._in_flight.drop(delivery)  # it is claimed again when its lease ends
+                    raise
+                finally:
+                    runner.delivery = None
+                    if self._stopping and not self.running():
+                        self._quiet.set()
+                if runner.task is not None and runner.task.cancelling():
+                    await self._forget_cancellation(runner, runner.task)
+                queue.finished += 1
+        finally:
+            self._end(runner)
 
     async def release(self, deliveries: Iterable[Delivery]) -> None:
         """Settle deliveries as if they had not been claimed."""
@@ -135,59 +212,84 @@ class Dispatcher:
     def cancel(self, lost: Iterable[Delivery]) -> None:
         """Stop handlers whose lease is lost or whose event was cancelled; their results are ignored."""
         gone = set(lost)
-        for slot in self._slots:
-            if slot.delivery in gone:
-                slot.cancel("lost")
-        for delivery in [each for each in self._buffer if each in gone]:
-            self._buffer.remove(delivery)
-            self._in_flight.drop(delivery)
-            self._counters.lost_leases += 1
+        for runner in tuple(self._runners):
+            if runner.delivery in gone:
+                runner.cancel("lost")
+        for queue in self._fed.values():
+            for delivery in [each for each in queue.waiting if each in gone]:
+                queue.waiting.remove(delivery)
+                self._in_flight.drop(delivery)
+                self._counters.lost_leases += 1
 
     # --- life -----------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Watch over time limits; the runners start and end with it."""
+        """Watch over time limits; runners are started from here on, and end with it."""
         self._ending = False
         self._handlers = self._handler_runner()
-        for slot in self._slots:
-            slot.task = asyncio.create_task(self._run(slot))
+        self._start_all()
         try:
             while True:
                 self.beat = now = time.monotonic()
                 self._give_up_waiting(now)
-                for slot in self._slots:
-                    if slot.delivery is not None and now >= slot.deadline:
-                        slot.cancel("timeout")
-                    elif slot.task is not None and slot.task.done():
-                        self._replace(slot, slot.task)
+                for runner in tuple(self._runners):
+                    if runner.delivery is not None and now >= runner.deadline:
+                        self._overrun(runner, runner.delivery)
                 await asyncio.sleep(self._tick)
         finally:
             self._ending = True
-            for slot in self._slots:
-                if slot.task is not None:
-                    slot.task.cancel()
-            await asyncio.gather(*(slot.task for slot in self._slots if slot.task), return_exceptions=True)
+            tasks = [runner.task for runner in self._runners if runner.task is not None]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             self._handlers.close()
 
     async def stop(self, grace: float) -> None:
         """Release what has not started, let the rest finish within the grace, release what has not finished."""
         self._stopping = True
-        while self._buffer:
-            self._settler.add(Release(self._buffer.popleft()))
+        for queue in self._fed.values():
+            while queue.waiting:
+                self._settler.add(Release(queue.waiting.popleft()))
         await self._settler.flush()
         await self._quiet_within(grace)
-        for slot in self._slots:
-            if slot.delivery is not None:
-                slot.cancel("stopping")
-        await self._quiet_within(_CANCEL_PATIENCE)
-        for delivery in self.running():  # threads, and handlers that refuse to be cancelled
-            self._settler.add(Release(delivery))
+        cancelled = [runner for runner in self._runners if runner.delivery is not None and not runner.in_thread]
+        for runner in cancelled:
+            runner.cancel("stopping")
+        if cancelled:
+            await self._quiet_within(_CANCEL_PATIENCE)
+        for runner in tuple(self._runners):
+            if runner.delivery is not None:  # threads, and handlers that refuse to be cancelled
+                # A thread ends with the process, and must not meet the next attempt before that.
+                again = Snooze(runner.delivery, _EXIT_DELAY) if runner.in_thread else Release(runner.delivery)
+                self._settler.add(again)
         await self._settler.flush()
+
+    def _overrun(self, runner: Runner, delivery: Delivery) -> None:
+        """End a handler that is past its time limit. One in a thread keeps its lease until the thread ends.
+
+        Otherwise the next attempt would run beside it.
+        """
+        if not runner.in_thread:
+            runner.cancel("timeout")
+            return
+        runner.overrun, runner.deadline = True, math.inf
+        if runner.queue.shares is not None:
+            runner.queue.shares.overrun(1)
+            self._share(runner.queue.shares)
+            self._tell_of_room(runner.queue)
+        if self._reports.due("overran", delivery.handler.name):
+            self._observe(overrun_notice(delivery))
 
     def _give_up_waiting(self, now: float) -> None:
         """Leave to another worker what has waited for a runner longer than a lease."""
-        while self._buffer and now - self._buffer[0].claimed_at > self._lease:
-            self._settler.add(Snooze(self._buffer.popleft(), _OVERDUE_DELAY))
+        for queue in self._fed.values():
+            waiting = queue.waiting
+            while waiting and now - waiting[0].claimed_at > self._lease:
+                self._settler.add(Snooze(waiting.popleft(), _OVERDUE_DELAY))
+        for shares, queues in self._sharing.items():
+            if shares.spent and now - shares.changed_at > self._lease:
+                most = max(queues, key=lambda queue: shares.held(queue.handler.name)).handler
+                self._warn("connections" if most.transactional else "threads", most)
 
     async def _quiet_within(self, seconds: float) -> None:
         if self.running():
@@ -196,52 +298,13 @@ class Dispatcher:
                 async with asyncio.timeout(seconds):
                     await self._quiet.wait()
 
-    async def _run(self, slot: _Slot) -> None:
-        streak = 0
-        while True:
-            if not self._buffer:
-                streak = 0
-                self._drained.set()
-                future = asyncio.get_running_loop().create_future()
-                self._idle.append(future)
-                await future
-                self._rouse()
-                continue
-            delivery = self._buffer.popleft()
-            slot.delivery, slot.deadline = delivery, math.inf
-            try:
-                if not self._passed_over(delivery):
-                    await self._handle(slot, delivery)
-            except BaseException:
-                self._in_flight.drop(delivery)  # it is claimed again when its lease ends
-                raise
-            finally:
-                slot.delivery = None
-                if self._stopping and not self.running():
-                    self._quiet.set()
-            if slot.task is not None and slot.task.cancelling():
-                await self._forget_cancellation(slot, slot.task)
-            self.finished += 1
-            streak += 1
-            if streak % _YIELD_EVERY == 0:
-                self._drained.set()
-                await asyncio.sleep(0)
-
-    def _replace(self, slot: _Slot, ended: asyncio.Task[None]) -> None:
-        """Start a new runner in place of one that has ended. No handler should cause that; it costs one event."""
-        error = None if ended.cancelled() else ended.exception()
-        details: dict[str, object] = {"error": describe(error or asyncio.CancelledError()).text}
-        self._observe(Notice("error", "runner_failed", details))
-        slot.cause = ""
-        slot.task = asyncio.create_task(self._run(slot))
-
-    async def _forget_cancellation(self, slot: _Slot, task: asyncio.Task[None]) -> None:
+    async def _forget_cancellation(self, runner: Runner, task: asyncio.Task[None]) -> None:
         """Clear a cancellation that the handler swallowed, or caused itself: it must not hit the next handler."""
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.sleep(0)  # where one that has not been raised yet is raised
         if self._ending:
             raise asyncio.CancelledError
-        slot.cause = ""
+        runner.cause = ""
         while task.cancelling():
             task.uncancel()
 
@@ -266,7 +329,7 @@ class Dispatcher:
     def _fail(self, delivery: Delivery, reason: str, text: str | None) -> None:
         self._settler.add(self._judge.fail(delivery, reason, text))
 
-    async def _handle(self, slot: _Slot, delivery: Delivery) -> None:
+    async def _handle(self, runner: Runner, delivery: Delivery) -> None:
         handler = delivery.handler
         result: Outcome | BaseException | None
         try:
@@ -276,11 +339,11 @@ class Dispatcher:
             try:
                 if handler.plain:
                     # As HandlerRunner would do it, without the calls in between: nearly every event comes here.
-                    slot.start()
+                    runner.start()
                     result = handler.outcome_of(await handler.function(event))
                 else:
-                    transact = partial(self._transactions.run, delivery, partial(self._settlement, slot, delivery))
-                    result = await self._handlers.run(handler, event, context, slot.start, transact)
+                    transact = partial(self._transactions.run, delivery, partial(self._settlement, runner, delivery))
+                    result = await self._handlers.run(handler, event, context, runner.start, transact)
             finally:
                 current_context.reset(token)
         except (NoThread, NoSession) as missing:
@@ -296,44 +359,45 @@ class Dispatcher:
             return
         except BaseException as error:
             result = error
+        if runner.overrun:
+            result = self._back(runner, result)
         if result is None:
             self._in_flight.drop(delivery)  # settled in its transaction
         elif isinstance(result, Done):
             self._settler.deliver(delivery)
         else:
-            settlement = self._settlement(slot, delivery, result)
+            settlement = self._settlement(runner, delivery, result)
             if settlement is None:
                 self._lose(delivery)
             else:
                 self._settler.add(settlement)
 
+    def _back(self, runner: Runner, result: Outcome | BaseException | None) -> Outcome | BaseException | None:
+        """Return what counts when a thread past the time limit has come back: the limit, unless it was cancelled."""
+        runner.overrun = False
+        if runner.queue.shares is not None:
+            runner.queue.shares.overrun(-1)
+        return result if runner.cause or self._ending else overran(runner.queue.handler)
+
     def _lose(self, delivery: Delivery) -> None:
         self._counters.lost_leases += 1
         self._in_flight.drop(delivery)
 
-    def _settlement(self, slot: _Slot, delivery: Delivery, setback: Setback) -> Settlement | None:
+    def _settlement(self, runner: Runner, delivery: Delivery, setback: Setback) -> Settlement | None:
         """How to settle an attempt that did not succeed; None when its lease is lost."""
         if isinstance(setback, asyncio.CancelledError):
             if self._ending:
                 raise setback
-            if slot.cause == "lost":
+            if runner.cause == "lost":
                 return None
-            if slot.cause == "stopping":
+            if runner.cause == "stopping":
                 return Release(delivery)
-            if slot.cause == "timeout":
+            if runner.cause == "timeout":
                 setback = overran(delivery.handler)
         return self._judge.settlement(delivery, setback)
 
     def _warn(self, scarce: str, handler: Handler) -> None:
-        """Report that threads or connections were not free in time, once a minute."""
-        now = time.monotonic()
-        if now - self._warned_at.get(scarce, -_WARN_INTERVAL) < _WARN_INTERVAL:
-            return
-        self._warned_at[scarce] = now
-        details: dict[str, object] = {
-            "handler_name": handler.name,
-            "waited_s": round(self._lease, 1),
-            "running": sorted({each.handler.name for each in self.running() if each.started_at is not None}),
-            "remedy": f"find the handlers that hang, or raise WorkerSettings.{scarce}; the events were snoozed",
-        }
-        self._observe(Notice("warning", f"{scarce}_exhausted", details))
+        """Report that no thread or connection became free for a lease, once an hour."""
+        if self._reports.due(scarce):
+            running = {each.handler.name for each in self.running() if each.started_at is not None}
+            self._observe(exhausted_notice(scarce, handler, self._lease, running))

@@ -126,7 +126,11 @@ class Heartbeat:
             each
             for each in self._in_flight.snapshot()
             if self._lease / 6 < now - each.claimed_at
-            and now - (each.started_at or each.claimed_at) < each.handler.timeout + 2 * self._lease
+            and (
+                now - (each.started_at or each.claimed_at) < each.handler.timeout + 2 * self._lease
+                # A thread cannot be cancelled, and the next attempt must not run beside it.
+                or (each.started_at is not None and not each.handler.asynchronous)
+            )
         ]
         for start in range(0, len(leased), _CHUNK):
             chunk = leased[start : start + _CHUNK]

@@ -1,7 +1,6 @@
 """Decides which lanes a worker claims from, how much from each, and from which mark on. Pure: no I/O.
 
-A lane is a route and a priority. The route of an event is `<target or *>/<event type>` until it is known which
-handler it is owed to, and the handler's name from then on.
+A lane is a route (see `routing`) and a priority.
 
 The low-water mark of a lane is the smallest `(available_at, id)` of its last full batch. Rows before it were claimed
 already, but under a held snapshot their dead index entries cannot be removed, and walking them on every claim is how
@@ -11,15 +10,15 @@ since the last full scan, and in any case once per polling interval.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from operator import attrgetter
 from typing import Protocol
 from uuid import UUID
 
-from holdfast.handlers import Handler, pattern_of
-from holdfast.postgres.deliveries import NO_MARK, LaneClaim, LaneFind, Subscriptions
+from holdfast.handlers import Handler
+from holdfast.postgres.deliveries import NO_MARK, LaneClaim, LaneFind
 
 PRIORITIES = (0, 1, 2)
 # A full scan may take this share of the time.
@@ -27,56 +26,6 @@ _SCAN_SHARE = 20
 # The share of the room for a lane that was empty the last time: enough to notice that it has filled.
 _PROBE_SHARE = 16
 _LANE_OF = attrgetter("route", "priority")
-
-
-@dataclass(frozen=True, slots=True)
-class Routing:
-    """Which routes one worker claims from, and which it splits."""
-
-    claimed: dict[str, Handler]  # route -> the only handler it is owed to, which is ours
-    split: dict[str, Handler]  # route that several handlers want -> one of ours that does
-    patterns: bool  # a subscription has a wildcard: routes are discovered from what is in the outbox
-
-
-def route_lanes(subscriptions: Subscriptions, handlers: Iterable[Handler], present: Iterable[str]) -> Routing:
-    """Decide by the recorded subscriptions, never by the local handlers alone, which handler a route is owed to."""
-    ours = {handler.name: handler for handler in handlers}
-    claimed: dict[str, Handler] = dict(ours)
-    split: dict[str, Handler] = {}
-    routes = {route for route in present if "/" in route}
-    patterns = False
-    for context, name, event_type in subscriptions.entries:
-        if name not in ours:
-            continue
-        if "*" in event_type:
-            patterns = True
-        else:
-            routes.update((f"*/{event_type}", f"{context}/{event_type}"))
-    for route in sorted(routes):
-        wanted = subscribers(subscriptions, route)
-        # A handler may be recorded for a type that its present code no longer registers: leave that alone.
-        mine = sorted(name for name in wanted & ours.keys() if ours[name].wants(route.partition("/")[2]))
-        if mine and len(wanted) > 1:
-            split[route] = ours[mine[0]]
-        elif mine:
-            claimed[route] = ours[mine[0]]
-    return Routing(claimed, split, patterns)
-
-
-def outdated(subscriptions: Subscriptions, handlers: Iterable[Handler]) -> list[tuple[str, str]]:
-    """Subscriptions of these handlers that they no longer register, or for which they now run in process."""
-    known = {handler.name: handler.event_types if handler.via == "outbox" else () for handler in handlers}
-    return [(name, kind) for _, name, kind in subscriptions.entries if name in known and kind not in known[name]]
-
-
-def subscribers(subscriptions: Subscriptions, route: str) -> set[str]:
-    """The handlers that want the events of a route."""
-    target, _, event_type = route.partition("/")
-    return {
-        name
-        for context, name, pattern in subscriptions.entries
-        if target in ("*", context) and pattern_of(pattern).fullmatch(event_type)
-    }
 
 
 class Claimed(Protocol):
@@ -103,64 +52,106 @@ class _Lane:
 
 
 @dataclass(slots=True)
+class _Group:
+    """The lanes of one handler. They are claimed together, or left out together."""
+
+    lanes: list[_Lane] = field(default_factory=list)
+    scanned_at: float = float("-inf")  # when all were last claimed from their start, and how long it took
+    scan_took: float = 0.0
+
+    @property
+    def marked(self) -> bool:
+        return any(lane.mark != NO_MARK for lane in self.lanes)
+
+    @property
+    def rescan_at(self) -> float:
+        """When a scan from the start is cheap compared with the time since the last one."""
+        return self.scanned_at + _SCAN_SHARE * self.scan_took
+
+    def rescan(self) -> None:
+        for lane in self.lanes:
+            lane.mark = NO_MARK
+
+    def claims(self, room: int) -> Iterator[LaneClaim]:
+        """Lanes that were full share the room, the others get enough to notice that they filled."""
+        busy = sum(lane.full for lane in self.lanes)
+        # However many lanes there are, probes together stay within a few times the room.
+        probe = max(1, min(room // _PROBE_SHARE, 4 * room // len(self.lanes)))
+        share = max(probe, room // busy) if busy else max(probe, 2 * room // len(self.lanes))
+        for lane in self.lanes:
+            lane.limit = share if lane.full or not busy else probe
+            yield LaneClaim(lane.route, lane.priority, lane.handler, lane.limit, lane.mark)
+
+
 class Lanes:
     """The lanes of one channel, with their marks."""
 
-    handlers: dict[str, Handler] = field(default_factory=dict)
-    _lanes: dict[tuple[str, int], _Lane] = field(default_factory=dict)
-    _scanned_at: float = float("-inf")  # when all lanes were last claimed from their start, and how long it took
-    _scan_took: float = 0.0
-    _marked: bool = False
+    def __init__(self) -> None:
+        self._lanes: dict[tuple[str, int], _Lane] = {}
+        self._groups: dict[str, _Group] = {}  # by handler
+        self._asked: list[_Group] = []  # those of the last claim
 
-    def replace(self, claimed: dict[str, Handler]) -> None:
+    def replace(self, claimed: Mapping[str, Handler]) -> None:
         """Serve these routes from now on; marks of routes that stay are kept."""
-        before = self._lanes
-        self.handlers = claimed
-        self._lanes = {
-            (route, priority): before.get((route, priority)) or _Lane(route, priority, handler)
-            for priority in PRIORITIES
-            for route, handler in claimed.items()
-        }
-        for lane in self._lanes.values():
-            lane.handler = claimed[lane.route]
+        before, groups = self._lanes, self._groups
+        self._lanes, self._groups, self._asked = {}, {}, []
+        for priority in PRIORITIES:
+            for route, handler in claimed.items():
+                lane = before.get((route, priority)) or _Lane(route, priority, handler)
+                lane.handler = handler
+                self._lanes[route, priority] = lane
+                group = self._groups.get(handler.name)
+                if group is None:
+                    was = groups.get(handler.name, _Group())
+                    group = _Group(scanned_at=was.scanned_at, scan_took=was.scan_took)
+                    self._groups[handler.name] = group
+                group.lanes.append(lane)
+
+    def __len__(self) -> int:
+        return len(self._lanes)
 
     @property
-    def keys(self) -> list[tuple[str, int]]:
-        return list(self._lanes)
+    def handlers(self) -> Iterable[str]:
+        """The names of the handlers that are served."""
+        return self._groups.keys()
+
+    @property
+    def left_out(self) -> set[str]:
+        """The routes that the last claim left out."""
+        asked = {id(group) for group in self._asked}
+        return {lane.route for group in self._groups.values() if id(group) not in asked for lane in group.lanes}
 
     @property
     def marked(self) -> bool:
         """Whether the next claim leaves out what lies below some mark."""
-        return any(lane.mark != NO_MARK for lane in self._lanes.values())
+        return any(group.marked for group in self._groups.values())
 
-    def rescan(self) -> None:
-        """Forget the marks: rows may lie below them."""
-        for lane in self._lanes.values():
-            lane.mark = NO_MARK
+    def rescan(self, before: float = float("inf")) -> None:
+        """Forget the marks of lanes that were last scanned from their start before the moment: rows may lie there."""
+        for group in self._groups.values():
+            if group.scanned_at < before:
+                group.rescan()
 
-    def rescan_due(self, now: float) -> bool:
-        """Whether a scan from the start is cheap compared with the time since the last one."""
-        return now - self._scanned_at >= _SCAN_SHARE * self._scan_took
-
-    def overdue(self, horizon: float) -> bool:
-        """Whether the last scan from the start was before the given moment."""
-        return self._scanned_at < horizon
+    def rescan_cheap(self, now: float) -> bool:
+        """Forget the marks where a scan from the start is cheap by now; whether there are any."""
+        cheap = [group for group in self._asked if now >= group.rescan_at]
+        for group in cheap:
+            group.rescan()
+        return bool(cheap)
 
     def rescan_at(self) -> float:
-        return self._scanned_at + _SCAN_SHARE * self._scan_took
+        """When `rescan_cheap` has something to do, for lanes that have marks."""
+        return min((group.rescan_at for group in self._asked if group.marked), default=float("inf"))
 
-    def claims(self, room: int) -> list[LaneClaim]:
-        """The next claim: lanes that were full share the room, the others get enough to notice that they filled."""
-        busy = sum(lane.full for lane in self._lanes.values())
-        # However many lanes there are, probes together stay within a few times the room.
-        probe = max(1, min(room // _PROBE_SHARE, 4 * room // max(1, len(self._lanes))))
-        share = max(probe, room // busy) if busy else max(probe, 2 * room // max(1, len(self._lanes)))
-        self._marked = False
-        result = []
-        for lane in self._lanes.values():
-            lane.limit = share if lane.full or not busy else probe
-            self._marked = self._marked or lane.mark != NO_MARK
-            result.append(LaneClaim(lane.route, lane.priority, lane.handler, lane.limit, lane.mark))
+    def claims(self, rooms: Mapping[str, int], most: int) -> list[LaneClaim]:
+        """The next claim, of about `most` rows: handlers without room are left out, busy ones share alike."""
+        asked = {name: group for name, group in self._groups.items() if rooms.get(name, 0) > 0}
+        self._asked = list(asked.values())
+        busy = sum(any(lane.full for lane in group.lanes) for group in self._asked)
+        result: list[LaneClaim] = []
+        for name, group in asked.items():
+            full = any(lane.full for lane in group.lanes)
+            result.extend(group.claims(min(rooms[name], max(1, most // (busy if full else len(asked))))))
         return result
 
     def observe(self, claimed: Sequence[Claimed], started: float, ended: float) -> bool:
@@ -176,14 +167,17 @@ class Lanes:
 
     def learn(self, finds: Iterable[LaneFind], started: float, ended: float) -> bool:
         """Learn from what was found in each lane; returns the same."""
-        if not self._marked:
-            self._scanned_at, self._scan_took = ended, ended - started
         found = {(find.route, find.priority): find for find in finds}
-        exhausted = not self._marked
-        for key, lane in self._lanes.items():
-            find = found.get(key)
-            lane.full = find is not None and find.count >= lane.limit
-            if find is not None and lane.full:
-                lane.mark = find.first
+        exhausted = True
+        for group in self._asked:
+            if group.marked:
                 exhausted = False
+            else:
+                group.scanned_at, group.scan_took = ended, ended - started
+            for lane in group.lanes:
+                find = found.get((lane.route, lane.priority))
+                lane.full = find is not None and find.count >= lane.limit
+                if find is not None and lane.full:
+                    lane.mark = find.first
+                    exhausted = False
         return exhausted

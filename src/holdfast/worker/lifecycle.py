@@ -12,9 +12,9 @@ from holdfast.postgres.deliveries import Subscriptions
 from holdfast.postgres.faults import CONNECTION_FAULTS, PASSING_FAULTS
 from holdfast.postgres.transport import unverified_notice
 from holdfast.telemetry import Notice
-from holdfast.worker.lanes import outdated
 from holdfast.worker.parts import Parts
 from holdfast.worker.readiness import require_ready
+from holdfast.worker.routing import outdated
 
 # A database that does not answer must not keep a worker from stopping. Together these are less than five seconds.
 _CLAIM_PATIENCE = 2.0
@@ -87,7 +87,6 @@ class Lifecycle:
     async def _stop_claiming(self, claiming: asyncio.Task[None]) -> None:
         connection = self._parts.connections.claim
         self._parts.claimer.stop()
-        self._parts.dispatcher.nudge()
         await asyncio.wait((claiming,), timeout=_CLAIM_PATIENCE if connection.reachable else _END_PATIENCE)
         if not claiming.done():
             connection.drop()

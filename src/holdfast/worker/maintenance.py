@@ -22,7 +22,7 @@ from holdfast.redact import redact_secrets
 from holdfast.settings import WorkerSettings
 from holdfast.telemetry import Notice, Observer
 from holdfast.worker.hourly import HourlyLimit
-from holdfast.worker.lanes import subscribers
+from holdfast.worker.routing import SubscriptionIndex
 from holdfast.worker.sweeper import Sweeper
 
 _INTERVAL = 10.0
@@ -105,9 +105,10 @@ class Maintenance:
     async def run_once(self, connection: asyncpg.Connection) -> None:
         await self._beat(connection)
         subscriptions = await self._deliveries.subscriptions(connection)
+        index = SubscriptionIndex(subscriptions)
         for channel in self._registration.channels:
             for route in await self._deliveries.lanes(connection, channel):
-                if "/" in route and not subscribers(subscriptions, route):
+                if "/" in route and not index.subscribers(route):
                     self._report_unrouted(channel, route, subscriptions)
         unserved = set(await self._fleet.unserved(connection))
         # Found twice in a row: when a fleet starts, the other workers have not introduced themselves yet.

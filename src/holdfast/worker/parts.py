@@ -1,8 +1,9 @@
 """The parts of one worker and the arrows between them. Each part is one loop in one module of this package.
 
 claimer ──feed──▶ dispatcher ──settlements──▶ settler          heartbeat ──cancel──▶ dispatcher
-   ▲                                             │                 ▲
-   └──────────────── wakeups ◀───────wake────────┘               doubt
+   ▲                  │                          │                 ▲
+   │                 wake                        │               doubt
+   └──────────────── wakeups ◀───────wake────────┘                 │
                         ▲  ▲                                       │
                         │  └──────────────wake──────────────── listener ──hears, ping, reset──▶ sleeper
                         └──────────────look again──────────────────────────────────────────────────┘
@@ -66,9 +67,8 @@ class Parts:
         )
 
         wakeups = Wakeups()
-        shortest = min(handler.timeout for handler in handlers)
         self.settler = Settler(shared, wakeups)
-        self.dispatcher = Dispatcher(shared, self.settler, Judge(redact), shortest_timeout=shortest)
+        self.dispatcher = Dispatcher(shared, self.settler, Judge(redact), handlers, wakeups)
         self.heartbeat = Heartbeat(shared, self.dispatcher, wakeups)
         self.sleeper = Sleeper(connections.sleeper, queries, worker, wakeups.look_again, possible=settings.listen)
         self.listener: Listener | None = None

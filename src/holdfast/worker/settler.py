@@ -39,6 +39,7 @@ class Settler:
     """One loop, one connection. `add` never waits; `flush` returns when everything added so far is settled.
 
     It wakes the claimer for a retry or a snooze, which may be due before the moment until which the claimer sleeps.
+    While it is `full` no handler may begin: what is handled and not settled runs again when the process dies.
     """
 
     def __init__(self, shared: Shared, wakeups: Wakeups) -> None:
@@ -50,6 +51,10 @@ class Settler:
         self._wakeups = wakeups
         self._lease = shared.settings.lease
         self._settle_after = shared.settings.settle_after
+        self._enough = shared.settings.batch  # to settle without waiting for more
+        self._most = 2 * shared.settings.batch
+        self._unsettled = 0  # deliveries that were added and are not settled
+        self.on_room: Callable[[], None] = lambda: None  # called when the settler may be full no longer
         self._archives = shared.settings.dead_letters == "archive"
         # Successes wait as bare deliveries: they are nearly all, and an object around each would be waste.
         self._deliver: _Queue[Delivery] = _Queue(self._send_deliver, self._delivered)
@@ -74,21 +79,30 @@ class Settler:
         self._outage = shared.outages.of("settle")
         self._reports = HourlyLimit()
 
+    @property
+    def full(self) -> bool:
+        """Whether as much waits to be settled as may."""
+        return self._unsettled >= self._most
+
     def deliver(self, delivery: Delivery) -> None:
         """Settle a delivery whose handler succeeded."""
+        delivery.payload = ""  # a slow database must not make the worker large
+        self._unsettled += 1
         waiting = self._deliver.waiting
         waiting.append(delivery)
         # Nearly every event comes here: only the first of a batch, and the one that makes it full, wake the loop.
-        if len(waiting) in (1, MAX_BATCH):
+        if len(waiting) in (1, self._enough):
             self._wake()
 
     def duplicate(self, delivery: Delivery) -> None:
         """Settle a delivery that was handled before: like a success, but the inbox has it already."""
+        self._unsettled += 1
         self._duplicate.waiting.append(delivery)
         self._wake()
 
     def add(self, settlement: Settlement) -> None:
         """Settle a delivery in any other way."""
+        self._unsettled += 1
         self._queue_of(settlement).waiting.append(settlement)
         self._wake()
 
@@ -111,13 +125,13 @@ class Settler:
     def _wake(self) -> None:
         if not self._some.is_set():
             self._some.set()
-        if self._pending() >= MAX_BATCH:
+        if self._pending() >= self._enough:
             self._many.set()
 
     async def run(self) -> None:
         while True:
             await self._some.wait()
-            if self._pending() < MAX_BATCH and self._settle_after:
+            if self._pending() < self._enough and self._settle_after:
                 try:
                     async with asyncio.timeout(self._settle_after):
                         await self._many.wait()
@@ -147,7 +161,7 @@ class Settler:
             finally:
                 # After a defect the leases must run out: what is left will not be settled.
                 for _, left in pending:
-                    self._in_flight.drop(*map(_delivery, left))
+                    self._drop(left)
 
     async def _settle(self, queue: _Queue[Some], waiting: list[Some]) -> None:
         """Settle and take from the list, a batch at a time."""
@@ -158,7 +172,14 @@ class Settler:
             except Exception as refusal:
                 await self._one_by_one(queue, batch, refusal)
             del waiting[:MAX_BATCH]
-            self._in_flight.drop(*map(_delivery, batch))
+            self._drop(batch)
+
+    def _drop(self, settled: Sequence[Settlement | Delivery]) -> None:
+        """Hold the deliveries no longer."""
+        self._in_flight.drop(*map(_delivery, settled))
+        was_full, self._unsettled = self.full, self._unsettled - len(settled)
+        if was_full:
+            self.on_room()
 
     async def _send(self, queue: _Queue[Some], batch: list[Some]) -> None:
         """Send until the database has answered: while it does not, no other worker can claim the rows either."""
@@ -254,7 +275,7 @@ class Settler:
         self._counters.retried += len(batch)
         for settlement in batch:
             self._observe(settlement.fact)
-        self._wakeups.wake()
+        self._wakeups.wake_in(min((settlement.delay for settlement in batch), default=0.0))
 
     async def _send_fail(self, connection: asyncpg.Connection, batch: Sequence[Fail]) -> list[UUID]:
         return await self._deliveries.fail(connection, *_failures(batch))
@@ -285,7 +306,7 @@ class Settler:
     def _snoozed(self, batch: Sequence[Snooze]) -> None:
         self._counters.snoozed += len(batch)
         if batch:
-            self._wakeups.wake()
+            self._wakeups.wake_in(min(settlement.delay for settlement in batch))
 
 
 def _deliveries(batch: Sequence[Settlement]) -> list[Delivery]:

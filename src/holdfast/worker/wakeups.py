@@ -14,12 +14,25 @@ class Wakeups:
     def __init__(self) -> None:
         self._woken = asyncio.Event()
         self._rescan = False
+        self._alarm: asyncio.TimerHandle | None = None
         self._in_vain: list[float] = []  # when wake-ups of the last second found nothing
 
     def wake(self, rescan: bool = False) -> None:
         """End the claimer's sleep. With `rescan` it looks from the start of every lane, not only for new rows."""
         self._rescan = self._rescan or rescan
         self._woken.set()
+
+    def wake_in(self, delay: float) -> None:
+        """End the claimer's sleep when the delay is over: a row will be due then.
+
+        Only the earliest such moment is kept. A claimer that is woken asks for the next one before it sleeps again.
+        """
+        loop = asyncio.get_running_loop()
+        if self._alarm is not None and self._alarm.when() > loop.time():
+            if self._alarm.when() <= loop.time() + delay:
+                return
+            self._alarm.cancel()
+        self._alarm = loop.call_later(delay, self.wake)
 
     def look_again(self) -> None:
         """End the claimer's sleep: events may have been committed without a notification."""

@@ -170,3 +170,14 @@ def ticking(dsn: str) -> HandlerRegistry:
     registry.schedule("clock.ticked", name="clock.other", every=timedelta(seconds=2), missed="all")
     registry.schedule("clock.ticked", name="clock.minute", cron="* * * * *", timezone="Europe/Berlin", missed="all")
     return registry
+
+
+def telling(dsn: str) -> HandlerRegistry:
+    """One handler that says each time it runs, and does nothing else."""
+    registry = HandlerRegistry()
+
+    @registry.handler("order.placed", name="billing.charge", retry=RetryPolicy(max_attempts=1000))
+    async def charge(event: EventEnvelope) -> None:
+        say(told="ran", n=event.payload["n"])
+
+    return registry

@@ -71,7 +71,7 @@ class Wakeup(Model[State]):
         "cannot announce": "postgres/wakeup/sleeper.py Sleeper.reset",
         "gets up": "postgres/sql/wakeup.sql get_up",
         "says so": "postgres/sql/wakeup.sql get_up",
-        "has time again": "worker/claimer.py Claimer._room",
+        "has time again": "worker/queues.py HandlerQueue.room",
         "hears": "worker/listener.py Listener._heard",
         "misses its sleeper connection": "postgres/wakeup/sleeper.py Sleeper.reset",
         "misses its LISTEN connection": "worker/listener.py Listener.run",

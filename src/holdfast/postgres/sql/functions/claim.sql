@@ -214,6 +214,71 @@ BEGIN
 END
 $$;
 
+-- outbox_lanes_within: the routes that have open rows and lie between p_begins[i] and p_ends[i], which is outside, for
+-- some i; a page of at most p_most of them, after p_after. The ranges are sorted by their characters and do not overlap.
+-- When the page ends early, because it is full or p_most_steps routes were looked at, one row more says where, and is
+-- not within. If the database sorts by characters too, what lies between two ranges is skipped, however much it is.
+CREATE OR REPLACE FUNCTION core.outbox_lanes_within(
+    p_channel text, p_generation bigint, p_begins text[], p_ends text[], p_after text, p_most int, p_most_steps int)
+RETURNS TABLE (route text, within boolean)
+LANGUAGE plpgsql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_skips boolean := (
+        SELECT d.datlocprovider = 'b' OR d.datlocprovider = 'c' AND upper(d.datcollate) IN ('C', 'POSIX', 'C.UTF-8', 'C.UTF8')
+        FROM pg_database d WHERE d.datname = current_database());
+    v_begins text[] := p_begins;
+    v_last int := coalesce(array_length(p_ends, 1), 0);
+    v_range int;
+    v_from text := NULL;
+    v_route text := p_after;
+    v_found int := 0;
+BEGIN
+    IF (core.is_list(p_begins) AND core.is_list(p_ends) AND cardinality(p_begins) = cardinality(p_ends)
+        AND octet_length(p_after) <= 10000 AND p_most BETWEEN 1 AND 10000 AND p_most_steps BETWEEN 1 AND 100000) IS NOT TRUE THEN
+        PERFORM core.refuse_argument('p_begins and p_ends must have one entry for each range, p_after must be a route, '
+            'p_most 1 to 10000, p_most_steps 1 to 100000');
+    END IF;
+    FOR v_step IN 1 .. p_most_steps LOOP
+        IF v_from IS NULL THEN
+            SELECT o.route INTO v_route FROM core.outbox o
+            WHERE o.settled_at IS NULL AND o.ordering_key IS NULL
+              AND o.channel = p_channel AND o.generation = p_generation AND o.route > v_route
+            ORDER BY o.channel, o.generation, o.route LIMIT 1;
+        ELSE
+            SELECT o.route INTO v_route FROM core.outbox o
+            WHERE o.settled_at IS NULL AND o.ordering_key IS NULL
+              AND o.channel = p_channel AND o.generation = p_generation AND o.route >= v_from
+            ORDER BY o.channel, o.generation, o.route LIMIT 1;
+            v_from := NULL;
+        END IF;
+        IF v_route IS NULL THEN
+            RETURN;
+        END IF;
+        -- The first range that ends after the route.
+        v_range := 1 + width_bucket(v_route COLLATE "C", p_ends);
+        IF v_range <= v_last AND v_route COLLATE "C" >= v_begins[v_range] THEN
+            route := v_route;
+            within := true;
+            RETURN NEXT;
+            v_found := v_found + 1;
+            EXIT WHEN v_found >= p_most;
+        ELSIF v_skips THEN
+            IF v_range > v_last THEN
+                RETURN;
+            END IF;
+            v_from := v_begins[v_range];
+        END IF;
+    END LOOP;
+    route := v_route;
+    within := false;
+    RETURN NEXT;
+END
+$$;
+
 -- outbox_channels: the channels and generations that have open rows, likewise.
 CREATE OR REPLACE FUNCTION core.outbox_channels()
 RETURNS TABLE (channel text, generation bigint)

@@ -1,0 +1,117 @@
+"""Many handlers, many patterns and many foreign event types delay no wanted event."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import statistics
+import time
+from collections.abc import AsyncIterator
+
+import asyncpg
+import pytest
+
+from holdfast import EventEnvelope, HandlerRegistry
+from tests.acceptance.support import publish, running, until
+
+pytestmark = [pytest.mark.trust, pytest.mark.newest_postgres]
+
+
+class Stalls:
+    """How long the event loop was not free, at most."""
+
+    longest = 0.0
+
+    @contextlib.asynccontextmanager
+    async def watched(self) -> AsyncIterator[None]:
+        watching = asyncio.create_task(self._watch())
+        try:
+            yield
+        finally:
+            watching.cancel()
+
+    async def _watch(self) -> None:
+        while True:
+            before, used = time.monotonic(), time.process_time()
+            await asyncio.sleep(0.002)
+            # The processor's time: what other processes take of it is not our doing.
+            self.longest = max(self.longest, min(time.monotonic() - before, time.process_time() - used))
+
+
+async def waits(conn: asyncpg.Connection, handled: list[str], event_types: list[str]) -> list[float]:
+    """Publish one event of each type, and return how long each took to be handled."""
+    taken = []
+    for event_type in event_types:
+        count, started = len(handled), time.monotonic()
+        await publish(conn, event_type)
+        await until(lambda count=count: len(handled) > count, what=f"{event_type} handled")
+        taken.append(time.monotonic() - started)
+    return taken
+
+
+@pytest.mark.parametrize(("count", "suffix"), [(300, ".*"), (3000, ".placed")])
+async def test_wakeup_with_many_handlers(dsn: str, conn: asyncpg.Connection, count: int, suffix: str) -> None:
+    """LSN-1, T15: a wake-up does not wait for the poll, and planning lanes does not block the loop."""
+    registry, handled, stalls = HandlerRegistry(), [], Stalls()
+
+    async def note(event: EventEnvelope) -> None:
+        handled.append(event.event_type)
+
+    for n in range(count):
+        registry.add(f"a.handler_{n}", (f"shop.type_{n:04}{suffix}",), note)
+    async with running(dsn, registry, poll_interval=60) as worker:
+        await waits(conn, handled, ["shop.type_0000.placed"])
+        async with stalls.watched():
+            taken = await waits(conn, handled, [f"shop.type_{n:04}.placed" for n in range(0, count, count // 20)])
+        await until(lambda: worker.in_flight == 0, what="all is settled")
+    # The promise is 50 ms each, on a machine that does nothing else.
+    assert statistics.median(taken) < 0.25
+    assert stalls.longest < 0.1
+
+
+async def test_foreign_event_types(dsn: str, conn: asyncpg.Connection) -> None:
+    """LSN-1, T5: 50,000 event types that nobody wants, before and behind the wanted ones, are never listed."""
+    registry, handled = HandlerRegistry(), []
+
+    @registry.handler("order.*", name="billing.note")
+    async def note(event: EventEnvelope) -> None:
+        handled.append(event.event_type)
+
+    await conn.execute(
+        """
+        INSERT INTO core.outbox (event_type, source, payload, idempotency_key)
+        SELECT kind || n, 'flood', '{}', kind || n
+        FROM generate_series(1, 25000) n CROSS JOIN (VALUES ('noise.'), ('zebra.')) AS t (kind)
+        """
+    )
+    page = await conn.fetch(
+        "SELECT * FROM core.outbox_lanes_within('outbox_default', 0, '{*/order.}', '{*/order/}', '', 128, 1000)"
+    )
+    assert page == []
+    async with running(dsn, registry, poll_interval=60):
+        taken = await waits(conn, handled, [f"order.{name}" for name in ("placed", "paid", "sent", "placed", "back")])
+    assert statistics.median(taken) < 0.25
+
+
+async def test_pages_of_routes(dsn: str, conn: asyncpg.Connection) -> None:
+    """LSN-1, T5: pages end where they say, continue there, and together have every route of the ranges once."""
+    names = [
+        f"{target}/{kind}.{n:03}" for target in ("*", "shop") for kind in ("Order", "noise", "order") for n in range(40)
+    ]
+    await conn.executemany(
+        "INSERT INTO core.outbox (event_type, source, target, payload, idempotency_key) VALUES ($2, 's', $1, '{}', $3)",
+        [(None if name[0] == "*" else "shop", name.partition("/")[2], name) for name in names],
+    )
+    query = "SELECT route, within FROM core.outbox_lanes_within('outbox_default', 0, $1, $2, $3, $4, $5)"
+    for most, steps in ((7, 1000), (1000, 9), (1000, 1000)):
+        found, after, pages = [], "", 0
+        while True:
+            rows = await conn.fetch(query, ["*/order.", "shop/order."], ["*/order/", "shop/order/"], after, most, steps)
+            found += [row["route"] for row in rows if row["within"]]
+            pages += 1
+            if not rows or rows[-1]["within"]:
+                break
+            after = rows[-1]["route"]
+        assert found == [name for name in names if "/order." in name]
+        assert pages < 20
+    await conn.execute("DELETE FROM core.outbox")
