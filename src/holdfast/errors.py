@@ -6,7 +6,7 @@ HoldfastError
 │   └── FieldError                any other argument of publish
 ├── ConfigurationError            a setting or an argument of the library; .field and .remedy
 │   └── HandlerNameError
-├── SchemaMismatch                the database has another version; .found, .expected, .remedy
+├── SchemaMismatch                code and schema do not work together; .found, .expected, .remedy
 ├── MigrationError
 ├── TerminalHandlerError          raise it in a handler: no retry, the event fails now
 │   ├── ValidationFault
@@ -56,7 +56,7 @@ class HandlerNameError(ConfigurationError):
 
 
 class SchemaMismatch(HoldfastError):
-    """The schema in the database is not the one this version of the library needs."""
+    """The schema in the database and this version of the library do not work together."""
 
     def __init__(self, found: str, expected: str, remedy: str) -> None:
         super().__init__(found, expected, remedy)

@@ -305,13 +305,12 @@ async def test_schema_is_missing(empty_dsn: str) -> None:
     ("change", "remedy"),
     [
         (
-            "DELETE FROM core.migrations WHERE version = (SELECT max(version) FROM core.migrations)",
+            "DROP TABLE core.contract",
             "holdfast migrate apply",
         ),
         (
-            "INSERT INTO core.migrations (version, name, checksum) "
-            "SELECT max(version) + 1, 'future', repeat('0', 64) FROM core.migrations",
-            "pip install --upgrade holdfast",
+            "UPDATE core.contract SET provides = provides + 2, oldest_code = provides + 1, oldest_release = '9.0.0'",
+            "pip install 'holdfast>=9.0.0'",
         ),
     ],
     ids=["older", "newer"],

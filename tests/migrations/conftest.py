@@ -16,12 +16,21 @@ SECOND = "ALTER TABLE core.thing ADD COLUMN note text;"
 MakeSource = Callable[..., Path]
 
 
+def write_contract(folder: Path, provides: int, oldest_code: int, oldest_schema: int) -> None:
+    """Give a release its terms; the contract 3 is that of holdfast 0.3.0."""
+    releases = "".join(f'{number} = "0.{number}.0"\n' for number in range(1, provides + 1))
+    terms = f"provides = {provides}\noldest_code = {oldest_code}\noldest_schema = {oldest_schema}\n"
+    (folder / "contract.toml").write_text(f"{terms}[releases]\n{releases}")
+
+
 @pytest.fixture
 def make_source(tmp_path: Path) -> MakeSource:
-    """make_source(FIRST, SECOND, functions="…", grants="…") -> a folder laid out like the package's sql/."""
+    """make_source(FIRST, SECOND, functions="…", contract=(3, 2, 2)) -> a folder laid out like the package's sql/."""
     made = iter(range(1000))
 
-    def make(*migrations: str, functions: str = "", grants: str = "") -> Path:
+    def make(
+        *migrations: str, functions: str = "", grants: str = "", contract: tuple[int, int, int] | None = None
+    ) -> Path:
         folder = tmp_path / f"release{next(made)}"
         (folder / "migrations").mkdir(parents=True)
         for number, sql in enumerate(migrations, start=1):
@@ -30,6 +39,8 @@ def make_source(tmp_path: Path) -> MakeSource:
             (folder / "functions").mkdir()
             (folder / "functions" / "all.sql").write_text(functions)
         (folder / "grants.sql").write_text(grants)
+        if contract:
+            write_contract(folder, *contract)
         return folder
 
     return make

@@ -94,7 +94,9 @@ def _relation(row: Any) -> Iterable[str]:
         yield f"  from {row['counts']}"
     if row["definition"]:
         # Before Postgres 16 a column of the only table in FROM was printed with the table's name.
-        definition = re.sub(r"(?<![\w.])(?:o|outbox)\.(?=\w)", "", row["definition"])
+        definition = re.sub(
+            r"(?<![\w.])(?:o|outbox|stop_requests|subscriptions_version)\.(?=\w)", "", row["definition"]
+        )
         yield from (f"  | {line.rstrip()}" for line in definition.splitlines())
 
 
@@ -161,7 +163,7 @@ DROPPED = re.compile(r"^DROP FUNCTION IF EXISTS core\.(\w+)\(([^)]*)\);", re.MUL
 
 @pytest.mark.parametrize("version", [5])
 async def test_an_earlier_release_becomes_the_golden_one(empty_dsn: str, make_source: MakeSource, version: int) -> None:
-    """OBX-3: tables that have another name now keep their rows, and functions that have another name leave nothing."""
+    """OBX-3: tables that have another name now keep their rows, and functions that are dropped leave nothing."""
     migrations = load().migrations
     dropped = [each for later in migrations[version:] for each in DROPPED.findall(later.sql)]
     functions = "".join(
@@ -177,7 +179,7 @@ async def test_an_earlier_release_becomes_the_golden_one(empty_dsn: str, make_so
         described = await describe(connection)
     finally:
         await connection.close()
-    assert len(dropped) > 10
+    assert len(dropped) >= 10
     assert described.splitlines() == GOLDEN.read_text(encoding="utf-8").splitlines()
 
 

@@ -63,18 +63,19 @@ async def test_the_packaged_migrations_apply_and_are_then_done(empty_dsn: str) -
     assert await migrate.apply(empty_dsn) == []
 
 
-async def test_each_migration_is_its_own_transaction(empty_dsn: str, make_source: MakeSource) -> None:
-    """OBX-3: one that fails undoes itself only, and a later run goes on from there."""
+async def test_migrations_and_functions_are_one_transaction(empty_dsn: str, make_source: MakeSource) -> None:
+    """OBX-3, OPS-6: no worker finds a schema between two releases; what fails leaves the schema as it was."""
     broken = make_source(FIRST, f"{SECOND} SELECT 1/0;")
     with pytest.raises(MigrationError, match=r"0002_step.*division by zero") as refused:
         await migrate.apply(empty_dsn, source=broken)
     assert isinstance(refused.value, migrate.MigrationRefused)
     assert refused.value.remedy
-    assert await fetch(empty_dsn, LEDGER) == [(1, "step")]
-    columns = "SELECT attname::text FROM pg_attribute WHERE attrelid = 'core.thing'::regclass AND attnum > 0"
-    assert await fetch(empty_dsn, columns) == [("id",)]
+    assert await fetch(empty_dsn, LEDGER) == []
+    with pytest.raises(MigrationError, match=r"functions.*does not exist"):
+        await migrate.apply(empty_dsn, source=make_source(FIRST, functions="DROP FUNCTION core.nothing();"))
+    assert await fetch(empty_dsn, "SELECT to_regclass('core.thing')::text") == [(None,)]
     done = await migrate.apply(empty_dsn, source=make_source(FIRST, SECOND))
-    assert [m.version for m in done] == [2]
+    assert [m.version for m in done] == [1, 2]
 
 
 async def test_of_several_processes_one_migrates_and_the_others_find_nothing_to_do(
@@ -172,15 +173,34 @@ def test_files_with_a_gap_or_another_name_are_refused(tmp_path: Path, names: lis
         migrate.printable(source=tmp_path)
 
 
-async def test_a_database_newer_than_the_code_is_refused(empty_dsn: str, make_source: MakeSource) -> None:
-    """OBX-3: old code must not touch what it does not know."""
-    await migrate.apply(empty_dsn, source=make_source(FIRST, SECOND))
+async def test_a_database_that_no_longer_serves_the_code_is_refused(empty_dsn: str, make_source: MakeSource) -> None:
+    """OBX-3, OPS-6: old code must not touch what it does not know; the error names both releases and the remedy."""
+    await migrate.apply(empty_dsn, source=make_source(FIRST, SECOND, contract=(3, 2, 2)))
     for attempt in (migrate.state, migrate.apply):
         with pytest.raises(SchemaMismatch) as refused:
             await attempt(empty_dsn, source=make_source(FIRST))
-        assert "version 2" in refused.value.found
-        assert "version 1" in refused.value.expected
-        assert "upgrade" in refused.value.remedy
+        assert refused.value.found == (
+            "core of contract 3 (holdfast 0.3.0), which serves code of contract 2 (holdfast 0.2.0) or later"
+        )
+        assert "contract 1" in refused.value.expected
+        assert refused.value.remedy == "pip install 'holdfast>=0.2.0'"
+
+
+async def test_a_newer_database_that_serves_the_code_is_left_as_it_is(empty_dsn: str, make_source: MakeSource) -> None:
+    """OPS-6: after a rollback the old release runs `migrate apply` again, and puts no old function back."""
+    old = make_source(FIRST, functions=FUNCTION, contract=(2, 1, 2))
+    new = make_source(FIRST, functions=FUNCTION.replace("41", "42"), contract=(3, 2, 3))
+    newest = make_source(FIRST, SECOND, functions=FUNCTION.replace("41", "43"), contract=(3, 2, 3))
+    for later, answer in ((new, 42), (newest, 43)):
+        await migrate.apply(empty_dsn, source=later)
+        found = await migrate.state(empty_dsn, source=old)
+        assert (found.newer, found.up_to_date, found.pending) == (True, True, ())
+        steps: list[Step] = []
+        assert await migrate.apply(empty_dsn, source=old, on_step=steps.append) == []
+        assert [step.text for step in steps] == [
+            "schema core is of contract 3 (holdfast 0.3.0), and serves this release too"
+        ]
+        assert await fetch(empty_dsn, "SELECT core.answer()") == [(answer,)]
 
 
 async def test_a_schema_with_other_things_in_it_is_refused(empty_dsn: str) -> None:
@@ -387,61 +407,65 @@ async def test_two_installations_live_in_one_database(dsn: str) -> None:
 # --- asked by every worker at its start ---
 
 
-async def test_require_current_accepts_the_version_of_the_code(conn: asyncpg.Connection) -> None:
+async def test_require_compatible_accepts_the_version_of_the_code(conn: asyncpg.Connection) -> None:
     """OBX-3: also for roles that may do nothing but their work."""
     for role in ("holdfast_producer", "holdfast_worker", "holdfast_operator"):
         await conn.execute(f"SET ROLE {role}")
-        await migrate.require_current(conn)
+        await migrate.require_compatible(conn)
         await conn.execute("RESET ROLE")
 
 
-async def test_require_current_names_the_command_for_an_older_database(empty_dsn: str, make_source: MakeSource) -> None:
-    older, newer = make_source(FIRST), make_source(FIRST, SECOND)
+async def test_require_compatible_lets_the_ranges_meet(empty_dsn: str, make_source: MakeSource) -> None:
+    """OPS-6: one release of distance both ways, whatever the functions' texts; beyond it, both sides and a remedy."""
+    releases = [
+        make_source(FIRST, functions=FUNCTION.replace("41", str(number)), contract=(number, max(1, number - 1), oldest))
+        for number, oldest in ((1, 1), (2, 1), (3, 3), (4, 3))
+    ]
+    accepted: dict[int, list[int]] = {}
     connection = await asyncpg.connect(empty_dsn)
     try:
         with pytest.raises(SchemaMismatch, match="not installed") as refused:
-            await migrate.require_current(connection, "shop", source=older)
+            await migrate.require_compatible(connection, "shop", source=releases[0])
         assert refused.value.remedy == "holdfast migrate apply --schema shop"
-        await migrate.apply(empty_dsn, source=older)
-        with pytest.raises(SchemaMismatch) as refused:
-            await migrate.require_current(connection, source=newer)
-        assert refused.value.remedy == "holdfast migrate apply"
-        await migrate.apply(empty_dsn, source=newer)
-        await migrate.require_current(connection, source=newer)
-        with pytest.raises(SchemaMismatch) as refused:
-            await migrate.require_current(connection, source=older)
-        assert "upgrade" in refused.value.remedy
+        for number, schema in enumerate(releases, start=1):
+            await migrate.apply(empty_dsn, source=schema)
+            accepted[number] = []
+            for code, source in enumerate(releases, start=1):
+                try:
+                    await migrate.require_compatible(connection, source=source)
+                    accepted[number].append(code)
+                except SchemaMismatch as error:
+                    assert f"contract {number} (holdfast 0.{number}.0)" in error.found
+                    assert f"contract {code} (holdfast 0.{code}.0)" in error.expected
+                    upgrade = f"pip install 'holdfast>=0.{number - 1}.0'"
+                    assert error.remedy == ("holdfast migrate apply" if code > number else upgrade)
     finally:
         await connection.close()
+    # Code 3 cannot do without the schema 3; code 2 can do without the schema 2, and code 4 without the schema 4.
+    assert accepted == {1: [1, 2], 2: [1, 2], 3: [2, 3, 4], 4: [3, 4]}
 
 
-async def test_require_current_refuses_functions_of_another_release(empty_dsn: str, make_source: MakeSource) -> None:
-    """OBX-3: a worker would call them with other arguments; the number of the last migration does not tell."""
-    function = "CREATE OR REPLACE FUNCTION core.answer() RETURNS int LANGUAGE sql AS 'SELECT {}';"
-    older, newer = (make_source(FIRST, functions=function.format(n)) for n in (41, 42))
-    beyond = make_source(FIRST, SECOND, functions=function.format(42))
+async def test_a_database_without_a_contract_has_the_first(empty_dsn: str, make_source: MakeSource) -> None:
+    """OPS-6: one that was migrated before contracts were recorded."""
+    await migrate.apply(empty_dsn, source=make_source(FIRST))
+    await execute(empty_dsn, "DROP TABLE core.contract")
     connection = await asyncpg.connect(empty_dsn)
     try:
-        for schema, remedy in (("core", "holdfast migrate apply"), ("shop", "holdfast migrate apply --schema shop")):
-            await migrate.apply(empty_dsn, schema=schema, source=older)
-            await migrate.require_current(connection, schema, source=older)
-            with pytest.raises(SchemaMismatch, match=f"{schema} version 1 with other functions") as refused:
-                await migrate.require_current(connection, schema, source=newer)
-            assert refused.value.remedy == remedy
-            with pytest.raises(SchemaMismatch, match=rf"{schema} version 1, .* version 2"):
-                await migrate.require_current(connection, schema, source=beyond)
-            await migrate.apply(empty_dsn, schema=schema, source=newer)
-            await migrate.require_current(connection, schema, source=newer)
+        await migrate.require_compatible(connection, source=make_source(FIRST, contract=(2, 1, 1)))
+        with pytest.raises(SchemaMismatch, match=r"contract 1 .*holdfast migrate apply"):
+            await migrate.require_compatible(connection)
     finally:
         await connection.close()
+    await migrate.apply(empty_dsn, source=make_source(FIRST, SECOND, contract=(2, 1, 2)))
+    assert await fetch(empty_dsn, "SELECT provides, oldest_code FROM core.contract") == [(2, 1)]
 
 
-async def test_require_current_leaves_a_transaction_usable(empty_dsn: str) -> None:
+async def test_require_compatible_leaves_a_transaction_usable(empty_dsn: str) -> None:
     connection = await asyncpg.connect(empty_dsn)
     try:
         async with connection.transaction():
             with pytest.raises(SchemaMismatch):
-                await migrate.require_current(connection)
+                await migrate.require_compatible(connection)
             assert await connection.fetchval("SELECT 1") == 1
     finally:
         await connection.close()

@@ -21,14 +21,14 @@ from tests.servers import SessionServer
 # --- the declared matrix: what is not here is denied ---
 
 TABLES: dict[str, dict[str, set[str]]] = {
-    PRODUCER: {"my_outbox": {"SELECT"}, "migrations": {"SELECT"}},
-    WORKER: {"migrations": {"SELECT"}},
+    PRODUCER: {"my_outbox": {"SELECT"}, "migrations": {"SELECT"}, "contract": {"SELECT"}},
+    WORKER: {"migrations": {"SELECT"}, "contract": {"SELECT"}},
     OPERATOR: {
         name: {"SELECT"}
         for name in (
-            "migrations", "outbox", "failed", "event_handled", "subscriptions", "subscriptions_version", "workers",
-            "deployments", "outbox_keys", "sources", "stop_requests", "audit", "failure_notes", "plans", "plan_rows",
-            "clock_steps",
+            "migrations", "contract", "outbox", "failed", "event_handled", "subscriptions", "subscriptions_version",
+            "workers", "deployments", "outbox_keys", "sources", "stop_requests", "audit", "failure_notes", "plans",
+            "plan_rows", "clock_steps",
         )
     },
 }  # fmt: skip
@@ -112,6 +112,12 @@ INTERNAL |= {"outbox_source", "secret", "scoped_key", "inbox_is_foreign", "inbox
 FUNCTIONS[PRODUCER] |= {"idempotency_begin", "idempotency_complete"}
 FUNCTIONS[WORKER] |= {"idempotency_begin", "idempotency_complete", "sweep_records"}
 FUNCTIONS[OPERATOR] |= {"sweep_records"}
+
+# --- of the previous contract, functions/previous_names.sql ---
+TABLES[OPERATOR] |= {name: {"SELECT"} for name in ("registry", "stops")}
+_PREVIOUS = {"interest", "retention_registry", "sweep_turn", "sweep_done"}
+FUNCTIONS[WORKER] |= _PREVIOUS | {"outbox_consume", "outbox_forget", "schedules_look", "served_channels"}
+FUNCTIONS[OPERATOR] |= _PREVIOUS | {"plan_turn", "schedule_turn"}
 
 
 async def cells(outbox: Outbox, sql: str, *values: object) -> set[tuple[str, ...]]:
@@ -430,7 +436,7 @@ async def test_a_producer_publishes_and_looks_after_its_events(outbox: Outbox, p
         await shop.publish(connection, EVENT, {}, key="k", delay=90, on_duplicate="reschedule")
         assert await shop.reschedule(connection, "k", delay=30)
         assert await shop.cancel(connection, "k")
-    await migrate.require_current(connection)
+    await migrate.require_compatible(connection)
     assert await outbox.value("SELECT count(*) FROM core.outbox") == 5
     assert await outbox.value("SELECT count(*) FROM core.outbox WHERE status = 'pending'") == 4
 
@@ -538,7 +544,7 @@ async def test_a_worker_claims_and_settles_without_a_table(outbox: Outbox, worke
     assert await worker.call(
         "outbox_due_in", channel=CHANNEL, generation=0, routes=[HANDLER], priorities=[1], since=timedelta(0)
     )
-    await migrate.require_current(worker.connection)
+    await migrate.require_compatible(worker.connection)
     await assert_denied(
         worker,
         "SELECT * FROM core.outbox",

@@ -320,6 +320,8 @@ def test_plan_as_json(holdfast: Run, calls: list[Any]) -> None:
         "code_version": 2,
         "up_to_date": False,
         "functions_changed": True,
+        "contract": None,
+        "code_contract": installation.code_contract().provides,
         "applied": [
             {
                 "version": 1,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import asdict
 from enum import StrEnum
 from typing import Annotated
 
@@ -44,7 +45,7 @@ def status(
     schema: SchemaOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show the migrations that are applied and pending. Changes nothing."""
+    """Show the migrations that are applied and pending, and the code that the schema serves. Changes nothing."""
     name = environment.schema(schema)
     found = asyncio.run(installation.state(environment.dsn(dsn), schema=name))
     if as_json:
@@ -91,6 +92,8 @@ def _as_json(schema: str, found: SchemaState) -> dict[str, object]:
         "code_version": found.code_version,
         "up_to_date": found.up_to_date,
         "functions_changed": found.functions_changed,
+        "contract": None if found.contract is None else asdict(found.contract),
+        "code_contract": installation.code_contract().provides,
         "applied": [
             {
                 "version": line.version,
@@ -126,3 +129,8 @@ def _show(schema: str, found: SchemaState) -> None:
         f"schema {schema}: the database has version {found.database_version}, the code {found.code_version}"
         + ("" if not found.up_to_date else "; nothing to do")
     )
+    if found.contract is not None:
+        typer.echo(
+            f"the schema has {found.contract} and serves {found.contract.served}; "
+            f"this code has contract {installation.code_contract().provides}"
+        )

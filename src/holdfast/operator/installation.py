@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from holdfast.postgres.schema.migrate import (
     AppliedMigration,
+    Contract,
     Holdings,
     Migration,
     MigrationRefused,
@@ -20,6 +21,7 @@ from holdfast.postgres.schema.release import load
 
 __all__ = [
     "AppliedMigration",
+    "Contract",
     "Holdings",
     "Migration",
     "MigrationRefused",
@@ -27,12 +29,18 @@ __all__ = [
     "SchemaState",
     "Step",
     "apply",
+    "code_contract",
     "code_version",
     "holdings",
     "printable",
     "state",
     "uninstall",
 ]
+
+
+def code_contract() -> Contract:
+    """The contract that the code of this release is written for, and its schema provides."""
+    return load().terms.schema
 
 
 def code_version() -> int:

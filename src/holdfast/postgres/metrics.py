@@ -51,7 +51,7 @@ class MetricsSource:
         if self._connection is None or self._connection.is_closed():
             await self._address.probe()
             self._connection = await connect(self._address, "metrics", statement_timeout=self._timeout)
-            await migrate.require_current(self._connection, self._schema)
+            await migrate.require_compatible(self._connection, self._schema)
         return await snapshot(self._connection, self._schema)
 
     def drop(self) -> None:

@@ -183,7 +183,7 @@ class Reactions:
         try:
             if handlers:
                 await self._address.probe()
-                await migrate.require_current(await self._connection.use(), self._schema)
+                await migrate.require_compatible(await self._connection.use(), self._schema)
         except BaseException:
             await self._close()  # a context that was not entered is not left
             raise

@@ -14,7 +14,7 @@ from holdfast.settings import WorkerSettings
 
 async def require_ready(connection: asyncpg.Connection, settings: WorkerSettings) -> RetentionPolicies:
     """Raise an error for a schema that could not work, or would do harm weeks later; return its retention policies."""
-    await migrate.require_current(connection, settings.schema)
+    await migrate.require_compatible(connection, settings.schema)
     if settings.dead_letters == "archive":
         await require_archive(connection, settings.schema)
     found = await policies(connection, Queries(settings.schema))

@@ -10,8 +10,9 @@ import asyncpg
 from holdfast.postgres.doctor.description import Attributes, Live, Objects
 from holdfast.postgres.doctor.examination import Examination
 from holdfast.postgres.doctor.expected import Expected
-from holdfast.postgres.doctor.findings import CannotLook, Check, Finding
+from holdfast.postgres.doctor.findings import CannotLook, Check, Finding, Severity
 from holdfast.postgres.doctor.remedies import Remedies
+from holdfast.postgres.schema.contract import Contract
 from holdfast.postgres.schema.ownership import OWNER, ROLES
 
 _MOST_EVIDENCE = 300
@@ -120,12 +121,9 @@ async def _release(examination: Examination) -> list[Finding]:
         what = f"{examination.schema}.migrations does not list every migration that was applied"
         remedy = f"restore {examination.schema}.migrations from a backup; its lines are also in: holdfast migrate print"
         return [problem("ledger-damaged", what, f"it lists {_shown(applied)}", remedy)]
-    evidence = f"the schema has version {len(applied)}, this release needs version {release.version}"
-    if len(applied) < release.version:
-        return [problem("schema-behind", f"migrations of {examination.schema} are pending", evidence)]
-    if len(applied) > release.version:
-        what = f"a later release has migrated {examination.schema}"
-        return [problem("schema-ahead", what, evidence, "pip install --upgrade holdfast")]
+    outdated = _outdated(examination, len(applied), await examination.contract())
+    if outdated is not None:
+        return [outdated]
     findings = [
         problem(
             "migration-altered",
@@ -140,6 +138,24 @@ async def _release(examination: Examination) -> list[Finding]:
         evidence = f"expected {release.functions_checksum[:12]}; found {str(ledger.get(0))[:12]}"
         findings.append(problem("functions-outdated", "the functions are those of another release", evidence))
     return findings
+
+
+def _outdated(examination: Examination, applied: int, contract: Contract) -> Finding | None:
+    """A schema of an earlier or a later release: a problem, or a warning where code and schema still work together."""
+    release, schema = examination.expected.release, examination.schema
+    terms = release.terms
+    evidence = (
+        f"the schema has version {applied} and {contract}, which serves {contract.served}; "
+        f"this release has version {release.version} and {terms.schema}"
+    )
+    severity: Severity = "warning" if terms.served_by(contract) and terms.sufficed_by(contract) else "problem"
+    if applied < release.version or contract.provides < terms.schema.provides:
+        what = f"migrations of {schema} are pending"
+        return Finding(severity, "schema-behind", schema, what, evidence, examination.apply_command)
+    if applied > release.version or contract.provides > terms.schema.provides:
+        what = f"a later release has migrated {schema}"
+        return Finding(severity, "schema-ahead", schema, what, evidence, "pip install --upgrade holdfast")
+    return None
 
 
 async def _comparable(examination: Examination) -> tuple[Expected, Live]:

@@ -15,6 +15,7 @@ from holdfast.postgres.doctor.description import Live, describe
 from holdfast.postgres.doctor.expected import Expected
 from holdfast.postgres.doctor.findings import CannotLook, Limits
 from holdfast.postgres.queries import Queries
+from holdfast.postgres.schema.contract import FIRST, Contract, apply_command
 from holdfast.postgres.schema.ownership import OWNER
 
 
@@ -28,6 +29,7 @@ class Place:
     owner: str | None  # of the schema; None: there is no such schema
     outbox_owner: str | None
     has_ledger: bool
+    has_contract: bool
     sees_sessions: bool
 
 
@@ -92,6 +94,16 @@ class Examination:
     async def _ledger(self) -> dict[int, str]:
         return {row["version"]: row["checksum"] for row in await self.rows("read_ledger")}
 
+    async def contract(self) -> Contract:
+        """The contract of the schema."""
+        found: Contract = await self._once("contract", self._contract)
+        return found
+
+    async def _contract(self) -> Contract:
+        recorded = (await self.place()).has_contract
+        rows = await self.rows("read_contract") if recorded else []
+        return Contract(**dict(rows[0])) if rows else FIRST
+
     @cached_property
     def expected(self) -> Expected:
         return Expected(self.schema)
@@ -121,7 +133,7 @@ class Examination:
 
     @property
     def apply_command(self) -> str:
-        return "holdfast migrate apply" + ("" if self.schema == "core" else f" --schema {self.schema}")
+        return apply_command(self.schema)
 
     def in_schema(self, name: str) -> str:
         """For SQL."""

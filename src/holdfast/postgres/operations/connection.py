@@ -120,6 +120,6 @@ class OperatorConnection:
     async def _current(self) -> asyncpg.Connection:
         connection = self.driver
         if not self._checked:
-            await migrate.require_current(connection, self.schema)
+            await migrate.require_compatible(connection, self.schema)
             self._checked = True
         return connection

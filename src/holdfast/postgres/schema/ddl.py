@@ -161,7 +161,7 @@ async def change(
                     return
         except asyncpg.PostgresError as error:
             if error.sqlstate not in passing:
-                raise _failed(what, error) from error
+                raise refusal(what, error) from error
             attempt += 1
             if attempt == LOCK_TRIES:
                 raise await _no_lock(connection, queries, what) from error
@@ -171,7 +171,13 @@ async def change(
         await asyncio.sleep(random.uniform(0.1, min(4.0, 0.25 * 2**attempt)))
 
 
-def _failed(what: str, error: asyncpg.PostgresError) -> MigrationRefused:
+def is_passing(error: asyncpg.PostgresError) -> bool:
+    """Whether a step may succeed when it is tried again."""
+    return error.sqlstate in _PASSING
+
+
+def refusal(what: str, error: asyncpg.PostgresError) -> MigrationRefused:
+    """The error of a step that the server refused."""
     if error.sqlstate == "42501":
         return MigrationRefused(
             f"{what}: {error}",

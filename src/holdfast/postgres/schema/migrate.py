@@ -1,30 +1,40 @@
-"""Bringing a database to the schema this version of the code needs, forward only.
+"""Bringing a database to the schema of this release, forward only.
 
-Migrations are numbered files, each applied in its own transaction and recorded in `core.migrations`. Two
-processes may start at once: the second waits, and finds nothing left to do. Functions and grants have no
-number; they are replaced as a whole at the end of every run.
+Migrations are numbered files, recorded in `core.migrations`. Functions and grants have no number; they are replaced as
+a whole at the end of every run, in one transaction with the migrations before them, so that a worker finds the schema
+of one release or of the other and nothing between them. Two processes may start at once: the second waits, and finds
+nothing left to do.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import asdict, dataclass
 from importlib.resources.abc import Traversable
+from itertools import takewhile
 from typing import Any, Literal
 
 import asyncpg
 
-from holdfast.errors import SchemaMismatch
 from holdfast.postgres.queries import Queries, render, split
-from holdfast.postgres.schema.ddl import MigrationRefused, change, connect, one_at_a_time, transaction
-from holdfast.postgres.schema.ownership import Facts, Ownership, RolesMode, decide, inspect
+from holdfast.postgres.schema.contract import Contract, read_contract
+from holdfast.postgres.schema.ddl import (
+    MigrationRefused,
+    change,
+    connect,
+    is_passing,
+    one_at_a_time,
+    refusal,
+)
+from holdfast.postgres.schema.ownership import Ownership, RolesMode, decide, inspect
 from holdfast.postgres.schema.release import Migration, Release, load
+from holdfast.postgres.schema.state import AppliedMigration, SchemaState, compare
 from holdfast.postgres.schema.uninstall import Holdings, Removal, holdings, uninstall
 
 __all__ = [
     "AppliedMigration",
+    "Contract",
     "Holdings",
     "Migration",
     "MigrationRefused",
@@ -34,37 +44,10 @@ __all__ = [
     "apply",
     "holdings",
     "printable",
-    "require_current",
+    "require_compatible",
     "state",
     "uninstall",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class AppliedMigration:
-    """A line of `core.migrations`."""
-
-    version: int
-    name: str
-    checksum: str
-    applied_at: datetime
-    applied_by: str
-
-
-@dataclass(frozen=True, slots=True)
-class SchemaState:
-    """The migrations that a database has and lacks."""
-
-    applied: tuple[AppliedMigration, ...]
-    pending: tuple[Migration, ...]
-    database_version: int
-    code_version: int
-    functions_changed: bool
-
-    @property
-    def up_to_date(self) -> bool:
-        """Whether `apply` would change nothing."""
-        return not self.pending and not self.functions_changed
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +66,7 @@ async def state(dsn: str, *, schema: str = "core", source: Traversable | None = 
     """Compare the database with the code. Reads only; a schema that is not there has version 0."""
     queries, release = Queries(schema), load(source)
     async with _connected(dsn) as connection:
-        return await _compare(connection, queries, release)
+        return await compare(connection, queries, release)
 
 
 async def apply(
@@ -104,12 +87,13 @@ async def apply(
     async with _connected(dsn) as connection:
         waiting = Step("wait", "another schema change is running, waiting for it to end")
         async with one_at_a_time(connection, queries, lambda: notify(waiting)) as direct:
-            await _compare(connection, queries, release)  # refuses before anything is changed
+            found = await compare(connection, queries, release)  # refuses before anything is changed
+            if found.newer:
+                notify(Step("hint", f"schema {schema} is of {found.contract}, and serves this release too"))
+                return []
             runner = _Runner(connection, queries, release, notify, direct)
             await runner.prepare_schema(roles)
-            done = await runner.migrate()
-            await runner.replace_functions_and_grants()
-            return done
+            return await runner.migrate()
 
 
 def printable(schema: str = "core", *, roles: bool = True, since: int = 0, source: Traversable | None = None) -> str:
@@ -132,22 +116,22 @@ def printable(schema: str = "core", *, roles: bool = True, since: int = 0, sourc
         parts.append(queries.script("change_owner.sql"))
     if roles:
         parts.append(queries.asyncpg("become_owner_for_session").sql + ";")
-    if since == 0:
-        parts.append(queries.script("ledger.sql"))
+    parts.append(queries.script("ledger.sql"))
     for migration in release.migrations[since:]:
         alone = "" if migration.transactional else "\n-- Each statement of this one must run outside a transaction."
         parts.append(f"-- Migration {migration}{alone}\n{render(migration.sql, schema)}")
         parts.append(_record(queries, migration.version, migration.name, migration.checksum))
     parts.extend(render(script, schema) for script in release.functions)
     parts.append(_record(queries, 0, "functions", release.functions_checksum))
+    parts.append(_filled_in(queries, "record_contract", asdict(release.terms.schema)))
     parts.append(render(release.grants, schema) if roles else queries.script("revoke_public.sql"))
     if roles:
         parts.append(queries.asyncpg("become_oneself").sql + ";")
     return "\n\n".join(part.strip() for part in parts if part.strip()) + "\n"
 
 
-async def require_current(connection: Any, schema: str = "core", *, source: Traversable | None = None) -> None:
-    """Raise SchemaMismatch unless the database has exactly the version and the functions this code was written for."""
+async def require_compatible(connection: Any, schema: str = "core", *, source: Traversable | None = None) -> None:
+    """Raise SchemaMismatch unless the contract of the database and that of this code work together."""
     queries, release = Queries(schema), load(source)
     facts = await inspect(connection, queries)
     if facts.has_ledger and not facts.may_read_ledger:
@@ -155,36 +139,21 @@ async def require_current(connection: Any, schema: str = "core", *, source: Trav
             f"{facts.login} may not read {schema}.migrations",
             f"as an administrator: GRANT holdfast_worker TO {facts.login} (or holdfast_producer, holdfast_operator)",
         )
-    ledger = await connection.fetch(queries.asyncpg("read_ledger").sql) if facts.has_ledger else []
-    checksums: dict[int, str] = {line["version"]: line["checksum"] for line in ledger}
-    found = max(checksums, default=0)
-    if found != release.version:
-        raise _mismatch(schema, found, release.version)
-    if checksums.get(0) != release.functions_checksum:
-        wanted = f"version {found} with the functions of its own release"
-        raise SchemaMismatch(f"{schema} version {found} with other functions", wanted, _apply_command(schema))
-
-
-def _apply_command(schema: str) -> str:
-    return "holdfast migrate apply" + ("" if schema == "core" else f" --schema {schema}")
-
-
-def _mismatch(schema: str, found: int, expected: int) -> SchemaMismatch:
-    remedy = _apply_command(schema) if found < expected else "pip install --upgrade holdfast"
-    return SchemaMismatch(
-        f"{schema} version {found}" if found else f"{schema} version 0 (not installed)",
-        f"version {expected}",
-        remedy,
-    )
+    found = await read_contract(connection, queries, recorded=facts.has_contract) if facts.has_ledger else None
+    release.terms.require(schema, found)
 
 
 def _record(queries: Queries, version: int, name: str, checksum: str) -> str:
-    # Names and checksums come from our own file names and hashes: [a-z0-9_] only.
-    statement = queries.asyncpg("record_migration")
+    return _filled_in(queries, "record_migration", {"version": version, "name": name, "checksum": checksum})
+
+
+def _filled_in(queries: Queries, name: str, values: Mapping[str, int | str]) -> str:
+    # The values come from our own file names, hashes and contract.toml: no quotes in them.
+    statement = queries.asyncpg(name)
     sql = statement.sql
-    values = {"version": str(version), "name": f"'{name}'", "checksum": f"'{checksum}'"}
     for number, parameter in enumerate(statement.parameters, start=1):
-        sql = sql.replace(f"${number}", values[parameter])
+        value = values[parameter]
+        sql = sql.replace(f"${number}", str(value) if isinstance(value, int) else f"'{value}'")
     return sql + ";"
 
 
@@ -195,52 +164,6 @@ async def _connected(dsn: str) -> AsyncIterator[Any]:
         yield connection
     finally:
         await connection.close()
-
-
-async def _compare(connection: Any, queries: Queries, release: Release) -> SchemaState:
-    async with transaction(connection, queries):
-        facts = await inspect(connection, queries)
-        rows = await _read_ledger(connection, queries, facts) if facts.has_ledger else []
-    lines = [AppliedMigration(**dict(row)) for row in rows]
-    applied = tuple(line for line in lines if line.version > 0)
-    functions = next((line.checksum for line in lines if line.version == 0), None)
-    _require_same_history(queries.schema, release, applied)
-    return SchemaState(
-        applied=applied,
-        pending=release.migrations[len(applied) :],
-        database_version=len(applied),
-        code_version=release.version,
-        functions_changed=functions != release.functions_checksum,
-    )
-
-
-async def _read_ledger(connection: Any, queries: Queries, facts: Facts) -> list[Any]:
-    if not facts.may_read_ledger:
-        if not facts.may_become_owner:
-            raise MigrationRefused(
-                f"{facts.login} may not read {queries.schema}.migrations",
-                f"as an administrator: GRANT {facts.schema_owner} TO {facts.login}",
-            )
-        await connection.execute(queries.asyncpg("become_owner").sql)
-    rows: list[Any] = await connection.fetch(queries.asyncpg("read_ledger").sql)
-    return rows
-
-
-def _require_same_history(schema: str, release: Release, applied: tuple[AppliedMigration, ...]) -> None:
-    for expected, line in enumerate(applied, start=1):
-        if line.version != expected:
-            raise MigrationRefused(
-                f"{schema}.migrations has a gap: {expected:04d} is missing before {line.version:04d}",
-                "restore the table from a backup, or apply the missing file by hand and insert its line",
-            )
-    if len(applied) > release.version:
-        raise _mismatch(schema, len(applied), release.version)
-    for line, migration in zip(applied, release.migrations, strict=False):
-        if line.checksum != migration.checksum:
-            raise MigrationRefused(
-                f"the migration {migration} is not the text that was applied on {line.applied_at:%Y-%m-%d}",
-                "restore the file as it was, and put the change into a new migration",
-            )
 
 
 class _Runner:
@@ -270,9 +193,8 @@ class _Runner:
                 await self._run("create_owned_schema" if ownership.roles else "create_schema")
             if ownership.change_owner:
                 await self._script("change_owner.sql")
-            if not facts.has_ledger:
-                await self._become_owner()
-                await self._script("ledger.sql")
+            await self._become_owner()
+            await self._script("ledger.sql")
             step = self._ownership_step(facts.login, ownership)
 
         await self._change(f"preparing the schema {self.queries.schema}", work, roles=True)
@@ -290,37 +212,62 @@ class _Runner:
         )
 
     async def migrate(self) -> list[Migration]:
+        """Apply what is pending, then functions, grants and the contract, in as few transactions as possible."""
         done: list[Migration] = []
         while True:
             # Asked again each time: behind a pooler another run may be taking turns with this one.
-            current = await _compare(self.connection, self.queries, self.release)
-            if not current.pending:
+            current = await compare(self.connection, self.queries, self.release)
+            if current.newer:
                 return done
-            migration = current.pending[0]
-            self.notify(Step("apply", f"applying {migration}", migration))
-            if migration.transactional:
-                applied = await self._apply(migration)
+            if current.pending and not current.pending[0].transactional:
+                applied = [current.pending[0]]
+                self._notify_all("apply", "applying", applied)
+                await self._apply_without_transaction(applied[0])
+                finished = False
             else:
-                applied = await self._apply_without_transaction(migration)
-            if applied:
-                done.append(migration)
-                self.notify(Step("applied", f"applied {migration}", migration))
+                applied, finished = await self._apply_together(current)
+            self._notify_all("applied", "applied", applied)
+            done += applied
+            if finished:
+                return done
 
-    async def _apply(self, migration: Migration) -> bool:
-        applied = False
+    async def _apply_together(self, current: SchemaState) -> tuple[list[Migration], bool]:
+        """Apply the next migrations that can share a transaction, and the functions if none is left after them."""
+        group = list(takewhile(lambda migration: migration.transactional, current.pending))
+        last = len(group) == len(current.pending)
+        turn = True
 
         async def work() -> None:
-            nonlocal applied
-            await self._become_owner()
-            applied = await self._next_version() == migration.version
-            if applied:
-                await self._execute(render(migration.sql, self.queries.schema))
-                await self._record(migration.version, migration.name, migration.checksum)
+            nonlocal turn
+            turn = await compare(self.connection, self.queries, self.release) == current
+            if turn:
+                await self._become_owner()
+                for migration in group:
+                    await self._apply(migration)
+                if last:
+                    await self._replace_functions_and_grants()
 
-        await self._change(f"migration {migration}", work)
-        return applied
+        self._notify_all("apply", "applying", group)
+        if last:
+            self.notify(Step("functions", "functions and grants"))
+        names = [str(migration) for migration in group] + ["functions and grants"] * last
+        await self._change(" to ".join(dict.fromkeys((names[0], names[-1]))), work, roles=True)
+        return (group, last) if turn else ([], False)
 
-    async def _apply_without_transaction(self, migration: Migration) -> bool:
+    def _notify_all(self, action: Literal["apply", "applied"], verb: str, migrations: list[Migration]) -> None:
+        for migration in migrations:
+            self.notify(Step(action, f"{verb} {migration}", migration))
+
+    async def _apply(self, migration: Migration) -> None:
+        try:
+            await self._execute(render(migration.sql, self.queries.schema))
+        except asyncpg.PostgresError as error:
+            if is_passing(error):
+                raise
+            raise refusal(f"migration {migration}", error) from error
+        await self._record(migration.version, migration.name, migration.checksum)
+
+    async def _apply_without_transaction(self, migration: Migration) -> None:
         if not self.direct:
             raise MigrationRefused(
                 f"migration {migration} cannot run through a connection pooler",
@@ -346,25 +293,17 @@ class _Runner:
             await self._record(migration.version, migration.name, migration.checksum)
 
         await self._change(f"recording {migration}", record)
-        return True
 
-    async def replace_functions_and_grants(self) -> None:
-        async def work() -> None:
-            await self._become_owner()
-            for script in self.release.functions:
-                await self._execute(render(script, self.queries.schema))
-            await self._record(0, "functions", self.release.functions_checksum)
-            if self.roles:
-                await self._execute(render(self.release.grants, self.queries.schema))
-            else:
-                await self._script("revoke_public.sql")
-
-        self.notify(Step("functions", "functions and grants"))
-        await self._change("functions and grants", work, roles=True)
-
-    async def _next_version(self) -> int:
-        version: int = await self.connection.fetchval(self.queries.asyncpg("schema_version").sql)
-        return version + 1
+    async def _replace_functions_and_grants(self) -> None:
+        for script in self.release.functions:
+            await self._execute(render(script, self.queries.schema))
+        await self._record(0, "functions", self.release.functions_checksum)
+        statement = self.queries.asyncpg("record_contract")
+        await self.connection.execute(statement.sql, *statement.bind(asdict(self.release.terms.schema)))
+        if self.roles:
+            await self._execute(render(self.release.grants, self.queries.schema))
+        else:
+            await self._script("revoke_public.sql")
 
     async def _become_owner(self) -> None:
         if self.roles:

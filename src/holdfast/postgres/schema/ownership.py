@@ -33,6 +33,7 @@ class Facts:
     may_create_in_schema: bool
     schema_objects: int
     has_ledger: bool
+    has_contract: bool
     may_read_ledger: bool
 
 

@@ -1,4 +1,4 @@
-"""What this version of the code brings to a database: numbered migrations, functions, grants."""
+"""What this version of the code brings to a database: numbered migrations, functions, grants, a contract."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from importlib.resources.abc import Traversable
 
 from holdfast.errors import MigrationError
 from holdfast.postgres.queries import sql_files
+from holdfast.postgres.schema.contract import Terms, read_terms
 
 _FILE_NAME = re.compile(r"(\d{4})_([a-z0-9_]+)\.sql")
 _NO_TRANSACTION = re.compile(r"\A(?:[ \t]*(?:--[^\n]*)?\n)*?-- holdfast: no-transaction[ \t]*$", re.MULTILINE)
@@ -40,6 +41,7 @@ class Release:
     migrations: tuple[Migration, ...]
     functions: tuple[str, ...]
     grants: str
+    terms: Terms
 
     @property
     def version(self) -> int:
@@ -62,6 +64,7 @@ def load(source: Traversable | None = None) -> Release:
         migrations,
         tuple(_text(functions.joinpath(name)) for name in sql_files(functions)) if functions.is_dir() else (),
         _text(grants) if grants.is_file() else "",
+        read_terms(folder),
     )
 
 

@@ -26,6 +26,8 @@ SELECT current_setting('server_version') AS server,
         WHERE n.nspname = 'core' AND c.relname = 'outbox') AS outbox_owner,
        EXISTS (SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
                WHERE n.nspname = 'core' AND c.relname = 'migrations') AS has_ledger,
+       EXISTS (SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+               WHERE n.nspname = 'core' AND c.relname = 'contract') AS has_contract,
        pg_has_role('pg_read_all_stats', 'USAGE') AS sees_sessions;
 
 -- --- the schema as it is: the names of the columns below are those of the differences that are reported ---

@@ -7,7 +7,7 @@ ALTER DEFAULT PRIVILEGES IN SCHEMA core REVOKE ALL ON TABLES FROM PUBLIC;
 -- Without a schema: the built-in grant to PUBLIC can only be taken back for the role as a whole.
 ALTER DEFAULT PRIVILEGES REVOKE EXECUTE ON FUNCTIONS FROM PUBLIC;
 GRANT USAGE ON SCHEMA core TO holdfast_producer, holdfast_worker, holdfast_operator;
-GRANT SELECT ON core.migrations TO holdfast_producer, holdfast_worker, holdfast_operator;
+GRANT SELECT ON core.migrations, core.contract TO holdfast_producer, holdfast_worker, holdfast_operator;
 
 -- Producers write events, and may look after those of their own sources.
 GRANT INSERT (id, event_type, event_version, occurred_at, source, target, content_class, channel, generation, domain_id,
@@ -101,3 +101,15 @@ GRANT EXECUTE ON FUNCTION
     core.idempotency_complete(text, text, boolean, int, jsonb, bytea, boolean)
     TO holdfast_producer, holdfast_worker;
 GRANT EXECUTE ON FUNCTION core.sweep_records(int, text, text) TO holdfast_worker, holdfast_operator;
+
+-- Names of contract 1, for its code; they go with functions/previous_names.sql.
+GRANT SELECT ON core.registry, core.stops TO holdfast_operator;
+GRANT EXECUTE ON FUNCTION
+    core.outbox_consume(uuid[], uuid[], text[], text[], boolean), core.outbox_forget(uuid, text),
+    core.schedules_look(text[]), core.served_channels()
+    TO holdfast_worker;
+GRANT EXECUTE ON FUNCTION
+    core.interest(), core.retention_registry(), core.sweep_turn(uuid, interval, boolean), core.sweep_done(uuid, jsonb, bigint)
+    TO holdfast_worker, holdfast_operator;
+GRANT EXECUTE ON FUNCTION core.plan_turn(bigint, text, text, text), core.schedule_turn(text, text, text, text)
+    TO holdfast_operator;

@@ -19,6 +19,8 @@ SELECT current_setting('server_version_num')::int AS version,
        (SELECT count(*) FROM pg_catalog.pg_class WHERE relnamespace = space.oid)
          + (SELECT count(*) FROM pg_catalog.pg_proc WHERE pronamespace = space.oid) AS schema_objects,
        ledger.oid IS NOT NULL AS has_ledger,
+       EXISTS (SELECT FROM pg_catalog.pg_class
+               WHERE relnamespace = space.oid AND relname = 'contract' AND relkind = 'r') AS has_contract,
        coalesce(has_schema_privilege(space.oid, 'USAGE')
                 AND has_table_privilege(ledger.oid, 'SELECT'), false) AS may_read_ledger
 FROM pg_catalog.pg_roles me
@@ -31,8 +33,8 @@ WHERE me.rolname = current_user
 -- name: read_ledger
 SELECT version, name, checksum, applied_at, applied_by FROM core.migrations ORDER BY version
 
--- name: schema_version
-SELECT coalesce(max(version), 0) FROM core.migrations
+-- name: read_contract
+SELECT provides, oldest_code, release, oldest_release FROM core.contract
 
 -- name: record_migration
 -- Version 0 is not a migration: it holds the checksum of the functions, which are replaced as a whole.
@@ -40,6 +42,13 @@ INSERT INTO core.migrations (version, name, checksum) VALUES (:version, :name, :
 ON CONFLICT (version) DO UPDATE
     SET checksum = EXCLUDED.checksum, applied_at = EXCLUDED.applied_at, applied_by = EXCLUDED.applied_by
     WHERE migrations.version = 0
+
+-- name: record_contract
+INSERT INTO core.contract (provides, oldest_code, release, oldest_release)
+VALUES (:provides, :oldest_code, :release, :oldest_release)
+ON CONFLICT (one) DO UPDATE
+    SET provides = EXCLUDED.provides, oldest_code = EXCLUDED.oldest_code,
+        release = EXCLUDED.release, oldest_release = EXCLUDED.oldest_release
 
 -- name: begin_session
 -- Of a connection that is ours alone. A login, or its database, may have set otherwise: backslashes in our texts, NULL in

@@ -15,25 +15,19 @@ ALTER TABLE core.stop_requests RENAME CONSTRAINT stops_pkey TO stop_requests_pke
 ALTER TABLE core.stop_requests RENAME COLUMN stopped_by TO requested_by;
 ALTER TABLE core.stop_requests RENAME COLUMN stopped_at TO requested_at;
 
--- Functions that have another name now, or a parameter or a result of another name.
-DROP FUNCTION IF EXISTS core.interest();
+-- Functions with a parameter of another name, which REPLACE cannot change: they are made anew in this transaction.
 DROP FUNCTION IF EXISTS core.subscribe(text, text, text[]);
 DROP FUNCTION IF EXISTS core.outbox_claim(
     uuid, uuid, interval, bigint, text, bigint, text[], smallint[], text[], int[], timestamptz[], uuid[]);
 DROP FUNCTION IF EXISTS core.outbox_split(
     bigint, text, bigint, text[], smallint[], int[], timestamptz[], uuid[]);
-DROP FUNCTION IF EXISTS core.outbox_consume(uuid[], uuid[], text[], text[], boolean);
-DROP FUNCTION IF EXISTS core.outbox_forget(uuid, text);
-DROP FUNCTION IF EXISTS core.replay_rows(uuid[], bigint, text, boolean);
-DROP FUNCTION IF EXISTS core.is_brief(text);
-DROP FUNCTION IF EXISTS core.is_planned(uuid);
-DROP FUNCTION IF EXISTS core.retention_registry();
 DROP FUNCTION IF EXISTS core.retention_policy(text, text);
 DROP FUNCTION IF EXISTS core.retention_set(text, text, text, text, int, int, text);
 DROP FUNCTION IF EXISTS core.retention_due(text, text, timestamptz, int);
 DROP FUNCTION IF EXISTS core.retention_sweep(text, text, timestamptz, int, text, text);
-DROP FUNCTION IF EXISTS core.sweep_turn(uuid, interval, boolean);
-DROP FUNCTION IF EXISTS core.sweep_done(uuid, jsonb, bigint);
-DROP FUNCTION IF EXISTS core.plan_turn(bigint, text, text, text);
-DROP FUNCTION IF EXISTS core.schedule_turn(text, text, text, text);
-DROP FUNCTION IF EXISTS core.schedules_look(text[]);
+
+-- Functions with another name that only functions called. What workers and operators called under another name stays,
+-- in functions/previous_names.sql.
+DROP FUNCTION IF EXISTS core.replay_rows(uuid[], bigint, text, boolean);
+DROP FUNCTION IF EXISTS core.is_brief(text);
+DROP FUNCTION IF EXISTS core.is_planned(uuid);

@@ -1,0 +1,315 @@
+"""Rolling deploys of Holdfast itself (OPS-6, OBX-3): two releases beside each other, under load, forward and back.
+
+The next release is a copy of this one with a contract of its own, a migration that adds a column, and functions with
+one more argument. Its workers run from the copy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shutil
+import signal
+import tomllib
+import uuid
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import dataclass
+from datetime import timedelta
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+import holdfast
+from holdfast import NewEvent, Publisher
+from holdfast.errors import SchemaMismatch
+from holdfast.postgres import migrate
+from holdfast.postgres.schema.release import load
+from tests.acceptance.support import WorkerProcess, drained, effects, make_tables, process, until
+from tests.migrations.conftest import write_contract
+from tests.outbox import EVENT, HANDLER, LANE, Outbox
+
+pytestmark = pytest.mark.trust
+
+SQL = Path(holdfast.__file__).parent / "postgres" / "sql"
+CONTRACT = load().terms.schema.provides
+WIDENED = ("outbox_claim", "worker_stopped")
+MIGRATION = f"""
+ALTER TABLE core.workers ADD COLUMN note text;
+DO $$
+DECLARE
+    found regprocedure;
+BEGIN
+    FOR found IN SELECT oid FROM pg_proc WHERE pronamespace = 'core'::regnamespace AND proname IN {WIDENED} LOOP
+        EXECUTE 'DROP FUNCTION ' || found;
+    END LOOP;
+END
+$$;
+"""
+
+
+@dataclass(frozen=True)
+class NextRelease:
+    """A copy of the package in a folder of its own."""
+
+    root: Path
+
+    @property
+    def sql(self) -> Path:
+        return self.root / "holdfast" / "postgres" / "sql"
+
+    def worker(self, dsn: str, **settings: object) -> AbstractAsyncContextManager[WorkerProcess]:
+        return process(dsn, "ledger", environment={"PYTHONPATH": str(self.root)}, **(QUICK | settings))
+
+
+QUICK: dict[str, Any] = {"lease": 1.0, "poll_interval": 0.5, "concurrency": 10, "connections": 5}
+
+
+def replace(file: Path, pattern: str, replacement: str) -> None:
+    text, count = re.subn(pattern, replacement, file.read_text())
+    assert count == 1, (file, pattern)
+    file.write_text(text)
+
+
+@pytest.fixture(scope="module")
+def next_release(tmp_path_factory: pytest.TempPathFactory) -> NextRelease:
+    release = NextRelease(tmp_path_factory.mktemp("next"))
+    package = release.root / "holdfast"
+    shutil.copytree(Path(holdfast.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    write_contract(release.sql, CONTRACT + 1, CONTRACT, CONTRACT + 1)
+    (release.sql / "migrations" / f"{load().version + 1:04d}_next.sql").write_text(MIGRATION)
+    for name in WIDENED:
+        (file,) = (f for f in (release.sql / "functions").iterdir() if f"FUNCTION core.{name}(" in f.read_text())
+        replace(file, rf"(FUNCTION core\.{name}\([^()]*)\)", r"\1, p_note text DEFAULT NULL)")
+        replace(release.sql / "grants.sql", rf"(core\.{name}\([^()]*)\)", r"\1, text)")
+    replace(package / "postgres" / "queries.py", r"map\(values\.__getitem__,", "map(values.get,")
+    return release
+
+
+# --- load ---
+
+
+class Load:
+    """Events that are numbered from 0."""
+
+    def __init__(self, schema: str = "core") -> None:
+        self.published = 0
+        self._publisher = Publisher("shop", schema=schema)
+        self._ended = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def publish(self, conn: asyncpg.Connection, count: int = 10) -> None:
+        events = [NewEvent("order.placed", {"n": n}) for n in range(self.published, self.published + count)]
+        async with conn.transaction():
+            await self._publisher.publish_many(conn, events)
+        self.published += count
+
+    def start(self, dsn: str) -> None:
+        """Publish without a pause, until `stop`."""
+        self._task = asyncio.create_task(self._run(dsn))
+
+    async def _run(self, dsn: str) -> None:
+        conn = await asyncpg.connect(dsn)
+        try:
+            while not self._ended.is_set():
+                await self.publish(conn)
+                await asyncio.sleep(0.05)
+        finally:
+            await conn.close()
+
+    async def stop(self) -> None:
+        """Raise what ended it early."""
+        self._ended.set()
+        if self._task is not None:
+            await self._task
+
+
+async def at_work(conn: asyncpg.Connection, *workers: WorkerProcess) -> None:
+    """Wait until each of the workers has handled events from now on."""
+    start = await conn.fetchval("SELECT clock_timestamp()")
+    query = "SELECT count(DISTINCT worker) FROM outside WHERE at > $1 AND worker = ANY ($2)"
+    pids = [worker.pid for worker in workers]
+
+    async def all_of_them() -> bool:
+        assert all(worker.process.returncode is None for worker in workers), [worker.errors for worker in workers]
+        return int(await conn.fetchval(query, start, pids)) == len(pids)
+
+    await until(all_of_them, what="every worker has handled something")
+
+
+def faults(worker: WorkerProcess) -> list[object]:
+    """What a worker said that it should not have to say because of another release."""
+    return [line for line in worker.lines if line.get("level") == "error" or line["told"] in ("loop_failed",)]
+
+
+async def kill(worker: WorkerProcess) -> None:
+    worker.signal(signal.SIGKILL)
+    await worker.end()
+
+
+# --- the tests ---
+
+
+@pytest.mark.slow
+async def test_two_releases_under_load(dsn: str, conn: asyncpg.Connection, next_release: NextRelease) -> None:
+    """OPS-6, OBX-3, T13: migrate, kill and restart both kinds, roll back: nothing lost, nothing failed for good."""
+    await make_tables(conn)
+    load = Load()
+    async with AsyncExitStack() as stack:
+        load.start(dsn)
+        stack.push_async_callback(load.stop)
+
+        async def old() -> WorkerProcess:
+            return await stack.enter_async_context(process(dsn, "ledger", **QUICK))
+
+        async def new() -> WorkerProcess:
+            return await stack.enter_async_context(next_release.worker(dsn))
+
+        first, second = await asyncio.gather(old(), old())
+        await at_work(conn, first, second)
+        done = await migrate.apply(dsn, source=next_release.sql)
+        assert [migration.name for migration in done] == ["next"]
+        assert await conn.fetchval("SELECT count(*) FROM pg_proc WHERE proname = 'outbox_claim'") == 1
+        await at_work(conn, first, second)
+        await kill(first)
+        restarted, third = await asyncio.gather(old(), new())
+        await at_work(conn, second, restarted, third)
+        await asyncio.gather(kill(second), kill(third))
+
+        # Back: the old release is deployed again, and its own `migrate apply` finds nothing to do.
+        last, fourth = await asyncio.gather(old(), new())
+        assert await migrate.apply(dsn) == []
+        assert (await migrate.state(dsn)).newer
+        fourth.signal(signal.SIGTERM)
+        assert await fourth.end() == 0
+        await at_work(conn, restarted, last)
+        await load.stop()
+        await drained(conn)
+    assert await effects(conn) == list(range(load.published))
+    assert await conn.fetchval("SELECT count(*) FROM core.failed") == 0
+    workers = (first, second, restarted, third, last, fourth)
+    assert [fault for worker in workers for fault in faults(worker)] == []
+
+
+async def test_beyond_the_window(dsn: str, conn: asyncpg.Connection, next_release: NextRelease) -> None:
+    """OPS-6, T13: code that is too new for the schema names the command, code that is too old names the release."""
+    async with process(dsn, "ledger", started=False, environment={"PYTHONPATH": str(next_release.root)}) as early:
+        assert await early.end() != 0
+    assert f"schema core of contract {CONTRACT} " in early.errors
+    assert f"needs contract {CONTRACT + 1} (holdfast 0.{CONTRACT + 1}.0); holdfast migrate apply" in early.errors
+
+    await migrate.apply(dsn, source=next_release.sql)
+    await conn.execute("UPDATE core.contract SET oldest_code = provides, oldest_release = release")
+    async with process(dsn, "ledger", started=False) as late:
+        assert await late.end() != 0
+    assert f"contract {CONTRACT + 1} (holdfast 0.{CONTRACT + 1}.0)" in late.errors
+    assert f"needs contract {CONTRACT} " in late.errors
+    assert f"pip install 'holdfast>=0.{CONTRACT + 1}.0'" in late.errors
+    with pytest.raises(SchemaMismatch, match=r"pip install 'holdfast>="):
+        await migrate.apply(dsn)
+    async with next_release.worker(dsn):
+        pass
+
+
+async def test_two_applications_and_two_releases_in_one_database(
+    dsn: str, conn: asyncpg.Connection, next_release: NextRelease
+) -> None:
+    """OPS-6, LSN-17, T30: a schema each, one of them of the next release: neither sees the other's events."""
+    await make_tables(conn)
+    before = await conn.fetchrow("SELECT * FROM core.contract")
+    await migrate.apply(dsn, schema="shop", source=next_release.sql)
+    assert await conn.fetchrow("SELECT * FROM core.contract") == before
+    assert await conn.fetchval("SELECT provides FROM shop.contract") == CONTRACT + 1
+    mine, theirs = Load(), Load("shop")
+    await mine.publish(conn, 40)
+    await theirs.publish(conn, 60)
+    waiting = "SELECT count(*) FROM {}.outbox WHERE settled_at IS NULL"
+    async with process(dsn, "ledger", **QUICK) as old:
+        await until(lambda: conn.fetchval(f"SELECT ({waiting.format('core')}) = 0"), what="core is settled")
+    assert await conn.fetchval(waiting.format("shop")) == 60
+    async with next_release.worker(dsn, schema="shop") as new:
+        await until(lambda: conn.fetchval(f"SELECT ({waiting.format('shop')}) = 0"), what="shop is settled")
+    handled = dict(await conn.fetch("SELECT worker, count(*) FROM outside GROUP BY 1"))
+    assert handled == {old.pid: 40, new.pid: 60}
+    for schema in ("core", "shop"):
+        assert await conn.fetchval(f"SELECT count(*) FROM {schema}.failed") == 0
+        assert await conn.fetchval(f"SELECT count(*) FROM {schema}.workers") == 1
+    await migrate.uninstall(dsn, "shop")
+    assert (await migrate.state(dsn)).up_to_date
+
+
+# --- names of contract 1 ---
+
+SAME_ANSWERS = {
+    "SELECT version, context, handler_name, event_type FROM core.interest()":
+        "SELECT version, domain_context, handler_name, event_type FROM core.subscriptions_read()",
+    "SELECT entity, content_class, active_ttl_days, tombstoned_grace_days, disposal FROM core.retention_registry()":
+        "SELECT * FROM core.retention_policies_read()",
+    "SELECT name, version, owed_after FROM core.schedules_look(ARRAY['shop.nightly'])":
+        "SELECT name, version, owed_after FROM core.schedules_watch(ARRAY['shop.nightly'])",
+    "SELECT * FROM core.outbox_channels() EXCEPT SELECT * FROM core.served_channels() ORDER BY 1, 2":
+        "SELECT * FROM core.unserved_channels()",
+}  # fmt: skip
+
+
+async def test_workers_of_contract_1_are_answered_as_before(conn: asyncpg.Connection) -> None:
+    """OPS-6: a worker that was started before the names changed calls the old ones, with the worker's role."""
+    await conn.set_type_codec("jsonb", schema="pg_catalog", encoder=json.dumps, decoder=json.loads)
+    outbox = Outbox(conn)
+    await outbox.subscribe(HANDLER, EVENT)
+    await outbox.insert()
+    await conn.execute("SET ROLE holdfast_worker")
+    for before, now in SAME_ANSWERS.items():
+        assert [tuple(row) for row in await conn.fetch(before)] == [tuple(row) for row in await conn.fetch(now)], before
+    sweeper, rest = uuid.uuid4(), timedelta(minutes=1)
+    assert await conn.fetchval("SELECT core.sweep_turn($1, $2, true)", sweeper, rest) == 0
+    assert await conn.fetchval("SELECT core.sweep_turn($1, $2)", uuid.uuid4(), rest) is None
+    await conn.execute("SELECT core.sweep_done($1, '{}', 0)", sweeper)
+
+
+async def test_deliveries_of_contract_1_settle_as_before(conn: asyncpg.Connection) -> None:
+    """OPS-6: delivered rows of a class that keeps none are deleted, in a batch and in a handler's transaction."""
+    await conn.set_type_codec("jsonb", schema="pg_catalog", encoder=json.dumps, decoder=json.loads)
+    outbox = Outbox(conn)
+    await conn.execute("SELECT core.retention_set('ann@example.org', NULL, 'outbox_row', 'brief', 0, 0, 'HARD_DELETE')")
+    await outbox.subscribe(HANDLER, EVENT)
+    batch, single = await outbox.held(content_class="brief"), await outbox.held(content_class="brief")
+    stale = single._replace(token=uuid.uuid4())
+    await conn.execute("SET ROLE holdfast_worker")
+    consume = "SELECT core.outbox_consume($1, $2, $3, $4, true)"
+    lost = await conn.fetch(consume, [batch.id, stale.id], [batch.token, stale.token], [LANE], [HANDLER])
+    assert [row[0] for row in lost] == [stale.id]
+    async with conn.transaction():
+        assert await outbox.enter(single) == "run"
+        await conn.execute("SELECT core.outbox_forget($1, $2)", single.id, HANDLER)
+    await conn.execute("RESET ROLE")
+    assert await conn.fetchval("SELECT count(*) FROM core.outbox") == 0
+    assert await conn.fetchval("SELECT count(*) FROM core.event_handled") == 2
+
+
+async def test_operators_of_contract_1_change_states_as_before(conn: asyncpg.Connection) -> None:
+    """OPS-6: pausing a schedule or a replay plan."""
+    await conn.execute("SET ROLE holdfast_operator")
+    for call in (
+        "core.plan_turn(1, 'pause', 'ann@example.org')",
+        "core.schedule_turn('shop.x', 'pause', 'ann@example.org')",
+    ):
+        assert await conn.fetch(f"SELECT * FROM {call}") == []
+
+
+def test_the_terms_of_this_release_are_a_window() -> None:
+    """OPS-6: the schema serves the contract before it, and every contract it serves has a release with a name."""
+    terms = load().terms
+    releases = tomllib.loads((SQL / "contract.toml").read_text())["releases"]
+    assert terms.schema.oldest_code <= max(1, CONTRACT - 1)
+    assert terms.oldest_schema <= CONTRACT
+    assert {str(number) for number in range(terms.schema.oldest_code, CONTRACT + 1)} == set(releases)
+    assert terms.schema.release == version("holdfast").rpartition(".")[0] + ".0"
+
+
+def test_previous_names_stay_as_long_as_their_callers() -> None:
+    """OPS-6: the wrappers go, file and grants, when the contract of their callers is no longer served."""
+    assert (load().terms.schema.oldest_code == 1) == (SQL / "functions" / "previous_names.sql").is_file()
