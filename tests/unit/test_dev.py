@@ -102,7 +102,10 @@ class Pytest:
     def call(self, command: list[str], **_: Any) -> int:
         self.commands.append(command)
         failed = self.results.pop(0)
-        Path(command[command.index("--failed-to") + 1]).write_text("".join(f"{test}\n" for test in failed))
+        # A path of its own would be what pytest looks for its configuration beside.
+        assert not any(Path(part).exists() for part in command[3:] if not part.startswith("-"))
+        (written,) = (part.removeprefix("--failed-to=") for part in command if part.startswith("--failed-to="))
+        Path(written).write_text("".join(f"{test}\n" for test in failed))
         return 1 if failed else 0
 
 
