@@ -11,8 +11,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 
 from holdfast.errors import ConfigurationError
-from holdfast.postgres.metrics import Snapshot
-from holdfast.postgres.reads import MOST, Lane
+from holdfast.postgres.operations.metrics import Snapshot
+from holdfast.postgres.operations.status import MOST, Lane
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
