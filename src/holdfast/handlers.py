@@ -146,10 +146,12 @@ class HandlerRegistry:
         """Register a function without the decorator."""
         handler_name(name)
         if name in self._handlers:
-            remedy = "give every handler a name of its own: it is half of the key that makes effects happen once"
+            remedy = "give each handler a unique name: the inbox is keyed by it"
             raise ConfigurationError(name, "is registered twice", remedy)
         if isinstance(event_types, str):
-            raise ConfigurationError(name, "has a string of event types", f"write ({event_types!r},)")
+            raise ConfigurationError(
+                name, "got a string instead of a sequence of event types", f"write ({event_types!r},)"
+            )
         if not event_types:
             raise ConfigurationError(name, "handles no event type", 'name at least one, like "order.placed"')
         for event_type in event_types:

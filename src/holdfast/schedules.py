@@ -200,7 +200,7 @@ def _zone(name: str) -> ZoneInfo:
     try:
         return ZoneInfo(name)
     except (KeyError, ValueError, TypeError, OSError):
-        # Also what is no name of a zone at all, such as a path or a directory of zones.
+        # Also what is not the name of a zone at all, such as a path or a directory of zones.
         remedy = "use a name of the IANA database, like Europe/Berlin; pip install tzdata if the machine has no zones"
         raise ConfigurationError("timezone", f"{name!r} is unknown", remedy) from None
 

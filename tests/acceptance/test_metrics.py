@@ -22,8 +22,8 @@ from holdfast.embedded import EmbeddedPostgres
 from holdfast.errors import ConfigurationError
 from holdfast.observability import endpoint, prometheus
 from holdfast.observability.endpoint import Scraper, serve
-from holdfast.postgres.metrics import Snapshot, snapshot
-from holdfast.postgres.reads import Lane, Notifications, Status
+from holdfast.postgres.operations.metrics import Snapshot, snapshot
+from holdfast.postgres.operations.status import Lane, Notifications, Status
 from holdfast.postgres.wakeup import mode as wakeup_mode
 from tests.acceptance.support import backends, insert, publish_many, running, until
 

@@ -28,8 +28,8 @@ from holdfast import (
 from holdfast.cli import environment
 from holdfast.cli.app import app
 from holdfast.idempotency import IdempotencySettings
-from holdfast.postgres import reads
 from holdfast.postgres.doctor import CHECKS
+from holdfast.postgres.operations import status
 from tests.docs.support import PAGES, ROOT, names, read, sections, table
 
 SETTINGS = sections(read("docs/settings.md"))
@@ -95,7 +95,7 @@ def test_connections_are_as_documented() -> None:
 
 def test_the_limits_of_status_are_as_documented() -> None:
     text = sections(read("docs/commands.md"))["holdfast status"]
-    for limit in (reads.MOST, reads.MOST_IN_LANE, reads.MOST_LANES):
+    for limit in (status.MOST, status.MOST_IN_LANE, status.MOST_LANES):
         assert f"{limit:,}" in text
 
 

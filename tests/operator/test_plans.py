@@ -17,7 +17,7 @@ import holdfast.operator.plans
 from holdfast import HandlerRegistry, TerminalHandlerError
 from holdfast.errors import ConfigurationError
 from holdfast.operator import Operator, Refused, Selection
-from holdfast.operator.runner import Pace, Progress
+from holdfast.operator.plan_runner import Progress, ReplayRate
 from tests.acceptance.support import running, until
 from tests.operator.support import (
     ACTOR,
@@ -384,7 +384,7 @@ async def test_a_runner_that_is_told_to_stop_gives_the_plan_back(
 def test_the_pace_is_kept_whatever_a_step_takes(rate: float) -> None:
     """DLQ-4: within 10 % over a minute of steps that take 10 to 300 ms; a long stop is not made up for."""
     now, moved = 0.0, 0
-    pace = Pace(rate, lambda: now)
+    pace = ReplayRate(rate, lambda: now)
     for n in range(400):
         now += 0.15 + 0.01 + 0.29 * ((n * 7919) % 100) / 100
         due = pace.due()

@@ -18,7 +18,7 @@ from holdfast import EventEnvelope, HandlerRegistry, NewEvent, Publisher, RetryP
 from holdfast.errors import ConfigurationError
 from holdfast.operator import Operator
 from holdfast.postgres.queries import Queries
-from holdfast.postgres.retention import MOST_IN_BATCH, Pace, Sweep, policies, take_turn
+from holdfast.postgres.retention import MOST_IN_BATCH, BatchSize, Sweep, policies, take_turn
 from holdfast.retention import DEFAULT_POLICIES, Disposal, RetentionPolicy
 from holdfast.worker import maintenance, sweeper
 from tests.acceptance.support import Facts, drained, publish, publish_many, running, settled, until
@@ -426,17 +426,17 @@ async def test_a_sweep_does_not_read_what_has_to_stay(conn: asyncpg.Connection) 
 
 async def test_batches_keep_to_their_time() -> None:
     """E7: they grow while they are quick, shrink when they are slow, and never pass 5,000 rows."""
-    pace = Pace()
+    batch_size = BatchSize()
     for _ in range(20):
-        pace.took(0.001)
-    assert pace.size == MOST_IN_BATCH
-    pace.took(0.4)
-    assert 100 <= (slower := pace.size) <= MOST_IN_BATCH // 2
-    pace.failed()
-    assert pace.size == slower // 4
+        batch_size.took(0.001)
+    assert batch_size.rows == MOST_IN_BATCH
+    batch_size.took(0.4)
+    assert 100 <= (slower := batch_size.rows) <= MOST_IN_BATCH // 2
+    batch_size.failed()
+    assert batch_size.rows == slower // 4
     for _ in range(20):
-        pace.failed()
-    assert pace.size == 50
+        batch_size.failed()
+    assert batch_size.rows == 50
 
 
 async def test_a_caller_cannot_ask_for_more_than_5000(conn: asyncpg.Connection) -> None:
@@ -689,8 +689,8 @@ async def test_a_worker_cannot_speak_for_a_person(conn: asyncpg.Connection) -> N
 async def test_a_pass_goes_on_after_a_fault(conn: asyncpg.Connection, other: asyncpg.Connection) -> None:
     """OBX-5: where it was, with smaller batches."""
     await rows(conn, "delivered", 46, 10)
-    pace = Pace()
-    passing = Sweep(QUERIES, pace)
+    batch_size = BatchSize()
+    passing = Sweep(QUERIES, batch_size)
     async with other.transaction():
         await other.execute("LOCK TABLE core.outbox IN ACCESS EXCLUSIVE MODE")
         await conn.execute("SET statement_timeout = '50 ms'")

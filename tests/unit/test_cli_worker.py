@@ -138,7 +138,7 @@ def test_an_address_of_sentry_that_is_none_exits_2(
         main(["--debug", "worker", "hf_app:registry", "--processes", processes])
     err = capsys.readouterr().err
     assert end.value.code == 2
-    assert "error: SENTRY_DSN is no address of Sentry" in err
+    assert "error: SENTRY_DSN is not a Sentry DSN" in err
     assert SECRET not in err
 
 

@@ -53,7 +53,7 @@ def complaints(tmp_path_factory: pytest.TempPathFactory) -> str:
     source = copied(tmp_path_factory.mktemp("walls"))
     for name in PACKAGES:
         (source / FILES[name]).with_name("planted.py").write_text(f"import {forbidden_in(name)}\n")
-    (source / FILES[SKIN]).with_name("reading.py").write_text("import holdfast.postgres.reads\n")
+    (source / FILES[SKIN]).with_name("reading.py").write_text("import holdfast.postgres.operations.status\n")
     for name in CONTRACTS:
         with (source / FILES[name]).open("a") as file:
             file.write(f"\nimport logging\nimport {SKIN}\n")
@@ -75,7 +75,7 @@ def test_a_forbidden_import_is_named_in_every_contract(complaints: str, contract
 
 def test_a_skin_that_reads_rows_is_named(complaints: str) -> None:
     """RUN-2: the command line and other skins use the operator, who reads in postgres."""
-    assert f"{SKIN}.reading -> holdfast.postgres.reads (l.1)" in complaints
+    assert f"{SKIN}.reading -> holdfast.postgres.operations.status (l.1)" in complaints
 
 
 def test_a_module_without_a_layer_is_named(tmp_path: Path) -> None:

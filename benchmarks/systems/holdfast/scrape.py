@@ -7,7 +7,7 @@ from benchmarks.systems.harness import looked
 from benchmarks.systems.tables import prepare
 from holdfast.observability import prometheus
 from holdfast.postgres.connection import Address, connect
-from holdfast.postgres.metrics import snapshot
+from holdfast.postgres.operations.metrics import snapshot
 
 
 async def scrape(options: argparse.Namespace) -> dict[str, Any]:

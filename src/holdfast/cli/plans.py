@@ -26,7 +26,7 @@ from holdfast.cli.options import (
 from holdfast.cli.selection import Chosen, Filter, failed_selection
 from holdfast.operator import Operator, Plan, PlanChange, PlanReport, Progress
 
-app = typer.Typer(help="Replay plans: replay many events, a few of them first.", no_args_is_help=True)
+app = typer.Typer(help="Replay plans: replay many events, starting with a canary.", no_args_is_help=True)
 
 PlanArgument = Annotated[int, typer.Argument(metavar="PLAN", help="The plan's number.")]
 

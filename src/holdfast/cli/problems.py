@@ -7,7 +7,7 @@ from typing import Final
 
 from holdfast.cli.output import clean
 from holdfast.errors import ConfigurationError, HoldfastError
-from holdfast.operator.problems import DATABASE_ERRORS, remedy_of
+from holdfast.operator import DATABASE_ERRORS, remedy_of
 from holdfast.redact import redact_dsn
 
 REPORTED: Final = (HoldfastError, *DATABASE_ERRORS)

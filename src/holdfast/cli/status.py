@@ -16,8 +16,7 @@ from rich.text import Text
 
 from holdfast.cli import output
 from holdfast.cli.options import Where, spread
-from holdfast.operator import Operator, Status
-from holdfast.operator.limits import MOST, MOST_IN_LANE, MOST_LANES
+from holdfast.operator import MOST, MOST_IN_LANE, MOST_LANES, Operator, Status
 
 
 @spread

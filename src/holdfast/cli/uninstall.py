@@ -49,7 +49,7 @@ def _ask(holdings: installation.Holdings) -> None:
     if not sys.stdin.isatty():
         raise ConfigurationError(
             "uninstall",
-            "asks twice, and there is no terminal",
+            "needs confirmation, and there is no terminal to ask on",
             f"holdfast uninstall --yes --i-know-this-deletes {holdings.schema}",
         )
     typer.echo(f"The schema {holdings.schema} holds {holdings.events} events.")

@@ -272,7 +272,7 @@ def child_command(target: str, settings: WorkerSettings, number: int, lifeline: 
 
 
 def _leave() -> None:
-    """End although a handler's thread cannot be ended: its event was given back when the grace was over."""
+    """End although a handler's thread cannot be ended: its event was released when the grace was over."""
     deadline = time.monotonic() + 0.5
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and not thread.daemon:

@@ -39,7 +39,7 @@ class Settlement(Enum):
     STORE = "store the answer and commit it with the change"
     STORE_REFUSAL = "undo the change, store the answer and commit it"
     ROLL_BACK = "roll back, so that a retry is a first request"
-    NOTHING = "do nothing: there is no transaction any longer"
+    NOTHING = "do nothing: the transaction has ended"
 
 
 def settlement_of(status: int, settings: IdempotencySettings, *, keyed: bool) -> Settlement:

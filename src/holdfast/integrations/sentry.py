@@ -47,7 +47,7 @@ class SentryObserver:
             self._client = sentry_sdk.Client(dsn, **{**options, **_ALWAYS})
         except ValueError:  # BadDsn is one
             raise ConfigurationError(
-                "dsn", "is no address of Sentry", "copy it from the project: https://key@host/1"
+                "dsn", "is not a Sentry DSN", "copy it from the project: https://key@host/1"
             ) from None
 
     def __call__(self, fact: Fact) -> None:

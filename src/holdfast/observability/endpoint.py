@@ -19,7 +19,7 @@ import structlog
 
 from holdfast.errors import HoldfastError
 from holdfast.observability import prometheus
-from holdfast.postgres.metrics import READ_FAULTS, MetricsSource
+from holdfast.postgres.operations.metrics import READ_FAULTS, MetricsSource
 from holdfast.redact import redact_secrets
 
 PATH: Final = "/metrics"

@@ -11,8 +11,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 
 from holdfast.errors import ConfigurationError
-from holdfast.postgres.metrics import Snapshot
-from holdfast.postgres.reads import MOST, Lane
+from holdfast.postgres.operations.metrics import Snapshot
+from holdfast.postgres.operations.status import MOST, Lane
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -58,7 +58,7 @@ def _outbox(snapshot: Snapshot) -> Iterator[Metric]:
     yield _gauge("outbox_abandoned", "Events in flight whose lease has ended.", status.abandoned)
     yield _gauge("outbox_failed", "Events that failed for good and wait for an operator.", status.failed)
     yield _gauge("outbox_archived", "Events that failed for good and were moved to the archive.", status.archived)
-    yield _gauge("outbox_count_limit", "Limit of these counts: a count that equals it means or more.", MOST)
+    yield _gauge("outbox_count_limit", "Limit of these counts: a count equal to it means at least that many.", MOST)
     yield _gauge("outbox_oldest_seconds", "Age of the oldest due event, in seconds.", status.oldest or 0.0)
 
 
@@ -77,7 +77,7 @@ def _lanes(snapshot: Snapshot) -> Iterator[Metric]:
     )
     yield _gauges(
         "lane_unserved_handlers",
-        "Handlers that are owed events of a lane and that no living worker has.",
+        "Subscribed handlers of a lane that no living worker has.",
         _by_lane(lanes, lambda lane: len(lane.unserved)),
     )
     yield _gauges(

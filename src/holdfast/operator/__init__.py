@@ -4,14 +4,15 @@ from holdfast.operator.failed import Edited
 from holdfast.operator.generations import MovedGeneration
 from holdfast.operator.operator import Operator
 from holdfast.operator.outcome import Moved
+from holdfast.operator.plan_runner import Progress
 from holdfast.operator.plans import PlanChange, PlanReport
 from holdfast.operator.retention import Erasure
-from holdfast.operator.runner import Progress
 from holdfast.operator.schedules import ScheduleChange, ScheduleReport
 from holdfast.operator.selection import Selection
 from holdfast.operator.session import Refused
 from holdfast.operator.workers import ReleasedWorker
 from holdfast.postgres.doctor import CHECKS, SEVERITIES, Check, Finding, Part, Report, Severity
+from holdfast.postgres.faults import DATABASE_ERRORS, remedy_of
 from holdfast.postgres.operations.archive import ArchivedDetail, ArchivedEvent
 from holdfast.postgres.operations.audit import AuditLine
 from holdfast.postgres.operations.events import Delivery, EventDetail, OpenEvent
@@ -20,13 +21,17 @@ from holdfast.postgres.operations.generations import Generation
 from holdfast.postgres.operations.handlers import HandlerStatus
 from holdfast.postgres.operations.plans import Plan, Preview
 from holdfast.postgres.operations.retention import RetentionReport
+from holdfast.postgres.operations.status import MOST, MOST_IN_LANE, MOST_LANES, Lane, Status, WorkerStatus
 from holdfast.postgres.operations.sweeping import SweepReport
-from holdfast.postgres.reads import Lane, Status, WorkerStatus
 from holdfast.postgres.schedules import ScheduleStatus
 from holdfast.postgres.wakeup.mode import Mode
 
 __all__ = [
     "CHECKS",
+    "DATABASE_ERRORS",
+    "MOST",
+    "MOST_IN_LANE",
+    "MOST_LANES",
     "SEVERITIES",
     "ArchivedDetail",
     "ArchivedEvent",
@@ -66,4 +71,5 @@ __all__ = [
     "Status",
     "SweepReport",
     "WorkerStatus",
+    "remedy_of",
 ]

@@ -51,7 +51,7 @@ class Archive:
             rows = await archive.select(statements, handler, signature, most=arguments.MOST_AT_ONCE)
         if not rows:
             raise ConfigurationError(
-                "group", f"{group[:80]!r} has nothing in the archive", "holdfast archive groups shows the groups"
+                "group", f"{group[:80]!r} has nothing in the archive", "see: holdfast archive groups"
             )
         return rows
 

@@ -153,7 +153,7 @@ class FailedEvents:
             into = await generation_for(statements, generation)
             outcome = await failed.edit(statements, rows[0], new_id, text, generation=into, actor=actor, reason=reason)
             if outcome != "moved":
-                raise Refused(f"the event is {outcome}, not failed", f"look at it: holdfast events show {id}")
+                raise Refused(f"the event is {outcome}, not failed", f"see: holdfast events show {id}")
             handler = await failed.handler_of(statements, new_id)
         return Edited(rows[0], new_id, handler, into, dry_run)
 
@@ -170,6 +170,4 @@ class FailedEvents:
 
 def no_match(selection: Selection) -> ConfigurationError:
     """The error of a selection that matches no failed event."""
-    return ConfigurationError(
-        "selection", f"matches no failed event: {selection}", "holdfast failed groups shows what there is"
-    )
+    return ConfigurationError("selection", f"matches no failed event: {selection}", "see: holdfast failed groups")

@@ -95,4 +95,4 @@ class Generations:
         for each in await self.all():
             if each.generation == generation:
                 return each
-        raise ConfigurationError("generation", f"{generation} is unknown", "holdfast generations list shows them")
+        raise ConfigurationError("generation", f"{generation} is unknown", "see: holdfast generations list")

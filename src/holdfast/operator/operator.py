@@ -20,7 +20,7 @@ from holdfast.operator.session import Session
 from holdfast.operator.wakeup import WakeUp
 from holdfast.operator.workers import Workers
 from holdfast.postgres.doctor import Part, Report
-from holdfast.postgres.reads import Status
+from holdfast.postgres.operations.status import Status
 
 
 class Operator:

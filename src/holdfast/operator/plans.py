@@ -1,7 +1,7 @@
 """Verbs for replay plans: replays of many events, a canary first, then the rest at a rate, with a failure limit.
 
-The rows of a plan are frozen when it is made. `holdfast.operator.runner` runs it, in any process; any other process may
-pause, resume or cancel it.
+The rows of a plan are frozen when it is made. `holdfast.operator.plan_runner` runs it, in any process; any other
+process may pause, resume or cancel it.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from datetime import timedelta
 from uuid import UUID
 
 from holdfast.errors import ConfigurationError
-from holdfast.operator import arguments, runner
+from holdfast.operator import arguments, plan_runner
 from holdfast.operator.failed import FailedEvents, no_match
-from holdfast.operator.runner import Progress
+from holdfast.operator.plan_runner import Progress
 from holdfast.operator.selection import Selection
 from holdfast.operator.session import Refused, Session
 from holdfast.postgres.operations import plans
@@ -133,7 +133,7 @@ class ReplayPlans:
         """
         arguments.whole("plan", plan, 1)
         arguments.reason(reason)
-        await runner.run(self._session, plan, reason=reason, on_progress=on_progress, stop=stop or asyncio.Event())
+        await plan_runner.run(self._session, plan, reason=reason, on_progress=on_progress, stop=stop or asyncio.Event())
         return await self.detail(plan)
 
     async def pause(self, plan: int, *, reason: str | None = None, dry_run: bool = False) -> PlanChange:
@@ -154,7 +154,7 @@ class ReplayPlans:
         async with self._session.changing(f"plan.{verb}", dry_run=dry_run, **asked) as statements:
             found = await plans.change_state(statements, plan, verb, actor=self._session.actor, reason=reason)
             if found is None:
-                raise runner.unknown(plan)
+                raise plan_runner.unknown(plan)
             if found.before == found.after:
                 raise Refused(
                     f"plan {plan} is {found.before}", f"there is nothing to {verb}; holdfast plans show {plan}"
@@ -166,5 +166,5 @@ async def _read(statements: Statements, plan: int) -> Plan:
     arguments.whole("plan", plan, 1)
     found = await plans.read(statements, plan)
     if found is None:
-        raise runner.unknown(plan)
+        raise plan_runner.unknown(plan)
     return found

@@ -89,8 +89,8 @@ class Schedules:
                 raise _unknown(name)
             if answer == "declared":
                 raise Refused(
-                    f"a worker declared {name} in the last minute",
-                    f"take it out of the code and stop that worker, or: holdfast schedules pause {name}",
+                    f"a living worker declares {name}",
+                    f"remove the schedule from its code and restart it, or: holdfast schedules pause {name}",
                 )
 
 
@@ -104,4 +104,4 @@ def _upcoming(found: ScheduleStatus) -> list[datetime]:
 
 
 def _unknown(name: str) -> ConfigurationError:
-    return ConfigurationError("schedule", f"{name} is unknown", "holdfast schedules list shows the known ones")
+    return ConfigurationError("schedule", f"{name} is unknown", "see: holdfast schedules list")

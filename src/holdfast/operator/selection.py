@@ -67,7 +67,9 @@ class Selection:
         handler, slash, signature = group.partition("/")
         if not slash:
             raise ConfigurationError(
-                "group", f"{group[:80]!r} is no group", "copy one from holdfast failed groups: handler/signature"
+                "group",
+                f"{group[:80]!r} is not a failure group",
+                "copy one from: holdfast failed groups (handler/signature)",
             )
         return handler, signature
 

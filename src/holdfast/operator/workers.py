@@ -9,7 +9,7 @@ from uuid import UUID
 from holdfast.operator import arguments
 from holdfast.operator.session import Refused, Session
 from holdfast.postgres.operations import workers
-from holdfast.postgres.reads import WorkerStatus
+from holdfast.postgres.operations.status import WorkerStatus
 
 BATCH = 5_000
 

@@ -6,6 +6,9 @@ of psycopg, and those that SQLAlchemy and Django wrap.
 
 from __future__ import annotations
 
+import socket
+from typing import Final
+
 import asyncpg
 
 from holdfast.retry import CONFLICT_SQLSTATES, LOCK_NOT_AVAILABLE, QUERY_CANCELED, sqlstate_of
@@ -37,6 +40,9 @@ PASSING_FAULTS = (
     asyncpg.DeadlockDetectedError,
     asyncpg.SerializationError,
 )
+
+# What a command reports in one line, with a remedy.
+DATABASE_ERRORS: Final = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError)
 
 # Under concurrency a unique violation may stand for a serialization failure.
 _UNIQUE_VIOLATION = "23505"
@@ -81,3 +87,21 @@ def is_from_driver(error: BaseException) -> bool:
             return True
         link = link.__cause__ or link.__context__
     return False
+
+
+def remedy_of(error: BaseException) -> str:
+    """What an operator can do about an error of the database; empty when that is unknown."""
+    match error:
+        case asyncpg.InvalidAuthorizationSpecificationError():  # a wrong password is one of these
+            return "check the user and the password in HOLDFAST_DSN"
+        case asyncpg.InvalidCatalogNameError():
+            return "create the database, or correct its name in HOLDFAST_DSN"
+        case asyncpg.TooManyConnectionsError() | asyncpg.CannotConnectNowError():
+            return "wait a moment and run it again"
+        case asyncpg.InsufficientPrivilegeError():
+            return "use a login that may do this"
+        case socket.gaierror():
+            return "check the host name in HOLDFAST_DSN"
+        case OSError():
+            return "check that Postgres runs, and the host and port in HOLDFAST_DSN"
+    return ""

@@ -55,7 +55,7 @@ async def _in_thread(executor: ThreadPoolExecutor, function: Callable[..., Any],
 
 
 async def _enter_in_thread(holder: Any, within: float) -> Any:
-    """Enter a synchronous context manager. Its thread cannot be cancelled: a late connection is given back."""
+    """Enter a synchronous context manager. Its thread cannot be cancelled: a late connection is released."""
     coming = _CONNECTING.submit(copy_context().run, holder.__enter__)
 
     def give_back(late: Future[Any]) -> None:
@@ -78,7 +78,7 @@ async def _give_back(holder: Any) -> None:
 
 
 class ManagedTransaction(ABC):
-    """One transaction on one connection, which is given back to its pool when the transaction has ended."""
+    """One transaction on one connection, which is returned to its pool when the transaction has ended."""
 
     def __init__(self, queries: Queries, holder: Any, tx: Any, driver: Driver) -> None:
         self.tx = tx
@@ -101,7 +101,7 @@ class ManagedTransaction(ABC):
 
     def _require_connection(self) -> None:
         if self._given_back:
-            raise ConnectionAbortedError("the transaction has ended, and its connection was given back")
+            raise ConnectionAbortedError("the transaction has ended and its connection was returned to the pool")
 
     @contextlib.contextmanager
     def deadline(self, seconds: float) -> Iterator[None]:
@@ -309,7 +309,7 @@ async def open_managed_transaction(
     else:
         raise ConfigurationError(
             "connect",
-            f"returned {type(holder).__name__}, which is no context manager",
+            f"returned {type(holder).__name__}, which is not a context manager",
             "pass pool.acquire, pool.connection or a sessionmaker, and do not call it",
         )
     try:

@@ -64,19 +64,19 @@ class Batch:
     refusal: asyncpg.PostgresError | None = None
 
 
-class Pace:
+class BatchSize:
     """How many rows the next batch may have: as many as should take well under 200 ms."""
 
     def __init__(self) -> None:
-        self.size = _FIRST_BATCH
+        self.rows = _FIRST_BATCH
 
     def took(self, seconds: float) -> None:
         """A full batch took so long."""
         factor = min(_TARGET / max(seconds, 0.001), _GROWTH)
-        self.size = max(_LEAST, min(MOST_IN_BATCH, int(self.size * factor)))
+        self.rows = max(_LEAST, min(MOST_IN_BATCH, int(self.rows * factor)))
 
     def failed(self) -> None:
-        self.size = max(_LEAST, self.size // 4)
+        self.rows = max(_LEAST, self.rows // 4)
 
 
 class Sweep:
@@ -89,14 +89,14 @@ class Sweep:
     def __init__(
         self,
         queries: Queries,
-        pace: Pace | None = None,
+        batch_size: BatchSize | None = None,
         *,
         inbox_page: int | None = None,
         actor: str | None = None,
         reason: str | None = None,
     ) -> None:
         self._queries = queries
-        self._pace = pace or Pace()
+        self._batch_size = batch_size or BatchSize()
         self._who = {"actor": actor, "reason": reason}  # None: a worker, whose sweeps are not audited
         self._steps = deque(STEPS)
         self._open: deque[tuple[str, str]] = deque()  # steps with their classes that were begun, or are next
@@ -114,7 +114,7 @@ class Sweep:
             self._open.extend((self._steps[0], row[0]) for row in rows)
             self._steps.popleft()
         step, content_class = self._open[0]
-        size, began = self._pace.size, time.monotonic()
+        size, began = self._batch_size.rows, time.monotonic()
         try:
             match step:
                 case "keys":
@@ -126,7 +126,7 @@ class Sweep:
                 case _:
                     swept, more = await self._rows(connection, step, content_class, size)
         except PASSING_FAULTS:
-            self._pace.failed()
+            self._batch_size.failed()
             raise
         except CONNECTION_FAULTS:
             raise
@@ -136,7 +136,7 @@ class Sweep:
             return self._passed_over(error, time.monotonic() - began)
         seconds = time.monotonic() - began
         if more:
-            self._pace.took(seconds)
+            self._batch_size.took(seconds)
         else:
             self._open.popleft()
             self._from = None

@@ -8,7 +8,7 @@ from uuid import UUID
 import asyncpg
 
 from holdfast.postgres.queries import Queries
-from holdfast.postgres.retention import Batch, Pace, Sweep, end_turn, take_turn
+from holdfast.postgres.retention import Batch, BatchSize, Sweep, end_turn, take_turn
 from holdfast.telemetry import Notice, Observer
 from holdfast.worker.hourly import HourlyLimit
 
@@ -28,7 +28,7 @@ class Sweeper:
         self._queries = queries
         self._worker = worker
         self._observe = observe
-        self._pace = Pace()
+        self._batch_size = BatchSize()
         self._reports = HourlyLimit()
         self._sweep: Sweep | None = None
         self._ask_at = time.monotonic() + _ASK_EVERY
@@ -42,7 +42,7 @@ class Sweeper:
         if page is None:
             self._sweep, self._ask_at = None, began + _ASK_EVERY
             return
-        self._sweep = sweep = self._sweep or Sweep(self._queries, self._pace, inbox_page=page)
+        self._sweep = sweep = self._sweep or Sweep(self._queries, self._batch_size, inbox_page=page)
         while time.monotonic() < began + _SPELL:
             batch = await sweep.next(connection)
             if batch is None:

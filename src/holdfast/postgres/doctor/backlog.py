@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from holdfast.postgres.doctor.examination import Examination
 from holdfast.postgres.doctor.findings import Check, Finding, Severity
-from holdfast.postgres.reads import MOST, MOST_IN_LANE, Lane
+from holdfast.postgres.operations.status import MOST, MOST_IN_LANE, Lane
 
 _CLOCK_LOOKS = 5
 _WITHOUT_ROW = {

@@ -22,7 +22,7 @@ FLAWS: Mapping[str, Mapping[str, str]] = {
     "table": {
         "missing": "is missing",
         "extra": "is not part of this release",
-        "kind": "is no ordinary table",
+        "kind": "is not an ordinary table",
         "persistence": "is not kept over a crash of the server",
         "row_security": "hides rows by row-level security",
         "options": "has other storage options, which decide about heap-only updates and vacuuming",
@@ -59,7 +59,7 @@ FLAWS: Mapping[str, Mapping[str, str]] = {
     "view": {
         "missing": "is missing",
         "extra": "is not part of this release",
-        "kind": "is no ordinary view",
+        "kind": "is not an ordinary view",
         "definition": "shows something else",
         "options": "has other options",
     },
@@ -282,7 +282,7 @@ async def _owners(examination: Examination) -> list[Finding]:
 async def _grants(examination: Examination) -> list[Finding]:
     expected, live = await _comparable(examination)
     owner, remedies = await examination.owner(), await _remedies(examination)
-    # Without roles everything belongs to one login, and nobody else is given anything.
+    # Without roles everything belongs to one login, and no other role is given anything.
     ours = {*ROLES, "PUBLIC"} if owner == OWNER else {"PUBLIC"}
     wanted = expected.objects["grant"] if owner == OWNER else {}
     held = {name: grant for name, grant in live.objects["grant"].items() if grant["grantee"] in ours}

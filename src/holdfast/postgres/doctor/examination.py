@@ -10,10 +10,11 @@ from typing import Any
 
 import asyncpg
 
-from holdfast.postgres import reads
 from holdfast.postgres.doctor.description import Live, describe
 from holdfast.postgres.doctor.expected import Expected
 from holdfast.postgres.doctor.findings import CannotLook, Limits
+from holdfast.postgres.operations import status
+from holdfast.postgres.operations.status import Status
 from holdfast.postgres.queries import Queries
 from holdfast.postgres.schema.contract import FIRST, Contract, apply_command
 from holdfast.postgres.schema.ownership import OWNER
@@ -75,16 +76,16 @@ class Examination:
         found: Live = await self._once("live", lambda: describe(self.connection, self.queries))
         return found
 
-    async def status(self) -> reads.Status:
+    async def status(self) -> Status:
         await self.require_installed()
-        found: reads.Status = await self._once("status", self._status)
+        found: Status = await self._once("status", self._status)
         return found
 
-    async def _status(self) -> reads.Status:
+    async def _status(self) -> Status:
         # Within a transaction of ours, so that it waits for no lock either.
         async with self.connection.transaction(isolation="repeatable_read", readonly=True):
             await self.connection.fetch(self.queries.asyncpg("begin_examination").sql)
-            return await reads.status(self.connection, self.schema)
+            return await status.read(self.connection, self.schema)
 
     async def ledger(self) -> dict[int, str]:
         """The checksum of each applied migration; number 0 is that of the functions."""

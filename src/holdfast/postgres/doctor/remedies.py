@@ -198,7 +198,7 @@ class Remedies:
         return _script(*(f"REVOKE {other} FROM {found['name']}" for other in found["member_of"]))
 
     def owner(self, kind: str, name: str) -> str:
-        """For an object that belongs to somebody else."""
+        """The remedy for an object that belongs to another role."""
         return _script(self._own("ROUTINE" if kind == "function" else kind.upper(), name))
 
     def lost_right(self, kind: str, name: str, privileges: list[str]) -> str:

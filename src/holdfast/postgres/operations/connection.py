@@ -9,14 +9,14 @@ from typing import Any
 import asyncpg
 
 from holdfast.errors import ConfigurationError
-from holdfast.postgres import doctor, metrics, reads
+from holdfast.postgres import doctor
 from holdfast.postgres.connection import Address, connect
 from holdfast.postgres.doctor import Part, Report
-from holdfast.postgres.metrics import Snapshot
-from holdfast.postgres.operations import sweeping
+from holdfast.postgres.operations import metrics, status, sweeping
+from holdfast.postgres.operations.metrics import Snapshot
+from holdfast.postgres.operations.status import Status
 from holdfast.postgres.operations.sweeping import SweepReport
 from holdfast.postgres.queries import Queries
-from holdfast.postgres.reads import Status
 from holdfast.postgres.retention import Batch
 from holdfast.postgres.schema import migrate
 
@@ -103,7 +103,7 @@ class OperatorConnection:
 
     async def status(self) -> Status:
         """The state of the schema, in one snapshot."""
-        return await reads.status(await self._current(), self.schema)
+        return await status.read(await self._current(), self.schema)
 
     async def snapshot(self) -> Snapshot:
         """What metrics are made of."""

@@ -6,9 +6,9 @@ from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime
 
-from holdfast.postgres import reads
 from holdfast.postgres.operations import failed
 from holdfast.postgres.operations.connection import Statements
+from holdfast.postgres.operations.status import MOST
 
 MOST_GENERATIONS = 200
 
@@ -57,9 +57,9 @@ class Retirement:
 
 async def every(statements: Statements) -> list[Generation]:
     """Every known generation, the newest first."""
-    rows = await statements.fetch("list_generations", most=reads.MOST, most_generations=MOST_GENERATIONS)
+    rows = await statements.fetch("list_generations", most=MOST, most_generations=MOST_GENERATIONS)
     failures: Counter[int] = Counter()
-    for _, generation, count in await failed.counts_by_handler(statements, most=reads.MOST):
+    for _, generation, count in await failed.counts_by_handler(statements, most=MOST):
         failures[generation] += count
     found = {row["generation"]: Generation(**row, failed=failures[row["generation"]]) for row in rows}
     for number in failures.keys() - found.keys():
@@ -85,7 +85,7 @@ async def retire(statements: Statements, generation: int, *, force: bool, actor:
 
 async def count_movable(statements: Statements, generation: int) -> int:
     """How many pending events a move would take, up to a limit."""
-    return int((await statements.row("count_movable", generation=generation, most=reads.MOST))["count"])
+    return int((await statements.row("count_movable", generation=generation, most=MOST))["count"])
 
 
 async def move(statements: Statements, generation: int, to: int, *, most: int, actor: str, reason: str | None) -> int:

@@ -6,9 +6,9 @@ from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime
 
-from holdfast.postgres import reads
 from holdfast.postgres.operations import failed
 from holdfast.postgres.operations.connection import Statements
+from holdfast.postgres.operations.status import MOST, Status
 
 MOST_HANDLERS = 1_000
 
@@ -35,11 +35,11 @@ class HandlerStatus:
         return self.open > 0 and not self.workers
 
 
-async def every(statements: Statements, status: reads.Status) -> list[HandlerStatus]:
+async def every(statements: Statements, status: Status) -> list[HandlerStatus]:
     """Every handler that ever subscribed."""
     subscriptions = await statements.fetch("list_subscriptions", most=MOST_HANDLERS)
     failures: Counter[str] = Counter()
-    for handler, _, count in await failed.counts_by_handler(statements, most=reads.MOST):
+    for handler, _, count in await failed.counts_by_handler(statements, most=MOST):
         failures[handler] += count
     waiting: Counter[str] = Counter()
     for lane in status.lanes:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from holdfast.postgres import reads
 from holdfast.postgres.operations.connection import Statements
+from holdfast.postgres.operations.status import MOST
 
 
 async def count_held(statements: Statements, worker: UUID) -> int:
     """How many events a worker holds under a lease, up to a limit."""
-    return int(await statements.value("count_held", worker=worker, most=reads.MOST))
+    return int(await statements.value("count_held", worker=worker, most=MOST))
 
 
 async def release(statements: Statements, worker: UUID, *, most: int, actor: str, reason: str | None) -> int:

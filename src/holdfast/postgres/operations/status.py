@@ -104,7 +104,7 @@ async def notifications(connection: asyncpg.Connection) -> Notifications:
     return Notifications(**row)
 
 
-async def status(connection: asyncpg.Connection, schema: str = "core") -> Status:
+async def read(connection: asyncpg.Connection, schema: str = "core") -> Status:
     """Read the status in one snapshot."""
     queries = Queries(schema)
 

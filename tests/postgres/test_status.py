@@ -13,7 +13,7 @@ import pytest
 from holdfast.cli.output import print_json
 from holdfast.cli.status import as_data, warnings
 from holdfast.errors import MigrationError
-from holdfast.postgres import reads
+from holdfast.postgres.operations import status
 from holdfast.postgres.queries import Queries
 from holdfast.postgres.schema import ddl
 from holdfast.postgres.wakeup import mode as wakeup_mode
@@ -48,14 +48,14 @@ async def beat(
     await conn.execute(statement, uuid.uuid5(uuid.NAMESPACE_DNS, name), name, list(channels), list(handlers))
 
 
-def lane(found: reads.Status, route: str, channel: str = "outbox_default") -> reads.Lane:
+def lane(found: status.Status, route: str, channel: str = "outbox_default") -> status.Lane:
     (only,) = [each for each in found.lanes if (each.route, each.channel) == (route, channel)]
     return only
 
 
 async def test_an_empty_outbox(conn: asyncpg.Connection) -> None:
     """OPS-1: zeros, and nothing to warn about."""
-    found = await reads.status(conn)
+    found = await status.read(conn)
     assert (found.pending, found.in_flight, found.delayed, found.failed, found.oldest) == (0, 0, 0, 0, None)
     assert (found.lanes, found.unserved, found.workers, found.wakeup_mode) == ([], [], [], "when_idle")
     assert warnings(found) == []
@@ -71,11 +71,11 @@ async def test_counts_by_state(conn: asyncpg.Connection) -> None:
     assert await outbox.fail(held[0]) == []
     pending = await conn.fetchval("SELECT id FROM core.outbox WHERE status = 'pending' ORDER BY available_at LIMIT 1")
     await conn.execute("SELECT core.outbox_stop($1, 'test')", pending)
-    found = await reads.status(conn)
+    found = await status.read(conn)
     assert (found.pending, found.in_flight, found.delayed, found.failed) == (1, 2, 2, 1)
     assert found.abandoned == 0
     await conn.execute("UPDATE core.outbox SET lease_expires_at = now() - interval '1 s' WHERE status = 'in_flight'")
-    found = await reads.status(conn)
+    found = await status.read(conn)
     assert found.abandoned == 2
     assert any("outlived their lease" in warning for warning in warnings(found))
     await conn.execute("SELECT core.outbox_stop(id, 'test') FROM core.outbox WHERE status = 'in_flight'")
@@ -88,7 +88,7 @@ async def test_lanes_name_the_handlers_and_the_age(conn: asyncpg.Connection) -> 
     await publish(conn, due_in=-60, count=3)
     await publish(conn, "order.paid", due_in=600)
     await beat(conn, "one", "billing.charge_card")
-    found = await reads.status(conn)
+    found = await status.read(conn)
     placed = lane(found, "*/order.placed")
     assert (placed.open, placed.handlers) == (3, ["billing.charge_card", "mail.confirm"])
     assert placed.oldest is not None and 59 < placed.oldest < 90
@@ -103,7 +103,7 @@ async def test_lanes_name_the_handlers_and_the_age(conn: asyncpg.Connection) -> 
                                         '{00000000-0000-0000-0000-000000000000}')
     """
     assert await conn.fetchval(split, version) == 3
-    found = await reads.status(conn)
+    found = await status.read(conn)
     assert {each.route: each.open for each in found.lanes} == {
         "*/order.paid": 1,
         "billing.charge_card": 3,
@@ -118,11 +118,11 @@ async def test_events_that_nobody_wants_are_named(conn: asyncpg.Connection) -> N
     await publish(conn, "order.lost")
     await publish(conn, "order.placed", target="shipping")
     await publish(conn, "order.placed", target="billing")
-    found = await reads.status(conn)
+    found = await status.read(conn)
     assert {each.route for each in found.unrouted} == {"*/order.lost", "shipping/order.placed"}
     assert as_data("core", found)["unrouted"] == ["order.lost", "order.placed"]
     await conn.execute("SELECT core.retire('billing.charge_card')")
-    assert len((await reads.status(conn)).unrouted) == 3
+    assert len((await status.read(conn)).unrouted) == 3
 
 
 async def test_channels_that_nobody_serves_are_named(conn: asyncpg.Connection) -> None:
@@ -130,29 +130,29 @@ async def test_channels_that_nobody_serves_are_named(conn: asyncpg.Connection) -
     await subscribe(conn, "billing.charge_card", "order.placed")
     await publish(conn)
     await publish(conn, channel="hot")
-    assert (await reads.status(conn)).unserved == [("hot", 0), ("outbox_default", 0)]
+    assert (await status.read(conn)).unserved == [("hot", 0), ("outbox_default", 0)]
     await beat(conn, "one", "billing.charge_card")
-    assert (await reads.status(conn)).unserved == [("hot", 0)]
+    assert (await status.read(conn)).unserved == [("hot", 0)]
     await beat(conn, "two", "billing.charge_card", channels=("hot",))
-    assert (await reads.status(conn)).unserved == []
+    assert (await status.read(conn)).unserved == []
     await conn.execute("UPDATE core.workers SET heartbeat_at = now() - interval '61 s' WHERE name = 'two'")
-    found = await reads.status(conn)
+    found = await status.read(conn)
     assert found.unserved == [("hot", 0)]
     assert {worker.name: worker.living for worker in found.workers} == {"one": True, "two": False}
     assert any("two is silent" in warning for warning in warnings(found))
     assert any("--channel hot" in warning for warning in warnings(found))
     await conn.execute("SELECT core.worker_stopped(id) FROM core.workers WHERE name = 'one'")
-    found = await reads.status(conn)
+    found = await status.read(conn)
     assert found.unserved == [("hot", 0), ("outbox_default", 0)]
     assert [worker.name for worker in found.workers] == ["two"]
 
 
 async def test_counts_end_at_their_limit(conn: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     """S9: a look at a huge backlog stays cheap, and says that there is more."""
-    monkeypatch.setattr(reads, "MOST", 4)
-    monkeypatch.setattr(reads, "MOST_IN_LANE", 3)
+    monkeypatch.setattr(status, "MOST", 4)
+    monkeypatch.setattr(status, "MOST_IN_LANE", 3)
     await publish(conn, count=6)
-    found = await reads.status(conn)
+    found = await status.read(conn)
     assert (found.pending, found.open_is_more) == (4, True)
     assert lane(found, "*/order.placed").open == 3
 
@@ -161,7 +161,7 @@ async def test_an_operator_may_look(conn: asyncpg.Connection) -> None:
     """OBX-2: with the rights of holdfast_operator and no others."""
     await publish(conn)
     await conn.execute("SET ROLE holdfast_operator")
-    assert (await reads.status(conn)).pending == 1
+    assert (await status.read(conn)).pending == 1
     await conn.execute("RESET ROLE")
 
 
@@ -169,7 +169,7 @@ async def test_the_answer_is_json(conn: asyncpg.Connection, capsys: pytest.Captu
     """OPS-1: whatever is in it."""
     await publish(conn)
     await beat(conn, "one", "billing.charge_card")
-    print_json(as_data("core", await reads.status(conn)))
+    print_json(as_data("core", await status.read(conn)))
     found = json.loads(capsys.readouterr().out)
     assert found["pending"] == 1
     assert found["workers"][0]["name"] == "one"
@@ -189,9 +189,9 @@ async def test_settled_rows_are_never_read(conn: asyncpg.Connection) -> None:
     async with conn.transaction():
         await conn.execute(queries.asyncpg("begin_read").sql)
         for name, values in (
-            ("count_open", {"most": reads.MOST}),
-            ("count_failed", {"most": reads.MOST}),
-            ("count_archived", {"most": reads.MOST}),
+            ("count_open", {"most": status.MOST}),
+            ("count_failed", {"most": status.MOST}),
+            ("count_archived", {"most": status.MOST}),
             ("list_lanes", {"most_lanes": 200, "most_in_lane": 10_000}),
             ("list_unserved", {}),
         ):
@@ -241,7 +241,7 @@ async def test_the_bell_can_be_set(dsn: str, conn: asyncpg.Connection) -> None:
     assert await conn.fetchval(DEFINITION) == original.replace("('when_idle')", "('always')") != original
     assert await wakeup_mode.set_mode(dsn, "never") == "always"
     assert await heard(dsn, conn) == 0
-    assert (await reads.status(conn)).wakeup_mode == "never"
+    assert (await status.read(conn)).wakeup_mode == "never"
     assert await wakeup_mode.set_mode(dsn, "when_idle") == "never"
     assert await wakeup_mode.mode(dsn) == "when_idle"
     assert await conn.fetchval(DEFINITION) == original

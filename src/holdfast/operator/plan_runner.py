@@ -35,7 +35,7 @@ class Progress:
     moved: int  # by this step
 
 
-class Pace:
+class ReplayRate:
     """How many rows are due at a rate. A delay is made up for within a second, or not at all."""
 
     def __init__(self, rate: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -68,16 +68,16 @@ async def run(
     token = uuid4()
     await _take(session, plan, token, reason, stop)
     try:
-        pace = Pace((await _read(session, plan)).rate)
+        rate = ReplayRate((await _read(session, plan)).rate)
         while not stop.is_set():
             async with session.changing("plan.step") as statements:
-                step = await plans.step(statements, plan, token, most=pace.due(), lease=LEASE)
+                step = await plans.step(statements, plan, token, most=rate.due(), lease=LEASE)
             if step.state == "lost":
                 raise Refused(f"plan {plan} is run by another process now", f"holdfast plans show {plan} names it")
             if step.phase in ("canary", "ramp"):
-                pace.took(step.moved)
+                rate.took(step.moved)
             else:
-                pace.rest()
+                rate.rest()
             on_progress(Progress(await _read(session, plan), step.phase, step.moved))
             if step.phase == "over":
                 break
@@ -90,7 +90,7 @@ async def run(
 
 def unknown(plan: int) -> ConfigurationError:
     """The error for a plan that does not exist."""
-    return ConfigurationError("plan", f"{plan} is unknown", "holdfast plans list shows them")
+    return ConfigurationError("plan", f"{plan} is unknown", "see: holdfast plans list")
 
 
 async def _read(session: Session, plan: int) -> Plan:

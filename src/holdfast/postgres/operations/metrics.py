@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import asyncpg
 
 from holdfast.names import schema_name
-from holdfast.postgres import reads, schedules
+from holdfast.postgres import schedules
 from holdfast.postgres.connection import Address, connect, require_readable
 from holdfast.postgres.faults import CONNECTION_FAULTS
-from holdfast.postgres.reads import Notifications, Status
+from holdfast.postgres.operations import status
+from holdfast.postgres.operations.status import Notifications, Status
 from holdfast.postgres.schedules import ScheduleStatus
 from holdfast.postgres.schema import migrate
 
@@ -30,8 +31,8 @@ class Snapshot:
 async def snapshot(connection: asyncpg.Connection, schema: str = "core") -> Snapshot:
     """Read the state of a schema."""
     return Snapshot(
-        await reads.status(connection, schema),
-        await reads.notifications(connection),
+        await status.read(connection, schema),
+        await status.notifications(connection),
         await schedules.listing(connection, schema),
     )
 
