@@ -182,7 +182,7 @@ async def test_times_of_workers_move_with_a_step_back(outbox: Outbox) -> None:
     await outbox.retry(retried, delay=5400, error="one")
     hour, lease = timedelta(hours=1), timedelta(seconds=30)
     for _ in range(2):
-        await outbox.call("clock_stepped", worker=uuid4(), step=-hour, lease=lease)
+        await outbox.call("clock_stepped", worker=uuid4(), by=-hour, lease=lease)
     ahead = {
         row["id"]: row["ahead"] for row in await conn.fetch("SELECT id, available_at - now() AS ahead FROM core.outbox")
     }

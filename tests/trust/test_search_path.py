@@ -126,7 +126,7 @@ async def test_no_trap_is_run_by_an_operator(evil: Logins, dsn: str, conn: async
     address = dsn if role == "superuser" else evil.dsn_of(evil.names[role])
     async with Operator(address, actor="ann@example.org") as operator:
         await operator.status()
-        await operator.workers()
+        await operator.workers.all()
         assert "holdfast" in await operator.metrics()
         await operator.doctor()
         await operator.migrations()

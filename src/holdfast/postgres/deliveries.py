@@ -245,7 +245,7 @@ class Deliveries:
 
     async def repair_clock(self, connection: asyncpg.Connection, step: float) -> int:
         """Report a step of the database's clock, and repair what it has stranded; how many rows."""
-        values = {"worker": self._worker, "step": timedelta(seconds=step), "lease": self._lease}
+        values = {"worker": self._worker, "by": timedelta(seconds=step), "lease": self._lease}
         await self._fetch(connection, "clock_stepped", **values)
         repaired = 0
         while step < 0 and (count := (await self._fetch(connection, "clock_repair", most=_REPAIR_BATCH))[0][0]):

@@ -27,8 +27,7 @@ SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     IF (p_lease > interval '0' AND p_lease <= interval '1 hour') IS NOT TRUE THEN
-        RAISE EXCEPTION 'p_lease must be more than nothing and at most an hour'
-            USING ERRCODE = 'invalid_parameter_value', HINT = 'Pass WorkerSettings.lease, like 30 seconds.';
+        PERFORM core.refuse_argument('p_lease must be more than nothing and at most an hour');
     END IF;
 END
 $$;
@@ -65,7 +64,7 @@ $$;
 -- tell of a step back also moves the times that workers have made (delays of retries and snoozes, leases of workers and
 -- of replay plans, the sweep's turn) with the clock. A time that a producer has named stays. Returns whether it was
 -- the first.
-CREATE OR REPLACE FUNCTION core.clock_stepped(p_worker uuid, p_step interval, p_lease interval)
+CREATE OR REPLACE FUNCTION core.clock_stepped(p_worker uuid, p_by interval, p_lease interval)
 RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET jit = off SET enable_seqscan = off SET enable_bitmapscan = off
@@ -74,27 +73,26 @@ DECLARE
     v_channels int;
 BEGIN
     PERFORM core.require_lease(p_lease);
-    IF p_worker IS NULL OR (p_step BETWEEN interval '-1000 years' AND interval '1000 years') IS NOT TRUE THEN
-        RAISE EXCEPTION 'p_worker and p_step must say who has seen which step'
-            USING ERRCODE = 'invalid_parameter_value', HINT = 'Pass the id of the worker and an interval.';
+    IF p_worker IS NULL OR (p_by BETWEEN interval '-1000 years' AND interval '1000 years') IS NOT TRUE THEN
+        PERFORM core.refuse_argument('p_worker and p_by must say who has seen which step, of at most 1000 years');
     END IF;
     LOCK TABLE core.clock_steps IN SHARE ROW EXCLUSIVE MODE;
     -- Others see it at their own heartbeats. The same worker sees a step once: a second one is another step.
     IF EXISTS (SELECT FROM core.clock_steps s
-               WHERE s.seen_by <> p_worker AND s.step BETWEEN p_step - interval '3 seconds' AND p_step + interval '3 seconds'
+               WHERE s.seen_by <> p_worker AND s.step BETWEEN p_by - interval '3 seconds' AND p_by + interval '3 seconds'
                  AND s.seen_at BETWEEN now() - greatest(p_lease, interval '1 minute') AND now() + interval '3 seconds') THEN
         RETURN false;
     END IF;
-    INSERT INTO core.clock_steps (seen_by, step) VALUES (p_worker, p_step);
+    INSERT INTO core.clock_steps (seen_by, step) VALUES (p_worker, p_by);
     DELETE FROM core.clock_steps s WHERE s.id <= (SELECT max(l.id) - 100 FROM core.clock_steps l);
 
-    IF p_step > interval '0' THEN
+    IF p_by > interval '0' THEN
         -- How long it has been failing is part of the retry policy, and must not grow by the step.
         WITH open AS MATERIALIZED (
             SELECT o.id FROM core.outbox o
-            WHERE o.settled_at IS NULL AND o.ordering_key IS NULL AND o.first_failed_at < now() - p_step
+            WHERE o.settled_at IS NULL AND o.ordering_key IS NULL AND o.first_failed_at < now() - p_by
             FOR UPDATE SKIP LOCKED)
-        UPDATE core.outbox o SET first_failed_at = o.first_failed_at + p_step
+        UPDATE core.outbox o SET first_failed_at = o.first_failed_at + p_by
         WHERE o.id = ANY (ARRAY(SELECT open.id FROM open));
         RETURN true;
     END IF;
@@ -106,7 +104,7 @@ BEGIN
         FOR UPDATE SKIP LOCKED),
     moved AS (
         UPDATE core.outbox o
-        SET available_at = greatest(o.available_at + p_step, now()), first_failed_at = least(o.first_failed_at, now())
+        SET available_at = greatest(o.available_at + p_by, now()), first_failed_at = least(o.first_failed_at, now())
         WHERE o.id = ANY (ARRAY(SELECT ahead.id FROM ahead))
         RETURNING o.channel)
     SELECT count(pg_notify(c.channel, 'rescan')) INTO v_channels FROM (SELECT DISTINCT moved.channel FROM moved) c;
@@ -115,8 +113,8 @@ BEGIN
     WHERE w.heartbeat_at > now() OR w.lease_expires_at > now() + w.lease;
     UPDATE core.sweeps s SET seen_at = least(s.seen_at, now()), finished_at = least(s.finished_at, now()) WHERE s.one;
     UPDATE core.plans p
-    SET waiting_since = least(p.waiting_since, now()), lease_expires_at = p.lease_expires_at + p_step
-    WHERE p.finished_at IS NULL AND (p.waiting_since > now() OR p.lease_expires_at > now() - p_step);
+    SET waiting_since = least(p.waiting_since, now()), lease_expires_at = p.lease_expires_at + p_by
+    WHERE p.finished_at IS NULL AND (p.waiting_since > now() OR p.lease_expires_at > now() - p_by);
     RETURN true;
 END
 $$;
@@ -135,7 +133,7 @@ DECLARE
     v_due    int;
 BEGIN
     IF (p_most BETWEEN 1 AND 10000) IS NOT TRUE THEN
-        RAISE EXCEPTION 'p_most must be 1 to 10000' USING ERRCODE = 'invalid_parameter_value', HINT = 'Call it again for more.';
+        PERFORM core.refuse_argument('p_most must be 1 to 10000');
     END IF;
     WITH held AS MATERIALIZED (
         SELECT o.id FROM core.outbox o
