@@ -68,9 +68,9 @@ SCHEMA: dict[str, set[str]] = {role: {"USAGE"} for role in RUNTIME}
 
 # Called by other functions, by triggers and by defaults; nobody has them by name.
 INTERNAL = {
-    "outbox_fill", "outbox_notify", "require_source", "outbox_retime", "sibling_id", "audit_append", "audit_rows",
-    "audit_is_kept", "require_ids", "require_operator", "row_outcomes", "outbox_replay_rows", "plan_observe",
-    "discarded_until", "require_lease", "longest_lease", "clock_advance",
+    "outbox_fill", "outbox_notify", "require_source", "outbox_retime", "sibling_id", "secret_sibling_id",
+    "audit_append", "audit_rows", "audit_is_kept", "require_ids", "require_operator", "row_outcomes",
+    "outbox_replay_rows", "plan_observe", "discarded_until", "require_lease", "longest_lease", "clock_advance",
 }  # fmt: skip
 
 # --- of the archive and of retention ---
@@ -105,8 +105,7 @@ INTERNAL |= {
     "refuse_argument", "is_list", "is_name", "are_names", "require_idle", "require_batch", "require_failures",
     "require_delays", "require_key",
 }  # fmt: skip
-INTERNAL |= {"erase_keys"}
-INTERNAL |= {"outbox_source", "secret", "scoped_key", "inbox_is_foreign", "inbox_has", "inbox_add"}
+INTERNAL |= {"erase_keys", "outbox_source", "secret", "scoped_key", "inbox_is_foreign", "inbox_has", "inbox_add"}
 
 # --- of idempotency records ---
 FUNCTIONS[PRODUCER] |= {"idempotency_begin", "idempotency_complete"}

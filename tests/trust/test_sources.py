@@ -79,7 +79,7 @@ async def test_a_siblings_id_cannot_be_taken_before_the_split(
             guess = await outbox.value("SELECT core.sibling_id($1, $2)", event, name)
             await bank.execute(SQUAT, guess)
             with pytest.raises(asyncpg.InsufficientPrivilegeError):
-                await bank.fetchval("SELECT core.sibling_id($1, $2, '')", event, name)
+                await bank.fetchval("SELECT core.secret_sibling_id($1, $2, '')", event, name)
             with pytest.raises(asyncpg.InsufficientPrivilegeError):
                 await bank.fetchval("SELECT secret FROM core.secrets")
         await publish(shop, "shop", event_id=event, delay=delay)

@@ -148,7 +148,7 @@ BEGIN
             id, origin_id, handler_name, event_type, event_version, occurred_at, source, target, content_class, channel,
             generation, domain_id, payload, headers, idempotency_key, trace_context, created_at, available_at, expires_at,
             priority)
-        SELECT core.sibling_id(o.id, o.owed_to, v_secret), o.id, o.owed_to, o.event_type, o.event_version, o.occurred_at,
+        SELECT core.secret_sibling_id(o.id, o.owed_to, v_secret), o.id, o.owed_to, o.event_type, o.event_version, o.occurred_at,
             o.source, o.target, o.content_class, o.channel, o.generation, o.domain_id, o.payload, o.headers,
             o.idempotency_key, o.trace_context, o.created_at, o.available_at, o.expires_at, o.priority
         FROM wanted o
@@ -167,9 +167,9 @@ BEGIN
 END
 $$;
 
--- sibling_id: the origin's 48 bits of time and a hash of origin and handler, so that splitting twice is splitting
+-- secret_sibling_id: the origin's 48 bits of time and a hash of origin and handler, so that splitting twice is splitting
 -- once and siblings sort beside their origin. The secret keeps a producer from taking the id before the split does.
-CREATE OR REPLACE FUNCTION core.sibling_id(p_origin uuid, p_handler text, p_secret bytea) RETURNS uuid
+CREATE OR REPLACE FUNCTION core.secret_sibling_id(p_origin uuid, p_handler text, p_secret bytea) RETURNS uuid
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 SET search_path = pg_catalog, pg_temp
 AS $$
@@ -179,7 +179,7 @@ AS $$
     FROM encode(sha256(p_secret || convert_to(p_origin::text || '/' || p_handler, 'UTF8')), 'hex') AS h
 $$;
 
--- sibling_id without a secret: the ids of siblings that were made before there was one.
+-- sibling_id: the same without a secret, for siblings that were made before there was one.
 CREATE OR REPLACE FUNCTION core.sibling_id(p_origin uuid, p_handler text) RETURNS uuid
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 SET search_path = pg_catalog, pg_temp

@@ -259,7 +259,7 @@ BEGIN
     SELECT o.id
     FROM (SELECT v_origin AS id
           UNION SELECT p_id
-          UNION SELECT unnest(ARRAY[core.sibling_id(v_origin, s.handler_name, v_secret),
+          UNION SELECT unnest(ARRAY[core.secret_sibling_id(v_origin, s.handler_name, v_secret),
                                     core.sibling_id(v_origin, s.handler_name)])
                 FROM (SELECT DISTINCT handler_name FROM core.subscriptions) s) named
     CROSS JOIN LATERAL (SELECT o.id FROM core.outbox o

@@ -159,7 +159,7 @@ BEGIN
         id, origin_id, handler_name, event_type, event_version, occurred_at, source, target, content_class, channel,
         generation, domain_id, payload, headers, idempotency_key, trace_context, created_at, priority,
         status, attempts, failure_reason, last_error, error_signature, first_failed_at, failed_at, settled_at)
-    SELECT core.sibling_id(v_id, t.handler, v_secret), v_id, t.handler, e.event_type, e.event_version, e.occurred_at, v_source,
+    SELECT core.secret_sibling_id(v_id, t.handler, v_secret), v_id, t.handler, e.event_type, e.event_version, e.occurred_at, v_source,
         e.target, coalesce(o.content_class, 'operations'), coalesce(o.channel, core.current_channel()),
         coalesce(o.generation, core.current_generation()), e.domain_id, e.payload, coalesce(o.headers, e.headers),
         e.idempotency_key, e.trace_context, coalesce(o.created_at, now()), coalesce(o.priority, 1),
@@ -180,7 +180,7 @@ BEGIN
       AND NOT EXISTS (SELECT FROM core.subscriptions s
                       WHERE s.retired_at IS NULL AND o.event_type LIKE s.pattern
                         AND (o.target IS NULL OR o.target = s.domain_context));
-    RETURN ARRAY(SELECT core.sibling_id(v_id, t.handler, v_secret)
+    RETURN ARRAY(SELECT core.secret_sibling_id(v_id, t.handler, v_secret)
                  FROM unnest(p_failed) WITH ORDINALITY AS t (handler, n) ORDER BY t.n);
 EXCEPTION WHEN data_exception OR check_violation OR not_null_violation OR program_limit_exceeded THEN
     PERFORM core.refuse_argument('p_event: ' || SQLERRM, 'Pass the envelope of the event.');
