@@ -69,14 +69,9 @@ SCHEMA: dict[str, set[str]] = {role: {"USAGE"} for role in RUNTIME}
 # Called by other functions, by triggers and by defaults; nobody has them by name.
 INTERNAL = {
     "outbox_fill", "outbox_notify", "require_source", "outbox_retime", "sibling_id", "secret_sibling_id",
-<<<<<<< HEAD
     "audit_append", "audit_rows",
     "audit_is_kept", "require_ids", "require_operator", "row_outcomes", "outbox_replay_rows", "plan_observe",
     "discarded_until", "require_lease", "longest_lease", "clock_advance",
-=======
-    "audit_append", "audit_rows", "audit_is_kept", "require_ids", "require_operator", "row_outcomes",
-    "outbox_replay_rows", "plan_observe", "discarded_until", "require_lease", "longest_lease", "clock_advance",
->>>>>>> h/producers
 }  # fmt: skip
 
 # --- of the archive and of retention ---

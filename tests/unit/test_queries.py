@@ -221,11 +221,7 @@ def test_a_parameter_that_cannot_be_called_is_named() -> None:
 
 @pytest.mark.parametrize("name", sorted(name for name in SCRIPTS if name.startswith("functions/")))
 def test_every_function_has_a_call(name: str) -> None:
-<<<<<<< HEAD
     made = re.findall(r"CREATE OR REPLACE FUNCTION core\.(\w+)\((?!p_array anyarray)", SCRIPTS[name])
-=======
-    made = re.findall(r"FUNCTION core\.(\w+)\((?!p_array anyarray)", SCRIPTS[name])
->>>>>>> h/producers
     assert list(statements()[name]) == made != []
 
 
