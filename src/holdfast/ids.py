@@ -67,7 +67,7 @@ def uuid7() -> UUID:
 def uuid7_time(uuid: UUID) -> datetime:
     """Return the moment, to the millisecond, at which a UUIDv7 was made."""
     if uuid.version != 7:
-        raise FieldError("uuid", f"has version {uuid.version} and carries no time", "pass a UUIDv7")
+        raise FieldError("uuid", f"is a UUIDv{uuid.version}, which has no timestamp", "pass a UUIDv7")
     try:
         return _EPOCH + timedelta(milliseconds=uuid.int >> 80)
     except OverflowError:

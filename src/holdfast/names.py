@@ -80,8 +80,8 @@ def schema_name(value: object, field: str = "schema") -> str:
         raise ConfigurationError(field, f"{quoted(value)} is not a plain lower-case name", remedy)
     name = str.__str__(value)
     if name in ("public", "information_schema") or name.startswith("pg_"):
-        problem = f"{name!r} belongs to others, and uninstalling drops the schema with everything in it"
-        raise ConfigurationError(field, problem, "choose a name that Holdfast has for itself, for example core")
+        problem = f"{name!r} is shared with other tables, and uninstalling drops the whole schema"
+        raise ConfigurationError(field, problem, "choose a schema for Holdfast alone, for example core")
     return name
 
 

@@ -36,7 +36,7 @@ def doctor(
     as_json: JsonOption = False,
     list_checks: Annotated[bool, typer.Option("--list", help="List the checks without running them.")] = False,
 ) -> None:
-    """Look for drift of the schema and for what is in the way of delivery. Exits with 1 when there is a problem."""
+    """Check the schema for drift and the installation for what blocks delivery. Exits with 1 if there is a problem."""
     if list_checks:
         _list(only, as_json)
         return

@@ -51,7 +51,7 @@ def create(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Freeze failed events in a plan, and show what it would do. Nothing is replayed before it is run."""
+    """Select failed events for a replay plan and preview it. Nothing is replayed until it is run."""
     selected = failed_selection(chosen, which)
     options: dict[str, Any] = {
         "generation": generation,

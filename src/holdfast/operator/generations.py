@@ -64,9 +64,7 @@ class Generations:
         """
         arguments.whole("generation", generation)
         if arguments.whole("to", to) == generation:
-            raise ConfigurationError(
-                "to", f"is {to} as well", "name the generation whose workers should handle the events"
-            )
+            raise ConfigurationError("to", f"is {to}, the generation the events are in", "name another one")
         asked: dict[str, Any] = {"reason": arguments.reason(reason), "generation": generation, "to": to}
         found = await self._known(generation)
         async with self._session.changing("generation.move", dry_run=dry_run, **asked) as statements:

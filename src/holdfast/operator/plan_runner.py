@@ -124,7 +124,7 @@ async def _take(session: Session, plan: int, token: UUID, reason: str | None, st
 
 def _not_open(plan: int, state: str, why: str | None) -> Refused:
     remedy = (
-        f"holdfast plans resume {plan}" if state in ("paused", "stopped") else "make another: holdfast plans create"
+        f"holdfast plans resume {plan}" if state in ("paused", "stopped") else "create a new one: holdfast plans create"
     )
     return Refused(f"plan {plan} is {state}" + (f": {why}" if why else ""), remedy)
 
