@@ -111,7 +111,7 @@ class Session(asyncpg.Connection):  # type: ignore[misc]
             if self.lasting:
                 await self.clean()
             # The transaction would be read-only if the last handler had made that its session's default.
-            return str(await super().execute(f"{begin}SET TRANSACTION READ WRITE;{_RESET}"))
+            return str(await super().execute(f"{begin.rstrip(';')} READ WRITE;{_RESET}"))
         except asyncpg.PostgresError as refusal:
             raise ConnectionResetError(f"the session could not be reset: {refusal}") from refusal
 
