@@ -179,7 +179,7 @@ async def test_session_is_clean_after_a_pause_too(dsn: str, conn: asyncpg.Connec
         await tx.execute("PREPARE mine AS SELECT 1; LISTEN something")
 
     reset = """SELECT count(*) = 1 FROM pg_stat_activity WHERE datname = current_database()
-               AND application_name = 'holdfast handler' AND state = 'idle' AND query NOT LIKE 'COMMIT%'"""
+               AND application_name LIKE 'holdfast handler%' AND state = 'idle' AND query NOT LIKE 'COMMIT%'"""
     async with running(dsn, registry, connections=1):
         await settled(conn, await publish(conn, "order.placed"))
         await until(lambda: conn.fetchval(reset), within=5, what="the session is reset without a handler")
