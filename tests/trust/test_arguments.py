@@ -54,11 +54,21 @@ VALUES: dict[str, list[str]] = {
 
 # What could be meant by a parameter, where its type says too little.
 MEANT = {
-    "p_reasons": "'{rejected}'", "p_step": "'delivered'", "p_missed": "'latest'", "p_cron": "NULL",
-    "p_timezone": "NULL", "p_target": "NULL", "p_payload": "'{}'", "p_counts": "'{}'", "p_actor": "NULL",
-    "p_hash_version": "1",
-    "p_status_code": "200", "p_idle_ms": "5000", "p_idle": "'5 seconds'", "p_every": "'1 hour'",
-}  # fmt: skip
+    "p_reasons text[]": "'{rejected}'",
+    "p_step text": "'delivered'",
+    "p_missed text": "'latest'",
+    "p_cron text": "NULL",
+    "p_timezone text": "NULL",
+    "p_target text": "NULL",
+    "p_payload jsonb": "'{}'",
+    "p_counts jsonb": "'{}'",
+    "p_actor text": "NULL",
+    "p_hash_version integer": "1",
+    "p_status_code integer": "200",
+    "p_idle_ms integer": "5000",
+    "p_idle interval": "'5 seconds'",
+    "p_every interval": "'1 hour'",
+}
 
 CALLABLE = """
 SELECT p.oid::regprocedure::text AS name, p.proname::text AS short,
@@ -86,7 +96,7 @@ async def caller(request: pytest.FixtureRequest, logins: Logins) -> AsyncIterato
 
 def calls(types: list[str], names: list[str]) -> Iterator[list[str]]:
     """Each argument in turn with every value of its type; the others as they could be meant."""
-    usual = [MEANT.get(name, VALUES[each][0]) for each, name in zip(types, names, strict=True)]
+    usual = [MEANT.get(f"{name} {each}", VALUES[each][0]) for each, name in zip(types, names, strict=True)]
     yield usual
     yield ["NULL"] * len(types)
     for place, type_ in enumerate(types):

@@ -359,7 +359,7 @@ JOIN pg_locks l ON l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
     AND (l.classid::bigint << 32) | l.objid::bigint = lock.key
 JOIN pg_stat_activity a ON a.pid = l.pid
 WHERE (l.mode = 'ExclusiveLock' OR a.state_change < clock_timestamp() - interval '10 seconds')
-  AND (a.application_name IS DISTINCT FROM lock.application
+  AND (starts_with(a.application_name, lock.application) IS NOT TRUE
        OR pg_has_role(a.usesysid, to_regrole(lock.role), 'MEMBER') IS FALSE)
 ORDER BY 1, 2 LIMIT 20;
 
