@@ -149,7 +149,7 @@ async def test_a_schedule_is_removed_when_nobody_declares_it(conn: asyncpg.Conne
     rows = await conn.fetch("SELECT action, arguments FROM core.audit ORDER BY id")
     assert [row["action"] for row in rows] == ["schedule.remove", "schedule.remove"]
     refused, done = (json.loads(row["arguments"]) for row in rows)
-    assert "declared" in refused["refused"]
+    assert "declares" in refused["refused"]
     assert (done["schedule"], done["every"], done["event_type"]) == (NAME, "01:00:00", "report.due")
 
 
@@ -162,7 +162,7 @@ async def test_what_is_not_there_cannot_be_changed(conn: asyncpg.Connection, ope
         operator.schedules.remove("reports.none"),
     )
     for call in calls:
-        with pytest.raises(ConfigurationError, match=r"reports\.none is unknown; holdfast schedules list"):
+        with pytest.raises(ConfigurationError, match=r"reports\.none is unknown; see: holdfast schedules list"):
             await call
     for name in ("Reports", "a b.c", "x" * 300):
         with pytest.raises(ConfigurationError, match="schedule"):
