@@ -157,8 +157,10 @@ def test_status_shows_what_a_producer_wrote_as_it_is(dsn: str, holdfast: Run, db
             "INSERT INTO core.outbox (event_type, source, payload, channel) VALUES (%s, 'shop', '{}', %s)",
             (event_type, channel),
         )
-    made(dsn, beat, "[/]\x1b]0;owned\x07\u2066", HANDLER)
-    db.execute("UPDATE core.workers SET heartbeat_at = now() - interval '1 hour'")
+    made(dsn, beat, "one", HANDLER)
+    # worker_beat refuses such a name; a row of an earlier release may have one.
+    name = "[/]\x1b]0;owned\x07\u2066"
+    db.execute("UPDATE core.workers SET name = %s, heartbeat_at = now() - interval '1 hour'", (name,))
     code, out, err = holdfast("status")
     assert (code, err) == (0, "")
     assert not set("\x1b\x07\x9b\u202e\u2066") & set(out)
