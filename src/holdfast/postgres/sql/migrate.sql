@@ -52,16 +52,16 @@ ON CONFLICT (one) DO UPDATE
 
 -- name: begin_session
 -- Of a connection that is ours alone. A login, or its database, may have set otherwise: backslashes in our texts, NULL in
--- our arrays, and limits that end a transaction between two of its statements. The search path comes first, because the
--- rest has operators in it. transaction_timeout exists since Postgres 17.
-SET search_path = pg_catalog, pg_temp;
-SET statement_timeout = 0;
-SELECT pg_catalog.set_config('standard_conforming_strings', 'on', false),
+-- our arrays, and limits that end a transaction between two of its statements. Everything is named in full, because the
+-- search path is only set here. transaction_timeout exists since Postgres 17.
+SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', false),
+       pg_catalog.set_config('statement_timeout', '0', false),
+       pg_catalog.set_config('standard_conforming_strings', 'on', false),
        pg_catalog.set_config('array_nulls', 'on', false),
        pg_catalog.set_config('default_transaction_read_only', 'off', false),
        pg_catalog.set_config('idle_in_transaction_session_timeout', '0', false),
        pg_catalog.set_config('idle_session_timeout', '0', false),
-       CASE WHEN pg_catalog.current_setting('server_version_num')::int >= 170000
+       CASE WHEN pg_catalog.current_setting('server_version_num')::pg_catalog.int4 OPERATOR(pg_catalog.>=) 170000
             THEN pg_catalog.set_config('transaction_timeout', '0', false) END
 
 -- name: begin_look
