@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 EVENTS = 3_000
 # What a worker asks once, when it starts and stops: not a cost of an event.
-ONCE = 60
+ONCE = 75
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,8 @@ def test_delivering_costs_what_the_control_costs(stock: Databases) -> None:
     ours, control = costs(stock, "drain", count=EVENTS), costs(stock, "drain", "raw", count=EVENTS)
     assert ours["index_writes"] <= control["index_writes"] + 0.02
     assert ours["hot_share"] >= control["hot_share"] - 0.02
-    assert ours["wal_bytes"] <= 1.1 * control["wal_bytes"]
+    # The inbox row also names the source, for the keys of sources that have an owner.
+    assert ours["wal_bytes"] <= 1.15 * control["wal_bytes"]
 
 
 def test_publishing(stock: Databases) -> None:

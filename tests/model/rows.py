@@ -99,8 +99,9 @@ class Running(NamedTuple):
 class Model:
     """Rows by id, the inbox, and what stands around them."""
 
-    def __init__(self, now: datetime) -> None:
+    def __init__(self, now: datetime, secret: bytes) -> None:
         self.now = now  # when the tables were last read
+        self.secret = secret  # of the schema: it enters the ids of siblings
         self.rows: dict[UUID, Row] = {}
         self.inbox: set[tuple[str, str]] = set()
         self.effects: list[tuple[str, str]] = []
@@ -218,7 +219,7 @@ class Model:
             for origin in origins:
                 owed = self._subscribers(origin)
                 for handler in sorted(owed):
-                    sibling = _sibling(origin, handler)
+                    sibling = _sibling(origin, handler, self.secret)
                     self.rows[sibling.id] = sibling
                 if owed:
                     origin.settle("delivered", handler_name="*", claimed_by=None)
@@ -397,8 +398,8 @@ def _lost(held: Iterable[InFlight], settled: Iterable[Row]) -> list[UUID]:
     return [each.id for each in held if each.id not in done]
 
 
-def _sibling(origin: Row, handler: str) -> Row:
-    digest = hashlib.md5(f"{origin.id}/{handler}".encode(), usedforsecurity=False).hexdigest()
+def _sibling(origin: Row, handler: str, secret: bytes) -> Row:
+    digest = hashlib.sha256(secret + f"{origin.id}/{handler}".encode()).hexdigest()
     variant = "89ab"[int(digest[3:5], 16) & 3]
     return replace(
         origin,

@@ -73,7 +73,8 @@ class OutboxMachine(RuleBasedStateMachine):
         self.numbers = count(1)
         self.leases: list[InFlight] = []  # live and stale
         self.before = self.run(self._clear())
-        self.model = Model(self.before.now)
+        secret = self.run(self.outbox.connection.fetchval("SELECT secret FROM core.secrets"))
+        self.model = Model(self.before.now, secret)
 
     def run(self, call: Coroutine[Any, Any, T]) -> T:
         return self.loop.run_until_complete(call)

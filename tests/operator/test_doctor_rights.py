@@ -78,7 +78,7 @@ async def test_a_login_without_rights_is_told_what_it_lacks(dsn: str, visitor: V
     unseen = set(spots[f"GRANT holdfast_operator TO {visitor.name};"].split(", "))
     assert unseen == {
         "release", "listeners", "generations", "channels", "handlers", "routing", "leases", "single-rows",
-        "schedules", "slots", "declarations", "sources", "locks",
+        "schedules", "slots", "declarations", "sources", "locks", "clock-steps",
     }  # fmt: skip
     assert set(report.passed) == set(report.checks) - unseen - {"sessions", "standbys"}
     assert [finding.object for finding in report.of("problem")] == ["release"], "drift that was not looked for"

@@ -41,7 +41,7 @@ SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     RETURN (SELECT max(coalesce(w.lease, interval '1 hour')) FROM core.workers w
-            WHERE w.stopped_at IS NULL AND (w.lease IS NOT NULL OR w.heartbeat_at > now() - interval '1 minute'));
+            WHERE w.stopped_at IS NULL AND (w.lease IS NOT NULL OR w.heartbeat_at > core.living_since()));
 END
 $$;
 
