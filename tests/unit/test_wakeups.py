@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+import uvloop
 
 from holdfast.worker.wakeups import Wakeups
 
@@ -45,3 +46,17 @@ async def test_a_flood_of_wakeups_is_slowed_down(monkeypatch: pytest.MonkeyPatch
     assert pauses == []
     await woken.temper()
     assert pauses == [0.05]
+
+
+def test_a_second_retry_after_the_alarm_has_run() -> None:
+    """LSN-3: also on uvloop, whose timers do not know their time once they have run."""
+
+    async def twice() -> bool:
+        wakeups = Wakeups()
+        wakeups.wake_in(0.001)
+        first = await wakeups.wait(5)
+        wakeups.take()
+        wakeups.wake_in(0.001)
+        return first and await wakeups.wait(5)
+
+    assert uvloop.run(twice())

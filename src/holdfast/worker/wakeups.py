@@ -15,6 +15,7 @@ class Wakeups:
         self._woken = asyncio.Event()
         self._rescan = False
         self._alarm: asyncio.TimerHandle | None = None
+        self._alarm_at = 0.0  # not asked of the handle: uvloop's forgets it once it has run
         self._in_vain: list[float] = []  # when wake-ups of the last second found nothing
 
     def wake(self, rescan: bool = False) -> None:
@@ -28,11 +29,12 @@ class Wakeups:
         Only the earliest such moment is kept. A claimer that is woken asks for the next one before it sleeps again.
         """
         loop = asyncio.get_running_loop()
-        if self._alarm is not None and self._alarm.when() > loop.time():
-            if self._alarm.when() <= loop.time() + delay:
+        now = loop.time()
+        if self._alarm is not None and self._alarm_at > now:
+            if self._alarm_at <= now + delay:
                 return
             self._alarm.cancel()
-        self._alarm = loop.call_later(delay, self.wake)
+        self._alarm, self._alarm_at = loop.call_later(delay, self.wake), now + delay
 
     def look_again(self) -> None:
         """End the claimer's sleep: events may have been committed without a notification."""
