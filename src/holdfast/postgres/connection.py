@@ -154,9 +154,6 @@ async def open_connection(dsn: str, **options: Any) -> asyncpg.Connection:
     except ValueError:
         # Not chained: asyncpg quotes the part that it does not understand, which may be the password.
         raise _unreadable() from None
-    except (AttributeError, AssertionError) as error:
-        # The driver trips over a peer that goes away in the middle of the handshake.
-        raise ConnectionError(f"the connection ended while it was being opened ({type(error).__name__})") from error
 
 
 def require_readable(dsn: str) -> None:

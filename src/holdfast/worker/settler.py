@@ -201,14 +201,6 @@ class Settler:
                 self._connection.drop()
                 await self._outage.wait(fault)
                 since = time.monotonic()
-            except Exception as fault:
-                if connection is None or not connection.is_closed():
-                    raise
-                # The driver trips over a connection that ends in the middle of a call, with an error of its own.
-                ambiguous = True
-                self._connection.drop()
-                await self._outage.wait(fault)
-                since = time.monotonic()
         self._outage.over()
         self._counters.settles += 1
         if ambiguous:
