@@ -13,7 +13,7 @@ import asyncpg
 from holdfast.context import HandlerContext
 from holdfast.envelope import EventEnvelope
 from holdfast.handlers import Handler
-from holdfast.handling.sessions import Session, Sessions, ended_by_hand
+from holdfast.handling.sessions import Session, Sessions, ended_by_hand, terminate
 from holdfast.handling.threads import Threads
 from holdfast.outcome import Outcome
 from holdfast.telemetry import Notice, Observer
@@ -51,8 +51,14 @@ class HandlerRunner:
         """
         if not handler.transactional:
             return await self._call(handler, event, context, start, None)
-        async with self._sessions.session() as session:
+        session = await self._sessions.take()
+        try:
             return await transact(session, partial(self._lend, session, handler, event, context, start))
+        except BaseException:
+            terminate(session)  # its state is unknown
+            raise
+        finally:
+            self._sessions.release(session)
 
     async def _lend(
         self,

@@ -5,7 +5,7 @@ import contextlib
 import functools
 import re
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import asyncpg
@@ -145,25 +145,30 @@ class Sessions:
         self._tidying: asyncio.Task[None] | None = None
         self.drops = 0
 
-    @contextlib.asynccontextmanager
-    async def session(self) -> AsyncIterator[Session]:
-        """Borrow a session. One whose block raises is terminated, because its state is unknown."""
+    async def take(self) -> Session:
+        """Borrow a session until `release`."""
         await self._take_turn()
-        session = None
         try:
-            try:
-                session = await self._take()
-            except CONNECTION_FAULTS as fault:
+            return await self._unused_or_new()
+        except BaseException as fault:
+            self._free.release()
+            if isinstance(fault, CONNECTION_FAULTS):
                 raise NoConnection(fault) from fault
-            yield session
-        except BaseException:
-            terminate(session)
             raise
-        finally:
-            self._release(session)
+
+    def release(self, session: Session) -> None:
+        """Give a session back. One that was terminated, or that a handler has changed, is not used again."""
+        if session.marked or session.is_closed():
+            self.discard(session)
+        else:
+            session.used, session.released_at = True, time.monotonic()
+            self._unused.append(session)
+            if self._tidying is None or self._tidying.done():
+                self._tidying = asyncio.create_task(self._tidy())
+        self._free.release()
 
     async def _take_turn(self) -> None:
-        """Wait until a session may be taken; every turn ends with `_release`."""
+        """Wait until a session may be taken."""
         if not self._free.locked():
             await self._free.acquire()
             return
@@ -173,7 +178,7 @@ class Sessions:
         except TimeoutError:
             raise NoSession from None
 
-    async def _take(self) -> Session:
+    async def _unused_or_new(self) -> Session:
         while self._unused:
             session = self._unused.pop()
             if not session.is_closed():
@@ -188,17 +193,6 @@ class Sessions:
         )
         self._open[opened] = time.monotonic()
         return opened
-
-    def _release(self, session: Session | None) -> None:
-        """End the turn. A session that cannot be used again was terminated before."""
-        if session is not None and (session.marked or session.is_closed()):
-            self.discard(session)
-        elif session is not None:
-            session.used, session.released_at = True, time.monotonic()
-            self._unused.append(session)
-            if self._tidying is None or self._tidying.done():
-                self._tidying = asyncio.create_task(self._tidy())
-        self._free.release()
 
     def drop(self, silence: float) -> None:
         """Terminate sessions older than `silence`, the time without an answer from the server, also those in use."""

@@ -156,6 +156,10 @@ class Dispatcher:
         for queue in sorted(waiting, key=lambda queue: shares.held(queue.handler.name)):
             self._start(queue)
 
+    def _others_wait(self, queue: HandlerQueue) -> bool:
+        """Return whether another handler waits for a thread or a session: each delivery may be the last before it."""
+        return any(each is not queue and each.shares is queue.shares for each in self._fed.values())
+
     def _tell_of_room(self, queue: HandlerQueue) -> None:
         """Wake the claimer if a handler that it left out has room again, now that another runner has ended."""
         for each in tuple(self._left_out.values()):
@@ -181,8 +185,7 @@ class Dispatcher:
         self._start(queue)
         waiting = queue.waiting
         try:
-            # Threads and sessions are shared with other handlers after every delivery.
-            for _ in range(_DELIVERIES if queue.shares is None else 1):
+            for _ in range(_DELIVERIES):
                 if not waiting or self._settler.full:
                     return
                 delivery = waiting.popleft()
@@ -200,6 +203,8 @@ class Dispatcher:
                 if runner.task is not None and runner.task.cancelling():
                     await self._forget_cancellation(runner, runner.task)
                 queue.finished += 1
+                if queue.shares is not None and self._others_wait(queue):
+                    return
         finally:
             self._end(runner)
 
