@@ -146,6 +146,12 @@ DRIFTS = [
         "FOR EACH ROW EXECUTE FUNCTION core.outbox_notify('always')",
     ),
     Drift("trigger-disabled", "core.outbox.outbox_fill", "ALTER TABLE core.outbox DISABLE TRIGGER outbox_fill"),
+    Drift(
+        "trigger-disabled",
+        "core.outbox.outbox_source",
+        "INSERT INTO core.sources VALUES ('shop', 'holdfast_producer'); "
+        "ALTER TABLE core.outbox DISABLE TRIGGER outbox_source",
+    ),
     Drift("trigger-disabled", "core.outbox.outbox_bell", "ALTER TABLE core.outbox ENABLE REPLICA TRIGGER outbox_bell"),
     Drift(
         "rule-extra", "core.outbox.swallow", "CREATE RULE swallow AS ON INSERT TO core.outbox DO INSTEAD NOTHING"

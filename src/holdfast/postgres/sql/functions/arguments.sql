@@ -12,8 +12,8 @@ BEGIN
 END
 $$;
 
--- is_list: an array of one dimension without NULL. Every name is qualified instead of pinning the search_path: then it is
--- merged into the expression that asks, and costs next to nothing.
+-- is_list: an array of one dimension without NULL. Here and in the next two every name is qualified instead of pinning
+-- the search_path: then they are merged into the expression that asks, and cost next to nothing.
 CREATE OR REPLACE FUNCTION core.is_list(p_array anyarray)
 RETURNS boolean
 LANGUAGE sql IMMUTABLE
@@ -25,12 +25,21 @@ $$;
 -- is_name: 1 to p_most bytes of a name that can be shown on a line.
 CREATE OR REPLACE FUNCTION core.is_name(p_text text, p_most int DEFAULT 200)
 RETURNS boolean
-LANGUAGE plpgsql IMMUTABLE
-SET search_path = pg_catalog, pg_temp
+LANGUAGE sql IMMUTABLE
 AS $$
-BEGIN
-    RETURN octet_length(p_text) BETWEEN 1 AND p_most AND p_text !~ '[[:cntrl:]]';
-END
+    SELECT pg_catalog.octet_length(p_text) OPERATOR(pg_catalog.>=) 1
+       AND pg_catalog.octet_length(p_text) OPERATOR(pg_catalog.<=) p_most
+       AND p_text OPERATOR(pg_catalog.!~) '[[:cntrl:]]'
+$$;
+
+-- is_silence: how long a transaction may stay silent.
+DROP FUNCTION IF EXISTS core.require_idle(interval);
+CREATE OR REPLACE FUNCTION core.is_silence(p_idle interval)
+RETURNS boolean
+LANGUAGE sql IMMUTABLE
+AS $$
+    SELECT p_idle OPERATOR(pg_catalog.>=) '0.1 seconds'::pg_catalog.interval
+       AND p_idle OPERATOR(pg_catalog.<=) '24 days'::pg_catalog.interval
 $$;
 
 -- are_names: a list of at most p_most names, none longer than p_longest bytes.
@@ -43,19 +52,6 @@ BEGIN
     RETURN core.is_list(p_texts) AND cardinality(p_texts) <= p_most
        AND NOT EXISTS (SELECT FROM unnest(p_texts) AS t (text)
                        WHERE octet_length(t.text) NOT BETWEEN 1 AND p_longest OR t.text ~ '[[:cntrl:]]');
-END
-$$;
-
--- require_idle: how long a transaction may stay silent.
-CREATE OR REPLACE FUNCTION core.require_idle(p_idle interval)
-RETURNS void
-LANGUAGE plpgsql IMMUTABLE
-SET search_path = pg_catalog, pg_temp
-AS $$
-BEGIN
-    IF (p_idle BETWEEN interval '0.1 seconds' AND interval '24 days') IS NOT TRUE THEN
-        PERFORM core.refuse_argument('p_idle must be 0.1 seconds to 24 days');
-    END IF;
 END
 $$;
 

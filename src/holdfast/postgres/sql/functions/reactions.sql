@@ -63,15 +63,17 @@ AS $$
 DECLARE
     v_idle text;
 BEGIN
-    PERFORM core.require_idle(p_idle);
-    v_idle := (extract(epoch FROM p_idle) * 1000)::bigint::text;
+    IF core.is_silence(p_idle) IS NOT TRUE THEN
+        PERFORM core.refuse_argument('p_idle must be 0.1 seconds to 24 days');
+    END IF;
     IF (p_event IS NOT NULL AND p_source IS NOT NULL AND octet_length(p_key) BETWEEN 1 AND 1020 AND core.is_name(p_handler)
         AND p_handler ~ '^[a-z][a-z0-9_]*([.][a-z][a-z0-9_]*)+$') IS NOT TRUE THEN
         PERFORM core.refuse_argument('p_event, p_source and p_key must not be NULL, and p_handler must name a handler');
     END IF;
-    PERFORM set_config('idle_in_transaction_session_timeout', v_idle, true);
+    v_idle := set_config(
+        'idle_in_transaction_session_timeout', (extract(epoch FROM p_idle) * 1000)::bigint::text, true);
     IF current_setting('server_version_num')::int >= 170000 THEN
-        PERFORM set_config('transaction_timeout', v_idle, true);
+        v_idle := set_config('transaction_timeout', v_idle, true);
     END IF;
     IF NOT core.reaction_owned(p_event, p_source, p_key) THEN
         RAISE EXCEPTION 'event % is not in the outbox', p_event

@@ -312,15 +312,16 @@ DECLARE
     v_key    text;
     v_source text;
 BEGIN
-    PERFORM core.require_idle(p_idle);
-    v_idle := (extract(epoch FROM p_idle) * 1000)::bigint::text;
-    IF (core.is_name(p_handler) AND strpos(p_handler, '/') = 0) IS NOT TRUE THEN
+    IF core.is_silence(p_idle) IS NOT TRUE THEN
+        PERFORM core.refuse_argument('p_idle must be 0.1 seconds to 24 days');
+    ELSIF (core.is_name(p_handler) AND strpos(p_handler, '/') = 0) IS NOT TRUE THEN
         PERFORM core.refuse_argument('p_handler must name a handler, in 1 to 200 bytes');
     END IF;
-    PERFORM set_config('idle_in_transaction_session_timeout', v_idle, true);
+    v_idle := set_config(
+        'idle_in_transaction_session_timeout', (extract(epoch FROM p_idle) * 1000)::bigint::text, true);
     IF current_setting('server_version_num')::int >= 170000 THEN
         -- Also for a client that vanished in the middle of a message, which counts as neither idle nor running.
-        PERFORM set_config('transaction_timeout', v_idle, true);
+        v_idle := set_config('transaction_timeout', v_idle, true);
     END IF;
     UPDATE core.outbox o
     SET status = 'delivered', delivered_at = now(), settled_at = now(), handler_name = p_handler,
