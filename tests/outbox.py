@@ -242,8 +242,8 @@ class Outbox:
     async def replay(self, id: UUID, generation: int | None = 0, by: str | None = "ann@example.org") -> int:
         return int(await self.value(f'SELECT "{self.schema}".outbox_replay($1, $2, $3)', id, generation, by))
 
-    async def stop(self, id: UUID, by: str | None = "ann@example.org") -> int:
-        return int(await self.value(f'SELECT "{self.schema}".outbox_stop($1, $2)', id, by))
+    async def cancel_event(self, id: UUID, by: str | None = "ann@example.org") -> int:
+        return int(await self.value(f'SELECT "{self.schema}".outbox_cancel_event($1, $2)', id, by))
 
     async def clear(self) -> None:
         """As after the installation."""

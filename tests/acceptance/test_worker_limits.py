@@ -91,8 +91,8 @@ async def test_handler_that_survives_its_cancellation(dsn: str, conn: asyncpg.Co
         await until(lambda: worker.in_flight == 0, what="nothing is held")
 
 
-async def test_stop_of_a_running_event(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-11: core.outbox_stop cancels the handler at once; nothing it does afterwards is settled."""
+async def test_cancelling_a_running_event(dsn: str, conn: asyncpg.Connection) -> None:
+    """LSN-11: core.outbox_cancel_event cancels the handler at once; nothing it does afterwards is settled."""
     registry, started, ended = HandlerRegistry(), asyncio.Event(), []
 
     @registry.handler("order.placed", name="billing.charge")
@@ -107,10 +107,10 @@ async def test_stop_of_a_running_event(dsn: str, conn: asyncpg.Connection) -> No
     identity = await publish(conn, "order.placed")
     async with running(dsn, registry, poll_interval=3600) as worker:
         await started.wait()
-        stopped = time.monotonic()
-        assert await conn.fetchval("SELECT core.outbox_stop($1, 'ann@example.com')", identity) == 1
+        cancelled = time.monotonic()
+        assert await conn.fetchval("SELECT core.outbox_cancel_event($1, 'ann@example.com')", identity) == 1
         await until(lambda: ended, within=5, what="the handler was cancelled")
-        assert ended[0] - stopped < 1.0
+        assert ended[0] - cancelled < 1.0
         await until(lambda: worker.in_flight == 0, within=5, what="the worker let go")
         assert worker.counters.lost_leases == 1
     found = await row(conn, identity)
@@ -120,7 +120,7 @@ async def test_stop_of_a_running_event(dsn: str, conn: asyncpg.Connection) -> No
     assert await conn.fetchval("SELECT count(*) FROM core.failed") == 0
 
 
-async def test_stop_without_a_listener(dsn: str, conn: asyncpg.Connection) -> None:
+async def test_cancelling_without_a_listener(dsn: str, conn: asyncpg.Connection) -> None:
     """LSN-11, LSN-3: with notifications unheard, the next heartbeat tells that the lease is gone."""
     registry, started, ended = HandlerRegistry(), asyncio.Event(), asyncio.Event()
 
@@ -135,12 +135,12 @@ async def test_stop_without_a_listener(dsn: str, conn: asyncpg.Connection) -> No
     identity = await publish(conn, "order.placed")
     async with running(dsn, registry, listen=False, lease=1.5):
         await started.wait()
-        await conn.fetchval("SELECT core.outbox_stop($1, 'ann')", identity)
+        await conn.fetchval("SELECT core.outbox_cancel_event($1, 'ann')", identity)
         async with asyncio.timeout(5):
             await ended.wait()
 
 
-async def test_stop_of_a_handler_that_goes_on(dsn: str, conn: asyncpg.Connection) -> None:
+async def test_cancelling_a_handler_that_goes_on(dsn: str, conn: asyncpg.Connection) -> None:
     """LSN-11, LSN-3: a thread cannot be cancelled; what it returns is fenced off."""
     registry, started, release = HandlerRegistry(), threading.Event(), threading.Event()
 
@@ -152,7 +152,7 @@ async def test_stop_of_a_handler_that_goes_on(dsn: str, conn: asyncpg.Connection
     identity = await publish(conn, "order.placed")
     async with running(dsn, registry) as worker:
         await until(started.is_set, what="the handler runs")
-        await conn.fetchval("SELECT core.outbox_stop($1, 'ann')", identity)
+        await conn.fetchval("SELECT core.outbox_cancel_event($1, 'ann')", identity)
         await until(lambda: worker.in_flight == 0, within=5, what="the worker let go")
         release.set()
         other = await publish(conn, "order.placed")
@@ -161,7 +161,7 @@ async def test_stop_of_a_handler_that_goes_on(dsn: str, conn: asyncpg.Connection
     assert (found["status"], found["failure_reason"]) == ("failed", "cancelled")
 
 
-async def test_stop_of_a_waiting_event(dsn: str, conn: asyncpg.Connection) -> None:
+async def test_cancelling_a_pending_event(dsn: str, conn: asyncpg.Connection) -> None:
     """LSN-11: an event that waits for its time, or for a retry, is cancelled and never runs again."""
     registry, seen = HandlerRegistry(), []
 
@@ -176,10 +176,10 @@ async def test_stop_of_a_waiting_event(dsn: str, conn: asyncpg.Connection) -> No
         await until(lambda: seen, what="the first attempt")
         await settled(conn, retried, "pending")
         for identity in (delayed, retried):
-            assert await conn.fetchval("SELECT core.outbox_stop($1, 'ann')", identity) == 1
-            assert await conn.fetchval("SELECT core.outbox_stop($1, 'ann')", identity) == 0
+            assert await conn.fetchval("SELECT core.outbox_cancel_event($1, 'ann')", identity) == 1
+            assert await conn.fetchval("SELECT core.outbox_cancel_event($1, 'ann')", identity) == 0
         after = await publish(conn, "order.placed", delay=1.2)
         await until(lambda: after in seen, what="a later event")
         await settled(conn, after, "pending")
-        await conn.fetchval("SELECT core.outbox_stop($1, 'ann')", after)
+        await conn.fetchval("SELECT core.outbox_cancel_event($1, 'ann')", after)
     assert seen == [retried, after]

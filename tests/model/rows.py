@@ -106,7 +106,7 @@ class Model:
         self.inbox: set[tuple[str, str]] = set()
         self.effects: list[tuple[str, str]] = []
         self.keys: dict[tuple[str, str], UUID] = {}
-        self.stops: set[UUID] = set()
+        self.to_cancel: set[UUID] = set()
         self.interest: dict[tuple[str, str], bool] = {}  # handler, event type: not retired
         self.subscriptions_version = 1
         self.running: Running | None = None
@@ -247,7 +247,7 @@ class Model:
                 "attempts": row.attempts,
                 "failing": row.failing,
                 "expired": row.expired,
-                "stopped": row.id in self.stops,
+                "stopped": row.id in self.to_cancel,
                 "handled": (handlers[row.route], row.idempotency_key) in self.inbox,
             }
         return claimed
@@ -258,7 +258,7 @@ class Model:
             row = self.under(each)
             if row is not None and not self.locked(row):
                 row.write(lease_over=False)
-            if row is None or row.id in self.stops:
+            if row is None or row.id in self.to_cancel:
                 lost.append(each.id)
         return lost
 
@@ -285,7 +285,7 @@ class Model:
         due = self.delivered(deleted=True)
         for row in due:
             del self.rows[row.id]
-            self.stops.discard(row.id)
+            self.to_cancel.discard(row.id)
         return len(due)
 
     def retry(self, held: Sequence[InFlight], delay: float, error: str) -> list[UUID]:
@@ -316,7 +316,7 @@ class Model:
                 deleted=reason in NOT_FOR_PEOPLE,
                 handler_name=each.handler,
             )
-            self.stops.discard(row.id)
+            self.to_cancel.discard(row.id)
         return _lost(held, [row for row, _, _ in settled])
 
     def release(self, held: Sequence[InFlight], delay: float) -> list[UUID]:
@@ -378,15 +378,15 @@ class Model:
             channel=CHANNEL if generation == 0 else f"outbox_gen_{generation}",
             available_at=About(0),
         )
-        self.stops.discard(id)  # whoever replays an event wants it to run
+        self.to_cancel.discard(id)  # whoever replays an event wants it to run
         return 1
 
-    def stop(self, id: UUID, by: str) -> int:
+    def cancel_event(self, id: UUID, by: str) -> int:
         row = self.rows.get(id)
         if row is None or not row.open:
             return 0
         if self.locked(row):
-            self.stops.add(id)
+            self.to_cancel.add(id)
         else:
             row.settle("failed", failure_reason="cancelled", deleted=True, last_error=f"cancelled by {by}")
         return 1

@@ -11,7 +11,7 @@ import asyncpg
 
 from tests.model.rows import Model
 
-_AROUND = ("now", "subscriptions_version", "inbox", "effects", "keys", "stops")
+_AROUND = ("now", "subscriptions_version", "inbox", "effects", "keys", "to_cancel")
 _BESIDE = ("settled_at", "delivered_at", "failed_at")  # for the laws alone: the model says the same with the status
 _CYCLE_TIMES = ("first_failed_at", "failed_at", "replayed_at")
 
@@ -21,9 +21,9 @@ _QUERY = """
            ARRAY(SELECT handler_name || ' ' || idempotency_key FROM core.event_handled ORDER BY 1) AS inbox,
            ARRAY(SELECT handler || ' ' || key FROM effects ORDER BY 1) AS effects,
            ARRAY(SELECT source || ' ' || dedupe_key || ' ' || event_id FROM core.outbox_keys ORDER BY 1) AS keys,
-           -- A request to stop an event that is settled already stops nothing.
+           -- A request to cancel an event that is settled already cancels nothing.
            ARRAY(SELECT s.id::text FROM core.stop_requests s JOIN core.outbox o USING (id)
-                 WHERE o.settled_at IS NULL ORDER BY 1) AS stops,
+                 WHERE o.settled_at IS NULL ORDER BY 1) AS to_cancel,
            o.id, o.event_type, o.source, o.target, o.idempotency_key, o.dedupe_key, o.priority,
            coalesce(o.expires_at <= now(), false) AS expired, o.available_at, o.channel, o.generation, o.origin_id,
            o.handler_name, o.status, o.attempts, o.claimed_by, o.lease_token, o.lease_expires_at < now() AS lease_over,
@@ -42,7 +42,7 @@ class Snapshot:
     inbox: list[str]
     effects: list[str]
     keys: list[str]
-    stops: list[str]
+    to_cancel: list[str]
 
 
 async def read(connection: asyncpg.Connection) -> Snapshot:
@@ -109,5 +109,5 @@ def require_equal(model: Model, found: Snapshot) -> None:
     assert found.inbox == sorted(f"{handler} {key}" for handler, key in model.inbox)
     assert found.effects == sorted(f"{handler} {key}" for handler, key in model.effects)
     assert found.keys == sorted(f"{source} {key} {id}" for (source, key), id in model.keys.items())
-    assert found.stops == sorted(str(id) for id in model.stops if model.rows[id].open)
+    assert found.to_cancel == sorted(str(id) for id in model.to_cancel if model.rows[id].open)
     model.now = found.now

@@ -402,9 +402,9 @@ class OutboxMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.model.running)
     @rule(event=one(lambda machine: [machine.model.running.held.id], lambda machine: list(machine.model.rows)))
-    def stop(self, event: UUID) -> None:
+    def cancel_event(self, event: UUID) -> None:
         """Mostly what a handler holds in its transaction; elsewhere it is a cancellation like any other."""
-        assert self.run(self.outbox.stop(event, ANN)) == self.model.stop(event, ANN)
+        assert self.run(self.outbox.cancel_event(event, ANN)) == self.model.cancel_event(event, ANN)
 
     @precondition(lambda self: self.live)
     @rule(events=st.lists(events_that_are("in_flight"), min_size=1, max_size=3))

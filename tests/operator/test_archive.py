@@ -170,14 +170,14 @@ async def test_success_is_never_archived(dsn: str, conn: asyncpg.Connection) -> 
 
     good = await publish(conn, EVENT)
     late = await publish(conn, EVENT, expires_in=0.001)
-    stopped = await publish(conn, EVENT, delay=3600)
-    assert await conn.fetchval("SELECT core.outbox_stop($1, 'ann')", stopped) == 1
+    cancelled = await publish(conn, EVENT, delay=3600)
+    assert await conn.fetchval("SELECT core.outbox_cancel_event($1, 'ann')", cancelled) == 1
     async with running(dsn, registry, **ARCHIVE) as worker:
         await settled(conn, good)
         expired = await settled(conn, late, "failed")
         assert worker.counters.archived == 0
     assert (expired["failure_reason"], expired["deleted_at"] is not None) == ("expired", True)
-    assert (await row(conn, stopped))["failure_reason"] == "cancelled"
+    assert (await row(conn, cancelled))["failure_reason"] == "cancelled"
     assert await conn.fetchval("SELECT count(*) FROM core.archive") == 0
 
 

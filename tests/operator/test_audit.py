@@ -52,7 +52,7 @@ async def test_every_sql_verb_writes_its_line(conn: asyncpg.Connection) -> None:
     ids = await fail(conn, 5)
     calls = {
         "replay": ("SELECT core.outbox_replay($1, 0, 'ann')", ids[0]),
-        "cancel": ("SELECT core.outbox_stop($1, 'ann', 'wrong')", ids[0]),
+        "cancel": ("SELECT core.outbox_cancel_event($1, 'ann', 'wrong')", ids[0]),
         "discard": ("SELECT core.outbox_discard(ARRAY[$1::uuid], 'ann')", ids[1]),
         "restore": ("SELECT core.outbox_restore(ARRAY[$1::uuid], 'ann')", ids[1]),
         "edit": ("SELECT core.outbox_edit($1, core.uuid7(), '{}', 0, 'ann')", ids[2]),

@@ -179,7 +179,7 @@ async def test_stranded_events_are_moved(
     lines = await conn.fetch("SELECT reason, (counts->>'moved')::int AS moved FROM core.audit ORDER BY id")
     assert [tuple(line) for line in lines] == [("generation 2 is gone", n) for n in (10, 10, 4)]
     assert len(await outbox.claim(Lane(limit=100), channel="outbox_gen_5", generation=5)) == 21
-    await outbox.connection.execute("SELECT core.outbox_stop(id, 'test') FROM core.outbox WHERE settled_at IS NULL")
+    await outbox.connection.execute("SELECT core.outbox_cancel_event(id, 'test') FROM core.outbox WHERE settled_at IS NULL")
 
 
 async def test_a_row_whose_lease_has_ended_moves_as_well(conn: asyncpg.Connection, operator: Operator) -> None:

@@ -56,8 +56,8 @@ FUNCTIONS: dict[str, set[str]] = {
         "worker_alive", "silent_workers", "clock_stepped", "clock_repair",
     },
     OPERATOR: {
-        "outbox_replay", "outbox_stop", "retire", "outbox_lanes", "outbox_channels", "served_channels", "living_since",
-        "subscriptions_read", "outbox_replay_many", "outbox_discard", "outbox_restore", "outbox_edit", "failure_note",
+        "outbox_replay", "outbox_cancel_event", "retire", "outbox_lanes", "outbox_channels", "served_channels",
+        "living_since", "subscriptions_read", "outbox_replay_many", "outbox_discard", "outbox_restore", "outbox_edit", "failure_note",
         "failed_select", "event_rows", "plan_create", "plan_take", "plan_step", "plan_release", "plan_change_state",
         "generation_open", "generation_retire", "generation_move", "serving_generation", "audit_refused",
         "worker_release",
@@ -118,7 +118,7 @@ FUNCTIONS[OPERATOR] |= {"sweep_records"}
 TABLES[OPERATOR] |= {name: {"SELECT"} for name in ("registry", "stops")}
 _PREVIOUS = {"interest", "retention_registry", "sweep_turn", "sweep_done"}
 FUNCTIONS[WORKER] |= _PREVIOUS | {"outbox_consume", "outbox_forget", "schedules_look", "served_channels"}
-FUNCTIONS[OPERATOR] |= _PREVIOUS | {"plan_turn", "schedule_turn"}
+FUNCTIONS[OPERATOR] |= _PREVIOUS | {"outbox_stop", "plan_turn", "schedule_turn"}
 
 
 async def cells(outbox: Outbox, sql: str, *values: object) -> set[tuple[str, ...]]:
@@ -517,7 +517,7 @@ async def test_a_producer_does_nothing_else(outbox: Outbox, producer: Outbox) ->
         "SELECT * FROM core.subscriptions",
         "SELECT * FROM core.sources",
         "SELECT core.outbox_replay(core.uuid7(), 0, 'me')",
-        "SELECT core.outbox_stop(core.uuid7(), 'me')",
+        "SELECT core.outbox_cancel_event(core.uuid7(), 'me')",
         "SELECT core.subscribe('a', 'a.b', '{c}')",
         "SELECT * FROM core.subscriptions_read()",
     )
@@ -556,7 +556,7 @@ async def test_a_worker_claims_and_settles_without_a_table(outbox: Outbox, worke
         "SELECT * FROM core.subscriptions_version",
         "INSERT INTO core.outbox (event_type, source, payload) VALUES ('a.b', 'shop', '{}')",
         f"SELECT core.outbox_replay('{held[2].id}', 0, 'me')",
-        f"SELECT core.outbox_stop('{held[2].id}', 'me')",
+        f"SELECT core.outbox_cancel_event('{held[2].id}', 'me')",
         f"SELECT core.retire('{HANDLER}')",
         "SELECT core.outbox_cancel('shop', 'k')",
     )
@@ -571,7 +571,7 @@ async def test_an_operator_reads_replays_and_stops(outbox: Outbox, operator: Out
     dead = await operator.connection.fetch("SELECT id FROM core.outbox WHERE status = 'failed' AND deleted_at IS NULL")
     assert [row["id"] for row in dead] == [failed]
     assert await operator.replay(failed) == 1
-    assert await operator.stop(waiting) == 1
+    assert await operator.cancel_event(waiting) == 1
     assert await operator.value("SELECT core.retire($1)", HANDLER) == 1
     assert await operator.states(failed, waiting) == ["pending", "failed"]
     with pytest.raises(asyncpg.InsufficientPrivilegeError):

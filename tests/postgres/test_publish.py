@@ -239,7 +239,7 @@ async def test_a_key_is_free_once_its_event_is_no_longer_pending(outbox: Outbox)
     settles: list[Callable[[InFlight], Awaitable[Any]] | None] = [
         outbox.deliver,
         outbox.fail,
-        lambda held: outbox.stop(held.id),
+        lambda held: outbox.cancel_event(held.id),
         None,  # in flight
     ]
     ids = []

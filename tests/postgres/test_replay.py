@@ -1,4 +1,4 @@
-"""What operators do with single events: replay in place, and stop."""
+"""What operators do with single events: replay in place, and cancel."""
 
 from __future__ import annotations
 
@@ -265,18 +265,18 @@ async def test_of_many_replays_at_once_each_row_moves_once(outbox: Outbox, share
     assert {len((await outbox.row(id))["failure_history"]) for id in ids} == {1}
 
 
-# --- stopping ---
+# --- cancelling ---
 
 
 @pytest.mark.parametrize("state", ["pending", "in_flight", "waiting for a retry"])
-async def test_a_stopped_event_is_cancelled_and_no_dead_letter(
+async def test_a_cancelled_event_is_no_dead_letter(
     outbox: Outbox, heard: list[tuple[str, str]], state: str
 ) -> None:
     """LSN-11: waiting or running; its worker is told."""
     id = await in_state(outbox, state)
     token = (await outbox.row(id))["lease_token"]
     heard.clear()
-    assert await outbox.stop(id, "ann@example.org") == 1
+    assert await outbox.cancel_event(id, "ann@example.org") == 1
     row = await outbox.row(id)
     assert (row["status"], row["failure_reason"]) == ("failed", "cancelled")
     assert row["last_error"] == "cancelled by ann@example.org"
@@ -290,7 +290,7 @@ async def test_a_stopped_event_is_cancelled_and_no_dead_letter(
         assert await outbox.row(id) == row
 
 
-async def test_an_event_inside_a_transactional_handler_is_stopped_by_its_worker(
+async def test_an_event_inside_a_transactional_handler_is_cancelled_by_its_worker(
     outbox: Outbox, other: Outbox, heard: list[tuple[str, str]]
 ) -> None:
     """LSN-11: its lock is not waited for. The heartbeat learns of it, the handler rolls back, the next claim knows."""
@@ -300,33 +300,33 @@ async def test_an_event_inside_a_transactional_handler_is_stopped_by_its_worker(
     await transaction.start()
     assert await outbox.enter(held) == "run"
     async with asyncio.timeout(5):
-        assert await other.stop(held.id) == 1
-        assert await other.stop(held.id, "bob") == 1
+        assert await other.cancel_event(held.id) == 1
+        assert await other.cancel_event(held.id, "bob") == 1
         assert await other.extend(held) == [held.id]
     assert (CHANNEL, f"stop {digest_of(held.id)}") in await settled(heard, 2)
     await transaction.rollback()
     await outbox.expire_lease(held.id)
     [claimed] = await outbox.claim(token=NOBODY)
     assert (claimed["id"], claimed["stopped"]) == (held.id, True)
-    assert await outbox.fail(InFlight(held.id, NOBODY), reason="cancelled", error="stopped") == []
+    assert await outbox.fail(InFlight(held.id, NOBODY), reason="cancelled", error="cancelled") == []
     assert await outbox.value("SELECT count(*) FROM core.stop_requests") == 0
     row = await outbox.row(held.id)
     assert (row["failure_reason"], row["deleted_at"] is not None) == ("cancelled", True)
 
 
-async def test_a_handler_that_commits_first_cannot_be_stopped_any_more(outbox: Outbox, other: Outbox) -> None:
-    """LSN-11: the wish came too late, and stops nothing else."""
+async def test_a_handler_that_commits_first_can_no_longer_be_cancelled(outbox: Outbox, other: Outbox) -> None:
+    """LSN-11: the request came too late, and cancels nothing else."""
     held = await outbox.held()
     async with outbox.connection.transaction():
         await outbox.enter(held)
-        assert await other.stop(held.id) == 1
+        assert await other.cancel_event(held.id) == 1
     assert await outbox.states(held.id) == ["delivered"]
-    assert await other.stop(held.id) == 0
+    assert await other.cancel_event(held.id) == 0
     await outbox.insert()
     assert [row["stopped"] for row in await outbox.claim()] == [False]
 
 
-async def test_a_wish_to_stop_outlives_a_settle_that_came_too_late(outbox: Outbox, other: Outbox) -> None:
+async def test_a_request_to_cancel_survives_a_settle_that_came_too_late(outbox: Outbox, other: Outbox) -> None:
     """LSN-3, LSN-11: a worker that has lost the row settles its batch; the answer to the operator stays true."""
     stale = await outbox.held()
     await outbox.expire_lease(stale.id)
@@ -334,7 +334,7 @@ async def test_a_wish_to_stop_outlives_a_settle_that_came_too_late(outbox: Outbo
     transaction = other.connection.transaction()
     await transaction.start()
     assert await other.enter(held) == "run"
-    assert await outbox.stop(stale.id) == 1
+    assert await outbox.cancel_event(stale.id) == 1
     bystander = await outbox.held()
     assert await outbox.fail(bystander, stale, reason="cancelled") == [stale.id]
     await transaction.rollback()
@@ -343,41 +343,41 @@ async def test_a_wish_to_stop_outlives_a_settle_that_came_too_late(outbox: Outbo
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["before the failure is settled", "while it is being settled"])
-async def test_a_replay_is_not_stopped_by_the_wish_of_an_earlier_cycle(
+async def test_a_replay_is_not_cancelled_by_the_request_of_an_earlier_cycle(
     outbox: Outbox, other: Outbox, late: bool
 ) -> None:
-    """LSN-11, DLQ-3: the handler failed before it heard of the wish. Who replays it wants it to run."""
+    """LSN-11, DLQ-3: the handler failed before it heard of the request. Who replays it wants it to run."""
     held = await outbox.held()
     transaction = other.connection.transaction()
     await transaction.start()
     await other.enter(held)
     assert await other.reopen(held)
     if not late:
-        assert await outbox.stop(held.id) == 1
+        assert await outbox.cancel_event(held.id) == 1
     assert await other.fail(held) == []
     if late:
-        assert await outbox.stop(held.id) == 1
+        assert await outbox.cancel_event(held.id) == 1
     await transaction.commit()
     assert await outbox.replay(held.id) == 1
     assert [row["stopped"] for row in await outbox.claim(Lane(HANDLER))] == [False]
 
 
 @pytest.mark.parametrize("state", ["delivered", "failed", "cancelled", "expired", "discarded", "missing"])
-async def test_what_is_settled_cannot_be_stopped(outbox: Outbox, state: str) -> None:
+async def test_what_is_settled_cannot_be_cancelled(outbox: Outbox, state: str) -> None:
     """LSN-11: the answer is 0, and the row is as it was."""
     id = await in_state(outbox, state)
     before = None if state == "missing" else await outbox.row(id)
-    assert await outbox.stop(id) == 0
+    assert await outbox.cancel_event(id) == 0
     if before is not None:
         assert await outbox.row(id) == before
 
 
 @pytest.mark.parametrize("by", [None, "", "x" * 201])
-async def test_stopping_needs_a_name(outbox: Outbox, by: str | None) -> None:
+async def test_cancelling_needs_a_name(outbox: Outbox, by: str | None) -> None:
     """S17: who did it is part of the row."""
     id = await outbox.insert()
-    with pytest.raises(asyncpg.InvalidParameterValueError, match="p_stopped_by"):
-        await outbox.stop(id, by)
+    with pytest.raises(asyncpg.InvalidParameterValueError, match="p_cancelled_by"):
+        await outbox.cancel_event(id, by)
     assert await outbox.states(id) == ["pending"]
 
 

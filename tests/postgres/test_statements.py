@@ -152,7 +152,7 @@ async def test_claiming_and_settling_run_in_another_schema(elsewhere: Outbox) ->
     assert await elsewhere.fail(held[2]) == await elsewhere.release(held[3]) == []
     async with elsewhere.connection.transaction():
         assert await elsewhere.enter(held[4]) == "run"
-    assert await elsewhere.stop(held[5].id) == 1
+    assert await elsewhere.cancel_event(held[5].id) == 1
     assert await elsewhere.deliver(held[5]) == [held[5].id]
     assert await elsewhere.states(*(each.id for each in held)) == [
         "delivered", "pending", "failed", "pending", "delivered", "failed",

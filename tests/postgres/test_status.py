@@ -70,7 +70,7 @@ async def test_counts_by_state(conn: asyncpg.Connection) -> None:
     held = await outbox.hold(Lane(limit=3))
     assert await outbox.fail(held[0]) == []
     pending = await conn.fetchval("SELECT id FROM core.outbox WHERE status = 'pending' ORDER BY available_at LIMIT 1")
-    await conn.execute("SELECT core.outbox_stop($1, 'test')", pending)
+    await conn.execute("SELECT core.outbox_cancel_event($1, 'test')", pending)
     found = await status.read(conn)
     assert (found.pending, found.in_flight, found.delayed, found.failed) == (1, 2, 2, 1)
     assert found.abandoned == 0
@@ -78,7 +78,7 @@ async def test_counts_by_state(conn: asyncpg.Connection) -> None:
     found = await status.read(conn)
     assert found.abandoned == 2
     assert any("outlived their lease" in warning for warning in warnings(found))
-    await conn.execute("SELECT core.outbox_stop(id, 'test') FROM core.outbox WHERE status = 'in_flight'")
+    await conn.execute("SELECT core.outbox_cancel_event(id, 'test') FROM core.outbox WHERE status = 'in_flight'")
 
 
 async def test_lanes_name_the_handlers_and_the_age(conn: asyncpg.Connection) -> None:

@@ -300,6 +300,15 @@ async def test_operators_of_contract_1_change_states_as_before(conn: asyncpg.Con
         assert await conn.fetch(f"SELECT * FROM {call}") == []
 
 
+async def test_operators_of_contract_1_cancel_as_before(conn: asyncpg.Connection) -> None:
+    """OPS-6, LSN-11: by the name that cancelling an event had."""
+    await conn.set_type_codec("jsonb", schema="pg_catalog", encoder=json.dumps, decoder=json.loads)
+    event = await Outbox(conn).insert()
+    await conn.execute("SET ROLE holdfast_operator")
+    cancel = "SELECT core.outbox_stop($1, 'ann@example.org', 'a test')"
+    assert [await conn.fetchval(cancel, event), await conn.fetchval(cancel, event)] == [1, 0]
+
+
 def test_the_terms_of_this_release_are_a_window() -> None:
     """OPS-6: the schema serves the contract before it, and every contract it serves has a release with a name."""
     terms = load().terms

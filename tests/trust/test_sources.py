@@ -241,7 +241,7 @@ async def test_a_notification_says_nothing_about_events(outbox: Outbox, dsn: str
     ids = [await outbox.insert(), await outbox.failed(), (await outbox.held()).id]
     await outbox.replay(ids[1])
     for id in ids:
-        await outbox.stop(id)
+        await outbox.cancel_event(id)
     await outbox.connection.execute(f"NOTIFY {CHANNEL}, 'last'")
     await until(lambda: "last" in heard)
     await listener.close()

@@ -52,7 +52,7 @@ class Delivery:
     attempts: int
     failing_for: float | None
     expired: bool
-    stopped: bool
+    cancelled: bool
     handled: bool
     # What only this worker knows.
     token: UUID
@@ -69,7 +69,7 @@ class Delivery:
             self.id, self.route, self.priority, self.available_at, self.origin_id,
             self.event_type, self.event_version, self.occurred_at, self.source, self.target, self.domain_id,
             self.payload, self.idempotency_key, self.trace_context, self.headers,
-            self.attempts, self.failing_for, self.expired, self.stopped, self.handled,
+            self.attempts, self.failing_for, self.expired, self.cancelled, self.handled,
         ) = record  # fmt: skip
         self.token = token
         self.handler = handler = handlers[self.route]
@@ -228,7 +228,7 @@ class Deliveries:
         return [LaneFind(row["route"], row["priority"], row["n"], (row["first_at"], row["first_id"])) for row in rows]
 
     async def extend(self, connection: asyncpg.Connection, batch: Sequence[Delivery]) -> list[UUID]:
-        """Extend the leases. An event that is to be stopped counts as lost."""
+        """Extend the leases. An event that is to be cancelled counts as lost."""
         rows = await self._fetch(connection, "outbox_extend", **_fence(batch), lease=self._lease)
         return [row[0] for row in rows]
 

@@ -321,7 +321,7 @@ class Dispatcher:
             self._settler.duplicate(delivery)
         elif delivery.twin:
             self._settler.add(Snooze(delivery, _TWIN_DELAY))
-        elif delivery.stopped:
+        elif delivery.cancelled:
             self._fail(delivery, "cancelled", "cancelled while its handler was running")
         elif delivery.expired:
             self._fail(delivery, "expired", "expired before it could be delivered")

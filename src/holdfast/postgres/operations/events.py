@@ -138,7 +138,7 @@ async def deliveries(statements: Statements, id: UUID) -> list[UUID]:
 
 async def cancel(statements: Statements, id: UUID, *, actor: str, reason: str | None) -> bool:
     """Cancel one delivery; false when it is settled."""
-    return bool(await statements.value("outbox_stop", id=id, stopped_by=actor, reason=reason))
+    return bool(await statements.value("outbox_cancel_event", id=id, cancelled_by=actor, reason=reason))
 
 
 async def _delivery(statements: Statements, row: asyncpg.Record) -> Delivery:

@@ -53,7 +53,7 @@ GRANT SELECT ON core.outbox, core.failed, core.event_handled, core.subscriptions
     TO holdfast_operator;
 GRANT EXECUTE ON FUNCTION
     core.outbox_replay(uuid, bigint, text), core.outbox_replay_many(uuid[], bigint, text, text, boolean),
-    core.outbox_stop(uuid, text, text), core.outbox_discard(uuid[], text, text), core.outbox_restore(uuid[], text, text),
+    core.outbox_cancel_event(uuid, text, text), core.outbox_discard(uuid[], text, text), core.outbox_restore(uuid[], text, text),
     core.outbox_edit(uuid, uuid, jsonb, bigint, text, text), core.failure_note(text, text, text, text),
     core.failed_select(jsonb, int, timestamptz, uuid), core.event_rows(uuid),
     core.plan_create(uuid[], jsonb, int, bigint, int, float8, float8, interval, boolean, text, text),
@@ -111,5 +111,6 @@ GRANT EXECUTE ON FUNCTION
 GRANT EXECUTE ON FUNCTION
     core.interest(), core.retention_registry(), core.sweep_turn(uuid, interval, boolean), core.sweep_done(uuid, jsonb, bigint)
     TO holdfast_worker, holdfast_operator;
-GRANT EXECUTE ON FUNCTION core.plan_turn(bigint, text, text, text), core.schedule_turn(text, text, text, text)
+GRANT EXECUTE ON FUNCTION
+    core.outbox_stop(uuid, text, text), core.plan_turn(bigint, text, text, text), core.schedule_turn(text, text, text, text)
     TO holdfast_operator;

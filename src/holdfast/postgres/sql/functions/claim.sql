@@ -15,7 +15,8 @@
 -- Rows whose lease ran out are due again: there is no reaper that could fail. A lease has run out when it ended before
 -- now, and before p_ended_before, which is the caller's reckoning of this clock (see clock.sql).
 -- Returns one row with a NULL id, and claims nothing, when the subscriptions are no longer at p_subscriptions_version.
--- Touches core.outbox (update); reads core.subscriptions_version, core.stop_requests, core.event_handled.
+-- Touches core.outbox (update); reads core.subscriptions_version, core.event_handled and core.stop_requests, the requests to
+-- cancel (`stopped`).
 -- Without p_ended_before, as earlier releases had it: in the transaction that makes the one which workers of those call
 -- from then on, with the default.
 DROP FUNCTION IF EXISTS core.outbox_claim(
@@ -35,8 +36,8 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off S
 AS $$
 #variable_conflict use_column
 DECLARE
-    v_stop_requests boolean := EXISTS (SELECT FROM core.stop_requests);
-    v_ended_before  timestamptz := least(now(), p_ended_before);
+    v_cancelling   boolean := EXISTS (SELECT FROM core.stop_requests);
+    v_ended_before timestamptz := least(now(), p_ended_before);
 BEGIN
     IF (p_worker IS NOT NULL AND p_token IS NOT NULL
         AND p_lease BETWEEN interval '0' AND interval '1 day') IS NOT TRUE THEN
@@ -76,7 +77,7 @@ BEGIN
         o.event_type, o.event_version, o.occurred_at, o.source, o.target,
         o.domain_id, o.payload, o.idempotency_key, o.trace_context, o.headers,
         o.attempts, extract(epoch FROM now() - o.first_failed_at)::float8, o.expires_at <= now(),
-        v_stop_requests AND EXISTS (SELECT FROM core.stop_requests s WHERE s.id = o.id),
+        v_cancelling AND EXISTS (SELECT FROM core.stop_requests s WHERE s.id = o.id),
         -- LIMIT keeps the planner from hashing the whole inbox for an EXISTS.
         coalesce((SELECT h.source IS NULL OR h.source = o.source
                          OR core.inbox_has(h.handler_name, o.idempotency_key, o.source)

@@ -188,7 +188,7 @@ BEGIN
           WHERE o.id >= coalesce(p_after, '00000000-0000-0000-0000-000000000000') AND o.id IS DISTINCT FROM p_after
           ORDER BY o.id LIMIT v_limit) page;
     IF p_cancel THEN
-        PERFORM core.outbox_stop(o.id, p_actor, p_reason) FROM core.outbox o WHERE o.id = ANY (v_ids) AND o.settled_at IS NULL;
+        PERFORM core.outbox_cancel_event(o.id, p_actor, p_reason) FROM core.outbox o WHERE o.id = ANY (v_ids) AND o.settled_at IS NULL;
     END IF;
     v_done := ARRAY(SELECT o.id FROM core.outbox o WHERE o.id = ANY (v_ids) AND o.settled_at IS NOT NULL
                     FOR UPDATE SKIP LOCKED);

@@ -37,6 +37,16 @@ BEGIN
 END
 $$;
 
+CREATE OR REPLACE FUNCTION core.outbox_stop(p_id uuid, p_stopped_by text, p_reason text DEFAULT NULL)
+RETURNS int
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN core.outbox_cancel_event(p_id, p_stopped_by, p_reason);
+END
+$$;
+
 CREATE OR REPLACE FUNCTION core.retention_registry()
 RETURNS SETOF core.retention_policies
 LANGUAGE plpgsql STABLE SECURITY DEFINER

@@ -58,7 +58,7 @@ BEGIN
             available_at = now()
         WHERE o.id = ANY (ARRAY(SELECT free.id FROM free))
         RETURNING o.id, o.channel),
-    -- A wish to stop it that was written down while its last cycle was being settled.
+    -- A request to cancel it that was recorded while its last cycle was being settled.
     withdrawn AS (DELETE FROM core.stop_requests s USING moved WHERE s.id = moved.id),
     notified AS (SELECT pg_notify(c.channel, 'rescan') FROM (SELECT DISTINCT moved.channel FROM moved) c)
     SELECT array_agg(moved.id) INTO v_moved FROM moved WHERE (SELECT count(*) FROM notified) >= 0;
@@ -118,11 +118,14 @@ BEGIN
 END
 $$;
 
--- outbox_stop: cancels an event, waiting or running. Taking the lease away fences the handler's settle, and the worker
--- ends the handler when it hears of it, or at its next heartbeat. A handler that runs in a transaction holds the row's
--- lock: then the request is written down in core.stop_requests, the worker ends the handler, which rolls back, and the
--- worker that claims the row next settles it as cancelled. Returns 1 when the event is or will be stopped, 0 when it is settled already.
-CREATE OR REPLACE FUNCTION core.outbox_stop(p_id uuid, p_stopped_by text, p_reason text DEFAULT NULL)
+-- outbox_cancel_event: cancels an event, pending or in flight. Taking the lease away fences the handler's settle, and the
+-- worker ends the handler when it is notified, or when it next extends the lease. A handler that runs in a transaction
+-- holds the row's lock: then the request is recorded in core.stop_requests, the worker ends the handler, which rolls back,
+-- and the worker that claims the row next settles it as cancelled. Returns 1 when the event is or will be cancelled, 0 when
+-- it is settled already.
+-- Three names say stop for cancel, because running workers of earlier releases rely on them: the table, the word of the
+-- notification, and the column `stopped` of outbox_claim, whose prepared statement must not change its result.
+CREATE OR REPLACE FUNCTION core.outbox_cancel_event(p_id uuid, p_cancelled_by text, p_reason text DEFAULT NULL)
 RETURNS int
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -130,26 +133,26 @@ AS $$
 DECLARE
     v_channel text;
 BEGIN
-    IF coalesce(p_stopped_by, '') = '' OR octet_length(p_stopped_by) > 200 THEN
-        RAISE EXCEPTION 'p_stopped_by must name who cancels, in 1 to 200 bytes'
+    IF coalesce(p_cancelled_by, '') = '' OR octet_length(p_cancelled_by) > 200 THEN
+        RAISE EXCEPTION 'p_cancelled_by must name who cancels, in 1 to 200 bytes'
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Pass an e-mail address, or sql-direct.';
     END IF;
     WITH free AS (
         SELECT o.id FROM core.outbox o WHERE o.id = p_id AND o.settled_at IS NULL FOR UPDATE SKIP LOCKED)
     UPDATE core.outbox o
     SET status = 'failed', failure_reason = 'cancelled', failed_at = now(), settled_at = now(), deleted_at = now(),
-        last_error = 'cancelled by ' || p_stopped_by, lease_token = NULL, lease_expires_at = NULL
+        last_error = 'cancelled by ' || p_cancelled_by, lease_token = NULL, lease_expires_at = NULL
     FROM free WHERE o.id = free.id
     RETURNING o.channel INTO v_channel;
     IF NOT FOUND THEN
         SELECT o.channel INTO v_channel FROM core.outbox o WHERE o.id = p_id AND o.settled_at IS NULL;
         IF NOT FOUND THEN
-            PERFORM core.audit_rows(p_stopped_by, 'cancel', p_reason, '{}', ARRAY[p_id], ARRAY['settled']);
+            PERFORM core.audit_rows(p_cancelled_by, 'cancel', p_reason, '{}', ARRAY[p_id], ARRAY['settled']);
             RETURN 0;
         END IF;
-        INSERT INTO core.stop_requests (id, requested_by) VALUES (p_id, p_stopped_by) ON CONFLICT DO NOTHING;
+        INSERT INTO core.stop_requests (id, requested_by) VALUES (p_id, p_cancelled_by) ON CONFLICT DO NOTHING;
     END IF;
-    PERFORM core.audit_rows(p_stopped_by, 'cancel', p_reason, '{}', ARRAY[p_id], ARRAY['moved']);
+    PERFORM core.audit_rows(p_cancelled_by, 'cancel', p_reason, '{}', ARRAY[p_id], ARRAY['moved']);
     -- A digest of the id, which the worker that holds the event recognises and no other listener learns anything from.
     PERFORM pg_notify(v_channel, 'stop ' || left(encode(sha256(convert_to(p_id::text, 'UTF8')), 'hex'), 16));
     RETURN 1;
@@ -227,7 +230,7 @@ BEGIN
 END
 $$;
 
--- outbox_cancel: by the producer's key, while the event is pending. Returns how many rows moved.
+-- outbox_cancel: cancels an event by its producer's key, while it is pending. Returns how many rows moved.
 CREATE OR REPLACE FUNCTION core.outbox_cancel(p_source text, p_key text)
 RETURNS int
 LANGUAGE plpgsql SECURITY DEFINER

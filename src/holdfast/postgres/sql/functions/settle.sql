@@ -10,8 +10,8 @@
 -- joined to what they become, the plan is made anew for each call (a third of a millisecond for hundreds of rows),
 -- because one made while the table was empty would read the whole table once it is full.
 
--- outbox_extend: extends the leases; a heartbeat. Returns the ids whose lease is lost or whose event is to be stopped. A
--- row that a transactional handler has locked is skipped and not lost: its lock protects it from every other claim.
+-- outbox_extend: extends the leases; a heartbeat. Returns the ids whose lease is lost or whose event is to be cancelled.
+-- A row that a transactional handler has locked is skipped and not lost: its lock protects it from every other claim.
 CREATE OR REPLACE FUNCTION core.outbox_extend(p_ids uuid[], p_tokens uuid[], p_lease interval)
 RETURNS SETOF uuid
 LANGUAGE plpgsql SECURITY DEFINER
@@ -245,7 +245,7 @@ BEGIN
             handler_name = mine.handler, lease_token = NULL, lease_expires_at = NULL
         FROM mine WHERE o.id = mine.id
         RETURNING o.id),
-    -- A request to stop the event is fulfilled, or came too late. It does not outlive this cycle.
+    -- A request to cancel the event is fulfilled, or came too late. It ends with this cycle.
     fulfilled AS (DELETE FROM core.stop_requests s USING done WHERE s.id = done.id)
     SELECT t.id FROM unnest(p_ids) AS t (id) WHERE t.id NOT IN (SELECT done.id FROM done);
 END
@@ -291,7 +291,7 @@ BEGIN
             m.expires_at, coalesce(m.first_failed_at, statement_timestamp()), left(m.signature, 300), m.failure_history
         FROM moved m ORDER BY m.id
         RETURNING original_id),
-    -- A request to stop the event came too late.
+    -- A request to cancel the event came too late.
     fulfilled AS (DELETE FROM core.stop_requests s USING archived WHERE s.id = archived.original_id)
     SELECT t.id FROM unnest(p_ids) AS t (id) WHERE t.id NOT IN (SELECT archived.original_id FROM archived);
 END

@@ -17,7 +17,7 @@ BEGIN
     ON CONFLICT (id) DO UPDATE SET heartbeat_at = now(), stopped_at = NULL;
     -- Kept a day for people who ask what ran last night.
     DELETE FROM core.workers w WHERE w.heartbeat_at < now() - interval '1 day';
-    -- Requests that came too late.
+    -- Requests to cancel that came too late.
     DELETE FROM core.stop_requests s WHERE s.requested_at < now() - interval '1 day';
 END
 $$;

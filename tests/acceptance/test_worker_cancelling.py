@@ -1,4 +1,4 @@
-"""Stopping events from outside, what a notification alone cannot do, and what a dead worker costs what it held."""
+"""Cancelling events from outside, what a notification alone cannot do, and what a dead worker costs what it held."""
 
 import asyncio
 import uuid
@@ -15,7 +15,7 @@ from tests.outbox import CHANNEL, NOBODY
 pytestmark = pytest.mark.newest_postgres
 
 
-async def test_a_forged_notification_stops_nothing(dsn: str, conn: asyncpg.Connection) -> None:
+async def test_a_forged_notification_cancels_nothing(dsn: str, conn: asyncpg.Connection) -> None:
     """LSN-11, S6: any role may send a notification; only the database's word ends a handler."""
     registry, started, finished = HandlerRegistry(), asyncio.Event(), asyncio.Event()
 
@@ -44,7 +44,7 @@ async def test_a_forged_notification_stops_nothing(dsn: str, conn: asyncpg.Conne
     assert await conn.fetchrow("SELECT status, attempts FROM core.outbox") == ("delivered", 1)
 
 
-async def test_a_running_transactional_handler_can_be_stopped(dsn: str, conn: asyncpg.Connection) -> None:
+async def test_a_running_transactional_handler_can_be_cancelled(dsn: str, conn: asyncpg.Connection) -> None:
     """LSN-11: its transaction holds the row, so the wish is written down; the handler ends, and nothing stays of it."""
     await conn.execute("CREATE TABLE ledger (n int)")
     registry, started = HandlerRegistry(), asyncio.Event()
@@ -63,7 +63,7 @@ async def test_a_running_transactional_handler_can_be_stopped(dsn: str, conn: as
             event = await Publisher("shop").publish(conn, "order.placed", {})
         await started.wait()
         async with asyncio.timeout(2):  # it does not wait for the handler
-            assert await conn.fetchval("SELECT core.outbox_stop($1, 'ann@example.org')", event.event_id) == 1
+            assert await conn.fetchval("SELECT core.outbox_cancel_event($1, 'ann@example.org')", event.event_id) == 1
         await drained(conn, within=10)
     row = await conn.fetchrow("SELECT status, failure_reason, deleted_at IS NOT NULL FROM core.outbox")
     assert tuple(row) == ("failed", "cancelled", True)
