@@ -81,7 +81,7 @@ class Run:
         self._stage.worker.start()
         self._say("a new worker is starting")
         await self._drained("recovering")
-        self._say("drained: what the dead worker held came back when its lease ended")
+        self._say("drained: what the dead worker held was claimed again when its leases expired")
 
     async def _end_the_day(self) -> None:
         await self._figures.end_the_day()

@@ -548,7 +548,7 @@ async def test_a_lease_that_ended_long_ago(outbox: Outbox) -> None:
     await living(outbox, handlers=(HANDLER,))
     assert codes(await look(outbox.connection)) == ["listeners-missing"]
     await outbox.connection.execute("UPDATE core.outbox SET lease_expires_at = now() - interval '2 minutes'")
-    finding = only(await look(outbox.connection), "lease-overdue")
+    finding = only(await look(outbox.connection), "lease-expired")
     assert re.search(r"1 events, the first for 1[2-9]\d s", finding.evidence)
 
 

@@ -73,11 +73,11 @@ async def test_counts_by_state(conn: asyncpg.Connection) -> None:
     await conn.execute("SELECT core.outbox_cancel_event($1, 'test')", pending)
     found = await status.read(conn)
     assert (found.pending, found.in_flight, found.delayed, found.failed) == (1, 2, 2, 1)
-    assert found.abandoned == 0
+    assert found.expired_leases == 0
     await conn.execute("UPDATE core.outbox SET lease_expires_at = now() - interval '1 s' WHERE status = 'in_flight'")
     found = await status.read(conn)
-    assert found.abandoned == 2
-    assert any("outlived their lease" in warning for warning in warnings(found))
+    assert found.expired_leases == 2
+    assert any("have an expired lease" in warning for warning in warnings(found))
     await conn.execute("SELECT core.outbox_cancel_event(id, 'test') FROM core.outbox WHERE status = 'in_flight'")
 
 

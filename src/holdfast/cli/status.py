@@ -66,7 +66,7 @@ def as_data(schema: str, found: Status) -> dict[str, Any]:
         "wakeup_mode": found.wakeup_mode,
         "pending": found.pending,
         "in_flight": found.in_flight,
-        "abandoned": found.abandoned,
+        "expired_leases": found.expired_leases,
         "delayed": found.delayed,
         "failed": found.failed,
         "archived": found.archived,
@@ -124,12 +124,13 @@ def warnings(found: Status) -> list[str]:
         elif lane.unserved and (lane.channel, lane.generation) not in nowhere:
             said.append(f"{lane.route} {where}: no living worker has {', '.join(lane.unserved)}")
     said += [
-        f"worker {worker.name} is silent for {worker.silent_for:.0f} s; its events come back when their leases end"
+        f"worker {worker.name} is silent for {worker.silent_for:.0f} s; "
+        "its events are due again when their leases expire"
         for worker in found.workers
         if not worker.living
     ]
-    if found.abandoned:
-        said.append(f"{found.abandoned} in flight have outlived their lease; the next claim takes them")
+    if found.expired_leases:
+        said.append(f"{found.expired_leases} in flight have an expired lease; the next claim takes them")
     if found.wakeup_mode is None:
         said.append("the trigger outbox_bell is missing; holdfast notify when_idle makes it")
     return said

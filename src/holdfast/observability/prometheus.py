@@ -55,7 +55,7 @@ def _outbox(snapshot: Snapshot) -> Iterator[Metric]:
     yield _gauge("outbox_pending", "Events that are due and wait for a worker.", status.pending)
     yield _gauge("outbox_delayed", "Events that are not due yet, including retries.", status.delayed)
     yield _gauge("outbox_in_flight", "Events that a worker holds under a lease.", status.in_flight)
-    yield _gauge("outbox_abandoned", "Events in flight whose lease has ended.", status.abandoned)
+    yield _gauge("outbox_expired_leases", "Events in flight whose lease has expired.", status.expired_leases)
     yield _gauge("outbox_failed", "Events that failed for good and wait for an operator.", status.failed)
     yield _gauge("outbox_archived", "Events that failed for good and were moved to the archive.", status.archived)
     yield _gauge("outbox_count_limit", "Limit of these counts: a count equal to it means at least that many.", MOST)

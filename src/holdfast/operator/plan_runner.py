@@ -118,7 +118,7 @@ async def _take(session: Session, plan: int, token: UUID, reason: str | None, st
             if held_until is not None and lease.held_until > held_until:
                 raise Refused(f"plan {plan} is run by {lease.runner}", f"watch it: holdfast plans show {plan}")
         held_until = lease.held_until
-        # A living runner extends the lease several times before it ends.
+        # A living runner extends the lease several times before it expires.
         await _rest(stop, min((lease.held_for or 0.0) + 0.05, 1.0))
 
 

@@ -39,8 +39,8 @@ class Workers:
     ) -> ReleasedWorker:
         """Release the events that a worker holds, without counting the attempts. Its leases are void from then on.
 
-        They would be due by themselves when the leases end; this is for leases that end too late, such as after the
-        database's clock was set back. Refused, unless forced, while the worker lives: its handlers would run beside
+        They would be due by themselves when the leases expire; this is for leases that expire too late, such as after
+        the database's clock was set back. Refused, unless forced, while the worker lives: its handlers would run beside
         those of the next worker.
         """
         identity = arguments.identity(worker, "worker")

@@ -50,7 +50,7 @@ class DatabaseClock:
             self.on_step()
 
     def ended_before(self) -> datetime | None:
-        """The time before which a lease must have ended to count as ended; None while nothing is known.
+        """The time before which a lease must end to count as expired; None while nothing is known.
 
         Within a lease time after a step forward it is reckoned from before the step: living holders, who extend their
         leases several times in it, must not lose them.

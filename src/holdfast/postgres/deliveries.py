@@ -239,7 +239,7 @@ class Deliveries:
         self.clock.observe(row["clock"], asked, steady(), row["longest_lease"])
 
     async def end_silent_sessions(self, connection: asyncpg.Connection) -> list[Ended]:
-        """End sessions of workers whose lease has ended, if they hold a transaction and wait for their client."""
+        """End sessions of workers whose lease has expired, if they hold a transaction and wait for their client."""
         rows = await self._fetch(connection, "end_silent_sessions", ended_before=self.clock.ended_before())
         return [Ended(row["worker"], row["application_name"]) for row in rows if row["ended"]]
 

@@ -193,7 +193,7 @@ class Claimer:
         return len(claimed)
 
     async def _extend_own(self, connection: asyncpg.Connection) -> None:
-        """Extend this worker's leases on a new connection: they may have ended in the outage before it.
+        """Extend this worker's leases on a new connection: they may have expired in the outage before it.
 
         A claim would take the rows anew, and handlers that have finished and are not yet settled would run again.
         """

@@ -194,7 +194,7 @@ class Dispatcher:
                     if not self._passed_over(delivery):
                         await self._handle(runner, delivery)
                 except BaseException:
-                    self._in_flight.drop(delivery)  # it is claimed again when its lease ends
+                    self._in_flight.drop(delivery)  # it is claimed again when its lease expires
                     raise
                 finally:
                     runner.delivery = None

@@ -76,7 +76,7 @@ class Lifecycle:
             except TimeoutError:
                 details: dict[str, object] = {
                     "in_flight": len(parts.shared.in_flight),
-                    "remedy": "the database does not answer; the events are claimed again when their leases end",
+                    "remedy": "the database does not answer; the events are claimed again when their leases expire",
                 }
                 self._observe(Notice("error", "stop_incomplete", details))
             finally:

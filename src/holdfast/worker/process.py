@@ -25,5 +25,5 @@ def run(work: Coroutine[object, None, T]) -> T:
 
 
 def exit_now(signal_number: int) -> None:
-    """End the process at once, with status 128 + signal. Its events are claimed again when their leases end."""
+    """End the process at once, with status 128 + signal. Its events are claimed again when their leases expire."""
     os._exit(128 + signal_number)

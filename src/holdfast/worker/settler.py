@@ -159,7 +159,7 @@ class Settler:
                 self._wake()
                 raise
             finally:
-                # After a defect the leases must run out: what is left will not be settled.
+                # After a defect the leases must expire: what is left will not be settled.
                 for _, left in pending:
                     self._drop(left)
 
@@ -233,12 +233,12 @@ class Settler:
             "handler_name": delivery.handler.name,
             "error": type(refusal).__name__,
             "sqlstate": sqlstate,
-            "remedy": "the row comes back when its lease ends; compare the schema with holdfast migrate status",
+            "remedy": "the row is due again when its lease expires; compare the schema with holdfast migrate status",
         }
         if name == "archive_refused":
             details["remedy"] = (
-                "the rows stay in the outbox and come back when their leases end; holdfast doctor says what is wrong "
-                "with core.archive, and workers with dead_letters='in_place' do without it"
+                "the rows stay in the outbox and are due again when their leases expire; holdfast doctor says what is "
+                "wrong with core.archive, and workers with dead_letters='in_place' do without it"
             )
         self._observe(Notice("error", name, details))
 

@@ -3,7 +3,7 @@
 BEGIN; settle the row as delivered, write the inbox; SAVEPOINT; handler; COMMIT
 
 When the handler fails, all of that is taken back, and the retry or the failure is settled in the same transaction: the
-row stays locked, so no other worker can claim it in between, however long ago its lease ended.
+row stays locked, so no other worker can claim it in between, however long ago its lease expired.
 """
 
 import asyncio

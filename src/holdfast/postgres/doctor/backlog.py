@@ -95,15 +95,15 @@ async def _unrouted(examination: Examination) -> list[Finding]:
 
 async def _leases(examination: Examination) -> list[Finding]:
     await examination.require_installed()
-    (row,) = await examination.rows("count_overdue", most=MOST, overdue=examination.limits.overdue)
+    (row,) = await examination.rows("count_expired_leases", most=MOST, expired_for=examination.limits.expired_for)
     if not row["events"]:
         return []
     return [
         Finding(
             "warning",
-            "lease-overdue",
+            "lease-expired",
             f"{examination.schema}.outbox",
-            "events are in flight although their leases expired long ago, and no worker claims them",
+            "events in flight have leases that expired long ago, and no worker claims them",
             f"{row['events']} events, the first for {row['longest']:.0f} s; lanes {', '.join(row['routes'][:5])}",
             "start a worker that serves them: holdfast status names the lanes and who is missing",
         )
@@ -203,7 +203,7 @@ CHECKS = (
         "handlers", "health", "living workers have every handler that is owed events", ("handler-unserved",), _handlers
     ),
     Check("routing", "health", "some handler subscribes to each open event", ("event-unrouted",), _unrouted),
-    Check("leases", "health", "no event is in flight a minute after its lease expired", ("lease-overdue",), _leases),
+    Check("leases", "health", "no event is in flight a minute after its lease expired", ("lease-expired",), _leases),
     Check(
         "single-rows",
         "health",

@@ -82,7 +82,8 @@ class Limits:
     updates: int = 10_000  # before their share of heap-only updates says something
     hot_share: float = 0.3  # a claim is heap-only, a settle is not: about half is usual
     queue_usage: float = 0.25  # of the server's notification queue
-    overdue: timedelta = timedelta(minutes=1)  # after the end of a lease
+    expired_for: timedelta = timedelta(minutes=1)  # a lease, before a worker should have claimed the event again
+    overdue: timedelta = timedelta(minutes=1)  # a slot of a schedule
     clock: timedelta = timedelta(seconds=2)
     frozen: timedelta = timedelta(seconds=10)  # a client that does not read what it is sent
 

@@ -60,7 +60,7 @@ class Status:
     pending: int
     delayed: int
     in_flight: int
-    abandoned: int  # of those in flight: the lease has ended, and the next claim takes them
+    expired_leases: int  # of those in flight: the next claim takes them
     failed: int
     archived: int  # failed, and moved to the archive
     open_is_more: bool  # there are more open rows than were counted
@@ -126,7 +126,7 @@ async def read(connection: asyncpg.Connection, schema: str = "core") -> Status:
         pending=counts["pending"],
         delayed=counts["delayed"],
         in_flight=counts["in_flight"],
-        abandoned=counts["abandoned"],
+        expired_leases=counts["expired_leases"],
         failed=failed["count"],
         archived=archived["count"],
         open_is_more=counts["examined"] >= MOST,

@@ -323,15 +323,15 @@ WHERE NOT l.granted AND l.locktype = 'object' AND l.database = 0 AND l.classid =
 
 -- --- what is owed ---
 
--- name: count_overdue
--- In flight, and the lease ended so long ago that somebody should have claimed the event again. Beside open rows only,
--- and up to a limit.
+-- name: count_expired_leases
+-- In flight, and the lease expired so long ago that a worker should have claimed the event again. Of open rows only, up
+-- to a limit.
 SELECT count(*) AS events, coalesce(max(extract(epoch FROM now() - o.lease_expires_at)), 0)::float8 AS longest,
        array_agg(DISTINCT o.route) AS routes
 FROM (SELECT route, status, lease_expires_at FROM core.outbox
       WHERE settled_at IS NULL AND ordering_key IS NULL
       LIMIT :most::int) o
-WHERE o.status = 'in_flight' AND o.lease_expires_at < now() - :overdue::interval;
+WHERE o.status = 'in_flight' AND o.lease_expires_at < now() - :expired_for::interval;
 
 -- --- who can get in whose way ---
 

@@ -13,7 +13,7 @@ SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true),
 SELECT count(*) FILTER (WHERE o.status = 'pending' AND o.available_at <= now()) AS pending,
        count(*) FILTER (WHERE o.status = 'pending' AND o.available_at > now()) AS delayed,
        count(*) FILTER (WHERE o.status = 'in_flight') AS in_flight,
-       count(*) FILTER (WHERE o.status = 'in_flight' AND o.lease_expires_at < now()) AS abandoned,
+       count(*) FILTER (WHERE o.status = 'in_flight' AND o.lease_expires_at < now()) AS expired_leases,
        count(*) AS examined
 FROM (SELECT status, available_at, lease_expires_at FROM core.outbox
       WHERE settled_at IS NULL AND ordering_key IS NULL

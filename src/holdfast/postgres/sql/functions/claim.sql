@@ -12,7 +12,7 @@
 
 -- outbox_claim: leases up to p_limits[i] due rows of each lane i under p_token, which is new for each claim. p_routes,
 -- p_priorities, p_handlers, p_limits, p_marks_at and p_marks_id run in parallel, one entry for each lane.
--- Rows whose lease ran out are due again: there is no reaper that could fail. A lease has run out when it ended before
+-- Rows with an expired lease are due again: there is no reaper that could fail. A lease has expired when it ends before
 -- now, and before p_ended_before, which is the caller's reckoning of this clock (see clock.sql).
 -- Returns one row with a NULL id, and claims nothing, when the subscriptions are no longer at p_subscriptions_version.
 -- Touches core.outbox (update); reads core.subscriptions_version, core.event_handled and core.stop_requests, the requests to
@@ -306,7 +306,7 @@ END
 $$;
 
 -- outbox_due_in: how long a worker with nothing to do may sleep: until the first delayed row of its lanes is due. NULL
--- when there is none. Leases that run out are found by the poll. p_since is the time since its last claim began: what
+-- when there is none. Leases that expire are found by the poll. p_since is the time since its last claim began: what
 -- became due in between was not claimed, and the answer is negative.
 CREATE OR REPLACE FUNCTION core.outbox_due_in(
     p_channel text, p_generation bigint, p_routes text[], p_priorities smallint[], p_since interval DEFAULT '0')

@@ -1,7 +1,7 @@
 -- Steps of the database's clock. Leases and due times are times of that clock, and nothing in the database tells a step
 -- from time that has passed: workers do, who compare it with a clock of their own that never steps.
 --
--- After a step forward live leases look ended. Each worker goes on with the time before the step for as long as the
+-- After a step forward live leases look expired. Each worker goes on with the time before the step for as long as the
 -- longest lease lasts, within which every living holder extends its leases (p_ended_before of outbox_claim).
 -- After a step back, times that were written before it lie in the future. They are repaired here.
 
@@ -45,7 +45,7 @@ BEGIN
 END
 $$;
 
--- silent_workers: the workers that have not stopped in order and whose lease has ended, and a third of it passed since
+-- silent_workers: the workers that have not stopped in order and whose lease has expired, and a third of it passed since
 -- then, by this clock and by the caller's reckoning of it (p_ended_before).
 CREATE OR REPLACE FUNCTION core.silent_workers(p_ended_before timestamptz)
 RETURNS SETOF uuid
@@ -120,7 +120,7 @@ END
 $$;
 
 -- clock_repair: after a step back, up to p_most rows at a time: what was due at once is due whatever the clock says, and
--- a lease that ends later than the longest lease from now is none; it gets that much time, in which a living holder
+-- a lease that expires later than the longest lease from now is none; it gets that much time, in which a living holder
 -- extends it. What is in flight was due. Returns how many rows it has repaired: call it again until there are none.
 CREATE OR REPLACE FUNCTION core.clock_repair(p_most int)
 RETURNS int

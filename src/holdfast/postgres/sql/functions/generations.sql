@@ -66,7 +66,7 @@ END
 $$;
 
 -- generation_move: waiting rows of one generation to another, up to p_most at a time. A row that a worker holds stays
--- with it; one whose lease has ended moves as well. Workers of the other generation look again. Returns how many moved.
+-- with it; one whose lease has expired moves as well. Workers of the other generation look again. Returns how many moved.
 CREATE OR REPLACE FUNCTION core.generation_move(p_from bigint, p_to bigint, p_most int, p_actor text, p_reason text DEFAULT NULL)
 RETURNS int
 LANGUAGE plpgsql SECURITY DEFINER

@@ -253,7 +253,7 @@ $$;
 
 -- outbox_archive: makes dead letters, in core.archive. One statement deletes from the outbox and inserts into the archive:
 -- a lost lease moves nothing, and an archive that refuses a row rolls all of it back, so that the rows stay leased and are
--- due again when the leases end. Returns the ids whose lease is lost.
+-- due again when the leases expire. Returns the ids whose lease is lost.
 CREATE OR REPLACE FUNCTION core.outbox_archive(
     p_ids uuid[], p_tokens uuid[], p_handlers text[], p_reasons text[], p_errors text[], p_signatures text[])
 RETURNS SETOF uuid
@@ -299,7 +299,7 @@ $$;
 
 -- outbox_enter: the first statement of a transactional handler. It settles the row and writes the inbox ahead of the
 -- handler: both are there when the transaction commits, and not otherwise. Until then the row is locked, so no other
--- worker can claim it, even when the lease runs out; and a second copy of the event waits for the inbox row until the
+-- worker can claim it, even when the lease expires; and a second copy of the event waits for the inbox row until the
 -- first has committed, and is then a duplicate. The server ends a transaction that has been silent for p_idle, whose
 -- client is gone. Returns run, duplicate, or lost (the lease).
 CREATE OR REPLACE FUNCTION core.outbox_enter(p_id uuid, p_token uuid, p_handler text, p_idle interval)
