@@ -154,8 +154,8 @@ def test_labels_are_escaped() -> None:
 NAMES = """
     channel_unserved lane_oldest_seconds lane_open lane_unrouted lane_unserved_handlers listeners
     notification_queue_usage notify_mode outbox_archived outbox_count_limit outbox_delayed outbox_expired_leases
-    outbox_failed outbox_in_flight outbox_oldest_seconds outbox_pending schedule_attended schedule_overdue_seconds
-    schedule_paused workers_living workers_silent
+    outbox_failed outbox_in_flight outbox_oldest_seconds outbox_pending schedule_overdue_seconds schedule_paused
+    schedule_served workers_living workers_silent
 """
 
 

@@ -25,13 +25,13 @@ async def test_a_channel_that_nobody_serves_is_reported(
         handled.append(event.event_id)
 
     async with running(dsn, registry, facts):
-        stranded = await publish(conn, "order.placed", channel="outbox_hot")
+        unserved = await publish(conn, "order.placed", channel="outbox_hot")
         (notice,) = await until(lambda: facts.notices("channel_unserved"), what="it is reported")
         assert (notice.level, notice.details["channel"], notice.details["generation"]) == ("warning", "outbox_hot", 0)
         assert "outbox_hot" in str(notice.details["remedy"])
-        assert (await row(conn, stranded))["attempts"] == 0
+        assert (await row(conn, unserved))["attempts"] == 0
         async with running(dsn, registry, channels=("outbox_hot",)):
-            await settled(conn, stranded)
+            await settled(conn, unserved)
         await settled(conn, await publish(conn, "order.placed"))
-    assert handled[0] == stranded
+    assert handled[0] == unserved
     assert len(facts.notices("channel_unserved")) == 1

@@ -138,8 +138,8 @@ def test_only_one_part(here: Run, dsn: str) -> None:
     )
     drift, health = here("doctor", "--only", "drift"), here("doctor", "--only", "health")
     assert (drift[0], health[0]) == (1, 1)
-    assert "column-extra" in drift[1] and "generation-stranded" not in drift[1]
-    assert "column-extra" not in health[1] and "generation-stranded" in health[1]
+    assert "column-extra" in drift[1] and "generation-unserved" not in drift[1]
+    assert "column-extra" not in health[1] and "generation-unserved" in health[1]
 
 
 def test_drift_that_was_not_looked_for_exits_1(here: Run, monkeypatch: pytest.MonkeyPatch) -> None:

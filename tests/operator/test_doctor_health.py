@@ -485,11 +485,11 @@ async def test_commits_that_wait_for_the_lock_of_notify(own_server: EmbeddedPost
 # --- what is owed ---
 
 
-async def test_a_stranded_generation(outbox: Outbox) -> None:
+async def test_an_unserved_generation(outbox: Outbox) -> None:
     """GEN-2, OPS-5: open rows of a generation that nobody has."""
     await outbox.subscribe(HANDLER, EVENT)
     await outbox.insert(generation=3, channel="outbox_gen_3")
-    finding = only(await look(outbox.connection), "generation-stranded")
+    finding = only(await look(outbox.connection), "generation-unserved")
     assert finding.severity == "problem"
     assert "generation 3" in finding.what and "1 open" in finding.evidence
     assert "--generation 3" in finding.remedy
@@ -506,7 +506,7 @@ async def test_what_is_not_due_yet_is_only_a_warning(outbox: Outbox) -> None:
     """OPS-5: there is time left to start a worker."""
     await outbox.subscribe(HANDLER, EVENT)
     await outbox.insert(available_at=datetime.now(UTC) + timedelta(hours=1))
-    finding = only(await look(outbox.connection), "generation-stranded")
+    finding = only(await look(outbox.connection), "generation-unserved")
     assert finding.severity == "warning" and "none due yet" in finding.evidence
 
 

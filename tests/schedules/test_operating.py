@@ -49,7 +49,7 @@ async def plan(conn: asyncpg.Connection) -> None:
 
 
 async def test_schedules_are_listed_with_their_state(conn: asyncpg.Connection, operator: Operator) -> None:
-    """IDM-4: waiting, overdue, orphaned or paused; when the next slots are, and whose declaration it is."""
+    """IDM-4: waiting, overdue, unserved or paused; when the next slots are, and whose declaration it is."""
     assert await operator.schedules.all() == []
     await declare(conn, generation=3, cron="0 7 * * *", timezone="Europe/Berlin")
     await plan(conn)
@@ -61,7 +61,7 @@ async def test_schedules_are_listed_with_their_state(conn: asyncpg.Connection, o
     assert report.upcoming[0] == seen.next_slot
     assert len(report.upcoming) == 5
     await forsake(conn)
-    assert (await operator.schedules.all())[0].state == "orphaned"
+    assert (await operator.schedules.all())[0].state == "unserved"
     await rewind(conn, timedelta(minutes=3))
     (seen,) = await operator.schedules.all()
     assert seen.state == "overdue"
@@ -232,15 +232,15 @@ async def findings(conn: asyncpg.Connection) -> list[Finding]:
 
 
 async def test_doctor_names_schedules_that_nobody_fires(dsn: str, conn: asyncpg.Connection, operator: Operator) -> None:
-    """OPS-5: overdue is a problem, with or without somebody who looks; orphaned is a warning; paused is neither."""
+    """OPS-5: overdue is a problem, with or without somebody who looks; unserved is a warning; paused is neither."""
     await declare(conn)
     await plan(conn)
     assert await findings(conn) == []
     await forsake(conn)
-    (orphaned,) = await findings(conn)
-    assert (orphaned.code, orphaned.severity, orphaned.object) == ("schedule-orphaned", "warning", NAME)
-    assert re.search(r"last attended 1[2-9]\d s ago", orphaned.evidence)
-    assert orphaned.remedy.endswith(f"holdfast schedules remove {NAME}")
+    (unserved,) = await findings(conn)
+    assert (unserved.code, unserved.severity, unserved.object) == ("schedule-unserved", "warning", NAME)
+    assert re.search(r"last served 1[2-9]\d s ago", unserved.evidence)
+    assert unserved.remedy.endswith(f"holdfast schedules remove {NAME}")
     await rewind(conn, timedelta(minutes=5))
     (overdue,) = await findings(conn)
     assert (overdue.code, overdue.severity, overdue.object) == ("schedule-overdue", "problem", NAME)
@@ -293,10 +293,10 @@ async def test_schedules_are_metrics(conn: asyncpg.Connection, operator: Operato
     assert await samples() == []
     await declare(conn)
     await rewind(conn, timedelta(minutes=5))
-    seconds, attended, paused = await samples()
+    seconds, served, paused = await samples()
     assert 300 <= float(seconds.rpartition(" ")[2]) < 330
-    assert (attended, paused) == (
-        f'holdfast_schedule_attended{{schedule="{NAME}"}} 0.0',
+    assert (served, paused) == (
+        f'holdfast_schedule_served{{schedule="{NAME}"}} 0.0',
         f'holdfast_schedule_paused{{schedule="{NAME}"}} 0.0',
     )
     await operator.schedules.pause(NAME)

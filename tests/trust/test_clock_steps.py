@@ -1,4 +1,4 @@
-"""The database's clock is set while events are open: no delivery overlaps, none is stranded (LSN-3, T14)."""
+"""The database's clock is set while events are open: no delivery overlaps, none is left behind (LSN-3, T14)."""
 
 from __future__ import annotations
 
@@ -261,7 +261,7 @@ async def test_an_operator_releases_what_a_worker_holds(dsn: str, outbox: Outbox
     assert (result.exit_code, json.loads(result.stdout)["released"]) == (1, 0)
 
 
-async def test_doctor_names_stranded_leases(dsn: str, outbox: Outbox) -> None:
+async def test_doctor_names_leases_far_ahead(dsn: str, outbox: Outbox) -> None:
     """T14: a lease beyond any lease, with the command that releases it."""
     conn = outbox.connection
     worker = uuid4()

@@ -21,7 +21,7 @@ def list_(where: Where, as_json: JsonOption = False) -> None:
     """List generations with their backlog, their workers, and whether they can be retired."""
     found = where.run(lambda operator: operator.generations.all())
     if as_json:
-        output.print_json([output.as_data(g) | {"stranded": g.stranded, "in_the_way": g.in_the_way} for g in found])
+        output.print_json([output.as_data(g) | {"in_the_way": g.in_the_way} for g in found])
         return
     output.print_table(
         ("generation", "label", "state", "open", "failed", "workers", "unserved channels", "can be retired"),
@@ -89,4 +89,4 @@ def move(
 def _state(found: Generation) -> str:
     if found.retired_at:
         return "retired"
-    return "STRANDED" if found.stranded else "current" if found.current else "-"
+    return "UNSERVED" if found.unserved else "current" if found.current else "-"

@@ -51,7 +51,7 @@ def show(where: Where, name: NameArgument, payload: PayloadOption = False, as_js
         "last fired": seen.last_fired_at,
         "fired": seen.fired,
         "declared": f"{seen.declared_at:%Y-%m-%d %H:%M:%S} by generation {seen.generation}",
-        "last attended": seen.attended_at,
+        "last served": seen.served_at,
         **({"payload": seen.payload} if payload else {}),
     }
     output.print_table((seen.name, ""), list(facts.items()))

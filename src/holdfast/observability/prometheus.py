@@ -115,9 +115,9 @@ def _schedules(snapshot: Snapshot) -> Iterator[Metric]:
         [(labels, each.overdue_for or 0.0) for labels, each in by_name],
     )
     yield _gauges(
-        "schedule_attended",
+        "schedule_served",
         "1 for a schedule that a living worker declares.",
-        [(labels, each.attended) for labels, each in by_name],
+        [(labels, each.served) for labels, each in by_name],
     )
     yield _gauges(
         "schedule_paused",

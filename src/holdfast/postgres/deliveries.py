@@ -244,7 +244,7 @@ class Deliveries:
         return [Ended(row["worker"], row["application_name"]) for row in rows if row["ended"]]
 
     async def repair_clock(self, connection: asyncpg.Connection, step: float) -> int:
-        """Report a step of the database's clock, and repair what it has stranded; how many rows."""
+        """Report a step of the database's clock, and repair the times that it left in the future; how many rows."""
         values = {"worker": self._worker, "by": timedelta(seconds=step), "lease": self._lease}
         await self._fetch(connection, "clock_stepped", **values)
         repaired = 0

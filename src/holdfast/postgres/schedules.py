@@ -54,8 +54,8 @@ class ScheduleStatus:
     payload: str | None  # JSON, if it was asked for
     generation: int  # of the code that declared it
     declared_at: datetime
-    attended_at: datetime
-    attended: bool  # a living worker declares it
+    served_at: datetime  # when a worker that declares it last said so
+    served: bool  # a living worker declares it
     owed_after: datetime  # slots up to here are dealt with; in the future when the server's clock was set back
     next_slot: datetime | None
     last_slot: datetime | None
@@ -68,12 +68,12 @@ class ScheduleStatus:
 
     @property
     def state(self) -> str:
-        """`paused`, `overdue`, `orphaned` when no living worker declares it, or `waiting` for its next slot."""
+        """`paused`, `overdue`, `unserved` when no living worker declares it, or `waiting` for its next slot."""
         if self.paused_at is not None:
             return "paused"
         if self.overdue_for is not None:
             return "overdue"
-        return "waiting" if self.attended else "orphaned"
+        return "waiting" if self.served else "unserved"
 
     @property
     def timing(self) -> Timing:

@@ -1,6 +1,6 @@
 """What a worker does every few seconds: report itself alive, warn of events that no worker takes, sweep.
 
-At once when the database's clock was set: report it, and repair what that has stranded.
+At once when the database's clock was set: report it, and repair the times that it left in the future.
 """
 
 import asyncio

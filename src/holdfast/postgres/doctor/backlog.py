@@ -16,7 +16,7 @@ _WITHOUT_ROW = {
 
 
 async def _generations(examination: Examination) -> list[Finding]:
-    """Open events of a generation that no living worker has are stranded."""
+    """Report generations that have open events and no living worker."""
     status = await examination.status()
     served = {worker.generation for worker in status.workers if worker.living}
     findings = []
@@ -25,7 +25,7 @@ async def _generations(examination: Examination) -> list[Finding]:
         findings.append(
             Finding(
                 _severity(lanes),
-                "generation-stranded",
+                "generation-unserved",
                 f"generation {generation}",
                 f"events of generation {generation} wait, and no living worker has this generation",
                 _open(lanes),
@@ -152,20 +152,20 @@ async def _clock(examination: Examination) -> list[Finding]:
 async def _clock_steps(examination: Examination) -> list[Finding]:
     await examination.require_installed()
     (row,) = await examination.rows("read_clock_steps", most=MOST, clock=examination.limits.clock)
-    stranded = row["leases"] + row["due"]
-    if row["step"] is None and not stranded:
+    misdated = row["leases"] + row["due"]
+    if row["step"] is None and not misdated:
         return []
     seen = "" if row["step"] is None else f"a step of {row['step']:+.0f} s, seen {row['ago']:.0f} s ago; "
     workers = [f"holdfast workers release {worker}" for worker in row["workers"] or []]
     return [
         Finding(
-            "problem" if stranded else "warning",
+            "problem" if misdated else "warning",
             "clock-stepped",
             "clock",
             "the database's clock was set while events were open",
             f"{seen}{row['leases']} leases and {row['due']} due times lie further ahead than they can",
             "; ".join(workers[:5])
-            or "workers repair what was stranded; let the database's machine follow a time server that slews, "
+            or "workers repair those times; let the database's machine follow a time server that slews, "
             "and after a step forward look before: holdfast retention sweep",
         )
     ]
@@ -189,7 +189,7 @@ CHECKS = (
         "generations",
         "health",
         "living workers serve every generation that has open events",
-        ("generation-stranded",),
+        ("generation-unserved",),
         _generations,
     ),
     Check(

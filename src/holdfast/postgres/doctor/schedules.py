@@ -14,9 +14,9 @@ async def _overdue(examination: Examination) -> list[Finding]:
             "schedule-overdue",
             seen.name,
             f"a slot of {seen.name} has passed and was not fired",
-            f"overdue for {seen.overdue_for or 0:.0f} s; {seen.when}; {_attended(seen)}",
+            f"overdue for {seen.overdue_for or 0:.0f} s; {seen.when}; {_last_served(seen)}",
             "read the log of the workers that declare it: schedule_unreadable or schedule_refused says why"
-            if seen.attended
+            if seen.served
             else _start_or_remove(seen),
         )
         for seen in await _schedules(examination)
@@ -41,18 +41,18 @@ async def _ahead(examination: Examination) -> list[Finding]:
     ]
 
 
-async def _orphaned(examination: Examination) -> list[Finding]:
+async def _unserved(examination: Examination) -> list[Finding]:
     return [
         Finding(
             "warning",
-            "schedule-orphaned",
+            "schedule-unserved",
             seen.name,
             f"no living worker declares {seen.name}, so its slots are not fired",
-            f"{_attended(seen)}; declared by generation {seen.generation}",
+            f"{_last_served(seen)}; declared by generation {seen.generation}",
             _start_or_remove(seen),
         )
         for seen in await _schedules(examination)
-        if not seen.attended and seen.state != "overdue"
+        if not seen.served and seen.state != "overdue"
     ]
 
 
@@ -66,8 +66,8 @@ def _start_or_remove(seen: ScheduleStatus) -> str:
     return f"start a worker that declares it, or, if it is no longer needed: holdfast schedules remove {seen.name}"
 
 
-def _attended(seen: ScheduleStatus) -> str:
-    return f"last attended {(seen.looked_at - seen.attended_at).total_seconds():.0f} s ago"
+def _last_served(seen: ScheduleStatus) -> str:
+    return f"last served {(seen.looked_at - seen.served_at).total_seconds():.0f} s ago"
 
 
 CHECKS = (
@@ -85,5 +85,5 @@ CHECKS = (
         ("schedule-ahead",),
         _ahead,
     ),
-    Check("declarations", "health", "living workers declare every schedule", ("schedule-orphaned",), _orphaned),
+    Check("declarations", "health", "living workers declare every schedule", ("schedule-unserved",), _unserved),
 )

@@ -29,11 +29,6 @@ class Generation:
     workers: list[str]  # living ones
 
     @property
-    def stranded(self) -> bool:
-        """Whether events wait on a channel that no living worker serves."""
-        return bool(self.unserved)
-
-    @property
     def in_the_way(self) -> list[str]:
         """The reasons why it cannot be retired; none: it can."""
         problems = []

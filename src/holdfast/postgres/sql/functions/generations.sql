@@ -65,7 +65,7 @@ BEGIN
 END
 $$;
 
--- generation_move: waiting rows of one generation to another, up to p_most at a time. A row that a worker holds stays
+-- generation_move: pending rows of one generation to another, up to p_most at a time. A row that a worker holds stays
 -- with it; one whose lease has expired moves as well. Workers of the other generation look again. Returns how many moved.
 CREATE OR REPLACE FUNCTION core.generation_move(p_from bigint, p_to bigint, p_most int, p_actor text, p_reason text DEFAULT NULL)
 RETURNS int
@@ -81,7 +81,7 @@ BEGIN
     ELSIF p_most IS NULL OR p_most NOT BETWEEN 1 AND 10000 THEN
         RAISE EXCEPTION 'p_most must be 1 to 10000' USING ERRCODE = 'invalid_parameter_value', HINT = 'Call it again for more.';
     END IF;
-    WITH stranded AS MATERIALIZED (
+    WITH movable AS MATERIALIZED (
         SELECT o.id
         FROM core.outbox_channels() c
         CROSS JOIN LATERAL (
@@ -97,7 +97,7 @@ BEGIN
         UPDATE core.outbox o
         SET generation = p_to,
             channel = CASE WHEN o.channel = core.channel_of(p_from) THEN core.channel_of(p_to) ELSE o.channel END
-        WHERE o.id = ANY (ARRAY(SELECT stranded.id FROM stranded))
+        WHERE o.id = ANY (ARRAY(SELECT movable.id FROM movable))
         RETURNING o.id, o.channel),
     notified AS (SELECT pg_notify(c.channel, 'rescan') FROM (SELECT DISTINCT moved.channel FROM moved) c)
     SELECT array_agg(moved.id) INTO v_ids FROM moved WHERE (SELECT count(*) FROM notified) >= 0;

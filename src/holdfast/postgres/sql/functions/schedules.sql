@@ -76,7 +76,8 @@ END
 $$;
 
 -- schedules_watch: the schedules that a worker declares, with the moment of the look; due_in is the time to the next slot,
--- and NULL when that is still to be worked out. That a worker looks is written down now and then.
+-- and NULL when that is still to be worked out. That a worker serves them is recorded now and then, in attended_at: the
+-- operators' commands of earlier releases read it under this name.
 CREATE OR REPLACE FUNCTION core.schedules_watch(p_names text[])
 RETURNS TABLE (name text, cron text, timezone text, every interval, missed text, version bigint, owed_after timestamptz,
                looked_at timestamptz, due_in float8)
