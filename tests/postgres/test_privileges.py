@@ -57,8 +57,8 @@ FUNCTIONS: dict[str, set[str]] = {
     },
     OPERATOR: {
         "outbox_replay", "outbox_cancel_event", "retire", "outbox_lanes", "outbox_channels", "served_channels",
-        "living_since", "subscriptions_read", "outbox_replay_many", "outbox_discard", "outbox_restore", "outbox_edit", "failure_note",
-        "failed_select", "event_rows", "plan_create", "plan_take", "plan_step", "plan_release", "plan_change_state",
+        "living_since", "subscriptions_read", "outbox_replay_many", "outbox_discard", "outbox_restore", "outbox_edit",
+        "failure_note", "failed_select", "event_rows", "plan_create", "plan_take", "plan_step", "plan_release", "plan_change_state",
         "generation_open", "generation_retire", "generation_move", "serving_generation", "audit_refused",
         "worker_release",
     },

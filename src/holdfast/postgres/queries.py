@@ -218,7 +218,8 @@ def calls(script: str) -> dict[str, str]:
     return {
         match["name"]: _call(match["name"], [each.strip() for each in match["parameters"].split(",")], match["result"])
         for match in _FUNCTION.finditer(script)
-        if "anyarray" not in match["parameters"]  # only other functions can call those
+        # Only other functions can call those of any array, and only triggers their own.
+        if "anyarray" not in match["parameters"] and match["result"] != "trigger"
     }
 
 

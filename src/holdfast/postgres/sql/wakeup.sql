@@ -1,5 +1,5 @@
 -- The two locks of a channel. The first makes one worker the channel's sleeper; while a worker holds (or waits for)
--- the second exclusively, committing producers notify. See functions of the bell in migrations/0001_core.sql.
+-- the second exclusively, committing producers notify. See outbox_notify in functions/publish.sql.
 
 -- name: become_sleeper
 -- 2: the sleeper, and asleep. 1: the sleeper, but commits that saw no sleeper are still under way. 0: another worker is.
