@@ -23,7 +23,7 @@ from holdfast.errors import ConfigurationError
 from holdfast.observability import endpoint, prometheus
 from holdfast.observability.endpoint import Scraper, serve
 from holdfast.postgres.operations.metrics import Snapshot, snapshot
-from holdfast.postgres.operations.status import Lane, Notifications, Status
+from holdfast.postgres.operations.status import Notifications, RouteStatus, Status
 from holdfast.postgres.wakeup import mode as wakeup_mode
 from tests.acceptance.support import backends, insert, publish_many, running, until
 
@@ -91,10 +91,10 @@ async def test_every_state_is_a_metric(dsn: str, conn: asyncpg.Connection) -> No
     }
     assert 60 <= found["holdfast_outbox_oldest_seconds"][""] < 120
     lane = '{channel="outbox_default",generation="0",route="*/order.%s"}'
-    assert found["holdfast_lane_open"] == {lane % "placed": 5, lane % "lost": 1}
-    assert found["holdfast_lane_oldest_seconds"][lane % "lost"] >= 60
-    assert found["holdfast_lane_unrouted"] == {lane % "placed": 0, lane % "lost": 1}
-    assert found["holdfast_lane_unserved_handlers"] == {lane % "placed": 1, lane % "lost": 0}
+    assert found["holdfast_route_open"] == {lane % "placed": 5, lane % "lost": 1}
+    assert found["holdfast_route_oldest_seconds"][lane % "lost"] >= 60
+    assert found["holdfast_route_unrouted"] == {lane % "placed": 0, lane % "lost": 1}
+    assert found["holdfast_route_unserved_handlers"] == {lane % "placed": 1, lane % "lost": 0}
     assert found["holdfast_channel_unserved"] == {'{channel="outbox_default",generation="0"}': 1}
     assert 0 <= found["holdfast_notification_queue_usage"][""] < 1
     assert found["holdfast_workers_living"] == {"": 0}
@@ -139,11 +139,11 @@ async def test_the_mode_of_the_bell(dsn: str, conn: asyncpg.Connection) -> None:
 def test_labels_are_escaped() -> None:
     """OBS-2: whoever may publish chooses names, and must not be able to write metrics of their own."""
     route = 'a\\b"c\nholdfast_outbox_failed 0'
-    lane = Lane("c", 0, route, None, None, [route], 7, None, [])
+    lane = RouteStatus("c", 0, route, None, None, [route], 7, None, [])
     status = Status(0, 0, 0, 0, 9, 0, False, [lane], [], [], "always")
     text = prometheus.render(Snapshot(status, Notifications(0.5, 1), []))
     found = parsed(text)
-    assert found["holdfast_lane_open"] == {
+    assert found["holdfast_route_open"] == {
         '{channel="c",generation="0",route="a\\\\b\\"c\\nholdfast_outbox_failed 0"}': 7
     }
     assert found["holdfast_outbox_failed"] == {"": 9}
@@ -152,10 +152,10 @@ def test_labels_are_escaped() -> None:
 
 
 NAMES = """
-    channel_unserved lane_oldest_seconds lane_open lane_unrouted lane_unserved_handlers listeners
+    channel_unserved listeners
     notification_queue_usage notify_mode outbox_archived outbox_count_limit outbox_delayed outbox_expired_leases
-    outbox_failed outbox_in_flight outbox_oldest_seconds outbox_pending schedule_overdue_seconds schedule_paused
-    schedule_served workers_living workers_silent
+    outbox_failed outbox_in_flight outbox_oldest_seconds outbox_pending route_oldest_seconds route_open route_unrouted
+    route_unserved_handlers schedule_overdue_seconds schedule_paused schedule_served workers_living workers_silent
 """
 
 
@@ -167,7 +167,7 @@ async def test_the_client_library_reads_them(dsn: str, conn: asyncpg.Connection)
     assert sorted(families) == [f"holdfast_{name}" for name in NAMES.split()]
     assert {family.type for family in families.values()} == {"gauge"}
     assert all(family.documentation.endswith(".") for family in families.values())
-    (lane,) = families["holdfast_lane_open"].samples
+    (lane,) = families["holdfast_route_open"].samples
     assert lane.labels == {"channel": "outbox_default", "generation": "0", "route": "*/order.placed"}
     assert lane.value == families["holdfast_outbox_pending"].samples[0].value == 3
 

@@ -95,7 +95,7 @@ def test_connections_are_as_documented() -> None:
 
 def test_the_limits_of_status_are_as_documented() -> None:
     text = sections(read("docs/commands.md"))["holdfast status"]
-    for limit in (status.MOST, status.MOST_IN_LANE, status.MOST_LANES):
+    for limit in (status.MOST, status.MOST_IN_ROUTE, status.MOST_ROUTES):
         assert f"{limit:,}" in text
 
 

@@ -150,7 +150,7 @@ def test_what_a_producer_wrote_does_not_move_the_cursor(dsn: str, holdfast: Run,
 
 
 def test_status_shows_what_a_producer_wrote_as_it_is(dsn: str, holdfast: Run, db: psycopg.Connection[Any]) -> None:
-    """S22: neither markup nor escape codes, in lanes, workers and warnings; and in the JSON nothing but escapes."""
+    """S22: neither markup nor escape codes, in routes, workers and warnings; and in the JSON nothing but escapes."""
     # The database refuses control characters in a type; what turns the direction of writing passes.
     for event_type, channel in (("order.[bold]", "[/]"), ("order.\u202ereversed", "\x1b[2J\x9b31m[bold]\nall is well")):
         db.execute(
@@ -176,7 +176,7 @@ def test_status_shows_what_a_producer_wrote_as_it_is(dsn: str, holdfast: Run, db
     code, out, err = holdfast("status", "--json")
     assert (code, err) == (0, "")
     assert not set("\x1b\x07\x9b\u202e\u2066") & set(out)
-    assert {lane["channel"] for lane in json.loads(out)["lanes"]} == {"[/]", "\x1b[2J\x9b31m[bold]\nall is well"}
+    assert {route["channel"] for route in json.loads(out)["routes"]} == {"[/]", "\x1b[2J\x9b31m[bold]\nall is well"}
 
 
 def test_times_are_written_as_people_do(dsn: str, holdfast: Run) -> None:

@@ -40,7 +40,7 @@ async def registry(conn: asyncpg.Connection) -> int:
 
 
 async def test_handlers_with_their_backlog(conn: asyncpg.Connection, operator: Operator) -> None:
-    """OPS-1, LSN-7: in lanes of events and in their own, failed ones, and whether somebody serves them."""
+    """OPS-1, LSN-7: on routes of events and on their own, failed ones, and whether somebody serves them."""
     await subscribe(conn, HANDLER, EVENT)
     await subscribe(conn, "mail.thank", "order.*", "user.left")
     await publish(conn, 4)
@@ -179,7 +179,9 @@ async def test_unserved_events_are_moved(
     lines = await conn.fetch("SELECT reason, (counts->>'moved')::int AS moved FROM core.audit ORDER BY id")
     assert [tuple(line) for line in lines] == [("generation 2 is gone", n) for n in (10, 10, 4)]
     assert len(await outbox.claim(Lane(limit=100), channel="outbox_gen_5", generation=5)) == 21
-    await outbox.connection.execute("SELECT core.outbox_cancel_event(id, 'test') FROM core.outbox WHERE settled_at IS NULL")
+    await outbox.connection.execute(
+        "SELECT core.outbox_cancel_event(id, 'test') FROM core.outbox WHERE settled_at IS NULL"
+    )
 
 
 async def test_a_row_whose_lease_has_ended_moves_as_well(conn: asyncpg.Connection, operator: Operator) -> None:

@@ -261,10 +261,10 @@ async def test_due_in_and_lanes_probe(watched: Watched) -> None:
     await watched.fetch("SELECT core.outbox_due_in('outbox_default', 0, '{*/order.placed,billing.charge}', '{1,1}')")
     due = watched.statement("min(next.available_at)")
     assert due.scanned_whole() == set() and due.pages() < 30
-    rows = await watched.fetch("SELECT core.outbox_lanes('outbox_default', 0)")
+    rows = await watched.fetch("SELECT core.outbox_routes('outbox_default', 0)")
     assert {row[0] for row in rows} >= {"*/order.placed", "*/nobody.cares", "warehouse/order.placed"}
-    lanes = watched.statement("WITH RECURSIVE lane")
-    assert lanes.scanned_whole() == set() and lanes.pages() < 100
+    routes = watched.statement("WITH RECURSIVE found")
+    assert routes.scanned_whole() == set() and routes.pages() < 100
 
 
 async def test_dead_letters_beside_a_million_delivered(watched: Watched) -> None:

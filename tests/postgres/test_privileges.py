@@ -51,16 +51,16 @@ FUNCTIONS: dict[str, set[str]] = {
     },
     WORKER: {
         "outbox_claim", "outbox_extend", "outbox_deliver", "outbox_retry", "outbox_fail", "outbox_release",
-        "outbox_enter", "outbox_reopen", "outbox_split", "outbox_lanes", "outbox_lanes_within", "outbox_channels",
+        "outbox_enter", "outbox_reopen", "outbox_split", "outbox_routes", "outbox_routes_within", "outbox_channels",
         "outbox_due_in", "subscribe", "subscriptions_read", "worker_beat", "worker_stopped", "unserved_channels",
         "worker_alive", "silent_workers", "clock_stepped", "clock_repair",
     },
     OPERATOR: {
-        "outbox_replay", "outbox_cancel_event", "retire", "outbox_lanes", "outbox_channels", "served_channels",
+        "outbox_replay", "outbox_cancel_event", "retire", "outbox_routes", "outbox_channels", "served_channels",
         "living_since", "subscriptions_read", "outbox_replay_many", "outbox_discard", "outbox_restore", "outbox_edit",
-        "failure_note", "failed_select", "event_rows", "plan_create", "plan_take", "plan_step", "plan_release", "plan_change_state",
-        "generation_open", "generation_retire", "generation_move", "serving_generation", "audit_refused",
-        "worker_release",
+        "failure_note", "failed_select", "event_rows", "plan_create", "plan_take", "plan_step", "plan_release",
+        "plan_change_state", "generation_open", "generation_retire", "generation_move", "serving_generation",
+        "audit_refused", "worker_release",
     },
 }  # fmt: skip
 
@@ -116,8 +116,10 @@ FUNCTIONS[OPERATOR] |= {"sweep_records"}
 
 # --- of the previous contract, functions/previous_names.sql ---
 TABLES[OPERATOR] |= {name: {"SELECT"} for name in ("registry", "stops")}
-_PREVIOUS = {"interest", "retention_registry", "sweep_turn", "sweep_done"}
-FUNCTIONS[WORKER] |= _PREVIOUS | {"outbox_consume", "outbox_forget", "schedules_look", "served_channels"}
+_PREVIOUS = {"interest", "outbox_lanes", "retention_registry", "sweep_turn", "sweep_done"}
+FUNCTIONS[WORKER] |= _PREVIOUS | {
+    "outbox_consume", "outbox_forget", "outbox_lanes_within", "schedules_look", "served_channels",
+}  # fmt: skip
 FUNCTIONS[OPERATOR] |= _PREVIOUS | {"outbox_stop", "plan_turn", "schedule_turn"}
 
 
@@ -542,7 +544,7 @@ async def test_a_worker_claims_and_settles_without_a_table(outbox: Outbox, worke
     await worker.subscribe("mail.thank", EVENT)
     assert await worker.split(LANE, version=version) == -1
     assert await worker.split(LANE, version=version + 1) == 2
-    assert await worker.call("outbox_lanes", channel=CHANNEL, generation=0)
+    assert await worker.call("outbox_routes", channel=CHANNEL, generation=0)
     assert await worker.call("outbox_channels")
     assert [row["channel"] for row in await worker.call("unserved_channels")] == [CHANNEL]
     assert await worker.call(

@@ -269,9 +269,7 @@ async def test_of_many_replays_at_once_each_row_moves_once(outbox: Outbox, share
 
 
 @pytest.mark.parametrize("state", ["pending", "in_flight", "waiting for a retry"])
-async def test_a_cancelled_event_is_no_dead_letter(
-    outbox: Outbox, heard: list[tuple[str, str]], state: str
-) -> None:
+async def test_a_cancelled_event_is_no_dead_letter(outbox: Outbox, heard: list[tuple[str, str]], state: str) -> None:
     """LSN-11: waiting or running; its worker is told."""
     id = await in_state(outbox, state)
     token = (await outbox.row(id))["lease_token"]

@@ -100,7 +100,7 @@ async def test_retired_interest_is_owed_nothing_more(outbox: Outbox) -> None:
     assert [row["handler_name"] for row in await outbox.call("subscriptions_read")] == [MAIL]
     assert await wanting(outbox, EVENT) == {MAIL}
     assert (waiting, HANDLER) in await siblings(outbox)
-    assert HANDLER in [row[0] for row in await outbox.call("outbox_lanes", channel=CHANNEL, generation=0)]
+    assert HANDLER in [row[0] for row in await outbox.call("outbox_routes", channel=CHANNEL, generation=0)]
     await outbox.subscribe(HANDLER, EVENT)
     assert await wanting(outbox, EVENT) == {MAIL, HANDLER}
 
@@ -271,7 +271,7 @@ async def test_an_event_that_nobody_wants_waits(outbox: Outbox) -> None:
     for id in (lonely, elsewhere):
         row = await outbox.row(id)
         assert (row["status"], row["attempts"], row["handler_name"]) == ("pending", 0, None)
-    lanes = [row[0] for row in await outbox.call("outbox_lanes", channel=CHANNEL, generation=0)]
+    lanes = [row[0] for row in await outbox.call("outbox_routes", channel=CHANNEL, generation=0)]
     assert lanes == ["*/order.paid", f"mail/{EVENT}"]
 
 
@@ -394,14 +394,14 @@ async def test_lanes_and_channels_list_what_is_open(outbox: Outbox) -> None:
     await outbox.insert(generation=3)
     delivered = await outbox.held(channel="outbox_done")
     await outbox.deliver(delivered)
-    lanes = [row[0] for row in await outbox.call("outbox_lanes", channel=CHANNEL, generation=0)]
+    lanes = [row[0] for row in await outbox.call("outbox_routes", channel=CHANNEL, generation=0)]
     assert sorted(lanes) == sorted([LANE, "*/order.paid", f"mail/{EVENT}"])
     found = [tuple(row) for row in await outbox.call("outbox_channels")]
     assert found == [(CHANNEL, 0), (CHANNEL, 3), ("outbox_slow", 3)]
 
 
 async def test_an_empty_outbox_has_no_lanes(outbox: Outbox) -> None:
-    assert await outbox.call("outbox_lanes", channel=CHANNEL, generation=0) == []
+    assert await outbox.call("outbox_routes", channel=CHANNEL, generation=0) == []
     assert await outbox.call("outbox_channels") == []
 
 

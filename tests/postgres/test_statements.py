@@ -177,7 +177,7 @@ async def test_routing_runs_in_another_schema(elsewhere: Outbox) -> None:
     await elsewhere.insert()
     assert await elsewhere.split(LANE, version=0) == -1
     assert await elsewhere.split(LANE) == 1
-    lanes = await elsewhere.call("outbox_lanes", channel=CHANNEL, generation=0)
+    lanes = await elsewhere.call("outbox_routes", channel=CHANNEL, generation=0)
     assert {row[0] for row in lanes} == {HANDLER, "mail.thank"}
     assert [tuple(row) for row in await elsewhere.call("outbox_channels")] == [(CHANNEL, 0)]
     assert await elsewhere.value(f"SELECT {ELSEWHERE}.retire($1)", HANDLER) == 1

@@ -48,8 +48,8 @@ async def beat(
     await conn.execute(statement, uuid.uuid5(uuid.NAMESPACE_DNS, name), name, list(channels), list(handlers))
 
 
-def lane(found: status.Status, route: str, channel: str = "outbox_default") -> status.Lane:
-    (only,) = [each for each in found.lanes if (each.route, each.channel) == (route, channel)]
+def on_route(found: status.Status, route: str, channel: str = "outbox_default") -> status.RouteStatus:
+    (only,) = [each for each in found.routes if (each.route, each.channel) == (route, channel)]
     return only
 
 
@@ -57,7 +57,7 @@ async def test_an_empty_outbox(conn: asyncpg.Connection) -> None:
     """OPS-1: zeros, and nothing to warn about."""
     found = await status.read(conn)
     assert (found.pending, found.in_flight, found.delayed, found.failed, found.oldest) == (0, 0, 0, 0, None)
-    assert (found.lanes, found.unserved, found.workers, found.wakeup_mode) == ([], [], [], "when_idle")
+    assert (found.routes, found.unserved, found.workers, found.wakeup_mode) == ([], [], [], "when_idle")
     assert warnings(found) == []
 
 
@@ -89,11 +89,11 @@ async def test_lanes_name_the_handlers_and_the_age(conn: asyncpg.Connection) -> 
     await publish(conn, "order.paid", due_in=600)
     await beat(conn, "one", "billing.charge_card")
     found = await status.read(conn)
-    placed = lane(found, "*/order.placed")
+    placed = on_route(found, "*/order.placed")
     assert (placed.open, placed.handlers) == (3, ["billing.charge_card", "mail.confirm"])
     assert placed.oldest is not None and 59 < placed.oldest < 90
     assert placed.unserved == ["mail.confirm"]
-    paid = lane(found, "*/order.paid")
+    paid = on_route(found, "*/order.paid")
     assert (paid.handlers, paid.oldest, paid.unserved) == (["billing.charge_card"], None, [])
     assert found.oldest == placed.oldest
     assert [warning for warning in warnings(found) if "mail.confirm" in warning]
@@ -104,12 +104,12 @@ async def test_lanes_name_the_handlers_and_the_age(conn: asyncpg.Connection) -> 
     """
     assert await conn.fetchval(split, version) == 3
     found = await status.read(conn)
-    assert {each.route: each.open for each in found.lanes} == {
+    assert {each.route: each.open for each in found.routes} == {
         "*/order.paid": 1,
         "billing.charge_card": 3,
         "mail.confirm": 3,
     }
-    assert lane(found, "mail.confirm").unserved == ["mail.confirm"]
+    assert on_route(found, "mail.confirm").unserved == ["mail.confirm"]
 
 
 async def test_events_that_nobody_wants_are_named(conn: asyncpg.Connection) -> None:
@@ -150,11 +150,11 @@ async def test_channels_that_nobody_serves_are_named(conn: asyncpg.Connection) -
 async def test_counts_end_at_their_limit(conn: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     """S9: a look at a huge backlog stays cheap, and says that there is more."""
     monkeypatch.setattr(status, "MOST", 4)
-    monkeypatch.setattr(status, "MOST_IN_LANE", 3)
+    monkeypatch.setattr(status, "MOST_IN_ROUTE", 3)
     await publish(conn, count=6)
     found = await status.read(conn)
     assert (found.pending, found.open_is_more) == (4, True)
-    assert lane(found, "*/order.placed").open == 3
+    assert on_route(found, "*/order.placed").open == 3
 
 
 async def test_an_operator_may_look(conn: asyncpg.Connection) -> None:
@@ -192,7 +192,7 @@ async def test_settled_rows_are_never_read(conn: asyncpg.Connection) -> None:
             ("count_open", {"most": status.MOST}),
             ("count_failed", {"most": status.MOST}),
             ("count_archived", {"most": status.MOST}),
-            ("list_lanes", {"most_lanes": 200, "most_in_lane": 10_000}),
+            ("list_routes", {"most_routes": 200, "most_in_route": 10_000}),
             ("list_unserved", {}),
         ):
             statement = queries.asyncpg(name)

@@ -85,7 +85,7 @@ async def test_foreign_event_types(dsn: str, conn: asyncpg.Connection) -> None:
         """
     )
     page = await conn.fetch(
-        "SELECT * FROM core.outbox_lanes_within('outbox_default', 0, '{*/order.}', '{*/order/}', '', 128, 1000)"
+        "SELECT * FROM core.outbox_routes_within('outbox_default', 0, '{*/order.}', '{*/order/}', '', 128, 1000)"
     )
     assert page == []
     async with running(dsn, registry, poll_interval=60):
@@ -102,7 +102,7 @@ async def test_pages_of_routes(dsn: str, conn: asyncpg.Connection) -> None:
         "INSERT INTO core.outbox (event_type, source, target, payload, idempotency_key) VALUES ($2, 's', $1, '{}', $3)",
         [(None if name[0] == "*" else "shop", name.partition("/")[2], name) for name in names],
     )
-    query = "SELECT route, within FROM core.outbox_lanes_within('outbox_default', 0, $1, $2, $3, $4, $5)"
+    query = "SELECT route, within FROM core.outbox_routes_within('outbox_default', 0, $1, $2, $3, $4, $5)"
     for most, steps in ((7, 1000), (1000, 9), (1000, 1000)):
         found, after, pages = [], "", 0
         while True:

@@ -250,6 +250,9 @@ SAME_ANSWERS = {
         "SELECT * FROM core.retention_policies_read()",
     "SELECT name, version, owed_after FROM core.schedules_look(ARRAY['shop.nightly'])":
         "SELECT name, version, owed_after FROM core.schedules_watch(ARRAY['shop.nightly'])",
+    "SELECT core.outbox_lanes('outbox_default', 0)": "SELECT core.outbox_routes('outbox_default', 0)",
+    "SELECT * FROM core.outbox_lanes_within('outbox_default', 0, '{*/}', '{*0}', '', 128, 1000)":
+        "SELECT * FROM core.outbox_routes_within('outbox_default', 0, '{*/}', '{*0}', '', 128, 1000)",
     "SELECT * FROM core.outbox_channels() EXCEPT SELECT * FROM core.served_channels() ORDER BY 1, 2":
         "SELECT * FROM core.unserved_channels()",
 }  # fmt: skip

@@ -34,7 +34,7 @@ class Database:
     """The answers of deliveries and fleet."""
 
     def __init__(self) -> None:
-        self.routes: dict[str, list[str]] = {}
+        self.found: dict[str, list[str]] = {}
         self.open: list[tuple[str, int]] = []
 
     async def beat(self, *_: object) -> None: ...
@@ -44,8 +44,8 @@ class Database:
     async def subscriptions(self, _: object) -> Subscriptions:
         return Subscriptions(1, ())
 
-    async def lanes(self, _: object, channel: str) -> list[str]:
-        return self.routes.get(channel, [])
+    async def routes(self, _: object, channel: str) -> list[str]:
+        return self.found.get(channel, [])
 
     async def unserved(self, _: object) -> list[tuple[str, int]]:
         return self.open
@@ -61,7 +61,7 @@ def made(database: Any, told: list[Notice], *channels: str) -> Maintenance:
 async def test_a_type_is_reported_for_each_channel(clock: Clock) -> None:
     """OBX-4, LSN-7: the same type may be wanted on one channel's fleet and not on another's."""
     database, told = Database(), list[Notice]()
-    database.routes = {"hot": ["*/order.strange", "billing.charge"], "cold": ["*/order.strange"]}
+    database.found = {"hot": ["*/order.strange", "billing.charge"], "cold": ["*/order.strange"]}
     worker = made(database, told, "hot", "cold")
     for _ in range(3):
         await worker.run_once(None)

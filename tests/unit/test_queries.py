@@ -225,7 +225,9 @@ def test_a_parameter_that_cannot_be_called_is_named() -> None:
 
 @pytest.mark.parametrize("name", sorted(name for name in SCRIPTS if name.startswith("functions/")))
 def test_every_function_has_a_call(name: str) -> None:
-    made = re.findall(r"CREATE OR REPLACE FUNCTION core\.(\w+)\((?!p_array anyarray|\)\nRETURNS trigger)", SCRIPTS[name])
+    made = re.findall(
+        r"CREATE OR REPLACE FUNCTION core\.(\w+)\((?!p_array anyarray|\)\nRETURNS trigger)", SCRIPTS[name]
+    )
     assert list(statements()[name]) == made != []
 
 

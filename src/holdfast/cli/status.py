@@ -1,4 +1,4 @@
-"""holdfast status: the backlog by lane, its age, and the workers."""
+"""holdfast status: the backlog by route, its age, and the workers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rich.text import Text
 
 from holdfast.cli import output
 from holdfast.cli.options import Where, spread
-from holdfast.operator import MOST, MOST_IN_LANE, MOST_LANES, Operator, Status
+from holdfast.operator import MOST, MOST_IN_ROUTE, MOST_ROUTES, Operator, Status
 
 
 @spread
@@ -71,10 +71,10 @@ def as_data(schema: str, found: Status) -> dict[str, Any]:
         "failed": found.failed,
         "archived": found.archived,
         "oldest_pending_s": found.oldest,
-        "limits": {"open": MOST, "failed": MOST, "open_in_lane": MOST_IN_LANE, "lanes": MOST_LANES},
+        "limits": {"open": MOST, "failed": MOST, "open_in_route": MOST_IN_ROUTE, "routes": MOST_ROUTES},
         "open_is_more": found.open_is_more,
-        "lanes": [asdict(lane) for lane in found.lanes],
-        "unrouted": sorted({lane.event_type for lane in found.unrouted if lane.event_type}),
+        "routes": [asdict(route) for route in found.routes],
+        "unrouted": sorted({route.event_type for route in found.unrouted if route.event_type}),
         "unserved_channels": [{"channel": c, "generation": g} for c, g in found.unserved],
         "workers": [asdict(worker) for worker in found.workers],
     }
@@ -86,8 +86,8 @@ def as_data(schema: str, found: Status) -> dict[str, Any]:
 def _shown(schema: str, found: Status) -> RenderableType:
     parts: list[RenderableType] = [_counts(schema, found)]
     parts += [Text(output.clean(f"! {warning}"), style="yellow") for warning in warnings(found)]
-    if found.lanes:
-        parts.append(_lanes(found))
+    if found.routes:
+        parts.append(_routes(found))
     parts.append(_workers(found) if found.workers else Text("no workers", style="yellow"))
     return Group(*parts)
 
@@ -116,13 +116,13 @@ def warnings(found: Status) -> list[str]:
         for channel, generation in found.unserved
     ]
     nowhere = set(found.unserved)
-    for lane in found.lanes:
-        where = f"on {lane.channel}, generation {lane.generation}"
-        if not lane.handlers:
-            to = f" for {lane.target}" if lane.target else ""
-            said.append(f"{lane.event_type}{to} {where}: no handler subscribes to it; the events wait for one")
-        elif lane.unserved and (lane.channel, lane.generation) not in nowhere:
-            said.append(f"{lane.route} {where}: no living worker has {', '.join(lane.unserved)}")
+    for route in found.routes:
+        where = f"on {route.channel}, generation {route.generation}"
+        if not route.handlers:
+            to = f" for {route.target}" if route.target else ""
+            said.append(f"{route.event_type}{to} {where}: no handler subscribes to it; the events wait for one")
+        elif route.unserved and (route.channel, route.generation) not in nowhere:
+            said.append(f"{route.route} {where}: no living worker has {', '.join(route.unserved)}")
     said += [
         f"worker {worker.name} is silent for {worker.silent_for:.0f} s; "
         "its events are due again when their leases expire"
@@ -136,16 +136,16 @@ def warnings(found: Status) -> list[str]:
     return said
 
 
-def _lanes(found: Status) -> Table:
+def _routes(found: Status) -> Table:
     rows: list[tuple[object, ...]] = []
-    for lane in found.lanes:
-        open_ = f"{lane.open}{'+' if lane.open >= MOST_IN_LANE else ''}"
-        oldest = "-" if lane.oldest is None else f"{lane.oldest:.1f} s"
-        owed = ", ".join(lane.handlers) or "no handler"
-        rows.append((lane.route, lane.channel, lane.generation, open_, oldest, owed))
-    if len(found.lanes) >= MOST_LANES:
+    for route in found.routes:
+        open_ = f"{route.open}{'+' if route.open >= MOST_IN_ROUTE else ''}"
+        oldest = "-" if route.oldest is None else f"{route.oldest:.1f} s"
+        owed = ", ".join(route.handlers) or "no handler"
+        rows.append((route.route, route.channel, route.generation, open_, oldest, owed))
+    if len(found.routes) >= MOST_ROUTES:
         rows.append(("… and more", "", "", "", "", ""))
-    return output.table(("lane", "channel", "generation", "open", "oldest due", "owed to"), rows)
+    return output.table(("route", "channel", "generation", "open", "oldest due", "owed to"), rows)
 
 
 def _workers(found: Status) -> Table:

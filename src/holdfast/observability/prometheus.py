@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from holdfast.errors import ConfigurationError
 from holdfast.postgres.operations.metrics import Snapshot
-from holdfast.postgres.operations.status import MOST, Lane
+from holdfast.postgres.operations.status import MOST, RouteStatus
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -45,7 +45,7 @@ class _Collector:
 
     def collect(self) -> Iterator[Metric]:
         yield from _outbox(self._snapshot)
-        yield from _lanes(self._snapshot)
+        yield from _routes(self._snapshot)
         yield from _workers(self._snapshot)
         yield from _schedules(self._snapshot)
 
@@ -62,23 +62,23 @@ def _outbox(snapshot: Snapshot) -> Iterator[Metric]:
     yield _gauge("outbox_oldest_seconds", "Age of the oldest due event, in seconds.", status.oldest or 0.0)
 
 
-def _lanes(snapshot: Snapshot) -> Iterator[Metric]:
-    lanes, unserved = snapshot.status.lanes, snapshot.status.unserved
-    yield _gauges("lane_open", "Open events of a lane.", _by_lane(lanes, lambda lane: lane.open))
+def _routes(snapshot: Snapshot) -> Iterator[Metric]:
+    routes, unserved = snapshot.status.routes, snapshot.status.unserved
+    yield _gauges("route_open", "Open events of a route.", _by_route(routes, lambda route: route.open))
     yield _gauges(
-        "lane_oldest_seconds",
-        "Age of the oldest due event of a lane, in seconds.",
-        _by_lane(lanes, lambda lane: lane.oldest or 0.0),
+        "route_oldest_seconds",
+        "Age of the oldest due event of a route, in seconds.",
+        _by_route(routes, lambda route: route.oldest or 0.0),
     )
     yield _gauges(
-        "lane_unrouted",
-        "1 for a lane whose events no handler subscribes to.",
-        _by_lane(lanes, lambda lane: not lane.handlers),
+        "route_unrouted",
+        "1 for a route whose events no handler subscribes to.",
+        _by_route(routes, lambda route: not route.handlers),
     )
     yield _gauges(
-        "lane_unserved_handlers",
-        "Subscribed handlers of a lane that no living worker has.",
-        _by_lane(lanes, lambda lane: len(lane.unserved)),
+        "route_unserved_handlers",
+        "Subscribed handlers of a route that no living worker has.",
+        _by_route(routes, lambda route: len(route.unserved)),
     )
     yield _gauges(
         "channel_unserved",
@@ -126,9 +126,9 @@ def _schedules(snapshot: Snapshot) -> Iterator[Metric]:
     )
 
 
-def _by_lane(lanes: Iterable[Lane], value: Callable[[Lane], float]) -> list[Sample]:
+def _by_route(routes: Iterable[RouteStatus], value: Callable[[RouteStatus], float]) -> list[Sample]:
     return [
-        ({"channel": lane.channel, "generation": lane.generation, "route": lane.route}, value(lane)) for lane in lanes
+        ({"channel": each.channel, "generation": each.generation, "route": each.route}, value(each)) for each in routes
     ]
 
 

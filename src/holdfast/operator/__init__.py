@@ -21,7 +21,7 @@ from holdfast.postgres.operations.generations import Generation
 from holdfast.postgres.operations.handlers import HandlerStatus
 from holdfast.postgres.operations.plans import Plan, Preview
 from holdfast.postgres.operations.retention import RetentionReport
-from holdfast.postgres.operations.status import MOST, MOST_IN_LANE, MOST_LANES, Lane, Status, WorkerStatus
+from holdfast.postgres.operations.status import MOST, MOST_IN_ROUTE, MOST_ROUTES, RouteStatus, Status, WorkerStatus
 from holdfast.postgres.operations.sweeping import SweepReport
 from holdfast.postgres.schedules import ScheduleStatus
 from holdfast.postgres.wakeup.mode import Mode
@@ -30,8 +30,8 @@ __all__ = [
     "CHECKS",
     "DATABASE_ERRORS",
     "MOST",
-    "MOST_IN_LANE",
-    "MOST_LANES",
+    "MOST_IN_ROUTE",
+    "MOST_ROUTES",
     "SEVERITIES",
     "ArchivedDetail",
     "ArchivedEvent",
@@ -47,7 +47,6 @@ __all__ = [
     "Finding",
     "Generation",
     "HandlerStatus",
-    "Lane",
     "Mode",
     "Moved",
     "MovedGeneration",
@@ -63,6 +62,7 @@ __all__ = [
     "ReleasedWorker",
     "Report",
     "RetentionReport",
+    "RouteStatus",
     "ScheduleChange",
     "ScheduleReport",
     "ScheduleStatus",

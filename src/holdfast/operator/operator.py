@@ -73,7 +73,7 @@ class Operator:
         return self._session.schema
 
     async def status(self) -> Status:
-        """What is pending, in flight, delayed and failed, by lane, and the workers. One snapshot."""
+        """What is pending, in flight, delayed and failed, by route, and the workers. One snapshot."""
         return await self._session.connection.status()
 
     async def metrics(self) -> str:

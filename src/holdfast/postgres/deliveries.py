@@ -143,7 +143,7 @@ class Ended(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class LanePage:
+class RoutePage:
     """Routes that have open rows. The next page begins after `after`; empty when this is the last."""
 
     routes: list[str]
@@ -378,18 +378,18 @@ class Deliveries:
         value = rows[0][0]
         return None if value is None else float(value)
 
-    async def lanes(self, connection: asyncpg.Connection, channel: str) -> list[str]:
+    async def routes(self, connection: asyncpg.Connection, channel: str) -> list[str]:
         """Return the routes that have open rows on a channel."""
-        rows = await self._fetch(connection, "outbox_lanes", channel=channel, generation=self._generation)
+        rows = await self._fetch(connection, "outbox_routes", channel=channel, generation=self._generation)
         return [row[0] for row in rows]
 
-    async def lanes_within(
+    async def routes_within(
         self, connection: asyncpg.Connection, channel: str, ranges: tuple[list[str], list[str]], after: str
-    ) -> LanePage:
+    ) -> RoutePage:
         """Return a page of the routes that have open rows and lie in the ranges: their beginnings, and their ends."""
         rows = await self._fetch(
             connection,
-            "outbox_lanes_within",
+            "outbox_routes_within",
             channel=channel,
             generation=self._generation,
             begins=ranges[0],
@@ -399,7 +399,7 @@ class Deliveries:
             most_steps=_PAGE_STEPS,
         )
         stopped = bool(rows) and not rows[-1]["within"]
-        return LanePage([row["route"] for row in rows if row["within"]], rows[-1]["route"] if stopped else "")
+        return RoutePage([row["route"] for row in rows if row["within"]], rows[-1]["route"] if stopped else "")
 
     async def subscriptions(self, connection: asyncpg.Connection) -> Subscriptions:
         """Read the subscriptions in force, with their version."""

@@ -161,7 +161,7 @@ class Claimer:
             if routing.few:
                 channel.restart()
             else:
-                page = await self._deliveries.lanes_within(connection, name, self._ranges, channel.after)
+                page = await self._deliveries.routes_within(connection, name, self._ranges, channel.after)
                 channel.turn(routing, page)
             if channel.split:
                 split = await self._split(connection, routing.version, name, channel)

@@ -7,7 +7,7 @@ look at the outbox long.
 
 from collections.abc import Mapping
 
-from holdfast.postgres.deliveries import LanePage
+from holdfast.postgres.deliveries import RoutePage
 from holdfast.worker.lanes import PRIORITIES, Lanes
 from holdfast.worker.routing import Owed, Routing
 
@@ -39,7 +39,7 @@ class ChannelLanes:
         self.claimed.replace({route: each.handler for route, each in owed.items() if not each.split})
         self.split.replace({route: each.handler for route, each in owed.items() if each.split})
 
-    def turn(self, routing: Routing, page: LanePage) -> None:
+    def turn(self, routing: Routing, page: RoutePage) -> None:
         """Claim from the routes of a page, and from those of late."""
         if not self.after:
             self.restart()

@@ -107,7 +107,7 @@ class Maintenance:
         subscriptions = await self._deliveries.subscriptions(connection)
         index = SubscriptionIndex(subscriptions)
         for channel in self._registration.channels:
-            for route in await self._deliveries.lanes(connection, channel):
+            for route in await self._deliveries.routes(connection, channel):
                 if "/" in route and not index.subscribers(route):
                     self._report_unrouted(channel, route, subscriptions)
         unserved = set(await self._fleet.unserved(connection))

@@ -50,7 +50,7 @@ class Routing:
 
     @property
     def some(self) -> list[str]:
-        """The lane of one handler."""
+        """The route of one handler."""
         return list(self._ours)[:1]
 
     def owed(self, routes: Iterable[str]) -> dict[str, Owed]:

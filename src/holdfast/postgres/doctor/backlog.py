@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from holdfast.postgres.doctor.examination import Examination
 from holdfast.postgres.doctor.findings import Check, Finding, Severity
-from holdfast.postgres.operations.status import MOST, MOST_IN_LANE, Lane
+from holdfast.postgres.operations.status import MOST, MOST_IN_ROUTE, RouteStatus
 
 _CLOCK_LOOKS = 5
 _WITHOUT_ROW = {
@@ -21,14 +21,14 @@ async def _generations(examination: Examination) -> list[Finding]:
     served = {worker.generation for worker in status.workers if worker.living}
     findings = []
     for generation in sorted({generation for _, generation in status.unserved} - served):
-        lanes = [lane for lane in status.lanes if lane.generation == generation]
+        routes = [route for route in status.routes if route.generation == generation]
         findings.append(
             Finding(
-                _severity(lanes),
+                _severity(routes),
                 "generation-unserved",
                 f"generation {generation}",
                 f"events of generation {generation} wait, and no living worker has this generation",
-                _open(lanes),
+                _open(routes),
                 f"start a worker with --generation {generation}, or: holdfast generations move {generation} --to N",
             )
         )
@@ -41,14 +41,14 @@ async def _channels(examination: Examination) -> list[Finding]:
     findings = []
     for channel, generation in status.unserved:
         if generation in served:
-            lanes = [lane for lane in status.lanes if (lane.channel, lane.generation) == (channel, generation)]
+            routes = [route for route in status.routes if (route.channel, route.generation) == (channel, generation)]
             findings.append(
                 Finding(
-                    _severity(lanes),
+                    _severity(routes),
                     "channel-unserved",
                     channel,
                     f"events wait on the channel {channel}, which no living worker of generation {generation} serves",
-                    _open(lanes),
+                    _open(routes),
                     f"start a worker with --channel {channel} --generation {generation}",
                 )
             )
@@ -58,21 +58,21 @@ async def _channels(examination: Examination) -> list[Finding]:
 async def _handlers(examination: Examination) -> list[Finding]:
     """Report handlers that no living worker has, on served channels."""
     status = await examination.status()
-    owed: dict[str, list[Lane]] = {}
-    for lane in status.lanes:
-        if (lane.channel, lane.generation) not in status.unserved:
-            for handler in lane.unserved:
-                owed.setdefault(handler, []).append(lane)
+    owed: dict[str, list[RouteStatus]] = {}
+    for route in status.routes:
+        if (route.channel, route.generation) not in status.unserved:
+            for handler in route.unserved:
+                owed.setdefault(handler, []).append(route)
     return [
         Finding(
-            _severity(lanes),
+            _severity(routes),
             "handler-unserved",
             handler,
             f"events are owed to {handler}, which no living worker has",
-            f"{_open(lanes)}; lanes {', '.join(lane.route for lane in lanes[:5])}",
+            f"{_open(routes)}; routes {', '.join(route.route for route in routes[:5])}",
             f"start the worker that has it, or, if it is gone for good: holdfast handlers retire {handler}",
         )
-        for handler, lanes in owed.items()
+        for handler, routes in owed.items()
     ]
 
 
@@ -82,14 +82,14 @@ async def _unrouted(examination: Examination) -> list[Finding]:
         Finding(
             "warning",
             "event-unrouted",
-            str(lane.event_type),
-            f"events {lane.event_type}"
-            + (f" for {lane.target}" if lane.target else "")
+            str(route.event_type),
+            f"events {route.event_type}"
+            + (f" for {route.target}" if route.target else "")
             + " are open and no handler subscribes to them",
-            f"{_open([lane])}; channel {lane.channel}, generation {lane.generation}",
+            f"{_open([route])}; channel {route.channel}, generation {route.generation}",
             "start a worker with a handler for them; its subscription is recorded when it starts",
         )
-        for lane in status.unrouted
+        for route in status.unrouted
     ]
 
 
@@ -104,8 +104,8 @@ async def _leases(examination: Examination) -> list[Finding]:
             "lease-expired",
             f"{examination.schema}.outbox",
             "events in flight have leases that expired long ago, and no worker claims them",
-            f"{row['events']} events, the first for {row['longest']:.0f} s; lanes {', '.join(row['routes'][:5])}",
-            "start a worker that serves them: holdfast status names the lanes and who is missing",
+            f"{row['events']} events, the first for {row['longest']:.0f} s; routes {', '.join(row['routes'][:5])}",
+            "start a worker that serves them: holdfast status names the routes and who is missing",
         )
     ]
 
@@ -171,15 +171,15 @@ async def _clock_steps(examination: Examination) -> list[Finding]:
     ]
 
 
-def _severity(lanes: Iterable[Lane]) -> Severity:
+def _severity(routes: Iterable[RouteStatus]) -> Severity:
     """What is not due yet can still be served in time."""
-    return "problem" if any(lane.oldest is not None for lane in lanes) else "warning"
+    return "problem" if any(route.oldest is not None for route in routes) else "warning"
 
 
-def _open(lanes: list[Lane]) -> str:
-    oldest = max((lane.oldest for lane in lanes if lane.oldest is not None), default=None)
-    more = "+" if any(lane.open >= MOST_IN_LANE for lane in lanes) else ""
-    return f"{sum(lane.open for lane in lanes)}{more} open, " + (
+def _open(routes: list[RouteStatus]) -> str:
+    oldest = max((route.oldest for route in routes if route.oldest is not None), default=None)
+    more = "+" if any(route.open >= MOST_IN_ROUTE for route in routes) else ""
+    return f"{sum(route.open for route in routes)}{more} open, " + (
         "none due yet" if oldest is None else f"the first due for {oldest:.0f} s"
     )
 

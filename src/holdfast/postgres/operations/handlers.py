@@ -21,7 +21,7 @@ class HandlerStatus:
     domain_context: str
     event_types: list[str]  # none: it is retired
     retired_at: datetime | None
-    open: int  # in its own lanes, and in lanes of events that were not split among their handlers yet
+    open: int  # on its own route, and on routes of events that were not split among their handlers yet
     failed: int
     workers: list[str]  # living ones that have it
 
@@ -42,8 +42,8 @@ async def every(statements: Statements, status: Status) -> list[HandlerStatus]:
     for handler, _, count in await failed.counts_by_handler(statements, most=MOST):
         failures[handler] += count
     waiting: Counter[str] = Counter()
-    for lane in status.lanes:
-        waiting.update({handler: lane.open for handler in lane.handlers})
+    for route in status.routes:
+        waiting.update({handler: route.open for handler in route.handlers})
     return [
         HandlerStatus(
             handler_name=row["handler_name"],

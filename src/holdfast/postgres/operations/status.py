@@ -15,20 +15,20 @@ import asyncpg
 from holdfast.postgres.queries import Queries
 
 MOST = 100_000
-MOST_IN_LANE = 10_000
-MOST_LANES = 200
+MOST_IN_ROUTE = 10_000
+MOST_ROUTES = 200
 MOST_WORKERS = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
+class RouteStatus:
     """Open events of one route: a handler's own, or those of an event type before they are known to be owed to one."""
 
     channel: str
     generation: int
     route: str
     target: str | None
-    event_type: str | None  # None: a handler's lane
+    event_type: str | None  # None: a handler's route
     handlers: list[str]  # to whom its events are owed; none: they are unrouted, and wait
     open: int
     oldest: float | None  # seconds since the first one is due; None: nothing is due
@@ -64,7 +64,7 @@ class Status:
     failed: int
     archived: int  # failed, and moved to the archive
     open_is_more: bool  # there are more open rows than were counted
-    lanes: list[Lane]
+    routes: list[RouteStatus]
     unserved: list[tuple[str, int]]  # channel and generation
     workers: list[WorkerStatus]
     wakeup_mode: str | None  # None: the trigger is missing
@@ -80,11 +80,11 @@ class Status:
     @property
     def oldest(self) -> float | None:
         """Age of the oldest due event, in seconds."""
-        return max((lane.oldest for lane in self.lanes if lane.oldest is not None), default=None)
+        return max((route.oldest for route in self.routes if route.oldest is not None), default=None)
 
     @property
-    def unrouted(self) -> list[Lane]:
-        return [lane for lane in self.lanes if not lane.handlers]
+    def unrouted(self) -> list[RouteStatus]:
+        return [route for route in self.routes if not route.handlers]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ async def read(connection: asyncpg.Connection, schema: str = "core") -> Status:
         (counts,) = await fetch("count_open", most=MOST)
         (failed,) = await fetch("count_failed", most=MOST)
         (archived,) = await fetch("count_archived", most=MOST)
-        lanes = await fetch("list_lanes", most_lanes=MOST_LANES, most_in_lane=MOST_IN_LANE)
+        routes = await fetch("list_routes", most_routes=MOST_ROUTES, most_in_route=MOST_IN_ROUTE)
         unserved = await fetch("list_unserved")
         workers = await fetch("list_workers", most_workers=MOST_WORKERS)
         wakeup_mode = await fetch("read_wakeup_mode")
@@ -130,7 +130,7 @@ async def read(connection: asyncpg.Connection, schema: str = "core") -> Status:
         failed=failed["count"],
         archived=archived["count"],
         open_is_more=counts["examined"] >= MOST,
-        lanes=[Lane(**row) for row in lanes],
+        routes=[RouteStatus(**row) for row in routes],
         unserved=[(row["channel"], row["generation"]) for row in unserved],
         workers=[WorkerStatus(**row) for row in workers],
         wakeup_mode=wakeup_mode[0][0] if wakeup_mode else None,

@@ -37,7 +37,7 @@ GRANT EXECUTE ON FUNCTION
     core.outbox_release(uuid[], uuid[], interval[]),
     core.outbox_enter(uuid, uuid, text, interval), core.outbox_reopen(uuid, uuid, text, text),
     core.outbox_split(bigint, text, bigint, text[], smallint[], int[], timestamptz[], uuid[], timestamptz),
-    core.outbox_lanes(text, bigint), core.outbox_lanes_within(text, bigint, text[], text[], text, int, int),
+    core.outbox_routes(text, bigint), core.outbox_routes_within(text, bigint, text[], text[], text, int, int),
     core.outbox_channels(),
     core.outbox_due_in(text, bigint, text[], smallint[], interval),
     core.subscribe(text, text, text[]), core.subscriptions_read(),
@@ -62,7 +62,7 @@ GRANT EXECUTE ON FUNCTION
     core.serving_generation(), core.generation_open(bigint, int), core.generation_retire(bigint, boolean, text, text),
     core.generation_move(bigint, bigint, int, text, text), core.worker_release(uuid, int, text, text),
     core.retire(text, text, text, text), core.audit_refused(text, text, text, jsonb, text),
-    core.outbox_lanes(text, bigint), core.outbox_channels(), core.served_channels(), core.living_since(), core.subscriptions_read()
+    core.outbox_routes(text, bigint), core.outbox_channels(), core.served_channels(), core.living_since(), core.subscriptions_read()
     TO holdfast_operator;
 
 -- The archive of dead letters, and retention. A sweep does what the policies say, for every caller.
@@ -106,10 +106,10 @@ GRANT EXECUTE ON FUNCTION core.sweep_records(int, text, text) TO holdfast_worker
 GRANT SELECT ON core.registry, core.stops TO holdfast_operator;
 GRANT EXECUTE ON FUNCTION
     core.outbox_consume(uuid[], uuid[], text[], text[], boolean), core.outbox_forget(uuid, text),
-    core.schedules_look(text[]), core.served_channels()
+    core.outbox_lanes_within(text, bigint, text[], text[], text, int, int), core.schedules_look(text[]), core.served_channels()
     TO holdfast_worker;
 GRANT EXECUTE ON FUNCTION
-    core.interest(), core.retention_registry(), core.sweep_turn(uuid, interval, boolean), core.sweep_done(uuid, jsonb, bigint)
+    core.interest(), core.outbox_lanes(text, bigint), core.retention_registry(), core.sweep_turn(uuid, interval, boolean), core.sweep_done(uuid, jsonb, bigint)
     TO holdfast_worker, holdfast_operator;
 GRANT EXECUTE ON FUNCTION
     core.outbox_stop(uuid, text, text), core.plan_turn(bigint, text, text, text), core.schedule_turn(text, text, text, text)

@@ -28,29 +28,29 @@ SELECT count(*) FROM (
 -- Dead letters that workers have moved out of the outbox.
 SELECT count(*) FROM (SELECT FROM core.archive WHERE deleted_at IS NULL LIMIT :most::int) a;
 
--- name: list_lanes
--- Lanes by a loose index scan, then for each one: the handlers it is owed to, how much is open, since when the first of
+-- name: list_routes
+-- Routes by a loose index scan, then for each one: the handlers it is owed to, how much is open, since when the first of
 -- it is due, and whether a living worker serves all of them. A route with a slash is an event's own, before it is known
 -- to whom it is owed; any other is a handler's name.
-WITH lane AS MATERIALIZED (
-    SELECT c.channel, c.generation, l.route,
-           CASE WHEN strpos(l.route, '/') > 0 THEN nullif(split_part(l.route, '/', 1), '*') END AS target,
-           CASE WHEN strpos(l.route, '/') > 0 THEN split_part(l.route, '/', 2) END AS event_type
-    FROM core.outbox_channels() c CROSS JOIN LATERAL core.outbox_lanes(c.channel, c.generation) AS l (route)
-    LIMIT :most_lanes::int),
+WITH found AS MATERIALIZED (
+    SELECT c.channel, c.generation, r.route,
+           CASE WHEN strpos(r.route, '/') > 0 THEN nullif(split_part(r.route, '/', 1), '*') END AS target,
+           CASE WHEN strpos(r.route, '/') > 0 THEN split_part(r.route, '/', 2) END AS event_type
+    FROM core.outbox_channels() c CROSS JOIN LATERAL core.outbox_routes(c.channel, c.generation) AS r (route)
+    LIMIT :most_routes::int),
 owed AS MATERIALIZED (
-    SELECT lane.*, CASE WHEN lane.event_type IS NULL THEN ARRAY[lane.route] ELSE ARRAY(
+    SELECT found.*, CASE WHEN found.event_type IS NULL THEN ARRAY[found.route] ELSE ARRAY(
                SELECT DISTINCT s.handler_name FROM core.subscriptions s
-               WHERE s.retired_at IS NULL AND lane.event_type LIKE s.pattern
-                 AND (lane.target IS NULL OR lane.target = s.domain_context)
+               WHERE s.retired_at IS NULL AND found.event_type LIKE s.pattern
+                 AND (found.target IS NULL OR found.target = s.domain_context)
                ORDER BY s.handler_name) END AS handlers
-    FROM lane)
+    FROM found)
 SELECT owed.channel, owed.generation, owed.route, owed.target, owed.event_type, owed.handlers,
        (SELECT count(*) FROM (
             SELECT FROM core.outbox o
             WHERE o.settled_at IS NULL AND o.ordering_key IS NULL
               AND o.channel = owed.channel AND o.generation = owed.generation AND o.route = owed.route
-            LIMIT :most_in_lane::int) o) AS open,
+            LIMIT :most_in_route::int) o) AS open,
        (SELECT extract(epoch FROM now() - min(first.available_at))::float8
         FROM unnest('{0,1,2}'::smallint[]) AS level (priority)
         CROSS JOIN LATERAL (

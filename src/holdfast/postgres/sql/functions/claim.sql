@@ -191,8 +191,8 @@ AS $$
     FROM md5(p_origin::text || '/' || p_handler) AS h
 $$;
 
--- outbox_lanes: the routes that have open rows, by one index probe each (a loose index scan).
-CREATE OR REPLACE FUNCTION core.outbox_lanes(p_channel text, p_generation bigint)
+-- outbox_routes: the routes that have open rows, by one index probe each (a loose index scan).
+CREATE OR REPLACE FUNCTION core.outbox_routes(p_channel text, p_generation bigint)
 RETURNS SETOF text
 LANGUAGE plpgsql STABLE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET jit = off
@@ -200,7 +200,7 @@ SET enable_seqscan = off SET enable_bitmapscan = off
 AS $$
 BEGIN
     RETURN QUERY
-    WITH RECURSIVE lane AS (
+    WITH RECURSIVE found AS (
         (SELECT o.route FROM core.outbox o
          WHERE o.settled_at IS NULL AND o.ordering_key IS NULL
            AND o.channel = p_channel AND o.generation = p_generation
@@ -208,18 +208,18 @@ BEGIN
         UNION ALL
         SELECT (SELECT o.route FROM core.outbox o
                 WHERE o.settled_at IS NULL AND o.ordering_key IS NULL
-                  AND o.channel = p_channel AND o.generation = p_generation AND o.route > lane.route
+                  AND o.channel = p_channel AND o.generation = p_generation AND o.route > found.route
                 ORDER BY o.channel, o.generation, o.route LIMIT 1)
-        FROM lane WHERE lane.route IS NOT NULL)
-    SELECT lane.route FROM lane WHERE lane.route IS NOT NULL LIMIT 10000;
+        FROM found WHERE found.route IS NOT NULL)
+    SELECT found.route FROM found WHERE found.route IS NOT NULL LIMIT 10000;
 END
 $$;
 
--- outbox_lanes_within: the routes that have open rows and lie between p_begins[i] and p_ends[i], which is outside, for
+-- outbox_routes_within: the routes that have open rows and lie between p_begins[i] and p_ends[i], which is outside, for
 -- some i; a page of at most p_most of them, after p_after. The ranges are sorted by their characters and do not overlap.
 -- When the page ends early, because it is full or p_most_steps routes were looked at, one row more says where, and is
 -- not within. If the database sorts by characters too, what lies between two ranges is skipped, however much it is.
-CREATE OR REPLACE FUNCTION core.outbox_lanes_within(
+CREATE OR REPLACE FUNCTION core.outbox_routes_within(
     p_channel text, p_generation bigint, p_begins text[], p_ends text[], p_after text, p_most int, p_most_steps int)
 RETURNS TABLE (route text, within boolean)
 LANGUAGE plpgsql STABLE SECURITY DEFINER

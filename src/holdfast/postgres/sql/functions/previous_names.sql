@@ -37,6 +37,28 @@ BEGIN
 END
 $$;
 
+CREATE OR REPLACE FUNCTION core.outbox_lanes(p_channel text, p_generation bigint)
+RETURNS SETOF text
+LANGUAGE plpgsql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN QUERY SELECT core.outbox_routes(p_channel, p_generation);
+END
+$$;
+
+CREATE OR REPLACE FUNCTION core.outbox_lanes_within(
+    p_channel text, p_generation bigint, p_begins text[], p_ends text[], p_after text, p_most int, p_most_steps int)
+RETURNS TABLE (route text, within boolean)
+LANGUAGE plpgsql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN QUERY
+    SELECT * FROM core.outbox_routes_within(p_channel, p_generation, p_begins, p_ends, p_after, p_most, p_most_steps);
+END
+$$;
+
 CREATE OR REPLACE FUNCTION core.outbox_stop(p_id uuid, p_stopped_by text, p_reason text DEFAULT NULL)
 RETURNS int
 LANGUAGE plpgsql SECURITY DEFINER

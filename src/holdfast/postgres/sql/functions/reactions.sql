@@ -85,7 +85,7 @@ $$;
 
 -- reaction_settle: records the outcome of the reactions to one event. Those that are done go into the inbox, so that a reaction
 -- which moves to the outbox does not run again. Each one that failed becomes a dead letter of its own, a sibling in its
--- handler's lane: listed, replayed and discarded like every other, and a replay is run by a worker. An event to
+-- handler's route: listed, replayed and discarded like every other, and a replay is run by a worker. An event to
 -- which no handler is subscribed is settled; otherwise it waits as it is. p_alone: the caller's application has no handler
 -- that is to get it from the outbox; one that is deployed for the first time may not have subscribed yet.
 -- The event is passed as a whole, because other handlers may have handled it, and retention may have removed it.
@@ -121,7 +121,7 @@ BEGIN
     PERFORM core.require_failures(p_failed, p_reasons);
     v_id := p_event ->> 'event_id';
     -- A handler that workers have subscribed gets what it has subscribed to, from the outbox. A dead letter of any other
-    -- event in its lane would be run by it after a replay.
+    -- event on its route would be run by it after a replay.
     IF EXISTS (SELECT FROM unnest(p_failed) AS t (handler)
                WHERE EXISTS (SELECT FROM core.subscriptions s
                              WHERE s.handler_name = t.handler AND s.retired_at IS DISTINCT FROM s.created_at)
