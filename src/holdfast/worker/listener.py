@@ -23,7 +23,7 @@ _PATIENCE = 5.0
 
 
 class Listener:
-    """Wakes the claimer for the bell, and has the heartbeat check a delivery whose event was cancelled.
+    """Wakes the claimer for notifications, and has the heartbeat check a delivery whose event was cancelled.
 
     While it does not hear, the sleeper must not sleep, and the claimer polls.
     """

@@ -18,7 +18,7 @@ SELECT pg_catalog.pg_advisory_lock(pg_catalog.hashtextextended('core.' || :chann
 SELECT pg_catalog.pg_notify(:channel::text, 'asleep ' || :worker::text);
 
 -- name: get_up
--- A busy worker needs no bell. Another idle worker becomes the sleeper.
+-- A busy worker needs no notification. Another idle worker becomes the sleeper.
 SELECT pg_catalog.pg_advisory_unlock(pg_catalog.hashtextextended('core.' || :channel::text, 0::bigint))
      , pg_catalog.pg_advisory_unlock(pg_catalog.hashtextextended('core.' || :channel::text || '/sleeper', 0::bigint))
      , pg_catalog.pg_notify(:channel::text, 'awake ' || :worker::text);

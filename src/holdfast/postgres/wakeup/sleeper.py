@@ -62,8 +62,8 @@ class Sleeper:
     async def fall_asleep(self, channel: str) -> bool:
         """Try to become the channel's sleeper. True when that has just succeeded and the worker must look once more.
 
-        Without a connection there is no bell, and the polling interval covers it. A worker that would not hear the
-        bell does not make producers ring it.
+        Without a connection no commit notifies it, and the polling interval covers that. A worker that would not hear
+        the notifications does not make producers send them.
         """
         if channel in self._asleep or self._waiting is not None or not self.hears:
             return False

@@ -1,4 +1,4 @@
--- The archive of dead letters: how rows come back from it, or are set aside. outbox_archive (settle.sql) fills it.
+-- The archive of dead letters: how rows are replayed from it, or discarded. outbox_archive (settle.sql) fills it.
 
 -- archive_replay: moves rows back into the outbox, pending, with their ids, keys and histories, and without an expiry: an
 -- operator who replays an event has decided that it runs now. Returns 'moved' for each row, or what it is instead:
@@ -89,7 +89,7 @@ BEGIN
 END
 $$;
 
--- archive_discard: sets archived rows aside, or with p_restore undoes that while they still have their payload.
+-- archive_discard: discards archived rows, or with p_restore undoes that while they still have their payload.
 -- Returns for each one 'moved', or what it is instead: missing, archived, discarded, stripped, busy.
 CREATE OR REPLACE FUNCTION core.archive_discard(
     p_ids bigint[], p_restore boolean, p_actor text, p_reason text DEFAULT NULL)

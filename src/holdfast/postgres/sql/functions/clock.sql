@@ -56,7 +56,8 @@ BEGIN
     RETURN QUERY
     SELECT w.id FROM core.workers w
     WHERE w.stopped_at IS NULL
-      AND coalesce(w.lease_expires_at + w.lease / 3, w.heartbeat_at + interval '1 minute') < least(now(), p_ended_before);
+      AND coalesce(w.lease_expires_at + w.lease / 3, w.heartbeat_at + (now() - core.living_since()))
+          < least(now(), p_ended_before);
 END
 $$;
 

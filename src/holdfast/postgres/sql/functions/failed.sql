@@ -79,7 +79,7 @@ BEGIN
 END
 $$;
 
--- outbox_discard: sets dead letters aside. They leave the queue at once, can be restored, and are disposed of when the
+-- outbox_discard: discards dead letters. They leave the queue at once, can be restored, and are disposed of when the
 -- grace of their retention policy is over. 'busy': another session has the row locked.
 CREATE OR REPLACE FUNCTION core.outbox_discard(p_ids uuid[], p_actor text, p_reason text DEFAULT NULL)
 RETURNS TABLE (id uuid, outcome text, purge_at timestamptz)
@@ -112,7 +112,7 @@ BEGIN
 END
 $$;
 
--- discarded_until: when retention may dispose of a row that was set aside: its grace is over, and so is the time for which it
+-- discarded_until: when retention may dispose of a row that was discarded: its grace is over, and so is the time for which it
 -- would have been kept.
 CREATE OR REPLACE FUNCTION core.discarded_until(p_id uuid)
 RETURNS timestamptz
@@ -163,7 +163,7 @@ $$;
 
 -- outbox_edit: a corrected event takes the place of a dead letter. It is a new event with an id and a key of its own,
 -- owed to the handler that failed and to no other: its siblings may have handled the original. It says what it comes
--- from; in the same transaction the original is set aside for good, and its history ends with what became of it. A
+-- from; in the same transaction the original is discarded for good, and its history ends with what became of it. A
 -- header would do for that as well, but producers write those. Answers what row_outcomes answers.
 CREATE OR REPLACE FUNCTION core.outbox_edit(
     p_id uuid, p_new_id uuid, p_payload jsonb, p_new_generation bigint, p_actor text, p_reason text DEFAULT NULL)

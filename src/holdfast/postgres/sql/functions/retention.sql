@@ -12,8 +12,8 @@ BEGIN
 END
 $$;
 
--- retention_policy: the policy that a step applies to a class: its own, or else the one for all classes. What is set
--- aside has been resolved: without a policy of its entity it follows the outbox's. NULL: it is kept.
+-- retention_policy: the policy that a step applies to a class: its own, or else the one for all classes. What was
+-- discarded is resolved: without a policy of its entity it follows the outbox's. NULL: it is kept.
 CREATE OR REPLACE FUNCTION core.retention_policy(p_step text, p_content_class text)
 RETURNS core.retention_policies
 LANGUAGE plpgsql STABLE SECURITY DEFINER

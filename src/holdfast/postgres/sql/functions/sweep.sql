@@ -5,7 +5,7 @@
 --   delivered           tombstones delivered rows past their active days
 --   tombstones          disposes of them when their grace is over
 --   failed              tombstones failed rows that were not resolved, if there is a policy for failed_row
---   discarded           disposes of rows that were set aside: discarded, cancelled, expired
+--   discarded           disposes of failed rows that are not dead letters: discarded, cancelled, expired
 --   archived            tombstones archived rows, if there is a policy for archive_row
 --   archive_tombstones  disposes of those, and of the discarded ones
 --   inbox               forgets what was handled
@@ -319,7 +319,7 @@ BEGIN
 END
 $$;
 
--- sweep_keys: frees the keys, of p_limit after (p_source, p_key), whose event is gone, delivered or set aside. A failed
+-- sweep_keys: frees the keys, of p_limit after (p_source, p_key), whose event is gone, delivered or discarded. A failed
 -- event keeps its key: it may be pending again. Says how many it freed and where to go on, NULL at the end.
 -- In two statements: the second one sees what the session that held the key until now has published with it.
 CREATE OR REPLACE FUNCTION core.sweep_keys(

@@ -1,9 +1,10 @@
--- What operators look at. Nothing here counts settled rows: of those there are millions, and a look must stay as
--- cheap as on the first day. Open and failed rows are found by their partial indexes, and every count ends at a limit.
+-- The status of a schema, for `holdfast status`, the metrics and the doctor. Nothing here counts settled rows: of those
+-- there are millions, and a read must stay as cheap as on the first day. Open and failed rows are found by their partial
+-- indexes, and every count ends at a limit.
 
 -- name: begin_read
 -- One snapshot for all the answers. A scan of the whole table is never what is wanted here, whatever the statistics
--- say; and a look must not become a burden.
+-- say; and a read must not become a burden.
 SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true),
        pg_catalog.set_config('enable_seqscan', 'off', true), pg_catalog.set_config('jit', 'off', true),
        pg_catalog.set_config('statement_timeout', '15s', true);
@@ -77,7 +78,7 @@ WHERE NOT EXISTS (SELECT FROM core.workers w
 ORDER BY c.channel, c.generation;
 
 -- name: list_workers
--- Those that did not say goodbye, the latest heard of first. One that has long been silent was killed.
+-- Those that have not stopped in order, the latest heartbeat first. One that has long been silent was killed.
 SELECT w.id, w.name, w.host, w.pid, w.version, w.generation, w.channels, w.handlers, w.started_at, w.heartbeat_at,
        extract(epoch FROM now() - w.heartbeat_at)::float8 AS silent_for,
        w.heartbeat_at > core.living_since() AS living
