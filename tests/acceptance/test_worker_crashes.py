@@ -12,7 +12,8 @@ import asyncpg
 import pytest
 
 from holdfast import EventEnvelope, HandlerContext, HandlerRegistry, NewEvent
-from holdfast.postgres.deliveries import Deliveries, Delivery
+from holdfast.postgres.deliveries import Deliveries
+from holdfast.postgres.delivery import Delivery
 from tests.acceptance.support import (
     PUBLISHER,
     Facts,

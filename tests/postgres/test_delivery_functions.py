@@ -19,6 +19,7 @@ from holdfast import EventEnvelope, HandlerRegistry
 from holdfast.postgres.connection import Address
 from holdfast.postgres.deliveries import Deliveries, LaneClaim
 from holdfast.postgres.queries import Queries
+from holdfast.postgres.statements import NamedStatements
 from tests.outbox import CHANNEL, EVENT, HANDLER, LANE, NOBODY, START, InFlight, Lane, Outbox, connect
 
 Settle = Callable[[Outbox, InFlight], Awaitable[list[UUID]]]
@@ -79,7 +80,9 @@ async def test_every_claim_has_a_token_of_its_own(outbox: Outbox, shared_dsn: st
     async def charge(event: EventEnvelope) -> None: ...
 
     lanes = [LaneClaim(LANE, 1, registry[HANDLER], 10, START)]
-    deliveries = Deliveries(Queries("core"), Address(shared_dsn), worker=NOBODY, generation=0, lease=60)
+    deliveries = Deliveries(
+        NamedStatements(Queries("core"), Address(shared_dsn)), worker=NOBODY, generation=0, lease=60
+    )
     version = await outbox.subscriptions_version()
     connection = await asyncpg.connect(shared_dsn)
     try:
@@ -106,7 +109,9 @@ async def test_a_lane_that_changed_hands_is_settled_for_both(outbox: Outbox, sha
     @registry.handler(EVENT, name="mail.send")
     async def after(event: EventEnvelope) -> None: ...
 
-    deliveries = Deliveries(Queries("core"), Address(shared_dsn), worker=NOBODY, generation=0, lease=60)
+    deliveries = Deliveries(
+        NamedStatements(Queries("core"), Address(shared_dsn)), worker=NOBODY, generation=0, lease=60
+    )
     version = await outbox.subscriptions_version()
     connection = await asyncpg.connect(shared_dsn)
     try:

@@ -10,7 +10,7 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from holdfast.postgres.deliveries import Subscriptions
+from holdfast.postgres.subscriptions import Subscriptions
 from holdfast.worker.routing import subscribers
 from tests.outbox import CHANNEL, EVENT, HANDLER, LANE, Lane, Outbox, connect
 

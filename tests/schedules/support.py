@@ -12,6 +12,7 @@ from holdfast import EventEnvelope, HandlerContext, HandlerRegistry
 from holdfast.postgres.connection import Address
 from holdfast.postgres.queries import Queries
 from holdfast.postgres.schedules import Schedules
+from holdfast.postgres.statements import NamedStatements
 
 HOUR = timedelta(hours=1)
 NAME = "reports.hourly"
@@ -29,7 +30,7 @@ def declaring(name: str = NAME, event_type: str = "report.due", **options: Any) 
 
 
 def schedules(generation: int = 0) -> Schedules:
-    return Schedules(Queries("core"), Address("postgresql://tests-bring-their-own"), generation)
+    return Schedules(NamedStatements(Queries("core"), Address("postgresql://tests-bring-their-own")), generation)
 
 
 async def declare(conn: asyncpg.Connection, *, generation: int = 0, force: bool = True, **options: Any) -> str:

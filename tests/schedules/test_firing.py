@@ -14,6 +14,7 @@ from holdfast.errors import ConfigurationError
 from holdfast.postgres.connection import Address, ReservedConnection
 from holdfast.postgres.queries import Queries
 from holdfast.postgres.schedules import Schedules, Watched
+from holdfast.postgres.statements import NamedStatements
 from holdfast.schedules import Cron, Due, due
 from holdfast.telemetry import Counters
 from holdfast.worker.outage import Outages
@@ -248,7 +249,7 @@ async def test_whoever_is_frozen_keeps_nobody_from_firing(dsn: str, conn: asyncp
         pooled.pooled = True
         seen = await watched(conn)
         async with second.transaction():
-            assert await Schedules(Queries("core"), pooled, 0).fire(second, seen, now_due(seen))
+            assert await Schedules(NamedStatements(Queries("core"), pooled), 0).fire(second, seen, now_due(seen))
             assert await second.fetchval("SHOW idle_in_transaction_session_timeout") == "5s"
         assert await second.fetchval("SHOW idle_in_transaction_session_timeout") == "0"
     finally:

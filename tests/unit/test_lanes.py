@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from holdfast import EventEnvelope, HandlerRegistry
 from holdfast.handlers import Handler
-from holdfast.postgres.deliveries import NO_MARK, Subscriptions
+from holdfast.postgres.deliveries import NO_MARK
+from holdfast.postgres.subscriptions import Subscriptions
 from holdfast.worker.lanes import PRIORITIES, Lanes
 from holdfast.worker.routing import Routing, outdated, subscribers
 

@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 
 from holdfast import WorkerSettings
-from holdfast.postgres.deliveries import Subscriptions
+from holdfast.postgres.subscriptions import Subscriptions
 from holdfast.telemetry import Notice
 from holdfast.worker import hourly
 from holdfast.worker.hourly import HourlyLimit
@@ -41,7 +41,7 @@ class Database:
 
     async def alive(self, _: object) -> None: ...
 
-    async def subscriptions(self, _: object) -> Subscriptions:
+    async def read(self, _: object) -> Subscriptions:
         return Subscriptions(1, ())
 
     async def routes(self, _: object, channel: str) -> list[str]:
@@ -55,7 +55,7 @@ def made(database: Any, told: list[Notice], *channels: str) -> Maintenance:
     settings = WorkerSettings(channels=channels)
     unused: Any = None
     introduction = registration(UUID(int=1), [], settings)
-    return Maintenance(unused, database, database, introduction, told.append)  # type: ignore[arg-type]
+    return Maintenance(unused, database, database, database, introduction, told.append)  # type: ignore[arg-type]
 
 
 async def test_a_type_is_reported_for_each_channel(clock: Clock) -> None:

@@ -7,111 +7,27 @@ stand in `sql/functions/settle.sql`.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from uuid import UUID, uuid4
 
 import asyncpg
 
 from holdfast.handlers import Handler
 from holdfast.postgres.clock import DatabaseClock, steady
-from holdfast.postgres.connection import Address
-from holdfast.postgres.queries import Queries
+from holdfast.postgres.delivery import Delivery
+from holdfast.postgres.statements import NamedStatements
+from holdfast.postgres.subscriptions import SubscriptionsChanged
 
-_CRASHES_ALLOWED = 3
 _REPAIR_BATCH = 5_000
 # Of routes: how many a page has, and how many are looked at for it.
 _PAGE = 128
 _PAGE_STEPS = 1_000
 NO_MARK = (datetime(1, 1, 2, tzinfo=UTC), UUID(int=0))
-
-
-class Delivery:
-    """One claimed row: an event, the handler it is owed to, and the lease under which it is held."""
-
-    # What outbox_claim returns, in its order.
-    id: UUID
-    route: str
-    priority: int
-    available_at: datetime
-    origin_id: UUID | None
-    event_type: str
-    event_version: int
-    occurred_at: datetime
-    source: str
-    target: str | None
-    domain_id: UUID | None
-    payload: str
-    idempotency_key: str
-    trace_context: str | None
-    headers: str | None
-    attempts: int
-    failing_for: float | None
-    expired: bool
-    cancelled: bool
-    handled: bool
-    # What only this worker knows.
-    token: UUID
-    handler: Handler
-    key: tuple[str, str]
-    twin: bool  # the worker has another copy of the same key
-    claimed_at: float
-    started_at: float | None  # when the handler began to run
-
-    __slots__ = tuple(__annotations__)
-
-    def __init__(self, record: Iterable[Any], token: UUID, handlers: Mapping[str, Handler], claimed_at: float) -> None:
-        (
-            self.id, self.route, self.priority, self.available_at, self.origin_id,
-            self.event_type, self.event_version, self.occurred_at, self.source, self.target, self.domain_id,
-            self.payload, self.idempotency_key, self.trace_context, self.headers,
-            self.attempts, self.failing_for, self.expired, self.cancelled, self.handled,
-        ) = record  # fmt: skip
-        self.token = token
-        self.handler = handler = handlers[self.route]
-        self.key = (handler.name, self.idempotency_key)
-        self.twin = False
-        self.claimed_at = claimed_at
-        self.started_at = None
-
-    @property
-    def event_id(self) -> UUID:
-        """The id under which the event was published; a sibling's own id is another one."""
-        return self.origin_id or self.id
-
-    @property
-    def allowance(self) -> int:
-        """How many deliveries are allowed: the handler's budget, but at least three while no attempt has ended.
-
-        A worker that dies takes an attempt from everything it holds, also from what it had not started.
-        """
-        budget = self.handler.retry.budget
-        return budget if self.failing_for is not None else max(budget, _CRASHES_ALLOWED)
-
-    @property
-    def suspect(self) -> bool:
-        """Whether this is the last delivery and no earlier one has ended: the event may have killed its workers."""
-        return self.attempts > 1 and self.attempts == self.allowance and self.failing_for is None
-
-
-class Subscription(NamedTuple):
-    """One handler is owed the events of one type, or of the types that match a pattern."""
-
-    domain_context: str
-    handler_name: str
-    event_type: str
-
-
-@dataclass(frozen=True, slots=True)
-class Subscriptions:
-    """The subscriptions in force, as recorded at one version."""
-
-    version: int
-    entries: tuple[Subscription, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,34 +66,19 @@ class RoutePage:
     after: str
 
 
-class SubscriptionsChanged(Exception):
-    """The lanes of a claim or a split were worked out with outdated subscriptions; nothing was changed."""
-
-
 class Deliveries:
     """The statements of one worker. Every method takes the connection it runs on.
 
     A method that takes a batch of deliveries returns the ids whose lease is lost; nothing is changed for those.
     """
 
-    def __init__(self, queries: Queries, address: Address, *, worker: UUID, generation: int, lease: float) -> None:
-        self._queries = queries
-        self._address = address
+    def __init__(self, statements: NamedStatements, *, worker: UUID, generation: int, lease: float) -> None:
+        self._fetch = statements.fetch
         self._worker = worker
         self._generation = generation
         self._lease = timedelta(seconds=lease)
         self.clock = DatabaseClock(lease)
         self.deletes_delivered = False  # the retention policies keep no delivered rows of some content class
-
-    async def _fetch(self, connection: asyncpg.Connection, name: str, **values: object) -> list[asyncpg.Record]:
-        statement = self._queries.asyncpg(name)
-        records: list[asyncpg.Record]
-        if self._address.pooled and not connection.is_in_transaction():
-            async with connection.transaction(isolation="read_committed"):
-                records = await connection.fetch(statement.sql, *statement.bind(values))
-        else:
-            records = await connection.fetch(statement.sql, *statement.bind(values))
-        return records
 
     async def claim(
         self, connection: asyncpg.Connection, subscriptions: int, channel: str, lanes: Sequence[LaneClaim]
@@ -400,30 +301,6 @@ class Deliveries:
         )
         stopped = bool(rows) and not rows[-1]["within"]
         return RoutePage([row["route"] for row in rows if row["within"]], rows[-1]["route"] if stopped else "")
-
-    async def subscriptions(self, connection: asyncpg.Connection) -> Subscriptions:
-        """Read the subscriptions in force, with their version."""
-        rows = await self._fetch(connection, "subscriptions_read")
-        return Subscriptions(
-            rows[0]["version"],
-            tuple(
-                Subscription(row["domain_context"], row["handler_name"], row["event_type"])
-                for row in rows
-                if row["handler_name"]
-            ),
-        )
-
-    async def subscribe(self, connection: asyncpg.Connection, handlers: Iterable[Handler]) -> None:
-        """Record durably what the handlers are owed, all of them in one transaction."""
-        async with connection.transaction():
-            for handler in sorted(handlers, key=lambda each: each.name):
-                await self._fetch(
-                    connection,
-                    "subscribe",
-                    domain_context=handler.domain_context,
-                    handler=handler.name,
-                    event_types=list(handler.event_types),
-                )
 
 
 _urgency = attrgetter("priority", "available_at", "id")

@@ -15,8 +15,7 @@ from uuid import UUID
 import asyncpg
 
 from holdfast.envelope import EventEnvelope
-from holdfast.postgres.connection import Address
-from holdfast.postgres.queries import Queries
+from holdfast.postgres.statements import NamedStatements
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +31,8 @@ class FailedReaction:
 class ReactionStatements:
     """The statements of reactions. Every method takes the connection it runs on."""
 
-    def __init__(self, queries: Queries, address: Address) -> None:
-        self._queries = queries
-        self._address = address
+    def __init__(self, statements: NamedStatements) -> None:
+        self._statements = statements
 
     async def unhandled(
         self, connection: asyncpg.Connection, handlers: Sequence[str], event: EventEnvelope
@@ -80,8 +78,4 @@ class ReactionStatements:
         return list(await self._value(connection, "reaction_settle", **values))
 
     async def _value(self, connection: asyncpg.Connection, name: str, **values: object) -> Any:
-        statement = self._queries.asyncpg(name)
-        if self._address.pooled and not connection.is_in_transaction():
-            async with connection.transaction(isolation="read_committed"):
-                return await connection.fetchval(statement.sql, *statement.bind(values))
-        return await connection.fetchval(statement.sql, *statement.bind(values))
+        return (await self._statements.fetch(connection, name, **values))[0][0]

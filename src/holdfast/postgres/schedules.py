@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -10,8 +10,8 @@ import asyncpg
 
 from holdfast.errors import ConfigurationError
 from holdfast.payload import encode_payload
-from holdfast.postgres.connection import Address
 from holdfast.postgres.queries import Queries
+from holdfast.postgres.statements import NamedStatements
 from holdfast.schedules import Cron, Due, Missed, Schedule, Timing, timing
 
 MOST = 1_000
@@ -99,9 +99,9 @@ async def listing(connection: asyncpg.Connection, schema: str = "core") -> list[
 
 
 class Schedules:
-    def __init__(self, queries: Queries, address: Address, generation: int) -> None:
-        self._queries = queries
-        self._address = address
+    def __init__(self, statements: NamedStatements, generation: int) -> None:
+        # It commits by itself: a process that is frozen before it could say so must not keep the schedule's row.
+        self._fetch = statements.fetch
         self._generation = generation
 
     async def declare(self, connection: asyncpg.Connection, schedule: Schedule, *, force: bool = False) -> str:
@@ -125,7 +125,7 @@ class Schedules:
             "force": force,
         }
         try:
-            (answer,) = await self._fetch(connection, "schedule_declare", values)
+            (answer,) = await self._fetch(connection, "schedule_declare", **values)
         except asyncpg.InsufficientPrivilegeError as error:
             if error.hint is None:  # not of ours: who may not even call it
                 raise
@@ -135,7 +135,7 @@ class Schedules:
 
     async def look(self, connection: asyncpg.Connection, names: Iterable[str]) -> list[Watched]:
         """Those of some schedules that are there and not paused."""
-        rows = await self._fetch(connection, "schedules_watch", {"names": list(names)})
+        rows = await self._fetch(connection, "schedules_watch", names=list(names))
         return [Watched(**row) for row in rows]
 
     async def fire(self, connection: asyncpg.Connection, watched: Watched, due: Due) -> bool:
@@ -148,18 +148,5 @@ class Schedules:
             "next": due.next,
             "generation": self._generation,
         }
-        (answer,) = await self._fetch(connection, "schedule_fire", values)
+        (answer,) = await self._fetch(connection, "schedule_fire", **values)
         return bool(answer[0])
-
-    async def _fetch(
-        self, connection: asyncpg.Connection, name: str, values: Mapping[str, object]
-    ) -> list[asyncpg.Record]:
-        statement = self._queries.asyncpg(name)
-        if not self._address.pooled:
-            # It commits by itself: a process that is frozen before it could say so must not keep the schedule's row.
-            records: list[asyncpg.Record] = await connection.fetch(statement.sql, *statement.bind(values))
-            return records
-        # Behind a transaction pooler a statement is prepared and run by the same session only inside a transaction.
-        async with connection.transaction(isolation="read_committed"):
-            records = await connection.fetch(statement.sql, *statement.bind(values))
-        return records

@@ -41,6 +41,7 @@ from holdfast.postgres.connection import Address, ReservedConnection
 from holdfast.postgres.faults import CONNECTION_FAULTS, PASSING_FAULTS
 from holdfast.postgres.queries import Queries
 from holdfast.postgres.reactions import FailedReaction, ReactionStatements
+from holdfast.postgres.statements import NamedStatements
 from holdfast.postgres.transport import unverified_notice
 from holdfast.reactions.attempts import Attempts, Result
 from holdfast.telemetry import Counters, Failed, Notice, Observer
@@ -78,7 +79,7 @@ class Reactions:
         self._registry = registry
         self._schema = schema
         self._address = Address(dsn)
-        self._statements = ReactionStatements(Queries(schema), self._address)
+        self._statements = ReactionStatements(NamedStatements(Queries(schema), self._address))
         self._concurrency = concurrency
         self._connections = connections
         self._most_threads = threads

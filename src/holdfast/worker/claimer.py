@@ -8,8 +8,9 @@ import time
 import asyncpg
 
 from holdfast.handlers import Handler
-from holdfast.postgres.deliveries import Delivery, SubscriptionsChanged
+from holdfast.postgres.delivery import Delivery
 from holdfast.postgres.faults import CONNECTION_FAULTS, PASSING_FAULTS
+from holdfast.postgres.subscriptions import SubscriptionsChanged
 from holdfast.postgres.wakeup.sleeper import Sleeper
 from holdfast.worker.discovery import ChannelLanes
 from holdfast.worker.dispatcher import Dispatcher
@@ -36,6 +37,7 @@ class Claimer:
     ) -> None:
         self._connection = shared.connections.claim
         self._deliveries = shared.deliveries
+        self._subscriptions = shared.subscriptions
         self._in_flight = shared.in_flight
         self._counters = shared.counters
         self._batch = shared.settings.batch
@@ -264,7 +266,7 @@ class Claimer:
 
     async def _reload(self, connection: asyncpg.Connection) -> Routing:
         """Read the subscriptions, and route the lanes by them."""
-        self._routing = routing = Routing(await self._deliveries.subscriptions(connection), self._handlers)
+        self._routing = routing = Routing(await self._subscriptions.read(connection), self._handlers)
         self._ranges = routing.ranges()
         for channel in self._channels.values():
             channel.restart()

@@ -8,7 +8,7 @@ from pydantic_core import from_json
 from holdfast.context import HandlerContext
 from holdfast.envelope import EventEnvelope
 from holdfast.errors import TerminalHandlerError
-from holdfast.postgres.deliveries import Delivery
+from holdfast.postgres.delivery import Delivery
 
 
 def decode(delivery: Delivery) -> tuple[EventEnvelope, HandlerContext]:

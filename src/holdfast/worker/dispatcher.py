@@ -23,7 +23,7 @@ from holdfast.handling.runner import HandlerRunner, overran
 from holdfast.handling.sessions import NoConnection, NoSession
 from holdfast.handling.threads import NoThread, Threads
 from holdfast.outcome import Done, Outcome
-from holdfast.postgres.deliveries import Delivery
+from holdfast.postgres.delivery import Delivery
 from holdfast.telemetry import Notice
 from holdfast.worker.decoding import decode
 from holdfast.worker.hourly import HourlyLimit

@@ -16,7 +16,7 @@ from uuid import UUID
 import asyncpg
 
 from holdfast.postgres.connection import ReservedConnection
-from holdfast.postgres.deliveries import Delivery
+from holdfast.postgres.delivery import Delivery
 from holdfast.postgres.faults import PASSING_FAULTS
 from holdfast.telemetry import Notice
 from holdfast.worker.dispatcher import Dispatcher

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterable
 from uuid import UUID
 
-from holdfast.postgres.deliveries import Delivery
+from holdfast.postgres.delivery import Delivery
 
 
 class InFlight:

@@ -8,8 +8,8 @@ from uuid import UUID
 
 from holdfast.failure import describe
 from holdfast.handlers import HandlerRegistry
-from holdfast.postgres.deliveries import Subscriptions
 from holdfast.postgres.faults import CONNECTION_FAULTS, PASSING_FAULTS
+from holdfast.postgres.subscriptions import Subscriptions
 from holdfast.postgres.transport import unverified_notice
 from holdfast.telemetry import Notice
 from holdfast.worker.parts import Parts
@@ -93,20 +93,20 @@ class Lifecycle:
 
     async def _prepare(self) -> bool:
         """Wait for the database, refuse one that does not fit, record subscriptions. False when stopped meanwhile."""
-        connections, deliveries = self._parts.connections, self._parts.shared.deliveries
-        outage = self._parts.shared.outages.of("start")
+        connections, shared = self._parts.connections, self._parts.shared
+        outage = shared.outages.of("start")
         while not self.stop.is_set():
             try:
                 await connections.address.probe()
                 connection = await connections.claim.use()
                 policies = await require_ready(connection, self._settings)
-                deliveries.deletes_delivered = any(
+                shared.deliveries.deletes_delivered = any(
                     policy.deletes_at_once for (entity, _), policy in policies.items() if entity == "outbox_row"
                 )
                 # Handlers that run in process are owed nothing; their lanes are served, for replays.
                 owed = [handler for handler in self._registry if handler.via == "outbox"]
-                await deliveries.subscribe(connection, owed)
-                self._report_outdated(await deliveries.subscriptions(connection))
+                await shared.subscriptions.subscribe(connection, owed)
+                self._report_outdated(await shared.subscriptions.read(connection))
                 if self._parts.scheduler is not None:
                     await self._parts.maintenance.introduce()
                     await self._parts.scheduler.declare()

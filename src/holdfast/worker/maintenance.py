@@ -15,9 +15,10 @@ import asyncpg
 
 from holdfast.handlers import Handler
 from holdfast.postgres.connection import ReservedConnection
-from holdfast.postgres.deliveries import Deliveries, Subscriptions
+from holdfast.postgres.deliveries import Deliveries
 from holdfast.postgres.faults import CONNECTION_FAULTS, PASSING_FAULTS
 from holdfast.postgres.fleet import Fleet, Registration
+from holdfast.postgres.subscriptions import Subscriptions, SubscriptionStatements
 from holdfast.redact import redact_secrets
 from holdfast.settings import WorkerSettings
 from holdfast.telemetry import Notice, Observer
@@ -50,6 +51,7 @@ class Maintenance:
         self,
         connection: ReservedConnection,
         deliveries: Deliveries,
+        subscriptions: SubscriptionStatements,
         fleet: Fleet,
         registration: Registration,
         observe: Observer,
@@ -57,6 +59,7 @@ class Maintenance:
     ) -> None:
         self._connection = connection
         self._deliveries = deliveries
+        self._subscriptions = subscriptions
         self._fleet = fleet
         self._registration = registration
         self._observe = observe
@@ -104,7 +107,7 @@ class Maintenance:
 
     async def run_once(self, connection: asyncpg.Connection) -> None:
         await self._beat(connection)
-        subscriptions = await self._deliveries.subscriptions(connection)
+        subscriptions = await self._subscriptions.read(connection)
         index = SubscriptionIndex(subscriptions)
         for channel in self._registration.channels:
             for route in await self._deliveries.routes(connection, channel):

@@ -19,6 +19,8 @@ from holdfast.postgres.deliveries import Deliveries
 from holdfast.postgres.fleet import Fleet
 from holdfast.postgres.queries import Queries
 from holdfast.postgres.schedules import Schedules
+from holdfast.postgres.statements import NamedStatements
+from holdfast.postgres.subscriptions import SubscriptionStatements
 from holdfast.postgres.wakeup.sleeper import Sleeper
 from holdfast.settings import WorkerSettings
 from holdfast.telemetry import Counters, Observer
@@ -53,13 +55,12 @@ class Parts:
         queries = Queries(settings.schema)
         handlers = list(registry)
         self.connections = connections = Connections(dsn, worker, registry, settings)
-        address = connections.address
+        statements = NamedStatements(queries, connections.address)
         self.shared = shared = Shared(
             settings=settings,
             connections=connections,
-            deliveries=Deliveries(
-                queries, address, worker=worker, generation=settings.generation, lease=settings.lease
-            ),
+            deliveries=Deliveries(statements, worker=worker, generation=settings.generation, lease=settings.lease),
+            subscriptions=SubscriptionStatements(statements),
             in_flight=InFlight(),
             counters=Counters(),
             observe=observe,
@@ -79,6 +80,7 @@ class Parts:
         self.maintenance = Maintenance(
             connections.maintenance,
             shared.deliveries,
+            shared.subscriptions,
             Fleet(queries),
             registration(worker, handlers, settings),
             observe,
@@ -86,7 +88,7 @@ class Parts:
         )
         self.scheduler: Scheduler | None = None
         if registry.schedules:
-            schedules = Schedules(queries, address, settings.generation)
+            schedules = Schedules(statements, settings.generation)
             self.scheduler = Scheduler(
                 connections.schedule, schedules, registry.schedules, shared.counters, observe, shared.outages
             )

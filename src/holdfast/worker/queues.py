@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from holdfast.handlers import Handler
-from holdfast.postgres.deliveries import Delivery
+from holdfast.postgres.delivery import Delivery
 from holdfast.settings import WorkerSettings
 from holdfast.worker.shares import Shares
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from holdfast.handlers import Handler, pattern_of
-from holdfast.postgres.deliveries import Subscription, Subscriptions
+from holdfast.postgres.subscriptions import Subscription, Subscriptions
 
 # With more routes than this, or with patterns, a worker asks which of them have rows before it claims.
 _FEW = 48

@@ -4,7 +4,7 @@ import asyncio
 import time
 
 from holdfast.handlers import Handler
-from holdfast.postgres.deliveries import Delivery
+from holdfast.postgres.delivery import Delivery
 from holdfast.telemetry import Notice
 from holdfast.worker.queues import HandlerQueue
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from holdfast import outcome
 from holdfast.failure import ErrorReport, Redactor, describe, state
-from holdfast.postgres.deliveries import Delivery
+from holdfast.postgres.delivery import Delivery
 from holdfast.redact import unredacted
 from holdfast.retry import classify
 from holdfast.telemetry import Failed, Retried

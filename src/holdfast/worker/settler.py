@@ -10,7 +10,7 @@ from uuid import UUID
 
 import asyncpg
 
-from holdfast.postgres.deliveries import Delivery
+from holdfast.postgres.delivery import Delivery
 from holdfast.postgres.faults import CONNECTION_FAULTS, PASSING_FAULTS
 from holdfast.telemetry import Notice
 from holdfast.worker.hourly import HourlyLimit

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from holdfast.postgres.deliveries import Deliveries
+from holdfast.postgres.subscriptions import SubscriptionStatements
 from holdfast.settings import WorkerSettings
 from holdfast.telemetry import Counters, Observer
 from holdfast.worker.connections import Connections
@@ -17,6 +18,7 @@ class Shared:
     settings: WorkerSettings
     connections: Connections
     deliveries: Deliveries
+    subscriptions: SubscriptionStatements
     in_flight: InFlight
     counters: Counters
     observe: Observer

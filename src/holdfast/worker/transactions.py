@@ -14,7 +14,7 @@ import asyncpg
 from holdfast.handling.runner import Call, commit
 from holdfast.handling.sessions import SILENCE, Session, terminate
 from holdfast.outcome import Done, Outcome, Snooze
-from holdfast.postgres.deliveries import Delivery
+from holdfast.postgres.delivery import Delivery
 from holdfast.postgres.faults import CONNECTION_FAULTS
 from holdfast.worker.settlements import Setback, Settlement
 from holdfast.worker.settler import Settler

@@ -1,0 +1,66 @@
+"""Subscriptions: which handler is owed which events, whether a worker runs or not.
+
+The functions stand with their reasons in `sql/functions/subscriptions.sql`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import asyncpg
+
+from holdfast.handlers import Handler
+from holdfast.postgres.statements import NamedStatements
+
+
+class Subscription(NamedTuple):
+    """One handler is owed the events of one type, or of the types that match a pattern."""
+
+    domain_context: str
+    handler_name: str
+    event_type: str
+
+
+@dataclass(frozen=True, slots=True)
+class Subscriptions:
+    """The subscriptions in force, as recorded at one version."""
+
+    version: int
+    entries: tuple[Subscription, ...]
+
+
+class SubscriptionsChanged(Exception):
+    """The lanes of a claim or a split were worked out with outdated subscriptions; nothing was changed."""
+
+
+class SubscriptionStatements:
+    """Reads and records subscriptions. Every method takes the connection it runs on."""
+
+    def __init__(self, statements: NamedStatements) -> None:
+        self._fetch = statements.fetch
+
+    async def read(self, connection: asyncpg.Connection) -> Subscriptions:
+        """Read the subscriptions in force, with their version."""
+        rows = await self._fetch(connection, "subscriptions_read")
+        return Subscriptions(
+            rows[0]["version"],
+            tuple(
+                Subscription(row["domain_context"], row["handler_name"], row["event_type"])
+                for row in rows
+                if row["handler_name"]
+            ),
+        )
+
+    async def subscribe(self, connection: asyncpg.Connection, handlers: Iterable[Handler]) -> None:
+        """Record durably what the handlers are owed, all of them in one transaction."""
+        async with connection.transaction():
+            for handler in sorted(handlers, key=lambda each: each.name):
+                await self._fetch(
+                    connection,
+                    "subscribe",
+                    domain_context=handler.domain_context,
+                    handler=handler.name,
+                    event_types=list(handler.event_types),
+                )
