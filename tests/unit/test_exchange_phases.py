@@ -10,7 +10,6 @@ import pytest
 
 from holdfast.idempotency.answers import Answer, Settlement
 from holdfast.idempotency.phases import (
-    Action,
     Answered,
     BeginCalled,
     Closed,
@@ -21,7 +20,6 @@ from holdfast.idempotency.phases import (
     Event,
     Failed,
     GivenUp,
-    ImpossibleTransition,
     Interrupted,
     KeyTaken,
     MessageSent,
@@ -43,8 +41,8 @@ from holdfast.idempotency.phases import (
     Undecided,
     Unsettled,
     Working,
-    transition,
 )
+from holdfast.idempotency.transitions import Action, ImpossibleTransition, transition
 
 CREATED, REFUSED, BROKEN = (Answer(status, [], b"the application's") for status in (201, 409, 500))
 OURS = Answer(503, [], b"Holdfast's")

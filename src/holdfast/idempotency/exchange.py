@@ -1,8 +1,8 @@
 """One idempotent request and its answer: what the ASGI and the Django exchange have in common.
 
-`Exchange` keeps the phase of a request (see phases.py) and runs the statements of its transaction. Its coroutines
-await nothing but the methods of the transaction they are given. Those of ASGI suspend; those of Django never do, so
-that `run_now` can drive the same code without an event loop.
+`Exchange` keeps the phase of a request (see phases.py and transitions.py) and runs the statements of its transaction.
+Its coroutines await nothing but the methods of the transaction they are given. Those of ASGI suspend; those of Django
+never do, so that `run_now` can drive the same code without an event loop.
 """
 
 from __future__ import annotations
@@ -19,12 +19,10 @@ from holdfast.idempotency.faults import Fault, fault_of_settling, fault_of_takin
 from holdfast.idempotency.hashing import HashedParts, Secrets
 from holdfast.idempotency.keys import KeyInvalid, KeyMissing, http_scope, parse_key
 from holdfast.idempotency.phases import (
-    Action,
     Answered,
     Decided,
     Event,
     GivenUp,
-    ImpossibleTransition,
     KeyTaken,
     Opened,
     Outside,
@@ -38,9 +36,9 @@ from holdfast.idempotency.phases import (
     Settling,
     SettlingDone,
     SettlingFailed,
-    transition,
 )
 from holdfast.idempotency.settings import IdempotencySettings
+from holdfast.idempotency.transitions import Action, ImpossibleTransition, transition
 from holdfast.postgres.faults import is_conflict
 from holdfast.postgres.idempotency import ExistingRecord, NewRecord, Records, Response
 from holdfast.telemetry import Notice, Observer

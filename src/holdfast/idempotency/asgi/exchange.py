@@ -25,7 +25,6 @@ from holdfast.idempotency.asgi.transaction import AsgiTransaction
 from holdfast.idempotency.exchange import Exchange, ExchangeConfig, StopEndpoint
 from holdfast.idempotency.hashing import HashedParts, HashedRequest
 from holdfast.idempotency.phases import (
-    Action,
     Answered,
     BeginCalled,
     Escaped,
@@ -38,6 +37,7 @@ from holdfast.idempotency.phases import (
     Returned,
     TransactionOpened,
 )
+from holdfast.idempotency.transitions import Action
 from holdfast.postgres.managed_transaction import Connect, open_managed_transaction, uninterrupted
 
 EXCHANGE = "holdfast.idempotency"  # in the ASGI scope

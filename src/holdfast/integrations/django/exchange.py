@@ -14,7 +14,6 @@ from holdfast.errors import ConfigurationError
 from holdfast.idempotency.answers import Answer
 from holdfast.idempotency.exchange import Exchange, ExchangeConfig, StopEndpoint, run_now
 from holdfast.idempotency.phases import (
-    Action,
     BeginCalled,
     EndpointRaised,
     Interrupted,
@@ -23,6 +22,7 @@ from holdfast.idempotency.phases import (
     Returned,
     TransactionOpened,
 )
+from holdfast.idempotency.transitions import Action
 from holdfast.integrations.django.requests import CapturedRequest
 from holdfast.integrations.django.transaction import AtomicTransaction
 
