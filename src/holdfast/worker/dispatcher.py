@@ -1,9 +1,8 @@
-"""Runs handlers with bounded concurrency and turns what they did into settlements.
+"""Runs the deliveries of a worker with bounded concurrency, each as one attempt (see attempts.py).
 
 Every handler has a queue and runners of its own, so that a slow one fills only its own places. A runner takes a few
 deliveries from its queue and ends; when it begins it starts the next one, which begins after the other handlers had
-their turn. One attempt reads like this: skip what is already handled, expired or over its budget; decode; run; judge;
-settle.
+their turn.
 """
 
 import asyncio
@@ -15,35 +14,28 @@ from functools import partial
 from itertools import groupby
 from operator import attrgetter
 
-from holdfast.context import current_context
-from holdfast.deprecation import warn_if_deprecated
 from holdfast.failure import describe
 from holdfast.handlers import Handler
-from holdfast.handling.runner import HandlerRunner, overran
-from holdfast.handling.sessions import NoConnection, NoSession
-from holdfast.handling.threads import NoThread, Threads
-from holdfast.outcome import Done, Outcome
+from holdfast.handling.sessions import NoSession
+from holdfast.handling.threads import NoThread
 from holdfast.postgres.delivery import Delivery
 from holdfast.telemetry import Notice
-from holdfast.worker.decoding import decode
+from holdfast.worker.attempts import Attempts
 from holdfast.worker.hourly import HourlyLimit
 from holdfast.worker.queues import HandlerQueue, queues_of
 from holdfast.worker.runners import Runner, exhausted_notice, overrun_notice
-from holdfast.worker.settlements import Judge, Release, Setback, Settlement, Snooze
+from holdfast.worker.settlements import Judge, Release, Snooze
 from holdfast.worker.settler import Settler
 from holdfast.worker.shared import Shared
 from holdfast.worker.shares import Shares
-from holdfast.worker.transactions import LeaseLost, Transactions
 from holdfast.worker.wakeups import Wakeups
 
 # A runner ends after so many deliveries: handlers that never wait would otherwise keep the loop from everything else.
 _DELIVERIES = 20
 _LONGEST_TICK = 0.5
 _CANCEL_PATIENCE = 1.0
-# How long one of two copies of a key waits for the other: then the claim finds in the inbox what became of it.
-_TWIN_DELAY = 0.5
 # A delivery that waited in vain for a thread or a connection is left to another worker for so long.
-_OVERDUE_DELAY = 1.0
+_SCARCE_DELAY = 1.0
 # A worker that was stopped has ended, and with it its threads, when this time is over.
 _EXIT_DELAY = 5.0
 _HANDLER = attrgetter("handler.name")
@@ -56,23 +48,18 @@ class Dispatcher:
         self, shared: Shared, settler: Settler, judge: Judge, handlers: Sequence[Handler], wakeups: Wakeups
     ) -> None:
         self._settler = settler
-        self._judge = judge
         self._wakeups = wakeups
-        self._transactions = Transactions(shared, settler)
+        self._attempts = Attempts(shared, settler, judge, handlers)
         self._in_flight = shared.in_flight
         self._counters = shared.counters
         self._observe = shared.observe
-        self._sessions = shared.connections.sessions
         self._batch = shared.settings.batch
         self._lease = shared.settings.lease  # and how long a delivery may wait to be run
-        # Who gets a thread is decided here. There may be as many again in place of those that hang, and one more each.
-        self._most_threads = 2 * shared.settings.threads + sum(not handler.asynchronous for handler in handlers)
         self._queues = queues_of(handlers, shared.settings)
         self._sharing: dict[Shares, list[HandlerQueue]] = {}
         for queue in self._queues.values():
             if queue.shares is not None:
                 self._sharing.setdefault(queue.shares, []).append(queue)
-        self._handlers = self._handler_runner()
         shortest = min(handler.timeout for handler in handlers)
         self._tick = min(max(shortest / 10, 0.01), _LONGEST_TICK)
         self._runners: set[Runner] = set()
@@ -80,13 +67,9 @@ class Dispatcher:
         self._left_out: dict[str, HandlerQueue] = {}  # of the last claim, for want of room
         self._reports = HourlyLimit()
         self._stopping = False
-        self._ending = False
         self._quiet = asyncio.Event()
         self.beat = time.monotonic()  # when the loop last turned, for the heartbeat thread
         settler.on_room = self._start_all
-
-    def _handler_runner(self) -> HandlerRunner:
-        return HandlerRunner(self._sessions, Threads(self._most_threads), self._observe, patience=self._lease)
 
     # --- for the claimer ------------------------------------------------------------------------------
 
@@ -121,7 +104,7 @@ class Dispatcher:
 
     def _start(self, queue: HandlerQueue) -> None:
         """Start one more runner of a handler, unless one is about to begin: that one starts the next."""
-        if queue.waiting and not queue.fresh and queue.free > 0 and not self._settler.full and not self._ending:
+        if queue.waiting and not (queue.fresh or self._settler.full or self._attempts.ending) and queue.free > 0:
             queue.fresh = True
             queue.take()
             runner = Runner(queue)
@@ -175,7 +158,7 @@ class Dispatcher:
             runner.queue.fresh = False
             self._end(runner)
         error = None if task.cancelled() else task.exception()
-        if (error is not None or task.cancelled()) and not self._ending:
+        if (error is not None or task.cancelled()) and not self._attempts.ending:
             details: dict[str, object] = {"error": describe(error or asyncio.CancelledError()).text}
             self._observe(Notice("error", "runner_failed", details))
 
@@ -191,8 +174,11 @@ class Dispatcher:
                 delivery = waiting.popleft()
                 runner.delivery, runner.deadline = delivery, math.inf
                 try:
-                    if not self._passed_over(delivery):
-                        await self._handle(runner, delivery)
+                    if not self._attempts.pass_over(delivery):
+                        await self._attempts.run(runner, delivery)
+                except (NoThread, NoSession) as missing:
+                    self._settler.add(Snooze(delivery, _SCARCE_DELAY))
+                    self._warn("threads" if isinstance(missing, NoThread) else "connections", delivery.handler)
                 except BaseException:
                     self._in_flight.drop(delivery)  # it is claimed again when its lease expires
                     raise
@@ -230,8 +216,7 @@ class Dispatcher:
 
     async def run(self) -> None:
         """Watch over time limits; runners are started from here on, and end with it."""
-        self._ending = False
-        self._handlers = self._handler_runner()
+        self._attempts.open()
         self._start_all()
         try:
             while True:
@@ -242,12 +227,12 @@ class Dispatcher:
                         self._overrun(runner, runner.delivery)
                 await asyncio.sleep(self._tick)
         finally:
-            self._ending = True
+            self._attempts.end()
             tasks = [runner.task for runner in self._runners if runner.task is not None]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            self._handlers.close()
+            self._attempts.close()
 
     async def stop(self, grace: float) -> None:
         """Release what has not started, let the rest finish within the grace, release what has not finished."""
@@ -290,7 +275,7 @@ class Dispatcher:
         for queue in self._fed.values():
             waiting = queue.waiting
             while waiting and now - waiting[0].claimed_at > self._lease:
-                self._settler.add(Snooze(waiting.popleft(), _OVERDUE_DELAY))
+                self._settler.add(Snooze(waiting.popleft(), _SCARCE_DELAY))
         for shares, queues in self._sharing.items():
             if shares.spent and now - shares.changed_at > self._lease:
                 most = max(queues, key=lambda queue: shares.held(queue.handler.name)).handler
@@ -307,99 +292,11 @@ class Dispatcher:
         """Clear a cancellation that the handler swallowed, or caused itself: it must not hit the next handler."""
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.sleep(0)  # where one that has not been raised yet is raised
-        if self._ending:
+        if self._attempts.ending:
             raise asyncio.CancelledError
         runner.cause = ""
         while task.cancelling():
             task.uncancel()
-
-    # --- one attempt ----------------------------------------------------------------------------------
-
-    def _passed_over(self, delivery: Delivery) -> bool:
-        """Settle a delivery that must not run; false when it must."""
-        if delivery.handled:
-            self._settler.duplicate(delivery)
-        elif delivery.twin:
-            self._settler.add(Snooze(delivery, _TWIN_DELAY))
-        elif delivery.cancelled:
-            self._fail(delivery, "cancelled", "cancelled while its handler was running")
-        elif delivery.expired:
-            self._fail(delivery, "expired", "expired before it could be delivered")
-        elif delivery.attempts > 1 and delivery.attempts > delivery.allowance:
-            self._fail(delivery, "max_deliveries", None)
-        else:
-            return False
-        return True
-
-    def _fail(self, delivery: Delivery, reason: str, text: str | None) -> None:
-        self._settler.add(self._judge.fail(delivery, reason, text))
-
-    async def _handle(self, runner: Runner, delivery: Delivery) -> None:
-        handler = delivery.handler
-        result: Outcome | BaseException | None
-        try:
-            event, context = decode(delivery)
-            warn_if_deprecated(event.event_type, self._observe)
-            token = current_context.set(context)
-            try:
-                if handler.plain:
-                    # As HandlerRunner would do it, without the calls in between: nearly every event comes here.
-                    runner.start()
-                    result = handler.outcome_of(await handler.function(event))
-                else:
-                    transact = partial(self._transactions.run, delivery, partial(self._settlement, runner, delivery))
-                    result = await self._handlers.run(handler, event, context, runner.start, transact)
-            finally:
-                current_context.reset(token)
-        except (NoThread, NoSession) as missing:
-            self._settler.add(Snooze(delivery, _OVERDUE_DELAY))
-            self._warn("threads" if isinstance(missing, NoThread) else "connections", handler)
-            return
-        except NoConnection as missing:
-            # The handler has not begun: this counts no attempt.
-            self._settler.add(Snooze(delivery, self._transactions.outage.begin(missing.fault)))
-            return
-        except LeaseLost:
-            self._lose(delivery)
-            return
-        except BaseException as error:
-            result = error
-        if runner.overrun:
-            result = self._back(runner, result)
-        if result is None:
-            self._in_flight.drop(delivery)  # settled in its transaction
-        elif isinstance(result, Done):
-            self._settler.deliver(delivery)
-        else:
-            settlement = self._settlement(runner, delivery, result)
-            if settlement is None:
-                self._lose(delivery)
-            else:
-                self._settler.add(settlement)
-
-    def _back(self, runner: Runner, result: Outcome | BaseException | None) -> Outcome | BaseException | None:
-        """Return what counts when a thread past the time limit has come back: the limit, unless it was cancelled."""
-        runner.overrun = False
-        if runner.queue.shares is not None:
-            runner.queue.shares.overrun(-1)
-        return result if runner.cause or self._ending else overran(runner.queue.handler)
-
-    def _lose(self, delivery: Delivery) -> None:
-        self._counters.lost_leases += 1
-        self._in_flight.drop(delivery)
-
-    def _settlement(self, runner: Runner, delivery: Delivery, setback: Setback) -> Settlement | None:
-        """How to settle an attempt that did not succeed; None when its lease is lost."""
-        if isinstance(setback, asyncio.CancelledError):
-            if self._ending:
-                raise setback
-            if runner.cause == "lost":
-                return None
-            if runner.cause == "stopping":
-                return Release(delivery)
-            if runner.cause == "timeout":
-                setback = overran(delivery.handler)
-        return self._judge.settlement(delivery, setback)
 
     def _warn(self, scarce: str, handler: Handler) -> None:
         """Report that no thread or connection became free for a lease, once an hour."""
