@@ -84,7 +84,7 @@ async def test_sql(world: asyncpg.Connection, block: Block) -> None:
 
 
 async def test_the_readme_replays(world: asyncpg.Connection) -> None:
-    """DLQ-3: the last statement there moves the failed event back to pending."""
+    """DLQ-3: the last statement there moves the dead letter back to pending."""
     replay = [block for block in SQL if block.page.name == "README.md"][-1]
     await world.execute(replay.text)
     row = await world.fetchrow("SELECT status, attempts, failure_history->0->>'replayed_by' FROM core.outbox")

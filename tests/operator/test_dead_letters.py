@@ -103,7 +103,7 @@ async def test_a_group_has_a_note(conn: asyncpg.Connection, operator: Operator) 
     assert await operator.failed.note(first.name, "fixed in 1.4", dry_run=True) is True
     assert await operator.failed.note(first.name, None) is False
     assert [group.note for group in (await operator.failed.groups()).groups] == [None, None]
-    with pytest.raises(ConfigurationError, match="matches no failed event"):
+    with pytest.raises(ConfigurationError, match="matches no dead letter"):
         await operator.failed.note(f"{HANDLER}/ValueError:0000", "nothing")
     trail = await conn.fetch("SELECT actor, arguments->>'note' FROM core.audit WHERE action = 'note' ORDER BY id")
     assert [tuple(line) for line in trail] == [(ACTOR, "the old price list; ann looks into it"), (ACTOR, None)]

@@ -527,7 +527,7 @@ async def test_a_plan_names_its_rows(
     for selection in (None, Selection()):
         with pytest.raises(ConfigurationError, match="selection"):
             await operator.plans.create(selection)
-    with pytest.raises(ConfigurationError, match="matches no failed event"):
+    with pytest.raises(ConfigurationError, match="matches no dead letter"):
         await operator.plans.create(ALL)
     await fail(conn, 6)
     monkeypatch.setattr(holdfast.operator.plans, "MOST_ROWS", 5)

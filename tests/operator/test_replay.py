@@ -279,7 +279,7 @@ async def test_nothing_is_selected_by_accident(dsn: str, conn: asyncpg.Connectio
         with pytest.raises(ConfigurationError, match="--all"):
             await operator.failed.select(Selection())
         assert len(await operator.failed.select(Selection(everything=True))) == 2
-        with pytest.raises(ConfigurationError, match="matches no failed event"):
+        with pytest.raises(ConfigurationError, match="matches no dead letter"):
             await operator.failed.select(Selection(handler="mail.thank"))
     with pytest.raises(ConfigurationError, match="together"):
         Selection(everything=True, handler=HANDLER)

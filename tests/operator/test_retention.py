@@ -309,7 +309,7 @@ async def test_an_inbox_larger_than_a_batch(conn: asyncpg.Connection) -> None:
 
 
 async def test_keys_are_freed_when_no_event_needs_them(conn: asyncpg.Connection) -> None:
-    """PUB-2, OBX-5: of events that are delivered, set aside or gone; an open or a failed event keeps its key."""
+    """PUB-2, OBX-5: of events that are delivered, discarded or gone; an open event or a dead letter keeps its key."""
     kept = {state: (await rows(conn, state, 1))[0] for state in ("pending", "in_flight", "future", "failed")}
     freed = {state: (await rows(conn, state, 1))[0] for state in ("delivered", "discarded", "cancelled", "tombstone")}
     for state, id in ({**kept, **freed, "gone": uuid4()}).items():

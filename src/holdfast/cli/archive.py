@@ -1,4 +1,4 @@
-"""holdfast archive: failed events that workers with --dead-letters archive have moved out of the outbox."""
+"""holdfast archive: dead letters that workers with --dead-letters archive have moved out of the outbox."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from holdfast.cli.output import first_line, print_json, print_line, print_table,
 from holdfast.cli.selection import ChosenArchived, archived_rows
 from holdfast.operator import Moved, Operator
 
-app = typer.Typer(help="Failed events in the archive.", no_args_is_help=True)
+app = typer.Typer(help="Dead letters in the archive.", no_args_is_help=True)
 
 NumbersArgument = Annotated[
     list[str], typer.Argument(metavar="ID...", help="Numbers of archived rows, or ids of events.", show_default=False)
@@ -40,7 +40,7 @@ def list_(
     before: Annotated[int | None, typer.Option("--before", help="Older than this number: the next page.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List archived events, the newest first."""
+    """List archived dead letters, the newest first."""
     found = where.run(
         lambda operator: operator.archive.page(handler=handler, discarded=discarded, limit=limit, before=before)
     )
@@ -68,7 +68,7 @@ def list_(
 @app.command()
 @spread
 def groups(where: Where, as_json: JsonOption = False) -> None:
-    """Group archived events by handler and cause."""
+    """Group archived dead letters by handler and cause."""
     show_groups(where.run(lambda operator: operator.archive.groups()), as_json)
 
 
@@ -105,7 +105,7 @@ def replay(
     generation: GenerationOption = None,
     force: ForceOption = False,
 ) -> None:
-    """Move archived events back into the outbox, to be delivered again."""
+    """Move archived dead letters back into the outbox, to be delivered again."""
 
     async def act(operator: Operator) -> Moved:
         numbers = await archived_rows(operator, chosen)
@@ -119,7 +119,7 @@ def replay(
 @app.command()
 @spread
 def discard(target: Target, chosen: ChosenArchived, change: Change) -> None:
-    """Discard archived events. They can be restored until retention disposes of them."""
+    """Discard archived dead letters. They can be restored until retention disposes of them."""
 
     async def act(operator: Operator) -> Moved:
         numbers = await archived_rows(operator, chosen)

@@ -1,4 +1,4 @@
-"""holdfast failed: failed events, and what can be done about them."""
+"""holdfast failed: dead letters, and what can be done about them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from holdfast.operator.arguments import MOST_AT_ONCE
 # A replay of more rows than this should begin with a few of them.
 PLAN_FROM = 1_000
 
-app = typer.Typer(help="Failed events: list, replay, discard or correct them.", no_args_is_help=True)
+app = typer.Typer(help="Dead letters: list, replay, discard or correct them.", no_args_is_help=True)
 
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="Id of a failed row, or of an event.")]
 
@@ -42,7 +42,7 @@ IdArgument = Annotated[str, typer.Argument(metavar="ID", help="Id of a failed ro
 @app.command("list")
 @spread
 def list_(where: Where, which: Filter, limit: LimitOption = 50, as_json: JsonOption = False) -> None:
-    """List failed events, the newest first."""
+    """List dead letters, the newest first."""
     found = where.run(lambda operator: operator.failed.page(which.selection(), limit=limit))
     if as_json:
         output.print_json(found)
@@ -61,21 +61,21 @@ def list_(where: Where, which: Filter, limit: LimitOption = 50, as_json: JsonOpt
 @app.command("groups")
 @spread
 def groups(where: Where, which: Filter, as_json: JsonOption = False) -> None:
-    """Group failed events by handler and cause."""
+    """Group dead letters by handler and cause."""
     show_groups(where.run(lambda operator: operator.failed.groups(which.selection())), as_json)
 
 
 @app.command("show")
 @spread
 def show(where: Where, id: IdArgument, payload: PayloadOption = False, as_json: JsonOption = False) -> None:
-    """Show a failed event: its error, earlier cycles, other deliveries, and the actions of operators."""
+    """Show a dead letter: its error, earlier cycles, other deliveries, and the actions of operators."""
     timeline.show(where.run(lambda operator: operator.events.detail(id, payload=payload)), as_json)
 
 
 @app.command("export")
 @spread
 def export(where: Where, which: Filter, payload: PayloadOption = False) -> None:
-    """Write failed events as JSON lines."""
+    """Write dead letters as JSON lines."""
 
     async def write(operator: Operator) -> None:
         async for each in operator.failed.pages(which.selection(), payload=payload):
@@ -110,7 +110,7 @@ def replay(
     generation: GenerationOption = None,
     force: ForceOption = False,
 ) -> None:
-    """Put failed events back to pending: by id, by group or by filter."""
+    """Put dead letters back to pending: by id, by group or by filter."""
     selected = failed_selection(chosen, which)
 
     async def act(operator: Operator) -> Moved:
@@ -118,7 +118,7 @@ def replay(
         if len(rows) > PLAN_FROM and selected.selection is not None:
             raise ConfigurationError(
                 "selection",
-                f"matches {_many(len(rows))} failed events, more than {PLAN_FROM:,}",
+                f"matches {_many(len(rows))} dead letters, more than {PLAN_FROM:,}",
                 "use a replay plan, which begins with a few: holdfast plans create",
             )
         if len(rows) > 1:
@@ -132,7 +132,7 @@ def replay(
 @app.command("discard")
 @spread
 def discard(where: Target, chosen: Chosen, which: Filter, change: Change) -> None:
-    """Discard failed events. They can be restored until retention disposes of them."""
+    """Discard dead letters. They can be restored until retention disposes of them."""
     selected = failed_selection(chosen, which)
 
     async def act(operator: Operator) -> Moved:
@@ -154,7 +154,7 @@ def restore(
     ids: Annotated[list[str], typer.Argument(metavar="ID", help="Ids of discarded rows.")],
     change: Change,
 ) -> None:
-    """Put discarded events back among the failed ones."""
+    """Put discarded events back among the dead letters."""
 
     async def act(operator: Operator) -> Moved:
         rows = await operator.failed.resolve(ids)

@@ -51,7 +51,7 @@ def create(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Select failed events for a replay plan and preview it. Nothing is replayed until it is run."""
+    """Select dead letters for a replay plan and preview it. Nothing is replayed until it is run."""
     selected = failed_selection(chosen, which)
     options: dict[str, Any] = {
         "generation": generation,
@@ -87,7 +87,7 @@ def list_(
         [
             (
                 *(p.id, _state(p), p.total, p.pending, p.delivered, p.failed, p.skipped, p.created_at, p.created_by),
-                p.selection or "every failed event",
+                p.selection or "every dead letter",
             )
             for p in found
         ],

@@ -20,7 +20,7 @@ from holdfast.operator.arguments import MOST_AT_ONCE
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Options that select failed events by their properties."""
+    """Options that select dead letters by their properties."""
 
     group: Annotated[
         str | None, typer.Option("--group", metavar="HANDLER/SIGNATURE", help="A group, as in failed groups.")
@@ -64,7 +64,7 @@ class Filter:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Options that select failed events by their ids, or all of them."""
+    """Options that select dead letters by their ids, or all of them."""
 
     ids: Annotated[
         list[str] | None, typer.Argument(metavar="ID", help="Ids of failed rows, or of events.", show_default=False)
@@ -72,7 +72,7 @@ class Chosen:
     ids_from: Annotated[
         str | None, typer.Option("--ids-from", metavar="FILE", help="Read ids from a file, one per line; - is stdin.")
     ] = None
-    everything: Annotated[bool, typer.Option("--all", help="Every failed event.")] = False
+    everything: Annotated[bool, typer.Option("--all", help="Every dead letter.")] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class FailedSelection:
 
 
 def failed_selection(chosen: Chosen, which: Filter) -> FailedSelection:
-    """The failed events that the options of a command select."""
+    """The dead letters that the options of a command select."""
     ids, selection = _ids(chosen), which.selection(chosen.everything)
     if ids is None:
         return FailedSelection(None, selection)

@@ -130,7 +130,7 @@ def worker(
                 worker = Worker(address, registry, settings, observers=(log_fact, *observers), redact=redactor)
                 process.run(_work(worker, lifeline))
             else:
-                # Each child reports its own failed events; a bad address is found here, before any child is started.
+                # Each child reports its own dead letters; a bad address is found here, before any child is started.
                 asyncio.run(_supervise(target, address, settings, processes, redactor_name))
     finally:
         logs.flush()

@@ -1,4 +1,4 @@
-"""Verbs for the archive, where workers with `dead_letters="archive"` move failed events.
+"""Verbs for the archive, where workers with `dead_letters="archive"` move dead letters.
 
 An archived row has a number of its own; the verbs take that, or the id of an event or of a delivery.
 """

@@ -1,4 +1,4 @@
-"""Verbs for failed events in the outbox: list, group, select, replay, discard, restore, edit, note."""
+"""Verbs for dead letters in the outbox: list, group, select, replay, discard, restore, edit, note."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EVERYTHING = Selection()
 
 @dataclass(frozen=True, slots=True)
 class Edited:
-    """A failed event, and the corrected event that replaces it."""
+    """A dead letter, and the corrected event that replaces it."""
 
     id: UUID
     new_id: UUID
@@ -33,7 +33,7 @@ class Edited:
 
 
 class FailedEvents:
-    """Failed events, as `operator.failed`.
+    """Dead letters, as `operator.failed`.
 
     Every change is one transaction with a line in the audit. A dry run does all of it, returns what would become of
     each row, and rolls back.
@@ -50,13 +50,13 @@ class FailedEvents:
         before: FailedEvent | None = None,
         payload: bool = False,
     ) -> list[FailedEvent]:
-        """Failed events, the newest first; `before` is the last one of the previous page."""
+        """Dead letters, the newest first; `before` is the last one of the previous page."""
         arguments.page("limit", limit)
         async with self._session.reading() as statements:
             return await failed.page(statements, selection.as_json(), limit=limit, before=before, payload=payload)
 
     async def pages(self, selection: Selection = EVERYTHING, *, payload: bool = False) -> AsyncIterator[FailedEvent]:
-        """All failed events, read a page at a time: a read that takes minutes must not hold one snapshot."""
+        """All dead letters, read a page at a time: a read that takes minutes must not hold one snapshot."""
         last: FailedEvent | None = None
         while found := await self.page(selection, limit=_STREAM_PAGE, before=last, payload=payload):
             for event in found:
@@ -64,7 +64,7 @@ class FailedEvents:
             last = found[-1]
 
     async def groups(self, selection: Selection = EVERYTHING) -> FailureGroups:
-        """Failed events by handler and cause."""
+        """Dead letters by handler and cause."""
         async with self._session.reading() as statements:
             return await failed.groups(statements, selection.as_json())
 
@@ -101,7 +101,7 @@ class FailedEvents:
         force: bool = False,
         dry_run: bool = False,
     ) -> Moved:
-        """Put failed events back to pending, in place: same id, same key, attempts from zero."""
+        """Put dead letters back to pending, in place: same id, same key, attempts from zero."""
         rows, actor = await self.resolve(ids), self._session.actor
         asked = {"reason": arguments.reason(reason), "generation": generation, "force": force, "rows": len(rows)}
         async with self._session.changing("replay", dry_run=dry_run, **asked) as statements:
@@ -112,7 +112,7 @@ class FailedEvents:
         return moved("replay", found, dry_run, generation=into, unknown_generation=unknown)
 
     async def discard(self, ids: Iterable[UUID | str], *, reason: str | None = None, dry_run: bool = False) -> Moved:
-        """Discard failed events. They can be restored until `purge_at`."""
+        """Discard dead letters. They can be restored until `purge_at`."""
         rows, actor = await self.resolve(ids), self._session.actor
         asked = {"reason": arguments.reason(reason), "rows": len(rows)}
         async with self._session.changing("discard", dry_run=dry_run, **asked) as statements:
@@ -169,5 +169,5 @@ class FailedEvents:
 
 
 def no_match(selection: Selection) -> ConfigurationError:
-    """The error of a selection that matches no failed event."""
-    return ConfigurationError("selection", f"matches no failed event: {selection}", "see: holdfast failed groups")
+    """The error of a selection that matches no dead letter."""
+    return ConfigurationError("selection", f"matches no dead letter: {selection}", "see: holdfast failed groups")

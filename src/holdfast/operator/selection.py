@@ -1,4 +1,4 @@
-"""Selections of failed events."""
+"""Selections of dead letters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ REASONS = tuple(reason for reason in get_args(FailureReason) if reason not in ("
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """The failed events that match every given field.
+    """The dead letters that match every given field.
 
     >>> Selection(handler="billing.charge_card", reason="rejected").as_json()
     '{"handler": "billing.charge_card", "reason": "rejected"}'
@@ -57,7 +57,7 @@ class Selection:
 
     @classmethod
     def group(cls, group: str, **others: Any) -> Selection:
-        """The failed events of a group, which is written as handler/signature."""
+        """The dead letters of a group, which is written as handler/signature."""
         handler, signature = cls.parts(group)
         return cls(**{**others, "handler": handler, "signature": signature})
 
@@ -90,4 +90,4 @@ class Selection:
         return json.dumps(plain)
 
     def __str__(self) -> str:
-        return " ".join(f"{name}={value}" for name, value in self.criteria.items()) or "every failed event"
+        return " ".join(f"{name}={value}" for name, value in self.criteria.items()) or "every dead letter"

@@ -1,4 +1,4 @@
-"""`core.archive`: failed events that workers with `dead_letters="archive"` have moved out of the outbox."""
+"""`core.archive`: dead letters that workers with `dead_letters="archive"` have moved out of the outbox."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from holdfast.postgres.operations.outcomes import Outcomes
 
 @dataclass(frozen=True, slots=True)
 class ArchivedEvent:
-    """A failed event in the archive. `original_id` is its id in the outbox, before the move and after a replay."""
+    """A dead letter in the archive. `original_id` is its id in the outbox, before the move and after a replay."""
 
     id: int
     original_id: UUID

@@ -1,4 +1,4 @@
-"""Failed events in the outbox: listing, grouping, selecting and changing them.
+"""Dead letters in the outbox: listing, grouping, selecting and changing them.
 
 Nothing here reads delivered rows. Counts end at a limit: one that equals it means "or more".
 """
@@ -87,7 +87,7 @@ class FailureGroups:
 async def page(
     statements: Statements, selection: str, *, limit: int, before: FailedEvent | None, payload: bool
 ) -> list[FailedEvent]:
-    """Failed events that a selection (JSON) matches, the newest first."""
+    """Dead letters that a selection (JSON) matches, the newest first."""
     rows = await statements.fetch(
         "list_failed",
         filter=selection,
@@ -101,7 +101,7 @@ async def page(
 
 
 async def groups(statements: Statements, selection: str) -> FailureGroups:
-    """Failed events by handler and cause."""
+    """Dead letters by handler and cause."""
     rows = await statements.fetch(
         "list_failure_groups", filter=selection, most=MOST, most_groups=MOST_GROUPS, error_length=ERROR_LENGTH
     )

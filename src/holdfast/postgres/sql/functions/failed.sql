@@ -25,7 +25,7 @@ DECLARE
 BEGIN
     IF jsonb_typeof(p_filter) IS DISTINCT FROM 'object' THEN
         RAISE EXCEPTION 'p_filter must be a JSON object, not %', coalesce(jsonb_typeof(p_filter), 'NULL')
-            USING ERRCODE = 'invalid_parameter_value', HINT = 'Write {} for every failed event.';
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Write {} for every dead letter.';
     END IF;
     SELECT k INTO v_unknown FROM jsonb_object_keys(p_filter) AS k
     WHERE k <> ALL ('{handler,event_type,source,signature,reason,generation,since,until}') LIMIT 1;
