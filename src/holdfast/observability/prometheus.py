@@ -52,8 +52,8 @@ class _Collector:
 
 def _outbox(snapshot: Snapshot) -> Iterator[Metric]:
     status = snapshot.status
-    yield _gauge("outbox_pending", "Events that are due and wait for a worker.", status.pending)
-    yield _gauge("outbox_delayed", "Events that are not due yet, including retries.", status.delayed)
+    yield _gauge("outbox_pending", "Pending events that are due.", status.pending)
+    yield _gauge("outbox_delayed", "Pending events that are not due yet, including retries.", status.delayed)
     yield _gauge("outbox_in_flight", "Events that a worker holds under a lease.", status.in_flight)
     yield _gauge("outbox_expired_leases", "Events in flight whose lease has expired.", status.expired_leases)
     yield _gauge("outbox_failed", "Events that failed for good and wait for an operator.", status.failed)

@@ -92,7 +92,7 @@ CROSS JOIN LATERAL (
 ORDER BY h.handled_at;
 
 -- name: list_open
--- Events that wait or run. Without an order, because none of the indexes has one that all lanes share.
+-- Open events. Without an order, because none of the indexes has one that all lanes share.
 SELECT o.id, coalesce(o.origin_id, o.id) AS event_id, o.event_type, o.source, o.target, o.route, o.handler_name, o.status,
        o.attempts, left(o.last_error, :error_length::int) AS last_error, o.created_at, o.available_at, o.lease_expires_at,
        o.channel, o.generation

@@ -33,7 +33,7 @@ END
 $$;
 
 -- retire: ends the subscriptions of a handler that is gone for good, or the one to an event type that it no longer wants.
--- What waits on the handler's own route stays visible. Returns how many ended; when it was none, no worker is interrupted.
+-- Open events on the handler's own route stay visible. Returns how many ended; when it was none, no worker is interrupted.
 CREATE OR REPLACE FUNCTION core.retire(
     p_handler text, p_event_type text DEFAULT NULL, p_actor text DEFAULT NULL, p_reason text DEFAULT NULL)
 RETURNS int
