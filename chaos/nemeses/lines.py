@@ -86,7 +86,7 @@ class StopBehindDeadLines(Nemesis):
 class CutMessage(Nemesis):
     name, promise = "cut_message", "P1, P2: a connection may break before, within or after any message"
 
-    PURPOSES = ("claim", "claim", "settle", "settle", "handler", "handler", "heartbeat", "listen", "sleeper")
+    PURPOSES = ("claim", "claim", "settle", "settle", "handler", "handler", "leases", "listen", "sleeper")
 
     def __init__(self) -> None:
         self._wire: Wire | None = None

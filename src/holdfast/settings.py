@@ -60,5 +60,5 @@ class WorkerSettings:
 
     def connections_needed(self, transactional: bool, scheduled: bool = False) -> int:
         """Return how many database connections a worker process opens at most."""
-        reserved = 4 + (2 if self.listen else 0)  # claim, settle, heartbeat, maintenance; listen, sleeper
+        reserved = 4 + (2 if self.listen else 0)  # claim, settle, leases, maintenance; listen, sleeper
         return reserved + (self.connections if transactional else 0) + (1 if scheduled else 0)

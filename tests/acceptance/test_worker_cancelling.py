@@ -8,7 +8,7 @@ import asyncpg
 import pytest
 
 from holdfast import EventEnvelope, HandlerRegistry, NewEvent, Publisher, RetryPolicy, Worker
-from holdfast.worker.heartbeat import digest_of
+from holdfast.worker.lease_keeper import digest_of
 from tests.acceptance.support import drained, running, until
 from tests.outbox import CHANNEL, NOBODY
 
@@ -33,7 +33,7 @@ async def test_a_forged_notification_cancels_nothing(dsn: str, conn: asyncpg.Con
             await conn.execute(f"NOTIFY {CHANNEL}, 'stop {digest_of(event.event_id)}'")
         heard = worker.counters.wakeups
         await until(lambda: worker.counters.wakeups >= heard, what="the notifications are heard")
-        # Longer than the heartbeat takes to ask the database about them.
+        # Longer than the lease keeper takes to ask the database about them.
         extended = await conn.fetchval("SELECT lease_expires_at FROM core.outbox")
         await until(
             lambda: conn.fetchval("SELECT lease_expires_at > $1 FROM core.outbox", extended), what="a heartbeat"

@@ -262,7 +262,7 @@ async def test_recovery_beside_a_backlog(dsn: str, conn: asyncpg.Connection) -> 
     assert recovered - published <= 1.5 + POLL + 1
 
 
-async def test_heartbeat_survives_everything(
+async def test_the_lease_keeper_survives_everything(
     dsn: str, conn: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """LSN-3: whatever goes wrong in one beat, the next one extends the leases."""

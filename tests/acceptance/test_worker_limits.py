@@ -121,7 +121,7 @@ async def test_cancelling_a_running_event(dsn: str, conn: asyncpg.Connection) ->
 
 
 async def test_cancelling_without_a_listener(dsn: str, conn: asyncpg.Connection) -> None:
-    """LSN-11, LSN-3: with notifications unheard, the next heartbeat tells that the lease is gone."""
+    """LSN-11, LSN-3: with notifications unheard, the next extension of the lease tells that the lease is gone."""
     registry, started, ended = HandlerRegistry(), asyncio.Event(), asyncio.Event()
 
     @registry.handler("order.placed", name="billing.charge")

@@ -61,7 +61,7 @@ async def test_listener_is_killed(dsn: str, conn: asyncpg.Connection) -> None:
         assert time.monotonic() - started < 0.5
 
 
-@pytest.mark.parametrize("purpose", ["sleeper", "claim", "settle", "heartbeat", "maintenance", "handler"])
+@pytest.mark.parametrize("purpose", ["sleeper", "claim", "settle", "leases", "maintenance", "handler"])
 async def test_any_one_connection_is_killed(dsn: str, conn: asyncpg.Connection, purpose: str) -> None:
     """B1, LSN-2: whichever it is, the next event is there within five seconds, without polling, exactly once."""
     await make_tables(conn)

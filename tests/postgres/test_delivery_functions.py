@@ -587,7 +587,7 @@ async def test_entering_tells_duplicates_and_lost_leases(outbox: Outbox) -> None
 
 
 async def test_a_row_inside_a_transactional_handler_is_neither_claimed_nor_lost(outbox: Outbox, other: Outbox) -> None:
-    """LSN-3, LSN-5: its lock protects it from claims, even when the heartbeat cannot extend its lease."""
+    """LSN-3, LSN-5: its lock protects it from claims, even when its lease cannot be extended."""
     held = await outbox.held()
     await outbox.expire_lease(held.id)
     async with outbox.connection.transaction():
@@ -599,7 +599,7 @@ async def test_a_row_inside_a_transactional_handler_is_neither_claimed_nor_lost(
     assert await outbox.states(held.id) == ["delivered"]
 
 
-async def test_a_heartbeat_does_not_break_a_repeatable_read_handler(outbox: Outbox, other: Outbox) -> None:
+async def test_extending_does_not_break_a_repeatable_read_handler(outbox: Outbox, other: Outbox) -> None:
     """LSN-5: under REPEATABLE READ a row that changes after the snapshot would fail the settle with 40001."""
     held = await outbox.held()
     async with outbox.connection.transaction(isolation="repeatable_read"):

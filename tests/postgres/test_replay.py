@@ -11,7 +11,7 @@ import asyncpg
 import pytest
 
 from holdfast.failure import FailureCycle
-from holdfast.worker.heartbeat import digest_of
+from holdfast.worker.lease_keeper import digest_of
 from tests.outbox import CHANNEL, EVENT, HANDLER, LANE, NOBODY, InFlight, Lane, Outbox, connect
 
 
@@ -283,7 +283,7 @@ async def test_a_cancelled_event_is_no_dead_letter(outbox: Outbox, heard: list[t
     assert await settled(heard, 1) == [(CHANNEL, f"stop {digest_of(id)}")]
     assert await outbox.replay(id) == 0
     if token is not None:
-        assert await outbox.extend(InFlight(id, token)) == [id], "the heartbeat learns of it"
+        assert await outbox.extend(InFlight(id, token)) == [id], "the lease keeper learns of it"
         assert await outbox.deliver(InFlight(id, token)) == [id]
         assert await outbox.row(id) == row
 
@@ -291,7 +291,7 @@ async def test_a_cancelled_event_is_no_dead_letter(outbox: Outbox, heard: list[t
 async def test_an_event_inside_a_transactional_handler_is_cancelled_by_its_worker(
     outbox: Outbox, other: Outbox, heard: list[tuple[str, str]]
 ) -> None:
-    """LSN-11: its lock is not waited for. The heartbeat learns of it, the handler rolls back, the next claim knows."""
+    """LSN-11: its lock is not waited for. The lease keeper learns of it, the handler rolls back."""
     held = await outbox.held()
     heard.clear()
     transaction = outbox.connection.transaction()

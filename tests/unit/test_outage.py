@@ -30,16 +30,16 @@ def test_who_finds_a_dead_connection_afterwards_meets_no_new_outage() -> None:
     """LSN-2: unless it does not get through either."""
     facts: list[Fact] = []
     outages = Outages(facts.append)
-    claim, heartbeat = outages.of("claim"), outages.of("heartbeat")
+    claim, leases = outages.of("claim"), outages.of("leases")
     claim.begin(OSError("gone"))
     claim.over()
-    heartbeat.begin(OSError("gone"))
-    heartbeat.over()
+    leases.begin(OSError("gone"))
+    leases.over()
     assert told(facts) == ["database_unavailable", "database_back"]
-    heartbeat.begin(OSError("gone"))
-    heartbeat.begin(OSError("gone again"))
+    leases.begin(OSError("gone"))
+    leases.begin(OSError("gone again"))
     assert told(facts)[2:] == ["database_unavailable"]
-    heartbeat.over()
+    leases.over()
     assert told(facts)[2:] == ["database_unavailable", "database_back"]
 
 

@@ -44,7 +44,7 @@ class Address:
         self.owner = owner  # named by every session, so that others know whose it is
         self.pooled = False
         self.major = 0  # of the server, once `probe` has asked
-        self._lock = threading.Lock()  # a heartbeat connects from a thread of its own
+        self._lock = threading.Lock()  # the lease keeper connects from a thread of its own
         self.reached = False  # somebody has, since the last fault
         self._next_try = 0.0
 

@@ -218,7 +218,7 @@ class Claimer:
     ) -> list[Delivery]:
         """Leave out deliveries whose leases other workers have by now.
 
-        A handler that blocks the loop may have kept the answer waiting for longer than the lease, and the heartbeat
+        A handler that blocks the loop may have kept the answer waiting for longer than the lease, and the lease keeper
         does not know of a delivery before it is accepted.
         """
         if time.monotonic() - started < self._lease / 2:

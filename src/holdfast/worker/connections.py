@@ -1,4 +1,4 @@
-"""The database connections of one worker, except the heartbeat's, which lives in the heartbeat's thread."""
+"""The database connections of one worker, except the lease keeper's, which lives in its thread."""
 
 import asyncio
 from uuid import UUID

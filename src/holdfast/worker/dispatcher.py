@@ -68,7 +68,7 @@ class Dispatcher:
         self._reports = HourlyLimit()
         self._stopping = False
         self._quiet = asyncio.Event()
-        self.beat = time.monotonic()  # when the loop last turned, for the heartbeat thread
+        self.turned_at = time.monotonic()  # when the loop last turned, for the thread of the lease keeper
         settler.on_room = self._start_all
 
     # --- for the claimer ------------------------------------------------------------------------------
@@ -220,7 +220,7 @@ class Dispatcher:
         self._start_all()
         try:
             while True:
-                self.beat = now = time.monotonic()
+                self.turned_at = now = time.monotonic()
                 self._give_up_waiting(now)
                 for runner in tuple(self._runners):
                     if runner.delivery is not None and now >= runner.deadline:

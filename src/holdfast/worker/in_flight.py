@@ -8,7 +8,7 @@ from holdfast.postgres.delivery import Delivery
 
 
 class InFlight:
-    """The deliveries of one worker. Its loops share it with the heartbeat thread, which only takes snapshots.
+    """The deliveries of one worker. Its loops share it with the thread of the lease keeper, which only takes snapshots.
 
     A claim looks into the inbox for keys that were handled before, and cannot see that another copy of a key is being
     handled right now. If that happens in this worker, the later copy is marked as a twin, and waits.

@@ -49,7 +49,7 @@ class Lifecycle:
         if not prepared:
             return
         parts = self._parts
-        parts.heartbeat.start()
+        parts.lease_keeper.start()
         settling = asyncio.create_task(self._keep("settle", parts.settler.run))
         dispatching = asyncio.create_task(self._keep("dispatch", parts.dispatcher.run))
         claiming = asyncio.create_task(self._keep("claim", parts.claimer.run))
@@ -143,7 +143,7 @@ class Lifecycle:
                 await asyncio.sleep(1.0)
 
     async def _close(self) -> None:
-        closing = self._parts.heartbeat.stop(), self._parts.sleeper.close(), self._parts.connections.close()
+        closing = self._parts.lease_keeper.stop(), self._parts.sleeper.close(), self._parts.connections.close()
         await _end(*map(asyncio.ensure_future, closing), patience=_CLOSE_PATIENCE)
 
     def _introduction(self) -> dict[str, object]:

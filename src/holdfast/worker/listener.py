@@ -14,7 +14,7 @@ from holdfast.postgres.queries import Queries
 from holdfast.postgres.wakeup.sleeper import Sleeper
 from holdfast.telemetry import Notice
 from holdfast.worker.connections import PING_INTERVAL
-from holdfast.worker.heartbeat import Heartbeat
+from holdfast.worker.lease_keeper import LeaseKeeper
 from holdfast.worker.shared import Shared
 from holdfast.worker.wakeups import Wakeups
 
@@ -23,7 +23,7 @@ _PATIENCE = 5.0
 
 
 class Listener:
-    """Wakes the claimer for notifications, and has the heartbeat check a delivery whose event was cancelled.
+    """Wakes the claimer for notifications, and has the lease keeper check a delivery whose event was cancelled.
 
     While it does not hear, the sleeper must not sleep, and the claimer polls.
     """
@@ -35,7 +35,7 @@ class Listener:
         worker: UUID,
         wakeups: Wakeups,
         sleeper: Sleeper,
-        heartbeat: Heartbeat,
+        lease_keeper: LeaseKeeper,
     ) -> None:
         self._connections = shared.connections
         self._connection = shared.connections.listen
@@ -47,7 +47,7 @@ class Listener:
         self._poll_interval = shared.settings.poll_interval
         self._wakeups = wakeups
         self._sleeper = sleeper
-        self._heartbeat = heartbeat
+        self._lease_keeper = lease_keeper
         self._outage = shared.outages.of("listen", longest_wait=_LONGEST_WAIT)
         self._gone = asyncio.Event()
 
@@ -123,7 +123,7 @@ class Listener:
         word, _, rest = str(hint).partition(" ")
         self._counters.wakeups += 1
         if word == "stop":
-            self._heartbeat.doubt(rest)
+            self._lease_keeper.doubt(rest)
         elif word in ("asleep", "awake"):
             if rest != self._worker:
                 self._wakeups.wake()

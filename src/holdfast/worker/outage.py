@@ -23,7 +23,7 @@ class Outages:
 
     def __init__(self, observe: Observer) -> None:
         self._observe = observe
-        self._lock = threading.Lock()  # the heartbeat has a thread of its own
+        self._lock = threading.Lock()  # the lease keeper has a thread of its own
         self._since: float | None = None
         self._met: set[str] = set()
         self.recovered_at = -_LATE  # when a loop last recovered

@@ -1,14 +1,16 @@
 """The parts of one worker and the arrows between them. Each part is one loop in one module of this package.
 
-claimer ──feed──▶ dispatcher ──settlements──▶ settler          heartbeat ──cancel──▶ dispatcher
-   ▲                  │                          │                 ▲
-   │                 wake                        │               doubt
-   └──────────────── wakeups ◀───────wake────────┘                 │
-                        ▲  ▲                                       │
-                        │  └──────────────wake──────────────── listener ──hears, ping, reset──▶ sleeper
-                        └──────────────look again──────────────────────────────────────────────────┘
+claimer ──feed──▶ dispatcher ──settlements──▶ settler       lease keeper ──cancel──▶ dispatcher
+   ▲                  │                          │                ▲
+   │                 wake                        │              doubt
+   └──────────────── wakeups ◀───────wake────────┘                │
+                        ▲  ▲                                      │
+                        │  └──────────────wake─────────────── listener ──hears, ping, reset──▶ sleeper
+                        └──────────────look again─────────────────────────────────────────────────┘
 
-Maintenance and the scheduler stand alone.
+claimer, settler, lease keeper ──statements──▶ database ──notifications──▶ listener
+dispatcher ──one attempt──▶ attempts ──handler──▶ handling (loop, thread), transactions (a handler that takes `tx`)
+maintenance (heartbeat, warnings, clock, sweeps) and the scheduler (slots) stand alone, each with a connection
 """
 
 from uuid import UUID
@@ -27,8 +29,8 @@ from holdfast.telemetry import Counters, Observer
 from holdfast.worker.claimer import Claimer
 from holdfast.worker.connections import Connections
 from holdfast.worker.dispatcher import Dispatcher
-from holdfast.worker.heartbeat import Heartbeat
 from holdfast.worker.in_flight import InFlight
+from holdfast.worker.lease_keeper import LeaseKeeper
 from holdfast.worker.listener import Listener
 from holdfast.worker.maintenance import Maintenance, registration
 from holdfast.worker.outage import Outages
@@ -70,11 +72,11 @@ class Parts:
         wakeups = Wakeups()
         self.settler = Settler(shared, wakeups)
         self.dispatcher = Dispatcher(shared, self.settler, Judge(redact), handlers, wakeups)
-        self.heartbeat = Heartbeat(shared, self.dispatcher, wakeups)
+        self.lease_keeper = LeaseKeeper(shared, self.dispatcher, wakeups)
         self.sleeper = Sleeper(connections.sleeper, queries, worker, wakeups.look_again, possible=settings.listen)
         self.listener: Listener | None = None
         if settings.listen:
-            self.listener = Listener(shared, queries, worker, wakeups, self.sleeper, self.heartbeat)
+            self.listener = Listener(shared, queries, worker, wakeups, self.sleeper, self.lease_keeper)
         self.claimer = Claimer(shared, self.dispatcher, handlers, wakeups, self.sleeper)
 
         self.maintenance = Maintenance(

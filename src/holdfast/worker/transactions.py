@@ -108,7 +108,7 @@ class Transactions:
         try:
             return await asyncio.shield(asking)
         except asyncio.CancelledError:
-            # The heartbeat finds no lease on a row that is delivered, and cancels its handler.
+            # The lease keeper finds no lease on a row that is delivered, and cancels its handler.
             await asyncio.wait((asking,), timeout=_UNDO_PATIENCE)
             if not asking.done():
                 asking.cancel()

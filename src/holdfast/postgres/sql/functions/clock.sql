@@ -78,7 +78,7 @@ BEGIN
         PERFORM core.refuse_argument('p_worker and p_by must say who has seen which step, of at most 1000 years');
     END IF;
     LOCK TABLE core.clock_steps IN SHARE ROW EXCLUSIVE MODE;
-    -- Others see it at their own heartbeats. The same worker sees a step once: a second one is another step.
+    -- Others see it when they next extend their leases. The same worker sees a step once: a second one is another step.
     IF EXISTS (SELECT FROM core.clock_steps s
                WHERE s.seen_by <> p_worker AND s.step BETWEEN p_by - interval '3 seconds' AND p_by + interval '3 seconds'
                  AND s.seen_at BETWEEN now() - greatest(p_lease, interval '1 minute') AND now() + interval '3 seconds') THEN

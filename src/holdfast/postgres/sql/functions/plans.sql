@@ -115,7 +115,7 @@ $$;
 
 -- plan_step: what a runner does over and over. It extends the lease, looks at the outcomes so far, decides whether to go
 -- on, and moves up to p_most rows: the rows and what the plan remembers of them in one transaction, so that a runner may
--- die at any moment. Without rows to move it is a heartbeat. A row that another session has locked goes to the plan's end.
+-- die at any moment. Without rows to move it extends the runner's lease. A row that another session has locked goes to the plan's end.
 -- phase: canary, ramp, waiting (for outcomes, or for a worker), or over. state 'lost': another runner has the lease.
 CREATE OR REPLACE FUNCTION core.plan_step(p_plan bigint, p_token uuid, p_most int, p_lease interval)
 RETURNS TABLE (state text, state_reason text, phase text, moved int)

@@ -10,8 +10,8 @@
 -- joined to what they become, the plan is made anew for each call (a third of a millisecond for hundreds of rows),
 -- because one made while the table was empty would read the whole table once it is full.
 
--- outbox_extend: extends the leases; a heartbeat. Returns the ids whose lease is lost or whose event is to be cancelled.
--- A row that a transactional handler has locked is skipped and not lost: its lock protects it from every other claim.
+-- outbox_extend: extends the leases. Returns the ids whose lease is lost or whose event is to be cancelled. A
+-- row that a transactional handler has locked is skipped and not lost: its lock protects it from every other claim.
 CREATE OR REPLACE FUNCTION core.outbox_extend(p_ids uuid[], p_tokens uuid[], p_lease interval)
 RETURNS SETOF uuid
 LANGUAGE plpgsql SECURITY DEFINER

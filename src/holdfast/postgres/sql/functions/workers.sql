@@ -1,6 +1,6 @@
 -- The fleet: which workers run, when each was last heard of, and which channels they serve.
 
--- worker_beat: registers a worker, and says again and again that it lives.
+-- worker_beat: a worker's heartbeat: registers it, and says every ten seconds that it lives.
 CREATE OR REPLACE FUNCTION core.worker_beat(
     p_id uuid, p_name text, p_host text, p_pid int, p_version text, p_generation bigint, p_channels text[], p_handlers text[])
 RETURNS void

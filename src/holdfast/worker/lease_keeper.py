@@ -32,8 +32,8 @@ def digest_of(identity: UUID) -> str:
     return hashlib.sha256(str(identity).encode()).hexdigest()[:16]
 
 
-class Heartbeat:
-    """Beats every third of the lease. On the worker's loop, the dispatcher cancels handlers whose lease is lost."""
+class LeaseKeeper:
+    """Extends the leases every third of their time, and has the dispatcher cancel handlers whose lease is lost."""
 
     def __init__(self, shared: Shared, dispatcher: Dispatcher, wakeups: Wakeups) -> None:
         self._address = shared.connections.address
@@ -48,11 +48,11 @@ class Heartbeat:
         self._thread: threading.Thread | None = None
         self._worker_loop: asyncio.AbstractEventLoop | None = None
         self._warned_at = 0.0
-        self._beating: tuple[asyncio.AbstractEventLoop, asyncio.Task[None]] | None = None
+        self._running: tuple[asyncio.AbstractEventLoop, asyncio.Task[None]] | None = None
         self._doubted: deque[str] = deque(maxlen=_CHUNK)
 
     def doubt(self, digest: str) -> None:
-        """Ask the database now, not at the next beat, whether a delivery still has its lease.
+        """Ask the database now, not when the leases are next extended, whether a delivery still has its lease.
 
         A notification says that it has not, and names it by a digest of its id. Any role may send one: only the
         database's answer stops a handler.
@@ -65,32 +65,32 @@ class Heartbeat:
 
     def start(self) -> None:
         self._worker_loop = asyncio.get_running_loop()
-        self._thread = threading.Thread(target=self._beat_forever, name="holdfast-heartbeat", daemon=True)
+        self._thread = threading.Thread(target=self._run_in_thread, name="holdfast-leases", daemon=True)
         self._thread.start()
 
     async def stop(self) -> None:
         self._stopping.set()
         if self._thread is None:
             return
-        if self._beating is not None:
-            loop, beating = self._beating
+        if self._running is not None:
+            loop, running = self._running
             with contextlib.suppress(RuntimeError):  # it has ended by itself
-                loop.call_soon_threadsafe(beating.cancel)
+                loop.call_soon_threadsafe(running.cancel)
         await asyncio.to_thread(self._thread.join, _STOP_PATIENCE)
 
-    def _beat_forever(self) -> None:
+    def _run_in_thread(self) -> None:
         with contextlib.suppress(asyncio.CancelledError):
-            asyncio.run(self._beat())
+            asyncio.run(self._run_as_task())
 
-    async def _beat(self) -> None:
-        beating = asyncio.create_task(self.run())
-        self._beating = asyncio.get_running_loop(), beating
-        await beating
+    async def _run_as_task(self) -> None:
+        running = asyncio.create_task(self.run())
+        self._running = asyncio.get_running_loop(), running
+        await running
 
     async def run(self) -> None:
         interval = self._lease / 3
-        connection = ReservedConnection(self._address, "heartbeat", statement_timeout=interval)
-        outage = self._outages.of("heartbeat")
+        connection = ReservedConnection(self._address, "leases", statement_timeout=interval)
+        outage = self._outages.of("leases")
         due = time.monotonic()
         try:
             while not self._stopping.is_set():
@@ -111,7 +111,7 @@ class Heartbeat:
                     outage.over()
                 except PASSING_FAULTS:
                     due = time.monotonic() + 0.1
-                except Exception as fault:  # of any kind: a worker without a heartbeat loses every lease
+                except Exception as fault:  # of any kind: a worker that extends nothing loses every lease
                     connection.drop()
                     due = time.monotonic() + min(outage.begin(fault), interval)
         finally:
@@ -157,7 +157,7 @@ class Heartbeat:
 
     def _watch(self, now: float) -> None:
         """Report handlers that block the worker's event loop."""
-        silent = now - self._dispatcher.beat
+        silent = now - self._dispatcher.turned_at
         if silent > max(2.0, self._lease / 3) and now - self._warned_at > 30:
             self._warned_at = now
             suspects = sorted({each.handler.name for each in self._dispatcher.running() if each.handler.asynchronous})
