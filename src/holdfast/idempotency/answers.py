@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from holdfast.idempotency.settings import IdempotencySettings
-from holdfast.postgres.idempotency import ExistingRecord, Response
+from holdfast.postgres.idempotency import ExistingRecord, StoredResponse
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -50,7 +50,7 @@ def settlement_of(status: int, settings: IdempotencySettings, *, keyed: bool) ->
     return Settlement.STORE_REFUSAL if keyed and stores and status not in _PASSING else Settlement.ROLL_BACK
 
 
-def stored(answer: Answer, settings: IdempotencySettings) -> Response:
+def stored(answer: Answer, settings: IdempotencySettings) -> StoredResponse:
     """Return what is stored of an answer: the allowed headers, and the body up to `response_limit`."""
     kept = settings.kept_headers
     headers = [
@@ -60,7 +60,9 @@ def stored(answer: Answer, settings: IdempotencySettings) -> Response:
     ]
     omitted = len(answer.body) > settings.response_limit
     body = b"" if omitted else answer.body
-    return Response(failed=answer.status >= 400, status=answer.status, headers=headers, body=body, omitted=omitted)
+    return StoredResponse(
+        failed=answer.status >= 400, status=answer.status, headers=headers, body=body, omitted=omitted
+    )
 
 
 def replayed(record: ExistingRecord, settings: IdempotencySettings) -> Answer:

@@ -19,7 +19,7 @@ from holdfast.idempotency.keys import job_scope, require_key
 from holdfast.idempotency.settings import IdempotencySettings
 from holdfast.payload import encode_payload
 from holdfast.postgres.drivers import driver_of
-from holdfast.postgres.idempotency import ExistingRecord, NewRecord, Records, Response
+from holdfast.postgres.idempotency import ExistingRecord, NewRecord, Records, StoredResponse
 from holdfast.retry import LOCK_NOT_AVAILABLE, sqlstate_of
 
 
@@ -93,11 +93,11 @@ class Commands:
         return _value(existing.response)
 
 
-def _response(result: Any) -> Response:
-    return Response(False, 200, [], encode_payload({"result": result}).encode())
+def _response(result: Any) -> StoredResponse:
+    return StoredResponse(False, 200, [], encode_payload({"result": result}).encode())
 
 
-def _completed(stored: bool, response: Response) -> Any:
+def _completed(stored: bool, response: StoredResponse) -> Any:
     if not stored:
         raise ConfigurationError(
             "work", "ended the transaction that its command is recorded in", "leave commit and rollback to the caller"
@@ -105,5 +105,5 @@ def _completed(stored: bool, response: Response) -> Any:
     return _value(response)
 
 
-def _value(response: Response) -> Any:
+def _value(response: StoredResponse) -> Any:
     return json.loads(response.body)["result"]

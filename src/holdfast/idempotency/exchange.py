@@ -40,7 +40,7 @@ from holdfast.idempotency.phases import (
 from holdfast.idempotency.settings import IdempotencySettings
 from holdfast.idempotency.transitions import Action, ImpossibleTransition, transition
 from holdfast.postgres.faults import is_conflict
-from holdfast.postgres.idempotency import ExistingRecord, NewRecord, Records, Response
+from holdfast.postgres.idempotency import ExistingRecord, NewRecord, Records, StoredResponse
 from holdfast.telemetry import Notice, Observer
 
 T = TypeVar("T")
@@ -67,7 +67,7 @@ class RequestTransaction(Protocol):
     async def begin_record(self, record: NewRecord) -> ExistingRecord | None:
         """Record the request; return the existing record if the key was used before."""
 
-    async def complete_record(self, scope: str, key: str, response: Response) -> bool:
+    async def complete_record(self, scope: str, key: str, response: StoredResponse) -> bool:
         """Store the answer; return False if this is not the transaction that recorded the request."""
 
     async def set_savepoint(self) -> None:

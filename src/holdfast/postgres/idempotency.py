@@ -28,8 +28,8 @@ class NewRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Response:
-    """The stored answer to a command."""
+class StoredResponse:
+    """The response that is stored for a key, in its record."""
 
     failed: bool
     status: int
@@ -43,7 +43,7 @@ class ExistingRecord:
     """The record of a key used before: answered (with the response), reused for another request, or unfinished."""
 
     outcome: Literal["answered", "reused", "unfinished"]
-    response: Response | None = None
+    response: StoredResponse | None = None
 
 
 class Records:
@@ -56,8 +56,8 @@ class Records:
         """Record the command; return None if it is the first one with its key, otherwise the `ExistingRecord`."""
         return self._run(tx, "begin_command", begin_values(record), existing_record)
 
-    def complete(self, tx: Any, scope: str, key: str, response: Response) -> Any:
-        """Store the answer; return False if the transaction is not the one that recorded the command."""
+    def complete(self, tx: Any, scope: str, key: str, response: StoredResponse) -> Any:
+        """Store the response; return False if the transaction is not the one that recorded the command."""
         return self._run(tx, "complete_command", complete_values(scope, key, response), bool)
 
     def _run(self, tx: Any, name: str, values: Mapping[str, object], read: Callable[[Any], T]) -> Any:
@@ -85,7 +85,7 @@ def begin_values(record: NewRecord) -> Mapping[str, object]:
     }
 
 
-def complete_values(scope: str, key: str, response: Response) -> Mapping[str, object]:
+def complete_values(scope: str, key: str, response: StoredResponse) -> Mapping[str, object]:
     """Return the values of the statement `complete_command`."""
     return {
         "scope": scope,
@@ -107,7 +107,7 @@ def existing_record(text: str | None) -> ExistingRecord | None:
         return ExistingRecord(known["outcome"])
     headers = [(name, value) for name, value in known["headers"] or ()]
     body = b64decode(known["body"] or "")
-    return ExistingRecord("answered", Response(known["failed"], known["status"], headers, body, known["omitted"]))
+    return ExistingRecord("answered", StoredResponse(known["failed"], known["status"], headers, body, known["omitted"]))
 
 
 def _milliseconds(seconds: float) -> str:

@@ -8,7 +8,7 @@ from holdfast.idempotency.settings import IdempotencySettings
 from holdfast.postgres.idempotency import (
     ExistingRecord,
     NewRecord,
-    Response,
+    StoredResponse,
     begin_values,
     complete_values,
     existing_record,
@@ -44,7 +44,7 @@ class AsgiTransaction:
             with self.managed.deadline(answered):
                 return existing_record(await self.managed.run("begin_command", begin_values(record), waits=True))
 
-    async def complete_record(self, scope: str, key: str, response: Response) -> bool:
+    async def complete_record(self, scope: str, key: str, response: StoredResponse) -> bool:
         return bool(await self.managed.run("complete_command", complete_values(scope, key, response)))
 
     async def set_savepoint(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from django.db import connections, transaction
 
 from holdfast.postgres.faults import is_conflict
-from holdfast.postgres.idempotency import ExistingRecord, NewRecord, Records, Response
+from holdfast.postgres.idempotency import ExistingRecord, NewRecord, Records, StoredResponse
 
 
 class _RollBack(Exception):
@@ -68,7 +68,7 @@ class AtomicTransaction:
         existing: ExistingRecord | None = self._records.begin(self._connection, record)
         return existing
 
-    async def complete_record(self, scope: str, key: str, response: Response) -> bool:
+    async def complete_record(self, scope: str, key: str, response: StoredResponse) -> bool:
         self._leave_inner(None)
         completed: bool = self._records.complete(self._connection, scope, key, response)
         return completed
