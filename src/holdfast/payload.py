@@ -115,7 +115,7 @@ def _fault(payload: dict[str, Any], limit: int) -> PayloadError | None:
     """Return the error for the first value that cannot be stored, with its path."""
     visits = iter(range(max(limit, 1_000) + 1))
 
-    def look(value: Any, steps: _Steps, depth: int) -> PayloadError | None:
+    def problem_in(value: Any, steps: _Steps, depth: int) -> PayloadError | None:
         if next(visits, None) is None:
             return None
         if problem := _problem(value):
@@ -136,12 +136,12 @@ def _fault(payload: dict[str, Any], limit: int) -> PayloadError | None:
             problem = (f"is nested deeper than {MAX_DEPTH} levels, or contains itself", "flatten it")
             return PayloadError(_path(steps), *problem)
         for step, child in children:
-            if found := look(child, (step, steps), depth + 1):
+            if found := problem_in(child, (step, steps), depth + 1):
                 return found
         return None
 
     try:
-        return look(payload, None, 1)
+        return problem_in(payload, None, 1)
     except Exception:
         return None  # a container that cannot even be read has no better name than "payload"
 

@@ -18,7 +18,7 @@ from holdfast import EventEnvelope, HandlerRegistry, NewEvent, Publisher, RetryP
 from holdfast.errors import ConfigurationError
 from holdfast.operator import Operator
 from holdfast.postgres.queries import Queries
-from holdfast.postgres.retention import MOST_IN_BATCH, BatchSize, Sweep, policies, take_turn
+from holdfast.postgres.retention import MOST_IN_BATCH, BatchSize, Sweep, acquire_sweep, policies
 from holdfast.retention import DEFAULT_POLICIES, Disposal, RetentionPolicy
 from holdfast.worker import maintenance, sweeper
 from tests.acceptance.support import Facts, drained, publish, publish_many, running, settled, until
@@ -586,7 +586,7 @@ async def test_one_sweeps_at_a_time(conn: asyncpg.Connection) -> None:
     one, two = uuid4(), uuid4()
 
     async def may(sweeper: UUID, *, force: bool = False) -> bool:
-        return await take_turn(conn, QUERIES, sweeper, timedelta(minutes=10), force=force) is not None
+        return await acquire_sweep(conn, QUERIES, sweeper, timedelta(minutes=10), force=force) is not None
 
     await conn.execute("UPDATE core.sweeps SET finished_at = now()")  # when the test's template was migrated
     assert not await may(one), "a fresh schema has nothing to sweep"
@@ -602,7 +602,7 @@ async def test_one_sweeps_at_a_time(conn: asyncpg.Connection) -> None:
     await conn.execute("SELECT core.sweep_finish($1, '{}', 7)", two)
     assert not await may(one), "somebody has just done it"
     assert await may(one, force=True)
-    assert await take_turn(conn, QUERIES, one, timedelta(0)) == 7, "where the last one ended in the inbox"
+    assert await acquire_sweep(conn, QUERIES, one, timedelta(0)) == 7, "where the last one ended in the inbox"
 
 
 async def test_of_two_workers_one_sweeps(dsn: str, conn: asyncpg.Connection, eager: None) -> None:
@@ -820,12 +820,12 @@ async def test_show_reads_no_more_than_it_may(
 async def test_an_operator_takes_the_turn(conn: asyncpg.Connection, ann: Operator) -> None:
     """OBX-5: a worker that sweeps leaves it to the operator."""
     worker, turns = uuid4(), []
-    assert await take_turn(conn, QUERIES, worker, timedelta(0)) is not None
+    assert await acquire_sweep(conn, QUERIES, worker, timedelta(0)) is not None
     assert (await ann.retention.report()).sweeping
     await rows(conn, "delivered", 46)
     passing = Sweep(QUERIES, actor=ANN)
-    await take_turn(conn, QUERIES, UUID(int=7), timedelta(0), force=True)
-    turns.append(await take_turn(conn, QUERIES, worker, timedelta(0)))
+    await acquire_sweep(conn, QUERIES, UUID(int=7), timedelta(0), force=True)
+    turns.append(await acquire_sweep(conn, QUERIES, worker, timedelta(0)))
     while await passing.next(conn) is not None:
         pass
     assert turns == [None]

@@ -27,7 +27,7 @@ __all__ = ["pooled_dsn"]  # a fixture
 
 
 async def watched(conn: asyncpg.Connection, name: str = NAME) -> Watched:
-    (found,) = await schedules().look(conn, [name])
+    (found,) = await schedules().watch(conn, [name])
     return found
 
 

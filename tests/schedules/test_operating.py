@@ -41,7 +41,7 @@ async def forsake(conn: asyncpg.Connection) -> None:
 
 async def plan(conn: asyncpg.Connection) -> None:
     """What a worker does at its first look."""
-    (seen,) = await schedules().look(conn, [NAME])
+    (seen,) = await schedules().watch(conn, [NAME])
     assert await schedules().fire(conn, seen, due(seen.timing, seen.missed, seen.owed_after, seen.looked_at))
 
 
@@ -128,7 +128,7 @@ async def test_a_paused_schedule_is_not_fired_by_who_saw_it_before(
     """IDM-4: a pause holds from the moment of its commit, also for a worker that was about to fire."""
     await declare(conn)
     await rewind(conn, HOUR)
-    (seen,) = await schedules().look(conn, [NAME])
+    (seen,) = await schedules().watch(conn, [NAME])
     await operator.schedules.pause(NAME)
     assert not await schedules().fire(conn, seen, due(seen.timing, "latest", seen.owed_after, seen.looked_at))
     await operator.schedules.resume(NAME)

@@ -83,7 +83,7 @@ async def test_a_foreign_lock_on_schema_changes_is_named(
     """T11: commands that need it end within 30 s and say who has it."""
     assert ddl.FOREIGN_PATIENCE <= 20
     monkeypatch.setattr(ddl, "FOREIGN_PATIENCE", 0.5)
-    monkeypatch.setattr(ddl, "_BETWEEN_LOOKS", 0.1)
+    monkeypatch.setattr(ddl, "_BETWEEN_QUESTIONS", 0.1)
     await stranger.execute("SET application_name = 'holdfast migrate'")
     await hold(stranger, MIGRATION)
     holder = f"pid {stranger.get_server_pid()}, login login_stranger"
@@ -100,7 +100,7 @@ async def test_a_foreign_lock_on_schema_changes_is_named(
 async def test_another_migration_is_waited_for(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """T11, OBX-3: one that is entitled to the lock may take its time."""
     monkeypatch.setattr(ddl, "FOREIGN_PATIENCE", 0.2)
-    monkeypatch.setattr(ddl, "_BETWEEN_LOOKS", 0.05)
+    monkeypatch.setattr(ddl, "_BETWEEN_QUESTIONS", 0.05)
     other = await asyncpg.connect(dsn, server_settings={"application_name": "holdfast migrate"})
     await hold(other, MIGRATION)
     applying = asyncio.create_task(migrate.apply(dsn))

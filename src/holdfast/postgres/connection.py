@@ -48,7 +48,7 @@ class Address:
         self.reached = False  # somebody has, since the last fault
         self._next_try = 0.0
 
-    async def wait_for_turn(self) -> None:
+    async def wait_to_connect(self) -> None:
         """Until somebody gets through there, all who want to connect try one after the other, about once a second."""
         while True:
             with self._lock:
@@ -118,7 +118,7 @@ async def connect(
     # Longer than the server's own limit: it should be the one to answer.
     patience = statement_timeout + 2 if statement_timeout else None
     options = address.options(purpose, settings, lent=lent)
-    await address.wait_for_turn()
+    await address.wait_to_connect()
     try:
         connection = await open_connection(
             address.dsn, command_timeout=patience, connection_class=connection_class, **options

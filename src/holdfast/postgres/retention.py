@@ -186,7 +186,7 @@ class Sweep:
         return row["swept"], row["more"]
 
 
-async def take_turn(
+async def acquire_sweep(
     connection: asyncpg.Connection, queries: Queries, sweeper: UUID, rest: timedelta, *, force: bool = False
 ) -> int | None:
     """Return the inbox page to continue with, or None when another process sweeps or `rest` has not passed."""
@@ -195,7 +195,7 @@ async def take_turn(
     return page
 
 
-async def end_turn(connection: asyncpg.Connection, queries: Queries, sweeper: UUID, sweep: Sweep) -> None:
+async def finish_sweep(connection: asyncpg.Connection, queries: Queries, sweeper: UUID, sweep: Sweep) -> None:
     """The pass is over."""
     counts = json.dumps({step: swept for step, swept in sweep.counts.items() if swept})
     await fetch(connection, queries, "sweep_finish", sweeper=sweeper, counts=counts, inbox_page=sweep.inbox_page)

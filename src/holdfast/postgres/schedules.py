@@ -133,7 +133,7 @@ class Schedules:
             raise ConfigurationError(f"{schedule.name}.source", str(error), remedy) from None
         return str(answer[0])
 
-    async def look(self, connection: asyncpg.Connection, names: Iterable[str]) -> list[Watched]:
+    async def watch(self, connection: asyncpg.Connection, names: Iterable[str]) -> list[Watched]:
         """Those of some schedules that are there and not paused."""
         rows = await self._fetch(connection, "schedules_watch", names=list(names))
         return [Watched(**row) for row in rows]

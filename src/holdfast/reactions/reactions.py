@@ -167,9 +167,9 @@ class Reactions:
     async def __aenter__(self) -> Self:
         if self._loop is not None:
             raise ConfigurationError("reactions", "are running already", "open them once for each process")
-        self._slots = asyncio.Semaphore(self._concurrency)
+        self._places = asyncio.Semaphore(self._concurrency)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._turn = asyncio.Lock()  # for the one connection
+        self._connection_lock = asyncio.Lock()  # for the one connection
         self._threads = Threads(self._most_threads)
         # Not durable: a crash of the server may undo only the note that a reaction is done, which no one waits for.
         self._connection = ReservedConnection(
@@ -262,7 +262,7 @@ class Reactions:
     async def _react(self, event: EventEnvelope, headers: dict[str, str], handlers: list[Handler]) -> None:
         results: dict[str, Result] = {handler.name: Stopped("the process was stopped") for handler in handlers}
         try:
-            async with self._slots:
+            async with self._places:
                 if event.idempotency_key != str(event.event_id):
                     handlers = await self._unhandled(event, handlers, results)
                 await asyncio.gather(*(self._attempt(each, event, headers, results) for each in handlers))
@@ -337,7 +337,7 @@ class Reactions:
 
     @contextlib.asynccontextmanager
     async def _connected(self) -> AsyncIterator[asyncpg.Connection]:
-        async with self._turn:
+        async with self._connection_lock:
             try:
                 yield await self._connection.use()
             except CONNECTION_FAULTS:

@@ -52,7 +52,7 @@ class Claimer:
         self._ranges: tuple[list[str], list[str]] = ([], [])
         self._more = False  # pages of routes were left
         self._rested = asyncio.Event()
-        self._turns = self._rest_after = 0
+        self._rounds = self._rest_after = 0
         self._cautious = False
         self._claimed_on: asyncpg.Connection | None = None
         self._rooms: dict[str, int] = {}  # by handler, for the next claim
@@ -69,7 +69,7 @@ class Claimer:
     async def rest(self) -> None:
         """Look from the start of every lane, and return when nothing is due."""
         self._rested.clear()
-        self._rest_after = self._turns  # a turn under way began too early to answer
+        self._rest_after = self._rounds  # a round under way began too early to answer
         self._wakeups.wake(rescan=True)
         await self._rested.wait()
 
@@ -102,7 +102,7 @@ class Claimer:
             self._rescan = self._wakeups.take() or self._rescan
             return
         self._rescan = self._wakeups.take() or self._rescan
-        self._turns += 1
+        self._rounds += 1
         self._looked_at = started = time.monotonic()
         for channel in self._channels.values():
             if self._rescan:
@@ -119,7 +119,7 @@ class Claimer:
             # A busy handler has no room for a moment: meanwhile look for the others.
             await self._wakeups.wait(_NEIGHBOUR_PACE)
         elif not found:
-            if exhausted and self._turns > self._rest_after:
+            if exhausted and self._rounds > self._rest_after:
                 self._rested.set()
             if woken:
                 await self._wakeups.temper()
@@ -164,7 +164,7 @@ class Claimer:
                 channel.restart()
             else:
                 page = await self._deliveries.routes_within(connection, name, self._ranges, channel.after)
-                channel.turn(routing, page)
+                channel.use_page(routing, page)
             if channel.split:
                 split = await self._split(connection, routing.version, name, channel)
                 found += split

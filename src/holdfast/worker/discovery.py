@@ -39,7 +39,7 @@ class ChannelLanes:
         self.claimed.replace({route: each.handler for route, each in owed.items() if not each.split})
         self.split.replace({route: each.handler for route, each in owed.items() if each.split})
 
-    def turn(self, routing: Routing, page: RoutePage) -> None:
+    def use_page(self, routing: Routing, page: RoutePage) -> None:
         """Claim from the routes of a page, and from those of late."""
         if not self.after:
             self.restart()

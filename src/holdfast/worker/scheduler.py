@@ -92,7 +92,7 @@ class Scheduler:
     async def run_once(self, connection: asyncpg.Connection) -> float:
         """Fire the slots that are due. Returns the seconds until the next look."""
         wait = _LONGEST_SLEEP
-        for watched in await self._schedules.look(connection, self._names):
+        for watched in await self._schedules.watch(connection, self._names):
             if watched.due_in is not None and watched.due_in > 0:
                 wait = min(wait, watched.due_in + random.uniform(0, _JITTER))
             else:

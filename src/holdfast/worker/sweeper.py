@@ -8,7 +8,7 @@ from uuid import UUID
 import asyncpg
 
 from holdfast.postgres.queries import Queries
-from holdfast.postgres.retention import Batch, BatchSize, Sweep, end_turn, take_turn
+from holdfast.postgres.retention import Batch, BatchSize, Sweep, acquire_sweep, finish_sweep
 from holdfast.telemetry import Notice, Observer
 from holdfast.worker.hourly import HourlyLimit
 
@@ -38,7 +38,7 @@ class Sweeper:
         began = time.monotonic()
         if self._sweep is None and began < self._ask_at:
             return
-        page = await take_turn(connection, self._queries, self._worker, _REST)
+        page = await acquire_sweep(connection, self._queries, self._worker, _REST)
         if page is None:
             self._sweep, self._ask_at = None, began + _ASK_EVERY
             return
@@ -47,7 +47,7 @@ class Sweeper:
             batch = await sweep.next(connection)
             if batch is None:
                 self._sweep, self._ask_at = None, began + _ASK_EVERY
-                await end_turn(connection, self._queries, self._worker, sweep)
+                await finish_sweep(connection, self._queries, self._worker, sweep)
                 self._report(sweep)
                 return
             if batch.refusal is not None:

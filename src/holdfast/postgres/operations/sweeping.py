@@ -11,7 +11,7 @@ import asyncpg
 
 from holdfast.ids import uuid7
 from holdfast.postgres.queries import Queries
-from holdfast.postgres.retention import Batch, Sweep, end_turn, take_turn
+from holdfast.postgres.retention import Batch, Sweep, acquire_sweep, finish_sweep
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ async def sweep(
     batches, longest = 0, 0.0
     refused: list[Unswept] = []
     while True:
-        await take_turn(connection, queries, sweeper, timedelta(0), force=True)
+        await acquire_sweep(connection, queries, sweeper, timedelta(0), force=True)
         batch = await passing.next(connection)
         if batch is None:
             break
@@ -61,5 +61,5 @@ async def sweep(
             text = f"{type(error).__name__}: {error.args[0]}"[:500]
             refused.append(Unswept(batch.step, batch.content_class, error.sqlstate, text))
         on_batch(batch)
-    await end_turn(connection, queries, sweeper, passing)
+    await finish_sweep(connection, queries, sweeper, passing)
     return SweepReport(dict(passing.counts), batches, longest, time.monotonic() - began, refused)

@@ -7,7 +7,7 @@ import asyncpg
 from holdfast.errors import SchemaMismatch
 from holdfast.postgres.queries import Queries
 from holdfast.postgres.retention import fetch
-from holdfast.postgres.schema.ddl import looking
+from holdfast.postgres.schema.ddl import reading
 
 
 async def require_archive(connection: asyncpg.Connection, schema: str = "core") -> None:
@@ -16,7 +16,7 @@ async def require_archive(connection: asyncpg.Connection, schema: str = "core") 
     The number of a schema says which migrations ran, and nothing about what was dropped since.
     """
     queries = Queries(schema)
-    async with looking(connection, queries):
+    async with reading(connection, queries):
         rows = await fetch(connection, queries, "missing_parts")
     if rows:
         missing = "; ".join(_missing(f"{schema}.{row['relation']}", row["kind"], row["part"]) for row in rows)

@@ -17,9 +17,9 @@ from holdfast.postgres.queries import Queries
 from holdfast.retry import CONFLICT_SQLSTATES, LOCK_NOT_AVAILABLE
 
 LOCK_TRIES = 10
-TURN_PATIENCE = 600.0
+LOCK_PATIENCE = 600.0
 FOREIGN_PATIENCE = 15.0
-_BETWEEN_LOOKS = 1.0
+_BETWEEN_QUESTIONS = 1.0
 
 _PASSING = CONFLICT_SQLSTATES | {LOCK_NOT_AVAILABLE}
 # Roles belong to the whole cluster, and the lock on migrations to one database: two databases that are set up
@@ -59,13 +59,13 @@ async def connect(dsn: str) -> Any:
 
 
 @asynccontextmanager
-async def looking(connection: Any, queries: Queries) -> AsyncIterator[None]:
+async def reading(connection: Any, queries: Queries) -> AsyncIterator[None]:
     """A transaction in which no name is looked up in a schema that others can write to; if one is open, that one."""
     if connection.is_in_transaction():
         yield
         return
     async with connection.transaction(isolation="read_committed"):
-        await connection.execute(queries.asyncpg("begin_look").sql)
+        await connection.execute(queries.asyncpg("begin_reading").sql)
         yield
 
 
@@ -79,7 +79,7 @@ async def one_at_a_time(connection: Any, queries: Queries, on_wait: Callable[[],
     if await is_pooled(connection):
         yield False
         return
-    await _wait_for_turn(connection, queries, on_wait)
+    await _wait_for_lock(connection, queries, on_wait)
     try:
         yield True
     finally:
@@ -87,18 +87,18 @@ async def one_at_a_time(connection: Any, queries: Queries, on_wait: Callable[[],
             await connection.fetchval(queries.asyncpg("unlock").sql)
 
 
-async def _wait_for_turn(connection: Any, queries: Queries, on_wait: Callable[[], None]) -> None:
-    turn = _Turn(connection, queries)
+async def _wait_for_lock(connection: Any, queries: Queries, on_wait: Callable[[], None]) -> None:
+    lock_wait = _LockWait(connection, queries)
     waited = False
     while not await connection.fetchval(queries.asyncpg("try_lock").sql):
-        await turn.missed()
+        await lock_wait.missed()
         if not waited:
             on_wait()
             waited = True
         await asyncio.sleep(random.uniform(0.05, 0.25))
 
 
-class _Turn:
+class _LockWait:
     """How long the lock on schema changes is waited for.
 
     Every login of the database can take it. One that may not change the schema is waited for a few seconds, and named.
@@ -108,28 +108,28 @@ class _Turn:
         self._connection = connection
         self._queries = queries
         self._since = time.monotonic()
-        self._looked_at = 0.0
+        self._asked_at = 0.0
         self._holder = "pid unknown"
-        self._patience = TURN_PATIENCE
+        self._patience = LOCK_PATIENCE
 
     async def missed(self) -> None:
         """Raise an error when the lock has been waited for long enough."""
         now = time.monotonic()
-        if now - self._looked_at >= _BETWEEN_LOOKS:
-            self._looked_at = now
-            await self._look()
+        if now - self._asked_at >= _BETWEEN_QUESTIONS:
+            self._asked_at = now
+            await self._name_the_holder()
         if now - self._since > self._patience:
             raise MigrationRefused(
                 f"another session has held the lock on schema changes for {now - self._since:.0f} s: {self._holder}",
                 "wait for it, or as an administrator: SELECT pg_terminate_backend(pid); and run this again",
             )
 
-    async def _look(self) -> None:
-        async with looking(self._connection, self._queries):
+    async def _name_the_holder(self) -> None:
+        async with reading(self._connection, self._queries):
             row = await self._connection.fetchrow(self._queries.asyncpg("lock_holder").sql)
         if row is not None:
             self._holder = f"pid {row['pid']}, login {row['login']}, application {row['application']}"
-            self._patience = TURN_PATIENCE if row["entitled"] else FOREIGN_PATIENCE
+            self._patience = LOCK_PATIENCE if row["entitled"] else FOREIGN_PATIENCE
 
 
 @asynccontextmanager
@@ -151,7 +151,7 @@ async def change(
 ) -> None:
     """Run `work` in a transaction of its own, again when it could not get a lock in two seconds."""
     passing = _PASSING_FOR_ROLES if roles else _PASSING
-    turn = _Turn(connection, queries)
+    lock_wait = _LockWait(connection, queries)
     attempt = 0
     while True:
         try:
@@ -166,7 +166,7 @@ async def change(
             if attempt == LOCK_TRIES:
                 raise await _no_lock(connection, queries, what) from error
             on_retry(attempt)
-        await turn.missed()
+        await lock_wait.missed()
         # Long enough for those who queued behind the change to go ahead of its next try.
         await asyncio.sleep(random.uniform(0.1, min(4.0, 0.25 * 2**attempt)))
 
@@ -189,7 +189,7 @@ def refusal(what: str, error: asyncpg.PostgresError) -> MigrationRefused:
 
 
 async def _no_lock(connection: Any, queries: Queries, what: str) -> MigrationRefused:
-    async with looking(connection, queries):
+    async with reading(connection, queries):
         oldest = await connection.fetchrow(queries.asyncpg("oldest_transaction").sql)
     holder = (
         f"; the oldest transaction is {oldest['seconds']} s old: pid {oldest['pid']}, "

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from holdfast.postgres.queries import Queries
-from holdfast.postgres.schema.ddl import MigrationRefused, looking
+from holdfast.postgres.schema.ddl import MigrationRefused, reading
 
 RolesMode = Literal["auto", "always", "never"]
 
@@ -40,7 +40,7 @@ class Facts:
 async def inspect(connection: Any, queries: Queries) -> Facts:
     """Read the facts; refuse a server that Holdfast does not work on."""
     statement = queries.asyncpg("inspect_server")
-    async with looking(connection, queries):
+    async with reading(connection, queries):
         row = await connection.fetchrow(statement.sql, *statement.bind({"roles": list(ROLES)}))
     facts = Facts(**{field.name: row[field.name] for field in fields(Facts)})
     if facts.version < OLDEST_SERVER:

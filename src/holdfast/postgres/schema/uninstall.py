@@ -8,7 +8,7 @@ from typing import Any
 import asyncpg
 
 from holdfast.postgres.queries import Queries
-from holdfast.postgres.schema.ddl import MigrationRefused, change, connect, looking, one_at_a_time, transaction
+from holdfast.postgres.schema.ddl import MigrationRefused, change, connect, one_at_a_time, reading, transaction
 from holdfast.postgres.schema.ownership import OWNER, ROLES, Facts, inspect
 
 _NOT_DROPPED = (
@@ -101,7 +101,7 @@ async def _become_owner(connection: Any, queries: Queries, facts: Facts) -> None
 async def _drop_roles(connection: Any, queries: Queries) -> tuple[str, ...]:
     statement = queries.asyncpg("unused_roles")
     dropped = []
-    async with looking(connection, queries):
+    async with reading(connection, queries):
         unused = await connection.fetch(statement.sql, *statement.bind({"roles": list(ROLES)}))
     for row in unused:
         role = row[0]

@@ -64,7 +64,7 @@ SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', false),
        CASE WHEN pg_catalog.current_setting('server_version_num')::pg_catalog.int4 OPERATOR(pg_catalog.>=) 170000
             THEN pg_catalog.set_config('transaction_timeout', '0', false) END
 
--- name: begin_look
+-- name: begin_reading
 -- Of a transaction that only reads, also behind a connection pooler.
 SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true)
 

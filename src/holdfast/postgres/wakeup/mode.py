@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from holdfast.postgres.queries import Queries
-from holdfast.postgres.schema.ddl import MigrationRefused, change, connect, looking, one_at_a_time
+from holdfast.postgres.schema.ddl import MigrationRefused, change, connect, one_at_a_time, reading
 from holdfast.postgres.schema.ownership import OWNER, Facts, inspect
 
 Mode = Literal["when_idle", "always", "never"]
@@ -56,7 +56,7 @@ async def set_mode(
 
 
 async def _bell(connection: Any, queries: Queries) -> str | None:
-    async with looking(connection, queries):
+    async with reading(connection, queries):
         found: str | None = await connection.fetchval(queries.asyncpg("read_wakeup_mode").sql)
     return found
 
