@@ -75,7 +75,7 @@ class SleepingWorker:
         self.asked_to_look = 0
         self.id = uuid4()
         self.sleeper = Sleeper(ReservedConnection(Address(dsn), "sleeper"), Queries(), self.id, self._look)
-        self.sleeper.hears = True
+        self.sleeper.hear(True)
 
     def _look(self) -> None:
         self.asked_to_look += 1
@@ -274,11 +274,11 @@ async def test_deaf_worker_does_not_fall_asleep(
 ) -> None:
     """LSN-2: a bell that the worker itself would not hear is not rung for it."""
     worker = sleepers[0]
-    worker.sleeper.hears = False
+    worker.sleeper.hear(False)
     assert not await worker.sleeper.fall_asleep(CHANNEL)
     await conn.execute(INSERT)
     assert await bell.rung() == []
-    worker.sleeper.hears = True
+    worker.sleeper.hear(True)
     assert await worker.sleeper.fall_asleep(CHANNEL)
 
 

@@ -19,7 +19,7 @@ def steady() -> float:
 class DatabaseClock:
     """Reckons the time of the database, and notices when it is set. Threads share it.
 
-    `on_step` is called, in the thread that observes, for each step; `steps` has those that are still to be reported.
+    `steps` has the steps that are still to be reported.
     """
 
     def __init__(self, lease: float) -> None:
@@ -29,7 +29,11 @@ class DatabaseClock:
         self._observed_at = float("-inf")
         self._before: tuple[float, float] | None = None  # the offset before a step forward, and until when it counts
         self.steps: deque[float] = deque(maxlen=100)
-        self.on_step: Callable[[], object] | None = None
+        self._on_step: Callable[[], object] = lambda: None
+
+    def when_set(self, call: Callable[[], object]) -> None:
+        """Have this called for each step, in the thread that observes it."""
+        self._on_step = call
 
     def observe(self, there: datetime, asked: float, answered: float, longest_lease: float = 0.0) -> None:
         """Compare with what the database answered between two moments of `steady`."""
@@ -46,8 +50,7 @@ class DatabaseClock:
                 lowest = known[0] if self._before is None else min(known[0], self._before[0])
                 self._before = lowest, answered + max(self._lease, longest_lease)
             self.steps.append((earliest + latest) / 2 - sum(known) / 2)
-        if self.on_step is not None:
-            self.on_step()
+        self._on_step()
 
     def ended_before(self) -> datetime | None:
         """The time before which a lease must end to count as expired; None while nothing is known.

@@ -208,7 +208,11 @@ class ReservedConnection:
         self._durable = durable
         self._connection: asyncpg.Connection | None = None
         self._lock = asyncio.Lock()
-        self.on_lost: Callable[[], None] | None = None  # called when the other side closes the connection
+        self._on_lost: Callable[[], None] = lambda: None
+
+    def when_lost(self, call: Callable[[], None]) -> None:
+        """Have this called when the other side closes the connection."""
+        self._on_lost = call
 
     async def use(self) -> asyncpg.Connection:
         connection = self._connection
@@ -231,8 +235,7 @@ class ReservedConnection:
         if connection is not self._connection:
             return
         self._address.found(False)  # so that not every loop tries at once
-        if self.on_lost is not None:
-            self.on_lost()
+        self._on_lost()
 
     @property
     def reachable(self) -> bool:

@@ -22,6 +22,7 @@ from holdfast.postgres.clock import DatabaseClock, steady
 from holdfast.postgres.delivery import Delivery
 from holdfast.postgres.statements import NamedStatements
 from holdfast.postgres.subscriptions import SubscriptionsChanged
+from holdfast.retention import RetentionPolicies
 
 _REPAIR_BATCH = 5_000
 # Of routes: how many a page has, and how many are looked at for it.
@@ -78,7 +79,13 @@ class Deliveries:
         self._generation = generation
         self._lease = timedelta(seconds=lease)
         self.clock = DatabaseClock(lease)
-        self.deletes_delivered = False  # the retention policies keep no delivered rows of some content class
+        self._deletes_delivered = False
+
+    def follow(self, policies: RetentionPolicies) -> None:
+        """Delete rows with their delivery where the retention policies keep no delivered rows of some content class."""
+        self._deletes_delivered = any(
+            policy.deletes_at_once for (entity, _), policy in policies.items() if entity == "outbox_row"
+        )
 
     async def claim(
         self, connection: asyncpg.Connection, subscriptions: int, channel: str, lanes: Sequence[LaneClaim]
@@ -165,7 +172,7 @@ class Deliveries:
                 return [lost for some in groups for lost in await self.deliver(connection, some, record=record)]
         rows = await self._fetch(
             connection,
-            "outbox_deliver_and_delete" if self.deletes_delivered else "outbox_deliver",
+            "outbox_deliver_and_delete" if self._deletes_delivered else "outbox_deliver",
             **_fence(batch),
             routes=list(handlers),
             handlers=list(handlers.values()),
@@ -255,7 +262,7 @@ class Deliveries:
 
     async def delete_delivered(self, connection: asyncpg.Connection, delivery: Delivery) -> None:
         """Delete the row that `enter` has settled, as the last statement of its transaction, if it is not kept."""
-        if self.deletes_delivered:
+        if self._deletes_delivered:
             values = {"id": delivery.id, "handler": delivery.handler.name}
             await self._fetch(connection, "outbox_delete_delivered", **values)
 

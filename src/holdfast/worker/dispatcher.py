@@ -69,7 +69,7 @@ class Dispatcher:
         self._stopping = False
         self._quiet = asyncio.Event()
         self.turned_at = time.monotonic()  # when the loop last turned, for the thread of the lease keeper
-        settler.on_room = self._start_all
+        settler.when_room(self._start_all)
 
     # --- for the claimer ------------------------------------------------------------------------------
 

@@ -99,10 +99,7 @@ class Lifecycle:
             try:
                 await connections.address.probe()
                 connection = await connections.claim.use()
-                policies = await require_ready(connection, self._settings)
-                shared.deliveries.deletes_delivered = any(
-                    policy.deletes_at_once for (entity, _), policy in policies.items() if entity == "outbox_row"
-                )
+                shared.deliveries.follow(await require_ready(connection, self._settings))
                 # Handlers that run in process are owed nothing; their lanes are served, for replays.
                 owed = [handler for handler in self._registry if handler.via == "outbox"]
                 await shared.subscriptions.subscribe(connection, owed)

@@ -62,11 +62,11 @@ class Listener:
                 if not first:
                     self._counters.listen_reconnects += 1
                 first = False
-                self._sleeper.hears = True
+                self._sleeper.hear(True)
                 self._wakeups.look_again()  # what was published meanwhile rang no bell for this worker
                 await self._watch()
             except CONNECTION_FAULTS as fault:
-                self._sleeper.hears = False
+                self._sleeper.hear(False)
                 self._connection.drop()
                 self._sleeper.reset()
                 if isinstance(fault, TimeoutError):
@@ -84,7 +84,7 @@ class Listener:
                 raise LoginRefused(str(refusal)) from refusal
         if not address.pooled:
             return True
-        self._sleeper.possible = False
+        self._sleeper.give_up()
         details: dict[str, object] = {
             "cause": "the connection goes through a transaction pooler, where nothing can be listened for",
             "action": f"polling every {self._poll_interval:g} s",

@@ -80,7 +80,7 @@ class Maintenance:
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
         # The lease keeper looks at the clock more often, in a thread of its own.
-        self._deliveries.clock.on_step = lambda: loop.call_soon_threadsafe(self._clock_stepped.set)
+        self._deliveries.clock.when_set(lambda: loop.call_soon_threadsafe(self._clock_stepped.set))
         while True:
             try:
                 connection = await self._connection.use()

@@ -54,7 +54,7 @@ class Settler:
         self._enough = shared.settings.batch  # to settle without waiting for more
         self._most = 2 * shared.settings.batch
         self._unsettled = 0  # deliveries that were added and are not settled
-        self.on_room: Callable[[], None] = lambda: None  # called when the settler may be full no longer
+        self._on_room: Callable[[], None] = lambda: None
         self._archives = shared.settings.dead_letters == "archive"
         # Successes wait as bare deliveries: they are nearly all, and an object around each would be waste.
         self._deliver: _Queue[Delivery] = _Queue(self._send_deliver, self._delivered)
@@ -83,6 +83,10 @@ class Settler:
     def full(self) -> bool:
         """Whether as much waits to be settled as may."""
         return self._unsettled >= self._most
+
+    def when_room(self, call: Callable[[], None]) -> None:
+        """Have this called whenever the settler was full, and may be so no longer."""
+        self._on_room = call
 
     def deliver(self, delivery: Delivery) -> None:
         """Settle a delivery whose handler succeeded."""
@@ -179,7 +183,7 @@ class Settler:
         self._in_flight.drop(*map(_delivery, settled))
         was_full, self._unsettled = self.full, self._unsettled - len(settled)
         if was_full:
-            self.on_room()
+            self._on_room()
 
     async def _send(self, queue: _Queue[Some], batch: list[Some]) -> None:
         """Send until the database has answered: while it does not, no other worker can claim the rows either."""

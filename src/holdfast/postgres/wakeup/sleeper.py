@@ -25,8 +25,8 @@ _LONGEST_QUEUE = 60.0
 class Sleeper:
     """One worker's part in it, on a connection of its own.
 
-    `possible` is false where no notification can arrive: without LISTEN, or behind a transaction pooler. The listener
-    sets `hears` while it listens. `look_again` is called when a lock that had to be waited for is granted, and when
+    `possible` is false where no notification can arrive: without LISTEN, or behind a transaction pooler. `hears` is
+    true while the listener listens. `look_again` is called when a lock that had to be waited for is granted, and when
     one is lost.
     """
 
@@ -39,16 +39,24 @@ class Sleeper:
         *,
         possible: bool = True,
     ) -> None:
-        connection.on_lost = self.reset
+        connection.when_lost(self.reset)
         self.possible = possible
         self.hears = False
         self._connection = connection
         self._queries = queries
         self._worker = str(worker)
         self._look_again = look_again
-        self._turn = asyncio.Lock()
+        self._connection_lock = asyncio.Lock()
         self._asleep: set[str] = set()  # channels whose sleeper this is, with the lock granted
         self._waiting: asyncio.Task[None] | None = None  # for the lock of a channel whose sleeper this is
+
+    def hear(self, hears: bool) -> None:
+        """Note that the listener has begun to listen, or has ceased to."""
+        self.hears = hears
+
+    def give_up(self) -> None:
+        """Note that no notification can arrive."""
+        self.possible = False
 
     @property
     def chosen(self) -> bool:
@@ -110,7 +118,7 @@ class Sleeper:
 
     async def _ask(self, name: str, *, patience: float | None = _PATIENCE, **values: object) -> object:
         statement = self._queries.asyncpg(name)
-        async with self._turn:
+        async with self._connection_lock:
             connection = await self._connection.use()
             try:
                 return await connection.fetchval(statement.sql, *statement.bind(values), timeout=patience)
