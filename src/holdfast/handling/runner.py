@@ -18,9 +18,9 @@ from holdfast.handling.threads import Threads
 from holdfast.outcome import Outcome
 from holdfast.telemetry import Notice, Observer
 
-Call = Callable[[], Awaitable[Outcome]]
+HandlerCall = Callable[[], Awaitable[Outcome]]
 # Begins and ends the transaction around the call, and returns what is left to settle: None for nothing.
-Transact = Callable[[Session, Call], Awaitable[Outcome | None]]
+HandlerTransaction = Callable[[Session, HandlerCall], Awaitable[Outcome | None]]
 
 
 class HandlerRunner:
@@ -43,7 +43,7 @@ class HandlerRunner:
         event: EventEnvelope,
         context: HandlerContext,
         start: Callable[[], None],
-        transact: Transact,
+        transact: HandlerTransaction,
     ) -> Outcome | None:
         """Return the outcome of the handler, or for one that takes `tx`, what `transact` returns.
 

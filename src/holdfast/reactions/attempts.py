@@ -8,7 +8,7 @@ from functools import partial
 from holdfast.context import HandlerContext, current_context
 from holdfast.envelope import EventEnvelope
 from holdfast.handlers import Handler
-from holdfast.handling.runner import Call, HandlerRunner, commit, limited
+from holdfast.handling.runner import HandlerCall, HandlerRunner, commit, limited
 from holdfast.handling.sessions import SILENCE, NoConnection, Session
 from holdfast.outcome import Done, Outcome
 from holdfast.postgres.reactions import ReactionStatements
@@ -40,7 +40,9 @@ class Attempts:
         except BaseException as error:
             return error
 
-    async def _transact(self, handler: Handler, event: EventEnvelope, session: Session, call: Call) -> Outcome | None:
+    async def _transact(
+        self, handler: Handler, event: EventEnvelope, session: Session, call: HandlerCall
+    ) -> Outcome | None:
         """BEGIN; write the inbox; handler; COMMIT. Only the handler has a time limit. None: it was handled before."""
         outcome: Outcome | None = None
         transaction = session.transaction(isolation="read_committed")

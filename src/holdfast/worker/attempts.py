@@ -86,7 +86,7 @@ class Attempts:
                     runner.start()
                     result = handler.outcome_of(await handler.function(event))
                 else:
-                    transact = partial(self._transactions.run, delivery, partial(self._settlement, runner, delivery))
+                    transact = partial(self._transactions.run, delivery, partial(self._verdict, runner, delivery))
                     result = await self._handlers.run(handler, event, context, runner.start, transact)
             finally:
                 current_context.reset(token)
@@ -108,7 +108,7 @@ class Attempts:
         elif isinstance(result, Done):
             self._settler.deliver(delivery)
         else:
-            settlement = self._settlement(runner, delivery, result)
+            settlement = self._verdict(runner, delivery, result)
             if settlement is None:
                 self._lose(delivery)
             else:
@@ -125,7 +125,7 @@ class Attempts:
         self._counters.lost_leases += 1
         self._in_flight.drop(delivery)
 
-    def _settlement(self, runner: Runner, delivery: Delivery, setback: Setback) -> Settlement | None:
+    def _verdict(self, runner: Runner, delivery: Delivery, setback: Setback) -> Settlement | None:
         """How to settle an attempt that did not succeed; None when its lease is lost."""
         if isinstance(setback, asyncio.CancelledError):
             if self.ending:

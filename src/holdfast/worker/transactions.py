@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import asyncpg
 
-from holdfast.handling.runner import Call, commit
+from holdfast.handling.runner import HandlerCall, commit
 from holdfast.handling.sessions import SILENCE, Session, terminate
 from holdfast.outcome import Done, Outcome, Snooze
 from holdfast.postgres.delivery import Delivery
@@ -28,8 +28,8 @@ _UNDO_PATIENCE = 2.0
 # A COMMIT that ends with one of these may have been carried out.
 _UNANSWERED = (*CONNECTION_FAULTS, asyncio.CancelledError)
 
-# Returns how to settle an attempt that did not succeed; None when this worker must not settle it.
-Settle = Callable[[Setback], Settlement | None]
+# The verdict on an attempt that did not succeed: how to settle it; None when this worker must not.
+Verdict = Callable[[Setback], Settlement | None]
 
 
 class LeaseLost(Exception):
@@ -46,7 +46,7 @@ class Transactions:
         self._settler = settler
         self.outage = shared.outages.of("handle")
 
-    async def run(self, delivery: Delivery, settle: Settle, session: Session, call: Call) -> Outcome | None:
+    async def run(self, delivery: Delivery, verdict: Verdict, session: Session, call: HandlerCall) -> Outcome | None:
         """Call the handler in a transaction that settles its delivery.
 
         Returns None when the delivery is settled; otherwise the outcome to settle, with the writes rolled back.
@@ -87,7 +87,7 @@ class Transactions:
             if await self._finds_delivered(delivery):
                 result = Done()
         if not isinstance(result, Done):
-            settlement = settle(result)
+            settlement = verdict(result)
             if settlement is None:
                 raise LeaseLost
             if await self._settle(session, transaction, savepoint, settlement, drops):
