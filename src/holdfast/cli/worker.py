@@ -25,7 +25,7 @@ from holdfast.handlers import HandlerRegistry
 from holdfast.observability.logging import log_fact
 from holdfast.redact import unredacted
 from holdfast.settings import WorkerSettings
-from holdfast.telemetry import Observer
+from holdfast.telemetry import Notice, Observer
 from holdfast.worker import process
 from holdfast.worker.readiness import refuse_unready
 from holdfast.worker.supervisor import Supervisor, end_with_parent
@@ -124,17 +124,18 @@ def worker(
     redactor_name = environment.redactor(redact)
     redactor = load_redactor(redactor_name)
     logs.configure()
+    left: list[str] = []
     try:
         with _sentry(environment.sentry_dsn()) as observers:
             if processes == 1:
                 worker = Worker(address, registry, settings, observers=(log_fact, *observers), redact=redactor)
-                process.run(_work(worker, lifeline))
+                left = process.run(_work(worker, lifeline))
             else:
                 # Each child reports its own dead letters; a bad address is found here, before any child is started.
                 asyncio.run(_supervise(target, address, settings, processes, redactor_name))
     finally:
         logs.flush()
-    _leave()
+    _leave(left)
 
 
 @contextlib.contextmanager
@@ -271,12 +272,16 @@ def child_command(target: str, settings: WorkerSettings, number: int, lifeline: 
     return command + ["--no-listen"] * (not settings.listen) + ["--no-sweep"] * (not settings.sweep)
 
 
-def _leave() -> None:
-    """End although a handler's thread cannot be ended: its event was released when the grace was over."""
+def _leave(tasks: list[str]) -> None:
+    """End although handlers have left threads or tasks that cannot be ended; they are named in the log."""
     deadline = time.monotonic() + 0.5
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.daemon:
-            thread.join(max(0.0, deadline - time.monotonic()))
-            if thread.is_alive():
-                sys.stdout.flush()
-                os._exit(0)
+    threads = [each for each in threading.enumerate() if each is not threading.current_thread() and not each.daemon]
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    alive = sorted(thread.name for thread in threads if thread.is_alive())
+    if alive or tasks:
+        remedy = "end what a handler starts before it returns; the process ends without waiting for it"
+        log_fact(Notice("warning", "left_behind", {"threads": alive, "tasks": tasks, "remedy": remedy}))
+        logs.flush()
+        sys.stdout.flush()
+        os._exit(0)

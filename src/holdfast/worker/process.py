@@ -4,24 +4,51 @@ import asyncio
 import gc
 import importlib.util
 import os
-from collections.abc import Coroutine
-from typing import TypeVar
+from collections.abc import Callable, Coroutine
 
-T = TypeVar("T")
+# For tasks that are cancelled when the worker has stopped.
+_TASK_PATIENCE = 0.5
 
 
-def run(work: Coroutine[object, None, T]) -> T:
-    """Run a coroutine on the fastest event loop that is installed."""
+def run(work: Coroutine[object, None, None]) -> list[str]:
+    """Run a coroutine on the fastest event loop that is installed.
+
+    Returns the names of tasks that handlers have left, and that refuse to end: their loop stays open.
+    """
     # Imported modules stay: looking for garbage among them is useless. A claim makes thousands of objects at once,
     # which are freed soon without the collector; with Python's own thresholds each claim would cost three collections.
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
+    runner = asyncio.Runner(loop_factory=_loop_factory())
+    left: list[str] = []
+    try:
+        runner.run(work)
+    finally:
+        left = runner.run(_end_tasks())
+        if not left:
+            runner.close()
+    return left
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     if importlib.util.find_spec("uvloop") is None:
-        return asyncio.run(work)
+        return None
     import uvloop
 
-    return uvloop.run(work)
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
+
+
+async def _end_tasks() -> list[str]:
+    """Cancel the tasks that are left; returns the names of those that go on."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    if not tasks:
+        return []
+    _, refusing = await asyncio.wait(tasks, timeout=_TASK_PATIENCE)
+    return sorted(task.get_name() for task in refusing)
 
 
 def exit_now(signal_number: int) -> None:

@@ -56,6 +56,7 @@ class Worker:
 
     def _begin(self) -> None:
         """Note that the worker starts. In a process that was forked meanwhile, it becomes a worker of its own."""
+        _require_asyncio()
         if self._process != os.getpid():
             if self._begun:
                 raise ConfigurationError(
@@ -156,3 +157,14 @@ class Worker:
     def listening(self) -> bool:
         """Whether notifications reach this worker."""
         return self._parts.sleeper.hears
+
+
+def _require_asyncio() -> None:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        raise ConfigurationError(
+            "worker",
+            "is started outside a running asyncio event loop",
+            "await it in asyncio.run(...); under trio, run it in a thread or a process of its own",
+        ) from None
