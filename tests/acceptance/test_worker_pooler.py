@@ -28,11 +28,17 @@ unix_socket_dir =
 auth_type = any
 pool_mode = transaction
 default_pool_size = 5
+max_client_conn = 1000
+{more}
 """
+POOLS = {
+    "as it comes": "",
+    "reset each time": "server_reset_query = DISCARD ALL\nserver_reset_query_always = 1",
+}
 
 
 @pytest.fixture
-async def pooled_dsn(dsn: str, tmp_path: Path) -> AsyncIterator[str]:
+async def pooled_dsn(request: pytest.FixtureRequest, dsn: str, tmp_path: Path) -> AsyncIterator[str]:
     if PGBOUNCER is None:
         pytest.skip("pgbouncer is not on this machine; on Debian: apt-get install pgbouncer")
     parts = urlsplit(dsn)
@@ -42,7 +48,12 @@ async def pooled_dsn(dsn: str, tmp_path: Path) -> AsyncIterator[str]:
     configuration = tmp_path / "pgbouncer.ini"
     configuration.write_text(
         CONFIGURATION.format(
-            host=parts.hostname, port=parts.port, user=parts.username, password=parts.password, listen=port
+            host=parts.hostname,
+            port=parts.port,
+            user=parts.username,
+            password=parts.password,
+            listen=port,
+            more=POOLS[getattr(request, "param", "as it comes")],
         )
     )
     account = pwd.getpwnam("nobody") if os.geteuid() == 0 else None  # it refuses to run as root
@@ -118,3 +129,39 @@ async def test_a_direct_listening_connection_restores_the_bell(
         async with asyncio.timeout(5):
             await arrived.wait()
         await drained(conn)
+
+
+@pytest.mark.trust
+@pytest.mark.parametrize("pooled_dsn", POOLS, indirect=True)
+async def test_hundreds_of_producers_share_five_sessions(pooled_dsn: str, conn: asyncpg.Connection) -> None:
+    """PUB-1, T26: each publishes and commits, some give up; every commit is one event, and nothing else is."""
+    registry, seen = HandlerRegistry(), list[int]()
+
+    @registry.handler("order.placed", name="billing.charge")
+    async def charge(event: EventEnvelope) -> None:
+        seen.append(event.payload["n"])
+
+    publisher, opened = Publisher("shop"), asyncio.Semaphore(50)
+
+    async def produce(n: int) -> None:
+        async with opened:  # of the handshakes only: all of them are connected together
+            producer = await asyncpg.connect(pooled_dsn, statement_cache_size=0)
+        connected.append(n)
+        await everyone.wait()
+        try:
+            for _ in range(3):
+                transaction = producer.transaction()
+                await transaction.start()
+                await publisher.publish(producer, "order.placed", {"n": n})
+                await (transaction.rollback() if n % 5 == 0 else transaction.commit())
+        finally:
+            await producer.close()
+
+    connected, everyone = list[int](), asyncio.Event()
+    producing = [asyncio.create_task(produce(n)) for n in range(400)]
+    await until(lambda: len(connected) == 400 or any(task.done() for task in producing), what="all are connected")
+    everyone.set()
+    await asyncio.gather(*producing)
+    async with running(pooled_dsn, registry, poll_interval=0.2):
+        await drained(conn)
+    assert sorted(seen) == sorted([n for n in range(400) if n % 5] * 3)

@@ -74,6 +74,45 @@ async def test_the_server_is_killed_at_every_await(dsn: str, conn: asyncpg.Conne
     assert 0 < committed < deaths
 
 
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(("driver", "other"), [("asyncpg", "psycopg"), ("psycopg", "sqlalchemy")])
+async def test_the_retry_goes_to_another_driver(
+    dsn: str, conn: asyncpg.Connection, zygote: Zygote, driver: str, other: str
+) -> None:
+    """Row 21, T35: killed at its awaits under one driver, the retry in a process with another one."""
+    wanted: dict[str, Any] = {"app": "shop", "dsn": dsn}
+    deaths, committed, moment = 0, 0, 0
+    with reserved_port() as port, reserved_port() as next_port:
+        async with (
+            zygote.serving(port=next_port, options=[other, "read committed"], **wanted),
+            client(next_port) as survivor,
+        ):
+            while True:
+                moment += 3  # every third of them
+                await conn.execute("TRUNCATE effects, core.outbox, core.idempotency_records")
+                options = [driver, "read committed"]
+                async with (
+                    zygote.serving(port=port, kill=moment, options=options, **wanted) as [pid],
+                    client(port) as http,
+                ):
+                    first = None
+                    with contextlib.suppress(httpx.TransportError):
+                        first = await http.order(f"k-{moment}")
+                    if first is not None:
+                        break
+                    await until(lambda pid=pid: not alive(pid), what="its death")
+                deaths += 1
+                before = await settled(conn)
+                retry = await survivor.order(f"k-{moment}")
+                assert retry.status_code == 201, f"moment {moment}"
+                replayed = "idempotent-replayed" in retry.headers
+                assert replayed or before == 0, f"moment {moment}: carried out twice"
+                assert await settled(conn) == 1, f"moment {moment}"
+                committed += replayed
+    assert first.status_code == 201
+    assert deaths >= 5 and 0 < committed < deaths
+
+
 def alive(pid: int) -> bool:
     return os.path.exists(f"/proc/{pid}")
 
