@@ -5,6 +5,7 @@ Every delivery that a handler finished is a line in a file of its process, writt
 """
 
 import asyncio
+import logging
 import os
 import select
 import signal
@@ -15,7 +16,7 @@ from typing import Any
 
 import asyncpg
 
-from chaos.events import derived
+from chaos.events import crowd, derived
 from holdfast import (
     EventEnvelope,
     HandlerContext,
@@ -50,6 +51,7 @@ class Deliveries:
 deliveries = Deliveries(Path(os.environ.get("CHAOS_DELIVERIES", ".")))
 lease = float(os.environ.get("CHAOS_LEASE", "3"))
 dsn = os.environ.get("HOLDFAST_DSN", "")
+log = logging.getLogger(__name__)
 
 
 def duration(event: EventEnvelope) -> float:
@@ -101,8 +103,13 @@ async def send(event: EventEnvelope, context: HandlerContext) -> None:
 
 
 @registry.handler("price.changed", name="price.update", retry=PATIENT)
-async def update_price(event: EventEnvelope, context: HandlerContext) -> None:
+async def note(event: EventEnvelope, context: HandlerContext) -> None:
     deliveries.note(event, context, time.monotonic())
+
+
+for event_type, handlers in crowd(int(os.environ.get("CHAOS_CROWD", "0"))).items():
+    for name in handlers:
+        registry.add(name, (event_type.replace(".seen", ".*"),), note, retry=PATIENT)
 
 
 @registry.handler("invoice.due", name="invoice.print", retry=PATIENT)
@@ -156,6 +163,33 @@ async def hog(event: EventEnvelope, tx: asyncpg.Connection, context: HandlerCont
     started = time.monotonic()
     await asyncio.sleep(float(event.payload["seconds"]))
     await effect(event, tx, context)
+    deliveries.note(event, context, started)
+
+
+@registry.handler("trouble.linger", name="trouble.linger", retry=PATIENT)
+async def linger(event: EventEnvelope, context: HandlerContext) -> None:
+    """LSN-17: waits for something slow."""
+    started = time.monotonic()
+    await asyncio.sleep(float(event.payload["seconds"]))
+    deliveries.note(event, context, started)
+
+
+@registry.handler("trouble.occupy", name="trouble.occupy", retry=PATIENT)
+def occupy(event: EventEnvelope, context: HandlerContext) -> None:
+    """LSN-17: keeps one of few threads."""
+    started = time.monotonic()
+    sleep(float(event.payload["seconds"]))
+    deliveries.note(event, context, started)
+
+
+@registry.handler("trouble.shout", name="trouble.shout", retry=PATIENT)
+async def shout(event: EventEnvelope, context: HandlerContext) -> None:
+    """T16: has more to say than a pipe holds."""
+    started = time.monotonic()
+    for number in range(int(event.payload["lines"])):
+        log.info("line %d", number)
+        if number % 50 == 0:
+            await asyncio.sleep(0)  # the log is the trouble, and not the loop
     deliveries.note(event, context, started)
 
 

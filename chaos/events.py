@@ -30,6 +30,9 @@ TROUBLES: dict[str, Mapping[str, Fate]] = {
     "trouble.block": {"trouble.block": "effect"},
     "trouble.hang": {"trouble.hang": "failed"},
     "trouble.hog": {"trouble.hog": "effect"},
+    "trouble.linger": {"trouble.linger": "delivery"},
+    "trouble.occupy": {"trouble.occupy": "delivery"},
+    "trouble.shout": {"trouble.shout": "delivery"},
     "trouble.die_before_commit": {"trouble.die_before_commit": "effect"},
     "trouble.die_after_commit": {"trouble.die_after_commit": "effect"},
     "trouble.die_after_effect": {"trouble.die_after_effect": "delivery"},
@@ -45,6 +48,13 @@ IMPORTS: dict[str, Mapping[str, Fate]] = {"price.changed": {"price.update": "del
 
 OWED: dict[str, Mapping[str, Fate]] = ORDINARY | DERIVED | TROUBLES | PROBES | IMPORTS
 CAUSE = "ledger.record"
+
+
+def crowd(patterns: int) -> dict[str, Mapping[str, Fate]]:
+    """Event types with a handler each: so many that are wanted by a pattern, and ten times as many by their name."""
+    wanted = {f"crowd.kind_{n:04}.seen": f"crowd.kind_{n:04}" for n in range(patterns)}
+    wanted |= {f"crowd.one_{n:04}": f"crowd.one_{n:04}" for n in range(10 * patterns)}
+    return {event_type: {handler: "delivery"} for event_type, handler in wanted.items()}
 
 
 def derived(key: str) -> str:

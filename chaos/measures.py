@@ -1,10 +1,13 @@
-"""What a run measured, in the terms of the promises P3 to P7. A figure that could not be measured is absent."""
+"""What a run measured, in the terms of the promises. A figure that could not be measured is absent."""
 
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import pairwise
 
+from chaos.events import IMPORTS, OWED, PROBES, crowd
 from chaos.history import read
 from chaos.observer import recoveries
 from chaos.workers import notices
@@ -17,6 +20,8 @@ SILENT = ("half_open", "blackhole", "swallow_lines")
 NOTICED_BY_ALL = 15.0
 # Connection attempts are counted in outages of at least this length: the first second is everybody's first try.
 LONG_OUTAGE = 4.0
+# Handlers that take no transaction.
+PLAIN = {handler for handlers in OWED.values() for handler, fate in handlers.items() if fate in ("delivery", "either")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +32,7 @@ class Delivery:
     attempt: int
     began: float
     ended: float
+    process: int = 0
 
 
 def deliveries(world: World) -> list[Delivery]:
@@ -34,7 +40,7 @@ def deliveries(world: World) -> list[Delivery]:
     for log in sorted(world.deliveries.glob("*.log")):
         for line in log.read_text().splitlines():
             handler, key, row, attempt, began, ended = line.split()
-            found.append(Delivery(handler, key, row, int(attempt), float(began), float(ended)))
+            found.append(Delivery(handler, key, row, int(attempt), float(began), float(ended), int(log.stem)))
     return found
 
 
@@ -49,9 +55,10 @@ def figures(world: World) -> dict[str, float]:
     found["connections_max"] = max((sample.connections for sample in world.observer.samples), default=0)
     runs = deliveries(world)
     found |= _restarts(world, runs) | (_wake_ups(world, runs) if world.setup.probes else {})
+    found |= repeats(runs) | _releases(world, runs) | _unread(world, runs) | _beside_neighbours(world, runs)
     if waits := _noticed(world):
         found["noticed_s"] = max(waits)
-    for condition in ("idle", "busy", "hurried", "half_open"):
+    for condition in ("idle", "busy", "hurried", "half_open", "unread"):
         if seconds := [stop.seconds for stop in world.fleet.stops if stop.condition == condition]:
             found[f"stop_{condition}_s"] = max(seconds)
     return {name: round(value, 3) for name, value in found.items()}
@@ -87,22 +94,75 @@ def noticed(silences: Sequence[Strike], said: Sequence[Sequence[float]]) -> list
 
 def _wake_ups(world: World, runs: Sequence[Delivery]) -> dict[str, float]:
     """From the commit of a probe to its handler (P4), in quiet times and after a fault."""
-    heard: dict[str, float] = {}
-    for run in runs:
-        if run.handler == "probe.hear":
-            heard[run.key] = min(run.began, heard.get(run.key, run.began))
     quiet: list[float] = []
     after: list[float] = []
-    for event in read(world.history.path, ()):
-        if event.event_type == "probe.sent" and event.outcome == "acknowledged" and event.key in heard:
-            disturbed = any(strike.at - 0.1 <= event.at <= strike.until + AFTERMATH for strike in world.strikes)
-            (after if disturbed else quiet).append(max(0.0, heard[event.key] - event.at))
+    for at, waited in _waits(world, runs, PROBES | crowd(world.setup.crowd)):
+        (after if _within(world.strikes, at, AFTERMATH) else quiet).append(waited)
     found: dict[str, float] = {}
     if quiet:
         found |= {"probes": len(quiet), "wake_p50_ms": 1000 * percentile(quiet, 0.5)}
         found["wake_p99_ms"] = 1000 * percentile(quiet, 0.99)
     if after:
         found["wake_after_fault_s"] = max(after)
+    return found
+
+
+def _waits(world: World, runs: Sequence[Delivery], event_types: Container[str]) -> Iterator[tuple[float, float]]:
+    """When each event was committed, and how long it waited for a handler."""
+    heard: dict[str, float] = {}
+    for run in runs:
+        heard[run.key] = min(run.began, heard.get(run.key, run.began))
+    for event in read(world.history.path, ()):
+        if event.event_type in event_types and event.outcome == "acknowledged" and event.key in heard:
+            yield event.at, max(0.0, heard[event.key] - event.at)
+
+
+def _within(strikes: Iterable[Strike], at: float, aftermath: float = 0.0) -> bool:
+    return any(strike.at - 0.1 <= at <= strike.until + aftermath for strike in strikes)
+
+
+def repeats(runs: Sequence[Delivery]) -> dict[str, float]:
+    """How often finished handlers without a transaction ran again, for the process that had finished most of them.
+
+    A handler that takes tx has finished before its commit, which may fail. Overlaps are two runs of a row at once.
+    """
+    by_row: dict[str, list[Delivery]] = {}
+    for run in runs:
+        by_row.setdefault(run.row, []).append(run)
+    again: Counter[int] = Counter()
+    overlaps = 0
+    for same in by_row.values():
+        same.sort(key=lambda run: run.began)
+        overlaps += sum(later.began < earlier.ended for earlier, later in pairwise(same))
+        again.update(run.process for run in same[:-1] if run.handler in PLAIN)
+    return {"repeats": again.total(), "repeats_of_one": max(again.values(), default=0), "overlaps": overlaps}
+
+
+def _releases(world: World, runs: Sequence[Delivery]) -> dict[str, float]:
+    """How many workers of each release have handled something with the schema of the next one (T13)."""
+    migrated = world.releases.migrated
+    if migrated is None:
+        return {}
+    new = {worker.pid for worker in world.fleet.started if worker.environment}
+    at_work = {run.process for run in runs if run.began > migrated}
+    return {"old_at_work": len(at_work - new), "new_at_work": len(at_work & new)}
+
+
+def _unread(world: World, runs: Sequence[Delivery]) -> dict[str, float]:
+    """How many handlers were run in a second while nobody read the logs (T16)."""
+    held = [strike for strike in world.strikes if strike.nemesis == "hold_logs"]
+    rates = [sum(_within([each], run.began) for run in runs) / (each.until - each.at) for each in held]
+    return {"unread_per_s": min(rates)} if rates else {}
+
+
+def _beside_neighbours(world: World, runs: Sequence[Delivery]) -> dict[str, float]:
+    """How long lone events and those of a fast handler wait while others are slow (LSN-17)."""
+    found: dict[str, float] = {}
+    slow = [strike for strike in world.strikes if strike.nemesis == "slow_neighbours"]
+    if lone := [waited for at, waited in _waits(world, runs, PROBES) if _within(slow, at)]:
+        found |= {"lone_p50_ms": 1000 * percentile(lone, 0.5), "lone_p99_ms": 1000 * percentile(lone, 0.99)}
+    if fast := [waited for at, waited in _waits(world, runs, IMPORTS) if _within(slow, at)]:
+        found["fast_p99_s"] = percentile(fast, 0.99)
     return found
 
 

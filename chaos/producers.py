@@ -18,7 +18,7 @@ import psycopg
 import sqlalchemy
 from sqlalchemy.orm import Session
 
-from chaos.events import ORDINARY
+from chaos.events import ORDINARY, PROBES
 from chaos.history import History
 from holdfast import NewEvent, Publisher
 from holdfast.errors import PublishError
@@ -229,9 +229,11 @@ def published(event: NewEvent) -> dict[str, Any]:
 class Prober(AsyncpgProducer):
     """One event at a time and nothing else, to measure how soon it is heard of."""
 
+    event_types: Sequence[str] = tuple(PROBES)
+
     def draw(self) -> Batch:
         (key,) = self.history.keys(1)
-        return Batch([NewEvent("probe.sent", {}, idempotency_key=key)], [], False, 0, False)
+        return Batch([NewEvent(self.rng.choice(self.event_types), {}, idempotency_key=key)], [], False, 0, False)
 
 
 class Importer(AsyncpgProducer):

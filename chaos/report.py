@@ -101,6 +101,11 @@ def promises(runs: Sequence[Run]) -> list[str]:
         for name in SCENARIOS["poison"].floors
         if (found := [run for run in runs if name in run["figures"]])
     ]
+
+    def limited(what: str, scenario: str, figure: str, unit: str = "") -> tuple[str, str, str]:
+        limit = f"{SCENARIOS[scenario].limits[figure]:g}{unit}"
+        return what, limit, worst(runs, figure, scenario)
+
     watched = [run for run in runs if "overdue_s" in run["figures"]]
     reclaim, stops = SCENARIOS["kill_workers"].limits["reclaim_p99_s"], SCENARIOS["deploy"].limits
     rows = [
@@ -125,6 +130,15 @@ def promises(runs: Sequence[Run]) -> list[str]:
         ("P8 rows in flight for 2 poll intervals beyond their lease, once the faults were over", "0", (
             f"{total(watched, 'stuck_in_flight')} in {len(watched)} runs" if watched else "not measured")),
         ("P8 the longest that one was", "2 s", worst(runs, "overdue_s")),
+        limited("T12 plain handlers run again after refused logins", "failed_logins", "repeats"),
+        limited("T12 login is back to first handler", "failed_logins", "first_claim_s", " s"),
+        limited("T14 overlapping runs, with clock steps", "clock_steps", "overlaps"),
+        limited("T14 claimed again after a SIGKILL, with clock steps, p99", "clock_steps", "reclaim_p99_s", " s"),
+        limited("T15 commit to handler with 3,300 handlers, p99", "many_handlers", "wake_p99_ms", " ms"),
+        limited("T16 SIGTERM to exit with an unread log", "blocked_log", "stop_unread_s", " s"),
+        limited("LSN-16 handlers run again after a SIGKILL, slow commits", "slow_commits", "repeats_of_one"),
+        limited("LSN-17 lone event beside slow handlers, p50", "slow_neighbours", "lone_p50_ms", " ms"),
+        limited("LSN-17 fast handler beside slow ones, p99", "slow_neighbours", "fast_p99_s", " s"),
         ("Connections leaked, transactions left idle", "0, 0", (
             f"{counts['leaked_connections']}, {counts['idle_in_transaction']}")),
         ("Runs in which something of this was broken", "0", f"{sum(bool(run['problems']) for run in runs)}"),

@@ -12,12 +12,15 @@ import asyncpg
 
 from chaos import measures
 from chaos.checker import Row, Verdict, check
+from chaos.events import OWED, crowd
 from chaos.history import read
 from chaos.nemeses import Nemesis
+from chaos.nemeses.deployments import CloseLogins
 from chaos.observer import in_flight
 from chaos.scenarios import Lane, Scenario
-from chaos.workers import notices
+from chaos.workers import Death, notices
 from chaos.world import Progress, Strike, World
+from holdfast.errors import HoldfastError
 
 DRAIN_SECONDS = 90.0
 QUIET_SECONDS = 5.0
@@ -30,10 +33,14 @@ OVERDUE = """
 """
 IDLE = "SELECT count(*) FROM pg_stat_activity WHERE usename LIKE 'chaos_%' AND state LIKE 'idle in transaction%'"
 CONNECTED = "SELECT count(*) FROM pg_stat_activity WHERE usename = $1"
+# What a strike meets when another lane was quicker: there is no server to lock a table of.
+AWAY = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError, HoldfastError)
 # What a worker only says when it is at fault itself.
 DEFECTS = ("loop_failed", "runner_failed", "settle_refused")
 # How handlers that are trouble end their process.
 EXPECTED_CODES = (137, -9)
+# How long a worker may take to find out that it is not let in.
+START_SECONDS = 3.0
 
 
 @dataclass(slots=True)
@@ -173,8 +180,7 @@ async def _one_strike(world: World, nemesis: Nemesis, purpose: str) -> None:
         details = {"rng": purpose, "promise": nemesis.promise, "hold": round(blow.hold, 2), **blow.details}
         world.note("strike", nemesis=nemesis.name, **details)
         await asyncio.sleep(blow.hold)
-    except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError) as error:
-        # The other lane was quicker: there is no server to lock a table of.
+    except AWAY as error:
         world.note("missed", nemesis=nemesis.name, rng=purpose, error=f"{type(error).__name__}: {error}"[:200])
     finally:
         await _heal(world, nemesis)
@@ -186,7 +192,7 @@ async def _heal(world: World, nemesis: Nemesis) -> None:
     for _ in range(50):
         try:
             return await nemesis.heal(world)
-        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError):
+        except AWAY:
             await asyncio.sleep(0.2)
     await nemesis.heal(world)
 
@@ -225,7 +231,7 @@ async def _drain(world: World, progress: Progress) -> Drained:
     while left := await world.ask(OPEN):
         progress(f"draining, {left} open", 1e9)
         since = time.monotonic() - healed
-        if since > world.setup.lease + poll:
+        if since > world.recovery:
             # Whoever was hit has had the time to come back: from here on nobody's lease may be over for long.
             async with world.admin() as connection:
                 rows, most = await connection.fetchrow(OVERDUE, 2 * poll)
@@ -254,7 +260,14 @@ async def _check(world: World) -> Verdict:
         sql = "SELECT idempotency_key, handler_name, status, attempts, failure_reason FROM core.outbox"
         rows = [Row(*each) for each in await connection.fetch(sql)]
     deliveries = [(each.handler, each.key, each.row) for each in measures.deliveries(world)]
-    return check(read(world.history.path, committed), effects, deliveries, rows)
+    owed = OWED | crowd(world.setup.crowd)
+    return check(read(world.history.path, committed), effects, deliveries, rows, owed)
+
+
+def _refused(world: World, death: Death) -> bool:
+    """Whether a worker ended because it was not let in, when it had just been started."""
+    closed = [strike for strike in world.strikes if strike.nemesis == CloseLogins.name]
+    return not death.worker and any(strike.at <= death.at <= strike.until + START_SECONDS for strike in closed)
 
 
 def _problems(result: Result, world: World, scenario: Scenario) -> list[str]:
@@ -271,7 +284,7 @@ def _problems(result: Result, world: World, scenario: Scenario) -> list[str]:
             f"{verdict.delivery_duplicates} deliveries happened twice, {result.in_flight_at_kill} were in flight"
         )
     for death in world.fleet.deaths:
-        if not death.wanted and death.code not in EXPECTED_CODES:
+        if not death.wanted and death.code not in EXPECTED_CODES and not _refused(world, death):
             problems.append(f"a worker ended by itself with status {death.code} (slot {death.slot})")
     for log in world.fleet.logs:
         for name in DEFECTS:

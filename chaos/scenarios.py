@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from chaos import poison, standby, surroundings
 from chaos.nemeses import Nemesis
+from chaos.nemeses.deployments import CloseLogins, RollOut, StepClock
 from chaos.nemeses.lines import (
     Blackhole,
     CutLines,
@@ -18,7 +19,7 @@ from chaos.nemeses.lines import (
     StopBehindDeadLines,
     SwallowLines,
 )
-from chaos.nemeses.processes import FreezeWorkers, HurryWorkers, KillWorkers, StopWorkers
+from chaos.nemeses.processes import FreezeWorkers, HoldLogs, HurryWorkers, KillWorkers, StopWorkers
 from chaos.nemeses.resources import (
     FillDisk,
     FloodOfNotifications,
@@ -28,8 +29,8 @@ from chaos.nemeses.resources import (
     LockTable,
     TooManyConnections,
 )
-from chaos.nemeses.servers import Failover, FreezePostgres, KillPooler, RestartPostgres, Terminate
-from chaos.nemeses.troubles import Hostile, Trouble
+from chaos.nemeses.servers import Failover, FreezePostgres, KillPooler, RestartPostgres, SlowCommits, Terminate
+from chaos.nemeses.troubles import Crowd, Hostile, Neighbours, Trouble
 from chaos.surroundings import PLAIN, Surrounding
 from chaos.world import Progress, Setup, World
 
@@ -109,6 +110,10 @@ PROCESSES: Lane = (
     dies("after_commit"),
     dies("after_effect"),
     Hostile,
+    HoldLogs,
+    RollOut,
+    Crowd,
+    lambda: Neighbours(100),
 )
 SERVER: Lane = (
     restart,
@@ -119,6 +124,8 @@ SERVER: Lane = (
     LockTable,
     HoldSnapshot,
     FloodOfNotifications,
+    CloseLogins,
+    SlowCommits,
 )
 LINES: Lane = (
     terminate_listeners,
@@ -129,6 +136,8 @@ LINES: Lane = (
 )
 SETUP = Setup()
 QUIET = Setup(rate=0, probes=5, poll_interval=30)
+SLOW = Setup(workers=2, imports=3_000, rate=100, batch=100, concurrency=20)
+MIX = Setup(imports=3_000, crowd=30)  # with more, workers would mostly be starting
 RECLAIM = SETUP.lease + SETUP.poll_interval + 1
 
 SCENARIOS = {
@@ -137,8 +146,15 @@ SCENARIOS = {
         Scenario(
             "mix",
             "P1, P2, P8: nothing lost, nothing twice, whatever happens together",
-            (PROCESSES, SERVER, LINES),
-            setup=Setup(imports=3_000),
+            (PROCESSES, (*SERVER, StepClock), LINES),
+            setup=MIX,
+            surrounding=surroundings.STEPPING_CLOCK,
+            otherwise=Scenario(
+                "mix",
+                "P1, P2, P8: the same with a clock that nobody sets",
+                (PROCESSES, SERVER, LINES),
+                setup=MIX,
+            ),
         ),
         Scenario(
             "kill_workers",
@@ -308,6 +324,63 @@ SCENARIOS = {
             pause=(8, 10),
             once=True,
             limits={"first_claim_s": 10.0},
+        ),
+        Scenario(
+            "clock_steps",
+            "T14: the database's clock 2 h forward and 1 h back; no overlap, and the dead's rows come back in time",
+            ((StepClock,), (KillWorkers,)),
+            surrounding=surroundings.STEPPING_CLOCK,
+            pause=(1, 3),
+            # A lease that was cut to its length after a step back ends that much later.
+            limits={"overlaps": 0, "reclaim_p99_s": RECLAIM + SETUP.lease + 1},
+        ),
+        Scenario(
+            "failed_logins",
+            "T12: password, login, database or connections denied to workers; nothing runs again, back within 5 s",
+            ((CloseLogins,),),
+            setup=Setup(lease=15),
+            pause=(2, 3),
+            limits={"repeats": 0, "first_claim_s": 5.0, "connects_per_s": 1.0},
+        ),
+        Scenario(
+            "blocked_log",
+            "T16: logs that nobody reads; deliveries go on, SIGTERM ends within grace + 5 s, lines are counted",
+            ((HoldLogs,),),
+            limits={"stop_unread_s": SETUP.grace + 5},
+            floors={"unread_per_s": SETUP.rate / 5},
+            says={"log_lines_dropped": "count"},
+        ),
+        Scenario(
+            "rolling_upgrade",
+            "T13: old and new release beside each other: migrate, deploy, kills, and back; all of them at work",
+            ((RollOut,), (KillWorkers,)),
+            pause=(1, 3),
+            floors={"old_at_work": SETUP.workers, "new_at_work": 1},
+        ),
+        Scenario(
+            "many_handlers",
+            "T15: 300 patterns and 3,000 event types with a handler each; heard of at once, with no polling",
+            ((Crowd, terminate_listeners, StopWorkers),),
+            setup=replace(QUIET, crowd=300),
+            pause=(6, 8),
+            # The promise of 50 ms is for a machine that does nothing else than this.
+            limits={"wake_p50_ms": 100.0, "wake_p99_ms": 250.0, "wake_after_fault_s": 5.0},
+        ),
+        Scenario(
+            "slow_commits",
+            "LSN-16: commits of 60 ms and SIGKILL; at most two batches and what runs are repeated",
+            ((lambda: SlowCommits(backlog=10_000),), (KillWorkers,)),
+            setup=SLOW,
+            pause=(0.5, 1.5),
+            limits={"repeats_of_one": 2 * SLOW.batch + SLOW.concurrency},
+        ),
+        Scenario(
+            "slow_neighbours",
+            "LSN-17: handlers that wait, hang or block threads; a fast one and lone events go on as before",
+            ((Neighbours,),),
+            setup=Setup(rate=30, imports=500, probes=20),
+            pause=(1, 2),
+            limits={"lone_p50_ms": 100.0, "fast_p99_s": 2.0},
         ),
     )
 }

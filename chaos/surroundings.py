@@ -10,17 +10,17 @@ import pwd
 import shutil
 import socket
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import asyncpg
 
+from chaos.clock import FAKETIME, KEEP_MONOTONIC, MISSING, ServerClock
 from chaos.wire import Wire
 from chaos.world import DATABASE, World
+from holdfast.embedded import EmbeddedPostgres
 
 PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
 
@@ -253,24 +253,35 @@ SMALL_DISK = Surrounding(_small_disk, _no_mount)
 SKEWS = ("+10m", "-10m", "+0")
 
 
-def _faketime() -> Path | None:
-    return next(iter(sorted(Path("/usr/lib").glob("**/faketime/libfaketimeMT.so.1"))), None)
-
-
 def _no_faketime() -> str:
-    return "" if _faketime() else "libfaketime is not installed (apt-get install libfaketime)"
+    return "" if FAKETIME else MISSING
 
 
 @contextlib.asynccontextmanager
 async def _skewed(world: World) -> AsyncIterator[None]:
     world.fleet.environment = lambda slot: {
-        "LD_PRELOAD": str(_faketime()),
+        "LD_PRELOAD": str(FAKETIME),
         "FAKETIME": SKEWS[slot % len(SKEWS)],
-        # The histories of all processes share the monotonic clock.
-        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-        "DONT_FAKE_MONOTONIC": "1",
+        **KEEP_MONOTONIC,
     }
     yield
 
 
-SKEWED_CLOCKS = Surrounding(_skewed, _no_faketime if sys.platform == "linux" else lambda: "it needs Linux")
+SKEWED_CLOCKS = Surrounding(_skewed, _no_faketime)
+
+
+@contextlib.asynccontextmanager
+async def _stepping(world: World) -> AsyncIterator[None]:
+    world.around = clock = ServerClock(world.directory / "clock")
+    port = world.server.port
+    await asyncio.to_thread(world.server.stop)
+    world.server = EmbeddedPostgres(
+        world.directory / "postgres", settings=world.setup.server, port=port, environment=clock.environment
+    )
+    await asyncio.to_thread(world.server.start)
+    # After a step forward workers go by the time before it, until every living one has extended its leases.
+    world.recovery += world.setup.lease
+    yield
+
+
+STEPPING_CLOCK = Surrounding(_stepping, _no_faketime)

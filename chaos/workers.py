@@ -39,11 +39,46 @@ class Stop:
     condition: str
 
 
+class LogPipe:
+    """What a worker writes, copied to its log as long as somebody reads."""
+
+    def __init__(self, log: Path) -> None:
+        self._reading, self.writing = os.pipe()
+        os.set_blocking(self._reading, False)
+        self._log = log.open("wb", buffering=0)
+        self.release()
+
+    def hold(self) -> None:
+        """Read no more: the pipe fills."""
+        asyncio.get_running_loop().remove_reader(self._reading)
+        self.held = True
+
+    def release(self) -> None:
+        self.held = False
+        if not self._log.closed:
+            asyncio.get_running_loop().add_reader(self._reading, self.copy)
+
+    def copy(self) -> None:
+        """Everything that is there. At its end the pipe is closed."""
+        with contextlib.suppress(BlockingIOError):
+            while not self._log.closed:
+                data = os.read(self._reading, 65536)
+                self._log.write(data)
+                if not data:
+                    asyncio.get_running_loop().remove_reader(self._reading)
+                    os.close(self._reading)
+                    self._log.close()
+
+
 class WorkerProcess:
-    def __init__(self, slot: int, process: asyncio.subprocess.Process, log: Path) -> None:
+    def __init__(
+        self, slot: int, process: asyncio.subprocess.Process, log: Path, pipe: LogPipe, environment: Mapping[str, str]
+    ) -> None:
         self.slot = slot
         self.process = process
         self.log = log
+        self.pipe = pipe
+        self.environment = environment  # what it has of its own
         self.frozen = False
         self.condemned = False  # we have sent it a deadly signal
         self._id = ""
@@ -76,6 +111,7 @@ class Fleet:
         self.size = size
         self.deaths: list[Death] = []
         self.stops: list[Stop] = []
+        self.started: list[WorkerProcess] = []
         self.on_death: Callable[[WorkerProcess, Death], None] = lambda _worker, _death: None
         self.prefix: Callable[[int], Sequence[str]] = lambda _slot: ()
         self.environment: Callable[[int], Mapping[str, str]] = lambda _slot: {}
@@ -83,7 +119,6 @@ class Fleet:
         self._workers: dict[int, WorkerProcess] = {}
         self._keepers: list[asyncio.Task[None]] = []
         self._closing = False
-        self._started = 0
 
     def start(self, options: Sequence[str], environment: Mapping[str, str]) -> None:
         self._keepers = [
@@ -116,6 +151,13 @@ class Fleet:
             if worker.frozen:
                 worker.frozen = False
                 worker.signal(signal.SIGCONT)
+
+    def read_logs(self) -> None:
+        """Those that nobody has read for a while, too."""
+        for worker in self.started:
+            if worker.pipe.held:
+                worker.pipe.release()
+            worker.pipe.copy()
 
     async def stop(self, worker: WorkerProcess, condition: str, *, patience: float = 30.0, twice: bool = False) -> Stop:
         """SIGTERM, and wait. One that does not end in time is killed, and counts with the time it was given."""
@@ -150,6 +192,7 @@ class Fleet:
         for keeper in self._keepers:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
+        self.read_logs()
 
     async def _keep(self, slot: int, options: list[str], environment: dict[str, str]) -> None:
         while not self._closing:
@@ -160,15 +203,17 @@ class Fleet:
                 self.kill(worker)
                 await worker.process.wait()
                 raise
+            if not worker.pipe.held:
+                worker.pipe.copy()  # its name may be among the last that it has written
             death = Death(time.monotonic(), slot, worker.id, code, worker.condemned)
             self.deaths.append(death)
             self.on_death(worker, death)
             await asyncio.sleep(_RESTART_AFTER)
 
     async def _spawn(self, slot: int, options: list[str], environment: dict[str, str]) -> WorkerProcess:
-        self._started += 1
-        log = self._directory / f"worker-{slot}-{self._started}.log"
-        with log.open("wb") as errors:
+        log = self._directory / f"worker-{slot}-{len(self.started) + 1}.log"
+        pipe, own = LogPipe(log), self.environment(slot)
+        try:
             process = await asyncio.create_subprocess_exec(
                 *self.prefix(slot),
                 str(COMMAND),
@@ -176,14 +221,17 @@ class Fleet:
                 "chaos.app:registry",
                 *options,
                 cwd=ROOT,
-                env={**os.environ, **environment, **self.environment(slot)},
+                env={**os.environ, **environment, **own},
                 stdin=asyncio.subprocess.DEVNULL,
-                stdout=errors,
-                stderr=errors,
+                stdout=pipe.writing,
+                stderr=pipe.writing,
                 process_group=0,  # a Ctrl-C is for us alone
                 preexec_fn=_die_with_parent,
             )
-        worker = self._workers[slot] = WorkerProcess(slot, process, log)
+        finally:
+            os.close(pipe.writing)
+        worker = self._workers[slot] = WorkerProcess(slot, process, log, pipe, own)
+        self.started.append(worker)
         return worker
 
 

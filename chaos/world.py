@@ -14,10 +14,12 @@ from typing import Any
 
 import asyncpg
 
+from chaos.events import crowd
 from chaos.history import History
 from chaos.network import Line
 from chaos.observer import Observer
 from chaos.producers import AsyncpgProducer, Batch, Importer, Prober, Producer, PsycopgProducer, SqlalchemyProducer
+from chaos.releases import Releases
 from chaos.workers import Death, Fleet, WorkerProcess
 from holdfast import NewEvent, WorkerSettings
 from holdfast.embedded import EmbeddedPostgres
@@ -26,6 +28,7 @@ from holdfast.postgres import migrate
 Progress = Callable[[str, float], None]  # what is going on, and for how many seconds
 
 DATABASE = "chaos"
+DEFAULTS = WorkerSettings()
 SCHEMA = """
     CREATE SCHEMA chaos;
     CREATE TABLE chaos.business (tx bigint NOT NULL);
@@ -34,6 +37,12 @@ SCHEMA = """
     GRANT USAGE ON SCHEMA chaos TO chaos_worker, chaos_producer;
     GRANT INSERT, SELECT ON chaos.effects TO chaos_worker;
     GRANT INSERT ON chaos.business TO chaos_producer;
+"""
+
+
+TERMINATE = """
+    SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+    WHERE usename IN ('chaos_worker', 'chaos_producer') AND application_name LIKE $1
 """
 
 
@@ -50,6 +59,9 @@ class Setup:
     poll_interval: float = 1.0
     grace: float = 2.0
     connections: int = 5
+    batch: int = DEFAULTS.batch
+    concurrency: int = DEFAULTS.concurrency
+    crowd: int = 0  # handlers of patterns beside the ordinary ones, and ten times as many of one event type
     rate: float = 300.0  # events per second, of all producers
     imports: float = 0.0  # likewise, of the one that publishes hundreds at a time
     probes: float = 0.0  # likewise, of the one that measures
@@ -68,6 +80,8 @@ class Setup:
             "--poll-interval": self.poll_interval,
             "--grace": self.grace,
             "--connections": self.connections,
+            "--batch": self.batch,
+            "--concurrency": self.concurrency,
         }
         return [str(word) for option in options.items() for word in option]
 
@@ -95,8 +109,11 @@ class World:
         self.server = EmbeddedPostgres(directory / "postgres", settings=setup.server)
         self.fleet = Fleet(directory, setup.workers)
         self.fleet.on_death = self._died
+        self.releases = Releases(directory / "next")
+        self.fleet.environment = self.releases.environment
         self.strikes: list[Strike] = []
-        self.outages: list[tuple[float, float]] = []  # from when to when the server was down
+        self.outages: list[tuple[float, float]] = []  # from when to when the server was down, or refused workers
+        self.recovery = setup.lease + setup.poll_interval  # after the faults whoever was hit is back by then
         self.complaints: list[str] = []  # what must not happen and is not a matter of counting
         self.worker_address: Callable[[], str] = lambda: self.address(
             "chaos_worker", self.worker_line.port, self.worker_host
@@ -111,7 +128,7 @@ class World:
         self.worker_line: Line
         self.producer_line: Line
         self.observer: Observer
-        self._password = secrets.token_hex(8)
+        self.password = secrets.token_hex(8)  # of workers and producers
         self._log = (directory / "strikes.jsonl").open("a", buffering=1)
         self._producers: list[Producer] = []
         self._producing: list[asyncio.Task[None]] = []
@@ -132,7 +149,7 @@ class World:
 
     def address(self, role: str, port: int, host: str = "127.0.0.1") -> str:
         # Without sslmode drivers knock twice, and attempts to connect could not be counted.
-        return f"postgresql://{role}:{self._password}@{host}:{port}/{DATABASE}?sslmode=disable"
+        return f"postgresql://{role}:{self.password}@{host}:{port}/{DATABASE}?sslmode=disable"
 
     @property
     def admin_address(self) -> str:
@@ -163,7 +180,7 @@ class World:
         await migrate.apply(self.admin_address)
         async with self.admin() as connection:
             for role, member in (("chaos_worker", "holdfast_worker"), ("chaos_producer", "holdfast_producer")):
-                await connection.execute(f"CREATE ROLE {role} LOGIN PASSWORD '{self._password}' IN ROLE {member}")
+                await connection.execute(f"CREATE ROLE {role} LOGIN PASSWORD '{self.password}' IN ROLE {member}")
             await connection.execute("GRANT holdfast_producer TO chaos_worker")  # its handlers publish
             await connection.execute(SCHEMA)
 
@@ -177,6 +194,7 @@ class World:
             "HOLDFAST_DSN": self.worker_address(),
             "CHAOS_DELIVERIES": str(self.deliveries),
             "CHAOS_LEASE": str(self.setup.lease),
+            "CHAOS_CROWD": str(self.setup.crowd),
         }
         self.fleet.start(self.setup.options, environment)
         await self.fleet.ready()
@@ -194,7 +212,9 @@ class World:
             rng = self.rng("importer")
             self._producers.append(Importer(self.producer_address(), self.history, rng, self.setup.imports))
         if self.setup.probes:
-            self._producers.append(Prober(self.producer_address(), self.history, self.rng("prober"), self.setup.probes))
+            prober = Prober(self.producer_address(), self.history, self.rng("prober"), self.setup.probes)
+            prober.event_types = sorted(crowd(self.setup.crowd)) or prober.event_types
+            self._producers.append(prober)
         self._producing = [asyncio.create_task(each.run()) for each in self._producers]
 
     async def trouble(self, events: Sequence[NewEvent], refused: dict[str, Any] | None = None) -> None:
@@ -209,22 +229,21 @@ class World:
 
     async def terminate(self, purpose: str = "%") -> int:
         """End the connections of workers and producers, or those of one purpose; returns how many."""
-        sql = """
-            SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
-            WHERE usename IN ('chaos_worker', 'chaos_producer') AND application_name LIKE $1
-        """
-        return int(await self.ask(sql, purpose))
+        return int(await self.ask(TERMINATE, purpose))
 
     def outage_begins(self) -> None:
         self.outages.append((time.monotonic(), float("inf")))
+
+    def outage_ends(self) -> None:
+        began, _ = self.outages.pop()
+        self.outages.append((began, time.monotonic()))
 
     async def start_server(self) -> None:
         """After an outage; a running server is left alone."""
         if self.server.running:
             return
         await asyncio.to_thread(self.server.start)
-        began, _ = self.outages.pop()
-        self.outages.append((began, time.monotonic()))
+        self.outage_ends()
 
     def server_processes(self) -> list[int]:
         data = str((self.server.data_dir / "cluster").resolve())

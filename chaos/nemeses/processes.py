@@ -1,9 +1,11 @@
 """Signals to worker processes."""
 
+import asyncio
 import random
 
 from chaos.nemeses import NOBODY, Blow, Nemesis, hit, victims
 from chaos.world import World
+from holdfast import NewEvent
 
 
 class KillWorkers(Nemesis):
@@ -42,6 +44,25 @@ class StopWorkers(Nemesis):
             world.note("stopped", slot=victim.slot, seconds=round(stop.seconds, 2), code=stop.code)
             await world.fleet.ready()
         return Blow(details={"slots": [each.slot for each in struck]}, hit=NOBODY)
+
+
+class HoldLogs(Nemesis):
+    name, promise = "hold_logs", "T16: logs that nobody reads keep no worker from delivering, or from ending in time"
+
+    async def strike(self, world: World, rng: random.Random) -> Blow:
+        for worker in world.fleet.running:
+            worker.pipe.hold()
+        payload = {"lines": 3_000}
+        keys = world.history.keys(4 * world.setup.workers)
+        await world.trouble([NewEvent("trouble.shout", payload, idempotency_key=key) for key in keys])
+        await asyncio.sleep(rng.uniform(1.0, 2.0))
+        struck = victims(world, rng, 1)
+        for victim in struck:
+            await world.fleet.stop(victim, "unread")
+        return Blow(rng.uniform(0.5, 2.0), {"slots": [each.slot for each in struck]}, NOBODY)
+
+    async def heal(self, world: World) -> None:
+        world.fleet.read_logs()
 
 
 class HurryWorkers(Nemesis):

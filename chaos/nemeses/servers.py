@@ -6,8 +6,9 @@ import os
 import random
 import signal
 
-from chaos.nemeses import Blow, Nemesis
+from chaos.nemeses import NOBODY, Blow, Nemesis
 from chaos.world import World
+from holdfast import NewEvent
 from holdfast.embedded.server import StopMode
 
 
@@ -65,6 +66,30 @@ class Terminate(Nemesis):
 
     async def strike(self, world: World, rng: random.Random) -> Blow:
         return Blow(details={"ended": await world.terminate(self._purpose)})
+
+
+class SlowCommits(Nemesis):
+    """As with a synchronous standby far away."""
+
+    name, promise = "slow_commits", "LSN-16: however slow commits are, what is handled and not settled is bounded"
+
+    def __init__(self, backlog: int = 1_000) -> None:
+        self._backlog = backlog
+
+    async def strike(self, world: World, rng: random.Random) -> Blow:
+        keys = world.history.keys(self._backlog)
+        await world.trouble([NewEvent("price.changed", {"n": key}, idempotency_key=key) for key in keys])
+        await self._set(world, "commit_delay = 60000", "commit_siblings = 0")
+        return Blow(rng.uniform(3.0, 6.0), hit=NOBODY)
+
+    async def heal(self, world: World) -> None:
+        await self._set(world, "commit_delay = DEFAULT", "commit_siblings = DEFAULT")
+
+    async def _set(self, world: World, *settings: str) -> None:
+        async with world.admin() as connection:
+            for setting in settings:
+                await connection.execute(f"ALTER SYSTEM SET {setting}")
+            await connection.execute("SELECT pg_reload_conf()")
 
 
 class KillPooler(Nemesis):

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 
 import pytest
 
+from chaos.clock import ServerClock
 from chaos.network import Line
 from chaos.poison import AT_A_STEADY_RATE, AT_FULL_SPEED
 from chaos.producers import Producer
 from chaos.scenarios import SCENARIOS
+from chaos.workers import LogPipe
 from chaos.world import numbers
+from tests.acceptance.support import until
 
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Connect = Callable[[], Awaitable[Stream]]
@@ -193,6 +198,58 @@ def test_the_limits_are_those_that_were_promised() -> None:
         "deploy stop_hurried_s <= 2",
         "deploy stop_half_open_s <= 7",
         "failover first_claim_s <= 10",
+        "clock_steps overlaps <= 0",
+        "clock_steps reclaim_p99_s <= 9",  # a second lease time after a step back, and a heartbeat that sees it
+        "failed_logins repeats <= 0",
+        "failed_logins first_claim_s <= 5",
+        "failed_logins connects_per_s <= 1",
+        "blocked_log stop_unread_s <= 7",  # grace 2 s
+        "many_handlers wake_p50_ms <= 100",
+        "many_handlers wake_p99_ms <= 250",
+        "many_handlers wake_after_fault_s <= 5",
+        "slow_commits repeats_of_one <= 220",  # two batches of 100, and the 20 that a handler runs at once
+        "slow_neighbours lone_p50_ms <= 100",
+        "slow_neighbours fast_p99_s <= 2",
     }
-    floors = SCENARIOS["poison"].floors
-    assert floors == {f"throughput_{kind}": 0.95 for kind in AT_FULL_SPEED + AT_A_STEADY_RATE}
+    floors = {
+        f"{name} {figure} >= {least:g}" for name, each in SCENARIOS.items() for figure, least in each.floors.items()
+    }
+    assert floors == {f"poison throughput_{kind} >= 0.95" for kind in AT_FULL_SPEED + AT_A_STEADY_RATE} | {
+        "blocked_log unread_per_s >= 60",  # of 300 that are published
+        "rolling_upgrade old_at_work >= 3",
+        "rolling_upgrade new_at_work >= 1",
+    }
+
+
+def test_the_mix_has_every_fault_that_can_be_beside_others() -> None:
+    """P1."""
+    drawn = {make().name for lane in SCENARIOS["mix"].lanes for make in lane}
+    assert {"step_clock", "close_logins", "hold_logs", "roll_out", "crowd", "slow_commits", "slow_neighbours"} <= drawn
+    otherwise = SCENARIOS["mix"].otherwise
+    assert otherwise is not None
+    assert drawn - {make().name for lane in otherwise.lanes for make in lane} == {"step_clock"}
+
+
+async def test_a_log_that_nobody_reads(tmp_path: Path) -> None:
+    """T16: the pipe takes no more than it holds until it is read again, and nothing of it is missing then."""
+    pipe = LogPipe(tmp_path / "worker.log")
+    pipe.hold()
+    os.set_blocking(pipe.writing, False)
+    written = 0
+    with pytest.raises(BlockingIOError):
+        while True:
+            written += os.write(pipe.writing, b"line\n" * 100)
+    assert written > 0 and (tmp_path / "worker.log").stat().st_size == 0
+    pipe.release()
+    await until(lambda: (tmp_path / "worker.log").stat().st_size == written, within=SOON)
+    os.close(pipe.writing)
+    pipe.copy()
+    assert (tmp_path / "worker.log").stat().st_size == written
+
+
+def test_steps_of_a_clock_add_up(tmp_path: Path) -> None:
+    """T14: what is stepped back and forward again is where it was."""
+    clock = ServerClock(tmp_path / "clock")
+    for step, told in ((7200, "+7200"), (-3600, "+3600"), (-7200, "-3600"), (3600, "+0")):
+        clock.step(step)
+        assert (tmp_path / "clock").read_text() == told + "\n"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from chaos.measures import noticed
+from chaos.measures import Delivery, noticed, repeats
 from chaos.world import Strike
 
 LONG, SHORT = Strike("half_open", 100.0, 116.0), Strike("half_open", 140.0, 145.0)
@@ -23,3 +23,20 @@ def test_short_and_later_silences_are_not_held_against_anybody() -> None:
     """B3: an outage that is still told is not told again."""
     assert noticed([SHORT], [[]]) == []
     assert noticed([LONG, Strike("blackhole", 120.0, 138.0)], [[104.0]]) == [4.0]
+
+
+def run(row: str, process: int, began: float, ended: float, handler: str = "parcel.track") -> Delivery:
+    return Delivery(handler, row, row, 1, began, ended, process)
+
+
+def test_repeats_are_counted_for_the_process_that_had_finished() -> None:
+    """LSN-16: of the rows that two dead workers had handled; a handler with a transaction is not counted."""
+    first = [run(row, 1, 10.0, 11.0) for row in "ab"] + [run("c", 2, 10.0, 11.0), run("d", 2, 10.0, 11.0, "ledger.pay")]
+    again = [run(row, 3, 20.0, 21.0) for row in "abc"] + [run("d", 3, 20.0, 21.0, "ledger.pay")]
+    assert repeats(again + first) == {"repeats": 3, "repeats_of_one": 2, "overlaps": 0}
+
+
+def test_overlaps_are_two_runs_of_a_row_at_once() -> None:
+    """T14: one that begins before the other ends, whoever runs it."""
+    runs = [run("a", 1, 10.0, 12.0), run("a", 2, 11.9, 12.5), run("b", 1, 10.0, 12.0), run("b", 2, 12.0, 13.0)]
+    assert repeats(runs)["overlaps"] == 1

@@ -34,7 +34,16 @@ def test_every_scenario_names_its_promise() -> None:
     """RUN-2: the list says what can be run here, and what each scenario proves."""
     run = chaos("--list")
     assert run.returncode == 0, run.stderr
-    for name in ("mix", "kill_workers", "restart_postgres", "half_open", "poison", "failover"):
+    for name in (
+        "mix",
+        "kill_workers",
+        "restart_postgres",
+        "half_open",
+        "poison",
+        "failover",
+        "clock_steps",
+        "slow_neighbours",
+    ):
         assert f" {name} " in run.stdout
 
 

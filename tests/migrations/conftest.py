@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from chaos.releases import write_contract
 from holdfast.embedded import EmbeddedPostgres
 from tests.servers import SessionServer
 
@@ -14,13 +15,6 @@ FIRST = "CREATE TABLE core.thing (id int PRIMARY KEY);"
 SECOND = "ALTER TABLE core.thing ADD COLUMN note text;"
 
 MakeSource = Callable[..., Path]
-
-
-def write_contract(folder: Path, provides: int, oldest_code: int, oldest_schema: int) -> None:
-    """Give a release its terms; the contract 3 is that of holdfast 0.3.0."""
-    releases = "".join(f'{number} = "0.{number}.0"\n' for number in range(1, provides + 1))
-    terms = f"provides = {provides}\noldest_code = {oldest_code}\noldest_schema = {oldest_schema}\n"
-    (folder / "contract.toml").write_text(f"{terms}[releases]\n{releases}")
 
 
 @pytest.fixture

@@ -29,8 +29,8 @@ NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 
 
 @pytest.fixture
-def stepping(postgres_server: SessionServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[SteppingServer]:
-    with stepping_server(postgres_server, monkeypatch) as server:
+def stepping(postgres_server: SessionServer) -> Iterator[SteppingServer]:
+    with stepping_server(postgres_server) as server:
         yield server
 
 

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
-import shutil
 import signal
 import tomllib
 import uuid
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from dataclasses import dataclass
 from datetime import timedelta
 from importlib.metadata import version
 from pathlib import Path
@@ -24,69 +21,28 @@ import asyncpg
 import pytest
 
 import holdfast
+from chaos.releases import NextRelease, make_next
 from holdfast import NewEvent, Publisher
 from holdfast.errors import SchemaMismatch
 from holdfast.postgres import migrate
 from holdfast.postgres.schema.release import load
 from tests.acceptance.support import WorkerProcess, drained, effects, make_tables, process, until
-from tests.migrations.conftest import write_contract
 from tests.outbox import EVENT, HANDLER, LANE, Outbox
 
 pytestmark = pytest.mark.trust
 
 SQL = Path(holdfast.__file__).parent / "postgres" / "sql"
 CONTRACT = load().terms.schema.provides
-WIDENED = ("outbox_claim", "worker_stopped")
-MIGRATION = f"""
-ALTER TABLE core.workers ADD COLUMN note text;
-DO $$
-DECLARE
-    found regprocedure;
-BEGIN
-    FOR found IN SELECT oid FROM pg_proc WHERE pronamespace = 'core'::regnamespace AND proname IN {WIDENED} LOOP
-        EXECUTE 'DROP FUNCTION ' || found;
-    END LOOP;
-END
-$$;
-"""
-
-
-@dataclass(frozen=True)
-class NextRelease:
-    """A copy of the package in a folder of its own."""
-
-    root: Path
-
-    @property
-    def sql(self) -> Path:
-        return self.root / "holdfast" / "postgres" / "sql"
-
-    def worker(self, dsn: str, **settings: object) -> AbstractAsyncContextManager[WorkerProcess]:
-        return process(dsn, "ledger", environment={"PYTHONPATH": str(self.root)}, **(QUICK | settings))
-
-
 QUICK: dict[str, Any] = {"lease": 1.0, "poll_interval": 0.5, "concurrency": 10, "connections": 5}
-
-
-def replace(file: Path, pattern: str, replacement: str) -> None:
-    text, count = re.subn(pattern, replacement, file.read_text())
-    assert count == 1, (file, pattern)
-    file.write_text(text)
 
 
 @pytest.fixture(scope="module")
 def next_release(tmp_path_factory: pytest.TempPathFactory) -> NextRelease:
-    release = NextRelease(tmp_path_factory.mktemp("next"))
-    package = release.root / "holdfast"
-    shutil.copytree(Path(holdfast.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
-    write_contract(release.sql, CONTRACT + 1, CONTRACT, CONTRACT + 1)
-    (release.sql / "migrations" / f"{load().version + 1:04d}_next.sql").write_text(MIGRATION)
-    for name in WIDENED:
-        (file,) = (f for f in (release.sql / "functions").iterdir() if f"FUNCTION core.{name}(" in f.read_text())
-        replace(file, rf"(FUNCTION core\.{name}\([^()]*)\)", r"\1, p_note text DEFAULT NULL)")
-        replace(release.sql / "grants.sql", rf"(core\.{name}\([^()]*)\)", r"\1, text)")
-    replace(package / "postgres" / "queries.py", r"map\(values\.__getitem__,", "map(values.get,")
-    return release
+    return make_next(tmp_path_factory.mktemp("next"))
+
+
+def worker_of(release: NextRelease, dsn: str, **settings: object) -> AbstractAsyncContextManager[WorkerProcess]:
+    return process(dsn, "ledger", environment=release.environment, **(QUICK | settings))
 
 
 # --- load ---
@@ -166,7 +122,7 @@ async def test_two_releases_under_load(dsn: str, conn: asyncpg.Connection, next_
             return await stack.enter_async_context(process(dsn, "ledger", **QUICK))
 
         async def new() -> WorkerProcess:
-            return await stack.enter_async_context(next_release.worker(dsn))
+            return await stack.enter_async_context(worker_of(next_release, dsn))
 
         first, second = await asyncio.gather(old(), old())
         await at_work(conn, first, second)
@@ -196,7 +152,7 @@ async def test_two_releases_under_load(dsn: str, conn: asyncpg.Connection, next_
 
 async def test_beyond_the_window(dsn: str, conn: asyncpg.Connection, next_release: NextRelease) -> None:
     """OPS-6, T13: code that is too new for the schema names the command, code that is too old names the release."""
-    async with process(dsn, "ledger", started=False, environment={"PYTHONPATH": str(next_release.root)}) as early:
+    async with process(dsn, "ledger", started=False, environment=next_release.environment) as early:
         assert await early.end() != 0
     assert f"schema core of contract {CONTRACT} " in early.errors
     assert f"needs contract {CONTRACT + 1} (holdfast 0.{CONTRACT + 1}.0); holdfast migrate apply" in early.errors
@@ -210,7 +166,7 @@ async def test_beyond_the_window(dsn: str, conn: asyncpg.Connection, next_releas
     assert f"pip install 'holdfast>=0.{CONTRACT + 1}.0'" in late.errors
     with pytest.raises(SchemaMismatch, match=r"pip install 'holdfast>="):
         await migrate.apply(dsn)
-    async with next_release.worker(dsn):
+    async with worker_of(next_release, dsn):
         pass
 
 
@@ -230,7 +186,7 @@ async def test_two_applications_and_two_releases_in_one_database(
     async with process(dsn, "ledger", **QUICK) as old:
         await until(lambda: conn.fetchval(f"SELECT ({waiting.format('core')}) = 0"), what="core is settled")
     assert await conn.fetchval(waiting.format("shop")) == 60
-    async with next_release.worker(dsn, schema="shop") as new:
+    async with worker_of(next_release, dsn, schema="shop") as new:
         await until(lambda: conn.fetchval(f"SELECT ({waiting.format('shop')}) = 0"), what="shop is settled")
     handled = dict(await conn.fetch("SELECT worker, count(*) FROM outside GROUP BY 1"))
     assert handled == {old.pid: 40, new.pid: 60}

@@ -50,6 +50,7 @@ class EmbeddedPostgres:
     binaries: the directory of the server's programs; None takes find_binaries().
     settings: server settings by name; they win over the defaults, which leave fsync on.
     port: None takes a free one, the last one again if it is free.
+    environment: variables of the server's process beside its own; nothing of the caller's environment reaches it.
     """
 
     def __init__(
@@ -59,11 +60,13 @@ class EmbeddedPostgres:
         binaries: Path | PostgresBinaries | None = None,
         settings: Mapping[str, str] | None = None,
         port: int | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self._data_dir = data_dir
         self._account = server_account(None if data_dir is None else data_dir / "cluster")
         self._binaries = reachable_copy(_chosen(binaries), self._account)
         self._settings = {**_DEFAULTS, **(settings or {})}
+        self._environment = {**server_environment(), **(environment or {})}
         self._wanted_port = port
         self._port: int | None = None
         self._cluster: Cluster | None = None
@@ -279,7 +282,7 @@ class EmbeddedPostgres:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                env=server_environment(),
+                env=self._environment,
                 # Ctrl-C in a terminal goes to the whole group; the server must outlive what uses it.
                 start_new_session=True,
             )

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import NamedTuple
 
 import asyncpg
 
 from holdfast.handlers import Handler
 from holdfast.postgres.statements import NamedStatements
+
+# Handlers in one transaction, for which other workers that start wait.
+_AT_ONCE = 100
 
 
 class Subscription(NamedTuple):
@@ -54,13 +58,20 @@ class SubscriptionStatements:
         )
 
     async def subscribe(self, connection: asyncpg.Connection, handlers: Iterable[Handler]) -> None:
-        """Record durably what the handlers are owed, all of them in one transaction."""
-        async with connection.transaction():
-            for handler in sorted(handlers, key=lambda each: each.name):
-                await self._fetch(
-                    connection,
-                    "subscribe",
-                    domain_context=handler.domain_context,
-                    handler=handler.name,
-                    event_types=list(handler.event_types),
-                )
+        """Record durably what the handlers are owed; most starts find all of it on record."""
+        known = set((await self.read(connection)).entries)
+        missing = [
+            handler
+            for handler in sorted(handlers, key=attrgetter("name"))
+            if any((handler.domain_context, handler.name, each) not in known for each in handler.event_types)
+        ]
+        for first in range(0, len(missing), _AT_ONCE):
+            async with connection.transaction():
+                for handler in missing[first : first + _AT_ONCE]:
+                    await self._fetch(
+                        connection,
+                        "subscribe",
+                        domain_context=handler.domain_context,
+                        handler=handler.name,
+                        event_types=list(handler.event_types),
+                    )
