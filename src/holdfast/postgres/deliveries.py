@@ -67,6 +67,10 @@ class RoutePage:
     after: str
 
 
+# The range in which all routes lie: its beginning, and its end.
+EVERY_ROUTE = [""], ["\U0010ffff"]
+
+
 class Deliveries:
     """The statements of one worker. Every method takes the connection it runs on.
 

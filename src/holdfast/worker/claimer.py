@@ -8,6 +8,7 @@ import time
 import asyncpg
 
 from holdfast.handlers import Handler
+from holdfast.postgres.deliveries import EVERY_ROUTE, RoutePage
 from holdfast.postgres.delivery import Delivery
 from holdfast.postgres.faults import CONNECTION_FAULTS, PASSING_FAULTS
 from holdfast.postgres.subscriptions import SubscriptionsChanged
@@ -163,8 +164,7 @@ class Claimer:
             if routing.few:
                 channel.restart()
             else:
-                page = await self._deliveries.routes_within(connection, name, self._ranges, channel.after)
-                channel.use_page(routing, page)
+                channel.use_page(routing, await self._page(connection, name, channel.after))
             if channel.split:
                 split = await self._split(connection, routing.version, name, channel)
                 found += split
@@ -175,6 +175,17 @@ class Claimer:
             self._more = self._more or bool(channel.after)
             exhausted = exhausted and channel.exhausted and not channel.after
         return found, exhausted
+
+    async def _page(self, connection: asyncpg.Connection, channel: str, after: str) -> RoutePage:
+        """Return a page of the routes that have open rows and may be ours.
+
+        Nearly always one page has all of them, ours or not: then the ranges of thousands of handlers need not be sent.
+        """
+        if not after:
+            page = await self._deliveries.routes_within(connection, channel, EVERY_ROUTE, "")
+            if not page.after:
+                return page
+        return await self._deliveries.routes_within(connection, channel, self._ranges, after)
 
     async def _claim(self, connection: asyncpg.Connection, version: int, name: str, channel: ChannelLanes) -> int:
         asked = channel.claimed.claims(self._rooms, self._portion)
