@@ -269,3 +269,15 @@ def test_unreachable_directory_names_a_reachable_one(data_dir: Path) -> None:
     home.mkdir(mode=0o700)
     with pytest.raises(EmbeddedPostgresError, match="/var/lib/holdfast/demo-"):
         EmbeddedPostgres(home / "demo").start()
+
+
+def test_stopping_leaves_nothing_in_the_log_but_the_server_s_lines(tmp_path: Path) -> None:
+    """RUN-1: the process that watches over the server ends without a word."""
+    folder = usable_data_dir(tmp_path / "quiet")
+    try:
+        with EmbeddedPostgres(folder, settings={"fsync": "off"}):
+            pass
+        log = next(folder.rglob("server.log")).read_text()
+        assert "shut down" in log and "Fatal Python error" not in log
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
