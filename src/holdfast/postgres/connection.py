@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import asyncpg
 
 from holdfast.errors import ConfigurationError
-from holdfast.postgres.faults import CONNECTION_FAULTS, LoginRefused
+from holdfast.postgres.faults import CONNECTION_FAULTS, LoginRefused, OldPrimary
 from holdfast.redact import redact_dsn
 
 CONNECT_TIMEOUT = 10.0
@@ -28,6 +28,9 @@ _DEFAULTS = {
     "idle_session_timeout": "0",
     "lock_timeout": "0",
 }
+
+# The first eight digits of the name of the file that is written now. It grows by one when a standby takes over.
+_TIMELINE = "SELECT pg_catalog.substr(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 1, 8)"
 
 _HOST = re.compile(r"(?:\[[^\]]*\]|[^:\[\]]*)(?::\d*)?")
 
@@ -47,6 +50,7 @@ class Address:
         self._lock = threading.Lock()  # the lease keeper connects from a thread of its own
         self.reached = False  # somebody has, since the last fault
         self._next_try = 0.0
+        self._timeline = ""  # the latest one of the servers that were reached
 
     async def wait_to_connect(self) -> None:
         """Until somebody gets through there, all who want to connect try one after the other, about once a second."""
@@ -74,6 +78,26 @@ class Address:
             self.major = connection.get_server_version().major
         finally:
             await connection.close(timeout=2)
+
+    async def require_latest(self, connection: asyncpg.Connection) -> None:
+        """Refuse a server from which another one has taken over: what is written there now will be gone.
+
+        The next connection goes to the next host of the address. Servers that do not tell their timeline are trusted.
+        """
+        if self.pooled:
+            return
+        try:
+            timeline = str(await connection.fetchval(_TIMELINE))
+        except asyncpg.PostgresError:
+            return
+        if timeline < self._timeline:
+            self.dsn = _next_host_first(self.dsn)
+            raise OldPrimary(
+                f"the server is an old primary: it writes timeline {int(timeline, 16)}, and timeline "
+                f"{int(self._timeline, 16)} was seen before; shut it down, or restart the worker if this is the server "
+                "that is meant"
+            )
+        self._timeline = timeline
 
     def options(self, purpose: str, settings: Mapping[str, str], *, lent: bool = False) -> dict[str, Any]:
         """For asyncpg.connect. A connection that is `lent` to the application keeps the application's search_path."""
@@ -129,6 +153,12 @@ async def connect(
     except asyncpg.PostgresError as refusal:
         address.found(False)
         raise LoginRefused(str(refusal)) from refusal
+    try:
+        await address.require_latest(connection)
+    except CONNECTION_FAULTS:
+        address.found(False)
+        connection.terminate()
+        raise
     address.found(True)
     return connection
 
@@ -183,6 +213,14 @@ def _unreadable() -> ConfigurationError:
         "write postgresql://user:password@host:5432/database, with / # ? @ : and % in a password "
         "percent-encoded (%2F %23 %3F %40 %3A %25)",
     )
+
+
+def _next_host_first(dsn: str) -> str:
+    """The same address with its first host at the end."""
+    parts = urlsplit(dsn)
+    login, at, hosts = parts.netloc.rpartition("@")
+    first, _, others = hosts.partition(",")
+    return parts._replace(netloc=f"{login}{at}{others},{first}").geturl() if others else dsn
 
 
 def _milliseconds(seconds: float) -> str:

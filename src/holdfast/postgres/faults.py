@@ -32,6 +32,10 @@ class LoginRefused(ConnectionError):
     """
 
 
+class OldPrimary(ConnectionError):
+    """Another server has taken over from this one."""
+
+
 # A statement may meet these on a healthy connection; they pass when it is sent again. QueryCanceledError is also an
 # OperatorInterventionError: catch these first.
 PASSING_FAULTS = (
