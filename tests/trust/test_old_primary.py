@@ -27,7 +27,7 @@ QUICK = {"fsync": "off"}
 async def servers(tmp_path: Path) -> AsyncIterator[tuple[EmbeddedPostgres, EmbeddedPostgres]]:
     """A server with an event, stopped, and its copy, which has taken over from it and runs."""
     old_folder, new_folder = (usable_data_dir(tmp_path / name) for name in ("old", "new"))
-    old = EmbeddedPostgres(old_folder, settings=QUICK, port=_port())
+    old = EmbeddedPostgres(old_folder, settings=QUICK, port=free_port())
     try:
         with old:
             await _prepare(old.dsn)
@@ -35,7 +35,7 @@ async def servers(tmp_path: Path) -> AsyncIterator[tuple[EmbeddedPostgres, Embed
         subprocess.run(["cp", "-a", old_folder, new_folder], check=True)
         version = next(path for path in new_folder.rglob("PG_VERSION") if (path.parent / "global").is_dir())
         subprocess.run(["cp", "-a", version, version.with_name("standby.signal")], check=True)  # with its owner
-        with EmbeddedPostgres(new_folder, settings=QUICK, port=_port()) as new:
+        with EmbeddedPostgres(new_folder, settings=QUICK, port=free_port()) as new:
             await _promote(new.dsn)
             yield old, new
     finally:
@@ -43,7 +43,7 @@ async def servers(tmp_path: Path) -> AsyncIterator[tuple[EmbeddedPostgres, Embed
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _port() -> int:
+def free_port() -> int:
     """A port that stays free while nothing listens there: none that the system hands out for connections."""
     while True:
         port = random.randrange(20_000, 30_000)

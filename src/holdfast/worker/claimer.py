@@ -11,8 +11,9 @@ from holdfast.handlers import Handler
 from holdfast.postgres.deliveries import EVERY_ROUTE, RoutePage
 from holdfast.postgres.delivery import Delivery
 from holdfast.postgres.faults import CONNECTION_FAULTS, PASSING_FAULTS
-from holdfast.postgres.subscriptions import SubscriptionsChanged
+from holdfast.postgres.subscriptions import Subscriptions, SubscriptionsChanged
 from holdfast.postgres.wakeup.sleeper import Sleeper
+from holdfast.telemetry import Notice
 from holdfast.worker.discovery import ChannelLanes
 from holdfast.worker.dispatcher import Dispatcher
 from holdfast.worker.routing import Routing
@@ -49,6 +50,8 @@ class Claimer:
         self._wakeups = wakeups
         self._sleeper = sleeper
         self._channels = {channel: ChannelLanes() for channel in shared.settings.served_channels}
+        self._observe = shared.observe
+        self._version = 0  # of the subscriptions, which only a restored backup turns back
         self._routing: Routing | None = None
         self._ranges: tuple[list[str], list[str]] = ([], [])
         self._more = False  # pages of routes were left
@@ -277,12 +280,28 @@ class Claimer:
 
     async def _reload(self, connection: asyncpg.Connection) -> Routing:
         """Read the subscriptions, and route the lanes by them."""
-        self._routing = routing = Routing(await self._subscriptions.read(connection), self._handlers)
+        subscriptions = await self._subscriptions.read(connection)
+        if subscriptions.version < self._version:
+            subscriptions = await self._subscribe_again(connection, subscriptions.version)
+        self._version = subscriptions.version
+        self._routing = routing = Routing(subscriptions, self._handlers)
         self._ranges = routing.ranges()
         for channel in self._channels.values():
             channel.restart()
             channel.use(routing.routes if routing.few else {})
         return routing
+
+    async def _subscribe_again(self, connection: asyncpg.Connection, version: int) -> Subscriptions:
+        """Record again what this worker's handlers are owed, in a database of an earlier time: a restored backup."""
+        details: dict[str, object] = {
+            "subscriptions_version": version,
+            "seen_before": self._version,
+            "action": "subscribing again; what the backup has open is delivered, also what was delivered after it",
+        }
+        self._observe(Notice("warning", "database_restored", details))
+        owed = [handler for handler in self._handlers if handler.via == "outbox"]
+        await self._subscriptions.subscribe(connection, owed)
+        return await self._subscriptions.read(connection)
 
     def _rescan_if_cheap(self) -> bool:
         now = time.monotonic()
