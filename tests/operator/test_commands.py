@@ -340,6 +340,12 @@ def test_a_dead_letter_is_corrected(
     assert waiting == [(100,), (200,), (300,)]
     before = snapshot(db)
     (last,) = made(dsn, fail)
+    for wrong in ("false", str(tmp_path / "missing")):
+        monkeypatch.setenv("EDITOR", wrong)
+        code, _, err = holdfast("failed", "edit", last)
+        assert code == 2 and f"EDITOR is {wrong!r}" in err
+    monkeypatch.setenv("EDITOR", "true")
+    assert holdfast("failed", "edit", last)[:2] == (1, "nothing was changed\n")
     for text in ("[1]", "{", '{"n": NaN}', ""):
         file.write_text(text)
         assert holdfast("failed", "edit", last, "--payload", file, "--yes")[0] == 2, text

@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import typer
 
 from holdfast.cli import output, timeline
+from holdfast.cli.editor import edited
 from holdfast.cli.groups import show_groups
 from holdfast.cli.options import (
     Change,
@@ -260,7 +260,7 @@ def _edited(where: Target, id: str) -> str:
     if not sys.stdin.isatty():
         raise ConfigurationError("--payload", "is missing", "name a file with the corrected payload, or - for stdin")
     found = where.run(lambda operator: operator.events.detail(id, payload=True))
-    text = click.edit(json.dumps(found.payload, indent=2, ensure_ascii=False), extension=".json")
+    text = edited(json.dumps(found.payload, indent=2, ensure_ascii=False), suffix=".json")
     if text is None:
         output.print_line("nothing was changed")
         raise typer.Exit(1)
