@@ -24,7 +24,8 @@ from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
 from pydantic import TypeAdapter
 
-from holdfast.checks import number, one_of
+from holdfast.checks import function as require_function
+from holdfast.checks import instance, number, one_of
 from holdfast.context import HandlerContext
 from holdfast.envelope import EventEnvelope
 from holdfast.errors import ConfigurationError, TerminalHandlerError
@@ -159,6 +160,8 @@ class HandlerRegistry:
         number(f"{name}.timeout", timeout, SHORTEST_TIMEOUT, LONGEST_TIMEOUT)
         one_of(f"{name}.on_error", on_error, get_args(OnError))
         one_of(f"{name}.via", via, get_args(Via))
+        instance(f"{name}.retry", retry, RetryPolicy, "pass RetryPolicy(...)")
+        require_function(name, function, "decorate a function that takes the event")
         handler = _describe(name, self._domain_context, event_types, function, retry, float(timeout), on_error, via)
         self._handlers[name] = handler
         return handler
@@ -203,12 +206,18 @@ class HandlerRegistry:
 
     def include(self, other: "HandlerRegistry") -> None:
         """Take over the handlers and schedules of another registry."""
+        require_registry(other)
         for handler in other:
             if handler.name in self._handlers:
                 raise ConfigurationError(handler.name, "is registered twice", "include each registry once")
             self._handlers[handler.name] = handler
         for schedule in other.schedules:
             self._declare(schedule)
+
+
+def require_registry(registry: object) -> HandlerRegistry:
+    """Return a handler registry; refuse anything else in its place."""
+    return instance("registry", registry, HandlerRegistry, "pass the HandlerRegistry() that your handlers are in")
 
 
 @cache

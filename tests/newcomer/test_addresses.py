@@ -1,4 +1,4 @@
-"""Addresses of the database as people have them, and what they read when one is wrong (RUN-1)."""
+"""Addresses of the database as people have them, and what they read when one is wrong."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def ship(event: object) -> None: ...
 
 @pytest.mark.parametrize("scheme", ["postgresql+asyncpg", "postgresql+psycopg", "postgres", "postgresql"])
 def test_an_address_that_is_written_for_sqlalchemy(scheme: str) -> None:
-    """RUN-1: the one of the application is taken everywhere, not only by the command."""
+    """The one of the application is taken everywhere, not only by the command."""
     address = f"{scheme}://u@h/db"
     worker = Worker(address, registry, WorkerSettings(listen_dsn=address))
     connections = worker._parts.connections

@@ -1,4 +1,4 @@
-"""What the extras declare is enough: nothing is imported that only the lock of this repository brings (RUN-1)."""
+"""What the extras declare is enough: nothing is imported that only the lock of this repository brings."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def hidden_from(extra: str | None) -> str:
 
 @pytest.mark.parametrize("extra", [None, *NEEDING])
 def test_every_module_is_importable_with_what_is_declared(extra: str | None) -> None:
-    """RUN-1: as after `pip install '.[cli]'` in an empty environment."""
+    """As after `pip install '.[cli]'` in an empty environment."""
     if extra is None:
         chosen = [name for name in modules() if not name.startswith(("holdfast.cli", "holdfast.integrations"))]
     else:
