@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from holdfast.checks import number
+from holdfast.checks import instance, number
 from holdfast.errors import ConfigurationError
 
 # These headers describe the stored response and are sent again with it. All others are made anew by the server, or
@@ -74,3 +74,9 @@ class IdempotencySettings:
 
     def _refuse(self, field: str, problem: str, remedy: str) -> None:
         raise ConfigurationError(f"IdempotencySettings.{field}", problem, remedy)
+
+
+def require_settings(settings: IdempotencySettings | None) -> IdempotencySettings:
+    """Return the settings, or the defaults; refuse anything else in their place."""
+    chosen = IdempotencySettings() if settings is None else settings
+    return instance("settings", chosen, IdempotencySettings, "pass IdempotencySettings(...)")
