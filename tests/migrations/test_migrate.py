@@ -141,7 +141,10 @@ async def test_a_changed_migration_is_refused(empty_dsn: str, make_source: MakeS
     await migrate.apply(empty_dsn, source=make_source(FIRST))
     changed = make_source(FIRST.replace("int", "bigint"), SECOND)
     for attempt in (migrate.state, migrate.apply):
-        with pytest.raises(MigrationError, match=r"0001_step is not the text that was applied.*install this release again.*new migration"):
+        with pytest.raises(
+            MigrationError,
+            match=r"0001_step is not the text that was applied.*install this release again.*new migration",
+        ):
             await attempt(empty_dsn, source=changed)
     assert await fetch(empty_dsn, LEDGER) == [(1, "step")]
 
