@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -100,3 +101,29 @@ def test_the_check_hides_what_is_not_declared() -> None:
     """Otherwise it would prove nothing: pytest is installed, and no extra of a user's names it."""
     assert "pytest" in hidden_from("cli").split(",")
     assert not {"typer", "rich", "asyncpg", "pydantic_core"} & set(hidden_from("cli").split(","))
+
+
+FROM_THE_INDEX = re.compile(r"pip install (?:-\S+ )*['\"]?holdfast(?!-)\b")
+TEXTS = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *SOURCE.rglob("*.py"), *(ROOT / "examples").rglob("*.*")]
+
+
+def test_no_text_leads_to_the_project_of_the_same_name() -> None:
+    """The package index has another holdfast: remedies and documents install from a checkout or a wheel."""
+    for wrong in ("pip install holdfast", "pip install 'holdfast[cli]'", "pip install --upgrade holdfast"):
+        assert FROM_THE_INDEX.search(wrong)
+    assert not FROM_THE_INDEX.search("pip install 'dist/holdfast-0.1.0-py3-none-any.whl[cli]'")
+    files = [file for file in TEXTS if file.suffix in (".md", ".py")]
+    assert [str(file) for file in files if FROM_THE_INDEX.search(file.read_text())] == []
+
+
+def test_every_extra_that_a_text_names_exists() -> None:
+    """And the page about installing names all that are for users."""
+    extras = set(PROJECT["optional-dependencies"])
+    named = {
+        extra for file in SOURCE.rglob("*.py") for extra in re.findall(r"extra_remedy\([\"'](\w+)", file.read_text())
+    }
+    assert named and named <= extras
+    page = (ROOT / "docs" / "first-five-minutes.md").read_text()
+    assert extras - {"demo", "dev"} <= set(re.findall(r"\w+", page.partition("## Installing")[2].partition("\n## ")[0]))
+    wheel = f"holdfast-{PROJECT['version']}-py3-none-any.whl"
+    assert wheel in page

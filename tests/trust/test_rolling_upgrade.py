@@ -163,8 +163,8 @@ async def test_beyond_the_window(dsn: str, conn: asyncpg.Connection, next_releas
         assert await late.end() != 0
     assert f"contract {CONTRACT + 1} (holdfast 0.{CONTRACT + 1}.0)" in late.errors
     assert f"needs contract {CONTRACT} " in late.errors
-    assert f"pip install 'holdfast>=0.{CONTRACT + 1}.0'" in late.errors
-    with pytest.raises(SchemaMismatch, match=r"pip install 'holdfast>="):
+    assert f"install holdfast 0.{CONTRACT + 1}.0 or later" in late.errors
+    with pytest.raises(SchemaMismatch, match=r"install holdfast .* or later"):
         await migrate.apply(dsn)
     async with worker_of(next_release, dsn):
         pass
