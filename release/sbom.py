@@ -1,7 +1,7 @@
 """The software bill of materials of a release, as CycloneDX JSON: ./dev sbom > sbom.cdx.json
 
 It is made of requirements.lock, which pins every package that any extra needs, and of the metadata of the packages in
-.venv. What `pip install holdfast` brings is `required`; what only an extra brings is `optional`. The same lock gives
+.venv. What `pip install .` brings is `required`; what only an extra brings is `optional`. The same lock gives
 the same document.
 """
 

@@ -7,9 +7,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from holdfast.errors import ConfigurationError
+
+T = TypeVar("T")
 
 # Made of field, problem and remedy.
 Refusal: TypeAlias = Callable[[str, str, str], Exception]
@@ -49,6 +51,29 @@ def number(field: str, value: object, low: float, high: float, *, error: Refusal
     if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
         raise error(field, f"is {quoted(value)}", f"give a number from {low:,.12g} to {high:,.12g}")
     return float(value)
+
+
+def instance(field: str, value: object, kind: type[T], remedy: str, *, error: Refusal = ConfigurationError) -> T:
+    """Return a value of a class."""
+    if not isinstance(value, kind):
+        raise error(field, f"is {type(value).__name__}, not {kind.__name__}", remedy)
+    return value
+
+
+def function(field: str, value: object, remedy: str) -> None:
+    """Refuse what cannot be called."""
+    if not callable(value):
+        raise ConfigurationError(field, f"is {type(value).__name__}, not a function", remedy)
+
+
+def functions(field: str, values: object) -> tuple[Callable[..., None], ...]:
+    """Return functions; refuse what cannot be called, and a function that is not in a list."""
+    if not isinstance(values, Iterable):
+        raise ConfigurationError(field, f"is {type(values).__name__}, not a list", "pass a list of functions")
+    found = tuple(values)
+    for value in found:
+        function(field, value, "pass a list of functions")
+    return found
 
 
 def one_of(field: str, value: object, choices: Iterable[str], *, error: Refusal = ConfigurationError) -> None:

@@ -6,7 +6,8 @@
     async def charge_card(event: EventEnvelope) -> None: ...
 
 Further parameters are recognised by name: `payload` (annotated with a model of your own, which is validated),
-`tx` (a database transaction that commits together with the delivery) and `context` (a `HandlerContext`).
+`tx` (an `asyncpg.Connection` in a transaction that commits together with the delivery; for `async def` only) and
+`context` (a `HandlerContext`).
 
 `via` says where a handler runs: with `"outbox"` a worker delivers the event and retries, with `"in_process"`
 `Reactions` run the handler beside the producer as soon as that has committed. The function stays as it is.
@@ -24,7 +25,8 @@ from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
 from pydantic import TypeAdapter
 
-from holdfast.checks import number, one_of
+from holdfast.checks import function as require_function
+from holdfast.checks import instance, number, one_of
 from holdfast.context import HandlerContext
 from holdfast.envelope import EventEnvelope
 from holdfast.errors import ConfigurationError, TerminalHandlerError
@@ -159,6 +161,8 @@ class HandlerRegistry:
         number(f"{name}.timeout", timeout, SHORTEST_TIMEOUT, LONGEST_TIMEOUT)
         one_of(f"{name}.on_error", on_error, get_args(OnError))
         one_of(f"{name}.via", via, get_args(Via))
+        instance(f"{name}.retry", retry, RetryPolicy, "pass RetryPolicy(...)")
+        require_function(name, function, "decorate a function that takes the event")
         handler = _describe(name, self._domain_context, event_types, function, retry, float(timeout), on_error, via)
         self._handlers[name] = handler
         return handler
@@ -203,12 +207,18 @@ class HandlerRegistry:
 
     def include(self, other: "HandlerRegistry") -> None:
         """Take over the handlers and schedules of another registry."""
+        require_registry(other)
         for handler in other:
             if handler.name in self._handlers:
                 raise ConfigurationError(handler.name, "is registered twice", "include each registry once")
             self._handlers[handler.name] = handler
         for schedule in other.schedules:
             self._declare(schedule)
+
+
+def require_registry(registry: object) -> HandlerRegistry:
+    """Return a handler registry; refuse anything else in its place."""
+    return instance("registry", registry, HandlerRegistry, "pass the HandlerRegistry() that your handlers are in")
 
 
 @cache
@@ -242,6 +252,8 @@ def _describe(
     if "tx" in wanted and not asynchronous:
         remedy = "make it async def: the transaction lives on the worker's event loop"
         raise ConfigurationError(name, "takes tx and is not asynchronous", remedy)
+    if "tx" in wanted:
+        _require_asyncpg(name, call)
     return Handler(
         name=name,
         domain_context=domain_context or name.partition(".")[0],
@@ -257,6 +269,22 @@ def _describe(
         plain=asynchronous and not wanted,
         payload_model=_payload_model(name, call) if "payload" in wanted else None,
     )
+
+
+def _require_asyncpg(name: str, function: Callable[..., Any]) -> None:
+    """Refuse a `tx` that is annotated with a class of another library, like a session of SQLAlchemy."""
+    try:
+        annotation = get_type_hints(function).get("tx", object)
+    except NameError:
+        return  # imported for type checkers alone
+    if annotation in (object, Any) or not isinstance(annotation, type) or getattr(annotation, "_is_protocol", False):
+        return
+    if not any(cls.__module__.partition(".")[0] == "asyncpg" for cls in annotation.__mro__):
+        raise ConfigurationError(
+            f"{name}.tx",
+            f"is annotated with {annotation.__module__}.{annotation.__qualname__}, which it is not",
+            "annotate it with asyncpg.Connection: the worker opens the transaction, on a connection of its own",
+        )
 
 
 def _payload_model(name: str, function: Callable[..., Any]) -> TypeAdapter[Any]:

@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from typing import Any, Literal, Self, TypedDict, Unpack
 from uuid import UUID
 
-from holdfast.checks import LONGEST_TEXT, moment, storable, text, whole
+from holdfast.checks import LONGEST_TEXT, instance, moment, storable, text, whole
 from holdfast.envelope import EventEnvelope
 from holdfast.errors import FieldError
 from holdfast.names import channel_name, event_name, is_plain_event_name
@@ -130,6 +130,7 @@ class NewEvent:
     @classmethod
     def from_envelope(cls, envelope: EventEnvelope, **options: Unpack[EventOptions]) -> Self:
         """Return the event of an envelope; `options` are added, or replace the envelope's fields."""
+        instance("envelope", envelope, EventEnvelope, "pass an EventEnvelope", error=FieldError)
         fields: dict[str, Any] = {
             name: getattr(envelope, name) for name in EventEnvelope.model_fields if name != "source"
         }
@@ -155,6 +156,11 @@ class NewEvent:
         if closes is not None and closes <= max(opens, now):
             name = "expires_at" if self.expires_in is None else "expires_in"
             raise FieldError(name, "ends before the event is available", "let it expire later")
+
+
+def require_event(event: object) -> NewEvent:
+    """Return an event to publish; refuse anything else in its place."""
+    return instance("event", event, NewEvent, 'pass NewEvent("order.placed", {...})', error=FieldError)
 
 
 def unknown_option(options: Mapping[str, object]) -> FieldError | None:

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from datetime import timedelta
 
-from holdfast.checks import Refusal
+from holdfast.checks import Refusal, instance
 from holdfast.errors import ConfigurationError
 
 Delay = float | timedelta
@@ -54,6 +54,7 @@ class Retry:
     def __post_init__(self) -> None:
         if self.delay is not None:
             require_delay("Retry.delay", self.delay)
+        _require_reason("Retry.reason", self.reason)
 
     @property
     def seconds(self) -> float | None:
@@ -81,6 +82,14 @@ class Reject:
     """The event fails now, with failure reason `rejected`."""
 
     reason: str | None = None
+
+    def __post_init__(self) -> None:
+        _require_reason("Reject.reason", self.reason)
+
+
+def _require_reason(field: str, reason: object) -> None:
+    if reason is not None:
+        instance(field, reason, str, "pass text for people who read it later")
 
 
 Outcome = Done | Retry | Snooze | Reject

@@ -18,6 +18,7 @@ from zoneinfo import ZoneInfo
 
 from holdfast.checks import one_of
 from holdfast.errors import ConfigurationError, PublishError
+from holdfast.installing import extra_remedy
 from holdfast.names import schedule_name
 from holdfast.new_event import NewEvent
 from holdfast.payload import encode_payload
@@ -85,7 +86,7 @@ class Cron:
         try:
             from cronsim import CronSim, CronSimError
         except ImportError:
-            remedy = "pip install 'holdfast[schedules]'"
+            remedy = extra_remedy("schedules")
             raise ConfigurationError("cron", "needs the package cronsim, which is not installed", remedy) from None
         try:
             found = CronSim(self.expression, moment.astimezone(zone))

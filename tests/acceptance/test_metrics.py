@@ -179,7 +179,7 @@ async def test_without_the_extra(dsn: str, capsys: pytest.CaptureFixture[str], m
         with pytest.raises(SystemExit) as end:
             await asyncio.to_thread(main, ["metrics", "--dsn", dsn, *extra])
         assert end.value.code == 2
-        assert "try: pip install 'holdfast[prometheus]'\n" in capsys.readouterr().err
+        assert "try: pip install '.[prometheus]' in a checkout" in capsys.readouterr().err
 
 
 # --- what it costs ---

@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
+_SAVED = re.compile(r"Save\s+this as `([\w/]+\.py)`")
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -23,6 +24,7 @@ class Block:
     line: int
     language: str
     text: str
+    file: str | None = None  # what the text before it says to save it as
 
     @property
     def name(self) -> str:
@@ -39,8 +41,11 @@ def blocks(*languages: str, pages: list[Path] | None = None) -> list[Block]:
 
 def _blocks(page: Path) -> Iterator[Block]:
     text = page.read_text(encoding="utf-8")
+    end = 0
     for match in _FENCE.finditer(text):
-        yield Block(page, text.count("\n", 0, match.start()) + 1, match[1], match[2])
+        saved = _SAVED.search(text[end : match.start()])
+        yield Block(page, text.count("\n", 0, match.start()) + 1, match[1], match[2], saved[1] if saved else None)
+        end = match.end()
 
 
 def parameters(found: list[Block]) -> pytest.MarkDecorator:

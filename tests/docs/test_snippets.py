@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 import pytest
@@ -27,7 +28,8 @@ from tests.servers import apply_schema
 SQL = blocks("sql")
 # Those of the runbooks tell a story: tests/operator/test_runbooks.py runs each page as a whole.
 COMMANDS = [block for block in blocks("sh") if block.page.parent.name != "runbooks"]
-PROGRAMS = [block for block in blocks("python") if block != PROGRAM]
+PROGRAMS = [block for block in blocks("python") if block != PROGRAM and block.file is None]
+FILES = [block for block in blocks("python") if block.file is not None]
 
 HANDLERS = """
 from holdfast import HandlerRegistry
@@ -91,6 +93,27 @@ async def test_the_readme_replays(world: asyncpg.Connection) -> None:
     assert tuple(row) == ("pending", 0, "ada@example.com")
 
 
+def saved(page: Path, folder: Path) -> None:
+    """Save what a page says to save."""
+    for block in FILES:
+        if block.page == page and block.file is not None:
+            path = folder / block.file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block.text)
+
+
+@pytest.mark.newcomer
+@pytest.mark.newest_postgres
+@parameters(FILES)
+async def test_files(world: asyncpg.Connection, dsn: str, block: Block, tmp_path: Path) -> None:
+    """RUN-1: what a page says to save is a whole program, which finds the database as the command does."""
+    saved(block.page, tmp_path)
+    command = [sys.executable, str(block.file)]
+    environment = {**os.environ, "HOLDFAST_DSN": dsn}
+    run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    assert run.returncode == 0, run.stderr
+
+
 @pytest.mark.newest_postgres
 @parameters(PROGRAMS)
 async def test_python(world: asyncpg.Connection, dsn: str, block: Block) -> None:
@@ -100,11 +123,13 @@ async def test_python(world: asyncpg.Connection, dsn: str, block: Block) -> None
     @registry.handler("order.placed", name="shop.ship")
     async def ship(event: EventEnvelope) -> None: ...
 
-    known = {"dsn": dsn, "connection": world, "registry": registry, "publisher": Publisher("shop")}
+    known: dict[str, Any] = {"dsn": dsn, "connection": world, "registry": registry, "publisher": Publisher("shop")}
     code = compile(block.text, block.name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
     result = eval(code, known)  # noqa: S307
     if inspect.iscoroutine(result):
         await asyncio.wait_for(result, 30)
+    for schedule in known["registry"].schedules:
+        assert any(handler.wants(schedule.event_type) for handler in known["registry"]), f"{schedule.name}: no handler"
 
 
 # --- commands ---

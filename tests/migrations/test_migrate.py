@@ -14,6 +14,7 @@ import psycopg
 import pytest
 
 from holdfast.errors import MigrationError, SchemaMismatch
+from holdfast.installing import release_remedy
 from holdfast.postgres.schema import ddl, migrate
 from holdfast.postgres.schema.migrate import Step
 from tests.migrations.conftest import FIRST, SECOND, MakeSource
@@ -141,7 +142,10 @@ async def test_a_changed_migration_is_refused(empty_dsn: str, make_source: MakeS
     await migrate.apply(empty_dsn, source=make_source(FIRST))
     changed = make_source(FIRST.replace("int", "bigint"), SECOND)
     for attempt in (migrate.state, migrate.apply):
-        with pytest.raises(MigrationError, match=r"0001_step is not the text that was applied.*new migration"):
+        with pytest.raises(
+            MigrationError,
+            match=r"0001_step is not the text that was applied.*install this release again.*new migration",
+        ):
             await attempt(empty_dsn, source=changed)
     assert await fetch(empty_dsn, LEDGER) == [(1, "step")]
 
@@ -183,7 +187,7 @@ async def test_a_database_that_no_longer_serves_the_code_is_refused(empty_dsn: s
             "core of contract 3 (holdfast 0.3.0), which serves code of contract 2 (holdfast 0.2.0) or later"
         )
         assert "contract 1" in refused.value.expected
-        assert refused.value.remedy == "pip install 'holdfast>=0.2.0'"
+        assert refused.value.remedy == release_remedy("0.2.0")
 
 
 async def test_a_newer_database_that_serves_the_code_is_left_as_it_is(empty_dsn: str, make_source: MakeSource) -> None:
@@ -437,7 +441,7 @@ async def test_require_compatible_lets_the_ranges_meet(empty_dsn: str, make_sour
                 except SchemaMismatch as error:
                     assert f"contract {number} (holdfast 0.{number}.0)" in error.found
                     assert f"contract {code} (holdfast 0.{code}.0)" in error.expected
-                    upgrade = f"pip install 'holdfast>=0.{number - 1}.0'"
+                    upgrade = release_remedy(f"0.{number - 1}.0")
                     assert error.remedy == ("holdfast migrate apply" if code > number else upgrade)
     finally:
         await connection.close()

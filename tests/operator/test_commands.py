@@ -308,6 +308,32 @@ def test_replays_by_id_by_file_by_group_and_by_filter(
     assert others
 
 
+@pytest.mark.newcomer
+def test_open_events_are_cancelled_by_filter(
+    dsn: str, holdfast: Run, db: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OPS-1: with the number in the question; without an id or a filter nothing is selected."""
+    insert = "INSERT INTO core.outbox (event_type, source, payload, handler_name) SELECT %s, 'shop', '{}', %s"
+    db.execute(f"{insert} FROM generate_series(1, 3)", ["order.placed", HANDLER])
+    db.execute(f"{insert} FROM generate_series(1, 2)", ["order.placed", "mail.thank"])
+    before = snapshot(db)
+    assert holdfast("events", "cancel")[0] == 2
+    assert holdfast("events", "cancel", UNKNOWN, "--handler", HANDLER, "--yes")[0] == 2
+    assert holdfast("events", "cancel", "--handler", "no.one", "--yes")[0] == 1
+    assert holdfast("events", "cancel", "--handler", HANDLER)[0] == 2, "a question that nobody can answer"
+    assert "3 events would be cancelled" in holdfast("events", "cancel", "--handler", HANDLER, "--dry-run")[1]
+    answer(monkeypatch, "n")
+    code, _, err = holdfast("events", "cancel", "--handler", HANDLER)
+    assert (code, "Cancel 3 events?" in err) == (1, True)
+    assert snapshot(db) == before
+    code, out, _ = holdfast("events", "cancel", "--handler", HANDLER, "--reason", "gone", "--yes")
+    assert (code, out) == (0, "3 events cancelled\n")
+    open_ = "SELECT handler_name, count(*) FROM core.outbox WHERE settled_at IS NULL GROUP BY 1"
+    assert db.execute(open_).fetchall() == [("mail.thank", 2)]
+    code, out, _ = holdfast("events", "cancel", "--route", "mail.thank", "--generation", 0, "--yes", "--json")
+    assert (code, len(json.loads(out)["moved"])) == (0, 2)
+
+
 def test_a_large_replay_needs_a_plan(dsn: str, holdfast: Run, db: psycopg.Connection[Any]) -> None:
     """DLQ-4: which begins with a few."""
     made(dsn, fail, 1_001)
@@ -340,6 +366,12 @@ def test_a_dead_letter_is_corrected(
     assert waiting == [(100,), (200,), (300,)]
     before = snapshot(db)
     (last,) = made(dsn, fail)
+    for wrong in ("false", str(tmp_path / "missing")):
+        monkeypatch.setenv("EDITOR", wrong)
+        code, _, err = holdfast("failed", "edit", last)
+        assert code == 2 and f"EDITOR is {wrong!r}" in err
+    monkeypatch.setenv("EDITOR", "true")
+    assert holdfast("failed", "edit", last)[:2] == (1, "nothing was changed\n")
     for text in ("[1]", "{", '{"n": NaN}', ""):
         file.write_text(text)
         assert holdfast("failed", "edit", last, "--payload", file, "--yes")[0] == 2, text

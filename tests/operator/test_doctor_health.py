@@ -6,9 +6,11 @@ import asyncio
 import itertools
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
+import sys
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -528,6 +530,44 @@ async def test_a_handler_that_nobody_has(outbox: Outbox) -> None:
     finding = only(await look(outbox.connection), "handler-unserved")
     assert finding.severity == "problem" and HANDLER in finding.what
     await bell_is_heard(outbox, handlers=(HANDLER,))
+
+
+async def remedied(outbox: Outbox, dsn: str, finding: Finding) -> None:
+    """Run the commands that a remedy names, as an operator would copy them."""
+    commands = re.findall(r"holdfast [^;]+", finding.remedy)
+    assert commands, finding.remedy
+    for command in commands:
+        run = [sys.executable, "-c", "from holdfast.cli import main; main()", *shlex.split(command)[1:], "--yes"]
+        done = subprocess.run(run, env={**os.environ, "HOLDFAST_DSN": dsn}, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, (command, done.stderr)
+
+
+@pytest.mark.newcomer
+async def test_the_remedy_of_a_handler_that_is_gone_cures(outbox: Outbox, dsn: str) -> None:
+    """LSN-7, OPS-5: what was split, what was not, and nothing else; then the doctor has no complaint left."""
+    await outbox.subscribe(HANDLER, EVENT, "order.other")
+    await outbox.subscribe("mail.thank", EVENT)
+    split = await outbox.insert()
+    await outbox.connection.execute("UPDATE core.outbox SET handler_name = $2 WHERE id = $1", split, HANDLER)
+    await outbox.insert(event_type="order.other")
+    other = await outbox.insert()
+    await outbox.connection.execute("UPDATE core.outbox SET handler_name = $2 WHERE id = $1", other, "mail.thank")
+    await living(outbox, handlers=("mail.thank",))
+    finding = only(await look(outbox.connection), "handler-unserved")
+    await remedied(outbox, dsn, finding)
+    found = await look(outbox.connection)
+    assert not {"handler-unserved", "event-unrouted"} & set(codes(found)), found
+    rows = await outbox.connection.fetch("SELECT id, status FROM core.outbox WHERE settled_at IS NULL")
+    assert [row["id"] for row in rows] == [other]
+
+
+@pytest.mark.newcomer
+async def test_the_remedy_of_an_event_that_nobody_wants_cures(outbox: Outbox, dsn: str) -> None:
+    """LSN-7, OPS-5."""
+    await outbox.insert(event_type="order.lost", target="billing")
+    await living(outbox, handlers=(HANDLER,))
+    await remedied(outbox, dsn, only(await look(outbox.connection), "event-unrouted"))
+    assert "event-unrouted" not in codes(await look(outbox.connection))
 
 
 async def test_an_event_that_nobody_wants(outbox: Outbox) -> None:

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.operator
 VERBS = {
     "archive": {"detail", "discard", "groups", "page", "replay", "resolve", "restore", "select"},
     "audit": {"page"},
-    "events": {"cancel", "detail", "page"},
+    "events": {"cancel", "cancel_many", "detail", "page", "select"},
     "failed": {"discard", "edit", "groups", "note", "page", "pages", "replay", "resolve", "restore", "select"},
     "generations": {"all", "move", "retire"},
     "handlers": {"all", "retire"},

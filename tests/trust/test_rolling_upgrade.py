@@ -163,8 +163,8 @@ async def test_beyond_the_window(dsn: str, conn: asyncpg.Connection, next_releas
         assert await late.end() != 0
     assert f"contract {CONTRACT + 1} (holdfast 0.{CONTRACT + 1}.0)" in late.errors
     assert f"needs contract {CONTRACT} " in late.errors
-    assert f"pip install 'holdfast>=0.{CONTRACT + 1}.0'" in late.errors
-    with pytest.raises(SchemaMismatch, match=r"pip install 'holdfast>="):
+    assert f"install holdfast 0.{CONTRACT + 1}.0 or later" in late.errors
+    with pytest.raises(SchemaMismatch, match=r"install holdfast .* or later"):
         await migrate.apply(dsn)
     async with worker_of(next_release, dsn):
         pass
@@ -269,15 +269,25 @@ async def test_operators_of_contract_1_cancel_as_before(conn: asyncpg.Connection
 
 
 def test_the_terms_of_this_release_are_a_window() -> None:
-    """OPS-6: the schema serves the contract before it, and every contract it serves has a release with a name."""
+    """OPS-6: the schema serves the contract before it, and every contract it serves has a release with a name.
+
+    Contract 1, the preview, is none of them: its code wants its own schema, and could not start with any other.
+    """
     terms = load().terms
     releases = tomllib.loads((SQL / "contract.toml").read_text())["releases"]
-    assert terms.schema.oldest_code <= max(1, CONTRACT - 1)
+    assert terms.schema.oldest_code == max(2, CONTRACT - 1)
     assert terms.oldest_schema <= CONTRACT
     assert {str(number) for number in range(terms.schema.oldest_code, CONTRACT + 1)} == set(releases)
     assert terms.schema.release == version("holdfast").rpartition(".")[0] + ".0"
 
 
 def test_previous_names_stay_as_long_as_their_callers() -> None:
-    """OPS-6: the wrappers go, file and grants, when the contract of their callers is no longer served."""
-    assert (load().terms.schema.oldest_code == 1) == (SQL / "functions" / "previous_names.sql").is_file()
+    """OPS-6: workers of the preview run on beside contract 2; the wrappers go, file and grants, with contract 3."""
+    assert (CONTRACT == 2) == (SQL / "functions" / "previous_names.sql").is_file()
+
+
+@pytest.mark.newcomer
+async def test_the_status_promises_no_start_to_the_preview(dsn: str) -> None:
+    """OPS-6: what `holdfast migrate status` says of the code that the schema serves."""
+    found = (await migrate.state(dsn)).contract
+    assert found is not None and found.served == "code of contract 2 (holdfast 0.1.0) or later"

@@ -120,7 +120,7 @@ def read_key(fields: list[bytes], *, required: bool) -> str | Answer | None:
     config = ExchangeConfig(
         secrets=Secrets({1: "x" * 16}), settings=SETTINGS, records=Records(), observe=lambda _fact: None
     )
-    exchange = Exchange(config, "POST /", fields)
+    exchange = Exchange(config, "POST /", fields, lambda: True)
     try:
         exchange.identify("alice", route="", required=required)
     except StopEndpoint:
@@ -149,7 +149,7 @@ def test_how_a_key_is_read() -> None:
 FAULTS = [  # of taking the key, of the work, of keeping the answer and the commit
     ("40001", Fault.PASSING, Fault.PASSING, Fault.PASSING),
     ("40P01", Fault.PASSING, Fault.PASSING, Fault.PASSING),
-    ("23505", Fault.PASSING, Fault.PASSING, Fault.PASSING),
+    ("23505", Fault.PASSING, Fault.COLLISION, Fault.COLLISION),
     ("55P03", Fault.IN_PROGRESS, Fault.PASSING, Fault.PASSING),
     ("57014", Fault.IN_PROGRESS, Fault.OWN, Fault.OWN),
     ("57P01", Fault.UNAVAILABLE, Fault.UNAVAILABLE, Fault.UNAVAILABLE),

@@ -314,6 +314,6 @@ def test_cron_needs_its_extra_and_intervals_do_not(monkeypatch: pytest.MonkeyPat
     """IDM-4: the error names the command that helps."""
     monkeypatch.setitem(sys.modules, "cronsim", None)
     registry = HandlerRegistry()
-    with pytest.raises(ConfigurationError, match=r"pip install 'holdfast\[schedules\]'"):
+    with pytest.raises(ConfigurationError, match=r"pip install '\.\[schedules\]' in a checkout"):
         registry.schedule("report.due", name="reports.daily", cron="0 7 * * *")
     assert registry.schedule("report.due", name="reports.daily", every=HOUR).timing == Every(HOUR)

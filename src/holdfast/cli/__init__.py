@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from holdfast.installing import extra_remedy
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; ends in SystemExit with 0 (ok), 1 (a problem) or 2 (bad usage)."""
@@ -13,6 +15,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except ModuleNotFoundError as error:
         if error.name not in ("typer", "rich"):
             raise
-        print(f"error: the command line needs {error.name}\ntry: pip install 'holdfast[cli]'", file=sys.stderr)
+        print(f"error: the command line needs {error.name}\ntry: {extra_remedy('cli')}", file=sys.stderr)
         sys.exit(2)
     sys.exit(run(list(sys.argv[1:] if arguments is None else arguments)))

@@ -83,7 +83,7 @@ def version() -> None:
 
 @functools.cache
 def command_tree() -> Any:
-    """Return the commands as click has them. Making them takes longer than most commands."""
+    """Return the commands as typer runs them. Making them takes longer than most commands."""
     return typer.main.get_command(app)
 
 

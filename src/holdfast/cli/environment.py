@@ -38,13 +38,12 @@ def dsn(option: str | None) -> str:
         )
     if option and redact_dsn(option) != option:
         print("note: --dsn shows its password in the process list; HOLDFAST_DSN does not", file=sys.stderr)
-    return _without_driver(found)
+    return found
 
 
 def listen_dsn(option: str | None) -> str | None:
     """The address for LISTEN, when it is not the one for everything else."""
-    found = option or os.environ.get("HOLDFAST_LISTEN_DSN")
-    return _without_driver(found) if found else None
+    return option or os.environ.get("HOLDFAST_LISTEN_DSN") or None
 
 
 def sentry_dsn() -> str | None:
@@ -74,11 +73,6 @@ def generation(option: int | None) -> int:
             "set it to the number of this deployment",
         )
     return int(found)
-
-
-def _without_driver(address: str) -> str:
-    # DATABASE_URL is often written for SQLAlchemy: postgresql+asyncpg://
-    return re.sub(r"^postgres(?:ql)?\+\w+://", "postgresql://", address)
 
 
 def actor(option: str | None) -> str:

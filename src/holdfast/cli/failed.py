@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import typer
 
 from holdfast.cli import output, timeline
+from holdfast.cli.editor import edited
 from holdfast.cli.groups import show_groups
 from holdfast.cli.options import (
     Change,
@@ -122,7 +122,7 @@ def replay(
                 "use a replay plan, which begins with a few: holdfast plans create",
             )
         if len(rows) > 1:
-            change.confirm(f"Replay {_events(len(rows))}?")
+            change.confirm(f"Replay {output.events(len(rows))}?")
         options: dict[str, Any] = {"generation": generation, "force": force}
         return await operator.failed.replay(rows, **options, reason=change.reason, dry_run=change.dry_run)
 
@@ -138,7 +138,7 @@ def discard(where: Target, chosen: Chosen, which: Filter, change: Change) -> Non
     async def act(operator: Operator) -> Moved:
         rows = await selected.rows(operator)
         newest = "the newest " if len(rows) == MOST_AT_ONCE else ""
-        change.confirm(f"Discard {newest}{_events(len(rows))}?")
+        change.confirm(f"Discard {newest}{output.events(len(rows))}?")
         return await operator.failed.discard(rows, reason=change.reason, dry_run=change.dry_run)
 
     done = where.run(act)
@@ -159,7 +159,7 @@ def restore(
     async def act(operator: Operator) -> Moved:
         rows = await operator.failed.resolve(ids)
         if len(rows) > 1:
-            change.confirm(f"Restore {_events(len(rows))}?")
+            change.confirm(f"Restore {output.events(len(rows))}?")
         return await operator.failed.restore(rows, reason=change.reason, dry_run=change.dry_run)
 
     _show_moved(where.run(act), change, "restored")
@@ -208,9 +208,9 @@ def _show_moved(done: Moved, change: Change, verb: str) -> None:
     else:
         where_to = "" if done.generation is None else f" into generation {done.generation}"
         until = "" if done.purge_at is None else f"; restorable until {done.purge_at:%Y-%m-%d %H:%M} UTC"
-        output.print_line(f"{_events(done.count)} {change.would}{verb}{where_to}{until}")
+        output.print_line(f"{output.events(done.count)} {change.would}{verb}{where_to}{until}")
         for what, count in done.left.items():
-            output.print_line(f"{_events(count)} left: {_LEFT.get(what, what)}", "yellow")
+            output.print_line(f"{output.events(count)} left: {_LEFT.get(what, what)}", "yellow")
         if done.warning:
             output.print_line(done.warning, "yellow")
     if not done.moved:
@@ -225,10 +225,6 @@ _LEFT = {
     "failed": "not discarded",
     "edited": "a corrected event has taken their place",
 }
-
-
-def _events(count: int) -> str:
-    return f"{count:,} event{'' if count == 1 else 's'}"
 
 
 def _many(count: int) -> str:
@@ -260,7 +256,7 @@ def _edited(where: Target, id: str) -> str:
     if not sys.stdin.isatty():
         raise ConfigurationError("--payload", "is missing", "name a file with the corrected payload, or - for stdin")
     found = where.run(lambda operator: operator.events.detail(id, payload=True))
-    text = click.edit(json.dumps(found.payload, indent=2, ensure_ascii=False), extension=".json")
+    text = edited(json.dumps(found.payload, indent=2, ensure_ascii=False), suffix=".json")
     if text is None:
         output.print_line("nothing was changed")
         raise typer.Exit(1)

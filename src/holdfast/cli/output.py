@@ -88,6 +88,11 @@ def clean(text: str) -> str:
     return CONTROL.sub(lambda match: " " if match[0] in "\n\t" else ascii(match[0])[1:-1], text)
 
 
+def events(count: int) -> str:
+    """Return a number of events: 1 event, 1,200 events."""
+    return f"{count:,} event{'' if count == 1 else 's'}"
+
+
 def first_line(text: str | None, longest: int = 100) -> str:
     """What fits into a table of an error."""
     line = (text or "-").partition("\n")[0]

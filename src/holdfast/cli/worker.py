@@ -22,6 +22,7 @@ from holdfast.cli.environment import DsnOption, SchemaOption
 from holdfast.errors import ConfigurationError
 from holdfast.failure import Redactor
 from holdfast.handlers import HandlerRegistry
+from holdfast.installing import extra_remedy
 from holdfast.observability.logging import log_fact
 from holdfast.redact import unredacted
 from holdfast.settings import WorkerSettings
@@ -144,7 +145,7 @@ def _sentry(dsn: str | None) -> Iterator[tuple[Observer, ...]]:
     if dsn is None:
         yield ()
     elif importlib.util.find_spec("sentry_sdk") is None:
-        print("note: SENTRY_DSN is set and not used; pip install 'holdfast[sentry]'", file=sys.stderr)
+        print(f"note: SENTRY_DSN is set and not used; {extra_remedy('sentry')}", file=sys.stderr)
         yield ()
     else:
         from holdfast.integrations.sentry import SentryObserver

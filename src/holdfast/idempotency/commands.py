@@ -16,7 +16,7 @@ from typing import Any
 from holdfast.errors import CommandUnderWay, ConfigurationError, KeyReused
 from holdfast.idempotency.hashing import HashedParts, Secrets, canonical_json
 from holdfast.idempotency.keys import job_scope, require_key
-from holdfast.idempotency.settings import IdempotencySettings
+from holdfast.idempotency.settings import IdempotencySettings, require_settings
 from holdfast.payload import encode_payload
 from holdfast.postgres.drivers import driver_of
 from holdfast.postgres.idempotency import ExistingRecord, NewRecord, Records, StoredResponse
@@ -34,7 +34,7 @@ class Commands:
         scope: str = "jobs",
     ) -> None:
         self._secrets = Secrets(secrets)
-        self._settings = settings or IdempotencySettings()
+        self._settings = require_settings(settings)
         self._scope = job_scope(scope)
         self._records = Records(self._settings.schema)
 

@@ -38,7 +38,9 @@ class Secrets:
         self._secrets: dict[int, bytes] = {}
         for version in sorted(secrets, reverse=True):
             secret = secrets[version]
-            data = secret.encode() if isinstance(secret, str) else bytes(secret)
+            if not isinstance(secret, str | bytes):
+                raise ConfigurationError("secrets", f"number {version} is {type(secret).__name__}", "use text or bytes")
+            data = secret.encode() if isinstance(secret, str) else secret
             if type(version) is not int or not 0 < version < 2**31:
                 raise ConfigurationError("secrets", f"have the number {version!r}", "count from 1")
             if len(data) < _SHORTEST_SECRET:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from holdfast.checks import number
+from holdfast.checks import instance, number
 from holdfast.errors import ConfigurationError
 
 # These headers describe the stored response and are sent again with it. All others are made anew by the server, or
@@ -34,7 +34,7 @@ class IdempotencySettings:
     idle: float = 60.0  # how long an endpoint may leave its transaction idle before the database ends it
     connect_within: float = 5.0  # for a connection from the pool, before the answer is 503
     commit_within: float = 10.0  # for the database to answer, before its connection is cut and the answer is 503
-    retries: int = 3  # after a serialization failure or a deadlock
+    retries: int = 3  # after a serialization failure, a deadlock or a unique violation
     request_limit: int = 1024 * 1024  # of a request body that is hashed; above it the answer is 413
     response_limit: int = 1024 * 1024  # of a response body that is stored; above it a duplicate gets 409
     buffer_limit: int = 16 * 1024 * 1024  # of a response body that is held back until the commit
@@ -74,3 +74,9 @@ class IdempotencySettings:
 
     def _refuse(self, field: str, problem: str, remedy: str) -> None:
         raise ConfigurationError(f"IdempotencySettings.{field}", problem, remedy)
+
+
+def require_settings(settings: IdempotencySettings | None) -> IdempotencySettings:
+    """Return the settings, or the defaults; refuse anything else in their place."""
+    chosen = IdempotencySettings() if settings is None else settings
+    return instance("settings", chosen, IdempotencySettings, "pass IdempotencySettings(...)")

@@ -29,9 +29,10 @@ from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import FileResponse, StreamingResponse
 
+from holdfast.checks import function
 from holdfast.errors import ConfigurationError
 from holdfast.idempotency.answers import PROBLEMS
-from holdfast.idempotency.asgi.exchange import current_exchange
+from holdfast.idempotency.asgi.exchange import AsgiConfig, current_exchange
 from holdfast.idempotency.asgi.middleware import IdempotencyMiddleware, exchange_of
 from holdfast.idempotency.keys import LONGEST_KEY
 from holdfast.idempotency.settings import IdempotencySettings
@@ -50,6 +51,7 @@ def worker_lifespan(make_worker: Callable[[], Worker], lifespan: Lifespan | None
     The application's own lifespan starts first and ends last, so handlers may use what it opens. `make_worker` is
     called at each start, because a worker that has stopped stays stopped.
     """
+    function("make_worker", make_worker, "pass a function that makes it: lambda: Worker(dsn, registry)")
 
     @asynccontextmanager
     async def with_worker(app: Any) -> AsyncIterator[Mapping[str, Any] | None]:
@@ -78,24 +80,17 @@ class Idempotency:
         buffered: bool = False,
         observe: Observer = log_fact,
     ) -> None:
-        self.settings = settings or IdempotencySettings()
+        function("scope", scope, "pass a dependency that returns the id of a user or a tenant")
+        self._config = AsgiConfig.of(connect, secrets, settings, observe)
+        self.settings: IdempotencySettings = self._config.settings
         self.buffered = buffered
-        self._connect = connect
-        self._secrets = secrets
-        self._observe = observe
         self.required = TransactionDependency(self, scope, required=True)
         self.optional = TransactionDependency(self, scope, required=False)
 
     def install(self, app: FastAPI) -> None:
         """Add the middleware; call it before endpoints are declared. Routers need `route_class=IdempotentRoute`."""
         app.router.route_class = IdempotentRoute
-        options = {
-            "connect": self._connect,
-            "secrets": self._secrets,
-            "settings": self.settings,
-            "observe": self._observe,
-        }
-        app.add_middleware(_CheckedMiddleware, fastapi=app, **options)  # type: ignore[arg-type]
+        app.add_middleware(_CheckedMiddleware, fastapi=app, config=self._config)
 
 
 class TransactionDependency:
@@ -161,8 +156,9 @@ def _taking_key_first(endpoint: Callable[..., Any]) -> Callable[..., Any]:
 class _CheckedMiddleware(IdempotencyMiddleware):
     """The middleware; it checks all routes when the application starts."""
 
-    def __init__(self, app: Any, *, fastapi: FastAPI, **options: Any) -> None:
-        super().__init__(app, **options)
+    def __init__(self, app: Any, *, fastapi: FastAPI, config: AsgiConfig) -> None:
+        self.app = app
+        self._config = config
         self._fastapi = fastapi
 
     def starting(self) -> None:

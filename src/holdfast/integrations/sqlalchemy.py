@@ -25,6 +25,7 @@ from sqlalchemy import inspect as state_of
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker
 from sqlalchemy.orm import Session, SessionTransaction, object_session, scoped_session, sessionmaker
 
+from holdfast.checks import instance
 from holdfast.domain_events import Recorded, forget, position, recorded_on, watchers
 from holdfast.envelope import EventEnvelope
 from holdfast.errors import ConfigurationError, FieldError
@@ -67,7 +68,9 @@ class DomainEvents:
     """Publishes the events recorded on the aggregates of sessions, and hands them to in-process reactions."""
 
     def __init__(self, publisher: Publisher, reactions: Reactions | None = None) -> None:
-        self._publisher = publisher
+        self._publisher = instance("publisher", publisher, Publisher, 'pass Publisher("shop")')
+        if reactions is not None:
+            instance("reactions", reactions, Reactions, "pass Reactions(dsn, registry)")
         self._reactions = reactions
 
     def attach(self, target: Target) -> None:

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 
 from holdfast.errors import ConfigurationError
+from holdfast.installing import extra_remedy
 from holdfast.postgres.operations.metrics import Snapshot
 from holdfast.postgres.operations.status import MOST, RouteStatus
 
@@ -26,7 +27,7 @@ Sample = tuple[Mapping[str, object], float]
 def require() -> None:
     """Raise ConfigurationError unless prometheus_client is installed."""
     if find_spec("prometheus_client") is None:
-        raise ConfigurationError("metrics", "need prometheus_client", "pip install 'holdfast[prometheus]'")
+        raise ConfigurationError("metrics", "need prometheus_client", extra_remedy("prometheus"))
 
 
 def render(snapshot: Snapshot) -> str:

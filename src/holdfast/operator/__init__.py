@@ -8,7 +8,7 @@ from holdfast.operator.plan_runner import Progress
 from holdfast.operator.plans import PlanChange, PlanReport
 from holdfast.operator.retention import Erasure
 from holdfast.operator.schedules import ScheduleChange, ScheduleReport
-from holdfast.operator.selection import Selection
+from holdfast.operator.selection import OpenFilters, Selection
 from holdfast.operator.session import Refused
 from holdfast.operator.workers import ReleasedWorker
 from holdfast.postgres.doctor import CHECKS, SEVERITIES, Check, Finding, Part, Report, Severity
@@ -51,6 +51,7 @@ __all__ = [
     "Moved",
     "MovedGeneration",
     "OpenEvent",
+    "OpenFilters",
     "Operator",
     "Part",
     "Plan",

@@ -1,13 +1,17 @@
-"""Verbs for events: list the open ones, show one with its history, cancel one."""
+"""Verbs for events: list the open ones, show one with its history, cancel one or many."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any, Unpack
 from uuid import UUID
 
 from holdfast.errors import ConfigurationError
 from holdfast.operator import arguments
 from holdfast.operator.outcome import Moved
-from holdfast.operator.session import Session
+from holdfast.operator.selection import OpenFilters, OpenSelection
+from holdfast.operator.session import Refused, Session
 from holdfast.postgres.operations import archive, events
 from holdfast.postgres.operations.connection import Statements
 from holdfast.postgres.operations.events import EventDetail, OpenEvent
@@ -19,29 +23,21 @@ class Events:
     def __init__(self, session: Session) -> None:
         self._session = session
 
-    async def page(
-        self,
-        *,
-        limit: int = 50,
-        event_type: str | None = None,
-        handler: str | None = None,
-        source: str | None = None,
-        generation: int | None = None,
-    ) -> list[OpenEvent]:
+    async def page(self, *, limit: int = 50, **filters: Unpack[OpenFilters]) -> list[OpenEvent]:
         """Some of the events that are pending or in flight."""
         arguments.page("limit", limit)
-        if event_type is not None:
-            arguments.name("event_type", event_type)
-        if handler is not None:
-            arguments.handler(handler)
-        if source is not None:
-            arguments.name("source", source)
-        if generation is not None:
-            arguments.whole("generation", generation)
+        selection = OpenSelection(**filters)
         async with self._session.reading() as statements:
-            return await events.page(
-                statements, limit=limit, event_type=event_type, handler=handler, source=source, generation=generation
-            )
+            return await events.page(statements, asdict(selection), limit=limit)
+
+    async def select(self, *, most: int = arguments.MOST_AT_ONCE, **filters: Unpack[OpenFilters]) -> list[UUID]:
+        """Ids of the open deliveries that match, the first due first. An error when none matches."""
+        selection = OpenSelection(**filters).required()
+        async with self._session.reading() as statements:
+            found = [each.id for each in await events.page(statements, asdict(selection), limit=most)]
+        if not found:
+            raise Refused("no open event matches", "see: holdfast events list")
+        return found
 
     async def detail(self, id: UUID | str, *, payload: bool = False) -> EventDetail:
         """Everything about the event that an id names: its own, or that of one of its deliveries."""
@@ -66,6 +62,19 @@ class Events:
                     break  # else it was split at this very moment
         left = len(rows) - len(cancelled)
         return Moved("cancel", cancelled, {"settled": left} if left else {}, dry_run)
+
+    async def cancel_many(
+        self, ids: Iterable[UUID | str], *, reason: str | None = None, dry_run: bool = False
+    ) -> Moved:
+        """Cancel open deliveries, as `select` returns them."""
+        rows = arguments.ids(ids)
+        if dry_run:
+            return Moved("cancel", rows, {}, dry_run)  # not tried: what is cancelled for a moment cannot be settled
+        named: dict[str, Any] = {"reason": arguments.reason(reason), "rows": len(rows)}
+        async with self._session.changing("cancel", **named) as statements:
+            cancelled = await events.cancel_many(statements, rows, actor=self._session.actor, reason=reason)
+        left = len(rows) - len(cancelled)
+        return Moved("cancel", cancelled, {"settled": left} if left else {})
 
 
 async def _deliveries(statements: Statements, id: UUID) -> list[UUID]:

@@ -1,14 +1,15 @@
-"""Selections of dead letters."""
+"""Selections of dead letters, and of open events."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass, fields
 from datetime import datetime
-from typing import Any, get_args
+from typing import Any, TypedDict, get_args
 
 from holdfast.errors import ConfigurationError
 from holdfast.failure import FailureReason
+from holdfast.names import channel_name
 from holdfast.operator import arguments
 
 # The reasons of a failure that an operator can put right.
@@ -91,3 +92,49 @@ class Selection:
 
     def __str__(self) -> str:
         return " ".join(f"{name}={value}" for name, value in self.criteria.items()) or "every dead letter"
+
+
+class OpenFilters(TypedDict, total=False):
+    """The fields of `OpenSelection`, for type checkers."""
+
+    event_type: str | None
+    handler: str | None
+    source: str | None
+    generation: int | None
+    channel: str | None
+    route: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenSelection:
+    """The open deliveries that match every given field.
+
+    A `route` is what the status and the doctor name: a handler, or a target and an event type, as in `*/order.placed`.
+    """
+
+    event_type: str | None = None
+    handler: str | None = None
+    source: str | None = None
+    generation: int | None = None
+    channel: str | None = None
+    route: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.event_type is not None:
+            arguments.name("event_type", self.event_type)
+        if self.handler is not None:
+            arguments.handler(self.handler)
+        if self.source is not None:
+            arguments.name("source", self.source)
+        if self.generation is not None:
+            arguments.whole("generation", self.generation)
+        if self.channel is not None:
+            channel_name("channel", self.channel)
+        if self.route is not None:
+            arguments.line("route", self.route, 500)
+
+    def required(self) -> OpenSelection:
+        """The selection itself. An error when it is empty: what it selects is going to be changed."""
+        if all(getattr(self, field.name) is None for field in fields(self)):
+            raise ConfigurationError("selection", "is empty", "name an id, or a filter like --handler")
+        return self

@@ -32,6 +32,8 @@ _DEFAULTS = {
 # The first eight digits of the name of the file that is written now. It grows by one when a standby takes over.
 _TIMELINE = "SELECT pg_catalog.substr(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 1, 8)"
 
+_EXAMPLE = "postgresql://user@host:5432/database"
+_WITH_DRIVER = re.compile(r"^postgres(?:ql)?\+\w+://")
 _HOST = re.compile(r"(?:\[[^\]]*\]|[^:\[\]]*)(?::\d*)?")
 
 
@@ -42,8 +44,8 @@ class Address:
     listened for in it, and every statement needs a transaction of its own.
     """
 
-    def __init__(self, dsn: str, *, owner: str = "") -> None:
-        self.dsn = dsn
+    def __init__(self, dsn: str, *, owner: str = "", field: str = "dsn") -> None:
+        self.dsn = readable_address(dsn, field)
         self.owner = owner  # named by every session, so that others know whose it is
         self.pooled = False
         self.major = 0  # of the server, once `probe` has asked
@@ -176,9 +178,9 @@ async def is_pooled(connection: asyncpg.Connection) -> bool:
 
 async def open_connection(dsn: str, **options: Any) -> asyncpg.Connection:
     """Every connection of ours is opened here. Errors never quote the DSN's password."""
-    require_readable(dsn)
+    address = readable_address(dsn)
     try:
-        return await asyncpg.connect(dsn, timeout=CONNECT_TIMEOUT, **options)
+        return await asyncpg.connect(address, timeout=CONNECT_TIMEOUT, **options)
     except asyncpg.exceptions.ClientConfigurationError as error:
         raise ConfigurationError("dsn", f"was refused: {redact_dsn(str(error))}", "correct it") from None
     except ValueError:
@@ -186,16 +188,20 @@ async def open_connection(dsn: str, **options: Any) -> asyncpg.Connection:
         raise _unreadable() from None
 
 
-def require_readable(dsn: str) -> None:
-    """Refuse an address that drivers would misread.
+def readable_address(dsn: str, field: str = "dsn") -> str:
+    """Return the address as asyncpg reads it; refuse one that drivers would misread.
 
-    A raw / or # in a password moves the rest of it into the port, the path or the fragment, from where drivers and
-    servers quote it in their messages.
+    Addresses are often written for SQLAlchemy: the driver in `postgresql+asyncpg://` is left out. A raw / or # in a
+    password moves the rest of it into the port, the path or the fragment, from where drivers and servers quote it in
+    their messages.
     """
+    if not isinstance(dsn, str):
+        raise ConfigurationError(field, f"is {type(dsn).__name__}, not str", f"pass an address like {_EXAMPLE}")
+    dsn = _WITH_DRIVER.sub("postgresql://", dsn)
     try:
         parts = urlsplit(dsn)
     except ValueError:
-        raise _unreadable() from None
+        raise _unreadable(field) from None
     hosts = parts.netloc.rpartition("@")[2].split(",")
     if (
         parts.scheme not in ("postgres", "postgresql")
@@ -203,15 +209,17 @@ def require_readable(dsn: str) -> None:
         or "@" in parts.path
         or not all(_HOST.fullmatch(host) for host in hosts)
     ):
-        raise _unreadable()
+        raise _unreadable(field)
+    return dsn
 
 
-def _unreadable() -> ConfigurationError:
+def _unreadable(field: str = "dsn") -> ConfigurationError:
+    # With the address at the end and no password in it: the redaction of error texts must leave all of it.
     return ConfigurationError(
-        "dsn",
+        field,
         "is not a Postgres address that can be read",
-        "write postgresql://user:password@host:5432/database, with / # ? @ : and % in a password "
-        "percent-encoded (%2F %23 %3F %40 %3A %25)",
+        f"percent-encode / # ? @ : and % in the password (%2F %23 %3F %40 %3A %25) and write {_EXAMPLE}, "
+        "with :password after the user",
     )
 
 

@@ -18,12 +18,13 @@ from uuid import UUID
 
 import structlog
 
+from holdfast.checks import whole
 from holdfast.context import current_context
 from holdfast.deprecation import warn_if_deprecated
 from holdfast.envelope import EventEnvelope
 from holdfast.errors import FieldError
 from holdfast.ids import uuid7
-from holdfast.new_event import EventOptions, NewEvent, unknown_option
+from holdfast.new_event import EventOptions, NewEvent, require_event, unknown_option
 from holdfast.outbox_row import OutboxRow, envelope_of, inherited_headers, origin, plain, prepare
 from holdfast.outcome import Delay, delay_seconds
 from holdfast.payload import PAYLOAD_LIMIT
@@ -70,7 +71,7 @@ class Publisher:
         self.source = source
         self._queries = Queries(schema)
         self._origin = origin(source, generation, channel or channel_of(generation))
-        self._payload_limit = payload_limit
+        self._payload_limit = whole("payload_limit", payload_limit, 1)
 
     @overload
     def publish(
@@ -103,7 +104,7 @@ class Publisher:
 
     def row_of(self, event: NewEvent) -> OutboxRow:
         """Return the row that publishing the event at this moment writes."""
-        return self._row(event)
+        return self._row(require_event(event))
 
     @overload
     def publish_many(self, tx: SyncTransaction, events: Iterable[NewEvent]) -> list[UUID]: ...
@@ -111,6 +112,8 @@ class Publisher:
     def publish_many(self, tx: AsyncTransaction, events: Iterable[NewEvent]) -> Coroutine[Any, Any, list[UUID]]: ...
     def publish_many(self, tx: Any, events: Iterable[NewEvent]) -> Any:
         """Publish thousands of events in few statements and return their ids. All are checked before one is written."""
+        if not isinstance(events, Iterable):
+            raise FieldError("events", f"is {type(events).__name__}", "pass a list of NewEvent")
         return self._run(tx, self._publish_many(list(events)))
 
     @overload
@@ -167,7 +170,7 @@ class Publisher:
             answer = await run(tx, self._queries, command.statement, command.values)
 
     def _publish(self, event: NewEvent) -> _Steps[EventEnvelope]:
-        identity, now = event.event_id or uuid7(), datetime.now(UTC)
+        identity, now = require_event(event).event_id or uuid7(), datetime.now(UTC)
         row = self._row(event, None, now.isoformat(), identity)
         envelope = envelope_of(event, row, identity, now)
         if event.key is not None:
@@ -186,7 +189,7 @@ class Publisher:
     def _publish_many(self, events: Sequence[NewEvent]) -> _Steps[list[UUID]]:
         now = datetime.now(UTC).isoformat()
         for event in events:
-            if event.key is not None:
+            if require_event(event).key is not None:
                 raise FieldError("key", "is given to publish_many", "publish events with a key one by one")
         ids = [event.event_id or uuid7() for event in events]
         shared = self._inherited()

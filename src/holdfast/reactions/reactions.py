@@ -24,10 +24,11 @@ from typing import Self
 import asyncpg
 from pydantic_core import from_json
 
+from holdfast.checks import function, functions, instance, number
 from holdfast.envelope import EventEnvelope
 from holdfast.errors import ConfigurationError
 from holdfast.failure import Redactor, describe, state
-from holdfast.handlers import Handler, HandlerRegistry, Via
+from holdfast.handlers import Handler, HandlerRegistry, Via, require_registry
 from holdfast.handling.background_loop import BackgroundLoop
 from holdfast.handling.runner import HandlerRunner
 from holdfast.handling.sessions import SILENCE, Sessions
@@ -75,8 +76,11 @@ class Reactions:
         for name, value in (("concurrency", concurrency), ("connections", connections), ("threads", threads)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigurationError(name, f"is {value!r}", "give a whole number of 1 or more")
+        number("grace", grace, 0, 3_600)
+        if redact is not None:
+            function("redact", redact, "pass a function of a text that returns a text")
         self.counters = Counters()
-        self._registry = registry
+        self._registry = require_registry(registry)
         self._schema = schema
         self._address = Address(dsn)
         self._statements = ReactionStatements(NamedStatements(Queries(schema), self._address))
@@ -84,7 +88,7 @@ class Reactions:
         self._connections = connections
         self._most_threads = threads
         self._grace = grace
-        self._observe = Observers(observers)
+        self._observe = Observers(functions("observers", observers))
         self._redact = redact
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread: int | None = None
@@ -117,6 +121,7 @@ class Reactions:
 
     def react(self, event: EventEnvelope, headers: Mapping[str, str] | None = None) -> None:
         """Run the reactions to an event whose transaction has committed. Returns at once, from any thread."""
+        instance("event", event, EventEnvelope, "pass what publish returned")
         handlers = self.wanted(event.event_type, event.target)
         if not handlers:
             return

@@ -18,7 +18,10 @@ class Connections:
     def __init__(self, dsn: str, worker: UUID, registry: HandlerRegistry, settings: WorkerSettings) -> None:
         self.address = Address(dsn, owner=str(worker))
         # LISTEN needs a direct connection.
-        self.listen_address = Address(settings.listen_dsn, owner=str(worker)) if settings.listen_dsn else self.address
+        self.listen_address = self.address
+        if settings.listen_dsn:
+            field = "WorkerSettings.listen_dsn"
+            self.listen_address = Address(settings.listen_dsn, owner=str(worker), field=field)
         # A statement that takes longer than this is a sign of trouble, and must end before the lease does.
         limit = settings.lease / 3
         # If a worker is frozen while it sleeps, the server ends its connections as idle: producers stop notifying.

@@ -12,9 +12,10 @@ from types import TracebackType
 from typing import NoReturn, Self
 from uuid import UUID
 
+from holdfast.checks import function, functions, instance
 from holdfast.errors import ConfigurationError
 from holdfast.failure import Redactor
-from holdfast.handlers import HandlerRegistry
+from holdfast.handlers import HandlerRegistry, require_registry
 from holdfast.ids import uuid7
 from holdfast.observability.logging import log_fact
 from holdfast.observability.observers import Observers
@@ -37,10 +38,13 @@ class Worker:
         observers: Iterable[Observer] = (log_fact,),
         redact: Redactor | None = None,
     ) -> None:
-        if not len(registry):
+        if not len(require_registry(registry)):
             raise ConfigurationError("registry", "has no handlers", "register at least one with @registry.handler")
-        self.settings: WorkerSettings = settings or WorkerSettings()
-        self._arguments = dsn, registry, self.settings, tuple(observers), redact
+        self.settings: WorkerSettings = WorkerSettings() if settings is None else settings
+        if redact is not None:
+            function("redact", redact, "pass a function of a text that returns a text")
+        instance("settings", self.settings, WorkerSettings, "pass WorkerSettings(...)")
+        self._arguments = dsn, registry, self.settings, functions("observers", observers), redact
         self._running: asyncio.Task[None] | None = None  # while it is used with `async with`
         self._build()
 

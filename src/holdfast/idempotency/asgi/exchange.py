@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
+from holdfast.checks import function
 from holdfast.errors import ConfigurationError, HoldfastError
 from holdfast.idempotency import answers
 from holdfast.idempotency.asgi.messages import (
@@ -23,7 +24,7 @@ from holdfast.idempotency.asgi.messages import (
 )
 from holdfast.idempotency.asgi.transaction import AsgiTransaction
 from holdfast.idempotency.exchange import Exchange, ExchangeConfig, StopEndpoint
-from holdfast.idempotency.hashing import HashedParts, HashedRequest
+from holdfast.idempotency.hashing import HashedParts, HashedRequest, Secrets
 from holdfast.idempotency.phases import (
     Answered,
     BeginCalled,
@@ -37,8 +38,11 @@ from holdfast.idempotency.phases import (
     Returned,
     TransactionOpened,
 )
+from holdfast.idempotency.settings import IdempotencySettings, require_settings
 from holdfast.idempotency.transitions import Action
+from holdfast.postgres.idempotency import Records
 from holdfast.postgres.managed_transaction import Connect, open_managed_transaction, uninterrupted
+from holdfast.telemetry import Observer
 
 EXCHANGE = "holdfast.idempotency"  # in the ASGI scope
 # Extensions by which an application answers past its `send`.
@@ -51,6 +55,28 @@ class AsgiConfig(ExchangeConfig):
     """What all exchanges of an ASGI application share."""
 
     connect: Connect
+
+    @classmethod
+    def of(
+        cls,
+        connect: Connect,
+        secrets: Mapping[int, str | bytes],
+        settings: IdempotencySettings | None,
+        observe: Observer,
+    ) -> Self:
+        """Return the configuration for what an application passes; refuse what its first request would stumble on."""
+        function(
+            "connect", connect, "pass pool.acquire, or another function that returns a connection's context manager"
+        )
+        function("observe", observe, "pass a function that takes a fact")
+        settings = require_settings(settings)
+        return cls(
+            connect=connect,
+            secrets=Secrets(secrets),
+            settings=settings,
+            records=Records(settings.schema),
+            observe=observe,
+        )
 
 
 # For code that a framework calls without the scope.
@@ -69,7 +95,8 @@ class AsgiExchange:
         self._server_send = send
         self._body = Body(receive, self._settings.request_limit)
         key_fields = [value for name, value in scope["headers"] if name == b"idempotency-key"]
-        self._exchange = Exchange(config, f"{scope['method']} {scope['path']}", key_fields)
+        operation = f"{scope['method']} {scope['path']}"
+        self._exchange = Exchange(config, operation, key_fields, self._body.is_repeatable)
         self._prepare()
 
     def _prepare(self) -> None:
@@ -151,13 +178,11 @@ class AsgiExchange:
     async def run(self) -> None:
         """Run the application until its request is answered."""
         exchange = self._exchange
-        attempt = 0
         while True:
-            attempt += 1
             error = await self._run_once()
             if not isinstance(exchange.phase, Repeating):
                 break
-            pause = exchange.pause_before_repetition(attempt, self._body.is_repeatable)
+            pause = exchange.pause_before_repetition()
             if pause is None:
                 await self._reply()
                 break

@@ -19,10 +19,8 @@ from typing import Any
 from holdfast.errors import ConfigurationError
 from holdfast.idempotency.asgi.exchange import EXCHANGE, AsgiConfig, AsgiExchange
 from holdfast.idempotency.asgi.messages import Receive, Send
-from holdfast.idempotency.hashing import Secrets
 from holdfast.idempotency.settings import IdempotencySettings
 from holdfast.observability.logging import log_fact
-from holdfast.postgres.idempotency import Records
 from holdfast.postgres.managed_transaction import Connect
 from holdfast.telemetry import Observer
 
@@ -41,15 +39,8 @@ class IdempotencyMiddleware:
         *,
         observe: Observer = log_fact,
     ) -> None:
-        settings = settings or IdempotencySettings()
         self.app = app
-        self._config = AsgiConfig(
-            connect=connect,
-            secrets=Secrets(secrets),
-            settings=settings,
-            records=Records(settings.schema),
-            observe=observe,
-        )
+        self._config = AsgiConfig.of(connect, secrets, settings, observe)
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] in self._config.settings.methods:
@@ -65,7 +56,7 @@ class IdempotencyMiddleware:
 
 def exchange_of(scope: Mapping[str, Any]) -> AsgiExchange:
     """Return the exchange of a request, for its endpoint."""
-    exchange = scope.get(EXCHANGE)
+    exchange = scope.get(EXCHANGE) if isinstance(scope, Mapping) else None
     if not isinstance(exchange, AsgiExchange):
         raise ConfigurationError(
             "scope",

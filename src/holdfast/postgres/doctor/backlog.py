@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from shlex import quote
 
 from holdfast.postgres.doctor.examination import Examination
 from holdfast.postgres.doctor.findings import Check, Finding, Severity
@@ -70,7 +71,8 @@ async def _handlers(examination: Examination) -> list[Finding]:
             handler,
             f"events are owed to {handler}, which no living worker has",
             f"{_open(routes)}; routes {', '.join(route.route for route in routes[:5])}",
-            f"start the worker that has it, or, if it is gone for good: holdfast handlers retire {handler}",
+            f"start the worker that has it, or, if it is gone for good: holdfast handlers retire {handler}; "
+            f"and for what waits already: {_cancel(*routes)}",
         )
         for handler, routes in owed.items()
     ]
@@ -87,7 +89,8 @@ async def _unrouted(examination: Examination) -> list[Finding]:
             + (f" for {route.target}" if route.target else "")
             + " are open and no handler subscribes to them",
             f"{_open([route])}; channel {route.channel}, generation {route.generation}",
-            "start a worker with a handler for them; its subscription is recorded when it starts",
+            "start a worker with a handler for them, whose subscription is recorded when it starts, or cancel them: "
+            + _cancel(route),
         )
         for route in status.unrouted
     ]
@@ -169,6 +172,15 @@ async def _clock_steps(examination: Examination) -> list[Finding]:
             "and after a step forward look before: holdfast retention sweep",
         )
     ]
+
+
+def _cancel(*routes: RouteStatus) -> str:
+    """Return the commands that cancel what waits on routes, and nothing else."""
+    return "; ".join(
+        f"holdfast events cancel --route {quote(route.route)} --channel {quote(route.channel)}"
+        f" --generation {route.generation}"
+        for route in routes[:5]
+    )
 
 
 def _severity(routes: Iterable[RouteStatus]) -> Severity:

@@ -7,6 +7,7 @@ from functools import partial
 
 import asyncpg
 
+from holdfast.installing import release_remedy
 from holdfast.postgres.doctor.description import Attributes, Live, Objects
 from holdfast.postgres.doctor.examination import Examination
 from holdfast.postgres.doctor.expected import Expected
@@ -154,7 +155,7 @@ def _outdated(examination: Examination, applied: int, contract: Contract) -> Fin
         return Finding(severity, "schema-behind", schema, what, evidence, examination.apply_command)
     if applied > release.version or contract.provides > terms.schema.provides:
         what = f"a later release has migrated {schema}"
-        return Finding(severity, "schema-ahead", schema, what, evidence, "pip install --upgrade holdfast")
+        return Finding(severity, "schema-ahead", schema, what, evidence, release_remedy(contract.release))
     return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -98,17 +99,8 @@ class EventDetail:
     headers: Any = None
 
 
-async def page(
-    statements: Statements,
-    *,
-    limit: int,
-    event_type: str | None,
-    handler: str | None,
-    source: str | None,
-    generation: int | None,
-) -> list[OpenEvent]:
-    """Some of the events that are open."""
-    filters = {"event_type": event_type, "handler": handler, "source": source, "generation": generation}
+async def page(statements: Statements, filters: Mapping[str, object], *, limit: int) -> list[OpenEvent]:
+    """Some of the events that are open, and match the filters."""
     rows = await statements.fetch("list_open", most=limit, error_length=ERROR_LENGTH, **filters)
     return [OpenEvent(**row) for row in rows]
 
@@ -139,6 +131,12 @@ async def deliveries(statements: Statements, id: UUID) -> list[UUID]:
 async def cancel(statements: Statements, id: UUID, *, actor: str, reason: str | None) -> bool:
     """Cancel one delivery; false when it is settled."""
     return bool(await statements.value("outbox_cancel_event", id=id, cancelled_by=actor, reason=reason))
+
+
+async def cancel_many(statements: Statements, ids: list[UUID], *, actor: str, reason: str | None) -> list[UUID]:
+    """Cancel deliveries; return those that were not settled already."""
+    rows = await statements.fetch("cancel_deliveries", ids=ids, cancelled_by=actor, reason=reason)
+    return [row["id"] for row in rows if row["cancelled"]]
 
 
 async def _delivery(statements: Statements, row: asyncpg.Record) -> Delivery:

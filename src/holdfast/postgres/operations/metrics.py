@@ -8,7 +8,7 @@ import asyncpg
 
 from holdfast.names import schema_name
 from holdfast.postgres import schedules
-from holdfast.postgres.connection import Address, connect, require_readable
+from holdfast.postgres.connection import Address, connect
 from holdfast.postgres.faults import CONNECTION_FAULTS
 from holdfast.postgres.operations import status
 from holdfast.postgres.operations.status import Notifications, Status
@@ -41,7 +41,6 @@ class MetricsSource:
     """One connection, which is opened again after a fault."""
 
     def __init__(self, dsn: str, schema: str, *, timeout: float) -> None:
-        require_readable(dsn)
         self._address = Address(dsn)
         self._schema = schema_name(schema)
         self._timeout = timeout

@@ -12,6 +12,7 @@ from importlib.resources.abc import Traversable
 from typing import Any
 
 from holdfast.errors import SchemaMismatch
+from holdfast.installing import release_remedy
 from holdfast.postgres.queries import Queries
 
 
@@ -56,7 +57,7 @@ class Terms:
             raise SchemaMismatch(f"{schema} of {found}", self._wanted, apply_command(schema))
         if not self.served_by(found):
             described = f"{schema} of {found}, which serves {found.served}"
-            raise SchemaMismatch(described, self._wanted, f"pip install 'holdfast>={found.oldest_release}'")
+            raise SchemaMismatch(described, self._wanted, release_remedy(found.oldest_release))
 
     @property
     def _wanted(self) -> str:

@@ -93,5 +93,6 @@ def _require_same_history(schema: str, release: Release, applied: tuple[AppliedM
         if line.checksum != migration.checksum:
             raise MigrationRefused(
                 f"the migration {migration} is not the text that was applied on {line.applied_at:%Y-%m-%d}",
-                "restore the file as it was, and put the change into a new migration",
+                "the installed package is damaged or was changed: install this release again; if you develop Holdfast, "
+                "restore the file as it was and put the change into a new migration",
             )

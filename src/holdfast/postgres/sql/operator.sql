@@ -103,10 +103,17 @@ CROSS JOIN LATERAL (
       AND (:event_type::text IS NULL OR o.event_type = :event_type::text)
       AND (:handler::text IS NULL OR o.handler_name = :handler::text)
       AND (:source::text IS NULL OR o.source = :source::text)
+      AND (:route::text IS NULL OR o.route = :route::text)
     LIMIT :most::int) o
-WHERE :generation::bigint IS NULL OR c.generation = :generation::bigint
+WHERE (:generation::bigint IS NULL OR c.generation = :generation::bigint)
+  AND (:channel::text IS NULL OR c.channel = :channel::text)
 ORDER BY o.available_at, o.id
 LIMIT :most::int;
+
+-- name: cancel_deliveries
+-- Each as outbox_cancel_event cancels it; the answer says which were not settled already.
+SELECT d.id, core.outbox_cancel_event(d.id, :cancelled_by::text, :reason::text) = 1 AS cancelled
+FROM unnest(:ids::uuid[]) AS d (id);
 
 -- name: list_audit
 SELECT a.id, a.at, a.actor, a.login, a.action, a.reason, (a.arguments - 'ids')::text AS arguments, a.counts::text AS counts,

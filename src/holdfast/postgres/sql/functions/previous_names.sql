@@ -1,5 +1,5 @@
--- Names of contract 1, for code that was started before migration 0006: each answers as the function it calls. They go,
--- with their grants, in the release whose schema no longer serves contract 1 (`oldest_code` in contract.toml).
+-- Names of contract 1, for code that was started before migration 0006 and still runs: each answers as the function it
+-- calls. They go, with their grants, in the release of contract 3.
 
 -- For calls of the replaced functions that were running when the tables got other names.
 CREATE OR REPLACE VIEW core.registry AS SELECT one, version FROM core.subscriptions_version;

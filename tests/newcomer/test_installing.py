@@ -1,0 +1,129 @@
+"""What the extras declare is enough: nothing is imported that only the lock of this repository brings."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+pytestmark = pytest.mark.newcomer
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+# The modules that need an extra; all others do with what the package itself requires.
+NEEDING = {
+    "cli": "holdfast.cli",
+    "django": "holdfast.integrations.django",
+    "fastapi": "holdfast.integrations.fastapi",
+    "sentry": "holdfast.integrations.sentry",
+    "sqlalchemy": "holdfast.integrations.sqlalchemy",
+}
+
+# Import every module named on the command line, with every other distribution hidden.
+PROGRAM = """
+import importlib, sys
+
+class Hidden:
+    names = set(sys.argv[1].split(","))
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in self.names:
+            raise ModuleNotFoundError(f"No module named {name!r}: not declared", name=name)
+
+sys.meta_path.insert(0, Hidden())
+if "django" not in Hidden.names:
+    from django.conf import settings
+    settings.configure()
+for module in sys.argv[2:]:
+    importlib.import_module(module)
+"""
+
+
+def modules() -> list[str]:
+    files = (file.relative_to(SOURCE).with_suffix("") for file in sorted((SOURCE / "holdfast").rglob("*.py")))
+    return [".".join(file.parts).removesuffix(".__init__") for file in files]
+
+
+def declared(extra: str | None) -> set[str]:
+    """Every distribution that pip would install for the package and one extra, itself included."""
+    found: set[str] = {"holdfast"}
+    waiting = [*PROJECT["dependencies"], *(PROJECT["optional-dependencies"][extra] if extra else ())]
+    while waiting:
+        requirement = Requirement(waiting.pop())
+        name = canonicalize_name(requirement.name)
+        wanted = [*requirement.extras, ""]
+        if requirement.marker is not None and not requirement.marker.evaluate():
+            continue
+        if name in found and not requirement.extras:
+            continue
+        found.add(name)
+        try:
+            inner = [Requirement(text) for text in requires(name) or ()]
+        except PackageNotFoundError:  # not for this platform
+            continue
+        waiting += [
+            str(each).partition(";")[0]
+            for each in inner
+            if each.marker is None or any(each.marker.evaluate({"extra": chosen}) for chosen in wanted)
+        ]
+    return found
+
+
+def hidden_from(extra: str | None) -> str:
+    """Top-level modules of what is installed here and would not be there."""
+    known = declared(extra)
+    owners = packages_distributions()
+    names = [name for name, of in owners.items() if not known & {canonicalize_name(each) for each in of}]
+    return ",".join(names)
+
+
+@pytest.mark.parametrize("extra", [None, *NEEDING])
+def test_every_module_is_importable_with_what_is_declared(extra: str | None) -> None:
+    """As after `pip install '.[cli]'` in an empty environment."""
+    if extra is None:
+        chosen = [name for name in modules() if not name.startswith(("holdfast.cli", "holdfast.integrations"))]
+    else:
+        chosen = [name for name in modules() if name.startswith(NEEDING[extra])]
+    command = [sys.executable, "-c", PROGRAM, hidden_from(extra), *chosen]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert run.returncode == 0, run.stderr
+
+
+def test_the_check_hides_what_is_not_declared() -> None:
+    """Otherwise it would prove nothing: pytest is installed, and no extra of a user's names it."""
+    assert "pytest" in hidden_from("cli").split(",")
+    assert not {"typer", "rich", "asyncpg", "pydantic_core"} & set(hidden_from("cli").split(","))
+
+
+FROM_THE_INDEX = re.compile(r"pip install (?:-\S+ )*['\"]?holdfast(?!-)\b")
+TEXTS = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *SOURCE.rglob("*.py"), *(ROOT / "examples").rglob("*.*")]
+
+
+def test_no_text_leads_to_the_project_of_the_same_name() -> None:
+    """The package index has another holdfast: remedies and documents install from a checkout or a wheel."""
+    for wrong in ("pip install holdfast", "pip install 'holdfast[cli]'", "pip install --upgrade holdfast"):
+        assert FROM_THE_INDEX.search(wrong)
+    assert not FROM_THE_INDEX.search("pip install 'dist/holdfast-0.1.0-py3-none-any.whl[cli]'")
+    files = [file for file in TEXTS if file.suffix in (".md", ".py")]
+    assert [str(file) for file in files if FROM_THE_INDEX.search(file.read_text())] == []
+
+
+def test_every_extra_that_a_text_names_exists() -> None:
+    """And the page about installing names all that are for users."""
+    extras = set(PROJECT["optional-dependencies"])
+    named = {
+        extra for file in SOURCE.rglob("*.py") for extra in re.findall(r"extra_remedy\([\"'](\w+)", file.read_text())
+    }
+    assert named and named <= extras
+    page = (ROOT / "docs" / "first-five-minutes.md").read_text()
+    assert extras - {"demo", "dev"} <= set(re.findall(r"\w+", page.partition("## Installing")[2].partition("\n## ")[0]))
+    wheel = f"holdfast-{PROJECT['version']}-py3-none-any.whl"
+    assert wheel in page
