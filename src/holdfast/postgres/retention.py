@@ -15,6 +15,7 @@ from uuid import UUID
 
 import asyncpg
 
+from holdfast.postgres.connection import own_transaction
 from holdfast.postgres.faults import CONNECTION_FAULTS, PASSING_FAULTS
 from holdfast.postgres.queries import Queries
 from holdfast.retention import Disposal, RetentionPolicies, RetentionPolicy
@@ -207,6 +208,6 @@ async def fetch(connection: asyncpg.Connection, queries: Queries, name: str, **v
     if connection.is_in_transaction():
         records: list[asyncpg.Record] = await connection.fetch(statement.sql, *statement.bind(values))
         return records
-    async with connection.transaction(isolation="read_committed"):
+    async with own_transaction(connection):
         records = await connection.fetch(statement.sql, *statement.bind(values))
     return records
