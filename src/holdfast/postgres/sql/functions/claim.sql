@@ -155,6 +155,23 @@ BEGIN
         FROM wanted o
         ON CONFLICT (id) DO NOTHING
         RETURNING 1),
+    -- Where a row of another event has the id, the sibling gets one that such a row cannot have.
+    displaced AS (
+        INSERT INTO core.outbox (
+            id, origin_id, handler_name, event_type, event_version, occurred_at, source, target, content_class, channel,
+            generation, domain_id, payload, headers, idempotency_key, trace_context, created_at, available_at, expires_at,
+            priority)
+        SELECT core.secret_sibling_id(o.id, o.source || '/' || o.owed_to, v_secret), o.id, o.owed_to, o.event_type,
+            o.event_version, o.occurred_at, o.source, o.target, o.content_class, o.channel, o.generation, o.domain_id,
+            o.payload, o.headers, o.idempotency_key, o.trace_context, o.created_at, o.available_at, o.expires_at, o.priority
+        FROM wanted o
+        CROSS JOIN LATERAL (
+            SELECT FROM core.outbox x
+            WHERE x.id = core.secret_sibling_id(o.id, o.owed_to, v_secret)
+              AND (x.origin_id, x.source, x.handler_name) IS DISTINCT FROM (o.id, o.source, o.owed_to)
+            LIMIT 1) x
+        WHERE (SELECT count(*) FROM sibling) < (SELECT count(*) FROM wanted)
+        ON CONFLICT (id) DO NOTHING),
     settled AS (
         UPDATE core.outbox o
         SET status = 'delivered', handler_name = '*', delivered_at = now(), settled_at = now(),
