@@ -143,6 +143,46 @@ async def test_an_open_reaction_holds_up_no_other_split(outbox: Outbox, bank: as
     assert await delivered_to(outbox, own) == {HANDLER: "bank", OTHER: "bank"}
 
 
+# --- handlers of others ---
+
+
+async def test_a_line_that_a_producer_names_is_no_wish_of_the_handler(outbox: Outbox, bank: asyncpg.Connection) -> None:
+    """No dead letter of a type that no worker has subscribed the handler to, whatever was said of it before."""
+    for event_type in ("*", "bank.*", "bank made", "a/b"):
+        with pytest.raises(asyncpg.InvalidParameterValueError):
+            await settle(bank, envelope(uuid7(), event_type=event_type), done=(HANDLER,))
+    event = envelope(uuid7(), event_type="bank.made")
+    assert await settle(bank, event, done=(HANDLER, "bank.react")) == []
+    await outbox.connection.execute(  # as the last release has let it in
+        """INSERT INTO core.subscriptions (domain_context, handler_name, event_type, retired_at)
+           VALUES ('billing', $1, '*', now())""",
+        HANDLER,
+    )
+    with pytest.raises(asyncpg.InsufficientPrivilegeError, match=r"has never wanted bank\.made"):
+        await settle(bank, event, failed=(HANDLER,))
+    assert len(await settle(bank, event, failed=("bank.react",))) == 1
+    lines = await outbox.connection.fetch("SELECT handler_name FROM core.subscriptions WHERE named_by IS NOT NULL")
+    assert [line["handler_name"] for line in lines] == ["bank.react"]
+    assert await outbox.value("SELECT array_agg(handler_name) FROM core.failed") == ["bank.react"]
+
+
+async def test_one_producer_does_not_use_up_the_subscriptions_of_others(
+    outbox: Outbox, logins: Logins, bank: asyncpg.Connection
+) -> None:
+    """What is kept of reactions is counted for each login."""
+    for n in range(20):
+        handlers = tuple(f"bank.react{n}_{m}" for m in range(1000))
+        await settle(bank, envelope(uuid7(), event_type=f"bank.made{n}"), done=handlers)
+    with pytest.raises(asyncpg.ObjectNotInPrerequisiteStateError, match="login_bank have 20000 subscriptions"):
+        await settle(bank, envelope(uuid7(), event_type="bank.more"), done=("bank.react",))
+    assert await settle(bank, envelope(uuid7(), event_type="bank.made0"), done=("bank.react0_0",)) == []
+    shop = await asyncpg.connect(logins.dsn_of(logins.names[PRODUCER]))
+    try:
+        assert len(await settle(shop, envelope(uuid7(), "shop", "shop.paid"), failed=("shop.react",))) == 1
+    finally:
+        await shop.close()
+
+
 async def delivered_to(outbox: Outbox, event: UUID) -> dict[str, str]:
     rows = await outbox.connection.fetch("SELECT handler_name, source FROM core.outbox WHERE origin_id = $1", event)
     return {row["handler_name"]: row["source"] for row in rows}

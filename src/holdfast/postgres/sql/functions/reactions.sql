@@ -109,8 +109,10 @@ DECLARE
     v_secret bytea := core.secret();
     v_known  boolean;
     v_ids    uuid[];
+    v_new    text[];
 BEGIN
-    IF (pg_column_size(p_event) <= 1048576 AND core.is_name(v_source) AND core.is_name(v_type)
+    IF (pg_column_size(p_event) <= 1048576 AND core.is_name(v_source)
+        AND core.is_name(v_type) AND v_type ~ '^[^/*[:space:][:cntrl:]]+$'
         AND octet_length(p_event ->> 'idempotency_key') BETWEEN 1 AND 1020
         AND p_event ->> 'event_id' ~ '^[0-9a-fA-F-]{32,36}$') IS NOT TRUE THEN
         PERFORM core.refuse_argument('p_event must have event_id, source, event_type and idempotency_key',
@@ -131,7 +133,8 @@ BEGIN
                WHERE EXISTS (SELECT FROM core.subscriptions s
                              WHERE s.handler_name = t.handler AND s.retired_at IS DISTINCT FROM s.created_at)
                  AND NOT EXISTS (SELECT FROM core.subscriptions s
-                                 WHERE s.handler_name = t.handler AND v_type LIKE s.pattern
+                                 WHERE s.handler_name = t.handler AND s.retired_at IS DISTINCT FROM s.created_at
+                                   AND v_type LIKE s.pattern
                                    AND (v_target IS NULL OR v_target = s.domain_context))) THEN
         RAISE EXCEPTION 'p_failed names a handler that has never wanted %', v_type
             USING ERRCODE = 'insufficient_privilege', HINT = 'Name the reactions that have run.';
@@ -158,20 +161,22 @@ BEGIN
     PERFORM core.inbox_add(t.handler, p_event ->> 'idempotency_key', v_source)
     FROM (SELECT handler FROM unnest(p_done) AS t (handler) WHERE v_known ORDER BY handler COLLATE "C") t;
 
-    -- As many as any application has: what a producer names here is kept.
-    IF EXISTS (SELECT FROM unnest(p_done || p_failed) AS t (handler)
-               WHERE NOT EXISTS (SELECT FROM core.subscriptions s
-                                 WHERE s.handler_name = t.handler AND s.event_type = v_type))
-       AND (SELECT count(*) FROM (SELECT FROM core.subscriptions LIMIT 20000) s) = 20000 THEN
-        RAISE EXCEPTION 'there are 20000 subscriptions already'
+    -- Retired at once, so that it is owed nothing: an event's siblings, and the handlers that have handled it, are found
+    -- by the handlers in core.subscriptions. Those that workers have subscribed are there.
+    v_new := ARRAY(SELECT t.handler FROM unnest(p_done || p_failed) AS t (handler)
+                   WHERE NOT EXISTS (SELECT FROM core.subscriptions s
+                                     WHERE s.handler_name = t.handler
+                                       AND (s.event_type = v_type OR s.retired_at IS DISTINCT FROM s.created_at))
+                   ORDER BY t.handler COLLATE "C");
+    -- As many for each login as any application has: what a producer names here is kept.
+    IF v_new <> '{}' AND (SELECT count(*) FROM (SELECT FROM core.subscriptions s WHERE s.named_by = session_user
+                                                LIMIT 20000) s) = 20000 THEN
+        RAISE EXCEPTION 'the reactions of % have 20000 subscriptions already', session_user
             USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Delete those that are retired from core.subscriptions.';
     END IF;
-    -- Retired at once, so that it is owed nothing: an event's siblings, and the handlers that have handled it, are found
-    -- by the handlers in core.subscriptions.
-    INSERT INTO core.subscriptions (domain_context, handler_name, event_type, retired_at)
-    SELECT split_part(t.handler, '.', 1), t.handler, v_type, now()
-    FROM unnest(p_done || p_failed) AS t (handler)
-    ORDER BY t.handler COLLATE "C"
+    INSERT INTO core.subscriptions (domain_context, handler_name, event_type, retired_at, named_by)
+    SELECT split_part(t.handler, '.', 1), t.handler, v_type, now(), session_user
+    FROM unnest(v_new) AS t (handler)
     ON CONFLICT DO NOTHING;
 
     INSERT INTO core.outbox (
