@@ -100,6 +100,7 @@ class Sweep:
         self._batch_size = batch_size or BatchSize()
         self._who = {"actor": actor, "reason": reason}  # None: a worker, whose sweeps are not audited
         self._steps = deque(STEPS)
+        self._after = ""  # the last class of the step's last page
         self._open: deque[tuple[str, str]] = deque()  # steps with their classes that were begun, or are next
         self._from: tuple[Any, ...] | None = None  # in the first of them; None: from its beginning
         self._part = inbox_page is not None
@@ -111,9 +112,12 @@ class Sweep:
         while not self._open:
             if not self._steps:
                 return None
-            rows = await fetch(connection, self._queries, "retention_classes", step=self._steps[0])
-            self._open.extend((self._steps[0], row[0]) for row in rows)
-            self._steps.popleft()
+            step = self._steps[0]
+            rows = await fetch(connection, self._queries, "retention_classes", step=step, after=self._after)
+            self._open.extend((step, row[0]) for row in rows)
+            self._after = rows[-1][0] if rows else ""
+            if not self._after:
+                self._steps.popleft()
         step, content_class = self._open[0]
         size, began = self._batch_size.rows, time.monotonic()
         try:
