@@ -297,7 +297,8 @@ BEGIN
 END
 $$;
 
--- outbox_channels: the channels and generations that have open rows, likewise.
+-- outbox_channels: the channels and generations that have open rows, likewise. All of them: a writer names channels as it
+-- likes, and no number of them may hide another. Who shows them shows some.
 CREATE OR REPLACE FUNCTION core.outbox_channels()
 RETURNS TABLE (channel text, generation bigint)
 LANGUAGE plpgsql STABLE SECURITY DEFINER
@@ -318,7 +319,32 @@ BEGIN
             WHERE o.settled_at IS NULL AND o.ordering_key IS NULL
               AND (o.channel, o.generation) > (open.channel, open.generation)
             ORDER BY o.channel, o.generation LIMIT 1) next)
-    SELECT open.channel, open.generation FROM open LIMIT 10000;
+    SELECT open.channel, open.generation FROM open;
+END
+$$;
+
+-- open_lanes: the channels, generations and routes that have open rows, likewise.
+CREATE OR REPLACE FUNCTION core.open_lanes()
+RETURNS TABLE (channel text, generation bigint, route text)
+LANGUAGE plpgsql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    WITH RECURSIVE open AS (
+        (SELECT o.channel, o.generation, o.route FROM core.outbox o
+         WHERE o.settled_at IS NULL AND o.ordering_key IS NULL
+         ORDER BY o.channel, o.generation, o.route LIMIT 1)
+        UNION ALL
+        SELECT next.channel, next.generation, next.route
+        FROM open CROSS JOIN LATERAL (
+            SELECT o.channel, o.generation, o.route FROM core.outbox o
+            WHERE o.settled_at IS NULL AND o.ordering_key IS NULL
+              AND (o.channel, o.generation, o.route) > (open.channel, open.generation, open.route)
+            ORDER BY o.channel, o.generation, o.route LIMIT 1) next)
+    SELECT open.channel, open.generation, open.route FROM open;
 END
 $$;
 

@@ -149,14 +149,13 @@ BEGIN
 
     WITH ahead AS MATERIALIZED (
         SELECT o.id
-        FROM core.outbox_channels() c
-        CROSS JOIN LATERAL core.outbox_routes(c.channel, c.generation) AS r (route)
+        FROM core.open_lanes() c
         CROSS JOIN (VALUES (0::smallint), (1::smallint), (2::smallint)) AS p (priority)
         CROSS JOIN LATERAL (
             SELECT o.id FROM core.outbox o
             WHERE o.settled_at IS NULL AND o.ordering_key IS NULL
               AND o.channel = c.channel AND o.generation = c.generation
-              AND o.route = r.route AND o.priority = p.priority
+              AND o.route = c.route AND o.priority = p.priority
               AND o.available_at > now() AND o.available_at <= o.created_at AND o.status = 'pending'
             LIMIT p_most
             FOR UPDATE SKIP LOCKED) o

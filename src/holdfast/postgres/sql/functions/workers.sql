@@ -97,13 +97,20 @@ BEGIN
 END
 $$;
 
--- unserved_channels: the channels and generations that have open rows and no living worker.
+-- unserved_channels: the channels and generations that have open rows and no living worker; a hundred at most, those of
+-- deployments first.
 CREATE OR REPLACE FUNCTION core.unserved_channels()
 RETURNS TABLE (channel text, generation bigint)
 LANGUAGE plpgsql STABLE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    RETURN QUERY SELECT * FROM core.outbox_channels() EXCEPT SELECT * FROM core.served_channels() ORDER BY 1, 2;
+    RETURN QUERY
+    SELECT first.channel, first.generation
+    FROM (SELECT c.channel, c.generation
+          FROM (SELECT * FROM core.outbox_channels() EXCEPT SELECT * FROM core.served_channels()) c
+          ORDER BY core.is_begun(c.generation) DESC, c.channel = core.channel_of(c.generation) DESC, c.channel, c.generation
+          LIMIT 100) first
+    ORDER BY first.channel, first.generation;
 END
 $$;
