@@ -28,7 +28,7 @@ TABLES: dict[str, dict[str, set[str]]] = {
         for name in (
             "migrations", "contract", "outbox", "failed", "event_handled", "subscriptions", "subscriptions_version",
             "workers", "deployments", "outbox_keys", "sources", "stop_requests", "audit", "failure_notes", "plans",
-            "plan_rows", "clock_steps",
+            "plan_rows", "clock_steps", "clock",
         )
     },
 }  # fmt: skip
@@ -73,7 +73,7 @@ INTERNAL = {
     "audit_append", "audit_rows",
     "audit_is_kept", "require_ids", "require_operator", "row_outcomes", "outbox_replay_rows", "plan_observe",
     "discarded_until", "require_lease", "longest_lease", "clock_advance", "is_begun", "served_generation",
-    "counted_generation", "open_lanes",
+    "counted_generation", "open_lanes", "clock_observe", "clock_shows",
 }  # fmt: skip
 
 # --- of the archive and of retention ---

@@ -13,6 +13,7 @@ _CLOCK_LOOKS = 5
 _WITHOUT_ROW = {
     "subscriptions_version": "no worker can claim anything",
     "sweeps": "no worker sweeps what is past its time",
+    "clock": "no step of the clock is noticed",
 }
 
 

@@ -385,7 +385,8 @@ ORDER BY a.xact_start LIMIT 20;
 -- name: list_lost_rows
 -- Tables of one row, of no use without it.
 SELECT 'subscriptions_version' AS name WHERE NOT EXISTS (SELECT FROM core.subscriptions_version)
-UNION ALL SELECT 'sweeps' WHERE NOT EXISTS (SELECT FROM core.sweeps);
+UNION ALL SELECT 'sweeps' WHERE NOT EXISTS (SELECT FROM core.sweeps)
+UNION ALL SELECT 'clock' WHERE NOT EXISTS (SELECT FROM core.clock);
 
 -- name: read_clock_steps
 -- The last step that a worker has seen in the last day, and what lies further in the future than it can: leases beyond

@@ -48,7 +48,7 @@ GRANT EXECUTE ON FUNCTION
 
 -- Operators read everything and repair through functions.
 GRANT SELECT ON core.outbox, core.failed, core.event_handled, core.subscriptions, core.subscriptions_version, core.workers,
-    core.clock_steps,
+    core.clock_steps, core.clock,
     core.deployments, core.outbox_keys, core.sources, core.stop_requests, core.audit, core.failure_notes, core.plans, core.plan_rows
     TO holdfast_operator;
 GRANT EXECUTE ON FUNCTION

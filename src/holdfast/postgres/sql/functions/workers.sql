@@ -12,6 +12,7 @@ BEGIN
         AND p_generation >= 0 AND core.are_names(p_channels, 1000, 63) AND core.are_names(p_handlers)) IS NOT TRUE THEN
         PERFORM core.refuse_argument('a worker has an id, a name, a host, a pid, a version, a generation, channels and handlers');
     END IF;
+    PERFORM core.clock_observe();
     INSERT INTO core.workers (id, name, host, pid, version, generation, channels, handlers)
     VALUES (p_id, p_name, p_host, p_pid, p_version, p_generation, p_channels, p_handlers)
     ON CONFLICT (id) DO UPDATE SET heartbeat_at = now(), stopped_at = NULL;
