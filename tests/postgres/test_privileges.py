@@ -28,7 +28,7 @@ TABLES: dict[str, dict[str, set[str]]] = {
         for name in (
             "migrations", "contract", "outbox", "failed", "event_handled", "subscriptions", "subscriptions_version",
             "workers", "deployments", "outbox_keys", "sources", "stop_requests", "audit", "failure_notes", "plans",
-            "plan_rows", "clock_steps",
+            "plan_rows", "clock_steps", "clock",
         )
     },
 }  # fmt: skip
@@ -57,7 +57,8 @@ FUNCTIONS: dict[str, set[str]] = {
     },
     OPERATOR: {
         "outbox_replay", "outbox_cancel_event", "retire", "outbox_routes", "outbox_channels", "served_channels",
-        "living_since", "subscriptions_read", "outbox_replay_many", "outbox_discard", "outbox_restore", "outbox_edit",
+        "living_since", "channel_of", "subscriptions_read", "outbox_replay_many", "outbox_discard", "outbox_restore",
+        "outbox_edit",
         "failure_note", "failed_select", "event_rows", "plan_create", "plan_take", "plan_step", "plan_release",
         "plan_change_state", "generation_open", "generation_retire", "generation_move", "serving_generation",
         "audit_refused", "worker_release",
@@ -71,7 +72,8 @@ INTERNAL = {
     "outbox_fill", "outbox_notify", "require_source", "outbox_retime", "sibling_id", "secret_sibling_id",
     "audit_append", "audit_rows",
     "audit_is_kept", "require_ids", "require_operator", "row_outcomes", "outbox_replay_rows", "plan_observe",
-    "discarded_until", "require_lease", "longest_lease", "clock_advance",
+    "discarded_until", "require_lease", "longest_lease", "clock_advance", "is_begun", "served_generation",
+    "counted_generation", "open_lanes", "clock_observe", "clock_shows",
 }  # fmt: skip
 
 # --- of the archive and of retention ---

@@ -181,6 +181,7 @@ async def test_times_of_workers_move_with_a_step_back(outbox: Outbox) -> None:
     await outbox.release(snoozed, delay=5400)
     await outbox.retry(retried, delay=5400, error="one")
     hour, lease = timedelta(hours=1), timedelta(seconds=30)
+    await conn.execute("UPDATE core.clock SET latest = clock_timestamp() + interval '1 hour'")  # what a heartbeat saw
     for _ in range(2):
         await outbox.call("clock_stepped", worker=uuid4(), by=-hour, lease=lease)
     ahead = {
@@ -215,10 +216,49 @@ async def test_nothing_is_deleted_early(conn: asyncpg.Connection) -> None:
         "expires_at = now() - interval '10 years' + interval '1 hour'"
     )
     sweep = "SELECT core.sweep_acquire(gen_random_uuid(), interval '10 minutes', $1)"
+    await conn.execute("UPDATE core.clock SET latest = clock_timestamp() - interval '10 years'")  # what a heartbeat saw
     await conn.execute("SELECT core.clock_stepped(gen_random_uuid(), interval '10 years', interval '30 seconds')")
     assert json.loads(await conn.fetchval(begin))["outcome"] == "unfinished"
     assert await conn.fetchval(sweep, False) is None
     assert await conn.fetchval(sweep, True) is not None, "an operator may"
+
+
+@pytest.mark.parametrize("shown", [timedelta(0), timedelta(minutes=1), -timedelta(minutes=1)])
+async def test_a_step_that_only_one_worker_tells_of_is_not_believed(outbox: Outbox, shown: timedelta) -> None:
+    """SEC-1: the database has its own evidence; neither sweeps nor delays follow a worker that makes a step up."""
+    conn = outbox.connection
+    (retried,) = await _held(outbox, 1)
+    await outbox.retry(retried, delay=5400, error="one")
+    due = (await outbox.row(retried.id))["available_at"]
+    await conn.execute("UPDATE core.sweeps SET finished_at = now() - interval '1 day'")
+    await conn.execute("SELECT core.worker_alive(gen_random_uuid(), interval '30 seconds')")
+    await conn.execute("UPDATE core.clock SET latest = clock_timestamp() - $1::interval", shown)
+    for years in (900, -900):
+        step = timedelta(days=365 * years)
+        for _ in range(3):
+            (told,) = await outbox.call("clock_stepped", worker=uuid4(), by=step, lease=timedelta(seconds=30))
+            assert told[0] is False
+    assert (await outbox.row(retried.id))["available_at"] == due
+    assert await conn.fetchval("SELECT count(*) FROM core.clock_steps") == 0
+    assert await conn.fetchval("SELECT core.sweep_acquire(gen_random_uuid(), interval '10 minutes', false)") is not None
+
+
+async def test_a_transaction_that_stays_open_makes_no_step(dsn: str, outbox: Outbox) -> None:
+    """SEC-1: nor does one that holds the row hold up another worker's heartbeat."""
+    old = await asyncpg.connect(dsn)
+    transaction = old.transaction()
+    await transaction.start()
+    began = await old.fetchval("SELECT now()")
+    await outbox.connection.execute("UPDATE core.clock SET latest = clock_timestamp() - interval '5 seconds'")
+    await until(lambda: datetime.now(UTC) - began > timedelta(seconds=1.5))
+    alive = "SELECT core.worker_alive(gen_random_uuid(), interval '30 seconds')"
+    await old.execute(alive)
+    await asyncio.wait_for(outbox.connection.execute(alive), 5)
+    await transaction.commit()
+    await old.close()
+    assert await outbox.value("SELECT jumped_at FROM core.clock") == await outbox.value(
+        "SELECT '-infinity'::timestamptz"
+    )
 
 
 async def test_the_largest_number_of_attempts(outbox: Outbox) -> None:

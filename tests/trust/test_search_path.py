@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 from uuid import uuid4
@@ -16,9 +17,10 @@ from holdfast import EventEnvelope, HandlerRegistry, NewEvent, Publisher
 from holdfast.operator import Operator
 from holdfast.postgres import migrate
 from holdfast.postgres.wakeup import mode
-from tests.acceptance.support import drained, running
+from tests.acceptance.support import Facts, drained, running, until
 from tests.logins import OPERATOR, PRODUCER, WORKER, Logins
 from tests.operator.support import EVENT, fail
+from tests.pooler import pooler
 from tests.servers import SessionServer
 
 pytestmark = pytest.mark.trust
@@ -153,8 +155,26 @@ async def test_no_trap_is_run_by_an_operator(evil: Logins, dsn: str, conn: async
         await operator.plans.cancel(plan)
 
 
-async def test_no_trap_is_run_by_a_worker(evil: Logins, dsn: str, conn: asyncpg.Connection) -> None:
-    """SEC-1, T1: from its start to its end, with a handler on the loop and one in a transaction."""
+@asynccontextmanager
+async def direct(dsn: str) -> AsyncIterator[str]:
+    yield dsn
+
+
+@pytest.mark.parametrize("reached", [direct, pooler])
+async def test_no_trap_is_run_by_a_worker(
+    evil: Logins, dsn: str, conn: asyncpg.Connection, reached: Callable[[str], AbstractAsyncContextManager[str]]
+) -> None:
+    """SEC-1, T1: from its start to its end, with a handler on the loop and one in a transaction.
+
+    Behind a transaction pooler as well, where a session has the settings of its login and no others.
+    """
+    # A worker that is silent, so that the statement which ends its sessions has something to compare.
+    await conn.execute(
+        """INSERT INTO core.workers
+               (id, name, host, pid, version, generation, channels, handlers, lease, lease_expires_at)
+           VALUES (gen_random_uuid(), 'dead', 'h', 1, '1', 0, '{x}', '{}', '1 second', now() - interval '1 hour')"""
+    )
+    facts = Facts()
     registry = HandlerRegistry()
 
     @registry.handler(EVENT, name="billing.charge")
@@ -163,10 +183,18 @@ async def test_no_trap_is_run_by_a_worker(evil: Logins, dsn: str, conn: asyncpg.
     @registry.handler(EVENT, name="mail.thank")
     async def thank(event: EventEnvelope, tx: asyncpg.Connection) -> None: ...
 
-    async with running(evil.dsn_of(evil.names[WORKER]), registry, dead_letters="archive"):
+    async with (
+        reached(evil.dsn_of(evil.names[WORKER])) as address,
+        running(address, registry, facts, dead_letters="archive", lease=1.0, poll_interval=0.2),
+    ):
         async with conn.transaction():
             await Publisher("shop").publish(conn, EVENT, {})
         await drained(conn)
+        begun = await conn.fetchval("SELECT now()")
+        extended = """SELECT count(*) FROM core.workers
+                      WHERE name <> 'dead' AND lease_expires_at > $1::timestamptz + interval '2 seconds'"""
+        await until(lambda: conn.fetchval(extended, begun), what="it looks for silent workers, twice")
+    assert not [fact for fact in facts if "trap" in str(fact)]
     assert await conn.fetchval("SELECT count(*) FROM core.event_handled") == 2
 
 

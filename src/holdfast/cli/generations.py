@@ -27,7 +27,7 @@ def list_(where: Where, as_json: JsonOption = False) -> None:
         ("generation", "label", "state", "open", "failed", "workers", "unserved channels", "can be retired"),
         [
             (
-                *(g.generation, g.label, _state(g), g.open, g.failed, g.workers, g.unserved),
+                *(g.generation, g.label, _state(g), g.open, g.failed, g.workers, _some(g.unserved)),
                 "is" if g.retired_at else f"no: {', '.join(g.in_the_way)}" if g.in_the_way else "yes",
             )
             for g in found
@@ -84,6 +84,10 @@ def move(
         output.print_line(f"{done.moved} events {change.would}moved from generation {generation} to {to}")
     if not done.moved:
         raise typer.Exit(1)
+
+
+def _some(names: list[str], most: int = 10) -> list[str]:
+    return names if len(names) <= most else [*names[:most], f"and {len(names) - most} more"]
 
 
 def _state(found: Generation) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -16,7 +17,7 @@ from rich.text import Text
 
 from holdfast.cli import output
 from holdfast.cli.options import Where, spread
-from holdfast.operator import MOST, MOST_IN_ROUTE, MOST_ROUTES, Operator, Status
+from holdfast.operator import MOST, MOST_IN_ROUTE, MOST_ROUTES, MOST_UNSERVED, Operator, Status
 
 
 @spread
@@ -75,6 +76,7 @@ def as_data(schema: str, found: Status) -> dict[str, Any]:
         "open_is_more": found.open_is_more,
         "routes": [asdict(route) for route in found.routes],
         "unrouted": sorted({route.event_type for route in found.unrouted if route.event_type}),
+        "unserved_channels_count": found.unserved_channels,
         "unserved_channels": [{"channel": c, "generation": g} for c, g in found.unserved],
         "workers": [asdict(worker) for worker in found.workers],
     }
@@ -112,17 +114,22 @@ def warnings(found: Status) -> list[str]:
     """What an operator should look into, each with what to do."""
     said = [
         f"channel {channel}, generation {generation}: events wait and no living worker serves it; "
-        f"start one with --channel {channel} --generation {generation}"
+        f"start one with --channel {shlex.quote(channel)} --generation {generation}"
         for channel, generation in found.unserved
     ]
+    if found.more_unserved:
+        said.append(f"{found.more_unserved} more channels have open events and no living worker")
     nowhere = set(found.unserved)
+    unrouted = 0
     for route in found.routes:
         where = f"on {route.channel}, generation {route.generation}"
-        if not route.handlers:
+        if not route.handlers and (unrouted := unrouted + 1) <= MOST_UNSERVED:
             to = f" for {route.target}" if route.target else ""
             said.append(f"{route.event_type}{to} {where}: no handler subscribes to it; the events wait for one")
         elif route.unserved and (route.channel, route.generation) not in nowhere:
             said.append(f"{route.route} {where}: no living worker has {', '.join(route.unserved)}")
+    if unrouted > MOST_UNSERVED:
+        said.append(f"{unrouted - MOST_UNSERVED} more routes have open events to which no handler subscribes")
     said += [
         f"worker {worker.name} is silent for {worker.silent_for:.0f} s; "
         "its events are due again when their leases expire"

@@ -21,7 +21,15 @@ from holdfast.postgres.operations.generations import Generation
 from holdfast.postgres.operations.handlers import HandlerStatus
 from holdfast.postgres.operations.plans import Plan, Preview
 from holdfast.postgres.operations.retention import RetentionReport
-from holdfast.postgres.operations.status import MOST, MOST_IN_ROUTE, MOST_ROUTES, RouteStatus, Status, WorkerStatus
+from holdfast.postgres.operations.status import (
+    MOST,
+    MOST_IN_ROUTE,
+    MOST_ROUTES,
+    MOST_UNSERVED,
+    RouteStatus,
+    Status,
+    WorkerStatus,
+)
 from holdfast.postgres.operations.sweeping import SweepReport
 from holdfast.postgres.schedules import ScheduleStatus
 from holdfast.postgres.wakeup.mode import Mode
@@ -32,6 +40,7 @@ __all__ = [
     "MOST",
     "MOST_IN_ROUTE",
     "MOST_ROUTES",
+    "MOST_UNSERVED",
     "SEVERITIES",
     "ArchivedDetail",
     "ArchivedEvent",

@@ -1,11 +1,12 @@
 """A database connection that one loop owns, and that comes back after every outage."""
 
 import asyncio
+import contextlib
 import random
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -16,6 +17,8 @@ from holdfast.postgres.faults import CONNECTION_FAULTS, LoginRefused, OldPrimary
 from holdfast.redact import redact_dsn
 
 CONNECT_TIMEOUT = 10.0
+# How long the statement of a batch waits for one of its rows.
+LOCK_TIMEOUT = 0.2
 # No schema that another role could write to: a function, operator or type of theirs would run with our rights.
 SEARCH_PATH = "pg_catalog, pg_temp"
 
@@ -117,6 +120,7 @@ async def connect(
     statement_timeout: float,
     transaction_timeout: float = 0,
     idle_timeout: float = 0,
+    lock_timeout: float = 0,
     durable: bool = True,
     lent: bool = False,
     connection_class: type[asyncpg.Connection] = asyncpg.Connection,
@@ -134,6 +138,8 @@ async def connect(
         "tcp_keepalives_interval": "3",
         "tcp_keepalives_count": "3",
     }
+    if lock_timeout:
+        settings["lock_timeout"] = _milliseconds(lock_timeout)
     if not durable:
         settings["synchronous_commit"] = "off"
     if address.major >= 17:
@@ -163,6 +169,26 @@ async def connect(
         raise
     address.found(True)
     return connection
+
+
+@contextlib.asynccontextmanager
+async def own_transaction(connection: asyncpg.Connection, *, lock_timeout: float = 0) -> AsyncIterator[None]:
+    """A transaction that begins with our settings, in one message: behind a pooler the session has only the login's."""
+    if connection.is_in_transaction():
+        async with connection.transaction():
+            yield
+        return
+    await connection.execute(
+        f"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SET LOCAL search_path = {SEARCH_PATH}; "
+        f"SET LOCAL lock_timeout = {_milliseconds(lock_timeout)}"
+    )
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(*CONNECTION_FAULTS):
+            await connection.execute("ROLLBACK")
+        raise
+    await connection.execute("COMMIT")
 
 
 async def is_pooled(connection: asyncpg.Connection) -> bool:
@@ -245,12 +271,14 @@ class ReservedConnection:
         *,
         statement_timeout: float = 0,
         idle_timeout: float = 0,
+        lock_timeout: float = 0,
         durable: bool = True,
     ) -> None:
         self._address = address
         self._purpose = purpose
         self._statement_timeout = statement_timeout
         self._idle_timeout = idle_timeout
+        self._lock_timeout = lock_timeout
         self._durable = durable
         self._connection: asyncpg.Connection | None = None
         self._lock = asyncio.Lock()
@@ -272,6 +300,7 @@ class ReservedConnection:
                     statement_timeout=self._statement_timeout,
                     transaction_timeout=2 * self._statement_timeout,
                     idle_timeout=self._idle_timeout,
+                    lock_timeout=self._lock_timeout,
                     durable=self._durable,
                 )
                 self._connection.add_termination_listener(self._terminated)

@@ -6,6 +6,7 @@ from uuid import UUID
 
 import asyncpg
 
+from holdfast.postgres.connection import own_transaction
 from holdfast.postgres.queries import Queries
 
 
@@ -43,6 +44,6 @@ class Fleet:
     ) -> list[asyncpg.Record]:
         statement = self._queries.asyncpg(name)
         # Behind a transaction pooler a statement is prepared and run by the same session only inside a transaction.
-        async with connection.transaction(isolation="read_committed"):
+        async with own_transaction(connection):
             records: list[asyncpg.Record] = await connection.fetch(statement.sql, *statement.bind(values))
         return records

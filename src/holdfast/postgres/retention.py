@@ -15,6 +15,7 @@ from uuid import UUID
 
 import asyncpg
 
+from holdfast.postgres.connection import own_transaction
 from holdfast.postgres.faults import CONNECTION_FAULTS, PASSING_FAULTS
 from holdfast.postgres.queries import Queries
 from holdfast.retention import Disposal, RetentionPolicies, RetentionPolicy
@@ -99,6 +100,7 @@ class Sweep:
         self._batch_size = batch_size or BatchSize()
         self._who = {"actor": actor, "reason": reason}  # None: a worker, whose sweeps are not audited
         self._steps = deque(STEPS)
+        self._after = ""  # the last class of the step's last page
         self._open: deque[tuple[str, str]] = deque()  # steps with their classes that were begun, or are next
         self._from: tuple[Any, ...] | None = None  # in the first of them; None: from its beginning
         self._part = inbox_page is not None
@@ -110,9 +112,12 @@ class Sweep:
         while not self._open:
             if not self._steps:
                 return None
-            rows = await fetch(connection, self._queries, "retention_classes", step=self._steps[0])
-            self._open.extend((self._steps[0], row[0]) for row in rows)
-            self._steps.popleft()
+            step = self._steps[0]
+            rows = await fetch(connection, self._queries, "retention_classes", step=step, after=self._after)
+            self._open.extend((step, row[0]) for row in rows)
+            self._after = rows[-1][0] if rows else ""
+            if not self._after:
+                self._steps.popleft()
         step, content_class = self._open[0]
         size, began = self._batch_size.rows, time.monotonic()
         try:
@@ -207,6 +212,6 @@ async def fetch(connection: asyncpg.Connection, queries: Queries, name: str, **v
     if connection.is_in_transaction():
         records: list[asyncpg.Record] = await connection.fetch(statement.sql, *statement.bind(values))
         return records
-    async with connection.transaction(isolation="read_committed"):
+    async with own_transaction(connection):
         records = await connection.fetch(statement.sql, *statement.bind(values))
     return records

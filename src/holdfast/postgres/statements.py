@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncpg
 
-from holdfast.postgres.connection import Address
+from holdfast.postgres.connection import Address, own_transaction
 from holdfast.postgres.queries import Queries
 
 
@@ -24,7 +24,7 @@ class NamedStatements:
         statement = self._queries.asyncpg(name)
         records: list[asyncpg.Record]
         if self._address.pooled and not connection.is_in_transaction():
-            async with connection.transaction(isolation="read_committed"):
+            async with own_transaction(connection):
                 records = await connection.fetch(statement.sql, *statement.bind(values))
         else:
             records = await connection.fetch(statement.sql, *statement.bind(values))

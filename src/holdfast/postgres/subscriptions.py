@@ -13,6 +13,7 @@ from typing import NamedTuple
 import asyncpg
 
 from holdfast.handlers import Handler
+from holdfast.postgres.connection import own_transaction
 from holdfast.postgres.statements import NamedStatements
 
 # Handlers in one transaction, for which other workers that start wait.
@@ -66,7 +67,7 @@ class SubscriptionStatements:
             if any((handler.domain_context, handler.name, each) not in known for each in handler.event_types)
         ]
         for first in range(0, len(missing), _AT_ONCE):
-            async with connection.transaction():
+            async with own_transaction(connection):
                 for handler in missing[first : first + _AT_ONCE]:
                     await self._fetch(
                         connection,

@@ -97,7 +97,7 @@ class Claimer:
                 await self._wakeups.wait(self._outage.begin(fault))
 
     async def _turn(self) -> None:
-        if self._cautious and len(self._in_flight):
+        if self._cautious and self._in_flight.unblocked:
             await asyncio.sleep(_LONGEST_PACE)
             return
         if self._routing is not None and self._routing.few and not self._find_room(*self._channels.values()):
@@ -273,7 +273,7 @@ class Claimer:
         self._cautious = bool(suspects)
         if not suspects:
             return claimed
-        alone = suspects[:1] if len(self._in_flight) == len(claimed) else []
+        alone = suspects[:1] if self._in_flight.unblocked == len(claimed) else []
         await self._dispatcher.release([each for each in claimed if each not in alone])
         self._wakeups.wake(rescan=True)
         return alone

@@ -5,7 +5,7 @@ from uuid import UUID
 
 from holdfast.handlers import HandlerRegistry
 from holdfast.handling.sessions import SILENCE, Sessions
-from holdfast.postgres.connection import Address, ReservedConnection
+from holdfast.postgres.connection import LOCK_TIMEOUT, Address, ReservedConnection
 from holdfast.settings import WorkerSettings
 
 # How often the listening connection is asked whether it is still alive.
@@ -28,7 +28,8 @@ class Connections:
         idle = 5 * PING_INTERVAL
         # Not durable: a claim that a crash of the server undoes counts as not made, because its token settles nothing.
         self.claim = ReservedConnection(self.address, "claim", statement_timeout=limit, durable=False)
-        self.settle = ReservedConnection(self.address, "settle", statement_timeout=limit)
+        # A row that another session has locked, or whose inbox row another has not committed, is settled later.
+        self.settle = ReservedConnection(self.address, "settle", statement_timeout=limit, lock_timeout=LOCK_TIMEOUT)
         self.maintenance = ReservedConnection(self.address, "maintenance", statement_timeout=limit)
         self.schedule = ReservedConnection(self.address, "schedule", statement_timeout=limit)
         self.listen = ReservedConnection(self.listen_address, "listen", statement_timeout=limit, idle_timeout=idle)

@@ -252,7 +252,7 @@ class Dispatcher:
                 # A thread ends with the process, and must not meet the next attempt before that.
                 again = Snooze(runner.delivery, _EXIT_DELAY) if runner.in_thread else Release(runner.delivery)
                 self._settler.add(again)
-        await self._settler.flush()
+        await self._settler.finish()
 
     def _overrun(self, runner: Runner, delivery: Delivery) -> None:
         """End a handler that is past its time limit. One in a thread keeps its lease until the thread ends.

@@ -16,6 +16,7 @@ class InFlight:
 
     def __init__(self) -> None:
         self._deliveries: dict[UUID, Delivery] = {}
+        self._blocked: dict[UUID, Delivery] = {}  # handled, and kept from being settled by another session
         self._keys: dict[tuple[str, str], Delivery] = {}
         # Dropped since the last claim was sent, which may have looked into the inbox too early to find their keys.
         self._dropped: dict[tuple[str, str], UUID] = {}
@@ -23,6 +24,11 @@ class InFlight:
         self.none.set()
 
     def __len__(self) -> int:
+        return len(self._deliveries) + len(self._blocked)
+
+    @property
+    def unblocked(self) -> int:
+        """How many deliveries wait, run or are being settled."""
         return len(self._deliveries)
 
     def claiming(self) -> None:
@@ -43,11 +49,23 @@ class InFlight:
         for delivery in dropped:
             if deliveries.get(delivery.id) is delivery:
                 del deliveries[delivery.id]
+            elif self._blocked.get(delivery.id) is delivery:
+                del self._blocked[delivery.id]
             if keys.get(delivery.key) is delivery:
                 del keys[delivery.key]
                 recently[delivery.key] = delivery.id
-        if not deliveries:
+        if not deliveries and not self._blocked:
             self.none.set()
 
+    def put_aside(self, delivery: Delivery) -> None:
+        """Keep the lease of a delivery that cannot be settled now, for as long as that takes."""
+        if self._deliveries.get(delivery.id) is delivery:
+            self._blocked[delivery.id] = self._deliveries.pop(delivery.id)
+
+    # Each copy is one step of the interpreter: safe in another thread.
+
     def snapshot(self) -> list[Delivery]:
-        return list(self._deliveries.values())  # one step of the interpreter: safe in another thread
+        return list(self._deliveries.values()) + self.snapshot_blocked()
+
+    def snapshot_blocked(self) -> list[Delivery]:
+        return list(self._blocked.values())

@@ -122,12 +122,15 @@ class LeaseKeeper:
     async def run_once(self, connection: asyncpg.Connection, now: float, doubted: Sequence[Delivery] = ()) -> None:
         """Extend every lease that is old enough to need it, or those that are in doubt."""
         # Not for ever: a delivery that is past its limit and could not be cancelled, or was never run, loses its lease.
+        # One that is handled and cannot be settled does not: its handler would run again.
+        blocked = set(self._in_flight.snapshot_blocked())
         leased = doubted or [
             each
             for each in self._in_flight.snapshot()
             if self._lease / 6 < now - each.claimed_at
             and (
                 now - (each.started_at or each.claimed_at) < each.handler.timeout + 2 * self._lease
+                or each in blocked
                 # A thread cannot be cancelled, and the next attempt must not run beside it.
                 or (each.started_at is not None and not each.handler.asynchronous)
             )

@@ -1,8 +1,10 @@
 """Settles finished deliveries in batches: by count, by age, and row by row when the database refuses a batch."""
 
 import asyncio
+import contextlib
 import random
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -10,15 +12,23 @@ from uuid import UUID
 
 import asyncpg
 
+from holdfast.postgres.connection import LOCK_TIMEOUT, own_transaction
 from holdfast.postgres.delivery import Delivery
 from holdfast.postgres.faults import CONNECTION_FAULTS, PASSING_FAULTS
 from holdfast.telemetry import Notice
+from holdfast.worker.blocked import Blocked
 from holdfast.worker.hourly import HourlyLimit
 from holdfast.worker.settlements import Fail, Release, Retry, Settlement, Snooze
 from holdfast.worker.shared import Shared
 from holdfast.worker.wakeups import Wakeups
 
 MAX_BATCH = 500
+# What another session keeps from being settled is tried again this often, each time for this long.
+_BLOCKED_INTERVAL = 0.5
+_BLOCKED_SHARE = 0.1
+_FINISH_PATIENCE = 2.0
+_DIVIDE_PATIENCE = 0.3
+_SHORT_LOCK_TIMEOUT = 0.002
 
 Some = TypeVar("Some", bound=Settlement | Delivery)
 
@@ -40,10 +50,13 @@ class Settler:
 
     It wakes the claimer for a retry or a snooze, which may be due before the moment until which the claimer sleeps.
     While it is `full` no handler may begin: what is handled and not settled runs again when the process dies.
+
+    A row that another session keeps from being settled waits by itself, under its lease, and no other waits with it.
     """
 
     def __init__(self, shared: Shared, wakeups: Wakeups) -> None:
         self._connection = shared.connections.settle
+        self._address = shared.connections.address
         self._deliveries = shared.deliveries
         self._in_flight = shared.in_flight
         self._counters = shared.counters
@@ -59,6 +72,7 @@ class Settler:
         # Successes wait as bare deliveries: they are nearly all, and an object around each would be waste.
         self._deliver: _Queue[Delivery] = _Queue(self._send_deliver, self._delivered)
         self._duplicate: _Queue[Delivery] = _Queue(self._send_duplicate, self._duplicated)
+        self._unrecorded: _Queue[Delivery] = _Queue(self._send_duplicate, self._delivered)
         self._retry: _Queue[Retry] = _Queue(self._send_retry, self._retried)
         self._fail: _Queue[Fail] = _Queue(self._send_fail, self._failed)
         self._archive: _Queue[Fail] = _Queue(self._send_archive, self._archived)
@@ -78,6 +92,8 @@ class Settler:
         self._lock = asyncio.Lock()
         self._outage = shared.outages.of("settle")
         self._reports = HourlyLimit()
+        self._blocked: Blocked[_Queue[Any], Any] = Blocked(shared.in_flight, shared.observe)
+        self._tried_blocked_at = 0.0
 
     @property
     def full(self) -> bool:
@@ -134,17 +150,25 @@ class Settler:
 
     async def run(self) -> None:
         while True:
-            await self._some.wait()
-            if self._pending() < self._enough and self._settle_after:
+            if self._blocked:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_BLOCKED_INTERVAL):
+                        await self._some.wait()
+            else:
+                await self._some.wait()
+            if self._some.is_set() and self._pending() < self._enough and self._settle_after:
                 try:
                     async with asyncio.timeout(self._settle_after):
                         await self._many.wait()
                 except TimeoutError:
                     pass
             await self.flush()
+            if self._blocked and time.monotonic() - self._tried_blocked_at > _BLOCKED_INTERVAL:
+                async with self._lock:
+                    await self._settle_blocked(_BLOCKED_SHARE)
 
     async def flush(self) -> None:
-        """Settle everything that is pending now."""
+        """Settle everything that is pending now, but what another session keeps from being settled."""
         async with self._lock:
             pending: list[tuple[_Queue[Any], list[Any]]] = []
             for queue in self._queues:
@@ -171,29 +195,50 @@ class Settler:
         """Settle and take from the list, a batch at a time."""
         while waiting:
             batch = waiting[:MAX_BATCH]
+            blocked: list[Some] = []
             try:
                 await self._send(queue, batch)
+            except asyncpg.LockNotAvailableError:
+                blocked = await self._divide(queue, batch)
             except Exception as refusal:
-                await self._one_by_one(queue, batch, refusal)
+                blocked = await self._one_by_one(queue, batch, refusal)
             del waiting[:MAX_BATCH]
-            self._drop(batch)
+            for each in blocked:
+                self._blocked.add(queue, each, _delivery(each))
+            self._uncount(len(blocked))
+            self._drop(_without(batch, blocked))
 
     def _drop(self, settled: Sequence[Settlement | Delivery]) -> None:
         """Hold the deliveries no longer."""
         self._in_flight.drop(*map(_delivery, settled))
-        was_full, self._unsettled = self.full, self._unsettled - len(settled)
+        self._uncount(len(settled))
+
+    def _uncount(self, settled: int) -> None:
+        was_full, self._unsettled = self.full, self._unsettled - settled
         if was_full:
             self._on_room()
 
-    async def _send(self, queue: _Queue[Some], batch: list[Some]) -> None:
-        """Send until the database has answered: while it does not, no other worker can claim the rows either."""
+    async def _send(self, queue: _Queue[Some], batch: list[Some], *, wait: bool = True) -> None:
+        """Send until the database has answered: while it does not, no other worker can claim the rows either.
+
+        Raises LockNotAvailableError when another session keeps one of the rows from being settled, without `wait` as
+        soon as the statement meets it.
+        """
         since, ambiguous = time.monotonic(), False
         while True:
             connection = None
             try:
                 connection = await self._connection.use()
-                lost = set(await queue.send(connection, batch))
+                if wait and not self._address.pooled:
+                    lost = set(await queue.send(connection, batch))
+                else:
+                    limit = LOCK_TIMEOUT if wait else _SHORT_LOCK_TIMEOUT
+                    async with own_transaction(connection, lock_timeout=limit):
+                        lost = set(await queue.send(connection, batch))
                 break
+            except asyncpg.LockNotAvailableError:
+                self._outage.over()
+                raise
             except PASSING_FAULTS:
                 if time.monotonic() - since > self._lease:
                     raise  # something stands in the way of one of the rows
@@ -212,16 +257,80 @@ class Settler:
         self._counters.lost_leases += len(lost)
         queue.settled([each for each in batch if _delivery(each).id not in lost] if lost else batch)
 
-    async def _one_by_one(self, queue: _Queue[Some], batch: list[Some], refusal: Exception) -> None:
-        """Settle the rows of a refused batch singly: one bad row costs one row."""
+    async def _one_by_one(self, queue: _Queue[Some], batch: list[Some], refusal: Exception) -> list[Some]:
+        """Settle the rows of a refused batch singly: one bad row costs one row. Returns those that are blocked."""
+        blocked = []
         for settlement in batch:
             if len(batch) > 1:
                 try:
-                    await self._send(queue, [settlement])
+                    await self._send(queue, [settlement], wait=False)
+                    continue
+                except asyncpg.LockNotAvailableError:
+                    blocked.append(settlement)
                     continue
                 except Exception as error:
                     refusal = error
             self._report_refusal(queue, _delivery(settlement), refusal)
+        return blocked
+
+    # --- what another session keeps from being settled -------------------------------------------------
+
+    async def _divide(self, queue: _Queue[Some], batch: list[Some]) -> list[Some]:
+        """Settle a batch in ever smaller parts, and return the rows that are blocked.
+
+        Those of one source and handler stay together as long as they can: who blocks rows blocks many of the same, and
+        the others are settled while the parts are large. After a short time what is left is nearly all blocked, and
+        the next batch must not wait for it.
+        """
+        started, blocked = time.monotonic(), []
+        parts = deque([sorted(batch, key=_origin)])
+        while parts:
+            part = parts.popleft()
+            if len(part) == 1 or time.monotonic() - started > _DIVIDE_PATIENCE:
+                blocked += part
+                continue
+            for half in _halves(part):
+                try:
+                    await self._send(queue, half, wait=False)
+                except asyncpg.LockNotAvailableError:
+                    parts.append(half)
+                except Exception as refusal:
+                    blocked += await self._one_by_one(queue, half, refusal)
+        return blocked
+
+    async def _settle_blocked(self, seconds: float) -> None:
+        """Try blocked rows again in turn: one, and twice as many after each that is free, but not for long."""
+        self._tried_blocked_at = started = time.monotonic()
+        left, portion = len(self._blocked), 1
+        while left > 0 and time.monotonic() - started < seconds:
+            queue, some = self._blocked.take(min(portion, left))
+            left -= len(some)
+            blocked: list[Any] = []
+            try:
+                await self._send(queue, some, wait=False)
+                portion = min(2 * portion, MAX_BATCH)
+            except asyncpg.LockNotAvailableError:
+                blocked, portion = some, 1
+            except asyncio.CancelledError:
+                self._blocked.put_back(queue, some)
+                raise
+            except Exception as refusal:
+                blocked = await self._one_by_one(queue, some, refusal)
+            self._blocked.put_back(queue, blocked)
+            self._in_flight.drop(*map(_delivery, _without(some, blocked)))
+
+    async def finish(self) -> None:
+        """Settle everything, as the last thing that is done.
+
+        What is handled and blocked is settled without its inbox row: another worker would run the handler again for
+        certain, and without the inbox row it runs again only if the event was published twice.
+        """
+        await self.flush()
+        async with self._lock:
+            self._blocked.move(self._deliver, self._unrecorded)
+            await self._settle_blocked(_FINISH_PATIENCE)
+
+    # --- rows that the database refuses -----------------------------------------------------------------
 
     def _report_refusal(self, queue: _Queue[Any], delivery: Delivery, refusal: Exception) -> None:
         sqlstate = getattr(refusal, "sqlstate", None)
@@ -319,6 +428,26 @@ def _deliveries(batch: Sequence[Settlement]) -> list[Delivery]:
 
 def _failures(batch: Sequence[Fail]) -> tuple[list[Delivery], list[str], list[str | None], list[str | None]]:
     return _deliveries(batch), [s.reason for s in batch], [s.error for s in batch], [s.signature for s in batch]
+
+
+def _without(batch: Sequence[Any], some: Sequence[Any]) -> Sequence[Any]:
+    if not some:
+        return batch
+    left_out = set(map(id, some))
+    return [each for each in batch if id(each) not in left_out]
+
+
+def _halves(part: list[Some]) -> tuple[list[Some], list[Some]]:
+    """Divide where another source or handler begins, or else in the middle."""
+    middle = len(part) // 2
+    begins = [n for n in range(1, len(part)) if _origin(part[n - 1]) != _origin(part[n])]
+    cut = min(begins, key=lambda n: abs(n - middle), default=middle)
+    return part[:cut], part[cut:]
+
+
+def _origin(settlement: Settlement | Delivery) -> tuple[str, str]:
+    delivery = _delivery(settlement)
+    return delivery.source, delivery.handler.name
 
 
 def _delivery(settlement: Settlement | Delivery) -> Delivery:

@@ -20,8 +20,9 @@ from holdfast.worker.settlements import Setback, Settlement
 from holdfast.worker.settler import Settler
 from holdfast.worker.shared import Shared
 
-# For the row and the inbox row, each of which the server lets wait for five seconds.
 _ENTER_PATIENCE = 12.0
+# After outbox_enter has waited in vain for the row, or for the inbox row: meanwhile others use the session.
+_LOCKED_DELAY = 2.0
 # For what follows a handler's failure. A connection that takes longer is taken for dead.
 _UNDO_PATIENCE = 2.0
 
@@ -64,9 +65,9 @@ class Transactions:
                 if first:
                     await savepoint.start()
         except asyncpg.LockNotAvailableError:
-            # The row is locked by a transaction that is gone but not yet ended by the server: this counts no attempt.
+            # Another session has the row, or the inbox row, and has not ended its transaction: this counts no attempt.
             terminate(session)
-            return Snooze(1.0)
+            return Snooze(_LOCKED_DELAY)
         except CONNECTION_FAULTS as fault:
             terminate(session)
             return Snooze(self.outage.begin(fault))
@@ -130,7 +131,7 @@ class Transactions:
                 # A lease that another worker has by now counts as delivered too: that is one too many in a counter.
                 return entered == "lost"
             except asyncpg.LockNotAvailableError:
-                continue
+                await asyncio.sleep(_LOCKED_DELAY)
             except CONNECTION_FAULTS as fault:
                 await self.outage.wait(fault)
             finally:

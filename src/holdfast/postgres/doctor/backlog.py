@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
 from shlex import quote
 
 from holdfast.postgres.doctor.examination import Examination
 from holdfast.postgres.doctor.findings import Check, Finding, Severity
-from holdfast.postgres.operations.status import MOST, MOST_IN_ROUTE, RouteStatus
+from holdfast.postgres.operations.status import MOST, MOST_IN_ROUTE, MOST_ROUTES, MOST_UNSERVED, RouteStatus
 
 _CLOCK_LOOKS = 5
 _WITHOUT_ROW = {
     "subscriptions_version": "no worker can claim anything",
     "sweeps": "no worker sweeps what is past its time",
+    "clock": "no step of the clock is noticed",
 }
 
 
@@ -50,9 +52,20 @@ async def _channels(examination: Examination) -> list[Finding]:
                     channel,
                     f"events wait on the channel {channel}, which no living worker of generation {generation} serves",
                     _open(routes),
-                    f"start a worker with --channel {channel} --generation {generation}",
+                    f"start a worker with --channel {shlex.quote(channel)} --generation {generation}",
                 )
             )
+    if status.more_unserved:
+        findings.append(
+            Finding(
+                "warning",
+                "channel-flood",
+                f"{status.more_unserved} more channels",
+                "events wait on more channels than are named here, and no living worker serves them",
+                f"{status.unserved_channels} channels without a worker; a writer may name any",
+                "find who writes to them: holdfast events list",
+            )
+        )
     return findings
 
 
@@ -80,7 +93,8 @@ async def _handlers(examination: Examination) -> list[Finding]:
 
 async def _unrouted(examination: Examination) -> list[Finding]:
     status = await examination.status()
-    return [
+    named, more = status.unrouted[:MOST_UNSERVED], len(status.unrouted) - MOST_UNSERVED
+    findings = [
         Finding(
             "warning",
             "event-unrouted",
@@ -92,8 +106,20 @@ async def _unrouted(examination: Examination) -> list[Finding]:
             "start a worker with a handler for them, whose subscription is recorded when it starts, or cancel them: "
             + _cancel(route),
         )
-        for route in status.unrouted
+        for route in named
     ]
+    if more > 0:
+        findings.append(
+            Finding(
+                "warning",
+                "event-unrouted",
+                f"{more} more routes",
+                "events of more types and channels than are named here are open and no handler subscribes to them",
+                f"{_open(status.unrouted)}; of the first {MOST_ROUTES} routes",
+                "find who writes them: holdfast events list",
+            )
+        )
+    return findings
 
 
 async def _leases(examination: Examination) -> list[Finding]:
@@ -208,7 +234,7 @@ CHECKS = (
         "channels",
         "health",
         "living workers serve every channel that has open events",
-        ("channel-unserved",),
+        ("channel-unserved", "channel-flood"),
         _channels,
     ),
     Check(

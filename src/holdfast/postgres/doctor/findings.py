@@ -85,6 +85,7 @@ class Limits:
     expired_for: timedelta = timedelta(minutes=1)  # a lease, before a worker should have claimed the event again
     overdue: timedelta = timedelta(minutes=1)  # a slot of a schedule
     clock: timedelta = timedelta(seconds=2)
+    blocked: timedelta = timedelta(seconds=10)  # a transaction that has written to the inbox
     frozen: timedelta = timedelta(seconds=10)  # a client that does not read what it is sent
 
 

@@ -38,6 +38,23 @@ async def _locks(examination: Examination) -> list[Finding]:
     ]
 
 
+async def _inbox(examination: Examination) -> list[Finding]:
+    await examination.require_installed()
+    await examination.require_sessions()
+    return [
+        Finding(
+            "warning",
+            "inbox-blocked",
+            f"pid {row['pid']}",
+            "a session has written to the inbox and not committed: events with the same keys are handled, and cannot "
+            "be settled",
+            f"login {row['login']}, application {row['application']}, {row['state']}, since {row['seconds']:.0f} s ago",
+            f"SELECT pg_terminate_backend({row['pid']});",
+        )
+        for row in await examination.rows("list_inbox_writers", blocked=examination.limits.blocked)
+    ]
+
+
 CHECKS = (
     Check(
         "sources",
@@ -45,6 +62,13 @@ CHECKS = (
         "every source of the latest events has an owner, where several logins may publish",
         ("source-unowned",),
         _sources,
+    ),
+    Check(
+        "inbox",
+        "health",
+        "no session keeps what it has written to the inbox uncommitted",
+        ("inbox-blocked",),
+        _inbox,
     ),
     Check("locks", "health", "no foreign session holds an advisory lock of ours", ("lock-foreign",), _locks),
 )

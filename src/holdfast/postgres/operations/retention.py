@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
@@ -66,7 +67,7 @@ async def report(statements: Statements) -> RetentionReport:
     in_force = await policies(statements)
     due = []
     for step in STEPS:
-        for (content_class,) in await statements.fetch("retention_classes", step=step):
+        async for content_class in _classes(statements, step):
             if step == "keys":
                 found = await statements.row("count_free_keys", most=MOST)
             else:
@@ -76,6 +77,14 @@ async def report(statements: Statements) -> RetentionReport:
                 due.append(Due(step, content_class, found["count"], more))
     state = await statements.row("read_sweeps")
     return RetentionReport(in_force, due, state["finished_at"], json.loads(state["counts"]), state["sweeping"])
+
+
+async def _classes(statements: Statements, step: str) -> AsyncIterator[str]:
+    after, rows = "", await statements.fetch("retention_classes", step=step, after="")
+    while rows:
+        for (after,) in rows:
+            yield after
+        rows = await statements.fetch("retention_classes", step=step, after=after) if after else []
 
 
 async def set_policy(

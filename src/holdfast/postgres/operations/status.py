@@ -18,6 +18,7 @@ MOST = 100_000
 MOST_IN_ROUTE = 10_000
 MOST_ROUTES = 200
 MOST_WORKERS = 200
+MOST_UNSERVED = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +66,15 @@ class Status:
     archived: int  # failed, and moved to the archive
     open_is_more: bool  # there are more open rows than were counted
     routes: list[RouteStatus]
-    unserved: list[tuple[str, int]]  # channel and generation
+    unserved: list[tuple[str, int]]  # channel and generation; a few, if there are many
+    unserved_channels: int  # how many there are
     workers: list[WorkerStatus]
     wakeup_mode: str | None  # None: the trigger is missing
+
+    @property
+    def more_unserved(self) -> int:
+        """How many channels without a living worker there are beside those that are named."""
+        return self.unserved_channels - len(self.unserved)
 
     @property
     def failed_is_more(self) -> bool:
@@ -119,7 +126,7 @@ async def read(connection: asyncpg.Connection, schema: str = "core") -> Status:
         (failed,) = await fetch("count_failed", most=MOST)
         (archived,) = await fetch("count_archived", most=MOST)
         routes = await fetch("list_routes", most_routes=MOST_ROUTES, most_in_route=MOST_IN_ROUTE)
-        unserved = await fetch("list_unserved")
+        unserved = await fetch("list_unserved", most_unserved=MOST_UNSERVED)
         workers = await fetch("list_workers", most_workers=MOST_WORKERS)
         wakeup_mode = await fetch("read_wakeup_mode")
     return Status(
@@ -132,6 +139,7 @@ async def read(connection: asyncpg.Connection, schema: str = "core") -> Status:
         open_is_more=counts["examined"] >= MOST,
         routes=[RouteStatus(**row) for row in routes],
         unserved=[(row["channel"], row["generation"]) for row in unserved],
+        unserved_channels=unserved[0]["total"] if unserved else 0,
         workers=[WorkerStatus(**row) for row in workers],
         wakeup_mode=wakeup_mode[0][0] if wakeup_mode else None,
     )

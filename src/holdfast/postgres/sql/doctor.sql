@@ -367,10 +367,26 @@ WHERE (l.mode = 'ExclusiveLock' OR a.state_change < clock_timestamp() - interval
        OR pg_has_role(a.usesysid, to_regrole(lock.role), 'MEMBER') IS FALSE)
 ORDER BY 1, 2 LIMIT 20;
 
+-- name: list_inbox_writers
+-- Sessions that have written to the inbox and have not ended their transaction. Handlers of workers do that, for as long
+-- as they may; a name can be borrowed, so the role counts as well.
+SELECT a.pid, coalesce(nullif(a.application_name, ''), '?') AS application, coalesce(a.usename::text, '?') AS login,
+       coalesce(a.state, '?') AS state, extract(epoch FROM clock_timestamp() - a.xact_start)::float8 AS seconds
+FROM pg_locks l
+JOIN pg_stat_activity a ON a.pid = l.pid
+WHERE l.locktype = 'relation' AND l.granted AND l.mode = 'RowExclusiveLock'
+  AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+  AND l.relation = to_regclass('core.event_handled')
+  AND a.xact_start < clock_timestamp() - :blocked::interval
+  AND (starts_with(a.application_name, 'holdfast handler ') IS NOT TRUE
+       OR pg_has_role(a.usesysid, to_regrole('holdfast_worker'), 'MEMBER') IS FALSE)
+ORDER BY a.xact_start LIMIT 20;
+
 -- name: list_lost_rows
 -- Tables of one row, of no use without it.
 SELECT 'subscriptions_version' AS name WHERE NOT EXISTS (SELECT FROM core.subscriptions_version)
-UNION ALL SELECT 'sweeps' WHERE NOT EXISTS (SELECT FROM core.sweeps);
+UNION ALL SELECT 'sweeps' WHERE NOT EXISTS (SELECT FROM core.sweeps)
+UNION ALL SELECT 'clock' WHERE NOT EXISTS (SELECT FROM core.clock);
 
 -- name: read_clock_steps
 -- The last step that a worker has seen in the last day, and what lies further in the future than it can: leases beyond

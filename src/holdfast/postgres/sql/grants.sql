@@ -48,7 +48,7 @@ GRANT EXECUTE ON FUNCTION
 
 -- Operators read everything and repair through functions.
 GRANT SELECT ON core.outbox, core.failed, core.event_handled, core.subscriptions, core.subscriptions_version, core.workers,
-    core.clock_steps,
+    core.clock_steps, core.clock,
     core.deployments, core.outbox_keys, core.sources, core.stop_requests, core.audit, core.failure_notes, core.plans, core.plan_rows
     TO holdfast_operator;
 GRANT EXECUTE ON FUNCTION
@@ -62,7 +62,8 @@ GRANT EXECUTE ON FUNCTION
     core.serving_generation(), core.generation_open(bigint, int), core.generation_retire(bigint, boolean, text, text),
     core.generation_move(bigint, bigint, int, text, text), core.worker_release(uuid, int, text, text),
     core.retire(text, text, text, text), core.audit_refused(text, text, text, jsonb, text),
-    core.outbox_routes(text, bigint), core.outbox_channels(), core.served_channels(), core.living_since(), core.subscriptions_read()
+    core.outbox_routes(text, bigint), core.outbox_channels(), core.served_channels(), core.channel_of(bigint), core.living_since(),
+    core.subscriptions_read()
     TO holdfast_operator;
 
 -- The archive of dead letters, and retention. A sweep does what the policies say, for every caller.
@@ -71,7 +72,7 @@ GRANT EXECUTE ON FUNCTION
     core.outbox_deliver_and_delete(uuid[], uuid[], text[], text[], boolean), core.outbox_delete_delivered(uuid, text)
     TO holdfast_worker;
 GRANT EXECUTE ON FUNCTION
-    core.retention_policies_read(), core.retention_classes(text),
+    core.retention_policies_read(), core.retention_classes(text, text),
     core.retention_sweep(text, text, timestamptz, int, text, text), core.sweep_keys(text, text, int, text, text),
     core.sweep_inbox(bigint, int, int, text, text),
     core.sweep_acquire(uuid, interval, boolean), core.sweep_finish(uuid, jsonb, bigint)

@@ -190,26 +190,41 @@ ORDER BY s.handler_name, s.domain_context
 LIMIT :most::int;
 
 -- name: list_generations
--- Every number that something knows: what writers get, events that are open, workers that live, deployments that were begun.
+-- Every number that something knows: what writers get, events that are open, workers that live, deployments that were
+-- begun. The channels are gone through once, however many there are; when there are too many numbers, those of
+-- deployments are shown first.
+WITH open AS MATERIALIZED (
+    SELECT c.channel, c.generation, s.channel IS NULL AS unserved,
+           (SELECT count(*) FROM (
+                SELECT FROM core.outbox o
+                WHERE o.settled_at IS NULL AND o.ordering_key IS NULL
+                  AND o.channel = c.channel AND o.generation = c.generation
+                LIMIT :most::int) o) AS open
+    FROM core.outbox_channels() c LEFT JOIN core.served_channels() s USING (channel, generation)),
+of_generation AS MATERIALIZED (
+    SELECT open.generation, array_agg(open.channel ORDER BY open.channel) AS channels,
+           coalesce(array_agg(open.channel ORDER BY open.channel) FILTER (WHERE open.unserved), '{}') AS unserved,
+           least(sum(open.open), 2147483647)::int AS open
+    FROM open GROUP BY open.generation),
+known AS MATERIALIZED (
+    SELECT known.generation
+    FROM (SELECT g.generation FROM of_generation g
+          UNION SELECT w.generation FROM core.workers w WHERE w.stopped_at IS NULL
+          UNION SELECT d.generation FROM core.deployments d
+          UNION SELECT coalesce(max(c.generation), 0) FROM core.deployments c WHERE c.retired_at IS NULL) known
+    LEFT JOIN core.deployments d ON d.generation = known.generation
+    ORDER BY d.generation IS NULL AND known.generation <> 0, known.generation DESC
+    LIMIT :most_generations::int)
 SELECT known.generation, d.label, d.started_at, d.retired_at,
        ARRAY(SELECT w.name FROM core.workers w
              WHERE w.generation = known.generation AND w.stopped_at IS NULL AND w.heartbeat_at > core.living_since()
              ORDER BY w.name) AS workers,
-       ARRAY(SELECT o.channel FROM core.generation_open(known.generation, 1) o ORDER BY o.channel) AS channels,
-       ARRAY(SELECT c.channel FROM core.generation_open(known.generation, 1) c
-             WHERE NOT EXISTS (SELECT FROM core.workers w
-                               WHERE w.generation = known.generation AND w.stopped_at IS NULL
-                                 AND w.heartbeat_at > core.living_since() AND c.channel = ANY (w.channels))
-             ORDER BY c.channel) AS unserved,
-       (SELECT coalesce(sum(o.open), 0)::int FROM core.generation_open(known.generation, :most::int) o) AS open,
+       coalesce(g.channels, '{}') AS channels, coalesce(g.unserved, '{}') AS unserved, coalesce(g.open, 0) AS open,
        coalesce((SELECT max(c.generation) FROM core.deployments c WHERE c.retired_at IS NULL), 0) = known.generation AS current
-FROM (SELECT c.generation FROM core.outbox_channels() c
-      UNION SELECT w.generation FROM core.workers w WHERE w.stopped_at IS NULL
-      UNION SELECT d.generation FROM core.deployments d
-      UNION SELECT coalesce(max(c.generation), 0) FROM core.deployments c WHERE c.retired_at IS NULL) known
+FROM known
+LEFT JOIN of_generation g ON g.generation = known.generation
 LEFT JOIN core.deployments d ON d.generation = known.generation
-ORDER BY known.generation DESC
-LIMIT :most_generations::int;
+ORDER BY known.generation DESC;
 
 -- name: count_held
 SELECT count(*)

@@ -32,12 +32,17 @@ SELECT count(*) FROM (SELECT FROM core.archive WHERE deleted_at IS NULL LIMIT :m
 -- name: list_routes
 -- Routes by a loose index scan, then for each one: the handlers it is owed to, how much is open, since when the first of
 -- it is due, and whether a living worker serves all of them. A route with a slash is an event's own, before it is known
--- to whom it is owed; any other is a handler's name.
+-- to whom it is owed; any other is a handler's name. Of the channels those first that a worker serves, and then a
+-- generation's own: a writer names channels as it likes.
 WITH found AS MATERIALIZED (
     SELECT c.channel, c.generation, r.route,
            CASE WHEN strpos(r.route, '/') > 0 THEN nullif(split_part(r.route, '/', 1), '*') END AS target,
            CASE WHEN strpos(r.route, '/') > 0 THEN split_part(r.route, '/', 2) END AS event_type
-    FROM core.outbox_channels() c CROSS JOIN LATERAL core.outbox_routes(c.channel, c.generation) AS r (route)
+    FROM (SELECT o.channel, o.generation
+          FROM core.outbox_channels() o LEFT JOIN core.served_channels() s USING (channel, generation)
+          ORDER BY s.channel IS NULL, o.channel <> core.channel_of(o.generation), o.channel, o.generation
+          LIMIT :most_routes::int) c
+    CROSS JOIN LATERAL core.outbox_routes(c.channel, c.generation) AS r (route)
     LIMIT :most_routes::int),
 owed AS MATERIALIZED (
     SELECT found.*, CASE WHEN found.event_type IS NULL THEN ARRAY[found.route] ELSE ARRAY(
@@ -69,13 +74,15 @@ FROM owed
 ORDER BY owed.channel, owed.generation, owed.route;
 
 -- name: list_unserved
--- Channels that have open rows and no living worker.
-SELECT c.channel, c.generation
-FROM core.outbox_channels() c
-WHERE NOT EXISTS (SELECT FROM core.workers w
-                  WHERE w.stopped_at IS NULL AND w.heartbeat_at > core.living_since()
-                    AND w.generation = c.generation AND c.channel = ANY (w.channels))
-ORDER BY c.channel, c.generation;
+-- Channels that have open rows and no living worker: some of them, those of deployments first, and how many there are.
+SELECT first.channel, first.generation, first.total
+FROM (SELECT c.channel, c.generation, count(*) OVER ()::int AS total
+      FROM core.outbox_channels() c LEFT JOIN core.served_channels() s USING (channel, generation)
+      WHERE s.channel IS NULL
+      ORDER BY c.generation <> 0 AND NOT EXISTS (SELECT FROM core.deployments d WHERE d.generation = c.generation),
+               c.channel <> core.channel_of(c.generation), c.channel, c.generation
+      LIMIT :most_unserved::int) first
+ORDER BY first.channel, first.generation;
 
 -- name: list_workers
 -- Those that have not stopped in order, the latest heartbeat first. One that has long been silent was killed.

@@ -155,6 +155,23 @@ BEGIN
         FROM wanted o
         ON CONFLICT (id) DO NOTHING
         RETURNING 1),
+    -- Where a row of another event has the id, the sibling gets one that such a row cannot have.
+    displaced AS (
+        INSERT INTO core.outbox (
+            id, origin_id, handler_name, event_type, event_version, occurred_at, source, target, content_class, channel,
+            generation, domain_id, payload, headers, idempotency_key, trace_context, created_at, available_at, expires_at,
+            priority)
+        SELECT core.secret_sibling_id(o.id, o.source || '/' || o.owed_to, v_secret), o.id, o.owed_to, o.event_type,
+            o.event_version, o.occurred_at, o.source, o.target, o.content_class, o.channel, o.generation, o.domain_id,
+            o.payload, o.headers, o.idempotency_key, o.trace_context, o.created_at, o.available_at, o.expires_at, o.priority
+        FROM wanted o
+        CROSS JOIN LATERAL (
+            SELECT FROM core.outbox x
+            WHERE x.id = core.secret_sibling_id(o.id, o.owed_to, v_secret)
+              AND (x.origin_id, x.source, x.handler_name) IS DISTINCT FROM (o.id, o.source, o.owed_to)
+            LIMIT 1) x
+        WHERE (SELECT count(*) FROM sibling) < (SELECT count(*) FROM wanted)
+        ON CONFLICT (id) DO NOTHING),
     settled AS (
         UPDATE core.outbox o
         SET status = 'delivered', handler_name = '*', delivered_at = now(), settled_at = now(),
@@ -280,7 +297,8 @@ BEGIN
 END
 $$;
 
--- outbox_channels: the channels and generations that have open rows, likewise.
+-- outbox_channels: the channels and generations that have open rows, likewise. All of them: a writer names channels as it
+-- likes, and no number of them may hide another. Who shows them shows some.
 CREATE OR REPLACE FUNCTION core.outbox_channels()
 RETURNS TABLE (channel text, generation bigint)
 LANGUAGE plpgsql STABLE SECURITY DEFINER
@@ -301,7 +319,32 @@ BEGIN
             WHERE o.settled_at IS NULL AND o.ordering_key IS NULL
               AND (o.channel, o.generation) > (open.channel, open.generation)
             ORDER BY o.channel, o.generation LIMIT 1) next)
-    SELECT open.channel, open.generation FROM open LIMIT 10000;
+    SELECT open.channel, open.generation FROM open;
+END
+$$;
+
+-- open_lanes: the channels, generations and routes that have open rows, likewise.
+CREATE OR REPLACE FUNCTION core.open_lanes()
+RETURNS TABLE (channel text, generation bigint, route text)
+LANGUAGE plpgsql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    WITH RECURSIVE open AS (
+        (SELECT o.channel, o.generation, o.route FROM core.outbox o
+         WHERE o.settled_at IS NULL AND o.ordering_key IS NULL
+         ORDER BY o.channel, o.generation, o.route LIMIT 1)
+        UNION ALL
+        SELECT next.channel, next.generation, next.route
+        FROM open CROSS JOIN LATERAL (
+            SELECT o.channel, o.generation, o.route FROM core.outbox o
+            WHERE o.settled_at IS NULL AND o.ordering_key IS NULL
+              AND (o.channel, o.generation, o.route) > (open.channel, open.generation, open.route)
+            ORDER BY o.channel, o.generation, o.route LIMIT 1) next)
+    SELECT open.channel, open.generation, open.route FROM open;
 END
 $$;
 

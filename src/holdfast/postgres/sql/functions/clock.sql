@@ -5,6 +5,44 @@
 -- longest lease lasts, within which every living holder extends its leases (p_ended_before of outbox_claim).
 -- After a step back, times that were written before it lie in the future. They are repaired here.
 
+-- clock_observe: with every heartbeat. Remembers the latest time, and when it has jumped: back, or forward by more than
+-- lies between the heartbeats of a fleet. Not the time of the transaction, which its client may have kept open.
+CREATE OR REPLACE FUNCTION core.clock_observe()
+RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    UPDATE core.clock c
+    SET latest = t.now,
+        jump = CASE WHEN t.jumped THEN t.now - c.latest ELSE c.jump END,
+        jumped_at = CASE WHEN t.jumped THEN t.now ELSE c.jumped_at END
+    FROM (SELECT n.now, (n.now - s.latest BETWEEN interval '-1 second' AND interval '15 seconds') IS NOT TRUE AS jumped
+          FROM core.clock s CROSS JOIN (SELECT clock_timestamp() AS now) n
+          WHERE (n.now - s.latest BETWEEN interval '-1 second' AND interval '1 second') IS NOT TRUE
+          FOR UPDATE OF s SKIP LOCKED) t
+    WHERE c.one;
+END
+$$;
+
+-- clock_shows: whether the jump that was last seen here is the step that a worker tells of. Between the heartbeats before
+-- and after it some time has passed, so a step back is longer than its jump, and one forward shorter.
+CREATE OR REPLACE FUNCTION core.clock_shows(p_by interval, p_lease interval)
+RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    PERFORM core.clock_observe();
+    RETURN EXISTS (
+        SELECT FROM core.clock c
+        WHERE c.jumped_at BETWEEN clock_timestamp() - greatest(2 * p_lease, interval '2 minutes')
+                              AND clock_timestamp() + interval '3 seconds'
+          AND CASE WHEN p_by > interval '0' THEN p_by <= c.jump + interval '3 seconds'
+                   ELSE c.jump < interval '0' AND p_by >= c.jump - interval '30 seconds' END);
+END
+$$;
+
 -- worker_alive: extends the lease of a worker as a whole. Returns the time of this clock, and the longest lease in the
 -- fleet, in seconds.
 CREATE OR REPLACE FUNCTION core.worker_alive(p_id uuid, p_lease interval)
@@ -14,6 +52,7 @@ SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     PERFORM core.require_lease(p_lease);
+    PERFORM core.clock_observe();
     UPDATE core.workers w SET lease = p_lease, lease_expires_at = now() + p_lease WHERE w.id = p_id;
     RETURN QUERY SELECT clock_timestamp(), extract(epoch FROM greatest(p_lease, core.longest_lease()))::float8;
 END
@@ -64,7 +103,8 @@ $$;
 -- clock_stepped: writes down a step that a worker has seen; the last hundred are kept. The worker that is the first to
 -- tell of a step back also moves the times that workers have made (delays of retries and snoozes, leases of workers and
 -- of replay plans, the sweep's turn) with the clock. A time that a producer has named stays. Returns whether it was
--- the first.
+-- the first. A step that the heartbeats of the fleet do not show is not believed, and nothing is done: without it delays
+-- are as long as the step was, and that is no more than seconds where they miss it.
 CREATE OR REPLACE FUNCTION core.clock_stepped(p_worker uuid, p_by interval, p_lease interval)
 RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER
@@ -76,6 +116,9 @@ BEGIN
     PERFORM core.require_lease(p_lease);
     IF p_worker IS NULL OR (p_by BETWEEN interval '-1000 years' AND interval '1000 years') IS NOT TRUE THEN
         PERFORM core.refuse_argument('p_worker and p_by must say who has seen which step, of at most 1000 years');
+    END IF;
+    IF NOT core.clock_shows(p_by, p_lease) THEN
+        RETURN false;
     END IF;
     LOCK TABLE core.clock_steps IN SHARE ROW EXCLUSIVE MODE;
     -- Others see it when they next extend their leases. The same worker sees a step once: a second one is another step.
@@ -149,14 +192,13 @@ BEGIN
 
     WITH ahead AS MATERIALIZED (
         SELECT o.id
-        FROM core.outbox_channels() c
-        CROSS JOIN LATERAL core.outbox_routes(c.channel, c.generation) AS r (route)
+        FROM core.open_lanes() c
         CROSS JOIN (VALUES (0::smallint), (1::smallint), (2::smallint)) AS p (priority)
         CROSS JOIN LATERAL (
             SELECT o.id FROM core.outbox o
             WHERE o.settled_at IS NULL AND o.ordering_key IS NULL
               AND o.channel = c.channel AND o.generation = c.generation
-              AND o.route = r.route AND o.priority = p.priority
+              AND o.route = c.route AND o.priority = p.priority
               AND o.available_at > now() AND o.available_at <= o.created_at AND o.status = 'pending'
             LIMIT p_most
             FOR UPDATE SKIP LOCKED) o

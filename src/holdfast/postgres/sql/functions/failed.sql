@@ -245,7 +245,8 @@ $$;
 
 -- event_rows: the rows of an event, named by any of them: the published one and its siblings. Their ids are computed
 -- from the handlers that ever wanted something, because no index leads from an event to its siblings. So an event is
--- found by its own id also when retention has taken its published row.
+-- found by its own id also when retention has taken its published row; then without a dead letter that was made after
+-- that, if its source has no owner.
 CREATE OR REPLACE FUNCTION core.event_rows(p_id uuid)
 RETURNS SETOF uuid
 LANGUAGE plpgsql STABLE SECURITY DEFINER
@@ -254,13 +255,17 @@ AS $$
 DECLARE
     v_origin uuid := coalesce((SELECT o.origin_id FROM core.outbox o WHERE o.id = p_id), p_id);
     v_secret bytea := core.secret();
+    v_sources text[] := ARRAY(SELECT o.source FROM core.outbox o WHERE o.id IN (p_id, v_origin)
+                              UNION SELECT s.source FROM core.sources s);
 BEGIN
     RETURN QUERY
     SELECT o.id
     FROM (SELECT v_origin AS id
           UNION SELECT p_id
           UNION SELECT unnest(ARRAY[core.secret_sibling_id(v_origin, s.handler_name, v_secret),
-                                    core.sibling_id(v_origin, s.handler_name)])
+                                    core.sibling_id(v_origin, s.handler_name)]
+                              || ARRAY(SELECT core.secret_sibling_id(v_origin, source || '/' || s.handler_name, v_secret)
+                                       FROM unnest(v_sources) AS source))
                 FROM (SELECT DISTINCT handler_name FROM core.subscriptions) s) named
     CROSS JOIN LATERAL (SELECT o.id FROM core.outbox o
                         WHERE o.id = named.id AND (o.id = v_origin OR o.origin_id = v_origin) LIMIT 1) o;

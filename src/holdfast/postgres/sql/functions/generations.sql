@@ -1,16 +1,51 @@
 -- Generations of a deployment: where to replay into, ending one, and moving what it left behind.
 
--- serving_generation: the newest whose own channel a living worker serves; without one the newest deployment, or 0. A number
--- that a worker merely names is none: what is replayed into it would wait for ever.
+-- is_begun: whether a deployment of that number was begun. Without any deployment there is generation 0.
+CREATE OR REPLACE FUNCTION core.is_begun(p_generation bigint)
+RETURNS boolean
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT p_generation = 0 OR EXISTS (SELECT FROM core.deployments d WHERE d.generation = p_generation)
+$$;
+
+-- served_generation: the newest that a living worker serves; NULL without one. Any worker can name any number, and what
+-- is replayed into one that no other worker has would wait for ever: while a worker of a deployment that was begun lives,
+-- only such count. Otherwise those do whose own channel is served.
+CREATE OR REPLACE FUNCTION core.served_generation()
+RETURNS bigint
+LANGUAGE plpgsql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN (SELECT coalesce(max(s.generation) FILTER (WHERE core.is_begun(s.generation)
+                                AND (s.channel = core.channel_of(s.generation) OR s.generation <= core.current_generation())),
+                            max(s.generation) FILTER (WHERE s.channel = core.channel_of(s.generation)))
+            FROM core.served_channels() s);
+END
+$$;
+
+-- serving_generation: where replays go that name no generation.
 CREATE OR REPLACE FUNCTION core.serving_generation()
 RETURNS bigint
 LANGUAGE plpgsql STABLE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    RETURN coalesce((SELECT max(s.generation) FROM core.served_channels() s
-                     WHERE s.channel = core.channel_of(s.generation)
-                        OR s.generation <= core.current_generation()), core.current_generation());
+    RETURN coalesce(core.served_generation(), core.current_generation());
+END
+$$;
+
+-- counted_generation: what counts as the generation of a worker that says it is of p_generation, by the same rule.
+CREATE OR REPLACE FUNCTION core.counted_generation(p_generation bigint)
+RETURNS bigint
+LANGUAGE plpgsql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_served bigint := core.served_generation();
+BEGIN
+    RETURN CASE WHEN NOT core.is_begun(p_generation) AND core.is_begun(v_served) THEN v_served ELSE p_generation END;
 END
 $$;
 

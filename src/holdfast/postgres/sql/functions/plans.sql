@@ -160,7 +160,7 @@ BEGIN
     INTO pending, unknown, tried, undecided, failed
     FROM core.plan_rows r WHERE r.plan_id = p_plan;
 
-    v_into := coalesce(plan.generation, (SELECT max(s.generation) FROM core.served_channels() s));
+    v_into := coalesce(plan.generation, core.served_generation());
     IF pending > 0 AND v_into IS NULL AND clock_timestamp() < plan.waiting_since + plan.patience THEN
         v_phase := 'waiting';
     ELSIF pending > 0 AND v_into IS NULL THEN

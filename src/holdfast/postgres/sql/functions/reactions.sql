@@ -3,9 +3,10 @@
 
 -- reaction_owned: whether an event stands in the outbox. Refused if it is not the caller's: a process that reacts says
 -- what is handled, and must not say it of events that others have published, or of keys that it has not published under.
+-- An old snapshot does not show what others have published since, so it cannot tell.
 CREATE OR REPLACE FUNCTION core.reaction_owned(p_event uuid, p_source text, p_key text)
 RETURNS boolean
-LANGUAGE plpgsql STABLE
+LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
@@ -17,8 +18,11 @@ BEGIN
     IF FOUND AND (v_source, v_key) IS DISTINCT FROM (p_source, p_key) THEN
         RAISE EXCEPTION 'event % is another one than it is said to be', p_event
             USING ERRCODE = 'insufficient_privilege', HINT = 'Pass the envelope of an event of your own.';
+    ELSIF v_source IS NULL AND current_setting('transaction_isolation') <> 'read committed' THEN
+        RAISE EXCEPTION 'event % is not in the outbox as this transaction sees it', p_event
+            USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Call it in a READ COMMITTED transaction.';
     END IF;
-    RETURN FOUND;
+    RETURN v_source IS NOT NULL;
 END
 $$;
 
@@ -104,8 +108,11 @@ DECLARE
     v_target text := p_event ->> 'target';
     v_secret bytea := core.secret();
     v_known  boolean;
+    v_ids    uuid[];
+    v_new    text[];
 BEGIN
-    IF (pg_column_size(p_event) <= 1048576 AND core.is_name(v_source) AND core.is_name(v_type)
+    IF (pg_column_size(p_event) <= 1048576 AND core.is_name(v_source)
+        AND core.is_name(v_type) AND v_type ~ '^[^/*[:space:][:cntrl:]]+$'
         AND octet_length(p_event ->> 'idempotency_key') BETWEEN 1 AND 1020
         AND p_event ->> 'event_id' ~ '^[0-9a-fA-F-]{32,36}$') IS NOT TRUE THEN
         PERFORM core.refuse_argument('p_event must have event_id, source, event_type and idempotency_key',
@@ -126,7 +133,8 @@ BEGIN
                WHERE EXISTS (SELECT FROM core.subscriptions s
                              WHERE s.handler_name = t.handler AND s.retired_at IS DISTINCT FROM s.created_at)
                  AND NOT EXISTS (SELECT FROM core.subscriptions s
-                                 WHERE s.handler_name = t.handler AND v_type LIKE s.pattern
+                                 WHERE s.handler_name = t.handler AND s.retired_at IS DISTINCT FROM s.created_at
+                                   AND v_type LIKE s.pattern
                                    AND (v_target IS NULL OR v_target = s.domain_context))) THEN
         RAISE EXCEPTION 'p_failed names a handler that has never wanted %', v_type
             USING ERRCODE = 'insufficient_privilege', HINT = 'Name the reactions that have run.';
@@ -135,38 +143,52 @@ BEGIN
         -- Whatever the connection's setting: a dead letter must not be lost by a crash of the server.
         PERFORM set_config('synchronous_commit', 'on', true);
     END IF;
+    IF cardinality(p_failed) > 0 THEN
+        -- Whose siblings stand here uncommitted is not split meanwhile: a split passes over rows that are locked.
+        PERFORM FROM core.outbox o WHERE o.id = v_id AND o.source = v_source FOR KEY SHARE;
+    END IF;
     v_known := core.reaction_owned(v_id, v_source, p_event ->> 'idempotency_key');
+    -- The ids that a split gives are only for who has published the event. One that is gone may be another's: its dead
+    -- letters have ids that no split uses, unless they were made before it went.
+    v_ids := ARRAY(SELECT CASE WHEN v_known OR EXISTS (SELECT FROM core.outbox x
+                                                       WHERE x.id = t.id AND x.origin_id = v_id AND x.source = v_source)
+                               THEN t.id
+                               ELSE core.secret_sibling_id(v_id, v_source || '/' || t.handler, v_secret) END
+                   FROM (SELECT t.n, t.handler, core.secret_sibling_id(v_id, t.handler, v_secret) AS id
+                         FROM unnest(p_failed) WITH ORDINALITY AS t (handler, n)) t ORDER BY t.n);
 
     -- For an event that retention has removed by now the inbox row would never be read.
     PERFORM core.inbox_add(t.handler, p_event ->> 'idempotency_key', v_source)
     FROM (SELECT handler FROM unnest(p_done) AS t (handler) WHERE v_known ORDER BY handler COLLATE "C") t;
 
-    -- As many as any application has: what a producer names here is kept.
-    IF EXISTS (SELECT FROM unnest(p_done || p_failed) AS t (handler)
-               WHERE NOT EXISTS (SELECT FROM core.subscriptions s
-                                 WHERE s.handler_name = t.handler AND s.event_type = v_type))
-       AND (SELECT count(*) FROM (SELECT FROM core.subscriptions LIMIT 20000) s) = 20000 THEN
-        RAISE EXCEPTION 'there are 20000 subscriptions already'
+    -- Retired at once, so that it is owed nothing: an event's siblings, and the handlers that have handled it, are found
+    -- by the handlers in core.subscriptions. Those that workers have subscribed are there.
+    v_new := ARRAY(SELECT t.handler FROM unnest(p_done || p_failed) AS t (handler)
+                   WHERE NOT EXISTS (SELECT FROM core.subscriptions s
+                                     WHERE s.handler_name = t.handler
+                                       AND (s.event_type = v_type OR s.retired_at IS DISTINCT FROM s.created_at))
+                   ORDER BY t.handler COLLATE "C");
+    -- As many for each login as any application has: what a producer names here is kept.
+    IF v_new <> '{}' AND (SELECT count(*) FROM (SELECT FROM core.subscriptions s WHERE s.named_by = session_user
+                                                LIMIT 20000) s) = 20000 THEN
+        RAISE EXCEPTION 'the reactions of % have 20000 subscriptions already', session_user
             USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Delete those that are retired from core.subscriptions.';
     END IF;
-    -- Retired at once, so that it is owed nothing: an event's siblings, and the handlers that have handled it, are found
-    -- by the handlers in core.subscriptions.
-    INSERT INTO core.subscriptions (domain_context, handler_name, event_type, retired_at)
-    SELECT split_part(t.handler, '.', 1), t.handler, v_type, now()
-    FROM unnest(p_done || p_failed) AS t (handler)
-    ORDER BY t.handler COLLATE "C"
+    INSERT INTO core.subscriptions (domain_context, handler_name, event_type, retired_at, named_by)
+    SELECT split_part(t.handler, '.', 1), t.handler, v_type, now(), session_user
+    FROM unnest(v_new) AS t (handler)
     ON CONFLICT DO NOTHING;
 
     INSERT INTO core.outbox (
         id, origin_id, handler_name, event_type, event_version, occurred_at, source, target, content_class, channel,
         generation, domain_id, payload, headers, idempotency_key, trace_context, created_at, priority,
         status, attempts, failure_reason, last_error, error_signature, first_failed_at, failed_at, settled_at)
-    SELECT core.secret_sibling_id(v_id, t.handler, v_secret), v_id, t.handler, e.event_type, e.event_version, e.occurred_at, v_source,
+    SELECT t.id, v_id, t.handler, e.event_type, e.event_version, e.occurred_at, v_source,
         e.target, coalesce(o.content_class, 'operations'), coalesce(o.channel, core.current_channel()),
         coalesce(o.generation, core.current_generation()), e.domain_id, e.payload, coalesce(o.headers, e.headers),
         e.idempotency_key, e.trace_context, coalesce(o.created_at, now()), coalesce(o.priority, 1),
         'failed', 1, t.reason, left(t.error, 8192), left(t.signature, 300), now(), now(), now()
-    FROM unnest(p_failed, p_reasons, p_errors, p_signatures) AS t (handler, reason, error, signature)
+    FROM unnest(v_ids, p_failed, p_reasons, p_errors, p_signatures) AS t (id, handler, reason, error, signature)
     CROSS JOIN jsonb_to_record(p_event) AS e (
         event_type text, event_version int, occurred_at timestamptz, target text, domain_id uuid, payload jsonb,
         headers jsonb, idempotency_key text, trace_context text)
@@ -182,8 +204,7 @@ BEGIN
       AND NOT EXISTS (SELECT FROM core.subscriptions s
                       WHERE s.retired_at IS NULL AND o.event_type LIKE s.pattern
                         AND (o.target IS NULL OR o.target = s.domain_context));
-    RETURN ARRAY(SELECT core.secret_sibling_id(v_id, t.handler, v_secret)
-                 FROM unnest(p_failed) WITH ORDINALITY AS t (handler, n) ORDER BY t.n);
+    RETURN v_ids;
 EXCEPTION WHEN data_exception OR check_violation OR not_null_violation OR program_limit_exceeded THEN
     PERFORM core.refuse_argument('p_event: ' || SQLERRM, 'Pass the envelope of the event.');
 END

@@ -28,19 +28,21 @@ LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    old       core.schedules;
-    v_retimed boolean;
+    old          core.schedules;
+    v_generation bigint;
+    v_retimed    boolean;
 BEGIN
     IF (core.is_name(p_name) AND core.is_name(p_source) AND core.is_name(p_event_type) AND p_force IS NOT NULL) IS NOT TRUE THEN
         PERFORM core.refuse_argument('p_name, p_source and p_event_type must be names of 1 to 200 bytes');
     END IF;
     PERFORM core.require_source(p_source);
     PERFORM core.require_generation(p_generation);
+    v_generation := core.counted_generation(p_generation);
     LOOP
         INSERT INTO core.schedules (
             name, cron, timezone, every, missed, event_type, source, target, priority, payload, generation)
         VALUES (p_name, p_cron, p_timezone, p_every, p_missed, p_event_type, p_source, p_target, p_priority, p_payload,
-                p_generation)
+                v_generation)
         ON CONFLICT (name) DO NOTHING;
         IF FOUND THEN
             RETURN 'declared';
@@ -49,14 +51,14 @@ BEGIN
         EXIT WHEN FOUND;   -- else it was removed at this very moment
     END LOOP;
     PERFORM core.require_source(old.source);
-    IF old.generation > p_generation AND NOT EXISTS (
+    IF old.generation > v_generation AND core.counted_generation(old.generation) = old.generation AND NOT EXISTS (
            SELECT FROM core.deployments d WHERE d.generation = old.generation AND d.retired_at IS NOT NULL) THEN
         RETURN 'older';
     END IF;
     v_retimed := (old.cron, old.timezone, old.every) IS DISTINCT FROM (p_cron, p_timezone, p_every);
     IF NOT v_retimed
        AND (old.missed, old.event_type, old.source, old.target, old.priority, old.payload, old.generation)
-           IS NOT DISTINCT FROM (p_missed, p_event_type, p_source, p_target, p_priority, p_payload, p_generation) THEN
+           IS NOT DISTINCT FROM (p_missed, p_event_type, p_source, p_target, p_priority, p_payload, v_generation) THEN
         RETURN 'unchanged';
     ELSIF v_retimed AND NOT p_force AND old.paused_at IS NULL
           AND (old.next_slot IS NULL OR old.next_slot <= clock_timestamp()) THEN
@@ -64,7 +66,7 @@ BEGIN
     END IF;
     UPDATE core.schedules s
     SET cron = p_cron, timezone = p_timezone, every = p_every, missed = p_missed, event_type = p_event_type,
-        source = p_source, target = p_target, priority = p_priority, payload = p_payload, generation = p_generation,
+        source = p_source, target = p_target, priority = p_priority, payload = p_payload, generation = v_generation,
         declared_at = clock_timestamp(), version = s.version + 1,
         owed_after = CASE WHEN v_retimed THEN greatest(s.owed_after, clock_timestamp()) ELSE s.owed_after END,
         next_slot = CASE WHEN v_retimed THEN NULL ELSE s.next_slot END
@@ -101,8 +103,8 @@ END
 $$;
 
 -- schedule_publish: one event for each slot, which it carries as the time at which it occurred. Its key is made of the
--- schedule and the slot. It goes to the newest generation whose own channel a living worker serves. p_generation is that
--- of the worker that fires it, which may not have said yet that it lives.
+-- schedule and the slot. It goes to the newest generation that a living worker serves. p_generation is that of the worker
+-- that fires it, which may not have said yet that it lives.
 CREATE OR REPLACE FUNCTION core.schedule_publish(
     p_name text, p_slots timestamptz[], p_keys text[], p_headers jsonb, p_generation bigint)
 RETURNS uuid[]
@@ -110,9 +112,8 @@ LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    v_generation bigint := coalesce(greatest(p_generation, (
-        SELECT max(s.generation) FROM core.served_channels() s WHERE s.channel = core.channel_of(s.generation))),
-        core.current_generation());
+    v_generation bigint := coalesce(
+        greatest(core.counted_generation(p_generation), core.served_generation()), core.current_generation());
     v_ids        uuid[];
 BEGIN
     WITH published AS (

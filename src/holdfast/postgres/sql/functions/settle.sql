@@ -300,12 +300,13 @@ $$;
 -- outbox_enter: the first statement of a transactional handler. It settles the row and writes the inbox ahead of the
 -- handler: both are there when the transaction commits, and not otherwise. Until then the row is locked, so no other
 -- worker can claim it, even when the lease expires; and a second copy of the event waits for the inbox row until the
--- first has committed, and is then a duplicate. The server ends a transaction that has been silent for p_idle, whose
+-- first has committed, and is then a duplicate. It does not wait for long, because others need the session: then the call
+-- fails with lock_not_available, and nothing has changed. The server ends a transaction that has been silent for p_idle, whose
 -- client is gone. Returns run, duplicate, or lost (the lease).
 CREATE OR REPLACE FUNCTION core.outbox_enter(p_id uuid, p_token uuid, p_handler text, p_idle interval)
 RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s'
+SET search_path = pg_catalog, pg_temp SET lock_timeout = '0.2s'
 AS $$
 DECLARE
     v_idle   text;

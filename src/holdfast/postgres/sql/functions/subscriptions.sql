@@ -28,7 +28,8 @@ BEGIN
     UPDATE core.subscriptions_version SET version = version + 1;
     INSERT INTO core.subscriptions AS s (domain_context, handler_name, event_type)
     SELECT p_domain_context, p_handler, t FROM unnest(v_event_types) AS t
-    ON CONFLICT (handler_name, event_type) DO UPDATE SET domain_context = EXCLUDED.domain_context, retired_at = NULL;
+    ON CONFLICT (handler_name, event_type) DO UPDATE
+        SET domain_context = EXCLUDED.domain_context, retired_at = NULL, named_by = NULL;
 END
 $$;
 

@@ -64,24 +64,30 @@ $$;
 
 -- --- what is due -------------------------------------------------------------------------------------------------
 
--- retention_classes: the content classes that a step finds rows of, by one index probe each. A step without classes
--- has one, of no name; a step without any policy has none.
-CREATE OR REPLACE FUNCTION core.retention_classes(p_step text)
+-- retention_classes: the content classes that a step finds rows of, by one index probe each; a page of them, after
+-- p_after, which is the last of the page before. A writer names classes as it likes, and no number of them may hide another.
+-- A step without classes has one, of no name; a step without any policy has none.
+-- Without p_after, as earlier releases had it: in the transaction that makes the one which workers of those call.
+DROP FUNCTION IF EXISTS core.retention_classes(text);
+CREATE OR REPLACE FUNCTION core.retention_classes(p_step text, p_after text DEFAULT '')
 RETURNS SETOF text
 LANGUAGE plpgsql STABLE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET jit = off
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
 AS $$
 DECLARE
-    v_class text := '';
+    v_class text := coalesce(p_after, '');
+    v_found int := 0;
 BEGIN
-    IF p_step IN ('inbox', 'keys') OR p_step IN ('failed', 'records') AND EXISTS (
+    IF v_class <> '' AND p_step IN ('inbox', 'keys', 'failed', 'records') THEN
+        RETURN;
+    ELSIF p_step IN ('inbox', 'keys') OR p_step IN ('failed', 'records') AND EXISTS (
             SELECT FROM core.retention_policies p
             WHERE p.entity = CASE p_step WHEN 'failed' THEN 'failed_row' ELSE 'idempotency_record' END) THEN
         RETURN NEXT v_class;
         RETURN;
     END IF;
-    FOR n IN 1 .. 10000 LOOP
+    WHILE v_found < 1000 LOOP
         CASE p_step
         WHEN 'delivered' THEN
             SELECT o.content_class INTO v_class FROM core.outbox o
@@ -110,6 +116,7 @@ BEGIN
         EXIT WHEN v_class IS NULL;
         IF (core.retention_policy(p_step, v_class)).entity IS NOT NULL THEN
             RETURN NEXT v_class;
+            v_found := v_found + 1;
         END IF;
     END LOOP;
 END

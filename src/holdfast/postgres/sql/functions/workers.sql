@@ -12,6 +12,7 @@ BEGIN
         AND p_generation >= 0 AND core.are_names(p_channels, 1000, 63) AND core.are_names(p_handlers)) IS NOT TRUE THEN
         PERFORM core.refuse_argument('a worker has an id, a name, a host, a pid, a version, a generation, channels and handlers');
     END IF;
+    PERFORM core.clock_observe();
     INSERT INTO core.workers (id, name, host, pid, version, generation, channels, handlers)
     VALUES (p_id, p_name, p_host, p_pid, p_version, p_generation, p_channels, p_handlers)
     ON CONFLICT (id) DO UPDATE SET heartbeat_at = now(), stopped_at = NULL;
@@ -97,13 +98,20 @@ BEGIN
 END
 $$;
 
--- unserved_channels: the channels and generations that have open rows and no living worker.
+-- unserved_channels: the channels and generations that have open rows and no living worker; a hundred at most, those of
+-- deployments first.
 CREATE OR REPLACE FUNCTION core.unserved_channels()
 RETURNS TABLE (channel text, generation bigint)
 LANGUAGE plpgsql STABLE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    RETURN QUERY SELECT * FROM core.outbox_channels() EXCEPT SELECT * FROM core.served_channels() ORDER BY 1, 2;
+    RETURN QUERY
+    SELECT first.channel, first.generation
+    FROM (SELECT c.channel, c.generation
+          FROM (SELECT * FROM core.outbox_channels() EXCEPT SELECT * FROM core.served_channels()) c
+          ORDER BY core.is_begun(c.generation) DESC, c.channel = core.channel_of(c.generation) DESC, c.channel, c.generation
+          LIMIT 100) first
+    ORDER BY first.channel, first.generation;
 END
 $$;

@@ -1,0 +1,145 @@
+"""A transaction that a producer leaves open keeps nothing from being settled but events with the keys it has taken."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from uuid import UUID
+
+import asyncpg
+import pytest
+
+from holdfast import EventEnvelope, HandlerRegistry
+from holdfast.ids import uuid7
+from holdfast.postgres.doctor import Limits, examine
+from tests.acceptance.support import Facts, publish_many, row, running, settled, until
+from tests.logins import Logins
+from tests.servers import SessionServer
+
+pytestmark = pytest.mark.trust
+
+PLAIN, TRANSACTIONAL, OTHER = "mail.confirm", "billing.charge", "other.handle"
+
+
+@pytest.fixture
+def logins(postgres_server: SessionServer, dsn: str) -> Iterator[Logins]:
+    logins = Logins(postgres_server, dsn)
+    logins.create()
+    yield logins
+    logins.drop()
+
+
+def registry(runs: Counter[str]) -> HandlerRegistry:
+    registry = HandlerRegistry()
+
+    @registry.handler("order.placed", name=PLAIN, timeout=1.0)
+    async def confirm(event: EventEnvelope) -> None:
+        runs[PLAIN] += 1
+
+    @registry.handler("order.paid", name=TRANSACTIONAL)
+    async def charge(event: EventEnvelope, tx: asyncpg.Connection) -> None:
+        runs[TRANSACTIONAL] += 1
+
+    @registry.handler("other.thing", name=OTHER)
+    async def handle(event: EventEnvelope) -> None:
+        runs[OTHER] += 1
+
+    @registry.handler("other.paid", name="other.book")
+    async def book(event: EventEnvelope, tx: asyncpg.Connection) -> None:
+        runs["other.book"] += 1
+
+    return registry
+
+
+@asynccontextmanager
+async def holding(logins: Logins, handler: str, event_type: str, count: int = 1) -> AsyncIterator[list[UUID]]:
+    """Another producer's events, whose inbox rows it has written in a transaction that it leaves open."""
+    bank = await asyncpg.connect(logins.dsn_of(logins.names["bank"]), server_settings={"application_name": "bank app"})
+    insert = """INSERT INTO core.outbox (id, event_type, source, payload, idempotency_key, available_at)
+                VALUES ($1, $2, 'bank', '{}', $3, now() + interval '1 second')"""
+    events = [(uuid7(), f"key {n}") for n in range(count)]
+    enter = "SELECT core.reaction_enter($1, $2, 'bank', $3, interval '1 day')"
+    try:
+        await bank.executemany(insert, [(event, event_type, key) for event, key in events])
+        transaction = bank.transaction()
+        await transaction.start()
+        for event in events:
+            assert await bank.fetchval(enter, handler, *event)
+        yield [event for event, _ in events]
+        if bank.is_in_transaction():
+            await transaction.rollback()
+    finally:
+        await bank.close()
+
+
+@pytest.mark.parametrize("count", [1, 60])
+async def test_a_blocked_row_holds_up_no_other(dsn: str, conn: asyncpg.Connection, logins: Logins, count: int) -> None:
+    """LSN-3, OPS-6: the others are settled at once; its own handler runs once, however long it takes."""
+    runs: Counter[str] = Counter()
+    facts = Facts()
+    async with running(dsn, registry(runs), facts, lease=1.0, poll_interval=0.2):
+        async with holding(logins, PLAIN, "order.placed", count) as events:
+            await until(lambda: runs[PLAIN] == count, what="the bank's events are handled")
+            handled = time.monotonic()
+            for _ in range(3):
+                began = time.monotonic()
+                others = await publish_many(conn, "other.thing", 300)
+                await settled(conn, others[-1], within=4)
+                await until(lambda: conn.fetchval(
+                    "SELECT count(*) = 0 FROM core.outbox WHERE event_type = 'other.thing' AND settled_at IS NULL"
+                ), within=4, what="everything else is settled")  # fmt: skip
+                assert time.monotonic() - began < 4
+            # Longer than a delivery that is merely late keeps its lease: the handler's time and two leases.
+            await until(lambda: time.monotonic() - handled > 1.0 + 2 * 1.0 + 1.5)
+            assert {(await row(conn, each))["status"] for each in events} == {"in_flight"}
+            assert len(facts.notices("settle_blocked")) == 1
+        for event in events:
+            assert (await settled(conn, event))["attempts"] == 1
+    assert runs == {PLAIN: count, OTHER: 900}
+    assert await conn.fetchval("SELECT count(*) FROM core.event_handled WHERE handler_name = $1", PLAIN) == count
+
+
+async def test_a_worker_that_stops_settles_what_it_has_handled(
+    dsn: str, conn: asyncpg.Connection, logins: Logins
+) -> None:
+    """LSN-3: without the inbox row, which it cannot have, so that no other worker runs the handler again."""
+    runs: Counter[str] = Counter()
+    async with holding(logins, PLAIN, "order.placed", 3) as events:
+        async with running(dsn, registry(runs)):
+            await until(lambda: runs[PLAIN] == 3)
+        assert [(await row(conn, event))["status"] for event in events] == ["delivered"] * 3
+    assert await conn.fetchval("SELECT count(*) FROM core.event_handled") == 0
+
+
+async def test_blocked_transactional_handlers_leave_the_sessions_to_others(
+    dsn: str, conn: asyncpg.Connection, logins: Logins
+) -> None:
+    """LSN-3, OPS-6: more of them than there are sessions; they count no attempt, and run when they can."""
+    runs: Counter[str] = Counter()
+    async with running(dsn, registry(runs), connections=2, poll_interval=0.2):
+        async with holding(logins, TRANSACTIONAL, "order.paid", 8) as events:
+            waits = "SELECT count(*) FROM core.outbox WHERE event_type = 'order.paid' AND claimed_by IS NOT NULL"
+            await until(lambda: conn.fetchval(waits), what="the first was tried")
+            for _ in range(5):
+                began = time.monotonic()
+                (other,) = await publish_many(conn, "other.paid", 1)
+                await settled(conn, other, within=3)
+                assert time.monotonic() - began < 3
+        for event in events:
+            assert (await settled(conn, event))["attempts"] == 1
+    assert runs == {TRANSACTIONAL: 8, "other.book": 5}
+
+
+async def test_doctor_names_the_session(dsn: str, conn: asyncpg.Connection, logins: Logins) -> None:
+    """OPS-6: with its pid, its login, and since when."""
+    async with holding(logins, PLAIN, "order.placed"):
+        report = await examine(conn, limits=Limits(blocked=timedelta(0)))
+        pid = await conn.fetchval("SELECT pid FROM pg_stat_activity WHERE application_name = 'bank app'")
+    (finding,) = [each for each in report.findings if each.code == "inbox-blocked"]
+    assert finding.object == f"pid {pid}"
+    assert f"login {logins.names['bank']}, application bank app, idle in transaction, since " in finding.evidence
+    assert finding.remedy == f"SELECT pg_terminate_backend({pid});"
+    assert not [each for each in (await examine(conn)).findings if each.code == "inbox-blocked"]

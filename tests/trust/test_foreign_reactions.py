@@ -1,0 +1,188 @@
+"""What a producer says about reactions says nothing about the events and the handlers of others (SEC-1)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from uuid import UUID
+
+import asyncpg
+import pytest
+
+from holdfast import EventEnvelope, HandlerRegistry
+from holdfast.ids import uuid7
+from tests.acceptance.support import drained, running
+from tests.logins import PRODUCER, Logins
+from tests.outbox import EVENT, HANDLER, LANE, Outbox, connect
+from tests.servers import SessionServer
+
+pytestmark = pytest.mark.trust
+
+OTHER = "mail.thank"
+
+
+@pytest.fixture
+def logins(postgres_server: SessionServer, dsn: str) -> Iterator[Logins]:
+    logins = Logins(postgres_server, dsn)
+    logins.create()
+    yield logins
+    logins.drop()
+
+
+@pytest.fixture
+async def outbox(dsn: str, logins: Logins) -> AsyncIterator[Outbox]:
+    """Two handlers want the orders of the shop, whose login owns its source."""
+    connection = await connect(dsn)
+    outbox = Outbox(connection)
+    for name in (HANDLER, OTHER):
+        await outbox.subscribe(name, EVENT)
+    await connection.execute("INSERT INTO core.sources VALUES ('shop', $1)", logins.names[PRODUCER])
+    yield outbox
+    await connection.close()
+
+
+@pytest.fixture
+async def bank(logins: Logins) -> AsyncIterator[asyncpg.Connection]:
+    connection = await asyncpg.connect(logins.dsn_of(logins.names["bank"]))
+    yield connection
+    await connection.close()
+
+
+def envelope(event: UUID, source: str = "bank", event_type: str = EVENT) -> str:
+    return json.dumps(
+        {
+            "event_id": str(event),
+            "event_type": event_type,
+            "event_version": 1,
+            "source": source,
+            "payload": {"n": 666},
+            "occurred_at": "2026-01-01T00:00:00Z",
+            "idempotency_key": "k",
+        }
+    )
+
+
+async def settle(
+    connection: asyncpg.Connection, event: str, *, done: tuple[str, ...] = (), failed: tuple[str, ...] = ()
+) -> list[UUID]:
+    said = [[word] * len(failed) for word in ("rejected", "no", "signature")]
+    call = "SELECT core.reaction_settle($1, $2, $3, $4, $5, $6, false)"
+    return await connection.fetchval(call, event, list(done), list(failed), *said)
+
+
+# --- events of others ---
+
+
+@pytest.mark.parametrize("isolation", ["repeatable_read", "serializable"])
+async def test_an_old_snapshot_proves_nothing(outbox: Outbox, bank: asyncpg.Connection, isolation: str) -> None:
+    """A transaction that began before the event was published does not see whose it is."""
+    transaction = bank.transaction(isolation=isolation)
+    await transaction.start()
+    await bank.fetchval("SELECT count(*) FROM core.my_outbox")
+    event = await outbox.insert()
+    with pytest.raises(asyncpg.ObjectNotInPrerequisiteStateError, match="not in the outbox as this transaction sees"):
+        await settle(bank, envelope(event), failed=(HANDLER, OTHER))
+    await transaction.rollback()
+    assert await outbox.split(LANE) == 1
+    assert await delivered_to(outbox, event) == {HANDLER: "shop", OTHER: "shop"}
+
+
+async def test_what_is_said_of_an_unknown_event_takes_no_id_of_its_siblings(
+    dsn: str, outbox: Outbox, bank: asyncpg.Connection
+) -> None:
+    """Nor is it told one: the event is published later, and every handler gets it from its source."""
+    event = uuid7()
+    told = await settle(bank, envelope(event), failed=(HANDLER, OTHER))
+    assert told == await settle(bank, envelope(event), failed=(HANDLER, OTHER)), "sent again, it is said once"
+    assert await outbox.value("SELECT count(*) FROM core.outbox") == 2
+    secret = "SELECT core.secret_sibling_id($1, $2, core.secret())"
+    assert not {await outbox.value(secret, event, name) for name in (HANDLER, OTHER)} & set(told)
+    await outbox.insert(id=event)
+    handled: list[tuple[str, str]] = []
+    registry = HandlerRegistry()
+
+    @registry.handler(EVENT, name=HANDLER)
+    async def charge(event: EventEnvelope) -> None:
+        handled.append((HANDLER, event.source))
+
+    @registry.handler(EVENT, name=OTHER)
+    async def thank(event: EventEnvelope) -> None:
+        handled.append((OTHER, event.source))
+
+    async with running(dsn, registry):
+        await drained(outbox.connection)
+    assert sorted(handled) == [(HANDLER, "shop"), (OTHER, "shop")]
+
+
+async def test_a_taken_id_takes_no_delivery(outbox: Outbox) -> None:
+    """Whoever has learned the secret: the split looks at what stands under the id, and goes around it."""
+    event = await outbox.insert()
+    squat = """INSERT INTO core.outbox (id, origin_id, handler_name, event_type, source, payload)
+               VALUES (core.secret_sibling_id($1, $2, core.secret()), $1, $2, $3, 'bank', '{}')"""
+    await outbox.connection.execute(squat, event, HANDLER, EVENT)
+    assert await outbox.split(LANE) == 1
+    rows = await outbox.connection.fetch(
+        "SELECT handler_name, source FROM core.outbox WHERE origin_id = $1 ORDER BY 1, 2", event
+    )
+    assert [tuple(row) for row in rows] == [(HANDLER, "bank"), (HANDLER, "shop"), (OTHER, "shop")]
+    assert len(await outbox.connection.fetch("SELECT core.event_rows($1)", event)) == 4
+
+
+async def test_an_open_reaction_holds_up_no_other_split(outbox: Outbox, bank: asyncpg.Connection) -> None:
+    """Siblings that stand uncommitted are not waited for: their own event is split later, the others now."""
+    own = await outbox.insert(source="bank", idempotency_key="k")
+    transaction = bank.transaction()
+    await transaction.start()
+    await settle(bank, envelope(own), failed=(HANDLER,))
+    other = await outbox.insert()
+    await outbox.connection.execute("SET lock_timeout = '1s'")
+    assert await outbox.split(LANE) == 1
+    assert await delivered_to(outbox, other) == {HANDLER: "shop", OTHER: "shop"}
+    await transaction.commit()
+    assert await outbox.split(LANE) == 1
+    assert await delivered_to(outbox, own) == {HANDLER: "bank", OTHER: "bank"}
+
+
+# --- handlers of others ---
+
+
+async def test_a_line_that_a_producer_names_is_no_wish_of_the_handler(outbox: Outbox, bank: asyncpg.Connection) -> None:
+    """No dead letter of a type that no worker has subscribed the handler to, whatever was said of it before."""
+    for event_type in ("*", "bank.*", "bank made", "a/b"):
+        with pytest.raises(asyncpg.InvalidParameterValueError):
+            await settle(bank, envelope(uuid7(), event_type=event_type), done=(HANDLER,))
+    event = envelope(uuid7(), event_type="bank.made")
+    assert await settle(bank, event, done=(HANDLER, "bank.react")) == []
+    await outbox.connection.execute(  # as the last release has let it in
+        """INSERT INTO core.subscriptions (domain_context, handler_name, event_type, retired_at)
+           VALUES ('billing', $1, '*', now())""",
+        HANDLER,
+    )
+    with pytest.raises(asyncpg.InsufficientPrivilegeError, match=r"has never wanted bank\.made"):
+        await settle(bank, event, failed=(HANDLER,))
+    assert len(await settle(bank, event, failed=("bank.react",))) == 1
+    lines = await outbox.connection.fetch("SELECT handler_name FROM core.subscriptions WHERE named_by IS NOT NULL")
+    assert [line["handler_name"] for line in lines] == ["bank.react"]
+    assert await outbox.value("SELECT array_agg(handler_name) FROM core.failed") == ["bank.react"]
+
+
+async def test_one_producer_does_not_use_up_the_subscriptions_of_others(
+    outbox: Outbox, logins: Logins, bank: asyncpg.Connection
+) -> None:
+    """What is kept of reactions is counted for each login."""
+    for n in range(20):
+        handlers = tuple(f"bank.react{n}_{m}" for m in range(1000))
+        await settle(bank, envelope(uuid7(), event_type=f"bank.made{n}"), done=handlers)
+    with pytest.raises(asyncpg.ObjectNotInPrerequisiteStateError, match="login_bank have 20000 subscriptions"):
+        await settle(bank, envelope(uuid7(), event_type="bank.more"), done=("bank.react",))
+    assert await settle(bank, envelope(uuid7(), event_type="bank.made0"), done=("bank.react0_0",)) == []
+    shop = await asyncpg.connect(logins.dsn_of(logins.names[PRODUCER]))
+    try:
+        assert len(await settle(shop, envelope(uuid7(), "shop", "shop.paid"), failed=("shop.react",))) == 1
+    finally:
+        await shop.close()
+
+
+async def delivered_to(outbox: Outbox, event: UUID) -> dict[str, str]:
+    rows = await outbox.connection.fetch("SELECT handler_name, source FROM core.outbox WHERE origin_id = $1", event)
+    return {row["handler_name"]: row["source"] for row in rows}
