@@ -59,7 +59,7 @@ _BARE = re.compile(
 _HEADER = re.compile(
     r"""
     (?P<start>
-      (?: \b(?:proxy-)?authorization | \b(?:set-)?cookie | (?<![\w-])x-[\w-]*(?:key|token|secret|signature) )
+      (?: \b(?:proxy-)?authorization | \b(?:set-)?cookie | (?<![\w-])x-[\w-]*(?:key|token|secret|signature|auth) )
       ["']?\s*+[:=,]\s*+
     ) (?!\*\*\*)
     (?: "[^"\n]*"? | '[^'\n]*'? | [^\n"'}\])]+ )
@@ -71,9 +71,25 @@ _HEADER = re.compile(
 _NAMED = re.compile(
     r"""
     (?P<start> (?<![\w-])[\w-]*?
-      (?: api[_-]?key | access[_-]?key | private[_-]?key | secret | token | passphrase | credentials? | signature
-        | (?<![\w-])(?:key|sig|auth) )
+      (?: (?:api|access|private|secret)[_-]?key | secret | token | passw(?:or)?d | passphrase | credentials? | signature
+        | (?<![\w-])(?:key|sig|auth|pass|pwd?) )
       (?: = | ["']\s*[:=]\s* ) )
+    (?: "[^"\n]*"? | '[^'\n]*'? | [^\s"'&,;)}\]]+ )
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+
+# password: …, client_secret: …, api-key: …, as people and YAML write them; but not what an error says about a field of
+# that name, such as "password: Field required".
+_LABELLED = re.compile(
+    r"""
+    (?P<start> (?<![\w-])[\w-]*?
+      (?: (?:api|access|private|secret)[_-]?key | [\w-](?:secret|token) | passw(?:or)?d | passphrase | (?<![\w-])pwd? )
+      :[ \t]*+ )
+    (?! (?: an? | any | be | can(?:not)? | does | empty | expected | expired | field | for | has | in | input | invalid
+        | is | length | may | missing | must | no | none | not | null | of | only | optional | required | should | the
+        | this | too | unknown | value | was | were | will | wrong | str(?:ing)? | int | bytes
+        | \w+(?:error|exception) )\b )
     (?: "[^"\n]*"? | '[^'\n]*'? | [^\s"'&,;)}\]]+ )
     """,
     re.VERBOSE | re.IGNORECASE,
@@ -82,7 +98,8 @@ _NAMED = re.compile(
 # Tokens that are recognised without a name.
 _TOKEN = re.compile(
     r"""
-      (?P<start> \b(?i:Bearer|Basic|Token|Digest)\s+ ) (?=[A-Za-z._~+/-]*[0-9=]) [\w.~+/=-]{6,}
+      (?P<start> \b(?i:(?:Bearer|Basic|Token|Digest)\s+ | (?:token|secret|signature|credentials?):[ ]*+) )
+      (?=[A-Za-z._~+/-]*[0-9=]) [\w.~+/=-]{6,}
     | (?P<before> (?<![\w-])(?>[\w-]*?(?=\beyJ)) ) [\w-]{8,}+\.[\w-]+(?:\.[\w-]*)?
     | \b(?:sk|pk|rk|whsec)_[A-Za-z0-9_]{8,} | \bgh[pousr]_\w{16,} | \bgithub_pat_\w{16,} | \bxox[a-z]-[\w-]{8,}
     | \b(?:AKIA|ASIA)[0-9A-Z]{16}\b | \bglpat-[\w-]{16,}
@@ -95,7 +112,7 @@ _TOKEN = re.compile(
 _QUOTED = re.compile(
     r"""
       ^(?P<label> [ \t]*(?:DETAIL|CONTEXT|QUERY|STATEMENT|LINE\ \d+):[ ]* ) [^\n]+
-    | (?P<key> \bKey\ \([^()\n]*\)=\( ) [^\n]*
+    | (?P<key> \)=\( ) [^\n]*
     | (?P<row> \bFailing\ row\ contains\ \( ) [^\n]*
     | (?P<sql> \[(?:SQL|parameters):\  ) [^\n]*
     | (?P<argument> \bfor\ query\ argument\ \$\d+[^\n:]{0,80}:\  ) [^\n]*
@@ -109,13 +126,31 @@ _QUOTED = re.compile(
 _SECRETS = (
     (
         _QUOTED,
-        ("detail", "context", "query", "statement", "line ", "key (", "failing row", "[", " argument ", "input_"),
+        ("detail", "context", "query", "statement", "line ", ")=(", "failing row", "[", " argument ", "input_"),
     ),
     (_HEADER, ("authorization", "cookie", "x-")),
     (_NAMED, ("=", "'", '"')),
+    (_LABELLED, ("passw", "passphrase", "pw", "key:", "secret:", "token:")),
     (
         _TOKEN,
-        ("bearer", "basic", "token", "digest", "eyj", "k_", "whsec_", "gh", "xox", "akia", "asia", "glpat", "private"),
+        (
+            "bearer",
+            "basic",
+            "token",
+            "digest",
+            "secret:",
+            "signature:",
+            "credential",
+            "eyj",
+            "k_",
+            "whsec_",
+            "gh",
+            "xox",
+            "akia",
+            "asia",
+            "glpat",
+            "private",
+        ),
     ),
 )
 
