@@ -27,8 +27,7 @@ _MOST_FIELDS = 20
 _LONGEST_TYPE_NAME = 200
 _Message = Callable[[BaseException], str]
 _DRIVERS = frozenset(("asyncpg", "psycopg", "psycopg2", "sqlalchemy", "django"))
-_DRIVER_QUOTES = re.compile(r"\n\s*(?:DETAIL|CONTEXT|QUERY|STATEMENT|LINE \d+):|\n?\[SQL: |\n?\[parameters: ")
-_VALUE_AT_END = re.compile(r"""(: )(?:"[^\n]*"|'[^\n]*')(?=\s*(?:\n|$))""")
+_DRIVER_QUOTES = re.compile(r"\n[ \t]*(?:DETAIL|CONTEXT|QUERY|STATEMENT|LINE \d+):|\n?\[SQL: |\n?\[parameters: ")
 _UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
@@ -191,10 +190,16 @@ def _reduced_message(error: BaseException) -> str:
     if not any(cls.__module__.partition(".")[0] in _DRIVERS for cls in type(error).__mro__):
         return text
     reduced = _DRIVER_QUOTES.split(text, maxsplit=1)[0]
-    # Messages of class 22, data exceptions, end with the value: invalid input syntax for type integer: "…"
-    reduced = _VALUE_AT_END.sub(rf"\g<1>{HIDDEN}", reduced)
+    reduced = "\n".join(map(_without_value_at_end, reduced.split("\n")))
     hint = getattr(error, "hint", None) or getattr(getattr(error, "diag", None), "message_hint", None)
     return f"{reduced}\nHINT:  {hint}" if hint and "HINT:" not in reduced else reduced
+
+
+def _without_value_at_end(line: str) -> str:
+    """Messages of class 22, data exceptions, end with the value: invalid input syntax for type integer: "…"."""
+    shown = line.rstrip()
+    start = shown.find(f": {shown[-1:]}", 0, -1) if shown.endswith(("'", '"')) else -1
+    return line if start < 0 else f"{line[: start + 2]}{HIDDEN}"
 
 
 def _validation_message(error: ValidationError) -> str:
@@ -228,7 +233,7 @@ _shown = _Repr().repr
 _VARYING = re.compile(
     r"""
       (?P<id>      \b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b )
-    | (?P<value>   (?<!\w)'[^'\n]*'(?!\w) | "[^"\n]*" | `[^`\n]*` | “[^”\n]*” | (?<==)\([^()\n]*\) )
+    | (?P<value>   (?<!\w)'[^'\n]*'(?!\w) | "[^"\n]*" | `[^`\n]*` | “[^“”\n]*” | (?<==)\([^()\n]*\) )
     | (?P<path>    (?<![\w/])(?:\w+://[^\s'"]+ | (?:[A-Za-z]:)?(?:[/\\][\w.@~+-]+){2,}[/\\]?) )
     | (?P<address> (?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)+ | \b\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?\b
                  | (?<![\w:])(?=[0-9:]*(?:[a-f]|::))(?:[0-9a-f]{0,4}:){2,7}[0-9a-f]{1,4}(?![\w:]) )

@@ -2,13 +2,16 @@
 
 Connection strings reach people in errors, often malformed, because a character in the password was not
 encoded. So this does not parse: where it is unclear what belongs to the password, more is hidden, not less.
+
+Error texts quote what producers send, so every expression here takes time in proportion to the text: an attempt that
+may fail far from its start begins at most once in each word or line, or is bounded.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from urllib.parse import unquote_plus
 
 HIDDEN = "***"
@@ -30,21 +33,23 @@ _KEYWORD = re.compile(
     re.VERBOSE | re.IGNORECASE | re.DOTALL,
 )
 
-# scheme://user:…@ up to the last @ of the line, because a password may hold an @ (or / # ? and spaces).
-_USERINFO = re.compile(r"(?P<start>[A-Za-z][A-Za-z0-9+.-]*:/{1,3}[^:\s]*):[^\n]*@")
+# scheme://user:…@ up to the last @ of the line, because a password may hold an @ (or / # ? and spaces). The expression
+# is for the text before that @.
+_USERINFO = re.compile(r"(?<=[A-Za-z0-9+.-]):/{1,3}[^:\s]*:")
 
 # No @ at all: host:port is fine, anything else after the colon may be a password.
 _NO_HOST = re.compile(
-    r"(?P<start>[A-Za-z][A-Za-z0-9+.-]*://[^:/?#@\s\[\]]*):(?!\*\*\*@|\d{1,5}(?:[/?,\s'\");.]|$)|\s|$)[^\n]*",
+    r"(?P<start>(?<=[A-Za-z0-9+.-])://[^:/?#@\s\[\]]*):(?!\*\*\*@|\d{1,5}(?:[/?,\s'\");.]|$)|\s|$)[^\n]*",
     re.MULTILINE,
 )
 
-# user:…@host, the scheme forgotten or mistyped. Only behind a scheme that is known may :// be followed by a user.
+# user:…@host, the scheme forgotten or mistyped. Only behind a scheme that is known may :// be followed by a user. The
+# second expression is for the text before the last @ of a word.
+_BEFORE_AT = re.compile(r"(?<!\S)\S+@")
 _BARE = re.compile(
     r"""
-    (?<![\w:])
-    (?: (?P<scheme> (?:postgres(?:ql)?|https?|amqps?|nats|rediss?|valkeys?|kafka|tls|wss?)(?:\+\w+)?:// )
-      | (?P<start> [\w.%+/-]+ ) : \S+@ )
+      (?<![\w:]) (?:postgres(?:ql)?|https?|amqps?|nats|rediss?|valkeys?|kafka|tls|wss?)(?:\+\w+)?://
+    | (?<=[\w.%+/-]) (?P<colon> : ) (?=.)
     """,
     re.VERBOSE | re.IGNORECASE,
 )
@@ -54,7 +59,8 @@ _BARE = re.compile(
 _HEADER = re.compile(
     r"""
     (?P<start>
-      \b(?: (?:proxy-)?authorization | (?:set-)?cookie | x-[\w-]*(?:key|token|secret|signature) ) ["']?\s*+[:=,]\s*+
+      (?: \b(?:proxy-)?authorization | \b(?:set-)?cookie | (?<![\w-])x-[\w-]*(?:key|token|secret|signature|auth) )
+      ["']?\s*+[:=,]\s*+
     ) (?!\*\*\*)
     (?: "[^"\n]*"? | '[^'\n]*'? | [^\n"'}\])]+ )
     """,
@@ -65,9 +71,25 @@ _HEADER = re.compile(
 _NAMED = re.compile(
     r"""
     (?P<start> (?<![\w-])[\w-]*?
-      (?: api[_-]?key | access[_-]?key | private[_-]?key | secret | token | passphrase | credentials? | signature
-        | (?<![\w-])(?:key|sig|auth) )
+      (?: (?:api|access|private|secret)[_-]?key | secret | token | passw(?:or)?d | passphrase | credentials? | signature
+        | (?<![\w-])(?:key|sig|auth|pass|pwd?) )
       (?: = | ["']\s*[:=]\s* ) )
+    (?: "[^"\n]*"? | '[^'\n]*'? | [^\s"'&,;)}\]]+ )
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+
+# password: …, client_secret: …, api-key: …, as people and YAML write them; but not what an error says about a field of
+# that name, such as "password: Field required".
+_LABELLED = re.compile(
+    r"""
+    (?P<start> (?<![\w-])[\w-]*?
+      (?: (?:api|access|private|secret)[_-]?key | [\w-](?:secret|token) | passw(?:or)?d | passphrase | (?<![\w-])pwd? )
+      :[ \t]*+ )
+    (?! (?: an? | any | be | can(?:not)? | does | empty | expected | expired | field | for | has | in | input | invalid
+        | is | length | may | missing | must | no | none | not | null | of | only | optional | required | should | the
+        | this | too | unknown | value | was | were | will | wrong | str(?:ing)? | int | bytes
+        | \w+(?:error|exception) )\b )
     (?: "[^"\n]*"? | '[^'\n]*'? | [^\s"'&,;)}\]]+ )
     """,
     re.VERBOSE | re.IGNORECASE,
@@ -76,8 +98,9 @@ _NAMED = re.compile(
 # Tokens that are recognised without a name.
 _TOKEN = re.compile(
     r"""
-      (?P<start> \b(?i:Bearer|Basic|Token|Digest)\s+ ) (?=[A-Za-z._~+/-]*[0-9=]) [\w.~+/=-]{6,}
-    | \beyJ[\w-]{5,}\.[\w-]+(?:\.[\w-]*)?
+      (?P<start> \b(?i:(?:Bearer|Basic|Token|Digest)\s+ | (?:token|secret|signature|credentials?):[ ]*+) )
+      (?=[A-Za-z._~+/-]*[0-9=]) [\w.~+/=-]{6,}
+    | (?P<before> (?<![\w-])(?>[\w-]*?(?=\beyJ)) ) [\w-]{8,}+\.[\w-]+(?:\.[\w-]*)?
     | \b(?:sk|pk|rk|whsec)_[A-Za-z0-9_]{8,} | \bgh[pousr]_\w{16,} | \bgithub_pat_\w{16,} | \bxox[a-z]-[\w-]{8,}
     | \b(?:AKIA|ASIA)[0-9A-Z]{16}\b | \bglpat-[\w-]{16,}
     | -----BEGIN\ [A-Z ]{0,40}PRIVATE\ KEY-----(?:(?!-----END)[\s\S])*(?:-----END[^\n-]*-----)?
@@ -89,10 +112,10 @@ _TOKEN = re.compile(
 _QUOTED = re.compile(
     r"""
       ^(?P<label> [ \t]*(?:DETAIL|CONTEXT|QUERY|STATEMENT|LINE\ \d+):[ ]* ) [^\n]+
-    | (?P<key> \bKey\ \([^()\n]*\)=\( ) [^\n]*
+    | (?P<key> \)=\( ) [^\n]*
     | (?P<row> \bFailing\ row\ contains\ \( ) [^\n]*
     | (?P<sql> \[(?:SQL|parameters):\  ) [^\n]*
-    | (?P<argument> \bfor\ query\ argument\ \$\d+[^\n:]*:\  ) [^\n]*
+    | (?P<argument> \bfor\ query\ argument\ \$\d+[^\n:]{0,80}:\  ) [^\n]*
     | (?P<input> \binput_value= ) (?:(?!,\ input_type=)[^\n])*
     """,
     re.VERBOSE | re.MULTILINE,
@@ -103,18 +126,41 @@ _QUOTED = re.compile(
 _SECRETS = (
     (
         _QUOTED,
-        ("detail", "context", "query", "statement", "line ", "key (", "failing row", "[", " argument ", "input_"),
+        ("detail", "context", "query", "statement", "line ", ")=(", "failing row", "[", " argument ", "input_"),
     ),
     (_HEADER, ("authorization", "cookie", "x-")),
     (_NAMED, ("=", "'", '"')),
+    (_LABELLED, ("passw", "passphrase", "pw", "key:", "secret:", "token:")),
     (
         _TOKEN,
-        ("bearer", "basic", "token", "digest", "eyj", "k_", "whsec_", "gh", "xox", "akia", "asia", "glpat", "private"),
+        (
+            "bearer",
+            "basic",
+            "token",
+            "digest",
+            "secret:",
+            "signature:",
+            "credential",
+            "eyj",
+            "k_",
+            "whsec_",
+            "gh",
+            "xox",
+            "akia",
+            "asia",
+            "glpat",
+            "private",
+        ),
     ),
 )
 
 # Shorter strings occur by chance: replacing them would hide what happened, and no secret is that short.
 _SHORTEST_VALUE = 6
+_LONGEST_PATH = 100
+# To look for the values of a payload takes the number of values times the length of the text.
+_MOST_WORK = 5_000_000
+_LEAST_TEXT = 200
+_BEGINNING = 16
 _PLAIN_KEY = re.compile(r"[A-Za-z_][\w-]{0,39}").fullmatch
 
 
@@ -137,13 +183,35 @@ def redact_secrets(text: str) -> str:
 def redact_values(text: str, payload: object) -> str:
     """Return `text` with the strings of a payload replaced by their place in it, the longest first.
 
+    The more strings a payload has, the less of a long text is kept.
+
     >>> redact_values("no account of ann@example.com", {"customer": {"email": "ann@example.com"}})
     'no account of <payload.customer.email>'
     """
-    found = [(shown, path) for value, path in _strings(payload) for shown in _forms(value) if shown in text]
-    for shown, path in sorted(found, key=lambda each: -len(each[0])):
-        text = text.replace(shown, f"<{path}>")
-    return text
+    places = {shown: path for value, path in _strings(payload) for shown in _forms(value)}
+    length = len(text)
+    text = _bounded(text, places)
+    end = " …[truncated]" if len(text) < length else ""
+    found = sorted((shown for shown in places if shown in text), key=len, reverse=True)
+    # One character stands for each place until all are found, so that no value is found in the name of a place.
+    marks = {0xF0000 + number: f"<{places[shown]}>" for number, shown in enumerate(found)}
+    for mark, shown in zip(marks, found, strict=True):
+        text = text.replace(shown, chr(mark))
+    return f"{text.translate(marks)}{end}"
+
+
+def _bounded(text: str, values: Iterable[str]) -> str:
+    """Return as much of the text as so many values can be looked for in, without the beginning of one at its end."""
+    values = tuple(values)
+    room = max(_LEAST_TEXT, _MOST_WORK // max(len(values), 1))
+    if len(text) <= room:
+        return text
+    text = text[:room]
+    ends = [room - _BEGINNING]
+    for value in values:
+        if value not in text and (start := text.find(value[:_BEGINNING])) >= 0:
+            ends.append(start)
+    return text[: min(ends)]
 
 
 def _strings(payload: object) -> Iterator[tuple[str, str]]:
@@ -155,9 +223,13 @@ def _strings(payload: object) -> Iterator[tuple[str, str]]:
                 yield value, path
         elif isinstance(value, dict):
             # A key may be data too.
-            pending += [(each, f"{path}.{key if _PLAIN_KEY(str(key)) else '*'}") for key, each in value.items()]
+            pending += [(each, _place(path, key if _PLAIN_KEY(str(key)) else "*")) for key, each in value.items()]
         elif isinstance(value, list | tuple):
-            pending += [(each, f"{path}.{index}") for index, each in enumerate(value)]
+            pending += [(each, _place(path, index)) for index, each in enumerate(value)]
+
+
+def _place(path: str, key: object) -> str:
+    return f"{path}.{key}" if len(path) < _LONGEST_PATH else path
 
 
 def _forms(value: str) -> set[str]:
@@ -174,15 +246,15 @@ def _hide(match: re.Match[str]) -> str:
 def redact_dsn(text: str) -> str:
     """Return `text` with the passwords of connection strings replaced by `***`, cut after 16 KiB."""
     if len(text) > LIMIT:
-        # The patterns look far ahead, which costs the square of the length. The last word may be half a DSN.
+        # The last word may be half a DSN.
         text = f"{text[:LIMIT].rpartition(' ')[0]} …[truncated]"
     text = _QUERY.sub(_hide_value, text)
     if "=" in text or '"' in text or "'" in text:
         text = _KEYWORD.sub(rf"\g<name>\g<equals>{HIDDEN}", text)
     if ":/" in text:
-        text = _USERINFO.sub(rf"\g<start>:{HIDDEN}@", text)
-        text = _NO_HOST.sub(_hide_rest, text)
-    return _BARE.sub(_hide_bare, text) if "@" in text else text
+        text = "\n".join(map(_without_userinfo, text.split("\n")))
+        text = _NO_HOST.sub(rf"\g<start>:{HIDDEN}", text)
+    return _BEFORE_AT.sub(_hide_bare, text) if "@" in text else text
 
 
 def _hide_value(match: re.Match[str]) -> str:
@@ -192,9 +264,13 @@ def _hide_value(match: re.Match[str]) -> str:
     return f"{match['start']}{match['name']}={HIDDEN}"
 
 
+def _without_userinfo(line: str) -> str:
+    at = line.rfind("@")
+    found = _USERINFO.search(line, 0, max(at, 0))
+    return f"{line[: found.end()]}{HIDDEN}{line[at:]}" if found else line
+
+
 def _hide_bare(match: re.Match[str]) -> str:
-    return match["scheme"] or f"{match['start']}:{HIDDEN}@"
-
-
-def _hide_rest(match: re.Match[str]) -> str:
-    return f"{match['start']}:{HIDDEN}"
+    before = match[0][:-1]
+    colon = next((found.end() for found in _BARE.finditer(before) if found["colon"]), None)
+    return f"{before[:colon]}{HIDDEN}@" if colon else match[0]

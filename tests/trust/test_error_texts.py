@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import reduce
 from uuid import uuid4
 
 import asyncpg
@@ -23,7 +25,7 @@ from holdfast.integrations.sentry import SentryObserver
 from holdfast.observability.logging import log_fact
 from holdfast.operator import Operator
 from holdfast.reactions.reactions import Reactions
-from holdfast.redact import redact_secrets, unredacted
+from holdfast.redact import redact_secrets, redact_values, unredacted
 from tests.acceptance.support import Facts, publish, until
 from tests.acceptance.test_worker_sentry import DSN, Recorder
 
@@ -44,12 +46,26 @@ CANARY = "canary2718281828"
         ("{'Authorization': 'Bearer canary', 'Accept': 'x'}", "{'Authorization': ***, 'Accept': 'x'}"),
         ("sent with bearer canary123", "sent with bearer ***"),
         ("x-api-key: canary", "x-api-key: ***"),
+        ("X-Auth: canary", "X-Auth: ***"),
         ("client_secret='canary' and key=canary", "client_secret=*** and key=***"),
         ('{"access_token": "canary", "n": 1}', '{"access_token": ***, "n": 1}'),
         ("jwt eyJhbGciOi.eyJjYW5hcnk.canary is expired", "jwt *** is expired"),
         ("AKIACANARYCANARY1234 is no key", "*** is no key"),
         ("no\nDETAIL:  Key (email)=(canary) already exists.\nHINT:  x", "no\nDETAIL:  ***\nHINT:  x"),
         ("failed: Key (email)=(canary) already exists.", "failed: Key (email)=(***"),
+        ("Key (email, (lower(name)))=(canary, x) already exists", "Key (email, (lower(name)))=(***"),
+        ("Schlüssel »(email)=(canary)« existiert bereits.", "Schlüssel »(email)=(***"),
+        ("PASSWORD: canary", "PASSWORD: ***"),
+        ("login refused, password:canary, user:ann", "login refused, password:***, user:ann"),
+        ("DB_PASSWORD=canary failed", "DB_PASSWORD=*** failed"),
+        ("pass=canary user=ann", "pass=*** user=ann"),
+        ("ldap bind cn=x pw=canary", "ldap bind cn=x pw=***"),
+        ("secret_key='canary', n=1", "secret_key=***, n=1"),
+        ("client_secret: canary", "client_secret: ***"),
+        ("api-key: canary", "api-key: ***"),
+        ("token: canary123 is unknown", "token: *** is unknown"),
+        ("the secret: canary=", "the secret: ***"),
+        ("  password: 'canary two'\n  user: ann", "  password: ***\n  user: ann"),
         ("bad [type=int, input_value='canary', input_type=str]", "bad [type=int, input_value=***, input_type=str]"),
         ("[parameters: ('canary',)]", "[parameters: ***"),
     ],
@@ -62,7 +78,30 @@ def test_secrets_in_a_text(text: str, expected: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["KeyError: 'order'", "Bearer authentication required", "status_code=404", "max_tokens=100", "no key: x", ""],
+    [
+        "KeyError: 'order'",
+        "Bearer authentication required",
+        "status_code=404",
+        "max_tokens=100",
+        "no key: x",
+        "",
+        'password authentication failed for user "u"',
+        "  password: Field required",
+        "password: must have 8 characters",
+        "Unexpected token: SELECT",
+        "invalid token: expired",
+        "Error in signature: missing",
+        "a secret: none was given",
+        "first pass: 3 of 4",
+        "primary_key: 17",
+        "bypass: on",
+        "f(password: str) takes 1 argument",
+        "monkey: 4 bananas",
+        "the tokens: a, b",
+        "auth_token: value is missing",
+        "surveyJson.parse(x)",
+        "passed: 3, failed: 4",
+    ],
 )
 def test_texts_without_secrets(text: str) -> None:
     """DLQ-7: what tells causes apart stays."""
@@ -77,6 +116,58 @@ def test_values_of_the_payload() -> None:
     assert describe(error, None, payload).text == expected
     assert describe(error, unredacted, payload).text == f"ValueError: {error}"
     assert state("for somebody", "rejected", None, payload).text == "for <payload.*>"
+
+
+HOSTILE = (
+    "x-", "a", "a:", "a://", "a://b", "a.b%", ",a:", ":/", "?a=", "&a", "a@", "\\", "\\'", "password='", "password=\\",
+    "key-", "secret_", "Basic ", "token ", "token:", "password: ", "password:", "api_key", "eyJ-", "eyJaaaaa", "Key (",
+    ")=(", "for query argument $1 ", ': "', ": '", "“", "'", '"', "=(", "::", "1.", "[SQL: ", "input_value=",
+    "-----BEGIN PRIVATE KEY-----", "tls+a-", "postgres://", "DETAIL: ", "01", "f:", "/a", " ", "\n",
+)  # fmt: skip
+
+
+def seconds(act: Callable[[], object]) -> float:
+    started = time.thread_time()
+    act()
+    return time.thread_time() - started
+
+
+@pytest.mark.parametrize("piece", HOSTILE)
+def test_hostile_texts_take_no_longer_than_others(piece: str) -> None:
+    """T9: a payload quoted in an error does not stop the loop, whatever it repeats and however it ends."""
+    size = 64 * 1024
+    harmless = ("an ordinary sentence about order 17; " * size)[:size]
+    usual = max(seconds(lambda: describe(asyncpg.DataError(harmless))), 0.005)
+    text = (piece * size)[:size]
+    for hostile in (text, f"@ {text}", f"{text[:16_000]}@", f"{text[:8_000]}=", f"{text[:16_000]}\nx"):
+        taken = min(seconds(lambda hostile=hostile: describe(asyncpg.DataError(hostile))) for _ in range(2))
+        assert taken < 20 * usual, f"{hostile[:20]!r} … {hostile[-20:]!r} took {taken:.3f} s, not {usual:.3f} s"
+
+
+HOSTILE_PAYLOADS: dict[str, tuple[str, object]] = {
+    "many strings": ("an ordinary sentence " * 1500, [f"{n:06}" for n in range(100_000)]),
+    "strings that nearly match": ("a" * 32_000, ["a" * 25 + f"b{n}" + "a" * 25 for n in range(18_000)]),
+    "places that contain values": ("v00040 " * 4000, {f"v{n:05}_" * 5: f"v{n + 1:05}" for n in range(40)}),
+    "a deep place": ("secret-value " * 2000, reduce(lambda inner, _: {"k" * 40: inner}, range(500), "secret-value")),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE_PAYLOADS)
+def test_hostile_payloads_take_no_longer_than_others(kind: str) -> None:
+    """T9: neither do their strings, and what replaces them does not grow without bound."""
+    text, payload = HOSTILE_PAYLOADS[kind]
+    taken = min(seconds(lambda: redact_values(text, payload)) for _ in range(2))
+    assert taken < 0.8 and len(redact_values(text, payload)) < 1_000_000
+
+
+def test_a_payload_with_many_strings_shortens_the_text() -> None:
+    """T9, S7: no value is left at the end because the text was cut within it."""
+    secret = "the secret of " + "many words " * 20
+    many = [f"number {n}" for n in range(50_000)]
+    for start in range(0, 250, 31):
+        text = redact_values("." * start + secret + "x" * 16_000, [*many, secret])
+        assert "secret" not in text and text.endswith("…[truncated]")
+        assert text.startswith("." * min(start, 180))
 
 
 class Order(BaseModel):

@@ -22,9 +22,12 @@ def hashed(scope: str = "http:alice", **fields: Any) -> str:
     return SECRETS.hashes(scope, HashedRequest(**request).parts())[0]
 
 
+JSON = b"application/json"
+HEAD = b'Content-Disposition: form-data; name="x"\r\n\r\n'
+
+
 def form(*values: bytes, boundary: bytes = b"b1", kind: bytes = b"multipart/form-data") -> dict[str, bytes]:
-    head = b'Content-Disposition: form-data; name="x"\r\n\r\n'
-    body = b"".join(b"--%b\r\n%b%b\r\n" % (boundary, head, value) for value in values) + b"--%b--\r\n" % boundary
+    body = b"".join(b"--%b\r\n%b%b\r\n" % (boundary, HEAD, value) for value in values) + b"--%b--\r\n" % boundary
     return {"content_type": kind + b"; boundary=" + boundary, "body": body}
 
 
@@ -70,6 +73,22 @@ def test_what_is_not_well_formed_is_compared_as_it_is(body: bytes) -> None:
     content_type = b"multipart/form-data; boundary=b1"
     assert multipart_parts(content_type, body) is None
     assert hashed(content_type=content_type, body=body) != hashed(content_type=content_type + b"2", body=body)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"content_type": JSON, "body": rb'{"a":"\u00001"}'}, {"content_type": JSON, "body": b'{"a":1}'}),
+        ({"content_type": JSON, "body": rb'["\u0000",["a",1]]'}, {"content_type": JSON, "body": b'{"a":1,"a":2}'}),
+        ({"content_type": b"multipart/form-data", "body": b"45:%b1" % HEAD}, form(b"1")),
+        ({"content_type": JSON, "body": canonical_json(b'{"a":1}')}, {"content_type": JSON, "body": b'{"a":1}'}),
+    ],
+)
+def test_no_body_passes_for_the_normalised_form_of_another(one: dict[str, bytes], other: dict[str, bytes]) -> None:
+    """SEC-1: a body that counts as it is, is marked: two requests never have one hash."""
+    assert hashed(**one) != hashed(**other)
+    parts = [HashedRequest("POST", b"/", b"", **each).parts().parts for each in (one, other)]
+    assert len(parts[0]) != len(parts[1]), "the mark"
 
 
 def test_every_scope_has_a_key_of_its_own() -> None:

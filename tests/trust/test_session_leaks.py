@@ -42,6 +42,25 @@ LEAKS = {
         "DO $$ BEGIN EXECUTE 'LISTEN something'; END $$",
         "SELECT NOT EXISTS (SELECT FROM pg_listening_channels())",
     ),
+    "prepared statement in a trigger": (
+        "CREATE TEMP TABLE t (n int);"
+        "CREATE FUNCTION pg_temp.f() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN EXECUTE ''PREP''||''ARE unseen AS"
+        " SELECT 1''; RETURN NULL; END'; CREATE TRIGGER t AFTER INSERT ON t EXECUTE FUNCTION pg_temp.f();"
+        "INSERT INTO t VALUES (1)",
+        "SELECT NOT EXISTS (SELECT FROM pg_prepared_statements WHERE from_sql)",
+    ),
+    "prepared statement in a block": (
+        "DO $$ BEGIN EXECUTE 'PREP' || 'ARE unseen AS SELECT 1'; END $$",
+        "SELECT NOT EXISTS (SELECT FROM pg_prepared_statements WHERE from_sql)",
+    ),
+    "unseen listen": (
+        "DO $$ BEGIN EXECUTE 'LIST' || 'EN something'; END $$",
+        "SELECT NOT EXISTS (SELECT FROM pg_listening_channels())",
+    ),
+    "deferrable": (
+        "SET default_transaction_deferrable = on",
+        "SELECT current_setting('transaction_deferrable') = 'off'",
+    ),
     "listen": ("LISTEN something", "SELECT NOT EXISTS (SELECT FROM pg_listening_channels())"),
     "advisory lock": (
         "SELECT pg_advisory_lock(4711)",

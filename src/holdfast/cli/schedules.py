@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any, Literal
 
 import typer
@@ -10,6 +9,7 @@ import typer
 from holdfast.cli import output
 from holdfast.cli.options import Change, JsonOption, PayloadOption, Target, Where, spread
 from holdfast.operator import Operator, ScheduleChange, ScheduleStatus
+from holdfast.postgres.operations.stored_json import decode
 
 app = typer.Typer(help="Schedules: events that are published at fixed times.", no_args_is_help=True)
 
@@ -132,5 +132,5 @@ def _as_data(seen: ScheduleStatus) -> dict[str, Any]:
     if seen.payload is None:
         del data["payload"]
     else:
-        data["payload"] = json.loads(seen.payload)
+        data["payload"] = decode(seen.payload)
     return {"state": seen.state} | data

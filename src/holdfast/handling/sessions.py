@@ -5,8 +5,8 @@ import contextlib
 import functools
 import re
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
 import asyncpg
 
@@ -23,14 +23,14 @@ _ENDS = re.compile(r"\s*(COMMIT|END|ABORT|ROLLBACK(?!\s+(WORK\s+|TRANSACTION\s+)
 # DISCARD ALL would do all of this, but cannot run inside a transaction, and drops the driver's prepared statements too.
 # RESET ALL is early, so that a short statement_timeout does not outlive it.
 _RESET = """
-RESET SESSION AUTHORIZATION; RESET ROLE; RESET ALL; SELECT pg_catalog.pg_advisory_unlock_all(); CLOSE ALL; UNLISTEN *;
+RESET SESSION AUTHORIZATION; RESET ROLE; RESET ALL; SELECT pg_catalog.pg_advisory_unlock_all(); CLOSE ALL;
 DISCARD TEMP; DISCARD SEQUENCES;"""
-# Two things need a message of their own: DEALLOCATE the names, and UNLISTEN the end of a transaction. To ask the server
-# for them each time would cost more than the rest together, so the texts that handlers send are looked at instead.
-_LASTING = ("PREPARE", "LISTEN")
+# Two things need messages of their own: DEALLOCATE the names, and UNLISTEN the end of a transaction.
 _DEALLOCATE = """
 SELECT pg_catalog.string_agg(pg_catalog.format('DEALLOCATE %I', name), '; ')
 FROM pg_catalog.pg_prepared_statements WHERE from_sql OR NOT pg_catalog.starts_with(name, '__asyncpg_')"""
+
+T = TypeVar("T")
 
 # How long a transaction may stay silent beyond the handler's own limit before the server ends it.
 SILENCE = 5.0
@@ -75,9 +75,9 @@ class Session(asyncpg.Connection):  # type: ignore[misc]
     its session must not reach the next one, and a reset of its own would cost every event a round trip.
     """
 
-    used = False
+    used = False  # by a handler, since it was opened or cleaned
     lent = False  # to a handler, now
-    lasting = False  # a handler may have prepared or listened for something
+    pooled = False
     marked = False  # a handler has changed the driver's side of the session, where no reset reaches
     ended = ""  # how the server ended the last COMMIT: with ROLLBACK, if a statement had failed before
     released_at = 0.0
@@ -86,7 +86,6 @@ class Session(asyncpg.Connection):  # type: ignore[misc]
         if self.lent:
             if _ENDS.match(query):
                 raise ended_by_hand()
-            self._look_at(query)
         elif self.used and query.startswith("BEGIN"):
             return await self._begin(query)
         status: str = await super().execute(query, *args, timeout=timeout)
@@ -94,33 +93,35 @@ class Session(asyncpg.Connection):  # type: ignore[misc]
             self.ended = status
         return status
 
-    async def _get_statement(self, query: str, *args: Any, named: str | bool | None = False, **options: Any) -> Any:
-        """Every other way to send a statement comes here."""
-        if self.lent:
-            self._look_at(query)
-            self.lasting = self.lasting or isinstance(named, str)
-        return await super()._get_statement(query, *args, named=named, **options)
+    async def enter(self, first: Callable[[bool], Awaitable[T | None]]) -> tuple[asyncpg.transaction.Transaction, T]:
+        """Begin a transaction with the statement of `first`; return it and the statement's result.
 
-    def _look_at(self, query: str) -> None:
-        text = query.upper()
-        self.lasting = self.lasting or any(word in text for word in _LASTING)
+        The statement is told whether to look for what a reset within a transaction leaves, and then returns None: then
+        the session is cleaned, and all begins again. Behind a pooler a session is not the last handler's.
+        """
+        for look in (self.used and not self.pooled, False):
+            transaction = self.transaction(isolation="read_committed")
+            await transaction.start()
+            if (result := await first(look)) is not None:
+                return transaction, result
+            await transaction.rollback()
+            await self.clean()
+        raise AssertionError("a statement that need not look has found something")
 
     async def _begin(self, begin: str) -> str:
         """Begin a transaction, and reset the session in the same message."""
         try:
-            if self.lasting:
-                await self.clean()
-            # The transaction would be read-only if the last handler had made that its session's default.
-            return str(await super().execute(f"{begin.rstrip(';')} READ WRITE;{_RESET}"))
+            # The transaction would be read-only or deferrable if the last handler had made that its session's default.
+            return str(await super().execute(f"{begin.rstrip(';')} READ WRITE NOT DEFERRABLE;{_RESET}"))
         except asyncpg.PostgresError as refusal:
             raise ConnectionResetError(f"the session could not be reset: {refusal}") from refusal
 
     async def clean(self) -> None:
-        """Reset the session, outside a transaction."""
-        await super().execute(_RESET)
+        """Reset the session, outside a transaction, and drop what only that can: statements and channels."""
+        await super().execute(f"{_RESET} UNLISTEN *;")
         if deallocate := await self.fetchval(_DEALLOCATE):
             await super().execute(deallocate)
-        self.lasting = False
+        self.used = False
 
     add_listener = _marking("add_listener")
     add_log_listener = _marking("add_log_listener")
@@ -191,6 +192,7 @@ class Sessions:
         opened: Session = await connect(
             self._address, "handler", statement_timeout=self._statement_timeout, lent=True, connection_class=Session
         )
+        opened.pooled = self._address.pooled
         self._open[opened] = time.monotonic()
         return opened
 
@@ -233,7 +235,6 @@ class Sessions:
             try:
                 async with asyncio.timeout(_RESET_PATIENCE):
                     await longest.clean()
-                longest.used = False
                 self._unused.insert(0, longest)
             except Exception:
                 self.discard(longest)

@@ -92,12 +92,17 @@ class HashedRequest:
     def parts(self, *, raw: bool = False) -> HashedParts:
         """Return the parts to hash; with `raw`, the body as it was sent."""
         start = [b"http", self.method.encode(), self.path, canonical_query(self.query)]
-        content_type, body = (self.content_type, self.body) if raw else normalised(self.content_type, self.body)
         encoding = b",".join(part.strip().lower() for part in self.content_encoding.split(b","))
-        return HashedParts(
-            [*start, content_type, encoding, body],
-            [*start, *((content_type, body) if raw else _normalised_earlier(self.content_type, self.body, body))],
-        )
+        canonical = None if raw else normalised(self.content_type, self.body)
+        if canonical is None:
+            # Marked, because the text of a body may be the normalised form of another.
+            parts = [*start, self.content_type.strip(), encoding, self.body, b"raw"]
+        else:
+            content_type, body = canonical
+            parts = [*start, content_type, encoding, body]
+        if raw:
+            return HashedParts(parts, [*start, self.content_type, self.body])
+        return HashedParts(parts, [*start, *_normalised_earlier(self.content_type, self.body, canonical)])
 
 
 def _joined(parts: Sequence[bytes]) -> bytes:
@@ -114,18 +119,22 @@ def canonical_query(query: bytes) -> bytes:
     return urlencode(sorted(pairs, key=_name), encoding="latin-1").encode()
 
 
-def normalised(content_type: bytes, body: bytes) -> tuple[bytes, bytes]:
-    """Return content type and body without what a client may write differently in each attempt."""
+def normalised(content_type: bytes, body: bytes) -> tuple[bytes, bytes] | None:
+    """Return content type and body without what a client may write differently in each attempt.
+
+    None: the body counts as it is, because of its type, or because it is not well-formed and the application will
+    answer for it.
+    """
     media_type = content_type.partition(b";")[0].strip().lower()
     if media_type == b"application/json" or media_type.endswith(b"+json"):
         try:
             return media_type, canonical_json(body)
         except (ValueError, RecursionError):
-            return media_type, body  # not valid JSON: the application answers for it
+            return None
     if media_type.startswith(b"multipart/") and (parts := multipart_parts(content_type, body)) is not None:
         # Clients make a new boundary for each attempt.
         return _without_boundary(content_type), _joined(parts)
-    return content_type.strip(), body
+    return None
 
 
 def multipart_parts(content_type: bytes, body: bytes) -> list[bytes] | None:
@@ -158,11 +167,11 @@ def _without_boundary(content_type: bytes) -> bytes:
     return ";".join((parameters[0][0].lower(), *kept)).encode("latin-1", "replace")
 
 
-def _normalised_earlier(content_type: bytes, body: bytes, canonical: bytes) -> tuple[bytes, bytes]:
+def _normalised_earlier(content_type: bytes, body: bytes, canonical: tuple[bytes, bytes] | None) -> tuple[bytes, bytes]:
     """Return content type and body as releases without a format number normalised them."""
     media_type = content_type.partition(b";")[0].strip().lower()
     if media_type == b"application/json" or media_type.endswith(b"+json"):
-        return media_type, canonical
+        return canonical or (media_type, body)
     if media_type.startswith(b"multipart/") and (boundary := _header(content_type).get_boundary("")):
         return media_type, body.replace(b"--" + boundary.encode("latin-1", "replace"), b"--")
     return content_type.strip(), body

@@ -237,20 +237,25 @@ class Deliveries:
         rows = await self._fetch(connection, "outbox_release", **_fence(batch), delays=_intervals(delays))
         return [row[0] for row in rows]
 
-    async def enter(self, connection: asyncpg.Connection, delivery: Delivery, idle: float) -> str:
+    async def enter(
+        self, connection: asyncpg.Connection, delivery: Delivery, idle: float, look: bool = False
+    ) -> str | None:
         """Settle the row and write the inbox, as the first statement of a transactional handler.
 
-        Returns `run`, `duplicate` when the handler has handled the event already, or `lost` for the lease.
+        Returns `run`, `duplicate` when the handler has handled the event already, or `lost` for the lease. None: with
+        `look`, another handler has left prepared statements or channels in the session.
         """
         rows = await self._fetch(
             connection,
-            "outbox_enter",
+            "enter_handler",
             id=delivery.id,
             token=delivery.token,
             handler=delivery.handler.name,
             idle=timedelta(seconds=idle),
+            look=look,
         )
-        return str(rows[0][0])
+        entered: str | None = rows[0][0]
+        return entered
 
     async def reopen(self, connection: asyncpg.Connection, delivery: Delivery) -> bool:
         """Undo `enter` after a failure, in the same transaction; False when that transaction has not entered."""

@@ -41,16 +41,23 @@ class ReactionStatements:
         values = {"handlers": list(handlers), "key": event.idempotency_key, "source": event.source}
         return set(await self._value(connection, "reaction_unhandled", **values))
 
-    async def enter(self, connection: asyncpg.Connection, handler: str, event: EventEnvelope, idle: float) -> bool:
-        """Record the event as handled, in the open transaction; False when the handler has handled it already."""
+    async def enter(
+        self, connection: asyncpg.Connection, handler: str, event: EventEnvelope, idle: float, look: bool = False
+    ) -> bool | None:
+        """Record the event as handled, in the open transaction; False when the handler has handled it already.
+
+        None: with `look`, another handler has left prepared statements or channels in the session.
+        """
         values = {
             "handler": handler,
             "event": event.event_id,
             "source": event.source,
             "key": event.idempotency_key,
             "idle": timedelta(seconds=idle),
+            "look": look,
         }
-        return bool(await self._value(connection, "reaction_enter", **values))
+        entered: bool | None = await self._value(connection, "enter_reaction", **values)
+        return entered
 
     async def settle(
         self,

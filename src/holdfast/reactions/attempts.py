@@ -45,10 +45,10 @@ class Attempts:
     ) -> Outcome | None:
         """BEGIN; write the inbox; handler; COMMIT. Only the handler has a time limit. None: it was handled before."""
         outcome: Outcome | None = None
-        transaction = session.transaction(isolation="read_committed")
-        await transaction.start()
+        enter = partial(self._statements.enter, session, handler.name, event, handler.timeout + SILENCE)
+        transaction, unhandled = await session.enter(enter)
         try:
-            if await self._statements.enter(session, handler.name, event, handler.timeout + SILENCE):
+            if unhandled:
                 outcome = await limited(handler, call())
             if isinstance(outcome, Done):
                 await commit(session, transaction, handler)

@@ -8,6 +8,7 @@ row stays locked, so no other worker can claim it in between, however long ago i
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 import asyncpg
 
@@ -53,12 +54,11 @@ class Transactions:
         Returns None when the delivery is settled; otherwise the outcome to settle, with the writes rolled back.
         """
         drops = self._sessions.drops
-        transaction = session.transaction(isolation="read_committed")
+        enter = partial(self._deliveries.enter, session, delivery, delivery.handler.timeout + SILENCE)
         savepoint = session.transaction()
         try:
             async with asyncio.timeout(_ENTER_PATIENCE):
-                await transaction.start()
-                entered = await self._deliveries.enter(session, delivery, delivery.handler.timeout + SILENCE)
+                transaction, entered = await session.enter(enter)
                 if entered == "lost":
                     raise LeaseLost
                 first = entered == "run"
@@ -123,9 +123,9 @@ class Transactions:
             try:
                 async with asyncio.timeout(_ENTER_PATIENCE):
                     session = await self._sessions.open()
-                    transaction = session.transaction(isolation="read_committed")
-                    await transaction.start()
-                    entered = await self._deliveries.enter(session, delivery, SILENCE)
+                    transaction, entered = await session.enter(
+                        partial(self._deliveries.enter, session, delivery, SILENCE)
+                    )
                     await transaction.rollback()
                 self.outage.over()
                 # A lease that another worker has by now counts as delivered too: that is one too many in a counter.

@@ -15,6 +15,7 @@ from holdfast.failure import FailureCycle
 from holdfast.postgres.operations.connection import Statements
 from holdfast.postgres.operations.failed import ERROR_LENGTH, MOST, MOST_GROUPS, FailureGroups, grouped
 from holdfast.postgres.operations.outcomes import Outcomes
+from holdfast.postgres.operations.stored_json import decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,6 @@ async def discard(
 def _detail(row: asyncpg.Record, payload: bool) -> ArchivedDetail:
     found = dict(row)
     for name in ("payload", "headers"):
-        found[name] = json.loads(row[name]) if payload and row[name] is not None else None
+        found[name] = decode(row[name]) if payload and row[name] is not None else None
     found["failure_history"] = [FailureCycle.model_validate(cycle) for cycle in json.loads(row["failure_history"])]
     return ArchivedDetail(**found)

@@ -15,6 +15,7 @@ from holdfast.failure import FailureCycle
 from holdfast.postgres.operations import audit
 from holdfast.postgres.operations.audit import AuditLine
 from holdfast.postgres.operations.connection import Statements
+from holdfast.postgres.operations.stored_json import decode
 
 ERROR_LENGTH = 500
 MOST_LINES = 200
@@ -112,7 +113,7 @@ async def detail(statements: Statements, id: UUID, *, payload: bool) -> EventDet
         return None
     first = rows[0]
     handled = await statements.fetch("list_handled", key=first["idempotency_key"])
-    parsed: dict[str, Any] = {n: None if first[n] is None else json.loads(first[n]) for n in ("payload", "headers")}
+    parsed: dict[str, Any] = {n: None if first[n] is None else decode(first[n]) for n in ("payload", "headers")}
     common = ("event_type", "event_version", "occurred_at", "source", "target", "content_class", "domain_id")
     return EventDetail(
         event_id=first["origin_id"] or first["id"],

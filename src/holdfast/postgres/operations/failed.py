@@ -5,7 +5,6 @@ Nothing here reads delivered rows. Counts end at a limit: one that equals it mea
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
@@ -16,6 +15,7 @@ import asyncpg
 
 from holdfast.postgres.operations.connection import Statements
 from holdfast.postgres.operations.outcomes import Outcomes
+from holdfast.postgres.operations.stored_json import decode
 
 MOST = 100_000
 MOST_GROUPS = 500
@@ -168,5 +168,5 @@ async def counts_by_handler(statements: Statements, *, most: int) -> Iterable[tu
 
 
 def _event(row: asyncpg.Record) -> FailedEvent:
-    parsed = {name: None if row[name] is None else json.loads(row[name]) for name in ("payload", "headers")}
+    parsed = {name: None if row[name] is None else decode(row[name]) for name in ("payload", "headers")}
     return FailedEvent(**(dict(row) | parsed))
