@@ -10,7 +10,7 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from holdfast.postgres.operations.stored_json import DEEPEST, decode
+from holdfast.stored_json import DEEPEST, decode
 from tests.operator.support import HANDLER, command
 
 pytestmark = [pytest.mark.trust, pytest.mark.newest_postgres]

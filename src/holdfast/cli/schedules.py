@@ -9,7 +9,7 @@ import typer
 from holdfast.cli import output
 from holdfast.cli.options import Change, JsonOption, PayloadOption, Target, Where, spread
 from holdfast.operator import Operator, ScheduleChange, ScheduleStatus
-from holdfast.postgres.operations.stored_json import decode
+from holdfast.stored_json import decode
 
 app = typer.Typer(help="Schedules: events that are published at fixed times.", no_args_is_help=True)
 

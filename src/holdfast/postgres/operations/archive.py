@@ -15,7 +15,7 @@ from holdfast.failure import FailureCycle
 from holdfast.postgres.operations.connection import Statements
 from holdfast.postgres.operations.failed import ERROR_LENGTH, MOST, MOST_GROUPS, FailureGroups, grouped
 from holdfast.postgres.operations.outcomes import Outcomes
-from holdfast.postgres.operations.stored_json import decode
+from holdfast.stored_json import decode
 
 
 @dataclass(frozen=True, slots=True)

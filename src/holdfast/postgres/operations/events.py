@@ -15,7 +15,7 @@ from holdfast.failure import FailureCycle
 from holdfast.postgres.operations import audit
 from holdfast.postgres.operations.audit import AuditLine
 from holdfast.postgres.operations.connection import Statements
-from holdfast.postgres.operations.stored_json import decode
+from holdfast.stored_json import decode
 
 ERROR_LENGTH = 500
 MOST_LINES = 200

@@ -15,7 +15,7 @@ import asyncpg
 
 from holdfast.postgres.operations.connection import Statements
 from holdfast.postgres.operations.outcomes import Outcomes
-from holdfast.postgres.operations.stored_json import decode
+from holdfast.stored_json import decode
 
 MOST = 100_000
 MOST_GROUPS = 500
