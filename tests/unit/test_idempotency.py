@@ -143,6 +143,24 @@ def test_how_a_key_is_read() -> None:
     assert isinstance(empty, Answer) and b"idempotency-key-invalid" in empty.body
 
 
+@pytest.mark.newcomer
+@pytest.mark.parametrize(
+    ("field", "what"),
+    [(b"two words", "a space"), (b"a,b", "a comma"), (b"a;b", "a semicolon"), (b'a"b', "a quotation mark"),
+     (b"a\\b", "a backslash"), (b"caf\xe9", "a character")],
+    ids=["space", "comma", "semicolon", "quote", "backslash", "latin-1"],
+)  # fmt: skip
+def test_an_invalid_key_is_told_what_is_wrong(field: bytes, what: str) -> None:
+    """Row 3: a space is printable ASCII, so that alone explains nothing; quoted, it is a key."""
+    refused = read_key([field], required=True)
+    assert isinstance(refused, Answer)
+    detail = json.loads(refused.body)["detail"]
+    assert f"has {what}, which only a quoted key" in detail and "into quotation marks if it has a space" in detail
+    if field.isascii():
+        quoted = field.replace(b"\\", b"\\\\").replace(b'"', b'\\"')
+        assert read_key([b'"%b"' % quoted], required=True) == field.decode()
+
+
 # --- errors ---
 
 

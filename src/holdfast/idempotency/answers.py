@@ -107,7 +107,10 @@ def key_missing(settings: IdempotencySettings) -> Answer:
 
 
 def key_invalid(settings: IdempotencySettings, why: str) -> Answer:
-    detail = f"The header {why}. Send one key of at most 255 printable ASCII characters, quoted or not."
+    detail = (
+        f"The header {why}. Send one key of at most 255 printable ASCII characters, and put it into quotation marks "
+        "if it has a space, a comma, a semicolon, a backslash or a quotation mark (these two with a backslash before)."
+    )
     return _problem(settings, 400, "idempotency-key-invalid", "Idempotency-Key is invalid", detail)
 
 

@@ -46,10 +46,18 @@ def parse_key(fields: Sequence[bytes]) -> str:
     elif _BARE(field):
         key = field
     else:
-        raise KeyInvalid("is neither a quoted string nor a token of printable ASCII characters")
+        raise KeyInvalid(f"{_problem_of(field)}, which only a quoted key of printable ASCII characters can have")
     if len(key) > LONGEST_KEY:
         raise KeyInvalid(f"has more than {LONGEST_KEY} characters")
     return key.decode("ascii")
+
+
+def _problem_of(field: bytes) -> str:
+    """Say what is wrong with a field that is neither quoted nor bare, without quoting it."""
+    for character, name in ((b'"', "a quotation mark"), (b" ", "a space"), (b",", "a comma"), (b";", "a semicolon")):
+        if character in field:
+            return f"has {name}"
+    return "has a backslash" if b"\\" in field else "has a character"
 
 
 def job_key(run: object, operation: str, *subject: object) -> str:
