@@ -16,6 +16,7 @@ from urllib.parse import unquote_plus
 
 HIDDEN = "***"
 LIMIT = 16_384
+_LONGEST_WORD = 8_192
 
 _SECRET_NAMES = frozenset({"password", "passwd", "pwd", "sslpassword", "pgpassword"})
 
@@ -245,9 +246,18 @@ def _hide(match: re.Match[str]) -> str:
 
 def redact_dsn(text: str) -> str:
     """Return `text` with the passwords of connection strings replaced by `***`, cut after 16 KiB."""
-    if len(text) > LIMIT:
-        # The last word may be half a DSN.
-        text = f"{text[:LIMIT].rpartition(' ')[0]} …[truncated]"
+    if len(text) <= LIMIT:
+        return _without_passwords(text)
+    # The last word may be half a DSN.
+    head = text[:LIMIT]
+    space = head.rfind(" ")
+    if LIMIT - space <= _LONGEST_WORD:
+        return f"{_without_passwords(head[:space])} …[truncated]"
+    # A word that no DSN is as long as: what is whole is hidden in it, and half of one can only be at its end.
+    return f"{_without_passwords(head)[:-_LONGEST_WORD]} …[truncated]"
+
+
+def _without_passwords(text: str) -> str:
     text = _QUERY.sub(_hide_value, text)
     if "=" in text or '"' in text or "'" in text:
         text = _KEYWORD.sub(rf"\g<name>\g<equals>{HIDDEN}", text)

@@ -130,3 +130,13 @@ def test_long_text_takes_no_time() -> None:
 def test_long_text_is_cut_before_a_word_that_may_be_half_a_password() -> None:
     text = "x" * 16_000 + " u:" + SECRET * 100 + "@h"
     assert redact_dsn(text) == "x" * 16_000 + " …[truncated]"
+
+
+@pytest.mark.newcomer
+def test_a_text_without_spaces_is_cut_and_not_lost() -> None:
+    """S9: base64 or JSON in an error; half a password at the cut is not shown, a whole one is hidden."""
+    assert redact_dsn("x" * 20_000) == "x" * 8_192 + " …[truncated]"
+    assert redact_dsn("short " + "x" * 20_000) == ("short " + "x" * 20_000)[:8_192] + " …[truncated]"
+    for before in ("x" * 16_380 + "/", "x" * 12_000 + "/"):
+        text = redact_dsn(f"{before}u:{SECRET}@h" + "y" * 20_000)
+        assert SECRET[:5] not in text and len(text) > 4_000
