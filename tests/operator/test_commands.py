@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -332,6 +333,52 @@ def test_open_events_are_cancelled_by_filter(
     assert db.execute(open_).fetchall() == [("mail.thank", 2)]
     code, out, _ = holdfast("events", "cancel", "--route", "mail.thank", "--generation", 0, "--yes", "--json")
     assert (code, len(json.loads(out)["moved"])) == (0, 2)
+
+
+@pytest.mark.newcomer
+def test_one_is_not_several_and_ids_have_names(dsn: str, holdfast: Run, db: psycopg.Connection[Any]) -> None:
+    """OPS-1: singular and plural, both keys of an event, the id in the audit, and where ids are found."""
+    (failed,) = made(dsn, fail)
+    assert "1 failed in 1 group;" in holdfast("failed", "groups")[1]
+    db.execute("UPDATE core.outbox SET dedupe_key = 'cart-7' WHERE id = %s", [failed])
+    code, out, _ = holdfast("events", "show", failed)
+    assert code == 0
+    assert re.search(r"idempotency key +\S", out) and re.search(r"event key +cart-7", out)
+    assert json.loads(holdfast("events", "show", failed, "--json")[1])["event_key"] == "cart-7"
+    assert holdfast("failed", "replay", failed, "--reason", "back")[0] == 0
+    assert holdfast("failed", "replay", failed)[0] == 1
+    out = holdfast("audit", "--action", "replay", "--json")[1]
+    assert json.loads(out)[-1]["first_id"] == str(failed)
+    assert (
+        "1 event moved from generation 0 to 7" in holdfast("generations", "move", 0, "--to", 7, "--force", "--yes")[1]
+    )
+    for verb in ("show", "cancel"):
+        code, _, err = holdfast("events", verb, "17", "--yes" if verb == "cancel" else "--json")
+        assert code == 2 and "copy one from: holdfast events list" in err
+    assert "holdfast workers list" in holdfast("workers", "release", "17", "--yes")[2]
+
+
+@pytest.mark.newcomer
+def test_an_event_whose_deliveries_were_replayed_is_no_mistake(
+    dsn: str, holdfast: Run, db: psycopg.Connection[Any]
+) -> None:
+    """DLQ-4: by the event's own id, as by that of its delivery: exit code 1, because nothing was moved."""
+    (delivery,) = made(dsn, fail)
+    event = "0199c1f2-5f2e-7a53-8d54-0d6a2f1f9a11"
+    db.execute(
+        """INSERT INTO core.outbox (id, event_type, source, payload, handler_name, status, settled_at, delivered_at)
+           VALUES (%s, 'order.placed', 'shop', '{}', '*', 'delivered', now(), now())""",
+        [event],
+    )
+    db.execute("SELECT core.subscribe('billing', %s, '{order.placed}')", [HANDLER])
+    named = "UPDATE core.outbox SET origin_id = %s, id = core.sibling_id(%s, handler_name) WHERE id = %s"
+    db.execute(named, [event, event, delivery])
+    assert holdfast("failed", "replay", event)[0] == 0
+    code, _, err = holdfast("failed", "replay", event)
+    assert (code, f"holdfast events show {event}" in err) == (1, True)
+    assert holdfast("failed", "replay", UNKNOWN)[0] == 2
+    code, out, _ = holdfast("uninstall", "--yes", "--i-know-this-deletes", "core")
+    assert (code, "1 event deleted" in out) == (0, True), "an event and its delivery are one event"
 
 
 def test_a_large_replay_needs_a_plan(dsn: str, holdfast: Run, db: psycopg.Connection[Any]) -> None:

@@ -140,7 +140,7 @@ def test_erase(holdfast: Run, database: Callable[..., Any]) -> None:
     assert (code, done["outbox"], done["archive"], done["open"]) == (1, 4, 2, 1)
     assert UUID(done["domain_id"]) == domain
     code, out, _ = holdfast("retention", "erase", str(domain), "--yes", "--cancel-open")
-    assert (code, out.splitlines()[0]) == (0, "1 rows of the outbox and 0 of the archive erased")
+    assert (code, out.splitlines()[0]) == (0, "1 row of the outbox and 0 of the archive erased")
     code, _, err = holdfast("retention", "erase", "alice", "--yes")
     assert (code, "domain_id" in err) == (2, True)
 

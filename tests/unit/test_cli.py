@@ -374,7 +374,7 @@ def test_uninstall_asks_twice(holdfast: Run, calls: list[Any], monkeypatch: pyte
     answer(monkeypatch, "core", "y")
     code, out, _ = holdfast("uninstall", "--dsn", "postgresql://h/db")
     assert code == 0
-    assert "1234 events will be lost" in out
+    assert "1,234 events will be lost" in out
     assert "outbox" in out
     assert "roles removed: holdfast_worker" in out
     assert [call[0] for call in calls] == ["holdings", "uninstall"]

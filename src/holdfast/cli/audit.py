@@ -9,6 +9,7 @@ import typer
 from holdfast.cli import output
 from holdfast.cli.options import JsonOption, LimitOption, Where, spread
 from holdfast.cli.selection import moment
+from holdfast.operator import AuditLine
 
 
 @spread
@@ -38,6 +39,17 @@ def audit(
         output.print_json(found)
         return
     output.print_table(
-        ("at", "actor", "login", "action", "counts", "arguments", "reason"),
-        [(line.at, line.actor, line.login, line.action, line.counts, line.arguments, line.reason) for line in found],
+        ("at", "actor", "login", "action", "events", "counts", "arguments", "reason"),
+        [
+            (line.at, line.actor, line.login, line.action, _events(line), line.counts, line.arguments, line.reason)
+            for line in found
+        ],
     )
+
+
+def _events(line: AuditLine) -> str:
+    """The id of the first event, and how many others there were."""
+    if line.first_id is None:
+        return "-"
+    others = (line.rows or 1) - 1
+    return f"{line.first_id} and {others:,} more" if others else line.first_id

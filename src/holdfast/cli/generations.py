@@ -48,7 +48,7 @@ def retire(
     async def act(operator: Operator) -> Generation:
         options: dict[str, Any] = {"force": force, "reason": change.reason}
         found = await operator.generations.retire(generation, dry_run=True, **options)
-        change.confirm(f"Retire generation {generation}, which has {found.open} open events?")
+        change.confirm(f"Retire generation {generation}, which has {output.counted(found.open, 'open event')}?")
         return found if change.dry_run else await operator.generations.retire(generation, **options)
 
     found = where.run(act)
@@ -74,14 +74,14 @@ def move(
     async def act(operator: Operator) -> MovedGeneration:
         options: dict[str, Any] = {"force": force, "reason": change.reason}
         found = await operator.generations.move(generation, to, **options, dry_run=True)
-        change.confirm(f"Move {found.moved} events from generation {generation} to {to}?")
+        change.confirm(f"Move {output.events(found.moved)} from generation {generation} to {to}?")
         return found if change.dry_run else await operator.generations.move(generation, to, **options)
 
     done = where.run(act)
     if change.as_json:
         output.print_json(done)
     else:
-        output.print_line(f"{done.moved} events {change.would}moved from generation {generation} to {to}")
+        output.print_line(f"{output.events(done.moved)} {change.would}moved from generation {generation} to {to}")
     if not done.moved:
         raise typer.Exit(1)
 

@@ -13,7 +13,9 @@ def show_groups(found: FailureGroups, as_json: bool) -> None:
         output.print_json({"groups": listed} | more)
         return
     more_than = "+" if found.is_more else ""
-    output.print_line(f"{found.examined}{more_than} failed in {len(found.groups)} groups; times are UTC", "dim")
+    output.print_line(
+        f"{found.examined}{more_than} failed in {output.counted(len(found.groups), 'group')}; times are UTC", "dim"
+    )
     output.print_table(
         ("group", "count", "first seen", "last seen", "reasons", "event types", "note", "newest error"),
         [

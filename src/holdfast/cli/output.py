@@ -88,9 +88,14 @@ def clean(text: str) -> str:
     return CONTROL.sub(lambda match: " " if match[0] in "\n\t" else ascii(match[0])[1:-1], text)
 
 
+def counted(count: int, noun: str, plural: str | None = None) -> str:
+    """Return a number of things: 1 group, 1,200 groups."""
+    return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
+
+
 def events(count: int) -> str:
     """Return a number of events: 1 event, 1,200 events."""
-    return f"{count:,} event{'' if count == 1 else 's'}"
+    return counted(count, "event")
 
 
 def first_line(text: str | None, longest: int = 100) -> str:

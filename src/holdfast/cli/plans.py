@@ -109,7 +109,9 @@ def run(where: Target, plan: PlanArgument, change: Change) -> None:
     async def act(operator: Operator) -> PlanReport:
         found = await operator.plans.detail(plan)
         left = found.plan.pending
-        change.confirm(f"Replay {left:,} events at {found.plan.rate:g} a second, {found.plan.canary} of them first?")
+        change.confirm(
+            f"Replay {output.events(left)} at {found.plan.rate:g} a second, {found.plan.canary} of them first?"
+        )
         if change.dry_run:
             return found
         stop = asyncio.Event()
@@ -147,7 +149,7 @@ def cancel(where: Target, plan: PlanArgument, change: Change) -> None:
 
     async def act(operator: Operator) -> PlanChange:
         found = await operator.plans.read(plan)
-        change.confirm(f"Cancel plan {plan}? {found.pending:,} events will not be replayed by it.")
+        change.confirm(f"Cancel plan {plan}? {output.events(found.pending)} will not be replayed by it.")
         return await operator.plans.cancel(plan, **_options(change))
 
     _show_change(where.run(act), change)
@@ -197,8 +199,8 @@ def _show(found: PlanReport, as_json: bool) -> None:
     because = f": {plan.state_reason}" if plan.state_reason else ""
     output.print_line(f"plan {plan.id} {_state(plan)}{because}{kept}", "bold")
     output.print_line(
-        f"  {plan.total:,} rows: {plan.pending:,} to go, {plan.delivered:,} delivered, {plan.failed:,} failed again, "
-        f"{plan.replayed:,} without an outcome, {plan.skipped:,} skipped"
+        f"  {output.counted(plan.total, 'row')}: {plan.pending:,} to go, {plan.delivered:,} delivered, "
+        f"{plan.failed:,} failed again, {plan.replayed:,} without an outcome, {plan.skipped:,} skipped"
     )
     output.print_line(
         f"  into {_into(plan)} at {plan.rate:g} a second; canary {plan.canary}; "

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from holdfast.cli.options import Change, JsonOption, Target, Where, spread
-from holdfast.cli.output import print_json, print_line, print_table, progress_bar
+from holdfast.cli.output import counted, print_json, print_line, print_table, progress_bar
 from holdfast.errors import ConfigurationError
 from holdfast.operator import Erasure, Operator, RetentionReport, SweepReport
 from holdfast.retention import ALL_CLASSES, Disposal, RetentionPolicies, RetentionPolicy
@@ -60,7 +60,7 @@ def sweep(target: Target, change: Change) -> None:
         return
     if not change.as_json:
         print_due(due)
-    change.confirm(f"Sweep {due.total:,}{' or more' if due.more else ''} rows?")
+    change.confirm(f"Sweep {due.total:,}{' or more' if due.more else ''} {'row' if due.total == 1 else 'rows'}?")
 
     async def run(operator: Operator) -> SweepReport:
         with progress("sweeping", None if due.more else due.total) as advance:
@@ -72,7 +72,7 @@ def sweep(target: Target, change: Change) -> None:
     else:
         print_table(["swept", "rows"], [(STEPS[step], count) for step, count in done.swept.items() if count])
         longest = f"the longest took {done.longest * 1000:.0f} ms"
-        print_line(f"{done.total:,} rows in {done.batches} batches, {longest}", "dim")
+        print_line(f"{counted(done.total, 'row')} in {counted(done.batches, 'batch', 'batches')}, {longest}", "dim")
         for left in done.refused:
             print_line(f"! left {STEPS[left.step]} of {left.content_class or 'all classes'}: {left.error}", "yellow")
     if done.refused:
@@ -128,7 +128,7 @@ def erase(
         print_erasure(found, change, cancel_open)
         return
     rows = found.total + (found.open if cancel_open else 0)
-    change.confirm(f"Erase the data of {rows:,} rows of {found.domain_id} for good?")
+    change.confirm(f"Erase the data of {counted(rows, 'row')} of {found.domain_id} for good?")
 
     async def run(operator: Operator) -> Erasure:
         with progress("erasing", await operator.retention.size()) as advance:
@@ -204,7 +204,9 @@ def print_erasure(found: Erasure, change: Change, cancel_open: bool) -> None:
     if change.as_json:
         print_json({**asdict(found), "cancel_open": cancel_open})
         return
-    print_line(f"{found.outbox:,} rows of the outbox and {found.archive:,} of the archive {change.would}erased")
+    print_line(
+        f"{counted(found.outbox, 'row')} of the outbox and {found.archive:,} of the archive {change.would}erased"
+    )
     if found.records:
         print_line(f"{found.records:,} idempotency records that name it {change.would}forgotten, or lose their answers")
     for place, count in found.kept.items():

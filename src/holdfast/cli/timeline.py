@@ -17,7 +17,8 @@ def show(found: EventDetail, as_json: bool) -> None:
         ("target", found.target),
         ("class", found.content_class),
         ("domain id", found.domain_id),
-        ("key", found.idempotency_key),
+        ("idempotency key", found.idempotency_key),
+        ("event key", found.event_key),
         ("trace", found.trace_context),
         ("handled by", found.handled_by),
     ]
@@ -80,4 +81,4 @@ def _group(each: Delivery) -> str:
 def _facts(rows: list[tuple[str, object]]) -> None:
     for name, value in rows:
         if value not in (None, {}, []):
-            output.print_line(f"  {name:<12} {output.shown(value)}")
+            output.print_line(f"  {name:<15} {output.shown(value)}")

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli import environment
+from holdfast.cli import environment, output
 from holdfast.cli.environment import DsnOption, SchemaOption
 from holdfast.errors import ConfigurationError
 from holdfast.names import schema_name
@@ -38,7 +38,7 @@ def uninstall(
     if not yes:
         _ask(holdings)
     removal = asyncio.run(installation.uninstall(address, name))
-    typer.echo(f"schema {name} removed, {holdings.events} events deleted")
+    typer.echo(f"schema {name} removed, {output.events(holdings.events)} deleted")
     if removal.roles_dropped:
         typer.echo(f"roles removed: {', '.join(removal.roles_dropped)}")
     if removal.roles_kept:
@@ -52,9 +52,9 @@ def _ask(holdings: installation.Holdings) -> None:
             "needs confirmation, and there is no terminal to ask on",
             f"holdfast uninstall --yes --i-know-this-deletes {holdings.schema}",
         )
-    typer.echo(f"The schema {holdings.schema} holds {holdings.events} events.")
+    typer.echo(f"The schema {holdings.schema} holds {output.events(holdings.events)}.")
     typer.echo(f"Its tables: {', '.join(holdings.tables)}.")
     if typer.prompt("Type the name of the schema to go on") != holdings.schema:
         typer.echo("That is not its name. Nothing was changed.", err=True)
         raise typer.Exit(1)
-    typer.confirm(f"{holdings.events} events will be lost for good. Go on?", abort=True)
+    typer.confirm(f"{output.events(holdings.events)} will be lost for good. Go on?", abort=True)

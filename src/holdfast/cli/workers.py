@@ -47,7 +47,7 @@ def release(
     async def act(operator: Operator) -> ReleasedWorker:
         options: dict[str, Any] = {"force": force, "reason": change.reason}
         found = await operator.workers.release(worker, dry_run=True, **options)
-        change.confirm(f"Release {found.released} events that worker {worker} holds?")
+        change.confirm(f"Release {output.events(found.released)} that worker {worker} holds?")
         return found if change.dry_run else await operator.workers.release(worker, **options)
 
     done = where.run(act)
@@ -55,6 +55,6 @@ def release(
         output.print_json(done)
     else:
         left = f"; {done.left} are still locked by a transaction" if done.left else ""
-        output.print_line(f"{done.released} events of worker {done.worker} {change.would}released{left}")
+        output.print_line(f"{output.events(done.released)} of worker {done.worker} {change.would}released{left}")
     if not done.released:
         raise typer.Exit(1)

@@ -34,16 +34,14 @@ def ids(values: Iterable[UUID | str], field: str = "ids") -> list[UUID]:
     return list(found)
 
 
-def identity(value: UUID | str, field: str = "id") -> UUID:
-    """An id, or an error that quotes the value."""
+def identity(value: UUID | str, field: str = "id", listed_by: str = "holdfast failed list") -> UUID:
+    """An id, or an error that quotes the value and names the command that lists such ids."""
     if isinstance(value, UUID):
         return value
     try:
         return UUID(value)
     except (TypeError, ValueError, AttributeError):
-        raise ConfigurationError(
-            field, f"{quoted(value)} is not an id", "copy one from: holdfast failed list"
-        ) from None
+        raise ConfigurationError(field, f"{quoted(value)} is not an id", f"copy one from: {listed_by}") from None
 
 
 def page(field: str, value: int) -> int:

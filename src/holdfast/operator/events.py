@@ -16,6 +16,8 @@ from holdfast.postgres.operations import archive, events
 from holdfast.postgres.operations.connection import Statements
 from holdfast.postgres.operations.events import EventDetail, OpenEvent
 
+_LISTED_BY = "holdfast events list, or holdfast failed list"
+
 
 class Events:
     """Events, as `operator.events`."""
@@ -41,7 +43,7 @@ class Events:
 
     async def detail(self, id: UUID | str, *, payload: bool = False) -> EventDetail:
         """Everything about the event that an id names: its own, or that of one of its deliveries."""
-        asked = arguments.identity(id)
+        asked = arguments.identity(id, listed_by=_LISTED_BY)
         async with self._session.reading() as statements:
             found = await events.detail(statements, asked, payload=payload)
             if found is None:
@@ -50,7 +52,7 @@ class Events:
 
     async def cancel(self, id: UUID | str, *, reason: str | None = None, dry_run: bool = False) -> Moved:
         """Cancel an event that is pending or in flight, for all its handlers. A running handler is asked to end."""
-        asked, actor = arguments.identity(id), self._session.actor
+        asked, actor = arguments.identity(id, listed_by=_LISTED_BY), self._session.actor
         cancelled: list[UUID] = []
         named = {"reason": arguments.reason(reason), "id": asked}
         async with self._session.changing("cancel", dry_run=dry_run, **named) as statements:

@@ -14,7 +14,7 @@ from holdfast.operator.outcome import Moved, moved, require_remembered
 from holdfast.operator.selection import Selection
 from holdfast.operator.session import Refused, Session, generation_for
 from holdfast.payload import encode_payload
-from holdfast.postgres.operations import failed, generations
+from holdfast.postgres.operations import events, failed, generations
 from holdfast.postgres.operations.failed import FailedEvent, FailureGroups
 
 _STREAM_PAGE = 500
@@ -82,7 +82,9 @@ class FailedEvents:
         asked = arguments.ids(ids)
         async with self._session.reading() as statements:
             rows = await failed.resolve(statements, asked)
-        unknown = sorted({str(id) for id, row in rows if row is None})
+            unknown = sorted({str(id) for id, row in rows if row is None})
+            if unknown and await events.deliveries(statements, UUID(unknown[0])):
+                raise Refused(f"{unknown[0]} has no failed delivery", f"see: holdfast events show {unknown[0]}")
         if unknown:
             others = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
             raise ConfigurationError(

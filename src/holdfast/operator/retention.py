@@ -91,7 +91,7 @@ class Retention:
 
     async def preview_erasure(self, domain_id: UUID | str, *, on_page: OnPage = lambda _examined: None) -> Erasure:
         """How many rows `erase` would change. It reads the whole outbox, a page at a time."""
-        domain, settled, open_ = arguments.identity(domain_id, "domain_id"), 0, 0
+        domain, settled, open_ = arguments.identity(domain_id, "domain_id", "the domain_id of your events"), 0, 0
         after: UUID | None = None
         while True:
             async with self._session.reading() as statements:
@@ -124,7 +124,11 @@ class Retention:
         The metadata stays: id, type, times, outcome; retention goes on with it. Open events stay, and are counted,
         unless `cancel_open`. The archive comes first: what is erased there cannot be replayed into the outbox.
         """
-        domain, actor, why = arguments.identity(domain_id, "domain_id"), self._session.actor, arguments.reason(reason)
+        domain, actor, why = (
+            arguments.identity(domain_id, "domain_id", "the domain_id of your events"),
+            self._session.actor,
+            arguments.reason(reason),
+        )
         archived, erased, open_ = 0, 0, 0
         after: UUID | None = None
         while True:

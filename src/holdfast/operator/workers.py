@@ -43,7 +43,7 @@ class Workers:
         the database's clock was set back. Refused, unless forced, while the worker lives: its handlers would run beside
         those of the next worker.
         """
-        identity = arguments.identity(worker, "worker")
+        identity = arguments.identity(worker, "worker", "holdfast workers list")
         asked: dict[str, Any] = {"reason": arguments.reason(reason), "worker": str(identity), "force": force}
         living = [each.name for each in await self.all() if each.id == identity and each.living]
         async with self._session.changing("worker.release", dry_run=dry_run, **asked):

@@ -26,6 +26,7 @@ class AuditLine:
     arguments: dict[str, Any]
     counts: dict[str, int]
     rows: int | None  # how many rows it changed, if it changes rows
+    first_id: str | None  # of the rows
 
 
 async def page(

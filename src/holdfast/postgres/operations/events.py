@@ -93,6 +93,7 @@ class EventDetail:
     content_class: str
     domain_id: UUID | None
     idempotency_key: str
+    event_key: str | None  # the name that its producer gave it with `key=`
     trace_context: str | None
     deliveries: list[Delivery]
     handled_by: dict[str, datetime]  # from the inbox
@@ -118,6 +119,7 @@ async def detail(statements: Statements, id: UUID, *, payload: bool) -> EventDet
     return EventDetail(
         event_id=first["origin_id"] or first["id"],
         **{name: first[name] for name in (*common, "idempotency_key", "trace_context")},
+        event_key=first["dedupe_key"],
         deliveries=[await _delivery(statements, row) for row in rows],
         handled_by={row["handler_name"]: row["handled_at"] for row in handled},
         **parsed,

@@ -136,7 +136,8 @@ ORDER BY xact_start
 LIMIT 1
 
 -- name: count_events
-SELECT count(*) FROM core.outbox
+-- Events, not rows: one that several handlers wanted has a row for each.
+SELECT count(DISTINCT coalesce(origin_id, id)) FROM core.outbox
 
 -- name: list_tables
 SELECT relname::text FROM pg_catalog.pg_class

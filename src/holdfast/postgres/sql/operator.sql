@@ -73,7 +73,8 @@ ORDER BY d.id;
 
 -- name: read_event_rows
 SELECT o.id, o.origin_id, o.event_type, o.event_version, o.occurred_at, o.source, o.target, o.content_class, o.domain_id,
-       o.idempotency_key, o.trace_context, o.handler_name, o.route, o.status, o.attempts, o.last_error, o.error_signature,
+       o.idempotency_key, o.dedupe_key, o.trace_context, o.handler_name, o.route, o.status, o.attempts, o.last_error,
+       o.error_signature,
        o.failure_reason, o.first_failed_at, o.failed_at, o.failure_history::text AS failure_history, o.created_at,
        o.available_at, o.expires_at, o.delivered_at, o.deleted_at, o.lease_expires_at, o.channel, o.generation, o.priority,
        CASE WHEN :payload::boolean THEN o.payload::text END AS payload,
@@ -117,7 +118,7 @@ FROM unnest(:ids::uuid[]) AS d (id);
 
 -- name: list_audit
 SELECT a.id, a.at, a.actor, a.login, a.action, a.reason, (a.arguments - 'ids')::text AS arguments, a.counts::text AS counts,
-       jsonb_array_length(a.arguments -> 'ids') AS rows
+       jsonb_array_length(a.arguments -> 'ids') AS rows, a.arguments -> 'ids' ->> 0 AS first_id
 FROM core.audit a
 WHERE (:before::bigint IS NULL OR a.id < :before::bigint)
   AND (:actor::text IS NULL OR a.actor = :actor::text)
@@ -129,7 +130,7 @@ LIMIT :most::int;
 
 -- name: list_audit_of_row
 SELECT a.id, a.at, a.actor, a.login, a.action, a.reason, (a.arguments - 'ids')::text AS arguments, a.counts::text AS counts,
-       jsonb_array_length(a.arguments -> 'ids') AS rows
+       jsonb_array_length(a.arguments -> 'ids') AS rows, a.arguments -> 'ids' ->> 0 AS first_id
 FROM core.audit a
 WHERE a.arguments -> 'ids' @> to_jsonb(:id::uuid)
 ORDER BY a.id
