@@ -1,4 +1,4 @@
-"""The `holdfast` command. Only this package reads the environment."""
+"""The `holdfast` command. Only this package takes settings from the environment."""
 
 from __future__ import annotations
 

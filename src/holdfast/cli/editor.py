@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import subprocess
 import tempfile
 from pathlib import Path
 
+from holdfast.cli import environment
 from holdfast.errors import ConfigurationError
 
 
 def edited(text: str, *, suffix: str) -> str | None:
     """Return the text as it was saved in the editor; None if it was left as it was."""
-    chosen = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
+    chosen = environment.editor()
     with tempfile.TemporaryDirectory(prefix="holdfast-") as folder:  # for its owner alone: it may be personal data
         file = Path(folder, f"edited{suffix}")
         file.write_text(text, encoding="utf-8")

@@ -51,6 +51,11 @@ def sentry_dsn() -> str | None:
     return os.environ.get("SENTRY_DSN") or None
 
 
+def editor() -> str:
+    """The command that edits a file."""
+    return os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
+
+
 def redactor(option: str | None) -> str | None:
     """The name of the function that is applied to error texts."""
     return option or os.environ.get("HOLDFAST_REDACT") or None
