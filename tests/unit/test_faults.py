@@ -11,7 +11,6 @@ from holdfast.postgres.faults import (
     is_conflict,
     is_lock_timeout,
     is_unavailable,
-    is_unique_violation,
     passes_in_new_transaction,
 )
 from holdfast.retry import CONFLICT_SQLSTATES, LOCK_NOT_AVAILABLE, QUERY_CANCELED
@@ -44,6 +43,5 @@ def test_what_a_code_means(state: str) -> None:
     found = error(state)
     assert is_conflict(found) is (state in ("40001", "40P01"))
     assert is_lock_timeout(found) is (state in ("55P03", "57014"))
-    assert passes_in_new_transaction(found) is (state in ("40001", "40P01", "55P03"))
-    assert is_unique_violation(found) is (state == "23505")
+    assert passes_in_new_transaction(found) is (state in ("40001", "40P01", "55P03", "23505"))
     assert not is_unavailable(found)

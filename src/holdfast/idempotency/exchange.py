@@ -99,17 +99,10 @@ class ExchangeConfig:
 
 
 class Exchange:
-    """The phase, the key and the statements of one request. `key_fields` are its `Idempotency-Key` headers.
+    """The phase, the key and the statements of one request. `key_fields` are its `Idempotency-Key` headers."""
 
-    `can_repeat` returns whether the request is still known as it arrived, so that it can be run again.
-    """
-
-    def __init__(
-        self, config: ExchangeConfig, operation: str, key_fields: Sequence[bytes], can_repeat: Callable[[], bool]
-    ) -> None:
+    def __init__(self, config: ExchangeConfig, operation: str, key_fields: Sequence[bytes]) -> None:
         self._config = config
-        self._can_repeat = can_repeat
-        self._attempt = 1
         self._settings = config.settings
         self._operation = operation
         self._key_fields = key_fields
@@ -211,8 +204,6 @@ class Exchange:
                 self.refuse(answers.in_progress(self._settings))
             case Fault.PASSING:
                 self.repeat(error)
-            case Fault.COLLISION if self._is_repetition_left():
-                self.repeat(error)
             case Fault.UNAVAILABLE:
                 self.unavailable(error)
 
@@ -304,14 +295,10 @@ class Exchange:
 
     # --- repetition -----------------------------------------------------------------------------------------
 
-    def _is_repetition_left(self) -> bool:
-        return self._attempt <= self._settings.retries and self._can_repeat()
-
-    def pause_before_repetition(self) -> float | None:
+    def pause_before_repetition(self, attempt: int, can_repeat: Callable[[], bool]) -> float | None:
         """Return the seconds to wait before the next attempt; None if the request is given up and answered with 503."""
         error = self.phase.error if isinstance(self.phase, Repeating) else None
-        attempt = self._attempt
-        if not self._is_repetition_left():
+        if attempt > self._settings.retries or not can_repeat():
             self.report("error", "request_given_up", error, attempt=attempt)
             self.advance(GivenUp(answers.unavailable(self._settings)))
             return None
@@ -322,7 +309,6 @@ class Exchange:
     def restart(self) -> None:
         """Forget this attempt: the application is run again from the beginning."""
         self.advance(Restarted())
-        self._attempt += 1
         self._forget()
 
     # --- observability --------------------------------------------------------------------------------------

@@ -6,13 +6,7 @@ from enum import Enum
 
 from holdfast.errors import HoldfastError
 from holdfast.failure import describe
-from holdfast.postgres.faults import (
-    is_from_driver,
-    is_lock_timeout,
-    is_unavailable,
-    is_unique_violation,
-    passes_in_new_transaction,
-)
+from holdfast.postgres.faults import is_from_driver, is_lock_timeout, is_unavailable, passes_in_new_transaction
 from holdfast.retry import sqlstate_of
 
 _LONGEST_TEXT = 500
@@ -23,7 +17,6 @@ class Fault(Enum):
 
     IN_PROGRESS = "in progress"  # another request with the same key is being carried out: 409
     PASSING = "passing"  # it may not occur when everything is run again
-    COLLISION = "collision"  # a unique violation: it may pass as well; one that stays is the application's own
     UNAVAILABLE = "unavailable"  # the database cannot be reached: 503
     OWN = "own"  # the application's own error, which the application answers
 
@@ -35,16 +28,13 @@ def fault_of_taking(error: BaseException) -> Fault:
     """
     if is_lock_timeout(error):
         return Fault.IN_PROGRESS
-    passing = passes_in_new_transaction(error) or is_unique_violation(error)
-    return Fault.PASSING if passing else Fault.UNAVAILABLE
+    return Fault.PASSING if passes_in_new_transaction(error) else Fault.UNAVAILABLE
 
 
 def fault_of_work(error: BaseException) -> Fault:
     """Judge an error of the endpoint, whose whole transaction is rolled back."""
     if passes_in_new_transaction(error):
         return Fault.PASSING
-    if is_unique_violation(error):
-        return Fault.COLLISION
     return Fault.UNAVAILABLE if is_unavailable(error) else Fault.OWN
 
 

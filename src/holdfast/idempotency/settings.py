@@ -34,7 +34,7 @@ class IdempotencySettings:
     idle: float = 60.0  # how long an endpoint may leave its transaction idle before the database ends it
     connect_within: float = 5.0  # for a connection from the pool, before the answer is 503
     commit_within: float = 10.0  # for the database to answer, before its connection is cut and the answer is 503
-    retries: int = 3  # after a serialization failure, a deadlock or a unique violation
+    retries: int = 3  # after a serialization failure or a deadlock
     request_limit: int = 1024 * 1024  # of a request body that is hashed; above it the answer is 413
     response_limit: int = 1024 * 1024  # of a response body that is stored; above it a duplicate gets 409
     buffer_limit: int = 16 * 1024 * 1024  # of a response body that is held back until the commit

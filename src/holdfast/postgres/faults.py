@@ -48,8 +48,9 @@ PASSING_FAULTS = (
 # What a command reports in one line, with a remedy.
 DATABASE_ERRORS: Final = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError)
 
+# Under concurrency a unique violation may stand for a serialization failure.
 _UNIQUE_VIOLATION = "23505"
-_REPEATABLE = CONFLICT_SQLSTATES | {LOCK_NOT_AVAILABLE}
+_REPEATABLE = CONFLICT_SQLSTATES | {_UNIQUE_VIOLATION, LOCK_NOT_AVAILABLE}
 _LOCK_TIMEOUTS = frozenset((LOCK_NOT_AVAILABLE, QUERY_CANCELED))
 # The connection failed, the server lacks resources or shuts down, it ended an idle session, or it became a standby.
 _UNAVAILABLE = ("08", "53", "57P", "25P03", "25P04", "25006")
@@ -64,11 +65,6 @@ def is_conflict(error: BaseException) -> bool:
 def passes_in_new_transaction(error: BaseException) -> bool:
     """Return whether the same work may succeed when its whole transaction is run again."""
     return sqlstate_of(error) in _REPEATABLE
-
-
-def is_unique_violation(error: BaseException) -> bool:
-    """Return whether a row exists already. Under concurrency that may stand for a serialization failure."""
-    return sqlstate_of(error) == _UNIQUE_VIOLATION
 
 
 def is_lock_timeout(error: BaseException) -> bool:

@@ -95,8 +95,7 @@ class AsgiExchange:
         self._server_send = send
         self._body = Body(receive, self._settings.request_limit)
         key_fields = [value for name, value in scope["headers"] if name == b"idempotency-key"]
-        operation = f"{scope['method']} {scope['path']}"
-        self._exchange = Exchange(config, operation, key_fields, self._body.is_repeatable)
+        self._exchange = Exchange(config, f"{scope['method']} {scope['path']}", key_fields)
         self._prepare()
 
     def _prepare(self) -> None:
@@ -178,11 +177,13 @@ class AsgiExchange:
     async def run(self) -> None:
         """Run the application until its request is answered."""
         exchange = self._exchange
+        attempt = 0
         while True:
+            attempt += 1
             error = await self._run_once()
             if not isinstance(exchange.phase, Repeating):
                 break
-            pause = exchange.pause_before_repetition()
+            pause = exchange.pause_before_repetition(attempt, self._body.is_repeatable)
             if pause is None:
                 await self._reply()
                 break

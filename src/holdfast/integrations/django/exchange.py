@@ -46,8 +46,7 @@ class DjangoExchange:
         self._request = request
         setattr(request, ATTRIBUTE, self)
         self._captured = CapturedRequest(request, config.settings)
-        operation, captured = f"{request.method} {request.path}", self._captured
-        self._exchange = Exchange(config, operation, captured.key_fields, captured.is_repeatable)
+        self._exchange = Exchange(config, f"{request.method} {request.path}", self._captured.key_fields)
         self._transaction: AtomicTransaction | None = None
 
     # --- for the view ---------------------------------------------------------------------------------------
@@ -109,14 +108,15 @@ class DjangoExchange:
     def run(self) -> Any:
         """Run the view until its request is answered, and return the response."""
         exchange = self._exchange
+        attempt = 0
         while True:
+            attempt += 1
             response = self._run_once()
             if not isinstance(exchange.phase, Repeating):
                 return response
-            pause = exchange.pause_before_repetition()
+            pause = exchange.pause_before_repetition(attempt, self._captured.rewind)
             if pause is None:
                 return self._own_response()
-            self._captured.rewind()
             time.sleep(pause)
             exchange.restart()
             self._transaction = None

@@ -72,16 +72,15 @@ class CapturedRequest:
         )
         return hashed.parts(raw=self._settings.raw_body)
 
-    def is_repeatable(self) -> bool:
-        """Return whether the body is kept, or has not been read."""
-        return "_body" in vars(self._request) or not self._request._read_started
-
-    def rewind(self) -> None:
-        """Restore the request object to its state on arrival."""
+    def rewind(self) -> bool:
+        """Restore the request object to its state on arrival; return False if its body was read and is not kept."""
         request, state = self._request, vars(self._request)
         body = state.get("_body")
+        if body is None and request._read_started:
+            return False
         request.close()  # uploaded files, which are parsed again
         state.clear()
         state |= self._state
         if body is not None:
             request._body, request._stream = body, BytesIO(body)
+        return True
