@@ -39,13 +39,15 @@ from holdfast.idempotency.phases import (
 )
 from holdfast.idempotency.settings import IdempotencySettings
 from holdfast.idempotency.transitions import Action, ImpossibleTransition, transition
-from holdfast.postgres.faults import is_conflict
+from holdfast.postgres.faults import UNIQUE_VIOLATION, is_conflict
 from holdfast.postgres.idempotency import ExistingRecord, NewRecord, Records, StoredResponse
+from holdfast.retry import sqlstate_of
 from holdfast.telemetry import Notice, Observer
 
 T = TypeVar("T")
 
 _FIRST_PAUSE = 0.01  # seconds; doubled with each repetition
+_STAYING = "no repetition cures it: catch the unique violation in a savepoint, and answer 409"
 
 
 class StopEndpoint(BaseException):
@@ -299,7 +301,8 @@ class Exchange:
         """Return the seconds to wait before the next attempt; None if the request is given up and answered with 503."""
         error = self.phase.error if isinstance(self.phase, Repeating) else None
         if attempt > self._settings.retries or not can_repeat():
-            self.report("error", "request_given_up", error, attempt=attempt)
+            remedy = {"remedy": _STAYING} if error is not None and sqlstate_of(error) == UNIQUE_VIOLATION else {}
+            self.report("error", "request_given_up", error, attempt=attempt, **remedy)
             self.advance(GivenUp(answers.unavailable(self._settings)))
             return None
         pause = random.uniform(0, _FIRST_PAUSE * 2**attempt)

@@ -49,8 +49,8 @@ PASSING_FAULTS = (
 DATABASE_ERRORS: Final = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError)
 
 # Under concurrency a unique violation may stand for a serialization failure.
-_UNIQUE_VIOLATION = "23505"
-_REPEATABLE = CONFLICT_SQLSTATES | {_UNIQUE_VIOLATION, LOCK_NOT_AVAILABLE}
+UNIQUE_VIOLATION = "23505"
+_REPEATABLE = CONFLICT_SQLSTATES | {UNIQUE_VIOLATION, LOCK_NOT_AVAILABLE}
 _LOCK_TIMEOUTS = frozenset((LOCK_NOT_AVAILABLE, QUERY_CANCELED))
 # The connection failed, the server lacks resources or shuts down, it ended an idle session, or it became a standby.
 _UNAVAILABLE = ("08", "53", "57P", "25P03", "25P04", "25006")
