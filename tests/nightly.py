@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 EXAMPLES = 10_000
 TIMEOUT = 7_200
@@ -15,8 +15,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
+    # On a busy machine to make an example may take long, which says nothing about the property.
+    settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("busy")
     if config.getoption("--nightly"):
-        settings.register_profile("nightly", max_examples=EXAMPLES, deadline=None)
+        settings.register_profile("nightly", parent=settings.get_profile("busy"), max_examples=EXAMPLES)
         settings.load_profile("nightly")
         config.option.timeout = config.option.timeout or TIMEOUT
 

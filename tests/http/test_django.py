@@ -84,6 +84,7 @@ async def test_keys_in_django(conn: asyncpg.Connection, shop: Open) -> None:
     problem(await http.post("/orders", json={"sku": "tea"}, headers=fields), 400, "idempotency-key-invalid")
     for who, status in ((None, 401), ("mallory", 403)):
         assert (await http.order(who=who)).status_code == status
+    problem(await http.order(who="x" * 1021), 400, "idempotency-scope-invalid")
     problem(await http.order(order={"filling": "x" * 1000}), 413, "request-too-large")
     assert (await runs(conn), await records(conn)) == ([], [])
 

@@ -272,9 +272,9 @@ async def test_routes_as_a_part_of_the_scope(dsn: str, conn: asyncpg.Connection)
 
 
 async def test_a_scope_that_names_nobody_is_refused(dsn: str, conn: asyncpg.Connection) -> None:
-    """S18: a scope that could not be stored is an error of the application, and the request is not carried out."""
+    """S18: a client that makes the application name nobody gets a problem, and the request is not carried out."""
     async with opened(dsn) as (_, http):
-        assert (await http.order(who="x" * 1021)).status_code == 500
+        problem(await http.order(who="x" * 1021), 400, "idempotency-scope-invalid")
     assert (await runs(conn), await records(conn)) == ([], [])
 
 

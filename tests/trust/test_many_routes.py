@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from datetime import UTC, datetime, timedelta
 
 import asyncpg
 import pytest
@@ -109,6 +110,44 @@ async def test_foreign_event_types(dsn: str, conn: asyncpg.Connection) -> None:
     async with running(dsn, registry, poll_interval=60):
         taken = await waits(conn, handled, [f"order.{name}" for name in ("placed", "paid", "sent", "placed", "back")])
     assert statistics.median(taken) < 0.25
+
+
+async def test_event_types_that_are_not_due(dsn: str, conn: asyncpg.Connection) -> None:
+    """LSN-1, T5: wanted types whose rows wait for ever are not listed, and those of another priority are."""
+    registry, handled = HandlerRegistry(), []
+
+    @registry.handler("order.*", name="billing.note")
+    async def note(event: EventEnvelope) -> None:
+        handled.append(event.event_type)
+
+    await conn.execute(
+        """
+        INSERT INTO core.outbox (event_type, source, payload, idempotency_key, available_at, priority)
+        SELECT 'order.a' || n, 'flood', '{}', n || '/' || t.priority, t.at, t.priority
+        FROM generate_series(1, 15000) n
+        CROSS JOIN (VALUES (0, 'infinity'::timestamptz), (2, now() + interval '1 day')) AS t (priority, at)
+        """
+    )
+    listed, after, pages = [], "", 0
+    query = "SELECT * FROM core.outbox_routes_within('outbox_default', 0, '{*/order.}', '{*/order/}', $1, 128, 1000)"
+    while True:
+        rows = await conn.fetch(query, after)
+        listed += [row["route"] for row in rows if row["within"]]
+        pages += 1
+        if not rows or rows[-1]["within"]:
+            break
+        after = rows[-1]["route"]
+    assert len(listed) <= pages <= 31, "one at the end of each page"
+    async with running(dsn, registry, poll_interval=60):
+        taken = await waits(conn, handled, [f"order.{name}" for name in ("placed", "paid", "sent", "back", "zero")])
+        assert statistics.median(taken) < 1
+        # Behind a lane that is not due, and soon due: found in time, and not with the next poll.
+        columns = "event_type, source, payload, priority, available_at"
+        soon = f"INSERT INTO core.outbox ({columns}) VALUES ($1, 's', '{{}}', $2, $3)"
+        due = datetime.now(UTC) + timedelta(seconds=1)
+        await conn.execute(soon, "order.a77", 1, due)
+        await conn.execute(soon, "order.zz", 0, due)
+        await until(lambda: {"order.a77", "order.zz"} <= set(handled), within=20, what="what became due was handled")
 
 
 async def test_pages_of_routes(dsn: str, conn: asyncpg.Connection) -> None:

@@ -91,6 +91,25 @@ def test_no_body_passes_for_the_normalised_form_of_another(one: dict[str, bytes]
     assert len(parts[0]) != len(parts[1]), "the mark"
 
 
+@pytest.mark.parametrize(
+    "parameters",
+    [b"boundary=b1; boundary=b2", b"boundary=b2; boundary=b1", b"boundary*0=b; boundary*1=1", b"boundary*=utf-8''b1",
+     b'boundary=b1; x="; boundary=b2"'],
+)  # fmt: skip
+def test_a_boundary_that_can_be_read_in_two_ways(parameters: bytes) -> None:
+    """SEC-1: the application may read another one than the hash does, so the header counts as it was sent."""
+    plain = form(b"1")
+    other = {**plain, "content_type": b"multipart/form-data; " + parameters}
+    assert multipart_parts(other["content_type"], other["body"]) is None
+    assert hashed(**other) != hashed(**plain)
+
+
+def test_the_order_of_parameters_counts() -> None:
+    """SEC-1: of two values the application may read the first or the last."""
+    one, other = (form(b"1", kind=b"multipart/form-data; " + each) for each in (b"a=1; a=2", b"a=2; a=1"))
+    assert hashed(**one) != hashed(**other)
+
+
 def test_every_scope_has_a_key_of_its_own() -> None:
     """SEC-1: who reads the table cannot see that two tenants sent the same."""
     assert hashed("http:alice") != hashed("http:bob")

@@ -12,6 +12,7 @@ import asyncpg
 import pytest
 
 from holdfast import EventEnvelope, HandlerRegistry, NewEvent, Publisher
+from holdfast.idempotency import Commands, job_key
 from holdfast.ids import uuid7
 from holdfast.operator import Operator
 from tests.acceptance.support import drained, running, until
@@ -224,6 +225,34 @@ async def test_doctor_names_sources_without_an_owner(dsn: str, outbox: Outbox, l
     async with Operator(dsn, actor="ann@example.org") as operator:
         report = await operator.doctor()
     assert [each.object for each in report.findings if each.code == "source-unowned"] == ["bank"]
+
+
+# --- keys of commands ---
+
+
+@pytest.mark.parametrize("line", ["job:jobs", "job:"])
+async def test_an_owned_scope_is_closed_to_others(outbox: Outbox, logins: Logins, line: str) -> None:
+    """SEC-1, IDM-1: no login uses up the key of another service's job; logins of one role share their keys."""
+    await outbox.connection.execute("INSERT INTO core.sources VALUES ($1, $2)", line, logins.names[PRODUCER])
+    commands = Commands({1: "a secret of the shop"})
+    key = job_key("2026-03-01", "send-reminder", 17)
+
+    async def work() -> int:
+        return 1
+
+    async with session(logins, "bank") as bank, session(logins, PRODUCER) as shop:
+        squat = "SELECT core.idempotency_begin($1, $2, '{x}', 1, '36500 days', 2000, NULL)"
+        with pytest.raises(asyncpg.InsufficientPrivilegeError, match="belongs to another role"):
+            await bank.fetchval(squat, "job:jobs", key)
+        for _ in range(2):
+            async with shop.transaction():
+                assert await commands.run(shop, key, {"order": 17}, work) == 1
+        assert await bank.fetchval(squat, "http:alice", key) is None, "what no role owns is open"
+        hashed = await outbox.value("SELECT core.idempotency_begin('job-sha256:0', 'k', '{x}', 1, '1 day', 2000, NULL)")
+        assert hashed is None
+        if line == "job:":
+            with pytest.raises(asyncpg.InsufficientPrivilegeError):
+                await bank.fetchval(squat, "job-sha256:1", key)
 
 
 # --- notifications ---

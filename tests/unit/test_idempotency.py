@@ -93,7 +93,7 @@ def test_keys_of_jobs() -> None:
     for key in ("", "x" * 256, "a\n", None):
         with pytest.raises(FieldError):
             require_key(key)  # type: ignore[arg-type]
-    for scope in ("", "a\0", "a\n", None, 17, "x" * 1021):
+    for scope in ("", " ", "a\0", "a\n", None, 17, "x" * 1021):
         with pytest.raises(ConfigurationError):
             require_scope(scope)  # type: ignore[arg-type]
         for made in (http_scope, job_scope):
@@ -115,14 +115,14 @@ def test_scopes_of_requests_and_jobs_are_apart() -> None:
         assert scope.startswith(("http:", "http-sha256:", "job:", "job-sha256:"))
 
 
-def read_key(fields: list[bytes], *, required: bool) -> str | Answer | None:
+def read_key(fields: list[bytes], *, required: bool, scope: Any = "alice") -> str | Answer | None:
     """The key that an exchange reads in the fields, or its answer."""
     config = ExchangeConfig(
         secrets=Secrets({1: "x" * 16}), settings=SETTINGS, records=Records(), observe=lambda _fact: None
     )
     exchange = Exchange(config, "POST /", fields)
     try:
-        exchange.identify("alice", route="", required=required)
+        exchange.identify(scope, route="", required=required)
     except StopEndpoint:
         assert isinstance(exchange.phase, Decided)
         return exchange.phase.answer
@@ -159,6 +159,16 @@ def test_an_invalid_key_is_told_what_is_wrong(field: bytes, what: str) -> None:
     if field.isascii():
         quoted = field.replace(b"\\", b"\\\\").replace(b'"', b'\\"')
         assert read_key([b'"%b"' % quoted], required=True) == field.decode()
+
+
+def test_a_caller_that_is_not_identified() -> None:
+    """S18: text that the client has caused gets a problem; what is not text is a mistake of the application."""
+    for scope in ("", "  ", "a\n", "x" * 1021):
+        refused = read_key([b"k"], required=True, scope=scope)
+        assert isinstance(refused, Answer) and refused.status == 400
+        assert b"idempotency-scope-invalid" in refused.body
+    with pytest.raises(ConfigurationError):
+        read_key([b"k"], required=True, scope=None)
 
 
 # --- errors ---

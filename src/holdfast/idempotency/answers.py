@@ -114,6 +114,11 @@ def key_invalid(settings: IdempotencySettings, why: str) -> Answer:
     return _problem(settings, 400, "idempotency-key-invalid", "Idempotency-Key is invalid", detail)
 
 
+def scope_invalid(settings: IdempotencySettings) -> Answer:
+    detail = "Keys belong to a caller, and what was sent to identify this one is empty, too long or not printable."
+    return _problem(settings, 400, "idempotency-scope-invalid", "The caller is not identified", detail)
+
+
 def body_too_large(settings: IdempotencySettings) -> Answer:
     detail = f"Requests with a key may have {settings.request_limit} bytes."
     return _problem(settings, 413, "request-too-large", "The request is too large", detail)
@@ -144,7 +149,7 @@ def unavailable(settings: IdempotencySettings) -> Answer:
 
 
 PROBLEMS = {
-    400: "The key is missing or cannot be read.",
+    400: "The key is missing or cannot be read, or its owner is not identified.",
     409: "The first request with the key is under way, was another request, or its answer was too large to be kept.",
     413: "The request is too large to be sent with a key.",
     422: "The key was used for another request.",

@@ -141,7 +141,14 @@ class Exchange:
 
     def identify(self, scope: str, *, route: str, required: bool) -> None:
         """Read the key, for the caller that `scope` names; refuse the request if it is invalid, or missing."""
-        self._scope = http_scope(scope, route)
+        try:
+            self._scope = http_scope(scope, route)
+        except ConfigurationError as error:
+            if not isinstance(scope, str):
+                raise
+            # Applications make it of what the client sent, and an empty name would be shared by all who send none.
+            self.report("warning", "idempotency_scope_refused", error)
+            self.refuse(answers.scope_invalid(self._settings))
         try:
             self.key = parse_key(self._key_fields)
         except KeyMissing:

@@ -24,6 +24,7 @@ from holdfast.errors import ConfigurationError
 
 _SHORTEST_SECRET = 16
 _name = itemgetter(0)
+_BOUNDARIES = re.compile(rb";\s*(boundary[^=;\s]*)\s*=", re.IGNORECASE).findall
 
 
 class Secrets:
@@ -138,7 +139,12 @@ def normalised(content_type: bytes, body: bytes) -> tuple[bytes, bytes] | None:
 
 
 def multipart_parts(content_type: bytes, body: bytes) -> list[bytes] | None:
-    """Return the parts of a multipart body, with their headers; None if it is not well-formed."""
+    """Return the parts of a multipart body, with their headers; None if it is not well-formed.
+
+    A second boundary, or one in pieces, is not: which of them an application reads is not known.
+    """
+    if [name.lower() for name in _BOUNDARIES(content_type)] != [b"boundary"]:
+        return None
     boundary = _header(content_type).get_boundary("").encode("latin-1", "replace")
     if not boundary:
         return None
@@ -163,7 +169,7 @@ def _header(content_type: bytes) -> Message:
 
 def _without_boundary(content_type: bytes) -> bytes:
     parameters = _header(content_type).get_params([]) or []
-    kept = sorted(f"{name.lower()}={value}" for name, value in parameters[1:] if name.lower() != "boundary")
+    kept = [f"{name.lower()}={value}" for name, value in parameters[1:] if name.lower() != "boundary"]
     return ";".join((parameters[0][0].lower(), *kept)).encode("latin-1", "replace")
 
 

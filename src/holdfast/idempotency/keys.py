@@ -85,7 +85,7 @@ def require_key(key: str) -> str:
 
 def require_scope(scope: str) -> str:
     """Return the owner of a key; refuse one that could not be stored, or is empty and would be shared by all."""
-    if not isinstance(scope, str) or not scope or "\0" in scope:
+    if not isinstance(scope, str) or not scope.strip() or "\0" in scope:
         problem = f"is {scope!r}, which identifies no owner"
         raise ConfigurationError("scope", problem, "return the id of the user or the tenant as text")
     if not scope.isprintable() or not _fits(scope):

@@ -232,10 +232,11 @@ BEGIN
 END
 $$;
 
--- outbox_routes_within: the routes that have open rows and lie between p_begins[i] and p_ends[i], which is outside, for
--- some i; a page of at most p_most of them, after p_after. The ranges are sorted by their characters and do not overlap.
--- When the page ends early, because it is full or p_most_steps routes were looked at, one row more says where, and is
--- not within. If the database sorts by characters too, what lies between two ranges is skipped, however much it is.
+-- outbox_routes_within: the routes that have rows which are due, or will be before any worker polls again, and lie
+-- between p_begins[i] and p_ends[i], which is outside, for some i; a page of at most p_most of them, after p_after. The
+-- ranges are sorted by their characters and do not overlap. When the page ends early, because it is full, p_most_steps
+-- lanes were looked at or ten times as many passed by, one row more says where, and is not within. If the database sorts by characters too, what lies
+-- between two ranges is skipped, however much it is.
 CREATE OR REPLACE FUNCTION core.outbox_routes_within(
     p_channel text, p_generation bigint, p_begins text[], p_ends text[], p_after text, p_most int, p_most_steps int)
 RETURNS TABLE (route text, within boolean)
@@ -253,6 +254,12 @@ DECLARE
     v_range int;
     v_from text := NULL;
     v_route text := p_after;
+    v_priority smallint := 32767;
+    v_at timestamptz;
+    -- Workers poll once an hour at least.
+    v_soon timestamptz := now() + interval '2 hours';
+    v_next record;
+    v_passed int := 0;
     v_found int := 0;
 BEGIN
     IF (core.is_list(p_begins) AND core.is_list(p_ends) AND cardinality(p_begins) = cardinality(p_ends)
@@ -262,15 +269,17 @@ BEGIN
     END IF;
     FOR v_step IN 1 .. p_most_steps LOOP
         IF v_from IS NULL THEN
-            SELECT o.route INTO v_route FROM core.outbox o
+            -- What is left of a lane after its first row is due later still.
+            SELECT o.route, o.priority, o.available_at INTO v_route, v_priority, v_at FROM core.outbox o
             WHERE o.settled_at IS NULL AND o.ordering_key IS NULL
-              AND o.channel = p_channel AND o.generation = p_generation AND o.route > v_route
-            ORDER BY o.channel, o.generation, o.route LIMIT 1;
+              AND o.channel = p_channel AND o.generation = p_generation
+              AND (o.route, o.priority, o.available_at) > (v_route, v_priority, 'infinity'::timestamptz)
+            ORDER BY o.channel, o.generation, o.route, o.priority, o.available_at LIMIT 1;
         ELSE
-            SELECT o.route INTO v_route FROM core.outbox o
+            SELECT o.route, o.priority, o.available_at INTO v_route, v_priority, v_at FROM core.outbox o
             WHERE o.settled_at IS NULL AND o.ordering_key IS NULL
               AND o.channel = p_channel AND o.generation = p_generation AND o.route >= v_from
-            ORDER BY o.channel, o.generation, o.route LIMIT 1;
+            ORDER BY o.channel, o.generation, o.route, o.priority, o.available_at LIMIT 1;
             v_from := NULL;
         END IF;
         IF v_route IS NULL THEN
@@ -279,17 +288,35 @@ BEGIN
         -- The first range that ends after the route.
         v_range := 1 + width_bucket(v_route COLLATE "C", p_ends);
         IF v_range <= v_last AND v_route COLLATE "C" >= v_begins[v_range] THEN
+            IF v_at >= v_soon AND v_step < p_most_steps AND v_passed < 10 * p_most_steps THEN
+                -- More like it may follow. To walk past them takes less than to look for each, if they are not many.
+                FOR v_next IN
+                    SELECT o.route, o.priority, o.available_at FROM core.outbox o
+                    WHERE o.settled_at IS NULL AND o.ordering_key IS NULL
+                      AND o.channel = p_channel AND o.generation = p_generation
+                      AND (o.route, o.priority, o.available_at) > (v_route, v_priority, 'infinity'::timestamptz)
+                    ORDER BY o.channel, o.generation, o.route, o.priority, o.available_at LIMIT 100
+                LOOP
+                    EXIT WHEN v_next.available_at < v_soon OR v_next.route COLLATE "C" >= p_ends[v_range];
+                    v_route := v_next.route;
+                    v_priority := v_next.priority;
+                    v_passed := v_passed + 1;
+                END LOOP;
+                CONTINUE;
+            END IF;
+            -- The last one also if it is not due: the next page begins after it, and not with its other lanes.
             route := v_route;
             within := true;
             RETURN NEXT;
             v_found := v_found + 1;
-            EXIT WHEN v_found >= p_most;
+            EXIT WHEN v_found >= p_most OR v_passed >= 10 * p_most_steps;
         ELSIF v_skips THEN
             IF v_range > v_last THEN
                 RETURN;
             END IF;
             v_from := v_begins[v_range];
         END IF;
+        v_priority := 32767;
     END LOOP;
     route := v_route;
     within := false;

@@ -3,6 +3,8 @@
 -- idempotency_begin: NULL when this is the first command with the key, which is recorded; otherwise, as JSON, how the
 -- first one was answered. p_hashes are the hashes of this request under every secret that is in use, the newest first:
 -- a caller that cannot name the request gets no answer that another caller was given.
+-- A scope that has a role in core.sources is open to that role alone; without, every producer may use any key first. The
+-- line may name the scope, or what all scopes of requests or of jobs begin with: http: and job:.
 -- A duplicate of a command that is under way waits for it on the primary key, at most p_wait_ms (55P03); afterwards it finds
 -- the answer, or is the first. Above READ COMMITTED it gets 40001 instead, and finds the answer in a new transaction.
 CREATE OR REPLACE FUNCTION core.idempotency_begin(
@@ -14,6 +16,7 @@ SET search_path = pg_catalog, pg_temp SET lock_timeout = '2s' SET enable_seqscan
 AS $$
 DECLARE
     v_found core.idempotency_records;
+    v_kind  text := split_part(split_part(p_scope, ':', 1), '-sha256', 1) || ':';
 BEGIN
     -- An index row must stay under 2,704 bytes, whatever a caller sends.
     IF (octet_length(p_key) BETWEEN 1 AND 255 AND octet_length(p_scope) BETWEEN 1 AND 1020
@@ -24,6 +27,9 @@ BEGIN
            AND coalesce(p_idle_ms, 100) >= 100) IS NOT TRUE THEN
         PERFORM core.refuse_argument('p_hash_version, p_keep (at most 36500 days) and p_wait_ms must not be NULL, '
                                      'p_idle_ms at least 100');
+    END IF;
+    IF EXISTS (SELECT FROM core.sources s WHERE s.source IN (p_scope, v_kind)) THEN
+        PERFORM core.require_source(p_scope), core.require_source(v_kind);
     END IF;
     IF p_wait_ms <> 2000 THEN
         PERFORM set_config('lock_timeout', greatest(1, p_wait_ms)::text, true);
