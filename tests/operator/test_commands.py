@@ -152,12 +152,12 @@ def test_what_a_producer_wrote_does_not_move_the_cursor(dsn: str, holdfast: Run,
 
 def test_status_shows_what_a_producer_wrote_as_it_is(dsn: str, holdfast: Run, db: psycopg.Connection[Any]) -> None:
     """S22: neither markup nor escape codes, in routes, workers and warnings; and in the JSON nothing but escapes."""
-    # The database refuses control characters in a type; what turns the direction of writing passes.
-    for event_type, channel in (("order.[bold]", "[/]"), ("order.\u202ereversed", "\x1b[2J\x9b31m[bold]\nall is well")):
-        db.execute(
-            "INSERT INTO core.outbox (event_type, source, payload, channel) VALUES (%s, 'shop', '{}', %s)",
-            (event_type, channel),
-        )
+    # The database refuses control characters; what turns the direction of writing passes.
+    for event_type in ("order.[bold]", "order.\u202ereversed"):
+        db.execute("INSERT INTO core.outbox (event_type, source, payload) VALUES (%s, 'shop', '{}')", (event_type,))
+    # A row of an earlier release may have such a channel.
+    nasty = "\x1b[2J\x9b31m[bold]\nall is well"
+    db.execute("UPDATE core.outbox SET channel = CASE event_type WHEN 'order.[bold]' THEN '[/]' ELSE %s END", (nasty,))
     made(dsn, beat, "one", HANDLER)
     # worker_beat refuses such a name; a row of an earlier release may have one.
     name = "[/]\x1b]0;owned\x07\u2066"
@@ -177,7 +177,7 @@ def test_status_shows_what_a_producer_wrote_as_it_is(dsn: str, holdfast: Run, db
     code, out, err = holdfast("status", "--json")
     assert (code, err) == (0, "")
     assert not set("\x1b\x07\x9b\u202e\u2066") & set(out)
-    assert {route["channel"] for route in json.loads(out)["routes"]} == {"[/]", "\x1b[2J\x9b31m[bold]\nall is well"}
+    assert {route["channel"] for route in json.loads(out)["routes"]} == {"[/]", nasty}
 
 
 def test_times_are_written_as_people_do(dsn: str, holdfast: Run) -> None:

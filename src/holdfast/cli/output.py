@@ -17,8 +17,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-# What moves a cursor, starts a line, or turns the direction of writing so that a line reads as another one.
-CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+# What moves a cursor, starts a line, turns the direction of writing so that a line reads as another one, or has no
+# width, so that two names look the same.
+CONTROL: Final = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e"
+    r"\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U000e0000-\U000e0fff]"
+)
 
 
 def console() -> Console:
@@ -36,7 +40,7 @@ def progress_bar(*, quiet: bool = False) -> Progress:
 def print_json(value: object, *, indent: int | None = 2) -> None:
     text = json.dumps(value, indent=indent, default=_plain, ensure_ascii=False)
     # The only one that JSON has outside of strings is the line break of the indentation.
-    print(CONTROL.sub(lambda match: match[0] if match[0] == "\n" else f"\\u{ord(match[0]):04x}", text), flush=True)
+    print(CONTROL.sub(lambda match: match[0] if match[0] == "\n" else json.dumps(match[0])[1:-1], text), flush=True)
 
 
 def _plain(value: object) -> Any:

@@ -1,7 +1,7 @@
 -- Publishing, on the database's side: what happens when a row is inserted into core.outbox, and what a producer does with
 -- its pending events afterwards. The statements of producers stand in ../publish.sql.
 --
--- Three triggers of core.outbox call the first functions. Migrations 0001, 0007 and 0009 make them, with the conditions
+-- Three triggers of core.outbox call the first functions. Migrations 0001, 0007, 0009 and 0010 make them, with the conditions
 -- under which they do; ../notify.sql makes the bell anew:
 --
 --   BEFORE INSERT     outbox_fill      checks what the caller wrote, and fills in its key
@@ -29,6 +29,9 @@ BEGIN
     ELSIF NEW.target !~ '^[^/*[:space:][:cntrl:]]+$' OR char_length(NEW.target) > 200 THEN
         RAISE EXCEPTION 'target must be NULL or 1 to 200 characters without spaces, "/" or "*"'
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Name one context, like billing, or leave it NULL for all.';
+    ELSIF NEW.channel ~ '[[:cntrl:]]' THEN
+        RAISE EXCEPTION 'channel must have no control characters'
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Name it like hot, or leave it out for the current one.';
     ELSIF octet_length(NEW.payload::text) > 524288 THEN
         RAISE EXCEPTION 'payload has % bytes of JSON text, 524288 are allowed', octet_length(NEW.payload::text)
             USING ERRCODE = 'check_violation', CONSTRAINT = 'outbox_payload_size',

@@ -15,3 +15,15 @@ CREATE TABLE core.clock (
     jumped_at  timestamptz NOT NULL DEFAULT '-infinity'
 );
 INSERT INTO core.clock DEFAULT VALUES;
+
+-- A channel is a name that is shown on a line, like the others. Rows that are there keep theirs.
+CREATE OR REPLACE TRIGGER outbox_fill BEFORE INSERT ON core.outbox FOR EACH ROW
+    WHEN (NEW.idempotency_key IS NULL
+          OR jsonb_typeof(NEW.payload) IS DISTINCT FROM 'object'
+          OR NEW.event_type !~ '^[^/*[:space:][:cntrl:]]+$' OR char_length(NEW.event_type) > 200
+          OR NEW.source !~ '^[^/*[:space:][:cntrl:]]+$' OR char_length(NEW.source) > 200
+          OR NEW.target !~ '^[^/*[:space:][:cntrl:]]+$' OR char_length(NEW.target) > 200
+          OR NEW.channel ~ '[[:cntrl:]]'
+          OR octet_length(NEW.payload::text) > 524288
+          OR jsonb_typeof(NEW.headers) <> 'object' OR octet_length(NEW.headers::text) > 65536)
+    EXECUTE FUNCTION core.outbox_fill();

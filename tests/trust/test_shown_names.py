@@ -1,0 +1,59 @@
+"""Names that producers choose are shown as they are, and are safe to copy into a shell (SEC-1)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shlex
+
+import asyncpg
+import pytest
+from typer.testing import CliRunner
+
+from holdfast.cli.app import app
+from holdfast.postgres.doctor import examine
+from tests.outbox import Outbox, connect
+
+pytestmark = pytest.mark.trust
+
+INSERT = "INSERT INTO core.outbox (event_type, source, payload, channel) VALUES ('a.b', $1, '{}', $2)"
+NASTY = "x; rm -rf ~ #"
+
+
+@pytest.mark.parametrize("channel", ["a\x1b[2Jb", "a\nb", "a\tb", "a\x7fb", "a\x9bb"])
+async def test_a_channel_has_no_control_characters(conn: asyncpg.Connection, channel: str) -> None:
+    """OBX-2: by a plain INSERT; rows from before keep theirs and are claimed."""
+    with pytest.raises(asyncpg.InvalidParameterValueError, match="channel must have no control characters"):
+        await conn.execute(INSERT, "shop", channel)
+    await conn.execute("ALTER TABLE core.outbox DISABLE TRIGGER outbox_fill")
+    await conn.execute(
+        INSERT.replace("channel)", "channel, idempotency_key)").replace("$2)", "$2, 'k')"), "shop", channel
+    )
+    await conn.execute("ALTER TABLE core.outbox ENABLE TRIGGER outbox_fill")
+    await conn.execute("UPDATE core.outbox SET available_at = now() - interval '1 second'")
+
+
+async def test_advice_can_be_copied(dsn: str, conn: asyncpg.Connection) -> None:
+    """OPS-6: a channel in a command is one word of it."""
+    await conn.execute(INSERT, "shop", NASTY)
+    beat = "SELECT core.worker_beat(gen_random_uuid(), 'w', 'h', 1, '1', 0, '{outbox_default}', '{}')"
+    await conn.execute(beat)
+    shown = await asyncio.to_thread(CliRunner().invoke, app, ["status", "--dsn", dsn])
+    assert shown.exit_code == 0, shown.output
+    advice = " ".join(shown.output.split())
+    assert f"start one with --channel {shlex.quote(NASTY)} --generation 0" in advice
+    (finding,) = [each for each in (await examine(conn)).findings if each.code == "channel-unserved"]
+    assert shlex.split(finding.remedy)[-3:] == [NASTY, "--generation", "0"]
+
+
+@pytest.mark.parametrize("invisible", ["\u200b", "\u2060", "\ufeff", "\u00ad", "\u202e", "\U000e0041"])
+async def test_what_has_no_width_is_shown(dsn: str, invisible: str) -> None:
+    """OPS-6: a source that looks like another one is seen to be another one."""
+    connection = await connect(dsn)
+    await Outbox(connection).insert(source=f"shop{invisible}")
+    await connection.close()
+    for options in ((), ("--json",)):
+        shown = await asyncio.to_thread(CliRunner().invoke, app, ["events", "list", "--dsn", dsn, *options])
+        assert shown.exit_code == 0, shown.output
+        assert invisible not in shown.output
+    assert json.loads(shown.stdout)[0]["source"] == f"shop{invisible}"
