@@ -102,7 +102,11 @@ CROSS JOIN LATERAL (
     SELECT * FROM core.outbox o
     WHERE o.settled_at IS NULL AND o.ordering_key IS NULL AND o.channel = c.channel AND o.generation = c.generation
       AND (:event_type::text IS NULL OR o.event_type = :event_type::text)
-      AND (:handler::text IS NULL OR o.handler_name = :handler::text)
+      AND (:handler::text IS NULL OR o.handler_name = :handler::text
+           OR o.handler_name IS NULL AND EXISTS (
+               SELECT FROM core.subscriptions s
+               WHERE s.handler_name = :handler::text AND s.retired_at IS NULL AND o.event_type LIKE s.pattern
+                 AND (o.target IS NULL OR o.target = s.domain_context)))
       AND (:source::text IS NULL OR o.source = :source::text)
       AND (:route::text IS NULL OR o.route = :route::text)
     LIMIT :most::int) o
