@@ -282,6 +282,41 @@ def test_a_discard_says_that_there_may_be_more(dsn: str, holdfast: Run) -> None:
     assert (code, "1 event discarded" in out, "run it again" in out) == (0, True, False)
 
 
+def test_what_was_discarded_is_listed_and_restored_like_it_was_selected(
+    dsn: str, holdfast: Run, db: psycopg.Connection[Any], tmp_path: Path
+) -> None:
+    """DLQ-4, S17: by group, by filter and by file; and the audit says by what a bulk change was selected."""
+    ids = [str(id) for id in made(dsn, fail, 4)]
+    group = json.loads(holdfast("failed", "groups", "--json")[1])["groups"][0]["group"]
+    signature = group.partition("/")[2]
+    assert holdfast("failed", "discard", "--group", group, "--yes")[0] == 0
+    listed = json.loads(holdfast("failed", "list", "--discarded", "--json")[1])
+    assert [each["id"] for each in listed] == ids
+    assert all(each["discarded_at"] for each in listed)
+    assert json.loads(holdfast("failed", "list", "--json")[1]) == []
+    assert json.loads(holdfast("failed", "list", "--discarded", "--handler", "mail.thank", "--json")[1]) == []
+    code, _, err = holdfast("failed", "restore", "--group", group)
+    assert (code, "Restore 4 events?" in err) == (2, True)
+    file = tmp_path / "ids"
+    file.write_text(f"{ids[0]}\n{ids[1]}\n")
+    assert holdfast("failed", "restore", "--ids-from", file, "--yes")[:2] == (0, "2 events restored\n")
+    assert holdfast("failed", "restore", "--group", group, "--yes")[:2] == (0, "2 events restored\n")
+    assert holdfast("failed", "discard", "--all", "--yes")[0] == 0
+    assert holdfast("failed", "restore", "--handler", HANDLER, "--yes")[:2] == (0, "4 events restored\n")
+    code, _, err = holdfast("failed", "restore", "--handler", HANDLER, "--yes")
+    assert (code, "matches no discarded dead letter" in err, "failed list --discarded" in err) == (2, True, True)
+    assert holdfast("failed", "replay", "--source", "shop", "--yes")[0] == 0
+    selections = db.execute("SELECT action, arguments->>'selection' FROM core.audit ORDER BY id").fetchall()
+    assert selections == [
+        ("discard", f"handler={HANDLER} signature={signature}"),
+        ("restore", None),
+        ("restore", f"handler={HANDLER} signature={signature}"),
+        ("discard", "every dead letter"),
+        ("restore", f"handler={HANDLER}"),
+        ("replay", "source=shop"),
+    ]
+
+
 def test_replays_by_id_by_file_by_group_and_by_filter(
     dsn: str, holdfast: Run, db: psycopg.Connection[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from holdfast.errors import HoldfastError
 from holdfast.operator import arguments
+from holdfast.operator.selection import Selection
 from holdfast.postgres.operations import audit, generations
 from holdfast.postgres.operations.connection import OperatorConnection, Statements
 
@@ -40,19 +41,27 @@ class Session:
             yield statements
 
     @asynccontextmanager
-    async def changing(self, action: str, *, dry_run: bool = False, **named: Any) -> AsyncIterator[Statements]:
-        """One transaction, which a dry run rolls back. A refusal rolls it back too, and is written to the audit."""
+    async def changing(
+        self, action: str, *, dry_run: bool = False, selection: Selection | None = None, **named: Any
+    ) -> AsyncIterator[Statements]:
+        """One transaction, which a dry run rolls back. A refusal rolls it back too, and is written to the audit.
+
+        `selection` is how the rows were chosen, if they were not named one by one.
+        """
+        chosen = None if selection is None else str(selection)
         try:
-            async with self.connection.changing(dry_run=dry_run) as statements:
+            async with self.connection.changing(dry_run=dry_run, selection=chosen) as statements:
                 yield statements
         except Refused as refusal:
             if not dry_run and not self.connection.lost:
-                await self._note_refusal(action, refusal, named)
+                await self._note_refusal(action, refusal, chosen, named)
             raise
 
-    async def _note_refusal(self, action: str, refusal: Refused, named: dict[str, Any]) -> None:
+    async def _note_refusal(
+        self, action: str, refusal: Refused, selection: str | None, named: dict[str, Any]
+    ) -> None:
         reason = named.pop("reason", None)
-        async with self.connection.changing() as statements:
+        async with self.connection.changing(selection=selection) as statements:
             await audit.note_refusal(
                 statements, actor=self.actor, action=action, reason=reason, arguments=named, problem=refusal.problem
             )

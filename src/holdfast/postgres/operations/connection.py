@@ -86,14 +86,16 @@ class OperatorConnection:
             yield statements
 
     @asynccontextmanager
-    async def changing(self, *, dry_run: bool = False) -> AsyncIterator[Statements]:
-        """One transaction, which is rolled back after an error and after a dry run."""
+    async def changing(self, *, dry_run: bool = False, selection: str | None = None) -> AsyncIterator[Statements]:
+        """One transaction, which is rolled back after an error and after a dry run. Its audit says the selection."""
         connection = await self._current()
         transaction = connection.transaction(isolation="read_committed")
         await transaction.start()
         try:
             statements = Statements(connection, self._queries)
             await statements.fetch("begin_action")
+            if selection is not None:
+                await statements.fetch("note_selection", selection=selection)
             yield statements
         except BaseException:
             if not connection.is_closed():

@@ -6,14 +6,18 @@ SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true),
        pg_catalog.set_config('statement_timeout', '60s', true),
        pg_catalog.set_config('lock_timeout', '5s', true), pg_catalog.set_config('jit', 'off', true);
 
+-- name: note_selection
+-- For audit_append.
+SELECT pg_catalog.set_config('holdfast.selection', :selection::text, true);
+
 -- name: list_failed
-SELECT f.id, f.event_id, f.event_type, f.event_version, f.source, f.target, f.handler_name, f.failure_reason, f.attempts,
-       f.error_signature, left(f.last_error, :error_length::int) AS last_error, f.first_failed_at, f.failed_at,
-       f.occurred_at, f.channel, f.generation, jsonb_array_length(f.failure_history) AS cycles,
+SELECT f.id, coalesce(f.origin_id, f.id) AS event_id, f.event_type, f.event_version, f.source, f.target, f.handler_name,
+       f.failure_reason, f.attempts, f.error_signature, left(f.last_error, :error_length::int) AS last_error,
+       f.first_failed_at, f.failed_at, f.deleted_at AS discarded_at, f.occurred_at, f.channel, f.generation, jsonb_array_length(f.failure_history) AS cycles,
        CASE WHEN :payload::boolean THEN f.payload::text END AS payload,
        CASE WHEN :payload::boolean THEN f.headers::text END AS headers
 FROM core.failed_select(:filter::text::jsonb, :most::int, :before_at::timestamptz, :before_id::uuid) AS s (id)
-CROSS JOIN LATERAL (SELECT * FROM core.failed f WHERE f.id = s.id LIMIT 1) f
+CROSS JOIN LATERAL (SELECT * FROM core.outbox f WHERE f.id = s.id AND f.failed_at IS NOT NULL LIMIT 1) f
 ORDER BY f.failed_at DESC, f.id DESC;
 
 -- name: select_failed
@@ -93,7 +97,8 @@ CROSS JOIN LATERAL (
 ORDER BY h.handled_at;
 
 -- name: list_open
--- Open events. Without an order, because none of the indexes has one that all lanes share.
+-- Open events. Without an order, because none of the indexes has one that all lanes share. An event that was not claimed
+-- yet has no handler's name: it is owed to the handlers that subscribe to it.
 SELECT o.id, coalesce(o.origin_id, o.id) AS event_id, o.event_type, o.source, o.target, o.route, o.handler_name, o.status,
        o.attempts, left(o.last_error, :error_length::int) AS last_error, o.created_at, o.available_at, o.lease_expires_at,
        o.channel, o.generation
