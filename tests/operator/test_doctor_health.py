@@ -410,6 +410,27 @@ async def test_workers_that_do_not_listen(outbox: Outbox, dsn: str) -> None:
         await listener.close()
 
 
+async def test_workers_that_are_cut_off_or_silent(outbox: Outbox, dsn: str) -> None:
+    """LSN-2, OPS-5: a worker that cannot connect is not one behind a pooler; and one that is gone is named."""
+    await living(outbox)
+    (worker,) = await outbox.connection.fetchrow("SELECT id FROM core.workers")
+    await outbox.connection.execute("UPDATE core.workers SET heartbeat_at = heartbeat_at - interval '30 seconds'")
+    report = await look(outbox.connection)
+    finding = only(report, "worker-unconnected")
+    assert "w1" in finding.what and "database_unavailable" in finding.remedy and "host:1" in finding.evidence
+    assert codes(report) == ["worker-unconnected"], "and no word of a pooler"
+    name = {"application_name": f"holdfast claim {worker}"}
+    session = await asyncpg.connect(dsn, server_settings=name)
+    try:
+        assert codes(await look(outbox.connection)) == ["listeners-missing"]
+    finally:
+        await session.close()
+    await outbox.connection.execute("UPDATE core.workers SET heartbeat_at = heartbeat_at - interval '5 minutes'")
+    report = await look(outbox.connection)
+    assert f"holdfast workers release {worker}" in only(report, "worker-silent").remedy
+    assert codes(report) == ["worker-silent"]
+
+
 async def test_nobody_need_listen_for_a_bell_that_is_silent(outbox: Outbox, dsn: str) -> None:
     await wakeup_mode.set_mode(dsn, "never")
     await living(outbox)

@@ -83,6 +83,7 @@ class Limits:
     hot_share: float = 0.3  # a claim is heap-only, a settle is not: about half is usual
     queue_usage: float = 0.25  # of the server's notification queue
     expired_for: timedelta = timedelta(minutes=1)  # a lease, before a worker should have claimed the event again
+    missed_heartbeat: timedelta = timedelta(seconds=20)  # of a worker; they come every ten seconds
     overdue: timedelta = timedelta(minutes=1)  # a slot of a schedule
     clock: timedelta = timedelta(seconds=2)
     blocked: timedelta = timedelta(seconds=10)  # a transaction that has written to the inbox

@@ -321,6 +321,12 @@ SELECT count(*) AS sessions,
 FROM pg_locks l
 WHERE NOT l.granted AND l.locktype = 'object' AND l.database = 0 AND l.classid = 'pg_database'::regclass AND l.objid = 0;
 
+-- name: list_worker_sessions
+-- Workers name their sessions: the purpose, and the worker's id.
+SELECT DISTINCT substring(a.application_name FROM '^holdfast \w+ ([0-9a-f-]{36})$') AS worker
+FROM pg_stat_activity a
+WHERE a.datname = current_database() AND starts_with(a.application_name, 'holdfast ');
+
 -- --- what is owed ---
 
 -- name: count_expired_leases
