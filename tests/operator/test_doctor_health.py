@@ -515,7 +515,11 @@ async def test_an_unserved_generation(outbox: Outbox) -> None:
     finding = only(await look(outbox.connection), "generation-unserved")
     assert finding.severity == "problem"
     assert "generation 3" in finding.what and "1 open" in finding.evidence
-    assert "--generation 3" in finding.remedy
+    assert "--channel outbox_gen_3 --generation 3" in finding.remedy and "on outbox_gen_3" in finding.evidence
+    assert "--to" not in finding.remedy, "no generation is served"
+    await living(outbox, generation=5, channels=("outbox_gen_5",))
+    finding = only(await look(outbox.connection), "generation-unserved")
+    assert finding.remedy.endswith("holdfast generations move 3 --to 5")
     await bell_is_heard(outbox, generation=3, channels=("outbox_gen_3",), handlers=(HANDLER,))
 
 

@@ -25,14 +25,16 @@ async def _generations(examination: Examination) -> list[Finding]:
     findings = []
     for generation in sorted({generation for _, generation in status.unserved} - served):
         routes = [route for route in status.routes if route.generation == generation]
+        channels = sorted(channel for channel, number in status.unserved if number == generation)[:5]
         findings.append(
             Finding(
                 _severity(routes),
                 "generation-unserved",
                 f"generation {generation}",
                 f"events of generation {generation} wait, and no living worker has this generation",
-                _open(routes),
-                f"start a worker with --generation {generation}, or: holdfast generations move {generation} --to N",
+                f"{_open(routes)}; on {', '.join(channels)}",
+                f"start a worker with {_serving(generation, channels)}, or move them to a generation that workers serve"
+                + (f": holdfast generations move {generation} --to {max(served)}" if served else ""),
             )
         )
     return findings
@@ -207,6 +209,10 @@ def _cancel(*routes: RouteStatus) -> str:
         f" --generation {route.generation}"
         for route in routes[:5]
     )
+
+
+def _serving(generation: int, channels: list[str]) -> str:
+    return " ".join((*(f"--channel {shlex.quote(channel)}" for channel in channels), f"--generation {generation}"))
 
 
 def _severity(routes: Iterable[RouteStatus]) -> Severity:
