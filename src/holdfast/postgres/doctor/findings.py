@@ -24,7 +24,8 @@ class Finding:
     """One thing that is not as it should be.
 
     `code` and `object` are for programs and stay as they are. `remedy` is SQL for the schema's owner, with a semicolon
-    after each statement, or a command on a line of its own; it is written to be run after it was read.
+    after each statement, or a command on a line of its own, or both with a comment between them; it is written to be run
+    after it was read. Where somebody else than the owner has to run it, it begins with a comment that says so.
     """
 
     severity: Severity
@@ -63,7 +64,10 @@ class Report:
     @property
     def statements_role(self) -> str | None:
         """The role that has to run the statements among the remedies, when the schema belongs to it."""
-        statements = any(finding.remedy.endswith(";") for finding in self.findings)
+        statements = any(
+            finding.remedy.endswith(";") and not finding.remedy.startswith("-- as an administrator")
+            for finding in self.findings
+        )
         return OWNER if statements and self.owner == OWNER else None
 
     @property
