@@ -317,6 +317,25 @@ def test_what_was_discarded_is_listed_and_restored_like_it_was_selected(
     ]
 
 
+@pytest.mark.parametrize("command", [("failed", "discard", "--all", "--yes"), ("status",)])
+def test_who_is_in_the_way_is_named(
+    dsn: str, holdfast: Run, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OPS-1: while a command waits for a lock, on a terminal, and when it has waited long enough."""
+    made(dsn, fail, 2)
+    said: list[str] = []
+    monkeypatch.setattr("holdfast.cli.options._say_on_terminal", said.append)
+    with psycopg.connect(dsn, application_name="psql") as locker:
+        locker.execute("LOCK TABLE core.outbox")
+        pid = locker.info.backend_pid
+        code, _, err = holdfast(*command)
+    assert code == 1
+    problem, remedy = err.splitlines()
+    assert problem.startswith("error: ") and f"pid {pid}, login" in problem and "application psql" in problem
+    assert remedy.startswith("try: ") and f"pg_terminate_backend({pid})" in remedy
+    assert len(said) == 1 and f"waiting for a lock: pid {pid}" in said[0]
+
+
 def test_replays_by_id_by_file_by_group_and_by_filter(
     dsn: str, holdfast: Run, db: psycopg.Connection[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,7 @@ import sys
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import urlsplit
@@ -429,6 +429,39 @@ async def test_workers_that_are_cut_off_or_silent(outbox: Outbox, dsn: str) -> N
     report = await look(outbox.connection)
     assert f"holdfast workers release {worker}" in only(report, "worker-silent").remedy
     assert codes(report) == ["worker-silent"]
+
+
+async def test_what_blocks_delivery_is_the_root_of_the_chain(conn: asyncpg.Connection, dsn: str) -> None:
+    """OPS-5: a worker waits for a statement that waits for an idle transaction; that one is named, and ended."""
+    claim = f"holdfast claim {uuid.uuid4()}"
+    async with AsyncExitStack() as sessions:
+
+        async def session(name: str) -> asyncpg.Connection:
+            opened = await asyncpg.connect(dsn, server_settings={"application_name": name})
+            sessions.push_async_callback(opened.close)
+            return opened
+
+        idle, altering, claiming = await session("psql"), await session("pasted"), await session(claim)
+        await idle.execute("BEGIN; SELECT FROM core.outbox LIMIT 1")
+        pid = idle.get_server_pid()
+        waiting = [asyncio.create_task(altering.execute("ALTER TABLE core.outbox ADD COLUMN note text"))]
+        await waits_for_a_lock(conn, altering)
+        waiting.append(asyncio.create_task(claiming.execute("SELECT FROM core.outbox LIMIT 1")))
+        await waits_for_a_lock(conn, claiming)
+        briefly = timedelta(milliseconds=1)
+        finding = only(await look(conn, lock_wait=briefly), "delivery-blocked")
+        assert (finding.severity, finding.object) == ("problem", f"pid {pid}")
+        assert f"pid {pid}, login" in finding.what and "application psql, idle in transaction for" in finding.what
+        assert f"pid {claiming.get_server_pid()} ({claim}) waits" in finding.evidence
+        await follow(conn, finding)
+        async with asyncio.timeout(20):
+            await asyncio.gather(*waiting)
+        assert "delivery-blocked" not in codes(await look(conn, lock_wait=briefly))
+
+
+async def waits_for_a_lock(conn: asyncpg.Connection, session: asyncpg.Connection) -> None:
+    waits = "SELECT bool_or(waitstart IS NOT NULL) FROM pg_locks WHERE pid = $1 AND NOT granted"
+    await until(lambda: conn.fetchval(waits, session.get_server_pid()), what="it waits for a lock")
 
 
 async def test_nobody_need_listen_for_a_bell_that_is_silent(outbox: Outbox, dsn: str) -> None:

@@ -54,7 +54,7 @@ class Events:
         """Cancel an event that is pending or in flight, for all its handlers. A running handler is asked to end."""
         asked, actor = arguments.identity(id, listed_by=_LISTED_BY), self._session.actor
         cancelled: list[UUID] = []
-        named = {"reason": arguments.reason(reason), "id": asked}
+        named: dict[str, Any] = {"reason": arguments.reason(reason), "id": asked}
         async with self._session.changing("cancel", dry_run=dry_run, **named) as statements:
             rows = await _deliveries(statements, asked)
             while True:

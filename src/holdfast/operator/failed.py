@@ -176,7 +176,7 @@ class FailedEvents:
                 "id", f"{id} failed for {len(rows)} handlers", "name one delivery: holdfast failed show lists them"
             )
         new_id, actor = uuid7(), self._session.actor
-        asked = {"reason": arguments.reason(reason), "id": rows[0]}
+        asked: dict[str, Any] = {"reason": arguments.reason(reason), "id": rows[0]}
         async with self._session.changing("edit", dry_run=dry_run, **asked) as statements:
             into = await generation_for(statements, generation)
             outcome = await failed.edit(statements, rows[0], new_id, text, generation=into, actor=actor, reason=reason)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 from uuid import UUID
 
 from holdfast.operator import arguments
@@ -76,7 +77,7 @@ class Retention:
         dry_run: bool = False,
     ) -> RetentionPolicies:
         """Add, change or (None) remove a policy. Refused when a replayed event could run twice under the result."""
-        named = {"reason": arguments.reason(reason)}
+        named: dict[str, Any] = {"reason": arguments.reason(reason)}
         async with self._session.changing("retention.set", dry_run=dry_run, **named) as statements:
             with_policy(await retention.policies(statements), entity, content_class, policy)
             await retention.set_policy(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
+from typing import Any
 from uuid import UUID
 
 from holdfast.errors import ConfigurationError
@@ -57,7 +58,7 @@ class Schedules:
 
     async def trigger(self, name: str, *, reason: str | None = None, dry_run: bool = False) -> UUID:
         """Publish the event of a schedule now, in addition to its slots; the id of the event."""
-        asked = {"reason": arguments.reason(reason), "schedule": arguments.handler(name, "schedule")}
+        asked: dict[str, Any] = {"reason": arguments.reason(reason), "schedule": arguments.handler(name, "schedule")}
         async with self._session.changing("schedule.trigger", dry_run=dry_run, **asked) as statements:
             identity = await schedules.trigger(statements, name, actor=self._session.actor, reason=reason)
             if identity is None:
@@ -73,7 +74,7 @@ class Schedules:
         return await self._change(name, "resume", reason, dry_run)
 
     async def _change(self, name: str, verb: ScheduleVerb, reason: str | None, dry_run: bool) -> ScheduleChange:
-        asked = {"reason": arguments.reason(reason), "schedule": arguments.handler(name, "schedule")}
+        asked: dict[str, Any] = {"reason": arguments.reason(reason), "schedule": arguments.handler(name, "schedule")}
         async with self._session.changing(f"schedule.{verb}", dry_run=dry_run, **asked) as statements:
             changed = await schedules.change_state(statements, name, verb, actor=self._session.actor, reason=reason)
             if changed is None:
@@ -82,7 +83,7 @@ class Schedules:
 
     async def remove(self, name: str, *, reason: str | None = None, dry_run: bool = False) -> None:
         """Remove a schedule that no living worker declares."""
-        asked = {"reason": arguments.reason(reason), "schedule": arguments.handler(name, "schedule")}
+        asked: dict[str, Any] = {"reason": arguments.reason(reason), "schedule": arguments.handler(name, "schedule")}
         async with self._session.changing("schedule.remove", dry_run=dry_run, **asked) as statements:
             answer = await schedules.remove(statements, name, actor=self._session.actor, reason=reason)
             if answer == "unknown":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -28,11 +28,11 @@ class Refused(HoldfastError):
 class Session:
     """What all verbs of an operator share."""
 
-    def __init__(self, dsn: str, actor: str, schema: str) -> None:
+    def __init__(self, dsn: str, actor: str, schema: str, on_wait: Callable[[str], None]) -> None:
         self.dsn = dsn
         self.actor = arguments.line("actor", actor)
         self.schema = schema
-        self.connection = OperatorConnection(dsn, schema)
+        self.connection = OperatorConnection(dsn, schema, on_wait)
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[Statements]:
@@ -57,9 +57,7 @@ class Session:
                 await self._note_refusal(action, refusal, chosen, named)
             raise
 
-    async def _note_refusal(
-        self, action: str, refusal: Refused, selection: str | None, named: dict[str, Any]
-    ) -> None:
+    async def _note_refusal(self, action: str, refusal: Refused, selection: str | None, named: dict[str, Any]) -> None:
         reason = named.pop("reason", None)
         async with self.connection.changing(selection=selection) as statements:
             await audit.note_refusal(

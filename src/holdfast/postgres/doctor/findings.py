@@ -24,8 +24,8 @@ class Finding:
     """One thing that is not as it should be.
 
     `code` and `object` are for programs and stay as they are. `remedy` is SQL for the schema's owner, with a semicolon
-    after each statement, or a command on a line of its own, or both with a comment between them; it is written to be run
-    after it was read. Where somebody else than the owner has to run it, it begins with a comment that says so.
+    after each statement, or a command on a line of its own, or both with a comment between them; it is written to be
+    run after it was read. A remedy for an administrator begins with a comment that says so.
     """
 
     severity: Severity
@@ -91,6 +91,7 @@ class Limits:
     overdue: timedelta = timedelta(minutes=1)  # a slot of a schedule
     clock: timedelta = timedelta(seconds=2)
     blocked: timedelta = timedelta(seconds=10)  # a transaction that has written to the inbox
+    lock_wait: timedelta = timedelta(seconds=2)  # of a session that delivers
     frozen: timedelta = timedelta(seconds=10)  # a client that does not read what it is sent
 
 

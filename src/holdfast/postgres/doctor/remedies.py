@@ -8,8 +8,8 @@ from typing import Final
 from holdfast.postgres.doctor.description import Attributes
 from holdfast.postgres.doctor.expected import Expected
 
-# Behind an idle transaction such a statement would wait, and every claim and every producer behind it. Not what is built
-# CONCURRENTLY: that stops nobody, and has to wait for long transactions.
+# Behind an idle transaction such a statement would wait, and every claim and every producer behind it. Not what is
+# built CONCURRENTLY: that blocks no delivery, and has to wait for long transactions.
 _LOCKING: Final = re.compile(
     r"^(ALTER|DROP|CREATE) (TABLE|VIEW|MATERIALIZED VIEW|SEQUENCE|TRIGGER|CONSTRAINT TRIGGER|RULE)\b", re.MULTILINE
 )
@@ -210,7 +210,8 @@ class Remedies:
         if flaw == "attributes":
             beyond = [name for name in found["attributes"] if name not in wanted["attributes"]]
             return f"{_ADMINISTRATOR}\nALTER ROLE {found['name']} {' '.join(f'NO{name}' for name in beyond)};"
-        return f"{_ADMINISTRATOR}\n" + _script(*(f"REVOKE {other} FROM {found['name']}" for other in found["member_of"]))
+        revokes = (f"REVOKE {other} FROM {found['name']}" for other in found["member_of"])
+        return f"{_ADMINISTRATOR}\n{_script(*revokes)}"
 
     def owner(self, kind: str, name: str) -> str:
         """The remedy for an object that belongs to another role."""

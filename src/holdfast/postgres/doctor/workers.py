@@ -1,9 +1,10 @@
-"""Checks the workers themselves: whether they still report themselves alive, and have sessions in the database."""
+"""Checks the workers themselves: whether they report themselves alive, are connected, and wait for no other session."""
 
 from __future__ import annotations
 
 from holdfast.postgres.doctor.examination import Examination
 from holdfast.postgres.doctor.findings import Check, Finding
+from holdfast.postgres.lock_waits import DELIVERING, LockWait
 from holdfast.postgres.operations.status import WorkerStatus
 
 
@@ -48,11 +49,39 @@ async def _workers(examination: Examination) -> list[Finding]:
     ]
 
 
+async def _blocked(examination: Examination) -> list[Finding]:
+    """One finding for each session at the root of a chain, whatever waits for it."""
+    waited = examination.limits.lock_wait
+    waiting: dict[int, list[LockWait]] = {}
+    for row in await examination.rows("list_lock_waits", sessions=DELIVERING, pid=None, waited=waited):
+        wait = LockWait(**row)
+        waiting.setdefault(wait.blocker_pid, []).append(wait)
+    return [
+        Finding(
+            "problem",
+            "delivery-blocked",
+            f"pid {pid}",
+            f"sessions of workers wait for a lock: {waits[0].blocker} stands in front of them",
+            "; ".join(f"pid {each.pid} ({each.application}) waits for {each.waited:.0f} s" for each in waits[:3])
+            + (f"; and {len(waits) - 3} more" if len(waits) > 3 else ""),
+            f"-- as an administrator; what that session has not committed is rolled back:\n{waits[0].remedy}",
+        )
+        for pid, waits in waiting.items()
+    ]
+
+
 def _where(worker: WorkerStatus) -> str:
     return f"{worker.host}:{worker.pid}, generation {worker.generation}"
 
 
 CHECKS = (
+    Check(
+        "lock-waits",
+        "health",
+        "no session of a worker has waited for a lock for two seconds",
+        ("delivery-blocked",),
+        _blocked,
+    ),
     Check(
         "workers",
         "health",
