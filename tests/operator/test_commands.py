@@ -16,8 +16,9 @@ import pytest
 from psycopg.rows import tuple_row
 
 from holdfast.cli import main
+from tests.logins import OPERATOR, PRODUCER, Logins
 from tests.operator.support import ACTOR, CAUSES, EVENT, HANDLER, beat, fail, fail_with, subscribe
-from tests.servers import run_coroutine
+from tests.servers import SessionServer, run_coroutine
 
 pytestmark = [pytest.mark.operator, pytest.mark.newest_postgres]
 
@@ -189,6 +190,31 @@ def test_times_are_written_as_people_do(dsn: str, holdfast: Run) -> None:
 
 
 # --- changing ---
+
+
+@pytest.fixture
+def logins(postgres_server: SessionServer, dsn: str) -> Iterator[Logins]:
+    logins = Logins(postgres_server, dsn)
+    logins.create()
+    yield logins
+    logins.drop()
+
+
+def test_an_operator_reads_the_wakeup_mode(logins: Logins, holdfast: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """OPS-1, S2: setting it needs the owner, and says so."""
+    monkeypatch.setenv("HOLDFAST_DSN", logins.dsn_of(logins.names[OPERATOR]))
+    assert holdfast("notify") == (0, "schema core: wake-up mode when_idle\n", "")
+    code, _, err = holdfast("notify", "never")
+    assert (code, "may not become holdfast_owner" in err) == (1, True)
+
+
+def test_a_login_without_rights_is_told_the_role(
+    logins: Logins, holdfast: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OPS-1, S2."""
+    monkeypatch.setenv("HOLDFAST_DSN", logins.dsn_of(logins.names[PRODUCER]))
+    code, _, err = holdfast("failed", "list")
+    assert (code, "permission denied" in err, "holdfast_operator" in err) == (1, True, True)
 
 
 def test_notify_has_a_dry_run(holdfast: Run, db: psycopg.Connection[Any]) -> None:
