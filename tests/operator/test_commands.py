@@ -337,7 +337,7 @@ def test_what_was_discarded_is_listed_and_restored_like_it_was_selected(
         ("discard", f"handler={HANDLER} signature={signature}"),
         ("restore", None),
         ("restore", f"handler={HANDLER} signature={signature}"),
-        ("discard", "every dead letter"),
+        ("discard", "every dead letter (--all)"),
         ("restore", f"handler={HANDLER}"),
         ("replay", "source=shop"),
     ]

@@ -48,7 +48,7 @@ def list_(where: Where, which: OpenFilter, limit: LimitOption = 50, as_json: Jso
         output.print_json(found)
         return
     output.print_table(
-        ("id", "status", "event type", "lane", "due", "attempts", "channel", "generation", "last error"),
+        ("id", "status", "event type", "route", "due", "attempts", "channel", "generation", "last error"),
         [
             (
                 *(e.id, e.status, e.event_type, e.route, e.available_at, e.attempts, e.channel, e.generation),
@@ -57,6 +57,8 @@ def list_(where: Where, which: OpenFilter, limit: LimitOption = 50, as_json: Jso
             for e in found
         ],
     )
+    if len(found) == limit:
+        output.print_line(f"{limit} of the open events; there may be more (--limit)", "dim")
 
 
 @app.command("show")

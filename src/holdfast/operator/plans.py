@@ -78,7 +78,7 @@ class ReplayPlans:
             raise ConfigurationError("selection", "and ids exclude each other", "give exactly one of them")
         rows = None if ids is None else await self._failed.resolve(ids)
         wanted = None if selection is None else selection.required()
-        named: dict[str, Any] = {"reason": reason, "selection": str(wanted or "ids")}
+        named: dict[str, Any] = {"reason": reason, "selection": wanted}
         async with self._session.changing("plan.create", dry_run=dry_run, **named) as statements:
             plan, total = await plans.create(
                 statements,

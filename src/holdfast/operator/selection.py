@@ -92,6 +92,8 @@ class Selection:
         return json.dumps(plain | {"discarded": True} if discarded else plain)
 
     def __str__(self) -> str:
+        if self.everything:
+            return "every dead letter (--all)"
         return " ".join(f"{name}={value}" for name, value in self.criteria.items()) or "every dead letter"
 
 

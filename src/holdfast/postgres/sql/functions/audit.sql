@@ -20,8 +20,8 @@ BEGIN
     END IF;
     INSERT INTO core.audit (actor, action, reason, arguments, counts)
     VALUES (p_actor, p_action, nullif(p_reason, ''),
-            jsonb_strip_nulls(coalesce(p_arguments, '{}') || jsonb_build_object(
-                'selection', left(nullif(current_setting('holdfast.selection', true), ''), 1000))),
+            jsonb_strip_nulls(jsonb_build_object(
+                'selection', left(nullif(current_setting('holdfast.selection', true), ''), 1000)) || coalesce(p_arguments, '{}')),
             coalesce(p_counts, '{}'));
 END
 $$;
