@@ -650,6 +650,22 @@ async def test_a_lease_that_ended_long_ago(outbox: Outbox) -> None:
     assert re.search(r"1 events, the first for 1[2-9]\d s", finding.evidence)
 
 
+@pytest.mark.abandons_leases("its handler never ends")
+async def test_handlers_that_overran_keep_the_slots_of_their_worker(outbox: Outbox) -> None:
+    """P8, OPS-5: the worker lives, so another one is not what is missing."""
+    await outbox.subscribe(HANDLER, EVENT)
+    await outbox.held()
+    await living(outbox, handlers=(HANDLER,))
+    await outbox.connection.execute(
+        """UPDATE core.outbox SET lease_expires_at = now() - interval '2 minutes',
+                                  claimed_by = (SELECT w.id FROM core.workers w WHERE w.name = 'w1')"""
+    )
+    report = await look(outbox.connection)
+    finding = only(report, "handler-overrun")
+    assert "w1" in finding.what and "host:1: 1 events" in finding.evidence and "restart" in finding.remedy
+    assert "lease-expired" not in codes(report)
+
+
 @pytest.mark.parametrize("table", ["subscriptions_version", "sweeps"])
 async def test_a_table_without_its_only_row(conn: asyncpg.Connection, table: str) -> None:
     """LSN-7, OBX-5, OPS-5: every claim would come back empty, or nothing be swept."""

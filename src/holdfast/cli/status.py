@@ -136,7 +136,10 @@ def warnings(found: Status) -> list[str]:
         if not worker.living
     ]
     if found.expired_leases:
-        said.append(f"{found.expired_leases} in flight have an expired lease; the next claim takes them")
+        said.append(
+            f"{found.expired_leases} in flight have an expired lease; the next claim of a worker that has room takes "
+            "them, and holdfast doctor says if handlers overran and keep the room"
+        )
     if found.wakeup_mode is None:
         said.append("the trigger outbox_bell is missing; holdfast notify when_idle makes it")
     return said

@@ -72,6 +72,9 @@ class Delivery:
     delivered_at: datetime | None
     deleted_at: datetime | None
     lease_expires_at: datetime | None
+    worker: str | None  # of one in flight: its name, host and process
+    claimed_at: datetime | None
+    owed_to: list[str]  # of one without a handler: the handlers that subscribe to it
     channel: str
     generation: int
     priority: int

@@ -331,13 +331,16 @@ WHERE a.datname = current_database() AND starts_with(a.application_name, 'holdfa
 
 -- name: count_expired_leases
 -- In flight, and the lease expired so long ago that a worker should have claimed the event again. Of open rows only, up
--- to a limit.
+-- to a limit. By the worker that holds them, if it lives: then its handler still runs, and its slot is taken.
 SELECT count(*) AS events, coalesce(max(extract(epoch FROM now() - o.lease_expires_at)), 0)::float8 AS longest,
-       array_agg(DISTINCT o.route) AS routes
-FROM (SELECT route, status, lease_expires_at FROM core.outbox
+       array_agg(DISTINCT o.route) AS routes, w.name AS worker, w.host || ':' || w.pid AS process
+FROM (SELECT route, status, lease_expires_at, claimed_by FROM core.outbox
       WHERE settled_at IS NULL AND ordering_key IS NULL
       LIMIT :most::int) o
-WHERE o.status = 'in_flight' AND o.lease_expires_at < now() - :expired_for::interval;
+LEFT JOIN core.workers w ON w.id = o.claimed_by AND w.stopped_at IS NULL AND w.heartbeat_at > core.living_since()
+WHERE o.status = 'in_flight' AND o.lease_expires_at < now() - :expired_for::interval
+GROUP BY w.id, w.name, w.host, w.pid
+ORDER BY w.name NULLS LAST;
 
 -- --- who can get in whose way ---
 

@@ -81,6 +81,16 @@ SELECT o.id, o.origin_id, o.event_type, o.event_version, o.occurred_at, o.source
        o.error_signature,
        o.failure_reason, o.first_failed_at, o.failed_at, o.failure_history::text AS failure_history, o.created_at,
        o.available_at, o.expires_at, o.delivered_at, o.deleted_at, o.lease_expires_at, o.channel, o.generation, o.priority,
+       (SELECT format('%s (%s:%s)', w.name, w.host, w.pid) FROM core.workers w
+        WHERE o.status = 'in_flight' AND w.id = o.claimed_by) AS worker,
+       -- A worker's token is a UUID of version 7, which begins with a time.
+       CASE WHEN substr(o.lease_token::text, 15, 1) = '7' THEN to_timestamp(
+           ('x' || left(replace(o.lease_token::text, '-', ''), 12))::bit(48)::bigint / 1000.0) END AS claimed_at,
+       CASE WHEN o.handler_name IS NULL THEN ARRAY(
+           SELECT DISTINCT s.handler_name FROM core.subscriptions s
+           WHERE s.retired_at IS NULL AND o.event_type LIKE s.pattern
+             AND (o.target IS NULL OR o.target = s.domain_context)
+           ORDER BY s.handler_name) ELSE '{}' END AS owed_to,
        CASE WHEN :payload::boolean THEN o.payload::text END AS payload,
        CASE WHEN :payload::boolean THEN o.headers::text END AS headers
 FROM core.event_rows(:id::uuid) AS s (id)
