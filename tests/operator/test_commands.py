@@ -99,12 +99,12 @@ def test_reads_have_tables_and_json(dsn: str, holdfast: Run) -> None:
         ("failed", "groups"): f"{HANDLER}/ValueError:",
         ("failed", "show", str(ids[0])): "order 0 is unknown",
         ("events", "show", str(ids[0])): "order 0 is unknown",
-        ("events", "list"): "due",
-        ("plans", "list"): "plan",
+        ("events", "list"): "none",
+        ("plans", "list"): "none",
         ("handlers", "list"): HANDLER,
         ("workers", "list"): "worker-one",
         ("generations", "list"): "current",
-        ("audit",): "actor",
+        ("audit",): "none",
     }
     for command, word in reads.items():
         code, out, err = holdfast(*command)
@@ -360,6 +360,47 @@ def test_who_is_in_the_way_is_named(
     assert problem.startswith("error: ") and f"pid {pid}, login" in problem and "application psql" in problem
     assert remedy.startswith("try: ") and f"pg_terminate_backend({pid})" in remedy
     assert len(said) == 1 and f"waiting for a lock: pid {pid}" in said[0]
+
+
+def test_a_dry_run_shows_the_first_ids(dsn: str, holdfast: Run) -> None:
+    """DLQ-4."""
+    ids = made(dsn, fail, 12)
+    _, out, _ = holdfast("failed", "discard", "--all", "--dry-run")
+    first, *listed, more = out.splitlines()
+    assert (first.startswith("12 events would be discarded"), "and 2 more" in more) == (True, True)
+    assert len(listed) == 10 and {line.strip() for line in listed} <= set(map(str, ids))
+
+
+def test_what_was_cancelled_is_in_no_group(dsn: str, holdfast: Run, db: psycopg.Connection[Any]) -> None:
+    """LSN-11, DLQ-3: it has no handler, and none to replay it for."""
+    insert = "INSERT INTO core.outbox (event_type, source, payload) VALUES ('order.placed', 'shop', '{}') RETURNING id"
+    ((id,),) = db.execute(insert).fetchall()
+    assert holdfast("events", "cancel", id, "--yes")[0] == 0
+    code, out, _ = holdfast("events", "show", id)
+    assert (code, "cancelled" in out, "group" in out, "None" in out) == (0, True, False, False)
+
+
+def test_a_list_of_open_events_says_that_there_may_be_more(holdfast: Run, db: psycopg.Connection[Any]) -> None:
+    """OPS-1."""
+    assert holdfast("events", "list") == (0, "none\n", "")
+    for _ in range(3):
+        db.execute("INSERT INTO core.outbox (event_type, source, payload) VALUES ('order.placed', 'shop', '{}')")
+    assert "there may be more" in holdfast("events", "list", "--limit", "3")[1]
+    assert "there may be more" not in holdfast("events", "list", "--limit", "4")[1]
+
+
+@pytest.mark.parametrize(
+    ("command", "listed"),
+    [
+        (("workers", "release", "01a1e3b9-decc-719c-b5fc-ffd65dc42ab1", "--yes"), "holdfast workers list"),
+        (("schedules", "show", "nope"), "holdfast schedules list"),
+        (("schedules", "pause", "reports.nope", "--yes"), "holdfast schedules list"),
+    ],
+)
+def test_what_is_unknown_points_to_its_list(holdfast: Run, command: tuple[str, ...], listed: str) -> None:
+    """OPS-1."""
+    code, _, err = holdfast(*command)
+    assert (code, "is unknown" in err, f"try: see: {listed}" in err) == (2, True, True), err
 
 
 def test_replays_by_id_by_file_by_group_and_by_filter(

@@ -181,7 +181,7 @@ def test_every_check_is_listed(holdfast: Run) -> None:
     """OBX-3: without a database."""
     code, out, _ = holdfast("doctor", "--list")
     assert code == 0
-    assert [line.split()[1] for line in out.splitlines()[1:]] == [check.name for check in doctor.CHECKS]
+    assert [line.split()[0] for line in out.splitlines()[1:]] == [check.name for check in doctor.CHECKS]
     code, out, _ = holdfast("doctor", "--list", "--json", "--only", "health")
     listed = json.loads(out)
     assert [each["name"] for each in listed] == [check.name for check in doctor.CHECKS if check.part == "health"]

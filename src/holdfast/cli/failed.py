@@ -210,6 +210,8 @@ def _show_moved(done: Moved, change: Change, verb: str) -> None:
         where_to = "" if done.generation is None else f" into generation {done.generation}"
         until = "" if done.purge_at is None else f"; restorable until {done.purge_at:%Y-%m-%d %H:%M} UTC"
         output.print_line(f"{output.events(done.count)} {change.would}{verb}{where_to}{until}")
+        if change.dry_run:
+            _list_ids(done)
         for what, count in done.left.items():
             output.print_line(f"{output.events(count)} left: {_LEFT.get(what, what)}", "yellow")
         if done.warning:
@@ -219,6 +221,15 @@ def _show_moved(done: Moved, change: Change, verb: str) -> None:
     if not done.moved:
         raise typer.Exit(1)
 
+
+def _list_ids(done: Moved) -> None:
+    for id in done.moved[:_LISTED]:
+        output.print_line(f"  {id}", "dim")
+    if done.count > _LISTED:
+        output.print_line(f"  and {done.count - _LISTED:,} more; --json lists them all", "dim")
+
+
+_LISTED = 10  # ids that a dry run shows
 
 _LEFT = {
     "busy": "another transaction is changing them; run it again",
