@@ -251,6 +251,12 @@ async def test_open_events_are_found_by_the_handler_they_are_owed_to(
     await conn.execute("UPDATE core.outbox SET target = NULL, handler_name = $2 WHERE id = $1", placed[0], "mail.thank")
     assert [event.id for event in await operator.events.page(handler=HANDLER)] == [placed[1]]
     assert placed[0] in {event.id for event in await operator.events.page(handler="mail.thank")}
+    await subscribe(conn, "mail.thank", EVENT)
+    assert [event.id for event in await operator.events.page(handler=HANDLER)] == [placed[1]]
+    with pytest.raises(Refused):
+        await operator.events.select(handler=HANDLER)  # to be cancelled, and another handler is owed it too
+    await operator.handlers.retire("mail.thank")
+    assert await operator.events.select(handler=HANDLER) == [placed[1]]
     await operator.handlers.retire(HANDLER)
     assert await operator.events.page(handler=HANDLER) == []
 

@@ -25,7 +25,10 @@ class OpenFilter:
     """Options that select open events."""
 
     event_type: Annotated[str | None, typer.Option("--event-type", metavar="TYPE", help="Of this event type.")] = None
-    handler: Annotated[str | None, typer.Option("--handler", metavar="NAME", help="Owed to this handler alone.")] = None
+    handler: Annotated[
+        str | None,
+        typer.Option("--handler", metavar="NAME", help="Owed to this handler; cancel: and to no other."),
+    ] = None
     source: Annotated[str | None, typer.Option("--source", metavar="NAME", help="Published by this source.")] = None
     generation: Annotated[int | None, typer.Option("--generation", help="Of this generation.")] = None
     channel: Annotated[str | None, typer.Option("--channel", metavar="NAME", help="On this channel.")] = None

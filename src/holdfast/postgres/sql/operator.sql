@@ -108,7 +108,8 @@ ORDER BY h.handled_at;
 
 -- name: list_open
 -- Open events. Without an order, because none of the indexes has one that all lanes share. An event that was not claimed
--- yet has no handler's name: it is owed to the handlers that subscribe to it.
+-- yet has no handler's name: it is owed to the handlers that subscribe to it. `alone`: only what is owed to no other handler
+-- than the given one.
 SELECT o.id, coalesce(o.origin_id, o.id) AS event_id, o.event_type, o.source, o.target, o.route, o.handler_name, o.status,
        o.attempts, left(o.last_error, :error_length::int) AS last_error, o.created_at, o.available_at, o.lease_expires_at,
        o.channel, o.generation
@@ -120,8 +121,10 @@ CROSS JOIN LATERAL (
       AND (:handler::text IS NULL OR o.handler_name = :handler::text
            OR o.handler_name IS NULL AND EXISTS (
                SELECT FROM core.subscriptions s
-               WHERE s.handler_name = :handler::text AND s.retired_at IS NULL AND o.event_type LIKE s.pattern
-                 AND (o.target IS NULL OR o.target = s.domain_context)))
+               WHERE s.retired_at IS NULL AND o.event_type LIKE s.pattern
+                 AND (o.target IS NULL OR o.target = s.domain_context)
+               HAVING bool_or(s.handler_name = :handler::text)
+                  AND (bool_and(s.handler_name = :handler::text) OR NOT :alone::boolean)))
       AND (:source::text IS NULL OR o.source = :source::text)
       AND (:route::text IS NULL OR o.route = :route::text)
     LIMIT :most::int) o
