@@ -121,6 +121,34 @@ def test_reads_have_tables_and_json(dsn: str, holdfast: Run) -> None:
     assert [event["id"] for event in listed] == [str(ids[0]), str(ids[7])]
 
 
+@pytest.mark.parametrize("columns", [80, 120])
+def test_ids_can_be_copied_from_a_narrow_terminal(
+    dsn: str, holdfast: Run, db: psycopg.Connection[Any], columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OPS-1: whatever a row contains, its id or the name of its group is in one piece."""
+    handler = "ledger.book_into_the_general_ledger_of_the_whole_company"
+    (id,) = made(dsn, fail, handler=handler)
+    made(dsn, beat, "worker-one", *(f"billing.handler_number_{n}" for n in range(30)))
+    ((worker,),) = db.execute("SELECT id FROM core.workers").fetchall()
+    insert = "INSERT INTO core.outbox (event_type, source, payload) VALUES ('order.placed', 'shop', '{}') RETURNING id"
+    ((event,),) = db.execute(insert).fetchall()
+    group = json.loads(holdfast("failed", "groups", "--json")[1])["groups"][0]["group"]
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(type(sys.stdout), "isatty", lambda _: True)
+    whole = {
+        ("failed", "list"): id,
+        ("failed", "groups"): group,
+        ("events", "list"): event,
+        ("workers", "list"): worker,
+    }
+    for command, name in whole.items():
+        lines = holdfast(*command)[1].splitlines()
+        assert any(str(name) in line for line in lines), command
+        long = [line for line in lines if len(re.sub(r"\x1b\[[0-9;]*m", "", line)) > columns]
+        assert all(group in line or handler in line for line in long), command
+
+
 def test_payloads_are_shown_only_when_asked_for(dsn: str, holdfast: Run, db: psycopg.Connection[Any]) -> None:
     """S7."""
     (id,) = made(dsn, fail)

@@ -58,6 +58,8 @@ class LockWatch:
 
     async def _watch(self, pid: int, seen: list[LockWait]) -> None:
         await asyncio.sleep(PATIENCE)
+        if self._address.pooled:
+            return  # the session that waits has another pid than the one that is known
         statement = self._queries.asyncpg("list_lock_waits")
         values = statement.bind({"pid": pid, "sessions": None, "waited": _WAITED})
         # What cannot be found out is not said: the statement itself reports what is wrong.
