@@ -272,7 +272,7 @@ CHECKS = (
     Check(
         "single-rows",
         "health",
-        "tables of one row (the version of the subscriptions, the turn to sweep) have it",
+        "tables of one row (the version of the subscriptions, the turn to sweep, the latest time) have it",
         ("row-lost",),
         _single_rows,
     ),

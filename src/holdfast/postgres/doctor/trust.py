@@ -66,7 +66,7 @@ CHECKS = (
     Check(
         "inbox",
         "health",
-        "no session keeps what it has written to the inbox uncommitted",
+        "no session keeps what it has written to the inbox uncommitted for ten seconds",
         ("inbox-blocked",),
         _inbox,
     ),
