@@ -16,8 +16,9 @@ import pytest
 from psycopg.rows import tuple_row
 
 from holdfast.cli import main
+from tests.logins import OPERATOR, PRODUCER, Logins
 from tests.operator.support import ACTOR, CAUSES, EVENT, HANDLER, beat, fail, fail_with, subscribe
-from tests.servers import run_coroutine
+from tests.servers import SessionServer, run_coroutine
 
 pytestmark = [pytest.mark.operator, pytest.mark.newest_postgres]
 
@@ -98,12 +99,12 @@ def test_reads_have_tables_and_json(dsn: str, holdfast: Run) -> None:
         ("failed", "groups"): f"{HANDLER}/ValueError:",
         ("failed", "show", str(ids[0])): "order 0 is unknown",
         ("events", "show", str(ids[0])): "order 0 is unknown",
-        ("events", "list"): "due",
-        ("plans", "list"): "plan",
+        ("events", "list"): "none",
+        ("plans", "list"): "none",
         ("handlers", "list"): HANDLER,
         ("workers", "list"): "worker-one",
         ("generations", "list"): "current",
-        ("audit",): "actor",
+        ("audit",): "none",
     }
     for command, word in reads.items():
         code, out, err = holdfast(*command)
@@ -118,6 +119,34 @@ def test_reads_have_tables_and_json(dsn: str, holdfast: Run) -> None:
     assert (shown["count"], shown["group"]) == (2, f"{HANDLER}/{shown['signature']}")
     listed = json.loads(holdfast("failed", "list", "--group", shown["group"], "--json")[1])
     assert [event["id"] for event in listed] == [str(ids[0]), str(ids[7])]
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_ids_can_be_copied_from_a_narrow_terminal(
+    dsn: str, holdfast: Run, db: psycopg.Connection[Any], columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OPS-1: whatever a row contains, its id or the name of its group is in one piece."""
+    handler = "ledger.book_into_the_general_ledger_of_the_whole_company"
+    (id,) = made(dsn, fail, handler=handler)
+    made(dsn, beat, "worker-one", *(f"billing.handler_number_{n}" for n in range(30)))
+    ((worker,),) = db.execute("SELECT id FROM core.workers").fetchall()
+    insert = "INSERT INTO core.outbox (event_type, source, payload) VALUES ('order.placed', 'shop', '{}') RETURNING id"
+    ((event,),) = db.execute(insert).fetchall()
+    group = json.loads(holdfast("failed", "groups", "--json")[1])["groups"][0]["group"]
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(type(sys.stdout), "isatty", lambda _: True)
+    whole = {
+        ("failed", "list"): id,
+        ("failed", "groups"): group,
+        ("events", "list"): event,
+        ("workers", "list"): worker,
+    }
+    for command, name in whole.items():
+        lines = holdfast(*command)[1].splitlines()
+        assert any(str(name) in line for line in lines), command
+        long = [line for line in lines if len(re.sub(r"\x1b\[[0-9;]*m", "", line)) > columns]
+        assert all(group in line or handler in line for line in long), command
 
 
 def test_payloads_are_shown_only_when_asked_for(dsn: str, holdfast: Run, db: psycopg.Connection[Any]) -> None:
@@ -189,6 +218,31 @@ def test_times_are_written_as_people_do(dsn: str, holdfast: Run) -> None:
 
 
 # --- changing ---
+
+
+@pytest.fixture
+def logins(postgres_server: SessionServer, dsn: str) -> Iterator[Logins]:
+    logins = Logins(postgres_server, dsn)
+    logins.create()
+    yield logins
+    logins.drop()
+
+
+def test_an_operator_reads_the_wakeup_mode(logins: Logins, holdfast: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """OPS-1, S2: setting it needs the owner, and says so."""
+    monkeypatch.setenv("HOLDFAST_DSN", logins.dsn_of(logins.names[OPERATOR]))
+    assert holdfast("notify") == (0, "schema core: wake-up mode when_idle\n", "")
+    code, _, err = holdfast("notify", "never")
+    assert (code, "may not become holdfast_owner" in err) == (1, True)
+
+
+def test_a_login_without_rights_is_told_the_role(
+    logins: Logins, holdfast: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OPS-1, S2."""
+    monkeypatch.setenv("HOLDFAST_DSN", logins.dsn_of(logins.names[PRODUCER]))
+    code, _, err = holdfast("failed", "list")
+    assert (code, "permission denied" in err, "holdfast_operator" in err) == (1, True, True)
 
 
 def test_notify_has_a_dry_run(holdfast: Run, db: psycopg.Connection[Any]) -> None:
@@ -280,6 +334,101 @@ def test_a_discard_says_that_there_may_be_more(dsn: str, holdfast: Run) -> None:
     assert (code, "10,000 events discarded" in out, "run it again" in out) == (0, True, True)
     code, out, _ = holdfast("failed", "discard", "--all", "--yes")
     assert (code, "1 event discarded" in out, "run it again" in out) == (0, True, False)
+
+
+def test_what_was_discarded_is_listed_and_restored_like_it_was_selected(
+    dsn: str, holdfast: Run, db: psycopg.Connection[Any], tmp_path: Path
+) -> None:
+    """DLQ-4, S17: by group, by filter and by file; and the audit says by what a bulk change was selected."""
+    ids = [str(id) for id in made(dsn, fail, 4)]
+    group = json.loads(holdfast("failed", "groups", "--json")[1])["groups"][0]["group"]
+    signature = group.partition("/")[2]
+    assert holdfast("failed", "discard", "--group", group, "--yes")[0] == 0
+    listed = json.loads(holdfast("failed", "list", "--discarded", "--json")[1])
+    assert [each["id"] for each in listed] == ids
+    assert all(each["discarded_at"] for each in listed)
+    assert json.loads(holdfast("failed", "list", "--json")[1]) == []
+    assert json.loads(holdfast("failed", "list", "--discarded", "--handler", "mail.thank", "--json")[1]) == []
+    code, _, err = holdfast("failed", "restore", "--group", group)
+    assert (code, "Restore 4 events?" in err) == (2, True)
+    file = tmp_path / "ids"
+    file.write_text(f"{ids[0]}\n{ids[1]}\n")
+    assert holdfast("failed", "restore", "--ids-from", file, "--yes")[:2] == (0, "2 events restored\n")
+    assert holdfast("failed", "restore", "--group", group, "--yes")[:2] == (0, "2 events restored\n")
+    assert holdfast("failed", "discard", "--all", "--yes")[0] == 0
+    assert holdfast("failed", "restore", "--handler", HANDLER, "--yes")[:2] == (0, "4 events restored\n")
+    code, _, err = holdfast("failed", "restore", "--handler", HANDLER, "--yes")
+    assert (code, "matches no discarded dead letter" in err, "failed list --discarded" in err) == (2, True, True)
+    assert holdfast("failed", "replay", "--source", "shop", "--yes")[0] == 0
+    selections = db.execute("SELECT action, arguments->>'selection' FROM core.audit ORDER BY id").fetchall()
+    assert selections == [
+        ("discard", f"handler={HANDLER} signature={signature}"),
+        ("restore", None),
+        ("restore", f"handler={HANDLER} signature={signature}"),
+        ("discard", "every dead letter (--all)"),
+        ("restore", f"handler={HANDLER}"),
+        ("replay", "source=shop"),
+    ]
+
+
+@pytest.mark.parametrize("command", [("failed", "discard", "--all", "--yes"), ("status",)])
+def test_who_is_in_the_way_is_named(
+    dsn: str, holdfast: Run, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OPS-1: while a command waits for a lock, on a terminal, and when it has waited long enough."""
+    made(dsn, fail, 2)
+    said: list[str] = []
+    monkeypatch.setattr("holdfast.cli.options._say_on_terminal", said.append)
+    with psycopg.connect(dsn, application_name="psql") as locker:
+        locker.execute("LOCK TABLE core.outbox")
+        pid = locker.info.backend_pid
+        code, _, err = holdfast(*command)
+    assert code == 1
+    problem, remedy = err.splitlines()
+    assert problem.startswith("error: ") and f"pid {pid}, login" in problem and "application psql" in problem
+    assert remedy.startswith("try: ") and f"pg_terminate_backend({pid})" in remedy
+    assert len(said) == 1 and f"waiting for a lock: pid {pid}" in said[0]
+
+
+def test_a_dry_run_shows_the_first_ids(dsn: str, holdfast: Run) -> None:
+    """DLQ-4."""
+    ids = made(dsn, fail, 12)
+    _, out, _ = holdfast("failed", "discard", "--all", "--dry-run")
+    first, *listed, more = out.splitlines()
+    assert (first.startswith("12 events would be discarded"), "and 2 more" in more) == (True, True)
+    assert len(listed) == 10 and {line.strip() for line in listed} <= set(map(str, ids))
+
+
+def test_what_was_cancelled_is_in_no_group(dsn: str, holdfast: Run, db: psycopg.Connection[Any]) -> None:
+    """LSN-11, DLQ-3: it has no handler, and none to replay it for."""
+    insert = "INSERT INTO core.outbox (event_type, source, payload) VALUES ('order.placed', 'shop', '{}') RETURNING id"
+    ((id,),) = db.execute(insert).fetchall()
+    assert holdfast("events", "cancel", id, "--yes")[0] == 0
+    code, out, _ = holdfast("events", "show", id)
+    assert (code, "cancelled" in out, "group" in out, "None" in out) == (0, True, False, False)
+
+
+def test_a_list_of_open_events_says_that_there_may_be_more(holdfast: Run, db: psycopg.Connection[Any]) -> None:
+    """OPS-1."""
+    assert holdfast("events", "list") == (0, "none\n", "")
+    for _ in range(3):
+        db.execute("INSERT INTO core.outbox (event_type, source, payload) VALUES ('order.placed', 'shop', '{}')")
+    assert "there may be more" in holdfast("events", "list", "--limit", "3")[1]
+    assert "there may be more" not in holdfast("events", "list", "--limit", "4")[1]
+
+
+@pytest.mark.parametrize(
+    ("command", "listed"),
+    [
+        (("workers", "release", "01a1e3b9-decc-719c-b5fc-ffd65dc42ab1", "--yes"), "holdfast workers list"),
+        (("schedules", "show", "nope"), "holdfast schedules list"),
+        (("schedules", "pause", "reports.nope", "--yes"), "holdfast schedules list"),
+    ],
+)
+def test_what_is_unknown_points_to_its_list(holdfast: Run, command: tuple[str, ...], listed: str) -> None:
+    """OPS-1."""
+    code, _, err = holdfast(*command)
+    assert (code, "is unknown" in err, f"try: see: {listed}" in err) == (2, True, True), err
 
 
 def test_replays_by_id_by_file_by_group_and_by_filter(

@@ -237,6 +237,30 @@ async def test_open_events_are_listed(conn: asyncpg.Connection, operator: Operat
     assert await operator.events.page(generation=7) == []
 
 
+async def test_open_events_are_found_by_the_handler_they_are_owed_to(
+    conn: asyncpg.Connection, operator: Operator
+) -> None:
+    """OPS-1, LSN-7: also before a worker has claimed them, by the subscriptions of the handler."""
+    placed = await publish_many(conn, EVENT, 2)
+    await publish_many(conn, "user.left", 1)
+    await subscribe(conn, HANDLER, "order.*")
+    await subscribe(conn, "mail.thank", "user.left")
+    assert {event.id for event in await operator.events.page(handler=HANDLER)} == set(placed)
+    await conn.execute("UPDATE core.outbox SET target = 'ledger' WHERE id = $1", placed[0])
+    assert [event.id for event in await operator.events.page(handler=HANDLER)] == [placed[1]]
+    await conn.execute("UPDATE core.outbox SET target = NULL, handler_name = $2 WHERE id = $1", placed[0], "mail.thank")
+    assert [event.id for event in await operator.events.page(handler=HANDLER)] == [placed[1]]
+    assert placed[0] in {event.id for event in await operator.events.page(handler="mail.thank")}
+    await subscribe(conn, "mail.thank", EVENT)
+    assert [event.id for event in await operator.events.page(handler=HANDLER)] == [placed[1]]
+    with pytest.raises(Refused):
+        await operator.events.select(handler=HANDLER)  # to be cancelled, and another handler is owed it too
+    await operator.handlers.retire("mail.thank")
+    assert await operator.events.select(handler=HANDLER) == [placed[1]]
+    await operator.handlers.retire(HANDLER)
+    assert await operator.events.page(handler=HANDLER) == []
+
+
 async def test_an_event_is_cancelled(conn: asyncpg.Connection, operator: Operator) -> None:
     """LSN-11, S17: once; what is settled stays."""
     (event_id,) = await publish_many(conn, EVENT, 1)

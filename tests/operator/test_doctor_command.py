@@ -80,8 +80,9 @@ def test_a_problem_exits_1(here: Run, dsn: str) -> None:
     at = lines.index("1 problem")
     assert lines[at + 1] == "  constraint-missing  the constraint core.outbox.outbox_status is missing"
     assert lines[at + 2].startswith("      expected CHECK ((status = ANY")
-    assert lines[at + 3].startswith("      try: ALTER TABLE core.outbox ADD CONSTRAINT outbox_status CHECK")
-    assert lines[at + 4] == "           ALTER TABLE core.outbox VALIDATE CONSTRAINT outbox_status;"
+    assert lines[at + 3] == "      try: SET lock_timeout = '5s';"
+    assert lines[at + 4].startswith("           ALTER TABLE core.outbox ADD CONSTRAINT outbox_status CHECK")
+    assert lines[at + 5] == "           ALTER TABLE core.outbox VALIDATE CONSTRAINT outbox_status;"
 
 
 def test_warnings_and_notes_exit_0(here: Run, dsn: str) -> None:
@@ -105,7 +106,7 @@ def test_json_is_one_document(here: Run, dsn: str) -> None:
             "object": "core.outbox.note",
             "what": "the column core.outbox.note is not part of this release",
             "evidence": "found text",
-            "remedy": "ALTER TABLE core.outbox DROP COLUMN note;",
+            "remedy": "SET lock_timeout = '5s';\nALTER TABLE core.outbox DROP COLUMN note;",
         }
     ]
     del found["findings"], found["server"]
@@ -180,7 +181,7 @@ def test_every_check_is_listed(holdfast: Run) -> None:
     """OBX-3: without a database."""
     code, out, _ = holdfast("doctor", "--list")
     assert code == 0
-    assert [line.split()[1] for line in out.splitlines()[1:]] == [check.name for check in doctor.CHECKS]
+    assert [line.split()[0] for line in out.splitlines()[1:]] == [check.name for check in doctor.CHECKS]
     code, out, _ = holdfast("doctor", "--list", "--json", "--only", "health")
     listed = json.loads(out)
     assert [each["name"] for each in listed] == [check.name for check in doctor.CHECKS if check.part == "health"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -314,6 +315,13 @@ async def found(conn: asyncpg.Connection) -> tuple[Finding, ...]:
     return (await doctor.examine(conn, only="drift")).findings
 
 
+WHO_AND_WHERE = {
+    "owner-other": "-- as an administrator, without SET ROLE:",
+    "role-attributes": "-- as an administrator, without SET ROLE:",
+    "view-missing": "-- then, in a shell:",
+}
+
+
 async def follow(conn: asyncpg.Connection, dsn: str, remedy: str) -> None:
     """Run a remedy as a person would who is the server's administrator."""
     sql, _, command = remedy.partition("holdfast migrate apply")
@@ -361,6 +369,34 @@ async def test_a_drift_is_named_and_remedied(
         if not findings:
             break
     assert not drift.remedied or findings == ()
+
+
+async def test_a_remedy_does_not_wait_in_front_of_delivery(conn: asyncpg.Connection, dsn: str) -> None:
+    """OBX-3, OPS-5: behind an idle transaction it gives up, so that claims and producers need not queue behind it."""
+    await conn.execute("ALTER TABLE core.outbox ADD COLUMN note text")
+    (finding,) = await found(conn)
+    idle = await asyncpg.connect(dsn)
+    try:
+        await idle.execute("BEGIN; SELECT FROM core.outbox LIMIT 1")
+        async with asyncio.timeout(30):
+            with pytest.raises(asyncpg.LockNotAvailableError):
+                await follow(conn, dsn, finding.remedy)
+    finally:
+        await idle.close()
+        await conn.execute("RESET lock_timeout")
+
+
+@pytest.mark.parametrize("drift", [each for each in DRIFTS if each.code in WHO_AND_WHERE], ids=title)
+async def test_a_remedy_says_who_runs_it_and_where(
+    conn: asyncpg.Connection, drift: Drift, request: pytest.FixtureRequest
+) -> None:
+    """OPS-5: the owner's statements need no word; those of an administrator do, and so does a command among SQL."""
+    if drift.code.startswith("role-"):
+        request.getfixturevalue("roles_as_before")
+    for statement in split(drift.sql):
+        await conn.execute(statement)
+    remedies = [finding.remedy for finding in await found(conn) if finding.code == drift.code]
+    assert remedies and all(WHO_AND_WHERE[drift.code] in remedy.splitlines() for remedy in remedies), remedies
 
 
 async def test_several_drifts_are_all_named(conn: asyncpg.Connection) -> None:

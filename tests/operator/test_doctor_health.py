@@ -14,7 +14,7 @@ import sys
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import urlsplit
@@ -410,6 +410,60 @@ async def test_workers_that_do_not_listen(outbox: Outbox, dsn: str) -> None:
         await listener.close()
 
 
+async def test_workers_that_are_cut_off_or_silent(outbox: Outbox, dsn: str) -> None:
+    """LSN-2, OPS-5: a worker that cannot connect is not one behind a pooler; and one that is gone is named."""
+    await living(outbox)
+    (worker,) = await outbox.connection.fetchrow("SELECT id FROM core.workers")
+    await outbox.connection.execute("UPDATE core.workers SET heartbeat_at = heartbeat_at - interval '30 seconds'")
+    report = await look(outbox.connection)
+    finding = only(report, "worker-unconnected")
+    assert "w1" in finding.what and "database_unavailable" in finding.remedy and "host:1" in finding.evidence
+    assert codes(report) == ["worker-unconnected"], "and no word of a pooler"
+    name = {"application_name": f"holdfast claim {worker}"}
+    session = await asyncpg.connect(dsn, server_settings=name)
+    try:
+        assert codes(await look(outbox.connection)) == ["listeners-missing"]
+    finally:
+        await session.close()
+    await outbox.connection.execute("UPDATE core.workers SET heartbeat_at = heartbeat_at - interval '5 minutes'")
+    report = await look(outbox.connection)
+    assert f"holdfast workers release {worker}" in only(report, "worker-silent").remedy
+    assert codes(report) == ["worker-silent"]
+
+
+async def test_what_blocks_delivery_is_the_root_of_the_chain(conn: asyncpg.Connection, dsn: str) -> None:
+    """OPS-5: a worker waits for a statement that waits for an idle transaction; that one is named, and ended."""
+    claim = f"holdfast claim {uuid.uuid4()}"
+    async with AsyncExitStack() as sessions:
+
+        async def session(name: str) -> asyncpg.Connection:
+            opened = await asyncpg.connect(dsn, server_settings={"application_name": name})
+            sessions.push_async_callback(opened.close)
+            return opened
+
+        idle, altering, claiming = await session("psql"), await session("pasted"), await session(claim)
+        await idle.execute("BEGIN; SELECT FROM core.outbox LIMIT 1")
+        pid = idle.get_server_pid()
+        waiting = [asyncio.create_task(altering.execute("ALTER TABLE core.outbox ADD COLUMN note text"))]
+        await waits_for_a_lock(conn, altering)
+        waiting.append(asyncio.create_task(claiming.execute("SELECT FROM core.outbox LIMIT 1")))
+        await waits_for_a_lock(conn, claiming)
+        briefly = timedelta(milliseconds=1)
+        finding = only(await look(conn, lock_wait=briefly), "delivery-blocked")
+        assert (finding.severity, finding.object) == ("problem", f"pid {pid}")
+        assert f"pid {pid}, login" in finding.what and "application psql, idle in transaction for" in finding.what
+        assert f"pid {claiming.get_server_pid()} ({claim}) waits" in finding.evidence
+        await follow(conn, finding)
+        async with asyncio.timeout(20):
+            await asyncio.gather(*waiting)
+        assert "delivery-blocked" not in codes(await look(conn, lock_wait=briefly))
+
+
+async def waits_for_a_lock(conn: asyncpg.Connection, session: asyncpg.Connection) -> None:
+    waits = "SELECT bool_or(waitstart IS NOT NULL) FROM pg_locks WHERE pid = $1 AND NOT granted"
+    await until(lambda: conn.fetchval(waits, session.get_server_pid()), what="it waits for a lock")
+
+
 async def test_nobody_need_listen_for_a_bell_that_is_silent(outbox: Outbox, dsn: str) -> None:
     await wakeup_mode.set_mode(dsn, "never")
     await living(outbox)
@@ -494,7 +548,11 @@ async def test_an_unserved_generation(outbox: Outbox) -> None:
     finding = only(await look(outbox.connection), "generation-unserved")
     assert finding.severity == "problem"
     assert "generation 3" in finding.what and "1 open" in finding.evidence
-    assert "--generation 3" in finding.remedy
+    assert "--channel outbox_gen_3 --generation 3" in finding.remedy and "on outbox_gen_3" in finding.evidence
+    assert "--to" not in finding.remedy, "no generation is served"
+    await living(outbox, generation=5, channels=("outbox_gen_5",))
+    finding = only(await look(outbox.connection), "generation-unserved")
+    assert finding.remedy.endswith("holdfast generations move 3 --to 5")
     await bell_is_heard(outbox, generation=3, channels=("outbox_gen_3",), handlers=(HANDLER,))
 
 
@@ -590,6 +648,22 @@ async def test_a_lease_that_ended_long_ago(outbox: Outbox) -> None:
     await outbox.connection.execute("UPDATE core.outbox SET lease_expires_at = now() - interval '2 minutes'")
     finding = only(await look(outbox.connection), "lease-expired")
     assert re.search(r"1 events, the first for 1[2-9]\d s", finding.evidence)
+
+
+@pytest.mark.abandons_leases("its handler never ends")
+async def test_handlers_that_overran_keep_the_slots_of_their_worker(outbox: Outbox) -> None:
+    """P8, OPS-5: the worker lives, so another one is not what is missing."""
+    await outbox.subscribe(HANDLER, EVENT)
+    await outbox.held()
+    await living(outbox, handlers=(HANDLER,))
+    await outbox.connection.execute(
+        """UPDATE core.outbox SET lease_expires_at = now() - interval '2 minutes',
+                                  claimed_by = (SELECT w.id FROM core.workers w WHERE w.name = 'w1')"""
+    )
+    report = await look(outbox.connection)
+    finding = only(report, "handler-overrun")
+    assert "w1" in finding.what and "host:1: 1 events" in finding.evidence and "restart" in finding.remedy
+    assert "lease-expired" not in codes(report)
 
 
 @pytest.mark.parametrize("table", ["subscriptions_version", "sweeps"])

@@ -145,6 +145,22 @@ def test_erase(holdfast: Run, database: Callable[..., Any]) -> None:
     assert (code, "domain_id" in err) == (2, True)
 
 
+def test_an_erasure_counts_dead_letters_before_it(holdfast: Run, database: Callable[..., Any]) -> None:
+    """S6, DLQ-4: they cannot be replayed once they are erased."""
+    domain = uuid4()
+    database(rows, "failed", 1, 2, domain=domain)
+    database(rows, "discarded", 1, domain=domain)
+    database(rows, "delivered", 1, domain=domain)
+    _, out, _ = holdfast("retention", "erase", str(domain), "--dry-run")
+    assert "4 rows of the outbox" in out and "2 of them are dead letters" in out
+
+
+def test_a_policy_that_cannot_be_is_refused_before_the_question(holdfast: Run) -> None:
+    """OBX-5, OPS-1."""
+    code, _, err = holdfast("retention", "set", "bogus", "--active-days", "3")
+    assert (code, "bogus" in err, "Go on?" in err) == (2, True, False), err
+
+
 def test_what_a_sweep_had_to_leave(holdfast: Run, database: Callable[..., Any]) -> None:
     """OBX-5, OPS-1: it is named, the rest is swept, and the command fails."""
     (stuck,) = database(rows, "tombstone", 60, content_class="billing", deleted=8)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncpg
+
+from holdfast.postgres.faults import LoginRefused
 from holdfast.telemetry import Fact, Notice
 from holdfast.worker.outage import Outages
 
@@ -41,6 +44,35 @@ def test_who_finds_a_dead_connection_afterwards_meets_no_new_outage() -> None:
     assert told(facts)[2:] == ["database_unavailable"]
     leases.over()
     assert told(facts)[2:] == ["database_unavailable", "database_back"]
+
+
+def test_a_refused_login_is_told_although_the_outage_was() -> None:
+    """LSN-2, OPS-5: what cut the connection before it says nothing about the login; each reason is told once."""
+    facts: list[Fact] = []
+    outages = Outages(facts.append)
+    claim, settle = outages.of("claim"), outages.of("settle")
+
+    def refused(error: asyncpg.PostgresError) -> LoginRefused:
+        refusal = LoginRefused(str(error))
+        refusal.__cause__ = error
+        return refusal
+
+    claim.begin(OSError("gone"))
+    for _ in range(3):
+        claim.begin(refused(asyncpg.InvalidPasswordError("password authentication failed for user w")))
+        settle.begin(refused(asyncpg.InvalidPasswordError("password authentication failed for user w")))
+    claim.begin(refused(asyncpg.InvalidCatalogNameError("database shop does not exist")))
+    claim.begin(OSError("gone"))
+    notices = [fact for fact in facts if isinstance(fact, Notice)]
+    assert [(each.name, each.details.get("sqlstate")) for each in notices] == [
+        ("database_unavailable", None), ("database_unavailable", "28P01"), ("database_unavailable", "3D000"),
+    ]  # fmt: skip
+    assert "password authentication failed" in str(notices[1].details["error"])
+    assert "password" in str(notices[1].details["remedy"])
+    claim.over()
+    settle.over()
+    claim.begin(refused(asyncpg.InvalidPasswordError("password authentication failed for user w")))
+    assert told(facts)[3:] == ["database_back", "database_unavailable"], "also when it is the first thing of an outage"
 
 
 def test_waits_grow_to_a_limit_with_jitter() -> None:

@@ -15,6 +15,7 @@ from holdfast.operator import CHECKS, SEVERITIES, Finding, Report, Severity
 _STYLES: dict[Severity, str] = {"problem": "bold red", "warning": "yellow", "note": "cyan"}
 
 _MOST_LINES = 12
+_TRY = "      try: "
 
 Line = tuple[tuple[str, str], ...]  # parts of it, each with its style
 
@@ -54,7 +55,7 @@ def _list(only: Part | None, as_json: bool) -> None:
     if as_json:
         output.print_json([{"name": c.name, "part": c.part, "about": c.about, "codes": c.codes} for c in checks])
     else:
-        output.print_table(("part", "check", "what must hold"), [(c.part, c.name, c.about) for c in checks])
+        output.print_table(("check", "part", "what must hold"), [(c.name, c.part, c.about) for c in checks])
 
 
 # --- for machines ---
@@ -81,17 +82,17 @@ def as_data(report: Report) -> dict[str, Any]:
 
 def _show(report: Report) -> None:
     console = output.console()
-    for line in _lines(report):
+    for line in _lines(report, console.width):
         # Names may be chosen by others: they must not move the cursor.
         console.print(Text.assemble(*((output.clean(text), style) for text, style in line)), soft_wrap=True)
 
 
-def _lines(report: Report) -> list[Line]:
+def _lines(report: Report, width: int) -> list[Line]:
     lines: list[Line] = [((f"schema {report.schema} on Postgres {report.server}", "dim"),)]
     for severity in SEVERITIES:
         if found := report.of(severity):
             lines.append(((f"{len(found)} {severity}{'s' if len(found) > 1 else ''}", _STYLES[severity]),))
-            lines += [line for finding in found for line in _finding(finding)]
+            lines += [line for finding in found for line in _finding(finding, width)]
     every, passed = len(report.checks), len(report.passed)
     verdict = f"all {every} checks passed" if passed == every else f"{passed} of {every} checks passed"
     lines.append(((verdict, "green" if passed == every else ""),))
@@ -100,14 +101,19 @@ def _lines(report: Report) -> list[Line]:
     return lines
 
 
-def _finding(finding: Finding) -> list[Line]:
-    first, *others = finding.remedy.splitlines()
+def _finding(finding: Finding, width: int) -> list[Line]:
+    remedy = finding.remedy.splitlines()
+    if len(remedy) == 1 and not finding.remedy.endswith(";"):
+        remedy = [line.strip() for line in output.wrapped(finding.remedy, width - len(_TRY))]
+    first, *others = remedy
     if len(others) > _MOST_LINES:
         # The text of a function, most likely.
         others = [*others[:_MOST_LINES], f"… {len(others) - _MOST_LINES} more lines, all of them with --json"]
+    what, *more = output.wrapped(f"  {finding.code}  {finding.what}", width)
     return [
-        (("  " + finding.code, "bold"), ("  " + finding.what, "")),
-        (("      " + finding.evidence, "dim"),),
-        (("      try: ", "dim"), (first, "")),
-        *((("           " + other, ""),) for other in others),
+        ((f"  {finding.code}", "bold"), (what.removeprefix(f"  {finding.code}"), "")),
+        *(((f"  {line}", ""),) for line in more),
+        *(((line, "dim"),) for line in output.wrapped(f"      {finding.evidence}", width)),
+        ((_TRY, "dim"), (first, "")),
+        *(((" " * len(_TRY) + other, ""),) for other in others),
     ]

@@ -25,7 +25,10 @@ class OpenFilter:
     """Options that select open events."""
 
     event_type: Annotated[str | None, typer.Option("--event-type", metavar="TYPE", help="Of this event type.")] = None
-    handler: Annotated[str | None, typer.Option("--handler", metavar="NAME", help="Owed to this handler alone.")] = None
+    handler: Annotated[
+        str | None,
+        typer.Option("--handler", metavar="NAME", help="Owed to this handler; cancel: and to no other."),
+    ] = None
     source: Annotated[str | None, typer.Option("--source", metavar="NAME", help="Published by this source.")] = None
     generation: Annotated[int | None, typer.Option("--generation", help="Of this generation.")] = None
     channel: Annotated[str | None, typer.Option("--channel", metavar="NAME", help="On this channel.")] = None
@@ -48,7 +51,7 @@ def list_(where: Where, which: OpenFilter, limit: LimitOption = 50, as_json: Jso
         output.print_json(found)
         return
     output.print_table(
-        ("id", "status", "event type", "lane", "due", "attempts", "channel", "generation", "last error"),
+        ("id", "status", "event type", "route", "due", "attempts", "channel", "generation", "last error"),
         [
             (
                 *(e.id, e.status, e.event_type, e.route, e.available_at, e.attempts, e.channel, e.generation),
@@ -57,6 +60,8 @@ def list_(where: Where, which: OpenFilter, limit: LimitOption = 50, as_json: Jso
             for e in found
         ],
     )
+    if len(found) == limit:
+        output.print_line(f"{limit} of the open events; there may be more (--limit)", "dim")
 
 
 @app.command("show")

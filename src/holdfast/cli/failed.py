@@ -41,9 +41,15 @@ IdArgument = Annotated[str, typer.Argument(metavar="ID", help="Id of a failed ro
 
 @app.command("list")
 @spread
-def list_(where: Where, which: Filter, limit: LimitOption = 50, as_json: JsonOption = False) -> None:
+def list_(
+    where: Where,
+    which: Filter,
+    limit: LimitOption = 50,
+    discarded: Annotated[bool, typer.Option("--discarded", help="Discarded ones, which can be restored.")] = False,
+    as_json: JsonOption = False,
+) -> None:
     """List dead letters, the newest first."""
-    found = where.run(lambda operator: operator.failed.page(which.selection(), limit=limit))
+    found = where.run(lambda operator: operator.failed.page(which.selection(), limit=limit, discarded=discarded))
     if as_json:
         output.print_json(found)
         return
@@ -123,7 +129,7 @@ def replay(
             )
         if len(rows) > 1:
             change.confirm(f"Replay {output.events(len(rows))}?")
-        options: dict[str, Any] = {"generation": generation, "force": force}
+        options: dict[str, Any] = {"generation": generation, "force": force, "selection": selected.selection}
         return await operator.failed.replay(rows, **options, reason=change.reason, dry_run=change.dry_run)
 
     _show_moved(where.run(act), change, "replayed")
@@ -137,30 +143,25 @@ def discard(where: Target, chosen: Chosen, which: Filter, change: Change) -> Non
 
     async def act(operator: Operator) -> Moved:
         rows = await selected.rows(operator)
-        newest = "the newest " if len(rows) == MOST_AT_ONCE else ""
-        change.confirm(f"Discard {newest}{output.events(len(rows))}?")
-        return await operator.failed.discard(rows, reason=change.reason, dry_run=change.dry_run)
+        change.confirm(f"Discard {_newest(len(rows))}{output.events(len(rows))}?")
+        options: dict[str, Any] = {"reason": change.reason, "dry_run": change.dry_run}
+        return await operator.failed.discard(rows, **options, selection=selected.selection)
 
-    done = where.run(act)
-    _show_moved(done, change, "discarded")
-    if done.count == MOST_AT_ONCE and not change.as_json:
-        output.print_line("there may be more, older ones: run it again", "yellow")
+    _show_moved(where.run(act), change, "discarded")
 
 
 @app.command("restore")
 @spread
-def restore(
-    where: Target,
-    ids: Annotated[list[str], typer.Argument(metavar="ID", help="Ids of discarded rows.")],
-    change: Change,
-) -> None:
-    """Put discarded events back among the dead letters."""
+def restore(where: Target, chosen: Chosen, which: Filter, change: Change) -> None:
+    """Put discarded events back among the dead letters: by id, by group or by filter."""
+    selected = failed_selection(chosen, which)
 
     async def act(operator: Operator) -> Moved:
-        rows = await operator.failed.resolve(ids)
+        rows = await selected.rows(operator, discarded=True)
         if len(rows) > 1:
-            change.confirm(f"Restore {output.events(len(rows))}?")
-        return await operator.failed.restore(rows, reason=change.reason, dry_run=change.dry_run)
+            change.confirm(f"Restore {_newest(len(rows))}{output.events(len(rows))}?")
+        options: dict[str, Any] = {"reason": change.reason, "dry_run": change.dry_run}
+        return await operator.failed.restore(rows, **options, selection=selected.selection)
 
     _show_moved(where.run(act), change, "restored")
 
@@ -209,13 +210,26 @@ def _show_moved(done: Moved, change: Change, verb: str) -> None:
         where_to = "" if done.generation is None else f" into generation {done.generation}"
         until = "" if done.purge_at is None else f"; restorable until {done.purge_at:%Y-%m-%d %H:%M} UTC"
         output.print_line(f"{output.events(done.count)} {change.would}{verb}{where_to}{until}")
+        if change.dry_run:
+            _list_ids(done)
         for what, count in done.left.items():
             output.print_line(f"{output.events(count)} left: {_LEFT.get(what, what)}", "yellow")
         if done.warning:
             output.print_line(done.warning, "yellow")
+        if done.count == MOST_AT_ONCE:
+            output.print_line("there may be more, older ones: run it again", "yellow")
     if not done.moved:
         raise typer.Exit(1)
 
+
+def _list_ids(done: Moved) -> None:
+    for id in done.moved[:_LISTED]:
+        output.print_line(f"  {id}", "dim")
+    if done.count > _LISTED:
+        output.print_line(f"  and {done.count - _LISTED:,} more; --json lists them all", "dim")
+
+
+_LISTED = 10  # ids that a dry run shows
 
 _LEFT = {
     "busy": "another transaction is changing them; run it again",
@@ -225,6 +239,10 @@ _LEFT = {
     "failed": "not discarded",
     "edited": "a corrected event has taken their place",
 }
+
+
+def _newest(count: int) -> str:
+    return "the newest " if count == MOST_AT_ONCE else ""
 
 
 def _many(count: int) -> str:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
-from holdfast.cli import environment
+from holdfast.cli import environment, output
 from holdfast.cli.environment import DsnOption, SchemaOption
 from holdfast.errors import ConfigurationError
 from holdfast.operator import Operator
@@ -80,10 +80,16 @@ class Where:
 
         async def connected() -> T:
             where = environment.dsn(self.dsn)
-            async with Operator(where, actor=self.who, schema=environment.schema(self.schema)) as operator:
+            schema = environment.schema(self.schema)
+            async with Operator(where, actor=self.who, schema=schema, on_wait=_say_on_terminal) as operator:
                 return await verb(operator)
 
         return asyncio.run(connected())
+
+
+def _say_on_terminal(what: str) -> None:
+    if sys.stderr.isatty():
+        print(output.clean(what), file=sys.stderr)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,15 @@
-"""How commands print: tables for people, one JSON document for programs."""
+"""How commands print: tables for people, one JSON document for programs.
+
+What is wider than the terminal is broken at words, and a table becomes one record below the other: an id or a group's
+name stays whole, so that it can be copied.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, is_dataclass
 from datetime import datetime, timedelta
@@ -12,9 +17,10 @@ from typing import Any, Final
 from uuid import UUID
 
 from pydantic import BaseModel
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 # What moves a cursor, starts a line, turns the direction of writing so that a line reads as another one, or has no
@@ -24,17 +30,27 @@ CONTROL: Final = re.compile(
     r"\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U000e0000-\U000e0fff]"
 )
 
+# A command or statement at the end of a sentence, which is copied as a whole.
+_COMMAND: Final = re.compile(r"(?<=: )(?:holdfast |SELECT |GRANT |ALTER )[^:]*$")
+_UNLIMITED: Final = 10_000
+
 
 def console() -> Console:
     """Standard output. What is piped is not broken into the lines of a terminal."""
-    return Console(width=None if sys.stdout.isatty() else 400, highlight=False)
+    return Console(width=None if sys.stdout.isatty() else _UNLIMITED, highlight=False)
 
 
 def progress_bar(*, quiet: bool = False) -> Progress:
     """A progress bar on a terminal's standard error, and nothing elsewhere."""
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=None),
+        MofNCompleteColumn(table_column=Column(no_wrap=True)),  # the bar is what gives way
+        TimeElapsedColumn(),
+    )
+    hidden = quiet or not console.is_terminal
+    return Progress(*columns, console=console, transient=True, expand=True, disable=hidden)
 
 
 def print_json(value: object, *, indent: int | None = 2) -> None:
@@ -58,19 +74,69 @@ def _plain(value: object) -> Any:
 
 
 def print_table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    console().print(table(headers, rows))
+    console().print(Listing(headers, rows), crop=False)
 
 
-def table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
-    """A table that takes no cell for markup."""
-    made = Table(*headers, box=None, header_style="dim", pad_edge=False)
-    for row in rows:
-        made.add_row(*(Text(shown(cell), overflow="fold") for cell in row))
-    return made
+class Listing:
+    """Rows under headers: a table where it fits, and one record below the other where it does not.
+
+    The first column is what a row is called. No cell is taken for markup.
+    """
+
+    def __init__(self, headers: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+        self._headers = headers
+        self._rows = [tuple(map(shown, row)) for row in rows]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if not self._rows:
+            yield Text("none", style="dim")
+            return
+        table = Table(*self._headers, box=None, header_style="dim", pad_edge=False)
+        for row in self._rows:
+            table.add_row(*map(Text, row))
+        if Measurement.get(console, options.update(max_width=_UNLIMITED), table).maximum <= options.max_width:
+            yield table
+            return
+        for name, *cells in self._rows:
+            yield Text(name, style="bold", no_wrap=True, overflow="ignore")
+            for line in _packed(zip(self._headers[1:], cells, strict=True), options.max_width):
+                yield Text(line, no_wrap=True, overflow="ignore")
+
+
+def _packed(fields: Iterable[tuple[str, str]], width: int) -> Iterable[str]:
+    """Lines of fields, as many in each as fit; what is longer than a line has lines of its own."""
+    line = ""
+    for header, value in fields:
+        if value in ("-", ""):
+            continue
+        field = f"{header} {value}"
+        if line and len(line) + 2 + len(field) <= width:
+            line = f"{line}  {field}"
+            continue
+        if line:
+            yield line
+        *full, line = wrapped(f"  {field}", width)
+        yield from full
+    if line:
+        yield line
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """Break a line at words. A command at its end gets a line of its own, and nothing without spaces is broken."""
+    if len(text) <= width:
+        return [text]
+    indent = " " * (len(text) - len(text.lstrip()) + 2)
+    command = _COMMAND.search(text)
+    prose = text if command is None else text[: command.start()]
+    lines = textwrap.wrap(prose, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return lines if command is None else [*lines, indent + command[0]]
 
 
 def print_line(text: str, style: str = "") -> None:
-    console().print(Text(clean(text)), style=style, soft_wrap=True)
+    """A line, broken at words where the terminal is too narrow for it."""
+    to = console()
+    for line in wrapped(clean(text), to.width):
+        to.print(Text(line), style=style, soft_wrap=True)
 
 
 def shown(value: object) -> str:

@@ -87,7 +87,7 @@ def list_(
         [
             (
                 *(p.id, _state(p), p.total, p.pending, p.delivered, p.failed, p.skipped, p.created_at, p.created_by),
-                p.selection or "every dead letter",
+                p.selection or "every dead letter (--all)",
             )
             for p in found
         ],
@@ -181,13 +181,18 @@ def _bar(plan: Plan, quiet: bool) -> Iterator[Callable[[Progress], None]]:
             nonlocal phase
             now = progress.plan
             doing = now.state if now.state != "open" else progress.phase
-            counts = f"{now.delivered} delivered, {now.failed} failed, {now.replayed} without an outcome"
-            bar.update(task, completed=now.total - now.pending, description=f"plan {now.id}: {doing}, {counts}")
+            text = progress_text(now.id, doing, delivered=now.delivered, failed=now.failed, replayed=now.replayed)
+            bar.update(task, completed=now.total - now.pending, description=text)
             if doing != phase and not quiet and not bar.console.is_terminal:
-                print(f"plan {now.id}: {doing}, {counts}, {now.pending} to go", file=sys.stderr, flush=True)
+                print(f"{text}, {now.pending} to go", file=sys.stderr, flush=True)
             phase = doing
 
         yield show
+
+
+def progress_text(plan: int, doing: str, *, delivered: int, failed: int, replayed: int) -> str:
+    """The progress of a run, short enough for a line of 80 columns with a bar beside it."""
+    return f"plan {plan}: {doing}, {delivered:,} delivered, {failed:,} failed, {replayed:,} open"
 
 
 def _show(found: PlanReport, as_json: bool) -> None:

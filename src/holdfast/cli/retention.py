@@ -102,12 +102,16 @@ def set_policy(
         raise ConfigurationError("--active-days", "or --remove is needed", "give exactly one of them")
     policy = None if active_days is None else RetentionPolicy(active_days, grace_days, disposal)
     kept = "kept until an operator resolves them" if policy is None else f"kept {policy.total_days} days"
-    change.confirm(f"Rows ({entity}, {content_class}) are {kept}. Go on?")
-    in_force = target.run(
-        lambda operator: operator.retention.set_policy(
-            entity, content_class, policy, reason=change.reason, dry_run=change.dry_run
-        )
-    )
+
+    async def act(operator: Operator) -> RetentionPolicies:
+        options: dict[str, Any] = {"reason": change.reason}
+        found = await operator.retention.set_policy(entity, content_class, policy, dry_run=True, **options)
+        change.confirm(f"Rows ({entity}, {content_class}) are {kept}. Go on?")
+        if change.dry_run:
+            return found
+        return await operator.retention.set_policy(entity, content_class, policy, **options)
+
+    in_force = target.run(act)
     if change.as_json:
         print_json({"dry_run": change.dry_run, "policies": policies_as_data(in_force)})
     else:
@@ -207,6 +211,9 @@ def print_erasure(found: Erasure, change: Change, cancel_open: bool) -> None:
     print_line(
         f"{counted(found.outbox, 'row')} of the outbox and {found.archive:,} of the archive {change.would}erased"
     )
+    if found.failed:
+        are = "is a dead letter, which" if found.failed == 1 else "are dead letters, which"
+        print_line(f"! {found.failed:,} of them {are} cannot be replayed afterwards", "yellow")
     if found.records:
         print_line(f"{found.records:,} idempotency records that name it {change.would}forgotten, or lose their answers")
     for place, count in found.kept.items():

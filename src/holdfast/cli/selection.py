@@ -95,10 +95,10 @@ class FailedSelection:
     ids: list[str] | None
     selection: Selection | None
 
-    async def rows(self, operator: Operator) -> list[UUID]:
-        """Ids of the selected rows."""
+    async def rows(self, operator: Operator, *, discarded: bool = False) -> list[UUID]:
+        """Ids of the selected rows, among the dead letters or among the discarded ones."""
         if self.selection is not None:
-            return await operator.failed.select(self.selection)
+            return await operator.failed.select(self.selection, discarded=discarded)
         return await operator.failed.resolve(self.ids or [])
 
 

@@ -12,7 +12,6 @@ from typing import Annotated, Any
 import typer
 from rich.console import Group, RenderableType
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from holdfast.cli import output
@@ -54,7 +53,7 @@ def _printer(schema: str, as_json: bool, again: bool) -> Iterator[Callable[[Stat
         with Live(console=console, auto_refresh=False, screen=True) as live:
             yield lambda found: live.update(_shown(schema, found), refresh=True)
     else:
-        yield lambda found: console.print(_shown(schema, found))
+        yield lambda found: console.print(_shown(schema, found), crop=False)
 
 
 # --- for machines ---
@@ -137,13 +136,16 @@ def warnings(found: Status) -> list[str]:
         if not worker.living
     ]
     if found.expired_leases:
-        said.append(f"{found.expired_leases} in flight have an expired lease; the next claim takes them")
+        said.append(
+            f"{found.expired_leases} in flight have an expired lease; the next claim of a worker that has room takes "
+            "them, and holdfast doctor says if handlers overran and keep the room"
+        )
     if found.wakeup_mode is None:
         said.append("the trigger outbox_bell is missing; holdfast notify when_idle makes it")
     return said
 
 
-def _routes(found: Status) -> Table:
+def _routes(found: Status) -> RenderableType:
     rows: list[tuple[object, ...]] = []
     for route in found.routes:
         open_ = f"{route.open}{'+' if route.open >= MOST_IN_ROUTE else ''}"
@@ -152,10 +154,10 @@ def _routes(found: Status) -> Table:
         rows.append((route.route, route.channel, route.generation, open_, oldest, owed))
     if len(found.routes) >= MOST_ROUTES:
         rows.append(("… and more", "", "", "", "", ""))
-    return output.table(("route", "channel", "generation", "open", "oldest due", "owed to"), rows)
+    return output.Listing(("route", "channel", "generation", "open", "oldest due", "owed to"), rows)
 
 
-def _workers(found: Status) -> Table:
+def _workers(found: Status) -> RenderableType:
     headers = ("worker", "process", "version", "generation", "channels", "handlers", "heartbeat")
     rows = [
         (
@@ -169,4 +171,4 @@ def _workers(found: Status) -> Table:
         )
         for worker in found.workers
     ]
-    return output.table(headers, rows)
+    return output.Listing(headers, rows)

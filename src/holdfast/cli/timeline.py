@@ -45,7 +45,10 @@ def _delivery(each: Delivery) -> None:
     ]
     if each.status == "pending":
         facts.append(("next attempt", each.available_at))
+    if each.handler_name is None and each.owed_to:
+        facts.append(("owed to", each.owed_to))
     if each.lease_expires_at:
+        facts += [("worker", each.worker or "unknown"), ("claimed", each.claimed_at)]
         facts.append(("leased until", each.lease_expires_at))
     if each.delivered_at:
         facts.append(("delivered", each.delivered_at))
@@ -74,7 +77,10 @@ def _delivery(each: Delivery) -> None:
         output.print_line(f"  {output.shown(action.at)} {action.action} by {action.actor}{reason}")
 
 
-def _group(each: Delivery) -> str:
+def _group(each: Delivery) -> str | None:
+    """The name of its failure group. What was cancelled or has expired has none."""
+    if each.handler_name is None or each.failure_reason in ("cancelled", "expired"):
+        return None
     return f"{each.handler_name}/{each.error_signature or ''}"
 
 

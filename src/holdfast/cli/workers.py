@@ -10,6 +10,8 @@ from holdfast.cli import output
 from holdfast.cli.options import Change, JsonOption, Target, Where, spread
 from holdfast.operator import Operator, ReleasedWorker
 
+_SHOWN = 2  # handlers of a worker; `handlers list` has them all
+
 app = typer.Typer(help="Workers: which run, and what they serve.", no_args_is_help=True)
 
 
@@ -25,13 +27,18 @@ def list_(where: Where, as_json: JsonOption = False) -> None:
         ("worker", "process", "version", "generation", "channels", "handlers", "started", "heartbeat", "id"),
         [
             (
-                *(w.name, f"{w.host}:{w.pid}", w.version, w.generation, w.channels, w.handlers, w.started_at),
+                *(w.name, f"{w.host}:{w.pid}", w.version, w.generation, w.channels, _some(w.handlers), w.started_at),
                 f"{w.silent_for:.0f} s ago" if w.living else f"SILENT for {w.silent_for:.0f} s",
                 w.id,
             )
             for w in found
         ],
     )
+
+
+def _some(handlers: list[str]) -> str:
+    more = f" and {len(handlers) - _SHOWN} more" if len(handlers) > _SHOWN else ""
+    return f"{', '.join(handlers[:_SHOWN])}{more}"
 
 
 @app.command("release")

@@ -19,6 +19,7 @@ from holdfast.postgres.operations.events import Delivery, EventDetail, OpenEvent
 from holdfast.postgres.operations.failed import FailedEvent, FailureGroup, FailureGroups
 from holdfast.postgres.operations.generations import Generation
 from holdfast.postgres.operations.handlers import HandlerStatus
+from holdfast.postgres.operations.patience import Blocked
 from holdfast.postgres.operations.plans import Plan, Preview
 from holdfast.postgres.operations.retention import RetentionReport
 from holdfast.postgres.operations.status import (
@@ -45,6 +46,7 @@ __all__ = [
     "ArchivedDetail",
     "ArchivedEvent",
     "AuditLine",
+    "Blocked",
     "Check",
     "Delivery",
     "Edited",

@@ -6,6 +6,7 @@ An archived row has a number of its own; the verbs take that, or the id of an ev
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 from uuid import UUID
 
 from holdfast.errors import ConfigurationError
@@ -99,7 +100,7 @@ class Archive:
     ) -> Moved:
         """Move archived events back into the outbox, pending: same id, same key, with their failure history."""
         numbers, actor = await self.resolve(ids), self._session.actor
-        asked = {
+        asked: dict[str, Any] = {
             "reason": arguments.reason(reason),
             "generation": generation,
             "force": force,
@@ -124,7 +125,7 @@ class Archive:
         self, action: str, ids: ArchivedIds, reason: str | None, dry_run: bool, *, restore: bool = False
     ) -> Moved:
         numbers, actor = await self.resolve(ids), self._session.actor
-        asked = {"reason": arguments.reason(reason), "archive_ids": len(numbers)}
+        asked: dict[str, Any] = {"reason": arguments.reason(reason), "archive_ids": len(numbers)}
         async with self._session.changing(action, dry_run=dry_run, **asked) as statements:
             found = await archive.discard(statements, numbers, restore=restore, actor=actor, reason=reason)
         return moved(action, found, dry_run)

@@ -33,10 +33,13 @@ class Events:
             return await events.page(statements, asdict(selection), limit=limit)
 
     async def select(self, *, most: int = arguments.MOST_AT_ONCE, **filters: Unpack[OpenFilters]) -> list[UUID]:
-        """Ids of the open deliveries that match, the first due first. An error when none matches."""
+        """Ids of the open deliveries that match, the first due first. An error when none matches.
+
+        For a handler only those that are owed to no other: what is done to them concerns all their handlers.
+        """
         selection = OpenSelection(**filters).required()
         async with self._session.reading() as statements:
-            found = [each.id for each in await events.page(statements, asdict(selection), limit=most)]
+            found = [each.id for each in await events.page(statements, asdict(selection), limit=most, alone=True)]
         if not found:
             raise Refused("no open event matches", "see: holdfast events list")
         return found
@@ -54,7 +57,7 @@ class Events:
         """Cancel an event that is pending or in flight, for all its handlers. A running handler is asked to end."""
         asked, actor = arguments.identity(id, listed_by=_LISTED_BY), self._session.actor
         cancelled: list[UUID] = []
-        named = {"reason": arguments.reason(reason), "id": asked}
+        named: dict[str, Any] = {"reason": arguments.reason(reason), "id": asked}
         async with self._session.changing("cancel", dry_run=dry_run, **named) as statements:
             rows = await _deliveries(statements, asked)
             while True:

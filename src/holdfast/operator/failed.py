@@ -49,11 +49,16 @@ class FailedEvents:
         limit: int = 50,
         before: FailedEvent | None = None,
         payload: bool = False,
+        discarded: bool = False,
     ) -> list[FailedEvent]:
-        """Dead letters, the newest first; `before` is the last one of the previous page."""
+        """Dead letters, the newest first; `before` is the last one of the previous page.
+
+        With `discarded` it is those that were discarded and can be restored.
+        """
         arguments.page("limit", limit)
+        wanted = selection.as_json(discarded=discarded)
         async with self._session.reading() as statements:
-            return await failed.page(statements, selection.as_json(), limit=limit, before=before, payload=payload)
+            return await failed.page(statements, wanted, limit=limit, before=before, payload=payload)
 
     async def pages(self, selection: Selection = EVERYTHING, *, payload: bool = False) -> AsyncIterator[FailedEvent]:
         """All dead letters, read a page at a time: a read that takes minutes must not hold one snapshot."""
@@ -68,13 +73,15 @@ class FailedEvents:
         async with self._session.reading() as statements:
             return await failed.groups(statements, selection.as_json())
 
-    async def select(self, selection: Selection, *, most: int = arguments.MOST_AT_ONCE) -> list[UUID]:
+    async def select(
+        self, selection: Selection, *, most: int = arguments.MOST_AT_ONCE, discarded: bool = False
+    ) -> list[UUID]:
         """Ids of the rows that a selection matches now, the newest first. An error when it matches none."""
         wanted = selection.required()
         async with self._session.reading() as statements:
-            rows = await failed.select(statements, wanted.as_json(), most=most)
+            rows = await failed.select(statements, wanted.as_json(discarded=discarded), most=most)
         if not rows:
-            raise no_match(selection)
+            raise no_match(selection, discarded=discarded)
         return rows
 
     async def resolve(self, ids: Iterable[UUID | str]) -> list[UUID]:
@@ -102,10 +109,15 @@ class FailedEvents:
         reason: str | None = None,
         force: bool = False,
         dry_run: bool = False,
+        selection: Selection | None = None,
     ) -> Moved:
-        """Put dead letters back to pending, in place: same id, same key, attempts from zero."""
+        """Put dead letters back to pending, in place: same id, same key, attempts from zero.
+
+        `selection` is how the ids were chosen, for the audit; likewise in the other verbs.
+        """
         rows, actor = await self.resolve(ids), self._session.actor
-        asked = {"reason": arguments.reason(reason), "generation": generation, "force": force, "rows": len(rows)}
+        asked: dict[str, Any] = {"reason": arguments.reason(reason), "selection": selection}
+        asked |= {"generation": generation, "force": force, "rows": len(rows)}
         async with self._session.changing("replay", dry_run=dry_run, **asked) as statements:
             into = await generation_for(statements, generation)
             found = await failed.replay(statements, rows, generation=into, actor=actor, reason=reason, force=force)
@@ -113,17 +125,31 @@ class FailedEvents:
             require_remembered(found)
         return moved("replay", found, dry_run, generation=into, unknown_generation=unknown)
 
-    async def discard(self, ids: Iterable[UUID | str], *, reason: str | None = None, dry_run: bool = False) -> Moved:
+    async def discard(
+        self,
+        ids: Iterable[UUID | str],
+        *,
+        reason: str | None = None,
+        dry_run: bool = False,
+        selection: Selection | None = None,
+    ) -> Moved:
         """Discard dead letters. They can be restored until `purge_at`."""
         rows, actor = await self.resolve(ids), self._session.actor
-        asked = {"reason": arguments.reason(reason), "rows": len(rows)}
+        asked: dict[str, Any] = {"reason": arguments.reason(reason), "selection": selection, "rows": len(rows)}
         async with self._session.changing("discard", dry_run=dry_run, **asked) as statements:
             return moved("discard", await failed.discard(statements, rows, actor=actor, reason=reason), dry_run)
 
-    async def restore(self, ids: Iterable[UUID | str], *, reason: str | None = None, dry_run: bool = False) -> Moved:
+    async def restore(
+        self,
+        ids: Iterable[UUID | str],
+        *,
+        reason: str | None = None,
+        dry_run: bool = False,
+        selection: Selection | None = None,
+    ) -> Moved:
         """Put discarded events back among the failed ones."""
         rows, actor = await self.resolve(ids), self._session.actor
-        asked = {"reason": arguments.reason(reason), "rows": len(rows)}
+        asked: dict[str, Any] = {"reason": arguments.reason(reason), "selection": selection, "rows": len(rows)}
         async with self._session.changing("restore", dry_run=dry_run, **asked) as statements:
             return moved("restore", await failed.restore(statements, rows, actor=actor, reason=reason), dry_run)
 
@@ -150,7 +176,7 @@ class FailedEvents:
                 "id", f"{id} failed for {len(rows)} handlers", "name one delivery: holdfast failed show lists them"
             )
         new_id, actor = uuid7(), self._session.actor
-        asked = {"reason": arguments.reason(reason), "id": rows[0]}
+        asked: dict[str, Any] = {"reason": arguments.reason(reason), "id": rows[0]}
         async with self._session.changing("edit", dry_run=dry_run, **asked) as statements:
             into = await generation_for(statements, generation)
             outcome = await failed.edit(statements, rows[0], new_id, text, generation=into, actor=actor, reason=reason)
@@ -170,6 +196,9 @@ class FailedEvents:
             return await failed.note(statements, handler, signature, text, actor=self._session.actor)
 
 
-def no_match(selection: Selection) -> ConfigurationError:
-    """The error of a selection that matches no dead letter."""
+def no_match(selection: Selection, *, discarded: bool = False) -> ConfigurationError:
+    """The error of a selection that matches no dead letter, or no discarded one."""
+    if discarded:
+        remedy = "see: holdfast failed list --discarded"
+        return ConfigurationError("selection", f"matches no discarded dead letter: {selection}", remedy)
     return ConfigurationError("selection", f"matches no dead letter: {selection}", "see: holdfast failed groups")

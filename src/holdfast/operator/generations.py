@@ -41,7 +41,7 @@ class Generations:
     ) -> Generation:
         """Mark a generation as retired. Refused while it has open events or living workers, unless forced."""
         found = await self._known(generation)
-        asked = {"reason": arguments.reason(reason), "generation": generation, "force": force}
+        asked: dict[str, Any] = {"reason": arguments.reason(reason), "generation": generation, "force": force}
         async with self._session.changing("generation.retire", dry_run=dry_run, **asked) as statements:
             if found.current:
                 raise Refused(f"generation {generation} is the current one", "begin another deployment first")

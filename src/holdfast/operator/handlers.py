@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from holdfast.errors import ConfigurationError
 from holdfast.operator import arguments
 from holdfast.operator.session import Session
@@ -36,7 +38,7 @@ class Handlers:
             raise ConfigurationError(
                 "event_type", f"{handler} has no subscription to {event_type!r}", "see: holdfast handlers list"
             )
-        asked = {"reason": arguments.reason(reason), "handler": handler}
+        asked: dict[str, Any] = {"reason": arguments.reason(reason), "handler": handler}
         async with self._session.changing("handler.retire", dry_run=dry_run, **asked) as statements:
             actor = self._session.actor
             return await handlers.retire(statements, handler, event_type, actor=actor, reason=reason)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Self
 
 from holdfast.observability import prometheus
@@ -38,11 +39,14 @@ class Operator:
 
     Reads end at limits and never count settled events. Changes check their arguments first, write their line to the
     audit in the same transaction, and have a dry run that is rolled back. An `Operator` has one connection, so its
-    verbs run one at a time.
+    verbs run one at a time. `on_wait` is called with a line of text when a verb has waited for another session's lock
+    for more than a second; one that ends without the lock raises `Blocked`, which names that session.
     """
 
-    def __init__(self, dsn: str, *, actor: str, schema: str = "core") -> None:
-        self._session = Session(dsn, actor, schema)
+    def __init__(
+        self, dsn: str, *, actor: str, schema: str = "core", on_wait: Callable[[str], None] = lambda _what: None
+    ) -> None:
+        self._session = Session(dsn, actor, schema, on_wait)
         self.failed = FailedEvents(self._session)
         self.events = Events(self._session)
         self.archive = Archive(self._session)

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 from uuid import UUID
 
 from holdfast.errors import ConfigurationError
@@ -77,7 +78,7 @@ class ReplayPlans:
             raise ConfigurationError("selection", "and ids exclude each other", "give exactly one of them")
         rows = None if ids is None else await self._failed.resolve(ids)
         wanted = None if selection is None else selection.required()
-        named = {"reason": reason, "selection": str(wanted or "ids")}
+        named: dict[str, Any] = {"reason": reason, "selection": wanted}
         async with self._session.changing("plan.create", dry_run=dry_run, **named) as statements:
             plan, total = await plans.create(
                 statements,
@@ -150,7 +151,7 @@ class ReplayPlans:
 
     async def _change(self, plan: int, verb: PlanVerb, reason: str | None, dry_run: bool) -> PlanChange:
         arguments.whole("plan", plan, 1)
-        asked = {"reason": arguments.reason(reason), "plan": plan}
+        asked: dict[str, Any] = {"reason": arguments.reason(reason), "plan": plan}
         async with self._session.changing(f"plan.{verb}", dry_run=dry_run, **asked) as statements:
             found = await plans.change_state(statements, plan, verb, actor=self._session.actor, reason=reason)
             if found is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 from uuid import UUID
 
 from holdfast.operator import arguments
@@ -29,6 +30,7 @@ UNKNOWN = (
 class Erasure:
     """Rows of a domain: those that lose everything but their metadata, and those that are open and stay.
 
+    `failed` of those in the outbox are dead letters that could still be replayed; only a preview counts them.
     `records` are idempotency records that name the domain; they are forgotten, or lose their answers. `kept` counts
     what names it and is never erased, by where it stands: audit, notes, plans, schedules.
     """
@@ -41,6 +43,7 @@ class Erasure:
     records: int = 0
     kept: dict[str, int] = field(default_factory=dict)
     unknown: tuple[str, ...] = UNKNOWN
+    failed: int = 0
 
     @property
     def total(self) -> int:
@@ -76,7 +79,7 @@ class Retention:
         dry_run: bool = False,
     ) -> RetentionPolicies:
         """Add, change or (None) remove a policy. Refused when a replayed event could run twice under the result."""
-        named = {"reason": arguments.reason(reason)}
+        named: dict[str, Any] = {"reason": arguments.reason(reason)}
         async with self._session.changing("retention.set", dry_run=dry_run, **named) as statements:
             with_policy(await retention.policies(statements), entity, content_class, policy)
             await retention.set_policy(
@@ -92,11 +95,12 @@ class Retention:
     async def preview_erasure(self, domain_id: UUID | str, *, on_page: OnPage = lambda _examined: None) -> Erasure:
         """How many rows `erase` would change. It reads the whole outbox, a page at a time."""
         domain, settled, open_ = arguments.identity(domain_id, "domain_id", "the domain_id of your events"), 0, 0
+        failed = 0
         after: UUID | None = None
         while True:
             async with self._session.reading() as statements:
                 page = await retention.count_page(statements, domain, most=_PAGE, after=after)
-            settled, open_ = settled + page.settled, open_ + page.open
+            settled, open_, failed = settled + page.settled, open_ + page.open, failed + page.failed
             on_page(page.examined)
             if page.examined < _PAGE or page.next_id is None:
                 break
@@ -107,7 +111,7 @@ class Retention:
                 await retention.count_archived(statements, domain),
                 await retention.mentions(statements, domain),
             )
-        return Erasure(domain, settled, archived, open_, dry_run=True, records=records, kept=kept)
+        return Erasure(domain, settled, archived, open_, dry_run=True, records=records, kept=kept, failed=failed)
 
     async def erase(
         self,

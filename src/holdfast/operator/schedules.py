@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
+from typing import Any
 from uuid import UUID
 
+from holdfast.checks import quoted
 from holdfast.errors import ConfigurationError
+from holdfast.names import schedule_name
 from holdfast.operator import arguments
 from holdfast.operator.session import Refused, Session
 from holdfast.postgres.operations import schedules
@@ -48,7 +51,7 @@ class Schedules:
 
     async def detail(self, name: str, *, payload: bool = False) -> ScheduleReport:
         """One schedule, with its payload only on request."""
-        arguments.handler(name, "schedule")
+        _named(name)
         async with self._session.reading() as statements:
             found = await schedules.read(statements, name, payload=payload)
         if found is None:
@@ -57,7 +60,7 @@ class Schedules:
 
     async def trigger(self, name: str, *, reason: str | None = None, dry_run: bool = False) -> UUID:
         """Publish the event of a schedule now, in addition to its slots; the id of the event."""
-        asked = {"reason": arguments.reason(reason), "schedule": arguments.handler(name, "schedule")}
+        asked: dict[str, Any] = {"reason": arguments.reason(reason), "schedule": _named(name)}
         async with self._session.changing("schedule.trigger", dry_run=dry_run, **asked) as statements:
             identity = await schedules.trigger(statements, name, actor=self._session.actor, reason=reason)
             if identity is None:
@@ -73,7 +76,7 @@ class Schedules:
         return await self._change(name, "resume", reason, dry_run)
 
     async def _change(self, name: str, verb: ScheduleVerb, reason: str | None, dry_run: bool) -> ScheduleChange:
-        asked = {"reason": arguments.reason(reason), "schedule": arguments.handler(name, "schedule")}
+        asked: dict[str, Any] = {"reason": arguments.reason(reason), "schedule": _named(name)}
         async with self._session.changing(f"schedule.{verb}", dry_run=dry_run, **asked) as statements:
             changed = await schedules.change_state(statements, name, verb, actor=self._session.actor, reason=reason)
             if changed is None:
@@ -82,7 +85,7 @@ class Schedules:
 
     async def remove(self, name: str, *, reason: str | None = None, dry_run: bool = False) -> None:
         """Remove a schedule that no living worker declares."""
-        asked = {"reason": arguments.reason(reason), "schedule": arguments.handler(name, "schedule")}
+        asked: dict[str, Any] = {"reason": arguments.reason(reason), "schedule": _named(name)}
         async with self._session.changing("schedule.remove", dry_run=dry_run, **asked) as statements:
             answer = await schedules.remove(statements, name, actor=self._session.actor, reason=reason)
             if answer == "unknown":
@@ -101,6 +104,15 @@ def _upcoming(found: ScheduleStatus) -> list[datetime]:
         return list(islice(found.timing.after(max(found.looked_at, found.owed_after)), UPCOMING))
     except ConfigurationError:
         return []  # without the extra, or without its time zone
+
+
+def _named(name: str) -> str:
+    """A schedule's name. What cannot be one is as unknown as what no schedule has."""
+
+    def unknown(*_: str) -> ConfigurationError:
+        return ConfigurationError("schedule", f"{quoted(name)} is unknown", "see: holdfast schedules list")
+
+    return schedule_name(name, error=unknown)
 
 
 def _unknown(name: str) -> ConfigurationError:

@@ -86,11 +86,14 @@ class Selection:
             raise ConfigurationError("selection", "is empty", "name ids, a group or a filter, or select all: --all")
         return self
 
-    def as_json(self) -> str:
+    def as_json(self, *, discarded: bool = False) -> str:
+        """The selection for the database; `discarded`: of the discarded events rather than the dead letters."""
         plain = {name: v.isoformat() if isinstance(v, datetime) else v for name, v in self.criteria.items()}
-        return json.dumps(plain)
+        return json.dumps(plain | {"discarded": True} if discarded else plain)
 
     def __str__(self) -> str:
+        if self.everything:
+            return "every dead letter (--all)"
         return " ".join(f"{name}={value}" for name, value in self.criteria.items()) or "every dead letter"
 
 

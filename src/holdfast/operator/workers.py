@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
+from holdfast.errors import ConfigurationError
 from holdfast.operator import arguments
 from holdfast.operator.session import Refused, Session
 from holdfast.postgres.operations import workers
@@ -45,7 +46,8 @@ class Workers:
         """
         identity = arguments.identity(worker, "worker", "holdfast workers list")
         asked: dict[str, Any] = {"reason": arguments.reason(reason), "worker": str(identity), "force": force}
-        living = [each.name for each in await self.all() if each.id == identity and each.living]
+        listed = [each for each in await self.all() if each.id == identity]
+        living = [each.name for each in listed if each.living]
         async with self._session.changing("worker.release", dry_run=dry_run, **asked):
             if living and not force:
                 raise Refused(
@@ -54,6 +56,8 @@ class Workers:
                 )
         async with self._session.reading() as statements:
             held = await workers.count_held(statements, identity)
+        if not held and not listed:
+            raise ConfigurationError("worker", f"{identity} is unknown", "see: holdfast workers list")
         if dry_run:
             return ReleasedWorker(identity, held, 0, dry_run)
         released = 0

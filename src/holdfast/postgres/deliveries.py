@@ -13,11 +13,12 @@ from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from operator import attrgetter
 from typing import NamedTuple
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import asyncpg
 
 from holdfast.handlers import Handler
+from holdfast.ids import uuid7
 from holdfast.postgres.clock import DatabaseClock, steady
 from holdfast.postgres.delivery import Delivery
 from holdfast.postgres.statements import NamedStatements
@@ -98,7 +99,7 @@ class Deliveries:
 
         Raises SubscriptionsChanged when the subscriptions are no longer at the version that is passed.
         """
-        token = uuid4()
+        token = uuid7()  # which says when the rows were claimed
         records = await self._fetch(
             connection,
             "outbox_claim",

@@ -103,7 +103,7 @@ def remedy_of(error: BaseException) -> str:
         case asyncpg.TooManyConnectionsError() | asyncpg.CannotConnectNowError():
             return "wait a moment and run it again"
         case asyncpg.InsufficientPrivilegeError():
-            return "use a login that may do this"
+            return "use a login that has the role holdfast_operator, or as an administrator: GRANT it to this one"
         case socket.gaierror():
             return "check the host name in HOLDFAST_DSN"
         case OSError():

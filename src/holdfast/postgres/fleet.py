@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from uuid import UUID
 
 import asyncpg
 
 from holdfast.postgres.connection import own_transaction
+from holdfast.postgres.lock_waits import DELIVERING, LockWait
 from holdfast.postgres.queries import Queries
 
 
@@ -38,6 +40,11 @@ class Fleet:
         """The channels and generations with open events of which no worker has been heard in the last minute."""
         rows = await self._fetch(connection, "unserved_channels", {})
         return [(row["channel"], row["generation"]) for row in rows]
+
+    async def lock_waits(self, connection: asyncpg.Connection, worker: UUID) -> list[LockWait]:
+        """Return which sessions of a worker wait for a lock, and for whom."""
+        values = {"waited": timedelta(0), "sessions": f"{DELIVERING} {worker}$", "pid": None}
+        return [LockWait(**row) for row in await self._fetch(connection, "list_lock_waits", values)]
 
     async def _fetch(
         self, connection: asyncpg.Connection, name: str, values: Mapping[str, object]

@@ -1,4 +1,4 @@
-"""What a worker does every few seconds: report itself alive, warn of events that no worker takes, sweep.
+"""What a worker does every few seconds: report itself alive, warn of locks it waits for and of events left over, sweep.
 
 At once when the database's clock was set: report it, and repair the times that it left in the future.
 """
@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import time
 from collections.abc import Iterable
 from importlib.metadata import version
 from uuid import UUID
@@ -27,6 +28,8 @@ from holdfast.worker.routing import SubscriptionIndex
 from holdfast.worker.sweeper import Sweeper
 
 _INTERVAL = 10.0
+_LONG_WAIT = 1.0  # for a lock: no claim or settle waits so long for another one
+_BLOCKED_AGAIN = 60.0
 
 
 def registration(worker: UUID, handlers: Iterable[Handler], settings: WorkerSettings) -> Registration:
@@ -66,6 +69,8 @@ class Maintenance:
         self._sweeper = sweeper
         self._reports = HourlyLimit()
         self._unserved: set[tuple[str, int]] = set()  # channels and generations, when last looked for
+        self._blockers: set[int] = set()  # pids that sessions of this worker waited for, when last looked for
+        self._blocked_at = -_BLOCKED_AGAIN  # when it was last reported
         self._introduced = False
         self._clock_stepped = asyncio.Event()
 
@@ -84,6 +89,7 @@ class Maintenance:
         while True:
             try:
                 connection = await self._connection.use()
+                await self._report_blocked(connection)
                 await self.run_once(connection)
                 await self._repair_clock(connection)
                 await self._sweep(connection)
@@ -93,6 +99,32 @@ class Maintenance:
                 async with asyncio.timeout(_INTERVAL):
                     await self._clock_stepped.wait()
                     self._clock_stepped.clear()
+
+    async def _report_blocked(self, connection: asyncpg.Connection) -> None:
+        """Report, at most once a minute, that sessions of this worker wait for a lock, and for whom.
+
+        Seen twice for the same session: a statement that waited too long was cancelled and sent again, so none of them
+        waits for long.
+        """
+        now = time.monotonic()
+        waits = await self._fleet.lock_waits(connection, self._registration.id)
+        seen, self._blockers = self._blockers, {wait.blocker_pid for wait in waits}
+        lasting = [wait for wait in waits if wait.waited >= _LONG_WAIT or wait.blocker_pid in seen]
+        if not lasting or now - self._blocked_at < _BLOCKED_AGAIN:
+            return
+        self._blocked_at, longest = now, lasting[0]
+        since = longest.blocker_seconds
+        details: dict[str, object] = {
+            "session": longest.application,
+            "waited_s": round(longest.waited, 1),
+            "blocker_pid": longest.blocker_pid,
+            "blocker_login": longest.blocker_login,
+            "blocker_application": longest.blocker_application,
+            "blocker_state": longest.blocker_state,
+            "blocker_transaction_s": None if since is None else round(since, 1),
+            "remedy": f"as an administrator: {longest.remedy}",
+        }
+        self._observe(Notice("error", "delivery_blocked", details))
 
     async def _repair_clock(self, connection: asyncpg.Connection) -> None:
         steps = self._deliveries.clock.steps

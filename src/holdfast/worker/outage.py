@@ -1,11 +1,18 @@
-"""Waits out a database that cannot be reached: reported once, tried with backoff and jitter, reported when over."""
+"""Waits out a database that cannot be reached: reported once, tried with backoff and jitter, reported when over.
+
+A refused login is reported although the outage was: what cut the connections before it does not say what to do.
+"""
 
 import asyncio
 import random
 import threading
 import time
 
+import asyncpg
+
+from holdfast.postgres.faults import LoginRefused, remedy_of
 from holdfast.redact import redact_secrets
+from holdfast.retry import sqlstate_of
 from holdfast.telemetry import Notice, Observer
 
 FIRST_WAIT = 1.0
@@ -18,7 +25,7 @@ class Outages:
     """The outages of one database, as the loops of a worker meet them, each on a connection of its own.
 
     An outage begins with the first loop that meets it and ends with the last one that has recovered. Both are reported
-    once, and not by every loop.
+    once, and not by every loop; so is each reason for which the server refuses a login meanwhile.
     """
 
     def __init__(self, observe: Observer) -> None:
@@ -26,23 +33,32 @@ class Outages:
         self._lock = threading.Lock()  # the lease keeper has a thread of its own
         self._since: float | None = None
         self._met: set[str] = set()
+        self._refusals: set[str | None] = set()  # SQLSTATEs that were reported in this outage
         self.recovered_at = -_LATE  # when a loop last recovered
 
     def of(self, loop: str, *, longest_wait: float = LONGEST_WAIT) -> "Outage":
         return Outage(self, loop, longest_wait)
 
     def begin(self, loop: str, fault: BaseException, tries: int) -> None:
+        refused = isinstance(fault, LoginRefused | asyncpg.TooManyConnectionsError)
+        state = sqlstate_of(fault) if refused else None
         with self._lock:
             self._met.add(loop)
             late = tries == 1 and time.monotonic() - self.recovered_at < _LATE
-            if self._since is not None or late:
+            known = state in self._refusals if refused else self._since is not None or late
+            if known:
                 return
-            self._since = time.monotonic()
+            if refused:
+                self._refusals.add(state)
+            self._since = self._since or time.monotonic()
         details: dict[str, object] = {
             "loop": loop,
             "error": redact_secrets(f"{type(fault).__name__}: {fault}")[:500],
             "action": "reconnecting; leases keep the events, nothing is lost",
         }
+        if refused:
+            details["sqlstate"] = state
+            details["remedy"] = remedy_of(fault.__cause__ or fault) or "check the login in the worker's HOLDFAST_DSN"
         self._observe(Notice("error", "database_unavailable", details))
 
     def over(self, loop: str) -> None:
@@ -52,6 +68,7 @@ class Outages:
             if self._met or self._since is None:
                 return
             lasted, self._since = time.monotonic() - self._since, None
+            self._refusals.clear()
         self._observe(Notice("info", "database_back", {"loop": loop, "after_s": round(lasted, 3)}))
 
 

@@ -13,7 +13,7 @@ from typing import Final
 
 import asyncpg
 
-from holdfast.postgres.doctor import backlog, drift, horizon, schedules, trust, upkeep, wakeups
+from holdfast.postgres.doctor import backlog, drift, horizon, schedules, trust, upkeep, wakeups, workers
 from holdfast.postgres.doctor.examination import Examination
 from holdfast.postgres.doctor.findings import (
     PARTS,
@@ -70,6 +70,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     *horizon.CHECKS,
     *upkeep.CHECKS,
     *wakeups.CHECKS,
+    *workers.CHECKS,
     *backlog.CHECKS,
     *schedules.CHECKS,
     *trust.CHECKS,

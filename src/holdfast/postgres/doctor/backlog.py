@@ -6,6 +6,8 @@ import shlex
 from collections.abc import Iterable
 from shlex import quote
 
+import asyncpg
+
 from holdfast.postgres.doctor.examination import Examination
 from holdfast.postgres.doctor.findings import Check, Finding, Severity
 from holdfast.postgres.operations.status import MOST, MOST_IN_ROUTE, MOST_ROUTES, MOST_UNSERVED, RouteStatus
@@ -25,14 +27,16 @@ async def _generations(examination: Examination) -> list[Finding]:
     findings = []
     for generation in sorted({generation for _, generation in status.unserved} - served):
         routes = [route for route in status.routes if route.generation == generation]
+        channels = sorted(channel for channel, number in status.unserved if number == generation)[:5]
         findings.append(
             Finding(
                 _severity(routes),
                 "generation-unserved",
                 f"generation {generation}",
                 f"events of generation {generation} wait, and no living worker has this generation",
-                _open(routes),
-                f"start a worker with --generation {generation}, or: holdfast generations move {generation} --to N",
+                f"{_open(routes)}; on {', '.join(channels)}",
+                f"start a worker with {_serving(generation, channels)}, or move them to a generation that workers serve"
+                + (f": holdfast generations move {generation} --to {max(served)}" if served else ""),
             )
         )
     return findings
@@ -124,19 +128,32 @@ async def _unrouted(examination: Examination) -> list[Finding]:
 
 async def _leases(examination: Examination) -> list[Finding]:
     await examination.require_installed()
-    (row,) = await examination.rows("count_expired_leases", most=MOST, expired_for=examination.limits.expired_for)
-    if not row["events"]:
-        return []
-    return [
-        Finding(
-            "warning",
-            "lease-expired",
-            f"{examination.schema}.outbox",
-            "events in flight have leases that expired long ago, and no worker claims them",
-            f"{row['events']} events, the first for {row['longest']:.0f} s; routes {', '.join(row['routes'][:5])}",
-            "start a worker that serves them: holdfast status names the routes and who is missing",
-        )
-    ]
+    rows = await examination.rows("count_expired_leases", most=MOST, expired_for=examination.limits.expired_for)
+    return [_abandoned(examination, row) if row["worker"] is None else _overrun(row) for row in rows]
+
+
+def _abandoned(examination: Examination, row: asyncpg.Record) -> Finding:
+    return Finding(
+        "warning",
+        "lease-expired",
+        f"{examination.schema}.outbox",
+        "events in flight have leases that expired long ago, and no worker claims them",
+        f"{row['events']} events, the first for {row['longest']:.0f} s; routes {', '.join(row['routes'][:5])}",
+        "start a worker that serves them: holdfast status names the routes and who is missing",
+    )
+
+
+def _overrun(row: asyncpg.Record) -> Finding:
+    return Finding(
+        "problem",
+        "handler-overrun",
+        row["worker"],
+        f"handlers in the worker {row['worker']} run past their timeout and do not end: they keep its slots",
+        f"{row['process']}: {row['events']} events, the first lease expired {row['longest']:.0f} s ago; "
+        f"routes {', '.join(row['routes'][:5])}",
+        "restart that worker, and correct the handlers: they must let CancelledError pass, and wait for no answer "
+        "without a limit of its own",
+    )
 
 
 async def _single_rows(examination: Examination) -> list[Finding]:
@@ -209,6 +226,10 @@ def _cancel(*routes: RouteStatus) -> str:
     )
 
 
+def _serving(generation: int, channels: list[str]) -> str:
+    return " ".join((*(f"--channel {shlex.quote(channel)}" for channel in channels), f"--generation {generation}"))
+
+
 def _severity(routes: Iterable[RouteStatus]) -> Severity:
     """What is not due yet can still be served in time."""
     return "problem" if any(route.oldest is not None for route in routes) else "warning"
@@ -241,7 +262,13 @@ CHECKS = (
         "handlers", "health", "living workers have every handler that is owed events", ("handler-unserved",), _handlers
     ),
     Check("routing", "health", "some handler subscribes to each open event", ("event-unrouted",), _unrouted),
-    Check("leases", "health", "no event is in flight a minute after its lease expired", ("lease-expired",), _leases),
+    Check(
+        "leases",
+        "health",
+        "no event is in flight a minute after its lease expired",
+        ("lease-expired", "handler-overrun"),
+        _leases,
+    ),
     Check(
         "single-rows",
         "health",

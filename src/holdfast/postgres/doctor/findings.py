@@ -24,7 +24,8 @@ class Finding:
     """One thing that is not as it should be.
 
     `code` and `object` are for programs and stay as they are. `remedy` is SQL for the schema's owner, with a semicolon
-    after each statement, or a command on a line of its own; it is written to be run after it was read.
+    after each statement, or a command on a line of its own, or both with a comment between them; it is written to be
+    run after it was read. A remedy for an administrator begins with a comment that says so.
     """
 
     severity: Severity
@@ -63,7 +64,10 @@ class Report:
     @property
     def statements_role(self) -> str | None:
         """The role that has to run the statements among the remedies, when the schema belongs to it."""
-        statements = any(finding.remedy.endswith(";") for finding in self.findings)
+        statements = any(
+            finding.remedy.endswith(";") and not finding.remedy.startswith("-- as an administrator")
+            for finding in self.findings
+        )
         return OWNER if statements and self.owner == OWNER else None
 
     @property
@@ -83,9 +87,11 @@ class Limits:
     hot_share: float = 0.3  # a claim is heap-only, a settle is not: about half is usual
     queue_usage: float = 0.25  # of the server's notification queue
     expired_for: timedelta = timedelta(minutes=1)  # a lease, before a worker should have claimed the event again
+    missed_heartbeat: timedelta = timedelta(seconds=20)  # of a worker; they come every ten seconds
     overdue: timedelta = timedelta(minutes=1)  # a slot of a schedule
     clock: timedelta = timedelta(seconds=2)
     blocked: timedelta = timedelta(seconds=10)  # a transaction that has written to the inbox
+    lock_wait: timedelta = timedelta(seconds=2)  # of a session that delivers
     frozen: timedelta = timedelta(seconds=10)  # a client that does not read what it is sent
 
 

@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+import re
+from typing import Final
+
 from holdfast.postgres.doctor.description import Attributes
 from holdfast.postgres.doctor.expected import Expected
+
+# Behind an idle transaction such a statement would wait, and every claim and every producer behind it. Not what is
+# built CONCURRENTLY: that blocks no delivery, and has to wait for long transactions.
+_LOCKING: Final = re.compile(
+    r"^(ALTER|DROP|CREATE) (TABLE|VIEW|MATERIALIZED VIEW|SEQUENCE|TRIGGER|CONSTRAINT TRIGGER|RULE)\b", re.MULTILINE
+)
+_LOCK_TIMEOUT: Final = "SET lock_timeout = '5s';"
+_ADMINISTRATOR: Final = "-- as an administrator, without SET ROLE:"
+_SHELL: Final = "-- then, in a shell:"
 
 
 class Remedies:
@@ -19,7 +31,7 @@ class Remedies:
     def of(self, kind: str, flaw: str, wanted: Attributes | None, found: Attributes | None) -> str:
         """`flaw` is missing, extra, or the attribute that differs."""
         remedy: str = getattr(self, f"_{kind}")(flaw, wanted or {}, found or {})
-        return remedy
+        return _impatient(remedy)
 
     def _in_schema(self, name: str) -> str:
         return f"{self._schema}.{name}" if name else self._schema
@@ -134,7 +146,7 @@ class Remedies:
         # Its grants go with it.
         return (
             _script(*([] if flaw == "missing" else [drop]), create, self._own("VIEW", wanted["name"]))
-            + f"\n{self._apply}"
+            + f"\n{_SHELL}\n{self._apply}"
         )
 
     def _sequence(self, flaw: str, wanted: Attributes, found: Attributes) -> str:
@@ -153,9 +165,12 @@ class Remedies:
         plain = name.partition("(")[0]
         again = self._apply
         if not self._expected.is_replaced(plain):
-            again = _script(self._expected.function_text(plain), self._own("ROUTINE", name)) + f"\n{self._apply}"
+            text = _script(self._expected.function_text(plain), self._own("ROUTINE", name))
+            again = f"{text}\n{_SHELL}\n{self._apply}"
         # CREATE OR REPLACE cannot change these; and only it can keep what depends on the function.
-        return f"{_script(drop)}\n{again}" if flaw in ("result", "arguments", "kind") else again
+        if flaw not in ("result", "arguments", "kind"):
+            return again
+        return f"{_script(drop)}\n{_SHELL}\n{again}" if again == self._apply else f"{_script(drop)}\n{again}"
 
     # --- rights ---
 
@@ -194,12 +209,15 @@ class Remedies:
             return self._apply
         if flaw == "attributes":
             beyond = [name for name in found["attributes"] if name not in wanted["attributes"]]
-            return f"ALTER ROLE {found['name']} {' '.join(f'NO{name}' for name in beyond)};"
-        return _script(*(f"REVOKE {other} FROM {found['name']}" for other in found["member_of"]))
+            return f"{_ADMINISTRATOR}\nALTER ROLE {found['name']} {' '.join(f'NO{name}' for name in beyond)};"
+        revokes = (f"REVOKE {other} FROM {found['name']}" for other in found["member_of"])
+        return f"{_ADMINISTRATOR}\n{_script(*revokes)}"
 
     def owner(self, kind: str, name: str) -> str:
         """The remedy for an object that belongs to another role."""
-        return _script(self._own("ROUTINE" if kind == "function" else kind.upper(), name))
+        return f"{_ADMINISTRATOR}\n" + _impatient(
+            _script(self._own("ROUTINE" if kind == "function" else kind.upper(), name))
+        )
 
     def lost_right(self, kind: str, name: str, privileges: list[str]) -> str:
         """For an owner that may no longer use what it owns."""
@@ -208,6 +226,11 @@ class Remedies:
 
 def _script(*statements: str) -> str:
     return "\n".join(f"{statement};" for statement in statements)
+
+
+def _impatient(remedy: str) -> str:
+    """Have a script that locks a table give up rather than wait in front of all others."""
+    return f"{_LOCK_TIMEOUT}\n{remedy}" if _LOCKING.search(remedy) else remedy
 
 
 def _column(column: Attributes) -> str:

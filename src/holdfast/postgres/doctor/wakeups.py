@@ -6,6 +6,7 @@ import asyncio
 
 from holdfast.postgres.doctor.examination import Examination
 from holdfast.postgres.doctor.findings import Check, Finding
+from holdfast.postgres.doctor.workers import unconnected
 
 _LOOKS = 5
 _BETWEEN_LOOKS = 0.05
@@ -35,7 +36,8 @@ async def _mode(examination: Examination) -> list[Finding]:
 
 async def _listeners(examination: Examination) -> list[Finding]:
     status = await examination.status()
-    living = [worker.name for worker in status.workers if worker.living]
+    cut_off = {worker.id for worker in await unconnected(examination)}  # which is another finding
+    living = [worker.name for worker in status.workers if worker.living and worker.id not in cut_off]
     listening = (await examination.rows("read_notifications"))[0]["listeners"]
     if listening >= len(living) or status.wakeup_mode == "never":
         return []

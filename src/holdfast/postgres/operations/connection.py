@@ -14,6 +14,7 @@ from holdfast.postgres.connection import Address, connect
 from holdfast.postgres.doctor import Part, Report
 from holdfast.postgres.operations import metrics, status, sweeping
 from holdfast.postgres.operations.metrics import Snapshot
+from holdfast.postgres.operations.patience import LockWatch
 from holdfast.postgres.operations.status import Status
 from holdfast.postgres.operations.sweeping import SweepReport
 from holdfast.postgres.queries import Queries
@@ -49,10 +50,11 @@ class Statements:
 class OperatorConnection:
     """One connection to one schema. The schema's version is checked before the first statement that depends on it."""
 
-    def __init__(self, dsn: str, schema: str) -> None:
+    def __init__(self, dsn: str, schema: str, on_wait: Callable[[str], None]) -> None:
         self.schema = schema
         self._queries = Queries(schema)
         self._address = Address(dsn)
+        self._locks = LockWatch(self._address, self._queries, on_wait)
         self._connection: asyncpg.Connection | None = None
         self._checked = False
 
@@ -80,34 +82,41 @@ class OperatorConnection:
     async def reading(self) -> AsyncIterator[Statements]:
         """One snapshot for all statements of the block, with a time limit."""
         connection = await self._current()
-        async with connection.transaction(isolation="repeatable_read", readonly=True):
+        async with self._locks.over(connection), connection.transaction(isolation="repeatable_read", readonly=True):
             statements = Statements(connection, self._queries)
             await statements.fetch("begin_read")
             yield statements
 
     @asynccontextmanager
-    async def changing(self, *, dry_run: bool = False) -> AsyncIterator[Statements]:
-        """One transaction, which is rolled back after an error and after a dry run."""
+    async def changing(self, *, dry_run: bool = False, selection: str | None = None) -> AsyncIterator[Statements]:
+        """One transaction, which is rolled back after an error and after a dry run. Its audit says the selection."""
         connection = await self._current()
-        transaction = connection.transaction(isolation="read_committed")
-        await transaction.start()
-        try:
-            statements = Statements(connection, self._queries)
-            await statements.fetch("begin_action")
-            yield statements
-        except BaseException:
-            if not connection.is_closed():
-                await transaction.rollback()
-            raise
-        await (transaction.rollback() if dry_run else transaction.commit())
+        async with self._locks.over(connection):
+            transaction = connection.transaction(isolation="read_committed")
+            await transaction.start()
+            try:
+                statements = Statements(connection, self._queries)
+                await statements.fetch("begin_action")
+                if selection is not None:
+                    await statements.fetch("note_selection", selection=selection)
+                yield statements
+            except BaseException:
+                if not connection.is_closed():
+                    await transaction.rollback()
+                raise
+            await (transaction.rollback() if dry_run else transaction.commit())
 
     async def status(self) -> Status:
         """The state of the schema, in one snapshot."""
-        return await status.read(await self._current(), self.schema)
+        connection = await self._current()
+        async with self._locks.over(connection):
+            return await status.read(connection, self.schema)
 
     async def snapshot(self) -> Snapshot:
         """What metrics are made of."""
-        return await metrics.snapshot(await self._current(), self.schema)
+        connection = await self._current()
+        async with self._locks.over(connection):
+            return await metrics.snapshot(connection, self.schema)
 
     async def examine(self, only: Part | None) -> Report:
         """The doctor's report; the schema may have any version, or be missing."""
@@ -115,7 +124,9 @@ class OperatorConnection:
 
     async def sweep(self, actor: str, reason: str | None, on_batch: Callable[[Batch], None]) -> SweepReport:
         """Take everything that is due, in batches with transactions of their own."""
-        return await sweeping.sweep(await self._current(), self._queries, actor, reason, on_batch)
+        connection = await self._current()
+        async with self._locks.over(connection):
+            return await sweeping.sweep(connection, self._queries, actor, reason, on_batch)
 
     async def _current(self) -> asyncpg.Connection:
         connection = self.driver

@@ -72,6 +72,9 @@ class Delivery:
     delivered_at: datetime | None
     deleted_at: datetime | None
     lease_expires_at: datetime | None
+    worker: str | None  # of one in flight: its name, host and process
+    claimed_at: datetime | None
+    owed_to: list[str]  # of one without a handler: the handlers that subscribe to it
     channel: str
     generation: int
     priority: int
@@ -101,9 +104,11 @@ class EventDetail:
     headers: Any = None
 
 
-async def page(statements: Statements, filters: Mapping[str, object], *, limit: int) -> list[OpenEvent]:
-    """Some of the events that are open, and match the filters."""
-    rows = await statements.fetch("list_open", most=limit, error_length=ERROR_LENGTH, **filters)
+async def page(
+    statements: Statements, filters: Mapping[str, object], *, limit: int, alone: bool = False
+) -> list[OpenEvent]:
+    """Some of the events that are open, and match the filters; `alone`: those owed to no other handler as well."""
+    rows = await statements.fetch("list_open", most=limit, error_length=ERROR_LENGTH, alone=alone, **filters)
     return [OpenEvent(**row) for row in rows]
 
 

@@ -39,6 +39,7 @@ class FailedEvent:
     last_error: str | None  # the first 500 characters
     first_failed_at: datetime | None
     failed_at: datetime
+    discarded_at: datetime | None
     occurred_at: datetime
     channel: str
     generation: int

@@ -55,6 +55,7 @@ class ErasurePage:
     settled: int
     open: int
     next_id: UUID | None
+    failed: int = 0  # of the settled ones, dead letters; only counted before they are erased
 
 
 async def policies(statements: Statements) -> RetentionPolicies:
@@ -149,7 +150,7 @@ async def mentions(statements: Statements, domain: UUID) -> dict[str, int]:
 async def count_page(statements: Statements, domain: UUID, *, most: int, after: UUID | None) -> ErasurePage:
     """Count the rows of a domain on one page of the outbox."""
     row = await statements.row("count_domain_page", domain=domain, most=most, after=after)
-    return ErasurePage(row["examined"], row["settled"], row["open"], row["next_id"])
+    return ErasurePage(row["examined"], row["settled"], row["open"], row["next_id"], row["failed"])
 
 
 async def count_archived(statements: Statements, domain: UUID) -> int:

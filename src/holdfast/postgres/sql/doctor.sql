@@ -321,17 +321,26 @@ SELECT count(*) AS sessions,
 FROM pg_locks l
 WHERE NOT l.granted AND l.locktype = 'object' AND l.database = 0 AND l.classid = 'pg_database'::regclass AND l.objid = 0;
 
+-- name: list_worker_sessions
+-- Workers name their sessions: the purpose, and the worker's id.
+SELECT DISTINCT substring(a.application_name FROM '^holdfast \w+ ([0-9a-f-]{36})$') AS worker
+FROM pg_stat_activity a
+WHERE a.datname = current_database() AND starts_with(a.application_name, 'holdfast ');
+
 -- --- what is owed ---
 
 -- name: count_expired_leases
 -- In flight, and the lease expired so long ago that a worker should have claimed the event again. Of open rows only, up
--- to a limit.
+-- to a limit. By the worker that holds them, if it lives: then its handler still runs, and its slot is taken.
 SELECT count(*) AS events, coalesce(max(extract(epoch FROM now() - o.lease_expires_at)), 0)::float8 AS longest,
-       array_agg(DISTINCT o.route) AS routes
-FROM (SELECT route, status, lease_expires_at FROM core.outbox
+       array_agg(DISTINCT o.route) AS routes, w.name AS worker, w.host || ':' || w.pid AS process
+FROM (SELECT route, status, lease_expires_at, claimed_by FROM core.outbox
       WHERE settled_at IS NULL AND ordering_key IS NULL
       LIMIT :most::int) o
-WHERE o.status = 'in_flight' AND o.lease_expires_at < now() - :expired_for::interval;
+LEFT JOIN core.workers w ON w.id = o.claimed_by AND w.stopped_at IS NULL AND w.heartbeat_at > core.living_since()
+WHERE o.status = 'in_flight' AND o.lease_expires_at < now() - :expired_for::interval
+GROUP BY w.id, w.name, w.host, w.pid
+ORDER BY w.name NULLS LAST;
 
 -- --- who can get in whose way ---
 

@@ -6,14 +6,18 @@ SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true),
        pg_catalog.set_config('statement_timeout', '60s', true),
        pg_catalog.set_config('lock_timeout', '5s', true), pg_catalog.set_config('jit', 'off', true);
 
+-- name: note_selection
+-- For audit_append.
+SELECT pg_catalog.set_config('holdfast.selection', :selection::text, true);
+
 -- name: list_failed
-SELECT f.id, f.event_id, f.event_type, f.event_version, f.source, f.target, f.handler_name, f.failure_reason, f.attempts,
-       f.error_signature, left(f.last_error, :error_length::int) AS last_error, f.first_failed_at, f.failed_at,
-       f.occurred_at, f.channel, f.generation, jsonb_array_length(f.failure_history) AS cycles,
+SELECT f.id, coalesce(f.origin_id, f.id) AS event_id, f.event_type, f.event_version, f.source, f.target, f.handler_name,
+       f.failure_reason, f.attempts, f.error_signature, left(f.last_error, :error_length::int) AS last_error,
+       f.first_failed_at, f.failed_at, f.deleted_at AS discarded_at, f.occurred_at, f.channel, f.generation, jsonb_array_length(f.failure_history) AS cycles,
        CASE WHEN :payload::boolean THEN f.payload::text END AS payload,
        CASE WHEN :payload::boolean THEN f.headers::text END AS headers
 FROM core.failed_select(:filter::text::jsonb, :most::int, :before_at::timestamptz, :before_id::uuid) AS s (id)
-CROSS JOIN LATERAL (SELECT * FROM core.failed f WHERE f.id = s.id LIMIT 1) f
+CROSS JOIN LATERAL (SELECT * FROM core.outbox f WHERE f.id = s.id AND f.failed_at IS NOT NULL LIMIT 1) f
 ORDER BY f.failed_at DESC, f.id DESC;
 
 -- name: select_failed
@@ -77,6 +81,16 @@ SELECT o.id, o.origin_id, o.event_type, o.event_version, o.occurred_at, o.source
        o.error_signature,
        o.failure_reason, o.first_failed_at, o.failed_at, o.failure_history::text AS failure_history, o.created_at,
        o.available_at, o.expires_at, o.delivered_at, o.deleted_at, o.lease_expires_at, o.channel, o.generation, o.priority,
+       (SELECT format('%s (%s:%s)', w.name, w.host, w.pid) FROM core.workers w
+        WHERE o.status = 'in_flight' AND w.id = o.claimed_by) AS worker,
+       -- A worker's token is a UUID of version 7, which begins with a time.
+       CASE WHEN substr(o.lease_token::text, 15, 1) = '7' THEN to_timestamp(
+           ('x' || left(replace(o.lease_token::text, '-', ''), 12))::bit(48)::bigint / 1000.0) END AS claimed_at,
+       CASE WHEN o.handler_name IS NULL THEN ARRAY(
+           SELECT DISTINCT s.handler_name FROM core.subscriptions s
+           WHERE s.retired_at IS NULL AND o.event_type LIKE s.pattern
+             AND (o.target IS NULL OR o.target = s.domain_context)
+           ORDER BY s.handler_name) ELSE '{}' END AS owed_to,
        CASE WHEN :payload::boolean THEN o.payload::text END AS payload,
        CASE WHEN :payload::boolean THEN o.headers::text END AS headers
 FROM core.event_rows(:id::uuid) AS s (id)
@@ -93,7 +107,9 @@ CROSS JOIN LATERAL (
 ORDER BY h.handled_at;
 
 -- name: list_open
--- Open events. Without an order, because none of the indexes has one that all lanes share.
+-- Open events. Without an order, because none of the indexes has one that all lanes share. An event that was not claimed
+-- yet has no handler's name: it is owed to the handlers that subscribe to it. `alone`: only what is owed to no other handler
+-- than the given one.
 SELECT o.id, coalesce(o.origin_id, o.id) AS event_id, o.event_type, o.source, o.target, o.route, o.handler_name, o.status,
        o.attempts, left(o.last_error, :error_length::int) AS last_error, o.created_at, o.available_at, o.lease_expires_at,
        o.channel, o.generation
@@ -102,7 +118,13 @@ CROSS JOIN LATERAL (
     SELECT * FROM core.outbox o
     WHERE o.settled_at IS NULL AND o.ordering_key IS NULL AND o.channel = c.channel AND o.generation = c.generation
       AND (:event_type::text IS NULL OR o.event_type = :event_type::text)
-      AND (:handler::text IS NULL OR o.handler_name = :handler::text)
+      AND (:handler::text IS NULL OR o.handler_name = :handler::text
+           OR o.handler_name IS NULL AND EXISTS (
+               SELECT FROM core.subscriptions s
+               WHERE s.retired_at IS NULL AND o.event_type LIKE s.pattern
+                 AND (o.target IS NULL OR o.target = s.domain_context)
+               HAVING bool_or(s.handler_name = :handler::text)
+                  AND (bool_and(s.handler_name = :handler::text) OR NOT :alone::boolean)))
       AND (:source::text IS NULL OR o.source = :source::text)
       AND (:route::text IS NULL OR o.route = :route::text)
     LIMIT :most::int) o

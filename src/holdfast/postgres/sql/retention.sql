@@ -29,8 +29,10 @@ SELECT count(*)::int FROM (SELECT FROM core.archive a WHERE a.domain_id = :domai
 SELECT count(*)::int AS examined,
        count(*) FILTER (WHERE page.domain_id = :domain::uuid AND page.settled_at IS NOT NULL)::int AS settled,
        count(*) FILTER (WHERE page.domain_id = :domain::uuid AND page.settled_at IS NULL)::int AS open,
+       count(*) FILTER (WHERE page.domain_id = :domain::uuid AND page.failed_at IS NOT NULL AND page.deleted_at IS NULL)::int
+           AS failed,
        max(page.id::text COLLATE "C")::uuid AS next_id
-FROM (SELECT o.id, o.domain_id, o.settled_at FROM core.outbox o
+FROM (SELECT o.id, o.domain_id, o.settled_at, o.failed_at, o.deleted_at FROM core.outbox o
       WHERE o.id >= coalesce(:after::uuid, '00000000-0000-0000-0000-000000000000') AND o.id IS DISTINCT FROM :after::uuid
       ORDER BY o.id LIMIT :most::int) page;
 

@@ -16,7 +16,7 @@ async def mode(dsn: str, schema: str = "core") -> str:
     queries = Queries(schema)
     connection = await connect(dsn)
     try:
-        _require_ours(await inspect(connection, queries), schema)
+        _require_installed(await inspect(connection, queries), schema)
         found = await _bell(connection, queries)
         return found or "missing"
     finally:
@@ -35,7 +35,8 @@ async def set_mode(
     try:
         async with one_at_a_time(connection, queries, lambda: None):
             facts = await inspect(connection, queries)
-            _require_ours(facts, schema)
+            _require_installed(facts, schema)
+            _require_owner(facts)
             before = await _bell(connection, queries)
             if before != wanted:
 
@@ -61,12 +62,15 @@ async def _bell(connection: Any, queries: Queries) -> str | None:
     return found
 
 
-def _require_ours(facts: Facts, schema: str) -> None:
+def _require_installed(facts: Facts, schema: str) -> None:
     if not facts.has_ledger:
         raise MigrationRefused(
             f"there is no Holdfast in the schema {schema} of the database {facts.database}",
             "install it: holdfast migrate apply, or name its schema: --schema",
         )
+
+
+def _require_owner(facts: Facts) -> None:
     if facts.schema_owner == OWNER and not facts.may_become_owner and not facts.superuser:
         raise MigrationRefused(
             f"{facts.login} may not become {OWNER}", f"as an administrator: GRANT {OWNER} TO {facts.login}"

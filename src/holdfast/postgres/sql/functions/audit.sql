@@ -1,6 +1,7 @@
 -- The audit: one line for every change that an operator makes, written by the function that makes it.
 
--- audit_append: writes one line. Only other functions may call it.
+-- audit_append: writes one line. Only other functions may call it. A caller that has selected rows by a filter says so in
+-- holdfast.selection, for its transaction: a line that names ten thousand ids should say what they have in common.
 CREATE OR REPLACE FUNCTION core.audit_append(p_actor text, p_action text, p_reason text, p_arguments jsonb, p_counts jsonb)
 RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER
@@ -18,7 +19,10 @@ BEGIN
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Write plain text on one line.';
     END IF;
     INSERT INTO core.audit (actor, action, reason, arguments, counts)
-    VALUES (p_actor, p_action, nullif(p_reason, ''), coalesce(jsonb_strip_nulls(p_arguments), '{}'), coalesce(p_counts, '{}'));
+    VALUES (p_actor, p_action, nullif(p_reason, ''),
+            jsonb_strip_nulls(jsonb_build_object(
+                'selection', left(nullif(current_setting('holdfast.selection', true), ''), 1000)) || coalesce(p_arguments, '{}')),
+            coalesce(p_counts, '{}'));
 END
 $$;
 

@@ -4,7 +4,8 @@
 -- never waits for a worker, a sweep or another operator.
 
 -- failed_select: the dead letters that match every entry of a filter, the newest first, from a place in that order on.
--- A name that is not known is refused, because ignoring it would select more than was meant.
+-- With `discarded` it is those that were discarded and can be restored. A name that is not known is refused, because
+-- ignoring it would select more than was meant.
 CREATE OR REPLACE FUNCTION core.failed_select(
     p_filter jsonb, p_most int, p_before_at timestamptz DEFAULT NULL, p_before_id uuid DEFAULT NULL)
 RETURNS SETOF uuid
@@ -21,6 +22,7 @@ DECLARE
     v_generation bigint      := p_filter ->> 'generation';
     v_since      timestamptz := coalesce((p_filter ->> 'since')::timestamptz, '-infinity');
     v_until      timestamptz := coalesce((p_filter ->> 'until')::timestamptz, 'infinity');
+    v_discarded  boolean     := coalesce((p_filter ->> 'discarded')::boolean, false);
     v_unknown    text;
 BEGIN
     IF jsonb_typeof(p_filter) IS DISTINCT FROM 'object' THEN
@@ -28,11 +30,30 @@ BEGIN
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Write {} for every dead letter.';
     END IF;
     SELECT k INTO v_unknown FROM jsonb_object_keys(p_filter) AS k
-    WHERE k <> ALL ('{handler,event_type,source,signature,reason,generation,since,until}') LIMIT 1;
+    WHERE k <> ALL ('{handler,event_type,source,signature,reason,generation,since,until,discarded}') LIMIT 1;
     IF FOUND THEN
         RAISE EXCEPTION 'p_filter has %, which is not known', quote_literal(v_unknown)
             USING ERRCODE = 'invalid_parameter_value',
-                  HINT = 'Use handler, event_type, source, signature, reason, generation, since or until.';
+                  HINT = 'Use handler, event_type, source, signature, reason, generation, since, until or discarded.';
+    END IF;
+    IF v_discarded THEN
+        RETURN QUERY
+        SELECT o.id FROM core.outbox o
+        WHERE o.failed_at IS NOT NULL AND o.deleted_at IS NOT NULL AND o.disposed_at IS NULL
+          AND o.failure_reason NOT IN ('cancelled', 'expired') AND o.payload IS NOT NULL
+          AND (o.failure_history -> -1 ? 'edited_to') IS NOT TRUE
+          AND o.failed_at >= v_since AND o.failed_at < v_until
+          AND (o.failed_at, o.id) < (coalesce(p_before_at, 'infinity'),
+                                     coalesce(p_before_id, 'ffffffff-ffff-ffff-ffff-ffffffffffff'))
+          AND (v_handler IS NULL OR o.handler_name = v_handler)
+          AND (v_type IS NULL OR o.event_type = v_type)
+          AND (v_source IS NULL OR o.source = v_source)
+          AND (v_signature IS NULL OR o.error_signature = v_signature)
+          AND (v_reason IS NULL OR o.failure_reason = v_reason)
+          AND (v_generation IS NULL OR o.generation = v_generation)
+        ORDER BY o.failed_at DESC, o.id DESC
+        LIMIT greatest(p_most, 0);
+        RETURN;
     END IF;
     RETURN QUERY
     SELECT o.id FROM core.outbox o

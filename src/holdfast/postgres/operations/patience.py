@@ -1,0 +1,76 @@
+"""Says what an operator's statement waits for: while it waits, and in the error when it has waited too long."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from datetime import timedelta
+from typing import Final
+
+import asyncpg
+
+from holdfast.errors import HoldfastError
+from holdfast.postgres.connection import Address, connect
+from holdfast.postgres.faults import CONNECTION_FAULTS
+from holdfast.postgres.lock_waits import LockWait
+from holdfast.postgres.queries import Queries
+
+PATIENCE: Final = 1.5
+_BETWEEN_LOOKS: Final = 0.5
+_WAITED: Final = timedelta(seconds=1)
+
+
+class Blocked(HoldfastError):
+    """A statement waited for a lock until its time was over; nothing was changed."""
+
+    def __init__(self, wait: LockWait) -> None:
+        self.problem = f"another session is in the way and nothing was changed: {wait.blocker}"
+        self.remedy = f"wait for it, or as an administrator: {wait.remedy} and run this again"
+        super().__init__(self.problem, self.remedy)
+
+    def __str__(self) -> str:
+        return f"{self.problem}; {self.remedy}"
+
+
+class LockWatch:
+    """Looks, from a connection of its own, what a session waits for when it takes longer than a moment."""
+
+    def __init__(self, address: Address, queries: Queries, on_wait: Callable[[str], None]) -> None:
+        self._address = address
+        self._queries = queries
+        self._on_wait = on_wait
+
+    @contextlib.asynccontextmanager
+    async def over(self, connection: asyncpg.Connection) -> AsyncIterator[None]:
+        """Watch the statements of a block. One that ends in a timeout for a lock raises `Blocked`."""
+        seen: list[LockWait] = []
+        watching = asyncio.create_task(self._watch(connection.get_server_pid(), seen))
+        try:
+            yield
+        except (asyncpg.LockNotAvailableError, asyncpg.QueryCanceledError) as error:
+            if seen:
+                raise Blocked(seen[-1]) from error
+            raise
+        finally:
+            watching.cancel()
+            await asyncio.wait((watching,))
+
+    async def _watch(self, pid: int, seen: list[LockWait]) -> None:
+        await asyncio.sleep(PATIENCE)
+        if self._address.pooled:
+            return  # the session that waits has another pid than the one that is known
+        statement = self._queries.asyncpg("list_lock_waits")
+        values = statement.bind({"pid": pid, "sessions": None, "waited": _WAITED})
+        # What cannot be found out is not said: the statement itself reports what is wrong.
+        with contextlib.suppress(*CONNECTION_FAULTS, asyncpg.PostgresError):
+            connection = await connect(self._address, "watch", statement_timeout=PATIENCE)
+            try:
+                while True:
+                    found = [LockWait(**row) for row in await connection.fetch(statement.sql, *values)]
+                    if found and not seen:
+                        self._on_wait(f"waiting for a lock: {found[0].blocker}")
+                    seen += found[:1]
+                    await asyncio.sleep(_BETWEEN_LOOKS)
+            finally:
+                connection.terminate()
