@@ -130,7 +130,7 @@ def worker(
         with _sentry(environment.sentry_dsn()) as observers:
             if processes == 1:
                 worker = Worker(address, registry, settings, observers=(log_fact, *observers), redact=redactor)
-                left = process.run(_work(worker, lifeline))
+                left = process.run_worker(_work(worker, lifeline))
             else:
                 # Each child reports its own dead letters; a bad address is found here, before any child is started.
                 asyncio.run(_supervise(target, address, settings, processes, redactor_name))

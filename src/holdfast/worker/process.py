@@ -5,22 +5,26 @@ import gc
 import importlib.util
 import os
 from collections.abc import Callable, Coroutine
+from typing import TypeVar
+
+T = TypeVar("T")
 
 # For tasks that are cancelled when the worker has stopped.
 _TASK_PATIENCE = 0.5
 
 
-def run(work: Coroutine[object, None, None]) -> list[str]:
-    """Run a coroutine on the fastest event loop that is installed.
+def run(work: Coroutine[object, None, T]) -> T:
+    """Run a coroutine on the fastest event loop that is installed."""
+    with _runner() as runner:
+        return runner.run(work)
 
-    Returns the names of tasks that handlers have left, and that refuse to end: their loop stays open.
+
+def run_worker(work: Coroutine[object, None, None]) -> list[str]:
+    """Run a worker that ends although handlers have left tasks.
+
+    Returns the names of those that refuse to end: their loop stays open.
     """
-    # Imported modules stay: looking for garbage among them is useless. A claim makes thousands of objects at once,
-    # which are freed soon without the collector; with Python's own thresholds each claim would cost three collections.
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
-    runner = asyncio.Runner(loop_factory=_loop_factory())
+    runner = _runner()
     left: list[str] = []
     try:
         runner.run(work)
@@ -29,6 +33,15 @@ def run(work: Coroutine[object, None, None]) -> list[str]:
         if not left:
             runner.close()
     return left
+
+
+def _runner() -> asyncio.Runner:
+    # Imported modules stay: looking for garbage among them is useless. A claim makes thousands of objects at once,
+    # which are freed soon without the collector; with Python's own thresholds each claim would cost three collections.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+    return asyncio.Runner(loop_factory=_loop_factory())
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
