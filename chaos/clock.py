@@ -1,5 +1,6 @@
 """A server's clock that can be set while it runs, by libfaketime."""
 
+import contextlib
 from pathlib import Path
 
 FAKETIME = next(iter(sorted(Path("/usr/lib").glob("**/faketime/libfaketimeMT.so.1"))), None)
@@ -15,6 +16,7 @@ class ServerClock:
         self._file = file
         self._ahead = 0
         self.set("+0")
+        _remove_leftovers()
 
     @property
     def environment(self) -> dict[str, str]:
@@ -36,3 +38,13 @@ class ServerClock:
         """By so much more than by all steps before."""
         self._ahead += seconds
         self.set(f"{self._ahead:+d}")
+
+
+def _remove_leftovers() -> None:
+    """Remove what libfaketime has left of processes that were killed: another user's process may get their number."""
+    shared = Path("/dev", "shm")
+    for pattern in ("sem.faketime_sem_*", "faketime_shm_*"):
+        for path in shared.glob(pattern):
+            if not Path("/proc", path.name.rpartition("_")[2]).exists():
+                with contextlib.suppress(OSError):
+                    path.unlink()
