@@ -19,8 +19,8 @@ from holdfast.embedded import EmbeddedPostgres
 pytestmark = pytest.mark.slow
 
 EVENTS = 3_000
-# What a worker asks once, when it starts and stops: not a cost of an event.
-ONCE = 60
+# What a worker asks once, when it starts and stops, on each of its connections: not a cost of an event.
+ONCE = 90
 
 
 @pytest.fixture(scope="module")

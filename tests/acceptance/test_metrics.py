@@ -140,7 +140,7 @@ def test_labels_are_escaped() -> None:
     """OBS-2: whoever may publish chooses names, and must not be able to write metrics of their own."""
     route = 'a\\b"c\nholdfast_outbox_failed 0'
     lane = RouteStatus("c", 0, route, None, None, [route], 7, None, [])
-    status = Status(0, 0, 0, 0, 9, 0, False, [lane], [], [], "always")
+    status = Status(0, 0, 0, 0, 9, 0, False, [lane], [], 0, [], "always")
     text = prometheus.render(Snapshot(status, Notifications(0.5, 1), []))
     found = parsed(text)
     assert found["holdfast_route_open"] == {

@@ -74,13 +74,13 @@ async def test_a_login_without_rights_is_told_what_it_lacks(dsn: str, visitor: V
     report = await visitor.examine(dsn)
     spots = told(report)
     assert set(spots) == {f"GRANT pg_monitor TO {visitor.name};", f"GRANT holdfast_operator TO {visitor.name};"}
-    assert spots[f"GRANT pg_monitor TO {visitor.name};"] == "sessions, standbys"
+    assert spots[f"GRANT pg_monitor TO {visitor.name};"] == "sessions, standbys, inbox"
     unseen = set(spots[f"GRANT holdfast_operator TO {visitor.name};"].split(", "))
     assert unseen == {
         "release", "listeners", "generations", "channels", "handlers", "routing", "leases", "single-rows",
-        "schedules", "slots", "declarations", "sources", "locks", "clock-steps",
+        "schedules", "slots", "declarations", "sources", "locks", "clock-steps", "workers",
     }  # fmt: skip
-    assert set(report.passed) == set(report.checks) - unseen - {"sessions", "standbys"}
+    assert set(report.passed) == set(report.checks) - unseen - {"sessions", "standbys", "inbox"}
     assert [finding.object for finding in report.of("problem")] == ["release"], "drift that was not looked for"
     assert not report.healthy
     assert (await visitor.examine(dsn, only="health")).healthy, "not to see is a warning"
@@ -116,7 +116,7 @@ async def test_an_installation_without_roles(empty_dsn: str, visitor: Visitor, p
     try:
         await migrate.apply(visitor.dsn(empty_dsn), roles="never")
         report = await visitor.examine(empty_dsn)
-        assert told(report) == {f"GRANT pg_monitor TO {visitor.name};": "sessions, standbys"}
+        assert told(report) == {f"GRANT pg_monitor TO {visitor.name};": "sessions, standbys, inbox"}
         assert report.owner == visitor.name
 
         async with connected(empty_dsn) as admin:

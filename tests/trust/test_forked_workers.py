@@ -13,7 +13,7 @@ import pytest
 
 from holdfast import EventEnvelope, HandlerRegistry, Worker
 from holdfast.errors import ConfigurationError
-from tests.acceptance.support import drained, publish_many
+from tests.acceptance.support import drained, publish_many, until
 
 pytestmark = [pytest.mark.trust, pytest.mark.newest_postgres]
 
@@ -35,7 +35,7 @@ worker = Worker(sys.argv[1], registry, observers=())
 
 async def serve():
     async with worker:
-        print(worker.id, os.getpid(), flush=True)
+        os.write(1, f"{worker.id} {os.getpid()}\\n".encode())  # in one piece
         await asyncio.to_thread(os.read, 0, 1)
 
 children = []
@@ -78,6 +78,7 @@ async def test_each_forked_process_is_a_worker_of_its_own(dsn: str, conn: asyncp
         lines = [(await program.stdout.readline()).decode().split() for _ in range(4)]
         await publish_many(conn, "order.placed", EVENTS)
         await drained(conn)
+        await until(lambda: conn.fetchval("SELECT count(*) = 3 FROM core.workers"), what="three registrations")
         program.stdin.close()
         assert await program.wait() == 0
     assert len({identity for identity, _ in lines}) == 4

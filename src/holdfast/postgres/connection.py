@@ -163,9 +163,10 @@ async def connect(
         raise LoginRefused(str(refusal)) from refusal
     try:
         await address.require_latest(connection)
-    except CONNECTION_FAULTS:
-        address.found(False)
+    except BaseException as fault:  # a cancellation among them
         connection.terminate()
+        if isinstance(fault, CONNECTION_FAULTS):
+            address.found(False)
         raise
     address.found(True)
     return connection

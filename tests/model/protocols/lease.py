@@ -52,7 +52,7 @@ class Lease(Model[State]):
     stands_for: ClassVar[dict[str, str]] = {
         "claims": "postgres/sql/functions/claim.sql core.outbox_claim",
         "claims a duplicate": "postgres/sql/functions/claim.sql core.outbox_claim",
-        "claims one that kills workers": "worker/dispatcher.py max_deliveries",
+        "claims one that kills workers": "worker/attempts.py max_deliveries",
         "extends": f"{_FUNCTIONS} core.outbox_extend",
         "handles": "worker/dispatcher.py Dispatcher",
         "delivers": f"{_FUNCTIONS} core.outbox_deliver",

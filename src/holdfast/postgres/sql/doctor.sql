@@ -86,8 +86,10 @@ ORDER BY c.relname;
 SELECT quote_ident(c.relname) AS relation, quote_ident(t.tgname) AS name,
        pg_get_triggerdef(t.oid) AS definition,
        CASE t.tgenabled WHEN 'O' THEN 'no'
-                        WHEN 'D' THEN CASE WHEN t.tgname = 'outbox_source'
-                                            AND pg_relation_size(to_regclass('core.sources')) = 0 THEN 'no' ELSE 'yes' END
+                        WHEN 'D' THEN CASE WHEN t.tgname = 'outbox_source' AND 0 = (
+                                               SELECT pg_relation_size(s.oid) FROM pg_class s
+                                               WHERE s.relnamespace = n.oid AND s.relname = 'sources')
+                                           THEN 'no' ELSE 'yes' END
                         WHEN 'R' THEN 'but for replicas'
                         ELSE 'never' END AS disabled
 FROM pg_trigger t
