@@ -79,8 +79,9 @@ class HandlerQueue:
         ahead = min(int(self._rate * _BUFFER_SECONDS), 2 * batch)
         target = min(self.free + ahead, most)
         wanted = target - len(self.waiting)
-        # No small claims while there still is plenty.
-        if self.waiting and wanted < max(1, min(batch, target) // 2):
+        # No small claims while there still is plenty: whole batches, if more than one of them is kept ready.
+        least = batch if target >= 2 * batch else max(1, min(batch, target) // 2)
+        if self.waiting and wanted < least:
             return 0
         return min(wanted, batch)
 
