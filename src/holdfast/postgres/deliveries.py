@@ -248,12 +248,11 @@ class Deliveries:
         """
         rows = await self._fetch(
             connection,
-            "enter_handler",
+            "enter_handler" if look else "outbox_enter",
             id=delivery.id,
             token=delivery.token,
             handler=delivery.handler.name,
             idle=timedelta(seconds=idle),
-            look=look,
         )
         entered: str | None = rows[0][0]
         return entered

@@ -54,9 +54,9 @@ class ReactionStatements:
             "source": event.source,
             "key": event.idempotency_key,
             "idle": timedelta(seconds=idle),
-            "look": look,
         }
-        entered: bool | None = await self._value(connection, "enter_reaction", **values)
+        name = "enter_reaction" if look else "reaction_enter"
+        entered: bool | None = await self._value(connection, name, **values)
         return entered
 
     async def settle(
