@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import random
 import shutil
@@ -16,6 +17,8 @@ import pytest
 from holdfast import EventEnvelope, HandlerRegistry
 from holdfast.embedded import EmbeddedPostgres, usable_data_dir
 from holdfast.postgres import migrate
+from holdfast.postgres.connection import Address
+from holdfast.postgres.faults import OldPrimary
 from tests.acceptance.support import publish, running, terminate, until
 
 pytestmark = [pytest.mark.trust, pytest.mark.newest_postgres]
@@ -92,3 +95,36 @@ async def test_worker_stays_with_the_new_primary(servers: tuple[EmbeddedPostgres
             assert tuple(untouched) == ("pending", 0)
             await other.close()
     await conn.close()
+
+
+class Server:
+    """As much of a connection as the question for the timeline needs."""
+
+    def __init__(self, timeline: str | None) -> None:
+        self._timeline = timeline  # None: it does not answer
+
+    async def fetchval(self, _query: str, *, timeout: float) -> str:
+        if self._timeline is None:
+            async with asyncio.timeout(timeout):
+                await asyncio.Event().wait()
+        return str(self._timeline)
+
+
+async def test_a_server_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """T25: the question has a limit of its own; connections without a statement timeout would wait for ever."""
+    monkeypatch.setattr("holdfast.postgres.connection.CONNECT_TIMEOUT", 0.05)
+    address = Address("postgresql://one,two/shop")
+    async with asyncio.timeout(10):
+        with pytest.raises(TimeoutError):
+            await address.require_latest(Server(None), address.dsn)  # type: ignore[arg-type]
+
+
+async def test_loops_that_find_out_together_turn_the_address_once() -> None:
+    """T25: the next connection of each goes to the second host, and not back to the first."""
+    address = Address("postgresql://one:1,two:2/shop")
+    dsn = address.dsn
+    await address.require_latest(Server("00000002"), dsn)  # type: ignore[arg-type]
+    for _ in range(2):
+        with pytest.raises(OldPrimary):
+            await address.require_latest(Server("00000001"), dsn)  # type: ignore[arg-type]
+    assert address.dsn == "postgresql://two:2,one:1/shop"

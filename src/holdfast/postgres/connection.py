@@ -84,19 +84,23 @@ class Address:
         finally:
             await connection.close(timeout=2)
 
-    async def require_latest(self, connection: asyncpg.Connection) -> None:
+    async def require_latest(self, connection: asyncpg.Connection, dsn: str) -> None:
         """Refuse a server from which another one has taken over: what is written there now will be gone.
 
-        The next connection goes to the next host of the address. Servers that do not tell their timeline are trusted.
+        `dsn` is the address that led there; the next connection goes to the next host of it. Servers that do not tell
+        their timeline are trusted.
         """
         if self.pooled:
             return
         try:
-            timeline = str(await connection.fetchval(_TIMELINE))
+            timeline = str(await connection.fetchval(_TIMELINE, timeout=CONNECT_TIMEOUT))
+        except CONNECTION_FAULTS:
+            raise
         except asyncpg.PostgresError:
             return
         if timeline < self._timeline:
-            self.dsn = _next_host_first(self.dsn)
+            # Of the address that was used: several loops may find out at once, and must not turn it back.
+            self.dsn = _next_host_first(dsn)
             raise OldPrimary(
                 f"the server is an old primary: it writes timeline {int(timeline, 16)}, and timeline "
                 f"{int(self._timeline, 16)} was seen before; shut it down, or restart the worker if this is the server "
@@ -151,10 +155,9 @@ async def connect(
     patience = statement_timeout + 2 if statement_timeout else None
     options = address.options(purpose, settings, lent=lent)
     await address.wait_to_connect()
+    dsn = address.dsn
     try:
-        connection = await open_connection(
-            address.dsn, command_timeout=patience, connection_class=connection_class, **options
-        )
+        connection = await open_connection(dsn, command_timeout=patience, connection_class=connection_class, **options)
     except CONNECTION_FAULTS:
         address.found(False)
         raise
@@ -162,7 +165,7 @@ async def connect(
         address.found(False)
         raise LoginRefused(str(refusal)) from refusal
     try:
-        await address.require_latest(connection)
+        await address.require_latest(connection, dsn)
     except BaseException as fault:  # a cancellation among them
         connection.terminate()
         if isinstance(fault, CONNECTION_FAULTS):
