@@ -31,8 +31,8 @@ class Blocked(Generic[Queue, Some]):
         return len(self._waiting)
 
     def add(self, queue: Queue, settlement: Some, delivery: Delivery) -> None:
-        """Put a row aside."""
-        self._in_flight.put_aside(delivery)
+        """Let a row wait, under its lease."""
+        self._in_flight.block(delivery)
         self._waiting.append((queue, settlement))
         if self._reports.due("settle_blocked", delivery.handler.name):
             details: dict[str, object] = {

@@ -57,7 +57,7 @@ class InFlight:
         if not deliveries and not self._blocked:
             self.none.set()
 
-    def put_aside(self, delivery: Delivery) -> None:
+    def block(self, delivery: Delivery) -> None:
         """Keep the lease of a delivery that cannot be settled now, for as long as that takes."""
         if self._deliveries.get(delivery.id) is delivery:
             self._blocked[delivery.id] = self._deliveries.pop(delivery.id)

@@ -5,10 +5,8 @@ import contextlib
 import random
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
-from uuid import UUID
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import asyncpg
 
@@ -18,7 +16,8 @@ from holdfast.postgres.faults import CONNECTION_FAULTS, PASSING_FAULTS
 from holdfast.telemetry import Notice
 from holdfast.worker.blocked import Blocked
 from holdfast.worker.hourly import HourlyLimit
-from holdfast.worker.settlements import Fail, Release, Retry, Settlement, Snooze
+from holdfast.worker.settle_queues import SettleQueue, SettleQueues, Some
+from holdfast.worker.settlements import Settlement
 from holdfast.worker.shared import Shared
 from holdfast.worker.wakeups import Wakeups
 
@@ -30,25 +29,13 @@ _FINISH_PATIENCE = 2.0
 _DIVIDE_PATIENCE = 0.3
 _SHORT_LOCK_TIMEOUT = 0.002
 
-Some = TypeVar("Some", bound=Settlement | Delivery)
-
 # After these it is unknown whether the statement was carried out.
 _AMBIGUOUS = (OSError, asyncpg.PostgresConnectionError, asyncpg.InternalClientError)
-
-
-@dataclass(slots=True, eq=False)
-class _Queue(Generic[Some]):
-    """Settlements of one kind that wait for the next batch."""
-
-    send: Callable[[asyncpg.Connection, Sequence[Some]], Awaitable[list[UUID]]]  # returns the ids of lost leases
-    settled: Callable[[Sequence[Some]], None]  # counts and reports what the statement has settled
-    waiting: list[Some] = field(default_factory=list)
 
 
 class Settler:
     """One loop, one connection. `add` never waits; `flush` returns when everything added so far is settled.
 
-    It wakes the claimer for a retry or a snooze, which may be due before the moment until which the claimer sleeps.
     While it is `full` no handler may begin: what is handled and not settled runs again when the process dies.
 
     A row that another session keeps from being settled waits by itself, under its lease, and no other waits with it.
@@ -57,42 +44,23 @@ class Settler:
     def __init__(self, shared: Shared, wakeups: Wakeups) -> None:
         self._connection = shared.connections.settle
         self._address = shared.connections.address
-        self._deliveries = shared.deliveries
         self._in_flight = shared.in_flight
         self._counters = shared.counters
         self._observe = shared.observe
-        self._wakeups = wakeups
         self._lease = shared.settings.lease
         self._settle_after = shared.settings.settle_after
         self._enough = shared.settings.batch  # to settle without waiting for more
         self._most = 2 * shared.settings.batch
         self._unsettled = 0  # deliveries that were added and are not settled
         self._on_room: Callable[[], None] = lambda: None
-        self._archives = shared.settings.dead_letters == "archive"
-        # Successes wait as bare deliveries: they are nearly all, and an object around each would be waste.
-        self._deliver: _Queue[Delivery] = _Queue(self._send_deliver, self._delivered)
-        self._duplicate: _Queue[Delivery] = _Queue(self._send_duplicate, self._duplicated)
-        self._unrecorded: _Queue[Delivery] = _Queue(self._send_duplicate, self._delivered)
-        self._retry: _Queue[Retry] = _Queue(self._send_retry, self._retried)
-        self._fail: _Queue[Fail] = _Queue(self._send_fail, self._failed)
-        self._archive: _Queue[Fail] = _Queue(self._send_archive, self._archived)
-        self._release: _Queue[Release] = _Queue(self._send_release, self._released)
-        self._snooze: _Queue[Snooze] = _Queue(self._send_snooze, self._snoozed)
-        self._queues: tuple[_Queue[Any], ...] = (
-            self._deliver,
-            self._duplicate,
-            self._retry,
-            self._fail,
-            self._archive,
-            self._release,
-            self._snooze,
-        )
+        self._queues = SettleQueues(shared, wakeups)
+        self._successes = self._queues.deliver
         self._some = asyncio.Event()
         self._many = asyncio.Event()
         self._lock = asyncio.Lock()
         self._outage = shared.outages.of("settle")
         self._reports = HourlyLimit()
-        self._blocked: Blocked[_Queue[Any], Any] = Blocked(shared.in_flight, shared.observe)
+        self._blocked: Blocked[SettleQueue[Any], Any] = Blocked(shared.in_flight, shared.observe)
         self._tried_blocked_at = 0.0
 
     @property
@@ -108,7 +76,7 @@ class Settler:
         """Settle a delivery whose handler succeeded."""
         delivery.payload = ""  # a slow database must not make the worker large
         self._unsettled += 1
-        waiting = self._deliver.waiting
+        waiting = self._successes.waiting
         waiting.append(delivery)
         # Nearly every event comes here: only the first of a batch, and the one that makes it full, wake the loop.
         if len(waiting) in (1, self._enough):
@@ -117,35 +85,19 @@ class Settler:
     def duplicate(self, delivery: Delivery) -> None:
         """Settle a delivery that was handled before: like a success, but the inbox has it already."""
         self._unsettled += 1
-        self._duplicate.waiting.append(delivery)
+        self._queues.duplicate.waiting.append(delivery)
         self._wake()
 
     def add(self, settlement: Settlement) -> None:
         """Settle a delivery in any other way."""
         self._unsettled += 1
-        self._queue_of(settlement).waiting.append(settlement)
+        self._queues.of(settlement).waiting.append(settlement)
         self._wake()
-
-    def _queue_of(self, settlement: Settlement) -> _Queue[Any]:
-        match settlement:
-            case Retry():
-                return self._retry
-            case Fail():
-                # Cancelled and expired events need no attention: they stay in the outbox.
-                archived = self._archives and settlement.reason not in ("cancelled", "expired")
-                return self._archive if archived else self._fail
-            case Release():
-                return self._release
-            case Snooze():
-                return self._snooze
-
-    def _pending(self) -> int:
-        return sum(len(queue.waiting) for queue in self._queues)
 
     def _wake(self) -> None:
         if not self._some.is_set():
             self._some.set()
-        if self._pending() >= self._enough:
+        if self._queues.waiting >= self._enough:
             self._many.set()
 
     async def run(self) -> None:
@@ -156,7 +108,7 @@ class Settler:
                         await self._some.wait()
             else:
                 await self._some.wait()
-            if self._some.is_set() and self._pending() < self._enough and self._settle_after:
+            if self._some.is_set() and self._queues.waiting < self._enough and self._settle_after:
                 try:
                     async with asyncio.timeout(self._settle_after):
                         await self._many.wait()
@@ -170,7 +122,7 @@ class Settler:
     async def flush(self) -> None:
         """Settle everything that is pending now, but what another session keeps from being settled."""
         async with self._lock:
-            pending: list[tuple[_Queue[Any], list[Any]]] = []
+            pending: list[tuple[SettleQueue[Any], list[Any]]] = []
             for queue in self._queues:
                 pending.append((queue, queue.waiting))
                 queue.waiting = []
@@ -191,7 +143,7 @@ class Settler:
                 for _, left in pending:
                     self._drop(left)
 
-    async def _settle(self, queue: _Queue[Some], waiting: list[Some]) -> None:
+    async def _settle(self, queue: SettleQueue[Some], waiting: list[Some]) -> None:
         """Settle and take from the list, a batch at a time."""
         while waiting:
             batch = waiting[:MAX_BATCH]
@@ -218,7 +170,7 @@ class Settler:
         if was_full:
             self._on_room()
 
-    async def _send(self, queue: _Queue[Some], batch: list[Some], *, wait: bool = True) -> None:
+    async def _send(self, queue: SettleQueue[Some], batch: list[Some], *, wait: bool = True) -> None:
         """Send until the database has answered: while it does not, no other worker can claim the rows either.
 
         Raises LockNotAvailableError when another session keeps one of the rows from being settled, without `wait` as
@@ -257,7 +209,7 @@ class Settler:
         self._counters.lost_leases += len(lost)
         queue.settled([each for each in batch if _delivery(each).id not in lost] if lost else batch)
 
-    async def _one_by_one(self, queue: _Queue[Some], batch: list[Some], refusal: Exception) -> list[Some]:
+    async def _one_by_one(self, queue: SettleQueue[Some], batch: list[Some], refusal: Exception) -> list[Some]:
         """Settle the rows of a refused batch singly: one bad row costs one row. Returns those that are blocked."""
         blocked = []
         for settlement in batch:
@@ -275,7 +227,7 @@ class Settler:
 
     # --- what another session keeps from being settled -------------------------------------------------
 
-    async def _divide(self, queue: _Queue[Some], batch: list[Some]) -> list[Some]:
+    async def _divide(self, queue: SettleQueue[Some], batch: list[Some]) -> list[Some]:
         """Settle a batch in ever smaller parts, and return the rows that are blocked.
 
         Those of one source and handler stay together as long as they can: who blocks rows blocks many of the same, and
@@ -327,17 +279,17 @@ class Settler:
         """
         await self.flush()
         async with self._lock:
-            self._blocked.move(self._deliver, self._unrecorded)
+            self._blocked.move(self._queues.deliver, self._queues.unrecorded)
             await self._settle_blocked(_FINISH_PATIENCE)
 
     # --- rows that the database refuses -----------------------------------------------------------------
 
-    def _report_refusal(self, queue: _Queue[Any], delivery: Delivery, refusal: Exception) -> None:
+    def _report_refusal(self, queue: SettleQueue[Any], delivery: Delivery, refusal: Exception) -> None:
         sqlstate = getattr(refusal, "sqlstate", None)
         name = "settle_refused"
         if isinstance(refusal, PASSING_FAULTS):
             name = "settle_abandoned"  # the obstacle is not the row's own fault, and passes
-        elif queue is self._archive:
+        elif queue is self._queues.archive:
             name = "archive_refused"
             if not self._reports.due(name, str(sqlstate)):
                 return  # what is wrong with the archive is wrong for all of them
@@ -359,75 +311,12 @@ class Settler:
 
     async def settle_within(self, transaction: asyncpg.Connection, settlement: Settlement) -> bool:
         """Settle one delivery in an open transaction; false when its lease is lost."""
-        return not await self._queue_of(settlement).send(transaction, [settlement])
+        return not await self._queues.of(settlement).send(transaction, [settlement])
 
     def committed(self, settlement: Settlement) -> None:
         """Count and report a settlement whose transaction is committed."""
         self._counters.settles += 1
-        self._queue_of(settlement).settled([settlement])
-
-    # --- the statement of each queue, and what follows it ----------------------------------------------
-
-    async def _send_deliver(self, connection: asyncpg.Connection, batch: Sequence[Delivery]) -> list[UUID]:
-        return await self._deliveries.deliver(connection, batch, record=True)
-
-    def _delivered(self, batch: Sequence[Delivery]) -> None:
-        self._counters.delivered += len(batch)
-
-    async def _send_duplicate(self, connection: asyncpg.Connection, batch: Sequence[Delivery]) -> list[UUID]:
-        return await self._deliveries.deliver(connection, batch, record=False)
-
-    def _duplicated(self, batch: Sequence[Delivery]) -> None:
-        self._counters.duplicates += len(batch)
-
-    async def _send_retry(self, connection: asyncpg.Connection, batch: Sequence[Retry]) -> list[UUID]:
-        delays, errors = [s.delay for s in batch], [s.error for s in batch]
-        return await self._deliveries.retry(connection, _deliveries(batch), delays, errors)
-
-    def _retried(self, batch: Sequence[Retry]) -> None:
-        self._counters.retried += len(batch)
-        for settlement in batch:
-            self._observe(settlement.fact)
-        self._wakeups.wake_in(min((settlement.delay for settlement in batch), default=0.0))
-
-    async def _send_fail(self, connection: asyncpg.Connection, batch: Sequence[Fail]) -> list[UUID]:
-        return await self._deliveries.fail(connection, *_failures(batch))
-
-    def _failed(self, batch: Sequence[Fail]) -> None:
-        expired = sum(s.reason == "expired" for s in batch)
-        self._counters.expired += expired
-        self._counters.failed += len(batch) - expired
-        for settlement in batch:
-            self._observe(settlement.fact)
-
-    async def _send_archive(self, connection: asyncpg.Connection, batch: Sequence[Fail]) -> list[UUID]:
-        return await self._deliveries.archive(connection, *_failures(batch))
-
-    def _archived(self, batch: Sequence[Fail]) -> None:
-        self._counters.archived += len(batch)
-        self._failed(batch)
-
-    async def _send_release(self, connection: asyncpg.Connection, batch: Sequence[Release]) -> list[UUID]:
-        return await self._deliveries.release(connection, _deliveries(batch), [0.0] * len(batch))
-
-    def _released(self, batch: Sequence[Release]) -> None:
-        self._counters.released += len(batch)
-
-    async def _send_snooze(self, connection: asyncpg.Connection, batch: Sequence[Snooze]) -> list[UUID]:
-        return await self._deliveries.release(connection, _deliveries(batch), [s.delay for s in batch])
-
-    def _snoozed(self, batch: Sequence[Snooze]) -> None:
-        self._counters.snoozed += len(batch)
-        if batch:
-            self._wakeups.wake_in(min(settlement.delay for settlement in batch))
-
-
-def _deliveries(batch: Sequence[Settlement]) -> list[Delivery]:
-    return [settlement.delivery for settlement in batch]
-
-
-def _failures(batch: Sequence[Fail]) -> tuple[list[Delivery], list[str], list[str | None], list[str | None]]:
-    return _deliveries(batch), [s.reason for s in batch], [s.error for s in batch], [s.signature for s in batch]
+        self._queues.of(settlement).settled([settlement])
 
 
 def _without(batch: Sequence[Any], some: Sequence[Any]) -> Sequence[Any]:
