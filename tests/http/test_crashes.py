@@ -46,16 +46,19 @@ async def settled(conn: asyncpg.Connection) -> int:
 # --- the server dies -------------------------------------------------------------------------------------
 
 
-@pytest.mark.timeout(180)
-async def test_the_server_is_killed_at_every_await(dsn: str, conn: asyncpg.Connection, zygote: Zygote) -> None:
-    """Row 21, H6: SIGKILL whenever the request waits or has just waited, from its arrival to its answer."""
+async def killed(
+    conn: asyncpg.Connection, zygote: Zygote, doomed: dict[str, Any], other: dict[str, Any], moments: range
+) -> tuple[int, int]:
+    """Kill a server at each of these moments of a request and retry at another, until a request is answered before.
+
+    Returns how often it died, and how often the retry found that the request had been carried out.
+    """
     deaths, committed, first = 0, 0, None
-    wanted: dict[str, Any] = {"app": "plain", "dsn": dsn}
     with reserved_port() as port, reserved_port() as next_port:
-        async with zygote.serving(port=next_port, **wanted), client(next_port) as survivor:
-            for moment in range(1, 200):
+        async with zygote.serving(port=next_port, **other), client(next_port) as survivor:
+            for moment in moments:
                 await conn.execute("TRUNCATE effects, core.outbox, core.idempotency_records")
-                async with zygote.serving(port=port, kill=moment, **wanted) as [pid], client(port) as http:
+                async with zygote.serving(port=port, kill=moment, **doomed) as [pid], client(port) as http:
                     with contextlib.suppress(httpx.TransportError):
                         first = await http.order(f"k-{moment}")
                     if first is not None:
@@ -70,6 +73,14 @@ async def test_the_server_is_killed_at_every_await(dsn: str, conn: asyncpg.Conne
                 assert await settled(conn) == 1, f"moment {moment}"
                 committed += replayed
     assert first is not None and first.status_code == 201
+    return deaths, committed
+
+
+@pytest.mark.timeout(180)
+async def test_the_server_is_killed_at_every_await(dsn: str, conn: asyncpg.Connection, zygote: Zygote) -> None:
+    """Row 21, H6: SIGKILL whenever the request waits or has just waited, from its arrival to its answer."""
+    plain: dict[str, Any] = {"app": "plain", "dsn": dsn}
+    deaths, committed = await killed(conn, zygote, plain, plain, range(1, 200))
     assert deaths >= 15, "there are fewer moments than the request has statements"
     assert 0 < committed < deaths
 
@@ -80,36 +91,8 @@ async def test_the_retry_goes_to_another_driver(
     dsn: str, conn: asyncpg.Connection, zygote: Zygote, driver: str, other: str
 ) -> None:
     """Row 21, T35: killed at its awaits under one driver, the retry in a process with another one."""
-    wanted: dict[str, Any] = {"app": "shop", "dsn": dsn}
-    deaths, committed, moment = 0, 0, 0
-    with reserved_port() as port, reserved_port() as next_port:
-        async with (
-            zygote.serving(port=next_port, options=[other, "read committed"], **wanted),
-            client(next_port) as survivor,
-        ):
-            while True:
-                moment += 3  # every third of them
-                await conn.execute("TRUNCATE effects, core.outbox, core.idempotency_records")
-                options = [driver, "read committed"]
-                async with (
-                    zygote.serving(port=port, kill=moment, options=options, **wanted) as [pid],
-                    client(port) as http,
-                ):
-                    first = None
-                    with contextlib.suppress(httpx.TransportError):
-                        first = await http.order(f"k-{moment}")
-                    if first is not None:
-                        break
-                    await until(lambda pid=pid: not alive(pid), what="its death")
-                deaths += 1
-                before = await settled(conn)
-                retry = await survivor.order(f"k-{moment}")
-                assert retry.status_code == 201, f"moment {moment}"
-                replayed = "idempotent-replayed" in retry.headers
-                assert replayed or before == 0, f"moment {moment}: carried out twice"
-                assert await settled(conn) == 1, f"moment {moment}"
-                committed += replayed
-    assert first.status_code == 201
+    first, second = ({"app": "shop", "dsn": dsn, "options": [each, "read committed"]} for each in (driver, other))
+    deaths, committed = await killed(conn, zygote, first, second, range(3, 600, 3))  # every third of them
     assert deaths >= 5 and 0 < committed < deaths
 
 
