@@ -74,7 +74,7 @@ def signature_of(name: str, function: Callable[..., Any]) -> Signature:
         envelope,
         model,
         _payload_model(name, hints) if "payload" in wanted else None,
-        state if isinstance(state, type) and state is not object and not _is_protocol(state) else None,
+        state if isinstance(state, type) and state is not Any and not _is_protocol(state) else None,
         any(p.name == "state" and p.default is not p.empty for p in others),
     )
 
@@ -214,7 +214,11 @@ def _may_be_asyncpg(annotation: Any) -> bool:
 
 
 def _require_context(name: str, annotation: Any) -> None:
-    if isinstance(annotation, type) and not (_is_protocol(annotation) or issubclass(HandlerContext, annotation)):
+    if (
+        annotation is not Any
+        and isinstance(annotation, type)
+        and not (_is_protocol(annotation) or issubclass(HandlerContext, annotation))
+    ):
         problem = f"is annotated with {annotation.__name__}, which it is not"
         raise ConfigurationError(f"{name}.context", problem, "annotate it with holdfast.HandlerContext")
 

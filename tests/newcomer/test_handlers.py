@@ -184,6 +184,16 @@ def test_every_right_annotation_of_an_event_is_taken(right: Any) -> None:
     registered(handler)
 
 
+@pytest.mark.parametrize("right", [HandlerContext, tuple, Any, object, HasType], ids=str)
+def test_every_right_annotation_of_a_context_is_taken(right: Any) -> None:
+    async def handler(event: Any, context: Any, state: Any) -> None: ...
+    async def bare(event, context) -> None: ...  # type: ignore[no-untyped-def]
+
+    handler.__annotations__["context"] = right
+    registered(handler)
+    registered(bare)
+
+
 def test_the_name_of_the_event_is_free() -> None:
     async def handler(order: EventEnvelope) -> None: ...
     async def bare(message) -> None: ...  # type: ignore[no-untyped-def]

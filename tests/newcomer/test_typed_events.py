@@ -77,7 +77,7 @@ async def test_every_way_to_publish_takes_an_event_object(conn: asyncpg.Connecti
 
 
 async def test_events_recorded_on_an_aggregate(conn: asyncpg.Connection, dsn: str) -> None:
-    """PUB-6, DEV-1."""
+    """PUB-6, IDM-3."""
 
     class Base(DeclarativeBase): ...
 
