@@ -21,6 +21,7 @@ from uuid import UUID
 from holdfast.errors import FieldError
 from holdfast.ids import uuid7
 from holdfast.new_event import NewEvent
+from holdfast.typed_events import TypedEvent, is_typed_event
 
 _ATTRIBUTE: Final = "_recorded_events"
 # One order for everything that is recorded in a process, on whatever aggregate.
@@ -46,11 +47,13 @@ class Recorded:
     position: int
     event_id: UUID
     occurred_at: datetime
-    made_by: NewEvent | Callable[[], NewEvent]
+    made_by: NewEvent | Callable[[], NewEvent | TypedEvent]
 
     def event(self) -> NewEvent:
         """Return the event to publish. A function that was recorded is called now."""
         made = self.made_by if isinstance(self.made_by, NewEvent) else self.made_by()
+        if is_typed_event(made):
+            made = NewEvent.of(made)
         if not isinstance(made, NewEvent):
             raise _no_event(made)
         return replace(made, event_id=made.event_id or self.event_id, occurred_at=made.occurred_at or self.occurred_at)
@@ -59,12 +62,14 @@ class Recorded:
 class RecordsEvents:
     """A mixin for aggregates on which events are recorded."""
 
-    def record(self, event: NewEvent | Callable[[], NewEvent]) -> None:
+    def record(self, event: NewEvent | TypedEvent | Callable[[], NewEvent | TypedEvent]) -> None:
         """Record an event. It is published when this object is committed, and not when it is rolled back.
 
         Give a function where the event needs what only the database knows, like a generated key: it is called when the
         object has been written.
         """
+        if is_typed_event(event):
+            event = NewEvent.of(event)
         if not isinstance(event, NewEvent) and not callable(event):
             raise _no_event(event)
         self.__dict__.setdefault(_ATTRIBUTE, []).append(Recorded(position(), uuid7(), datetime.now(UTC), event))

@@ -1,15 +1,20 @@
 """The envelope that producers and handlers share."""
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Generic, Self
 from uuid import UUID
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from typing_extensions import TypeVar  # typing has no defaults of type variables before Python 3.13
+
+Payload = TypeVar("Payload", default=dict[str, Any])
 
 _Text = Annotated[str, Field(min_length=1)]
 
 
-class EventEnvelope(BaseModel):
+class EventEnvelope(BaseModel, Generic[Payload]):
     """What a handler receives: ten fields, the same on every transport.
+
+    `EventEnvelope[OrderPlaced]` is the envelope whose payload was validated and is an `OrderPlaced`.
 
     Fields that a newer producer adds are ignored, so old consumers keep working.
     """
@@ -24,7 +29,7 @@ class EventEnvelope(BaseModel):
     source: _Text
     target: str | None = None
     domain_id: UUID | None = None
-    payload: dict[str, Any] = Field(repr=False)
+    payload: Payload = Field(repr=False)
     idempotency_key: _Text
     trace_context: str | None = None
 

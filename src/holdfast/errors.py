@@ -1,13 +1,15 @@
 """Every error that Holdfast raises or understands.
 
 HoldfastError
-├── PublishError (ValueError)     the event was refused before any SQL; .field and .remedy
+├── PublishError (ValueError)     the event was refused, the transaction is usable; .field and .remedy
 │   ├── PayloadError              .field is the path of the value, e.g. payload.lines[2].at
 │   └── FieldError                any other argument of publish
 ├── ConfigurationError            a setting or an argument of the library; .field and .remedy
 │   └── HandlerNameError
 ├── SchemaMismatch                code and schema do not work together; .found, .expected, .remedy
+├── NotPermitted                  a login lacks a privilege; .problem and .remedy
 ├── MigrationError
+├── LifespanError                 a lifespan of handlers failed, and the worker does not run
 ├── TerminalHandlerError          raise it in a handler: no retry, the event fails now
 │   ├── ValidationFault
 │   ├── AuthorizationFault
@@ -36,7 +38,7 @@ class _Remedied(HoldfastError):
 
 
 class PublishError(_Remedied, ValueError):
-    """The event was refused before any SQL ran, so the caller's transaction is still usable."""
+    """The event was refused without an error of the database, so the caller's transaction is still usable."""
 
 
 class PayloadError(PublishError):
@@ -68,8 +70,32 @@ class SchemaMismatch(HoldfastError):
         return f"the database has schema {self.found}, this version needs {self.expected}; {self.remedy}"
 
 
+class NotPermitted(HoldfastError):
+    """The login of a connection lacks a privilege that publishing needs."""
+
+    def __init__(self, problem: str, remedy: str) -> None:
+        super().__init__(problem, remedy)
+        self.problem = problem
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.problem}; {self.remedy}"
+
+
 class MigrationError(HoldfastError):
     """A migration could not be applied."""
+
+
+class LifespanError(HoldfastError):
+    """A lifespan of a handler registry failed, so that its handlers do not run."""
+
+    def __init__(self, lifespan: str, when: str, error: str) -> None:
+        super().__init__(lifespan, when, error)
+        self.lifespan = lifespan
+        self.problem = f"the lifespan {lifespan} failed {when}: {error}"
+
+    def __str__(self) -> str:
+        return self.problem
 
 
 class TerminalHandlerError(HoldfastError):

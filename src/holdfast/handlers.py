@@ -5,9 +5,14 @@
     @registry.handler("order.placed", name="billing.charge_card")
     async def charge_card(event: EventEnvelope) -> None: ...
 
+An event class (see `holdfast.typed_events`) stands for its event type; the payload is then an object of it:
+
+    @registry.handler(OrderPlaced, name="billing.charge_card")
+    async def charge_card(event: EventEnvelope[OrderPlaced]) -> None: ...
+
 Further parameters are recognised by name: `payload` (annotated with a model of your own, which is validated),
-`tx` (an `asyncpg.Connection` in a transaction that commits together with the delivery; for `async def` only) and
-`context` (a `HandlerContext`).
+`tx` (an `asyncpg.Connection` in a transaction that commits together with the delivery; for `async def` only),
+`context` (a `HandlerContext`) and `state` (what the registry's lifespan yields).
 
 `via` says where a handler runs: with `"outbox"` a worker delivers the event and retries, with `"in_process"`
 `Reactions` run the handler beside the producer as soon as that has committed. The function stays as it is.
@@ -17,23 +22,28 @@ Further parameters are recognised by name: `payload` (annotated with a model of 
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from functools import cache, partial
-from typing import Any, Literal, TypeVar, get_args, get_type_hints
+from functools import cache
+from typing import Any, Literal, TypeVar, get_args
 
 from pydantic import TypeAdapter
+from pydantic_core import to_json
 
 from holdfast.checks import function as require_function
 from holdfast.checks import instance, number, one_of
 from holdfast.context import HandlerContext
 from holdfast.envelope import EventEnvelope
-from holdfast.errors import ConfigurationError, TerminalHandlerError
+from holdfast.errors import ConfigurationError, FieldError, TerminalHandlerError
+from holdfast.lifespan import Lifespan, require_lifespan
+from holdfast.middleware import Middleware, MiddlewareFunction, middlewares
 from holdfast.names import event_pattern, handler_name
 from holdfast.outcome import DONE, Done, Outcome, Reject, Retry, Snooze
 from holdfast.retry import DEFAULT_RETRY_POLICY, RetryPolicy
 from holdfast.schedules import Missed, Schedule, timing
+from holdfast.signatures import Signature, signature_of
+from holdfast.typed_events import TypedEvent, declared_type
 
 DEFAULT_TIMEOUT = 300.0
 SHORTEST_TIMEOUT, LONGEST_TIMEOUT = 0.001, 86_400.0
@@ -41,8 +51,6 @@ SHORTEST_TIMEOUT, LONGEST_TIMEOUT = 0.001, 86_400.0
 OnError = Literal["retry", "reject"]
 Via = Literal["outbox", "in_process"]
 Function = TypeVar("Function", bound=Callable[..., Any])
-
-_KNOWN = ("payload", "tx", "context")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,26 +65,65 @@ class Handler:
     timeout: float = DEFAULT_TIMEOUT
     on_error: OnError = "retry"
     via: Via = "outbox"
+    signature: Signature = field(default=Signature(True, frozenset()), repr=False)
+    lifespans: tuple[Lifespan, ...] = field(default=(), repr=False)  # those of its registries, its own one last
+    middleware: tuple[Middleware, ...] = field(default=(), repr=False)
     asynchronous: bool = True
     transactional: bool = False
-    wants_context: bool = False
-    payload_model: TypeAdapter[Any] | None = field(default=None, repr=False)
-    plain: bool = False  # asynchronous, and takes the event and nothing else
+    plain: bool = False  # asynchronous, takes the event as it is and nothing else, and nothing is around it
 
     def wants(self, event_type: str) -> bool:
         """Whether the handler is registered for events of the type."""
         return any(pattern_of(each).fullmatch(event_type) for each in self.event_types)
 
-    def extras(self, event: EventEnvelope, context: HandlerContext, tx: object) -> dict[str, Any]:
+    @property
+    def wants_context(self) -> bool:
+        """Whether it has a parameter `context`."""
+        return "context" in self.signature.wanted
+
+    @property
+    def wants_state(self) -> bool:
+        """Whether it has a parameter `state`, to be filled by a lifespan."""
+        return "state" in self.signature.wanted and not (self.signature.optional_state and not self.lifespans)
+
+    @property
+    def payload_model(self) -> TypeAdapter[Any] | None:
+        """The model of its parameter `payload`."""
+        return self.signature.payload_model
+
+    def received(self, event: EventEnvelope) -> EventEnvelope[Any]:
+        """Return the event as the function takes it: typed, if it asks for that. A `ValidationError` is terminal."""
+        typed, model = self.signature.typed_envelope, self.signature.event_model
+        if typed is None or model is None:
+            return event
+        return typed.trusted({**event.__dict__, "payload": _validated(model, event.payload)})
+
+    def extras(self, event: EventEnvelope, context: HandlerContext, tx: object, state: object = None) -> dict[str, Any]:
         """Return the arguments beside the event. The payload is validated: a `ValidationError` is terminal."""
+        wanted, model = self.signature.wanted, self.signature.payload_model
         extras: dict[str, Any] = {}
-        if self.payload_model is not None:
-            extras["payload"] = self.payload_model.validate_python(event.payload)
-        if self.wants_context:
+        if model is not None:
+            extras["payload"] = _validated(model, event.payload)
+        if "context" in wanted:
             extras["context"] = context
+        if self.wants_state:
+            extras["state"] = state
         if self.transactional:
             extras["tx"] = tx
         return extras
+
+    def within(self, lifespan: Lifespan | None, around: tuple[Middleware, ...]) -> "Handler":
+        """Return the handler as a part of a registry that has this lifespan and these middlewares."""
+        if lifespan is None and not around:
+            return self
+        inherited = () if lifespan is None else (lifespan,)
+        own = (replace(each, lifespan=each.lifespan or lifespan) for each in self.middleware)
+        return replace(
+            self,
+            lifespans=(*inherited, *(each for each in self.lifespans if each is not lifespan)),
+            middleware=(*around, *own),
+            plain=self.plain and not around,
+        )
 
     def outcome_of(self, result: object) -> Outcome:
         """Return the outcome for what the function returned; nothing is `Done`."""
@@ -84,6 +131,8 @@ class Handler:
             return DONE
         if isinstance(result, Done | Retry | Snooze | Reject):
             return result
+        if inspect.iscoroutine(result):
+            result.close()  # or Python warns that it was never awaited, long after
         raise TerminalHandlerError(
             f"{self.name} returned {type(result).__name__}; return nothing, Done, Retry, Snooze or Reject"
         )
@@ -93,10 +142,22 @@ class HandlerRegistry:
     """The handlers of an application.
 
     A handler's domain context is the part of its name before the first dot; `domain_context` replaces it for all.
+    `lifespan` opens and closes what the handlers use (see `holdfast.lifespan`), and `middleware` runs around each of
+    them (see `holdfast.middleware`).
     """
 
-    def __init__(self, *, domain_context: str | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        domain_context: str | None = None,
+        lifespan: Lifespan | None = None,
+        middleware: Sequence[MiddlewareFunction] = (),
+    ) -> None:
+        if lifespan is not None:
+            require_lifespan(lifespan)
         self._domain_context = domain_context
+        self._lifespan = lifespan
+        self._middleware = middlewares(middleware, lifespan)
         self._handlers: dict[str, Handler] = {}
         self._schedules: dict[str, Schedule] = {}
 
@@ -114,7 +175,7 @@ class HandlerRegistry:
 
     def handler(
         self,
-        *event_types: str,
+        *event_types: str | type[TypedEvent],
         name: str,
         retry: RetryPolicy = DEFAULT_RETRY_POLICY,
         timeout: float = DEFAULT_TIMEOUT,
@@ -122,6 +183,8 @@ class HandlerRegistry:
         via: Via = "outbox",
     ) -> Callable[[Function], Function]:
         """Register the decorated function for event types; `*` in a type stands for any characters.
+
+        An event class stands for the type that it declares.
 
         `timeout` is the time limit of one attempt in seconds. With `on_error="reject"` an error fails the
         event at once, with reason `rejected`. With `via="in_process"` the handler runs in the process that publishes,
@@ -137,7 +200,7 @@ class HandlerRegistry:
     def add(
         self,
         name: str,
-        event_types: tuple[str, ...],
+        event_types: Iterable[str | type[TypedEvent]],
         function: Callable[..., Any],
         *,
         retry: RetryPolicy = DEFAULT_RETRY_POLICY,
@@ -154,16 +217,29 @@ class HandlerRegistry:
             raise ConfigurationError(
                 name, "got a string instead of a sequence of event types", f"write ({event_types!r},)"
             )
-        if not event_types:
+        types = tuple(dict.fromkeys(_event_type(name, each) for each in event_types))
+        if not types:
             raise ConfigurationError(name, "handles no event type", 'name at least one, like "order.placed"')
-        for event_type in event_types:
-            event_pattern(name, event_type)
         number(f"{name}.timeout", timeout, SHORTEST_TIMEOUT, LONGEST_TIMEOUT)
         one_of(f"{name}.on_error", on_error, get_args(OnError))
         one_of(f"{name}.via", via, get_args(Via))
         instance(f"{name}.retry", retry, RetryPolicy, "pass RetryPolicy(...)")
         require_function(name, function, "decorate a function that takes the event")
-        handler = _describe(name, self._domain_context, event_types, function, retry, float(timeout), on_error, via)
+        signature = signature_of(name, function)
+        handler = Handler(
+            name=name,
+            domain_context=self._domain_context or name.partition(".")[0],
+            event_types=types,
+            function=function,
+            retry=retry,
+            timeout=float(timeout),
+            on_error=on_error,
+            via=via,
+            signature=signature,
+            asynchronous=signature.asynchronous,
+            transactional="tx" in signature.wanted,
+            plain=signature.asynchronous and not signature.wanted and signature.typed_envelope is None,
+        ).within(self._lifespan, self._middleware)
         self._handlers[name] = handler
         return handler
 
@@ -206,12 +282,15 @@ class HandlerRegistry:
         self._schedules[schedule.name] = schedule
 
     def include(self, other: "HandlerRegistry") -> None:
-        """Take over the handlers and schedules of another registry."""
+        """Take over the handlers and schedules that another registry has now.
+
+        They keep its lifespan and its middleware, within those of this registry.
+        """
         require_registry(other)
         for handler in other:
             if handler.name in self._handlers:
                 raise ConfigurationError(handler.name, "is registered twice", "include each registry once")
-            self._handlers[handler.name] = handler
+            self._handlers[handler.name] = handler.within(self._lifespan, self._middleware)
         for schedule in other.schedules:
             self._declare(schedule)
 
@@ -227,74 +306,16 @@ def pattern_of(event_type: str) -> re.Pattern[str]:
     return re.compile(".*".join(map(re.escape, event_type.split("*"))), re.DOTALL)
 
 
-def _describe(
-    name: str,
-    domain_context: str | None,
-    event_types: tuple[str, ...],
-    function: Callable[..., Any],
-    retry: RetryPolicy,
-    timeout: float,
-    on_error: OnError,
-    via: Via,
-) -> Handler:
-    parameters = list(inspect.signature(function).parameters.values())
-    if not parameters or parameters[0].kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD):
-        raise ConfigurationError(name, "takes no event", "write def handler(event: EventEnvelope)")
-    others = parameters[1:]
-    unknown = [p.name for p in others if p.name not in _KNOWN and p.default is p.empty]
-    if unknown:
-        remedy = f"use {', '.join(_KNOWN)}, or give the others a default"
-        raise ConfigurationError(name, f"has the parameter {unknown[0]!r}, which Holdfast cannot fill", remedy)
-    wanted = {p.name for p in others if p.name in _KNOWN}
-    call = function.func if isinstance(function, partial) else function
-    call = call if inspect.isroutine(call) else getattr(call, "__call__", call)  # noqa: B004
-    asynchronous = inspect.iscoroutinefunction(call)
-    if "tx" in wanted and not asynchronous:
-        remedy = "make it async def: the transaction lives on the worker's event loop"
-        raise ConfigurationError(name, "takes tx and is not asynchronous", remedy)
-    if "tx" in wanted:
-        _require_asyncpg(name, call)
-    return Handler(
-        name=name,
-        domain_context=domain_context or name.partition(".")[0],
-        event_types=tuple(dict.fromkeys(event_types)),
-        function=function,
-        retry=retry,
-        timeout=timeout,
-        on_error=on_error,
-        via=via,
-        asynchronous=asynchronous,
-        transactional="tx" in wanted,
-        wants_context="context" in wanted,
-        plain=asynchronous and not wanted,
-        payload_model=_payload_model(name, call) if "payload" in wanted else None,
-    )
-
-
-def _require_asyncpg(name: str, function: Callable[..., Any]) -> None:
-    """Refuse a `tx` that is annotated with a class of another library, like a session of SQLAlchemy."""
+def _event_type(name: str, given: object) -> str:
+    if not isinstance(given, type):
+        return event_pattern(name, given)
     try:
-        annotation = get_type_hints(function).get("tx", object)
-    except NameError:
-        return  # imported for type checkers alone
-    if annotation in (object, Any) or not isinstance(annotation, type) or getattr(annotation, "_is_protocol", False):
-        return
-    if not any(cls.__module__.partition(".")[0] == "asyncpg" for cls in annotation.__mro__):
-        raise ConfigurationError(
-            f"{name}.tx",
-            f"is annotated with {annotation.__module__}.{annotation.__qualname__}, which it is not",
-            "annotate it with asyncpg.Connection: the worker opens the transaction, on a connection of its own",
-        )
+        declared, _ = declared_type(given)
+    except FieldError as error:
+        raise ConfigurationError(f"{name}.{error.field}", error.problem, error.remedy) from None
+    return event_pattern(name, declared)
 
 
-def _payload_model(name: str, function: Callable[..., Any]) -> TypeAdapter[Any]:
-    try:
-        annotation = get_type_hints(function).get("payload")
-    except NameError as error:
-        raise ConfigurationError(
-            f"{name}.payload", f"has an annotation that is not defined: {error}", "import it"
-        ) from None
-    if annotation is None:
-        remedy = "annotate it with your model, like payload: OrderPlaced"
-        raise ConfigurationError(f"{name}.payload", "has no annotation", remedy)
-    return TypeAdapter(annotation)
+def _validated(model: TypeAdapter[Any], payload: object) -> Any:
+    # As JSON, which it is: strict models and encoded bytes accept their own values only in that form.
+    return model.validate_json(to_json(payload))

@@ -12,10 +12,12 @@ from typing import Any, Literal, Self, TypedDict, Unpack
 from uuid import UUID
 
 from holdfast.checks import LONGEST_TEXT, instance, moment, storable, text, whole
+from holdfast.encoding import PayloadObject
 from holdfast.envelope import EventEnvelope
 from holdfast.errors import FieldError
 from holdfast.names import channel_name, event_name, is_plain_event_name
 from holdfast.outcome import Delay, require_delay
+from holdfast.typed_events import TypedEvent, declared_type, is_typed_event
 
 HEADERS_LIMIT = 16 * 1024
 MAX_HEADERS = 64
@@ -65,7 +67,7 @@ class NewEvent:
     """
 
     event_type: str
-    payload: dict[str, Any] = field(repr=False)
+    payload: dict[str, Any] | PayloadObject = field(repr=False)
     _: KW_ONLY
     event_id: UUID | None = None
     event_version: int = 1
@@ -128,6 +130,18 @@ class NewEvent:
             self._check_schedule()
 
     @classmethod
+    def of(cls, event: TypedEvent, **options: Unpack[EventOptions]) -> Self:
+        """Return the event of an object of an event class, which is its payload and declares its type."""
+        if isinstance(event, type):
+            raise FieldError("event", f"is the class {event.__name__}", "pass an object of it")
+        event_type, version = declared_type(type(event))
+        fields: dict[str, Any] = {"event_version": version, **options}
+        try:
+            return cls(event_type, event, **fields)  # type: ignore[arg-type]
+        except TypeError as error:
+            raise unknown_option(options) or error from None
+
+    @classmethod
     def from_envelope(cls, envelope: EventEnvelope, **options: Unpack[EventOptions]) -> Self:
         """Return the event of an envelope; `options` are added, or replace the envelope's fields."""
         instance("envelope", envelope, EventEnvelope, "pass an EventEnvelope", error=FieldError)
@@ -159,8 +173,11 @@ class NewEvent:
 
 
 def require_event(event: object) -> NewEvent:
-    """Return an event to publish; refuse anything else in its place."""
-    return instance("event", event, NewEvent, 'pass NewEvent("order.placed", {...})', error=FieldError)
+    """Return an event to publish, also that of a typed one; refuse anything else in its place."""
+    if type(event) is not NewEvent and is_typed_event(event):
+        return NewEvent.of(event)
+    remedy = 'pass NewEvent("order.placed", {...}), or an object of an event class'
+    return instance("event", event, NewEvent, remedy, error=FieldError)
 
 
 def unknown_option(options: Mapping[str, object]) -> FieldError | None:

@@ -12,7 +12,7 @@ from holdfast.ids import uuid7
 from holdfast.names import channel_name, event_name, is_plain_event_name
 from holdfast.new_event import NewEvent, encoded_headers
 from holdfast.outcome import delay_seconds
-from holdfast.payload import PAYLOAD_LIMIT, encode_payload
+from holdfast.payload import PAYLOAD_LIMIT, encode, encode_payload
 
 
 class OutboxRow(NamedTuple):
@@ -72,12 +72,13 @@ def prepare(
     inherited: Mapping[str, str] | None = None,
     now: str | None = None,
     identity: UUID | None = None,
+    encoded: str | None = None,
 ) -> OutboxRow:
     """Return the row of an event; its payload and its headers are checked here.
 
     `trace_context` applies where the event has none; `inherited` are headers of the event that is being handled,
     see `inherited_headers`; `now` is the time for events that do not say when they occurred, `identity` the id of one
-    that has none.
+    that has none; `encoded` is the payload, if it was encoded and checked before.
     """
     row_id = str(identity or event.event_id or uuid7())
     headers = _headers_of(event, inherited)
@@ -94,7 +95,7 @@ def prepare(
             event.channel or origin.channel,
             origin.generation,
             None if event.domain_id is None else str(event.domain_id),
-            encode_payload(event.payload, payload_limit),
+            encode_payload(event.payload, payload_limit) if encoded is None else encoded,
             event.idempotency_key or row_id,
             event.trace_context or trace_context,
             None if headers is None else encoded_headers(headers),
@@ -109,7 +110,9 @@ def prepare(
     )
 
 
-def envelope_of(event: NewEvent, row: OutboxRow, identity: UUID, now: datetime) -> EventEnvelope:
+def envelope_of(
+    event: NewEvent, payload: dict[str, Any], row: OutboxRow, identity: UUID, now: datetime
+) -> EventEnvelope:
     """Return the envelope that handlers get for a row that was prepared with `identity` and `now`."""
     return EventEnvelope.trusted(
         {
@@ -120,7 +123,7 @@ def envelope_of(event: NewEvent, row: OutboxRow, identity: UUID, now: datetime) 
             "source": row.source,
             "target": event.target,
             "domain_id": event.domain_id,
-            "payload": event.payload,
+            "payload": payload,
             "idempotency_key": row.idempotency_key,
             "trace_context": row.trace_context,
         }
@@ -128,7 +131,7 @@ def envelope_of(event: NewEvent, row: OutboxRow, identity: UUID, now: datetime) 
 
 
 def plain(
-    event_type: str, payload: dict[str, Any], origin: Origin, payload_limit: int = PAYLOAD_LIMIT
+    event_type: str, payload: object, origin: Origin, payload_limit: int = PAYLOAD_LIMIT
 ) -> tuple[dict[str, str], EventEnvelope]:
     """Return columns and envelope of an event that has a type and a payload only, as most do, and no event as cause.
 
@@ -138,6 +141,7 @@ def plain(
         event_type = event_name("event_type", event_type, error=FieldError)
     identity, now = uuid7(), datetime.now(UTC)
     row_id = str(identity)
+    text, values = encode(payload, payload_limit)
     columns = {
         "id": row_id,
         "event_type": event_type,
@@ -145,7 +149,7 @@ def plain(
         "source": origin.source,
         "channel": origin.channel,
         "generation": origin.generation,
-        "payload": encode_payload(payload, payload_limit),
+        "payload": text,
     }
     envelope = {
         "event_id": identity,
@@ -155,7 +159,7 @@ def plain(
         "source": origin.source,
         "target": None,
         "domain_id": None,
-        "payload": payload,
+        "payload": values,
         "idempotency_key": row_id,
         "trace_context": None,
     }

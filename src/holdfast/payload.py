@@ -2,53 +2,53 @@
 
 import json
 import re
-from datetime import date, datetime, time, timedelta
 from decimal import Decimal
-from enum import Enum
 from math import isfinite
-from typing import Any, TypeAlias
-from uuid import UUID
+from typing import Any
 
-from pydantic import BaseModel
+from pydantic_core import from_json
 
+from holdfast.encoding import ARRAYS, MAX_DEPTH, REFERENCE, SCALARS, TOO_DEEP, has_encoding, is_object, json_values
 from holdfast.errors import PayloadError
+from holdfast.paths import Steps, path
 
 PAYLOAD_LIMIT = 256 * 1024
-MAX_DEPTH = 100
 
 # jsonb prints the same separators, so the database measures the same size. Cycles are caught by depth.
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False).encode
 
-_SCALARS = frozenset((str, int, float, bool, type(None)))
-_ARRAYS = (list, tuple)
-_CONTAINERS = (dict, *_ARRAYS)
+_CONTAINERS = (dict, *ARRAYS)
 _EXPONENT = re.compile(r"[0-9]e[+-]?[0-9]")
 # jsonb prints 5e-324 without exponent: the worst that can happen to the length of a number.
 _WORST_GROWTH = 64
-_PLAIN_KEY = re.compile(r"[A-Za-z0-9_-]{1,40}")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
-_REFERENCE = "store the data elsewhere and publish a reference to it"
-_PLAIN_VALUES = "pass text, numbers, bools, None, lists and dicts only"
+_PLAIN_VALUES = "pass text, numbers, bools, None, lists, dicts, or a value that docs/payloads.md lists"
+_WRAPPED = 'wrap it, e.g. {"value": value}'
 _CURES: tuple[tuple[type | tuple[type, ...], str], ...] = (
     ((bytes, bytearray, memoryview), "encode it as text, e.g. base64.b64encode(value).decode()"),
     ((set, frozenset), "pass a list, e.g. sorted(value)"),
-    ((datetime, date, time), "pass value.isoformat()"),
-    (timedelta, "pass value.total_seconds()"),
-    ((Decimal, UUID), "pass str(value)"),
-    (Enum, "pass value.value"),
-    (BaseModel, 'pass value.model_dump(mode="json")'),
 )
 
 
-def encode_payload(payload: dict[str, Any], limit: int = PAYLOAD_LIMIT) -> str:
+def encode_payload(payload: object, limit: int = PAYLOAD_LIMIT) -> str:
     """Return the payload as JSON text that Postgres will accept; a `PayloadError` names a bad value.
 
     >>> encode_payload({"order_id": "o-1", "lines": [1, 2]})
     '{"order_id": "o-1", "lines": [1, 2]}'
     """
+    return encode(payload, limit)[0]
+
+
+def encode(payload: Any, limit: int = PAYLOAD_LIMIT) -> tuple[str, dict[str, Any]]:
+    """Return the payload as JSON text, and as handlers get it: as it is, if it has only values of JSON."""
+    given = payload
     try:
-        _survey(payload, limit)
+        if not _survey(payload, limit):
+            payload = json_values(payload, limit)
+            if not isinstance(payload, dict):
+                raise PayloadError("payload", f"is {type(given).__name__}, which is not an object in JSON", _WRAPPED)
+            _survey(payload, limit)
         text = _encode(payload)
         size = len(text) if text.isascii() else len(text.encode())
     except (PayloadError, MemoryError):
@@ -61,16 +61,18 @@ def encode_payload(payload: dict[str, Any], limit: int = PAYLOAD_LIMIT) -> str:
     if size <= limit < size * _WORST_GROWTH and _EXPONENT.search(text):
         size += _growth_in_jsonb(payload)
     if size > limit:
-        raise PayloadError("payload", f"has {size} bytes of JSON, {limit} are allowed", _REFERENCE)
-    return text
+        raise PayloadError("payload", f"has {size} bytes of JSON, {limit} are allowed", REFERENCE)
+    return text, payload if payload is given else from_json(text)
 
 
-def _survey(payload: object, limit: int) -> None:
-    """Refuse what json.dumps would quietly convert or never finish."""
+def _survey(payload: object, limit: int) -> bool:
+    """Refuse what json.dumps would quietly convert or never finish. False if there are values that JSON lacks."""
     if not isinstance(payload, dict):
-        problem = f"is {type(payload).__name__}, not dict"
-        raise PayloadError("payload", problem, _cure(payload, 'wrap it, e.g. {"value": value}'))
+        if is_object(payload):
+            return False
+        raise PayloadError("payload", f"is {type(payload).__name__}, not dict", _cure(payload, _WRAPPED))
     level: list[Any] = [payload]
+    plain = True
     depth = count = 0
     while level:
         depth += 1
@@ -85,11 +87,15 @@ def _survey(payload: object, limit: int) -> None:
             # values than memory can hold, so they are counted before they are written out.
             count += len(node)
             if count > limit:
-                raise PayloadError("payload", f"has more values than the {limit} bytes allowed", _REFERENCE)
+                raise PayloadError("payload", f"has more values than the {limit} bytes allowed", REFERENCE)
             for child in node:
-                if type(child) not in _SCALARS and isinstance(child, _CONTAINERS):
-                    below.append(child)
+                if type(child) not in SCALARS:
+                    if isinstance(child, _CONTAINERS):
+                        below.append(child)
+                    else:
+                        plain = False
         level = below
+    return plain
 
 
 def _growth_in_jsonb(payload: dict[str, Any]) -> int:
@@ -102,39 +108,34 @@ def _growth_in_jsonb(payload: dict[str, Any]) -> int:
             growth += len(format(Decimal(text), "f")) - len(text)
         elif isinstance(node, dict):
             stack.extend(node.values())
-        elif isinstance(node, _ARRAYS):
+        elif isinstance(node, ARRAYS):
             stack.extend(node)
     return growth
-
-
-# The way to a value, innermost step first; it becomes text only for the value that is refused.
-_Steps: TypeAlias = "tuple[str | int, _Steps] | None"
 
 
 def _fault(payload: dict[str, Any], limit: int) -> PayloadError | None:
     """Return the error for the first value that cannot be stored, with its path."""
     visits = iter(range(max(limit, 1_000) + 1))
 
-    def problem_in(value: Any, steps: _Steps, depth: int) -> PayloadError | None:
+    def problem_in(value: Any, steps: Steps, depth: int) -> PayloadError | None:
         if next(visits, None) is None:
             return None
         if problem := _problem(value):
-            return PayloadError(_path(steps), *problem)
+            return PayloadError(path(steps), *problem)
         if isinstance(value, dict):
             children: Any = value.items()
             for key in value:
                 if not isinstance(key, str):
                     problem = (f"has a key of type {type(key).__name__}", "use text for keys, e.g. str(key)")
-                    return PayloadError(_path(steps), *problem)
+                    return PayloadError(path(steps), *problem)
                 if problem := _problem(key):
-                    return PayloadError(_path(steps), f"has a key that {problem[0]}", problem[1])
-        elif isinstance(value, _ARRAYS):
+                    return PayloadError(path(steps), f"has a key that {problem[0]}", problem[1])
+        elif isinstance(value, ARRAYS):
             children = enumerate(value)
         else:
             return None
         if depth > MAX_DEPTH:
-            problem = (f"is nested deeper than {MAX_DEPTH} levels, or contains itself", "flatten it")
-            return PayloadError(_path(steps), *problem)
+            return PayloadError(path(steps), *TOO_DEEP)
         for step, child in children:
             if found := problem_in(child, (step, steps), depth + 1):
                 return found
@@ -160,21 +161,10 @@ def _problem(value: object) -> tuple[str, str] | None:
             int.__repr__(value)
         except ValueError:
             return "has too many digits", "pass text"
-    elif value is not None and not isinstance(value, _CONTAINERS):
-        return f"is {type(value).__name__}, which JSON does not have", _cure(value, _PLAIN_VALUES)
+    elif value is not None and not isinstance(value, _CONTAINERS) and not has_encoding(value):
+        return f"is {type(value).__name__}, which has no encoding", _cure(value, _PLAIN_VALUES)
     return None
 
 
 def _cure(value: object, otherwise: str) -> str:
     return next((cure for types, cure in _CURES if isinstance(value, types)), otherwise)
-
-
-def _path(steps: _Steps) -> str:
-    parts = []
-    while steps is not None:
-        step, steps = steps
-        if isinstance(step, int):
-            parts.append(f"[{step}]")
-        else:
-            parts.append(f".{step}" if _PLAIN_KEY.fullmatch(step) else f"[{step[:40]!r}]")
-    return "payload" + "".join(reversed(parts))

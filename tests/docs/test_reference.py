@@ -61,6 +61,7 @@ def test_every_field_is_documented_with_its_default(section: str, kind: type[Any
     [
         ("Publisher", Publisher, {}),
         ("Handlers", HandlerRegistry.handler, {"retry": "RetryPolicy()"}),
+        ("HandlerRegistry", HandlerRegistry, {}),
         ("Reactions", Reactions, {"observers": "(log_fact,)"}),
         ("Schedules", HandlerRegistry.schedule, {}),
     ],

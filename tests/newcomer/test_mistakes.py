@@ -61,6 +61,12 @@ WRONG: dict[str, Callable[[Any], object]] = {
     "NewEvent(type)": lambda wrong: NewEvent(wrong, {}),
     "NewEvent.from_envelope": lambda wrong: NewEvent.from_envelope(wrong),
     "publish(tx)": lambda wrong: Publisher("shop").publish(wrong, "order.placed", {}),
+    "publish(event)": lambda wrong: Publisher("shop").publish(None, wrong),
+    "publish_alone(connection)": lambda wrong: Publisher("shop").publish_alone(wrong, "order.placed", {}),
+    "publish_alone(event)": lambda wrong: Publisher("shop").publish_alone(None, wrong),  # type: ignore[call-overload]
+    "NewEvent.of": lambda wrong: NewEvent.of(wrong),
+    "HandlerRegistry(lifespan)": lambda wrong: HandlerRegistry(lifespan=wrong),
+    "HandlerRegistry(middleware)": lambda wrong: HandlerRegistry(middleware=wrong),
     "publish_event(tx)": lambda wrong: Publisher("shop").publish_event(wrong, NewEvent("order.placed", {})),
     "publish_many(tx)": lambda wrong: Publisher("shop").publish_many(wrong, []),
     "row_of": lambda wrong: Publisher("shop").row_of(wrong),

@@ -181,7 +181,7 @@ def test_any_payload_is_stored_as_it_is_or_refused_before_sql(
         sql = "SELECT payload::text FROM core.outbox WHERE id = %s"
         found = open_transaction.execute(sql, [envelope.event_id]).fetchone()
         assert found is not None
-        assert exactly(found[0]) == exactly(json.dumps(payload))
+        assert exactly(found[0]) == exactly(json.dumps(envelope.payload))
 
 
 def exactly(text: str) -> Any:

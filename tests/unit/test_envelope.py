@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 from pydantic import ValidationError
 
-from holdfast.envelope import EventEnvelope
+from holdfast.envelope import EventEnvelope, Payload
 from holdfast.ids import uuid7
 
 FIELDS: dict[str, Any] = {
@@ -37,10 +37,11 @@ def test_the_envelope_has_exactly_these_fields() -> None:
         "source": str,
         "target": typing.Optional[str],  # noqa: UP045 - equal to str | None, as pydantic reports it
         "domain_id": typing.Optional[UUID],  # noqa: UP045
-        "payload": dict[str, Any],
+        "payload": Payload,
         "idempotency_key": str,
         "trace_context": typing.Optional[str],  # noqa: UP045
     }
+    assert Payload.__default__ == dict[str, Any]
     assert list(EventEnvelope.model_fields) == list(FIELDS)
 
 

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast import Publisher
+from holdfast.encoding import PayloadObject
 from holdfast.errors import FieldError, PublishError
 from holdfast.new_event import HEADERS_LIMIT, MAX_HEADERS, EventOptions, NewEvent, unknown_option
 from holdfast.outbox_row import origin, plain, prepare
@@ -261,7 +262,7 @@ def test_whatever_is_passed_is_accepted_or_refused_by_field(arguments: dict[str,
 def test_the_options_are_the_arguments_of_an_event() -> None:
     """ENV-1: type checkers know the options of publish by `EventOptions`, and the library by `NewEvent`."""
     arguments = {each.name: each.type for each in dataclasses.fields(NewEvent)}
-    assert {"event_type": str, "payload": dict[str, Any]} | EventOptions.__annotations__ == arguments
+    assert {"event_type": str, "payload": dict[str, Any] | PayloadObject} | EventOptions.__annotations__ == arguments
 
 
 @pytest.mark.parametrize(

@@ -210,7 +210,7 @@ def test_the_envelope_is_what_handlers_will_see() -> None:
     """ENV-1."""
     event = new(target="billing", domain_id=ID, payload={"n": 1})
     row = prepare(event, SHOP, trace_context="t-1", now=NOW.isoformat(), identity=ID)
-    assert envelope_of(event, row, ID, NOW) == EventEnvelope(
+    assert envelope_of(event, {"n": 1}, row, ID, NOW) == EventEnvelope(
         event_id=ID,
         event_type="order.placed",
         event_version=1,
@@ -227,10 +227,10 @@ def test_the_envelope_is_what_handlers_will_see() -> None:
 def test_an_envelope_can_be_published_as_it_is() -> None:
     """ENV-2: the EventPublisher protocol takes an envelope; ids and keys stay."""
     event = new(event_id=uuid4(), idempotency_key="k-1", occurred_at=NOW, event_version=3)
-    envelope = envelope_of(event, prepare(event, SHOP), event.event_id, NOW)
+    envelope = envelope_of(event, {}, prepare(event, SHOP), event.event_id, NOW)
     again = NewEvent.from_envelope(envelope, delay=5, priority=2)
     assert (again.delay, again.priority) == (5, 2)
-    assert envelope_of(again, prepare(again, SHOP), again.event_id, NOW) == envelope
+    assert envelope_of(again, {}, prepare(again, SHOP), again.event_id, NOW) == envelope
     assert NewEvent.from_envelope(envelope, idempotency_key="k-2").idempotency_key == "k-2"
 
 
@@ -247,7 +247,7 @@ def test_a_plain_event_is_the_same_event() -> None:
         "event_version": "1", "content_class": "operations", "priority": "1", "idempotency_key": columns["id"],
     }  # fmt: skip
     assert {name: value for name, value in row._asdict().items() if name not in columns and value} == filled_in
-    assert envelope == envelope_of(event, row, envelope.event_id, envelope.occurred_at)
+    assert envelope == envelope_of(event, {"n": 1}, row, envelope.event_id, envelope.occurred_at)
     assert envelope.occurred_at == datetime.fromisoformat(columns["occurred_at"])
 
 
@@ -268,7 +268,7 @@ def test_the_type_of_a_plain_event_is_checked(event_type: Any) -> None:
 def test_a_plain_event_is_checked_and_written_as_text() -> None:
     """PUB-3: payloads are refused by their path; an enum member is written as its value."""
     with pytest.raises(PublishError, match=r"payload\.at"):
-        plain("order.placed", {"at": NOW}, SHOP)
+        plain("order.placed", {"at": {NOW}}, SHOP)
     columns, envelope = plain(Kind.PLACED, {}, SHOP)
     assert {type(value) for value in columns.values()} == {str}
     assert type(envelope.event_type) is str

@@ -8,15 +8,14 @@ import re
 import sys
 import time
 from collections import OrderedDict
-from datetime import UTC, date, datetime, timedelta
+from datetime import date, datetime
 from decimal import Decimal
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel
 
 from holdfast.errors import PayloadError
 from holdfast.payload import MAX_DEPTH, encode_payload
@@ -28,10 +27,6 @@ class Colour(enum.StrEnum):
 
 class Level(enum.IntEnum):
     HIGH = 3
-
-
-class Order(BaseModel):
-    id: int
 
 
 @pytest.mark.parametrize(
@@ -58,14 +53,10 @@ def test_a_tuple_is_written_as_a_list() -> None:
 @pytest.mark.parametrize(
     ("payload", "field", "remedy"),
     [
-        ({"lines": [{}, {}, {"at": datetime.now(UTC)}]}, "payload.lines[2].at", "isoformat"),
-        ({"on": date(2026, 1, 1)}, "payload.on", "isoformat"),
-        ({"wait": timedelta(1)}, "payload.wait", "total_seconds"),
-        ({"price": Decimal("1.5")}, "payload.price", "str(value)"),
-        ({"id": uuid4()}, "payload.id", "str(value)"),
+        ({"lines": [{}, {}, {"at": datetime(2026, 1, 1)}]}, "payload.lines[2].at", "aware"),
+        ({"price": Decimal("NaN")}, "payload.price", "NaN"),
         ({"raw": b"\xff"}, "payload.raw", "base64"),
         ({"tags": {"a"}}, "payload.tags", "sorted"),
-        ({"model": Order(id=1)}, "payload.model", "model_dump"),
         ({"object": object()}, "payload.object", "pass text"),
         ({"a": [math.nan]}, "payload.a[0]", "None"),
         ({"a": {"b": -math.inf}}, "payload.a.b", "None"),
@@ -82,7 +73,6 @@ def test_a_tuple_is_written_as_a_list() -> None:
         ([1], "payload", "wrap"),
         (None, "payload", "wrap"),
         ("text", "payload", "wrap"),
-        (Order(id=1), "payload", "model_dump"),
     ],
 )
 def test_a_bad_payload_is_refused_by_path(payload: Any, field: str, remedy: str) -> None:
@@ -174,6 +164,8 @@ def acceptable(value: Any, depth: int = 1) -> bool:
         return math.isfinite(value)
     if isinstance(value, str):
         return "\0" not in value and not any(0xD800 <= ord(char) <= 0xDFFF for char in value)
+    if isinstance(value, Decimal | date | UUID):
+        return True
     if isinstance(value, dict):
         return depth <= MAX_DEPTH and all(
             isinstance(key, str) and acceptable(key) and acceptable(child, depth + 1) for key, child in value.items()
@@ -186,6 +178,8 @@ def acceptable(value: Any, depth: int = 1) -> bool:
 def as_lists(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: as_lists(child) for key, child in value.items()}
+    if isinstance(value, Decimal | date | UUID):
+        return str(value)
     return [as_lists(child) for child in value] if isinstance(value, list | tuple) else value
 
 
@@ -220,7 +214,7 @@ def test_encoding_agrees_with_the_naive_rules(payload: dict[str, Any]) -> None:
     else:
         assert acceptable(payload)
         assert json.loads(text) == as_lists(payload)
-        assert text == json.dumps(payload, ensure_ascii=False)
+        assert text == json.dumps(as_lists(payload), ensure_ascii=False)
 
 
 def test_the_interpreter_limit_on_digits_is_the_default_here() -> None:

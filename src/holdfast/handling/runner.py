@@ -15,9 +15,13 @@ from holdfast.envelope import EventEnvelope
 from holdfast.handlers import Handler
 from holdfast.handling.sessions import Session, Sessions, ended_by_hand, terminate
 from holdfast.handling.threads import Threads
+from holdfast.lifespan import States
+from holdfast.middleware import run_through
 from holdfast.outcome import Outcome
 from holdfast.telemetry import Notice, Observer
 
+# Called on the event loop when the handler's own time begins; True when it does so in a thread.
+Start = Callable[[bool], None]
 HandlerCall = Callable[[], Awaitable[Outcome]]
 # Begins and ends the transaction around the call, and returns what is left to settle: None for nothing.
 HandlerTransaction = Callable[[Session, HandlerCall], Awaitable[Outcome | None]]
@@ -26,12 +30,14 @@ HandlerTransaction = Callable[[Session, HandlerCall], Awaitable[Outcome | None]]
 class HandlerRunner:
     """Runs handlers with the threads and database sessions of one process.
 
-    `patience` is how long a handler may wait for a thread; by default, its own time limit.
+    `states` has what the lifespans of handlers yielded. `patience` is how long a handler may wait for a thread; by
+    default, its own time limit.
     """
 
     def __init__(
-        self, sessions: Sessions, threads: Threads, observe: Observer, *, patience: float | None = None
+        self, sessions: Sessions, threads: Threads, states: States, observe: Observer, *, patience: float | None = None
     ) -> None:
+        self._states = states
         self._sessions = sessions
         self._threads = threads
         self._observe = observe
@@ -42,7 +48,7 @@ class HandlerRunner:
         handler: Handler,
         event: EventEnvelope,
         context: HandlerContext,
-        start: Callable[[], None],
+        start: Start,
         transact: HandlerTransaction,
     ) -> Outcome | None:
         """Return the outcome of the handler, or for one that takes `tx`, what `transact` returns.
@@ -50,7 +56,8 @@ class HandlerRunner:
         `start` is called when the handler's own time begins: waiting for a thread or a session is not part of it.
         """
         if not handler.transactional:
-            return await self._call(handler, event, context, start, None)
+            call = self._call_within if handler.middleware else self._call
+            return await call(handler, context, start, None, event)
         session = await self._sessions.take()
         try:
             return await transact(session, partial(self._lend, session, handler, event, context, start))
@@ -66,12 +73,13 @@ class HandlerRunner:
         handler: Handler,
         event: EventEnvelope,
         context: HandlerContext,
-        start: Callable[[], None],
+        start: Start,
     ) -> Outcome:
         """Call the handler with the session, whose transaction must still be open afterwards."""
         session.lent = True
         try:
-            outcome = await self._call(handler, event, context, start, session)
+            call = self._call_within if handler.middleware else self._call
+            outcome = await call(handler, context, start, session, event)
         finally:
             session.lent = False
         if session.is_in_transaction():
@@ -89,18 +97,38 @@ class HandlerRunner:
     async def _call(
         self,
         handler: Handler,
-        event: EventEnvelope,
         context: HandlerContext,
-        start: Callable[[], None],
+        start: Start,
         tx: asyncpg.Connection | None,
+        event: EventEnvelope,
     ) -> Outcome:
-        extras = handler.extras(event, context, tx)
+        state = self._states[handler.lifespans[-1]] if handler.wants_state else None
+        extras, given = handler.extras(event, context, tx, state), handler.received(event)
         if handler.asynchronous:
-            start()
-            return handler.outcome_of(await handler.function(event, **extras))
-        call = partial(contextvars.copy_context().run, handler.function, event, **extras)
+            start(False)
+            return handler.outcome_of(await handler.function(given, **extras))
+        call = partial(contextvars.copy_context().run, handler.function, given, **extras)
         patience = handler.timeout if self._patience is None else self._patience
-        return handler.outcome_of(await self._threads.call(call, start, patience=patience))
+        return handler.outcome_of(await self._threads.call(call, partial(start, True), patience=patience))
+
+    async def _call_within(
+        self,
+        handler: Handler,
+        context: HandlerContext,
+        start: Start,
+        tx: asyncpg.Connection | None,
+        event: EventEnvelope,
+    ) -> Outcome:
+        """Call the handler within its middlewares, which share its time limit."""
+
+        async def innermost(event: EventEnvelope) -> Outcome:
+            try:
+                return await self._call(handler, context, start, tx, event)
+            finally:
+                start(False)  # what follows runs on the event loop, and can be cancelled
+
+        start(False)
+        return await run_through(handler.middleware, innermost, event, context, self._states)
 
     def close(self) -> None:
         """Let the threads end. The sessions belong to who made them."""

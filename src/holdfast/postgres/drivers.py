@@ -53,8 +53,16 @@ class _AsyncpgProxy(Protocol):
     def _detach(self) -> Any: ...
 
 
+class _AsyncpgPool(Protocol):
+    """asyncpg.Pool: for a statement that commits by itself."""
+
+    def acquire(self) -> Any: ...
+    def fetchval(self, query: str, /, *args: Any) -> Coroutine[Any, Any, Any]: ...
+
+
 SyncTransaction: TypeAlias = _BlockingSession | _DjangoProxy
 AsyncTransaction: TypeAlias = _AwaitedSession | _AsyncpgConnection | _AsyncpgProxy
+AsyncAlone: TypeAlias = AsyncTransaction | _AsyncpgPool
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +148,7 @@ async def _sqlalchemy_async(tx: Any, queries: Queries, name: str, values: Values
 
 def _answers(sql: str) -> bool:
     # The cursor could tell, but not inside a pipeline, where results arrive later.
-    return sql.startswith("SELECT")
+    return sql.startswith(("SELECT", "WITH"))
 
 
 def _first(row: Any) -> object:
@@ -148,17 +156,42 @@ def _first(row: Any) -> object:
     return next(iter(row.values() if isinstance(row, Mapping) else row))
 
 
+def require_alone(tx: Any, driver: Driver) -> None:
+    """Refuse a connection that would not commit a statement by itself, or not only that statement."""
+    match driver.package:
+        case "asyncpg":
+            problem = "has an open transaction" if getattr(tx, "is_in_transaction", bool)() else ""
+        case "psycopg":
+            idle = tx.info.transaction_status.name == "IDLE"
+            problem = "" if tx.autocommit and idle else "has an open transaction, or opens one with the first statement"
+        case "django":
+            problem = "" if tx.get_autocommit() and not tx.in_atomic_block else "has an open transaction"
+        case _:
+            problem = "is SQLAlchemy's, which opens a transaction with the first statement"
+    if problem:
+        raise FieldError("connection", problem, "write publish(tx, ...) inside your transaction, and commit it")
+
+
 def _no_transaction() -> FieldError:
     return FieldError(
         "tx",
         "has no open transaction, so the event would not be tied to your change",
-        "publish inside one, for example `async with connection.transaction():`",
+        "publish inside one, for example `async with connection.transaction():`; without a change of yours, use "
+        "publish_alone",
     )
 
 
 def _asyncpg_transaction(tx: Any) -> None:
     if not tx.is_in_transaction():
         raise _no_transaction()
+
+
+def _no_pool(_pool: Any) -> None:
+    raise FieldError(
+        "tx",
+        "is a pool, which has no transaction",
+        "write: async with pool.acquire() as tx, tx.transaction(); without a change of yours, use publish_alone",
+    )
 
 
 def _psycopg_transaction(tx: Any) -> None:
@@ -185,6 +218,7 @@ _DJANGO = Driver(False, _django, _django_transaction, "django")
 _DRIVERS: dict[tuple[str, str], Driver] = {
     ("asyncpg", "Connection"): _ASYNCPG,
     ("asyncpg", "PoolConnectionProxy"): _ASYNCPG,
+    ("asyncpg", "Pool"): Driver(True, _asyncpg, _no_pool, "asyncpg"),
     ("psycopg", "Connection"): Driver(False, _psycopg, _psycopg_transaction, "psycopg"),
     ("psycopg", "AsyncConnection"): Driver(True, _psycopg_async, _psycopg_transaction, "psycopg"),
     ("sqlalchemy", "Session"): _SQLALCHEMY,

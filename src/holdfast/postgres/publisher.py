@@ -11,9 +11,10 @@ With a synchronous connection or session the same methods are called without `aw
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Coroutine, Generator, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, NamedTuple, TypeVar, Unpack, overload
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar, Unpack, overload
 from uuid import UUID
 
 import structlog
@@ -21,17 +22,31 @@ import structlog
 from holdfast.checks import whole
 from holdfast.context import current_context
 from holdfast.deprecation import warn_if_deprecated
+from holdfast.encoding import PayloadObject
 from holdfast.envelope import EventEnvelope
 from holdfast.errors import FieldError
 from holdfast.ids import uuid7
 from holdfast.new_event import EventOptions, NewEvent, require_event, unknown_option
 from holdfast.outbox_row import OutboxRow, envelope_of, inherited_headers, origin, plain, prepare
 from holdfast.outcome import Delay, delay_seconds
-from holdfast.payload import PAYLOAD_LIMIT
-from holdfast.postgres.drivers import AsyncTransaction, Driver, SyncTransaction, driver_of
+from holdfast.payload import PAYLOAD_LIMIT, encode
+from holdfast.postgres.drivers import (
+    AsyncAlone,
+    AsyncTransaction,
+    Driver,
+    SyncTransaction,
+    driver_of,
+    require_alone,
+)
 from holdfast.postgres.queries import Queries
+from holdfast.postgres.refusals import refusal_of
 from holdfast.settings import channel_of
 from holdfast.telemetry import Notice
+from holdfast.typed_events import TypedEvent
+
+# A dict, a pydantic model or a dataclass, with values as docs/payloads.md lists them.
+Payload: TypeAlias = dict[str, Any] | PayloadObject
+_NONE: Final = object()
 
 T = TypeVar("T")
 
@@ -75,24 +90,57 @@ class Publisher:
 
     @overload
     def publish(
-        self, tx: SyncTransaction, event_type: str, payload: dict[str, Any], **options: Unpack[EventOptions]
+        self, tx: SyncTransaction, event_type: str, payload: Payload, **options: Unpack[EventOptions]
     ) -> EventEnvelope: ...
     @overload
     def publish(
-        self, tx: AsyncTransaction, event_type: str, payload: dict[str, Any], **options: Unpack[EventOptions]
+        self, tx: AsyncTransaction, event_type: str, payload: Payload, **options: Unpack[EventOptions]
     ) -> Coroutine[Any, Any, EventEnvelope]: ...
-    def publish(self, tx: Any, event_type: str, payload: dict[str, Any], **options: Unpack[EventOptions]) -> Any:
-        """Publish one event and return its envelope.
+    @overload
+    def publish(self, tx: SyncTransaction, event: TypedEvent, /, **options: Unpack[EventOptions]) -> EventEnvelope: ...
+    @overload
+    def publish(
+        self, tx: AsyncTransaction, event: TypedEvent, /, **options: Unpack[EventOptions]
+    ) -> Coroutine[Any, Any, EventEnvelope]: ...
+    def publish(self, tx: Any, event_type: Any, payload: Any = _NONE, **options: Unpack[EventOptions]) -> Any:
+        """Publish one event and return its envelope: a type and a payload, or an object of an event class.
 
         With `key`, the envelope has the id of the event that holds the key: this one, or a pending one.
         """
+        if payload is _NONE:
+            return self.publish_event(tx, _of_class(event_type, options))
         if not options and current_context.get() is None:
             return self._run(tx, self._publish_plain(event_type, payload))
-        try:
-            event = NewEvent(event_type, payload, **options)
-        except TypeError as error:
-            raise unknown_option(options) or error from None
-        return self.publish_event(tx, event)
+        return self.publish_event(tx, _new(event_type, payload, options))
+
+    @overload
+    def publish_alone(
+        self, connection: SyncTransaction, event_type: str, payload: Payload, **options: Unpack[EventOptions]
+    ) -> EventEnvelope: ...
+    @overload
+    def publish_alone(
+        self, connection: AsyncAlone, event_type: str, payload: Payload, **options: Unpack[EventOptions]
+    ) -> Coroutine[Any, Any, EventEnvelope]: ...
+    @overload
+    def publish_alone(
+        self, connection: SyncTransaction, event: TypedEvent, /, **options: Unpack[EventOptions]
+    ) -> EventEnvelope: ...
+    @overload
+    def publish_alone(
+        self, connection: AsyncAlone, event: TypedEvent, /, **options: Unpack[EventOptions]
+    ) -> Coroutine[Any, Any, EventEnvelope]: ...
+    def publish_alone(
+        self, connection: Any, event_type: Any, payload: Any = _NONE, **options: Unpack[EventOptions]
+    ) -> Any:
+        """Publish one event without a change that it belongs to, in a statement that commits by itself.
+
+        The connection has no open transaction and begins none: an asyncpg connection or pool, or a connection of
+        psycopg or Django in autocommit mode.
+        """
+        event = _of_class(event_type, options) if payload is _NONE else _new(event_type, payload, options)
+        if event.key is not None:
+            raise FieldError("key", "is given to publish_alone", "publish events with a key in a transaction")
+        return self._run(connection, self._publish(event), alone=True)
 
     @overload
     def publish_event(self, tx: SyncTransaction, event: NewEvent) -> EventEnvelope: ...
@@ -107,14 +155,19 @@ class Publisher:
         return self._row(require_event(event))
 
     @overload
-    def publish_many(self, tx: SyncTransaction, events: Iterable[NewEvent]) -> list[UUID]: ...
+    def publish_many(self, tx: SyncTransaction, events: Iterable[NewEvent | TypedEvent]) -> list[UUID]: ...
     @overload
-    def publish_many(self, tx: AsyncTransaction, events: Iterable[NewEvent]) -> Coroutine[Any, Any, list[UUID]]: ...
-    def publish_many(self, tx: Any, events: Iterable[NewEvent]) -> Any:
-        """Publish thousands of events in few statements and return their ids. All are checked before one is written."""
+    def publish_many(
+        self, tx: AsyncTransaction, events: Iterable[NewEvent | TypedEvent]
+    ) -> Coroutine[Any, Any, list[UUID]]: ...
+    def publish_many(self, tx: Any, events: Iterable[NewEvent | TypedEvent]) -> Any:
+        """Publish thousands of events in few statements and return their ids. All are checked before one is written.
+
+        Only the database knows whether an `event_id` is taken: then the others are written, and an error is raised.
+        """
         if not isinstance(events, Iterable):
             raise FieldError("events", f"is {type(events).__name__}", "pass a list of NewEvent")
-        return self._run(tx, self._publish_many(list(events)))
+        return self._run(tx, self._publish_many(events))
 
     @overload
     def cancel(self, tx: SyncTransaction, key: str) -> bool: ...
@@ -145,9 +198,12 @@ class Publisher:
 
     # --- the steps ------------------------------------------------------------------------------------
 
-    def _run(self, tx: Any, steps: _Steps[T]) -> Any:
+    def _run(self, tx: Any, steps: _Steps[T], *, alone: bool = False) -> Any:
         driver = driver_of(tx)
-        driver.require_transaction(tx)
+        if alone:
+            require_alone(tx, driver)
+        else:
+            driver.require_transaction(tx)
         if driver.asynchronous:
             return self._run_async(tx, driver, steps)
         answer: object = None
@@ -156,7 +212,12 @@ class Publisher:
                 command = steps.send(answer)
             except StopIteration as end:
                 return end.value
-            answer = driver.run(tx, self._queries, command.statement, command.values)
+            try:
+                answer = driver.run(tx, self._queries, command.statement, command.values)
+            except Exception as error:
+                if (refusal := refusal_of(error, self._queries.schema)) is not None:
+                    raise refusal from error
+                raise
 
     async def _run_async(self, tx: Any, driver: Driver, steps: _Steps[T]) -> T:
         run = driver.run
@@ -167,36 +228,52 @@ class Publisher:
             except StopIteration as end:
                 result: T = end.value
                 return result
-            answer = await run(tx, self._queries, command.statement, command.values)
+            try:
+                answer = await run(tx, self._queries, command.statement, command.values)
+            except Exception as error:
+                if (refusal := refusal_of(error, self._queries.schema)) is not None:
+                    raise refusal from error
+                raise
 
     def _publish(self, event: NewEvent) -> _Steps[EventEnvelope]:
         identity, now = require_event(event).event_id or uuid7(), datetime.now(UTC)
-        row = self._row(event, None, now.isoformat(), identity)
-        envelope = envelope_of(event, row, identity, now)
+        text, payload = encode(event.payload, self._payload_limit)
+        row = self._row(event, None, now.isoformat(), identity, text)
+        envelope = envelope_of(event, payload, row, identity, now)
         if event.key is not None:
             holder = yield self._hold_key(event, row)
             if holder != row.id:
                 return envelope.model_copy(update={"event_id": UUID(str(holder))})
-        yield _Command("publish_one", row._asdict())
+        if event.event_id is None:
+            yield _Command("publish_one", row._asdict())
+        elif not (yield _Command("publish_given", self._columns([row], row.occurred_at))):
+            raise _taken(str(identity))
         return envelope
 
-    def _publish_plain(self, event_type: str, payload: dict[str, Any]) -> _Steps[EventEnvelope]:
+    def _publish_plain(self, event_type: str, payload: Payload) -> _Steps[EventEnvelope]:
         columns, envelope = plain(event_type, payload, self._origin, self._payload_limit)
         warn_if_deprecated(event_type, _log)
         yield _Command("publish_plain", columns)
         return envelope
 
-    def _publish_many(self, events: Sequence[NewEvent]) -> _Steps[list[UUID]]:
+    def _publish_many(self, given: Iterable[NewEvent | TypedEvent]) -> _Steps[list[UUID]]:
         now = datetime.now(UTC).isoformat()
+        events = [require_event(event) for event in given]
         for event in events:
-            if require_event(event).key is not None:
+            if event.key is not None:
                 raise FieldError("key", "is given to publish_many", "publish events with a key one by one")
         ids = [event.event_id or uuid7() for event in events]
         shared = self._inherited()
         rows = [self._row(event, shared, now, identity) for event, identity in zip(events, ids, strict=True)]
+        given_ids = [event.event_id for event in events if event.event_id is not None]
+        if len(set(given_ids)) < len(given_ids):
+            raise _taken(next(str(each) for each, times in Counter(given_ids).items() if times > 1))
+        statement = "publish_given" if given_ids else "publish_many"
         for start in range(0, len(rows), _MOST_ROWS):
             chunk = rows[start : start + _MOST_ROWS]
-            yield _Command("publish_many", self._columns(chunk, now))
+            written = yield _Command(statement, self._columns(chunk, now))
+            if given_ids and written != len(chunk):
+                raise _taken(f"of {len(chunk) - written} of {len(chunk)} events", "; the others are written")
         return ids
 
     def _columns(self, rows: Sequence[OutboxRow], now: str) -> dict[str, object]:
@@ -242,12 +319,13 @@ class Publisher:
         shared: tuple[str | None, dict[str, str] | None] | None = None,
         now: str | None = None,
         identity: UUID | None = None,
+        encoded: str | None = None,
     ) -> OutboxRow:
         if event.ordering_key is not None:
             raise FieldError("ordering_key", "is not supported by this version", "leave it out")
         warn_if_deprecated(event.event_type, _log)
         trace_context, inherited = shared or self._inherited()
-        return prepare(event, self._origin, self._payload_limit, trace_context, inherited, now, identity)
+        return prepare(event, self._origin, self._payload_limit, trace_context, inherited, now, identity, encoded)
 
     def _inherited(self) -> tuple[str | None, dict[str, str] | None]:
         """Return trace context and headers of the event that is being handled, if one is."""
@@ -255,6 +333,31 @@ class Publisher:
         if cause is None:
             return None, None
         return cause.trace_context, inherited_headers(cause.event_id, cause.headers)
+
+
+def _taken(identity: str, others: str = "") -> FieldError:
+    return FieldError(
+        "event_id",
+        f"{identity} is taken: an event with this id was published before{others}",
+        "publish each envelope once; for a new event with the same content, leave event_id out",
+    )
+
+
+def _new(event_type: str, payload: Payload, options: EventOptions) -> NewEvent:
+    try:
+        return NewEvent(event_type, payload, **options)
+    except TypeError as error:
+        raise unknown_option(options) or error from None
+
+
+def _of_class(event: Any, options: EventOptions) -> NewEvent:
+    if isinstance(event, str):
+        raise FieldError("payload", "is missing", "pass a dict, a pydantic model or a dataclass")
+    if isinstance(event, NewEvent):
+        raise FieldError("event_type", "is a NewEvent", "write publish_event(tx, event)")
+    if isinstance(event, EventEnvelope):
+        raise FieldError("event_type", "is an EventEnvelope", "write bind(tx).publish(envelope)")
+    return NewEvent.of(event, **options)
 
 
 class BoundPublisher:

@@ -61,5 +61,5 @@ class Attempts:
             raise
 
 
-def _started() -> None:
+def _started(_in_thread: bool) -> None:
     """Nothing to note: the time limit of a reaction includes the wait for a thread."""

@@ -30,6 +30,7 @@ from holdfast.errors import ConfigurationError
 from holdfast.failure import Redactor, describe, state
 from holdfast.handlers import Handler, HandlerRegistry, Via, require_registry
 from holdfast.handling.background_loop import BackgroundLoop
+from holdfast.handling.lifespans import Lifespans
 from holdfast.handling.runner import HandlerRunner
 from holdfast.handling.sessions import SILENCE, Sessions
 from holdfast.handling.threads import Threads
@@ -185,11 +186,14 @@ class Reactions:
         self._sessions = Sessions(
             self._address, size=self._connections, patience=60.0, statement_timeout=longest + SILENCE
         )
-        self._attempts = Attempts(self._statements, HandlerRunner(self._sessions, self._threads, self._observe))
+        self._lifespans = Lifespans(handlers, self._observe, self._redact)
+        runner = HandlerRunner(self._sessions, self._threads, self._lifespans.states, self._observe)
+        self._attempts = Attempts(self._statements, runner)
         try:
             if handlers:
                 await self._address.probe()
                 await migrate.require_compatible(await self._connection.use(), self._schema)
+                await self._lifespans.start()
         except BaseException:
             await self._close()  # a context that was not entered is not left
             raise
@@ -221,6 +225,12 @@ class Reactions:
             self._threads.close()
             await self._sessions.close()
             await self._connection.close()
+        finally:
+            await self._end_lifespans()
+
+    async def _end_lifespans(self) -> None:
+        try:
+            await self._lifespans.stop()
         finally:
             await self._observe.flush()
             self._loop_thread = None

@@ -34,6 +34,7 @@ class Attempts:
         self._counters = shared.counters
         self._observe = shared.observe
         self._sessions = shared.connections.sessions
+        self._states = shared.states
         self._lease = shared.settings.lease  # and how long a delivery may wait for a thread
         # The dispatcher decides who gets a thread. There may be as many again in place of those that hang, and one more
         # for each handler.
@@ -43,7 +44,8 @@ class Attempts:
     def open(self) -> None:
         """Let attempts begin, with new threads."""
         self.ending = False  # an attempt that is cancelled from now on raises, and is not settled
-        self._handlers = HandlerRunner(self._sessions, Threads(self._most_threads), self._observe, patience=self._lease)
+        threads = Threads(self._most_threads)
+        self._handlers = HandlerRunner(self._sessions, threads, self._states, self._observe, patience=self._lease)
 
     def end(self) -> None:
         """Settle nothing of what is cancelled from now on."""

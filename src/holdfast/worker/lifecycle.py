@@ -36,6 +36,16 @@ class Lifecycle:
         self.stop = asyncio.Event()
 
     async def run(self) -> None:
+        """Enter the lifespans, work, and leave them when the last handler has ended."""
+        lifespans = self._parts.lifespans
+        if not await lifespans.start(self.stop):
+            return
+        try:
+            await self._run()
+        finally:
+            await lifespans.stop()
+
+    async def _run(self) -> None:
         """Prepare the database, start the loops, wait for `stop`, and stop them within the grace."""
         prepared = False
         try:
@@ -64,7 +74,7 @@ class Lifecycle:
         if (notice := unverified_notice(connections.address.dsn, connections.listen_address.dsn)) is not None:
             self._observe(notice)
         try:
-            await self.stop.wait()
+            await self._until_stop()
         finally:
             grace_ends = asyncio.get_running_loop().time() + self._settings.grace
             await self._stop_claiming(claiming)
@@ -83,6 +93,15 @@ class Lifecycle:
                 await _end(dispatching, settling)
                 await self._close()
             self._observe(Notice("info", "worker_stopped", {"worker_id": str(self._worker)}))
+
+    async def _until_stop(self) -> None:
+        """Wait for `stop`, or for a lifespan that ends although handlers need it."""
+        waits = [asyncio.create_task(self.stop.wait()), asyncio.create_task(self._parts.lifespans.ended())]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in waits:
+                each.cancel()
 
     async def _stop_claiming(self, claiming: asyncio.Task[None]) -> None:
         connection = self._parts.connections.claim

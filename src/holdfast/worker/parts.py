@@ -17,6 +17,7 @@ from uuid import UUID
 
 from holdfast.failure import Redactor
 from holdfast.handlers import HandlerRegistry
+from holdfast.handling.lifespans import Lifespans
 from holdfast.postgres.deliveries import Deliveries
 from holdfast.postgres.fleet import Fleet
 from holdfast.postgres.queries import Queries
@@ -56,6 +57,7 @@ class Parts:
     ) -> None:
         queries = Queries(settings.schema)
         handlers = list(registry)
+        self.lifespans = Lifespans(handlers, observe, redact)
         self.connections = connections = Connections(dsn, worker, registry, settings)
         statements = NamedStatements(queries, connections.address)
         self.shared = shared = Shared(
@@ -67,6 +69,7 @@ class Parts:
             counters=Counters(),
             observe=observe,
             outages=Outages(observe),
+            states=self.lifespans.states,
         )
 
         wakeups = Wakeups()

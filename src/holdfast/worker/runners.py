@@ -12,7 +12,7 @@ from holdfast.worker.queues import HandlerQueue
 class Runner:
     """One runner of a handler: its task, and the delivery it runs."""
 
-    __slots__ = ("cause", "deadline", "delivery", "ended", "overrun", "queue", "task")
+    __slots__ = ("cause", "deadline", "delivery", "ended", "overrun", "queue", "task", "threaded")
 
     def __init__(self, queue: HandlerQueue) -> None:
         self.queue = queue
@@ -22,9 +22,11 @@ class Runner:
         self.cause = ""  # why the handler is being cancelled: timeout, lost or stopping
         self.overrun = False  # its thread is past the time limit, and cannot be cancelled
         self.ended = False
+        self.threaded = False  # the last start was in a thread
 
-    def start(self) -> None:
+    def start(self, in_thread: bool = False) -> None:
         """Start the handler's own time."""
+        self.threaded = in_thread
         if self.delivery is not None:
             self.delivery.started_at = now = time.monotonic()
             self.deadline = now + self.delivery.handler.timeout
@@ -37,8 +39,7 @@ class Runner:
     @property
     def in_thread(self) -> bool:
         """Whether a thread runs the handler: it goes on until it ends by itself."""
-        delivery = self.delivery
-        return delivery is not None and delivery.started_at is not None and not delivery.handler.asynchronous
+        return self.threaded and self.delivery is not None and self.delivery.started_at is not None
 
 
 def overrun_notice(delivery: Delivery) -> Notice:

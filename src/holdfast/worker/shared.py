@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from holdfast.lifespan import States
 from holdfast.postgres.deliveries import Deliveries
 from holdfast.postgres.subscriptions import SubscriptionStatements
 from holdfast.settings import WorkerSettings
@@ -23,3 +24,4 @@ class Shared:
     counters: Counters
     observe: Observer
     outages: Outages
+    states: States  # of the lifespans of handlers

@@ -47,11 +47,20 @@ class IdempotencyMiddleware:
             await AsgiExchange(self._config, self.app, scope, receive, send).run()
             return
         if scope["type"] == "lifespan":
-            self.starting()
+            try:
+                self.starting()
+            except ConfigurationError as error:
+                # Servers take an error that is raised here for an application without lifespan, and serve it.
+                await receive()
+                await send({"type": "lifespan.startup.failed", "message": str(error)})
+                return
         await self.app(scope, receive, send)
 
     def starting(self) -> None:
-        """Called when the application is about to start; an integration checks its routes here."""
+        """Called when the application is about to start, which a ConfigurationError keeps it from.
+
+        An integration checks its routes here.
+        """
 
 
 def exchange_of(scope: Mapping[str, Any]) -> AsgiExchange:

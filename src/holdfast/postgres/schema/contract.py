@@ -52,15 +52,16 @@ class Terms:
     def require(self, schema: str, found: Contract | None) -> None:
         """Raise SchemaMismatch, with both sides and the remedy, unless the ranges meet; None: not installed."""
         if found is None:
-            raise SchemaMismatch(f"{schema} version 0 (not installed)", self._wanted, apply_command(schema))
+            raise SchemaMismatch(f"{schema} version 0 (not installed)", self.wanted, apply_command(schema))
         if not self.sufficed_by(found):
-            raise SchemaMismatch(f"{schema} of {found}", self._wanted, apply_command(schema))
+            raise SchemaMismatch(f"{schema} of {found}", self.wanted, apply_command(schema))
         if not self.served_by(found):
             described = f"{schema} of {found}, which serves {found.served}"
-            raise SchemaMismatch(described, self._wanted, release_remedy(found.oldest_release))
+            raise SchemaMismatch(described, self.wanted, release_remedy(found.oldest_release))
 
     @property
-    def _wanted(self) -> str:
+    def wanted(self) -> str:
+        """The contracts that this code works with, for people."""
         older = f", or one back to {self.oldest_schema}" if self.oldest_schema < self.schema.provides else ""
         return f"{self.schema}{older}"
 

@@ -53,6 +53,38 @@ AS e (
     priority, ordering_key, dedupe_key,
     available_at, delay, expires_at, expires_in);
 
+-- name: publish_given
+-- The same for events whose ids the caller has chosen: one that is taken is left out, and counted as missing, because an
+-- error would abort the caller's transaction. Without a conflict target, which would need the privilege to read the column.
+WITH published AS (
+INSERT INTO core.outbox (
+    id, event_type, event_version, occurred_at, source, target, content_class, channel, generation, domain_id,
+    payload, headers, idempotency_key, trace_context, priority, ordering_key, dedupe_key,
+    available_at, expires_at)
+SELECT
+    id::uuid, event_type, coalesce(event_version::int, 1), coalesce(occurred_at, :now::text)::timestamptz, :source::text,
+    target, coalesce(content_class, 'operations'), coalesce(channel, :default_channel::text), :generation::text::bigint,
+    domain_id::uuid, payload::jsonb, headers::jsonb, coalesce(idempotency_key, id), trace_context,
+    coalesce(priority::smallint, 1), ordering_key, dedupe_key,
+    coalesce(available_at::timestamptz, pg_catalog.timestamptz_pl_interval(
+        pg_catalog.now(), pg_catalog.make_interval(secs => coalesce(delay::float8, 0)))),
+    coalesce(expires_at::timestamptz, pg_catalog.timestamptz_pl_interval(
+        pg_catalog.now(), pg_catalog.make_interval(secs => expires_in::float8)))
+FROM unnest(
+    :id::text[], :event_type::text[], :event_version::text[], :occurred_at::text[],
+    :target::text[], :content_class::text[], :channel::text[], :domain_id::text[],
+    :payload::text[], :headers::text[], :idempotency_key::text[], :trace_context::text[],
+    :priority::text[], :ordering_key::text[], :dedupe_key::text[],
+    :available_at::text[], :delay::text[], :expires_at::text[], :expires_in::text[])
+AS e (
+    id, event_type, event_version, occurred_at,
+    target, content_class, channel, domain_id,
+    payload, headers, idempotency_key, trace_context,
+    priority, ordering_key, dedupe_key,
+    available_at, delay, expires_at, expires_in)
+ON CONFLICT DO NOTHING RETURNING true)
+SELECT pg_catalog.count(*) FROM published;
+
 -- name: hold_key
 -- Who holds a producer's key: the new event, or a pending one that is already there.
 SELECT core.outbox_hold_key(

@@ -1,0 +1,140 @@
+"""Runs the lifespans of handlers: enters them in order, and leaves them in the opposite order, in one task of its own.
+
+Task groups and time limits within a lifespan need to be entered and left by the same task.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+
+from holdfast.errors import ConfigurationError, LifespanError
+from holdfast.failure import Redactor, describe
+from holdfast.handlers import Handler
+from holdfast.lifespan import Lifespan, lifespan_name
+from holdfast.telemetry import Notice, Observer
+
+# How long all lifespans may take to end, and to end after they have been cancelled.
+END_PATIENCE = 5.0
+_CANCEL_PATIENCE = 0.5
+
+
+class Lifespans:
+    """The lifespans of some handlers. `states` has what they yield, while they are open."""
+
+    def __init__(self, handlers: Iterable[Handler], observe: Observer, redact: Redactor | None = None) -> None:
+        self._handlers = tuple(handlers)
+        # Registries that are included twice, or by two others, have one lifespan.
+        self._lifespans = tuple(dict.fromkeys(each for handler in self._handlers for each in handler.lifespans))
+        self._observe = observe
+        self._redact = redact
+        self._task: asyncio.Task[None] | None = None
+        self._current: Lifespan | None = None
+        self.states: dict[Lifespan, object] = {}
+        for handler in self._handlers:
+            names = [handler.name] if handler.wants_state else []
+            names += [each.name for each in handler.middleware if "state" in each.wanted]
+            if names and not handler.lifespans:
+                remedy = "give one to the registry: HandlerRegistry(lifespan=resources)"
+                raise ConfigurationError(f"{names[0]}.state", "is filled by no lifespan", remedy)
+
+    async def start(self, stop: asyncio.Event | None = None) -> bool:
+        """Enter all, or raise a `LifespanError`. False when `stop` was set meanwhile."""
+        if not self._lifespans:
+            return True
+        self._ready, self._end = asyncio.Event(), asyncio.Event()
+        self._task = asyncio.create_task(self._live(), name="holdfast-lifespans")
+        self._task.add_done_callback(self._report_early_end)
+        waits = {asyncio.create_task(self._ready.wait())}
+        if stop is not None:
+            waits.add(asyncio.create_task(stop.wait()))
+        try:
+            await asyncio.wait({self._task, *waits}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            self._task.cancel()
+            await self.stop()
+            raise
+        finally:
+            for each in waits:
+                each.cancel()
+        if self._task.done():
+            raise self._failed(self._task, "at start")
+        if not self._ready.is_set():
+            self._task.cancel()
+            await self.stop()
+            return False
+        try:
+            self._require_types()
+        except ConfigurationError:
+            await self.stop()
+            raise
+        return True
+
+    async def ended(self) -> None:
+        """Wait for the lifespans to end by themselves, which is a failure. Without lifespans, that is never."""
+        if self._task is None:
+            await asyncio.Event().wait()
+        else:
+            await asyncio.wait({self._task})
+
+    async def stop(self) -> None:
+        """Leave all, within a bound. An error is reported; that of lifespans which ended too early is raised."""
+        task = self._task
+        if task is None:
+            return
+        if task.done():
+            raise self._failed(task, "while handlers ran")
+        self._task = None
+        self._end.set()
+        done, _ = await asyncio.wait({task}, timeout=END_PATIENCE)
+        if not done:
+            task.cancel()
+            await asyncio.wait({task}, timeout=_CANCEL_PATIENCE)
+            self._report("lifespan_overran", {"limit_s": END_PATIENCE, "remedy": "give what it closes a time limit"})
+        elif not task.cancelled() and (error := task.exception()) is not None:
+            self._report("lifespan_failed", {"error": describe(error, self._redact).text})
+        self.states.clear()
+
+    async def _live(self) -> None:
+        async with AsyncExitStack() as stack:
+            for lifespan in self._lifespans:
+                self._current = lifespan
+                manager = lifespan()
+                if not isinstance(manager, AbstractAsyncContextManager):
+                    raise TypeError(f"it returned {type(manager).__name__}, which is no asynchronous context manager")
+                self.states[lifespan] = await stack.enter_async_context(manager)
+            self._ready.set()
+            await self._end.wait()
+
+    def _require_types(self) -> None:
+        for handler in self._handlers:
+            if handler.wants_state and (kind := handler.signature.state_type) is not None:
+                lifespan = handler.lifespans[-1]
+                state = self.states[lifespan]
+                if not _fits(state, kind):
+                    problem = f"is annotated with {kind.__name__}, and gets {type(state).__name__}"
+                    remedy = f"annotate it with what {lifespan_name(lifespan)} yields"
+                    raise ConfigurationError(f"{handler.name}.state", problem, remedy)
+
+    def _failed(self, task: asyncio.Task[None], when: str) -> LifespanError:
+        self._task = None
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        text = describe(error, self._redact).text if error is not None else "it ended"
+        failure = LifespanError(lifespan_name(self._current), when, text.partition("\n")[0])
+        failure.__cause__ = error
+        return failure
+
+    def _report_early_end(self, task: asyncio.Task[None]) -> None:
+        if self._ready.is_set() and not self._end.is_set():
+            error = asyncio.CancelledError() if task.cancelled() else task.exception()
+            self._report("lifespan_failed", {"error": "it ended" if error is None else describe(error, self._redact).text})
+
+    def _report(self, name: str, details: dict[str, object]) -> None:
+        names = [lifespan_name(each) for each in self._lifespans]
+        self._observe(Notice("error", name, {"lifespans": names, **details}))
+
+
+def _fits(state: object, kind: type) -> bool:
+    try:
+        return isinstance(state, kind)
+    except TypeError:  # a TypedDict
+        return True

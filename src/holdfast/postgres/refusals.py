@@ -1,0 +1,33 @@
+"""Errors of the database that mean an installation is incomplete, as errors that say what to do about it.
+
+They are known by SQLSTATE, so those of every driver are, and those that SQLAlchemy and Django wrap. The transaction is
+lost all the same: it was the database that refused.
+"""
+
+from __future__ import annotations
+
+from holdfast.errors import HoldfastError, NotPermitted, SchemaMismatch
+from holdfast.postgres.schema.contract import apply_command
+from holdfast.postgres.schema.release import load
+from holdfast.retry import sqlstate_of
+
+_NOT_INSTALLED = frozenset(("3F000", "42P01"))  # no such schema, no such table
+_TOO_OLD = frozenset(("42703", "42883"))  # no such column, no such function
+_DENIED = "42501"
+# The text of core.require_source, which says what to do by itself.
+_OF_ANOTHER_ROLE = "belongs to another role"
+
+
+def refusal_of(error: Exception, schema: str) -> HoldfastError | None:
+    """Return the error for a producer whose database lacks the schema, a newer one, or a privilege."""
+    state = sqlstate_of(error)
+    if state in _NOT_INSTALLED:
+        return SchemaMismatch(f"{schema} version 0 (not installed)", load().terms.wanted, apply_command(schema))
+    if state in _TOO_OLD:
+        return SchemaMismatch(f"{schema} of an older release", load().terms.wanted, apply_command(schema))
+    if state == _DENIED and _OF_ANOTHER_ROLE not in str(error):
+        return NotPermitted(
+            f"the login of this connection may not publish into the schema {schema}",
+            "as an administrator: GRANT holdfast_producer TO the login",
+        )
+    return None

@@ -1,0 +1,242 @@
+"""What the parameters of a handler or of a middleware ask for, found when it is registered.
+
+The event comes first, under any name. Further parameters are recognised by their names. What would fail on the first
+event, or be filled with something else than its annotation says, is refused here.
+"""
+
+import inspect
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from pydantic import TypeAdapter
+from pydantic.errors import PydanticUserError
+
+from holdfast.context import HandlerContext
+from holdfast.envelope import EventEnvelope
+from holdfast.errors import ConfigurationError
+
+EXTRAS: Final = ("payload", "tx", "context", "state")
+AROUND: Final = ("event", "call_next", "context", "state")
+
+_UNDEFINED: Final = object()  # the annotation names what is not imported
+_UNTYPED: Final = (Any, object, dict, dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What a function asks for, beside the event."""
+
+    asynchronous: bool
+    wanted: frozenset[str]
+    typed_envelope: type[EventEnvelope[Any]] | None = None
+    event_model: TypeAdapter[Any] | None = None
+    payload_model: TypeAdapter[Any] | None = None
+    state_type: type | None = None
+    optional_state: bool = False
+
+
+def signature_of(name: str, function: Callable[..., Any]) -> Signature:
+    """Return what a handler asks for; refuse what it cannot get."""
+    parameters = list(inspect.signature(function).parameters.values())
+    if not parameters or parameters[0].kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD):
+        raise ConfigurationError(name, "takes no event", "write def handler(event: EventEnvelope)")
+    first, *others = parameters
+    if first.name in EXTRAS:
+        raise ConfigurationError(
+            name,
+            f"has {first.name!r} as its first parameter, which gets the event",
+            f"put the event first: def handler(event: EventEnvelope, {first.name}, ...)",
+        )
+    unknown = [p.name for p in others if p.name not in EXTRAS and _is_required(p)]
+    if unknown:
+        remedy = f"use {', '.join(EXTRAS)}, or give the others a default"
+        raise ConfigurationError(name, f"has the parameter {unknown[0]!r}, which Holdfast cannot fill", remedy)
+    call = _called(function)
+    _refuse_generator(name, call)
+    wanted = frozenset(p.name for p in others if p.name in EXTRAS)
+    asynchronous = inspect.iscoroutinefunction(call)
+    if "tx" in wanted and not asynchronous:
+        remedy = "make it async def: the transaction lives on the worker's event loop"
+        raise ConfigurationError(name, "takes tx and is not asynchronous", remedy)
+    hints = _hints(call)
+    envelope, model = _typed_envelope(name, hints.get(first.name, Any), _written(call).get(first.name))
+    if "tx" in wanted:
+        _require_asyncpg(name, hints.get("tx", Any))
+    if "context" in wanted:
+        _require_context(name, hints.get("context", Any))
+    state = hints.get("state", Any)
+    return Signature(
+        asynchronous,
+        wanted,
+        envelope,
+        model,
+        _payload_model(name, hints) if "payload" in wanted else None,
+        state if isinstance(state, type) and state is not Any and not _is_protocol(state) else None,
+        any(p.name == "state" and p.default is not p.empty for p in others),
+    )
+
+
+def middleware_signature(name: str, function: Callable[..., Any]) -> frozenset[str]:
+    """Return the parameters of a middleware; refuse what it cannot get."""
+    remedy = f"write async def {name}(event, call_next), with context and state if it needs them"
+    parameters = inspect.signature(function).parameters.values()
+    call = _called(function)
+    _refuse_generator(name, call)
+    if not inspect.iscoroutinefunction(call):
+        raise ConfigurationError(name, "is not asynchronous", remedy)
+    unknown = [p.name for p in parameters if p.name not in AROUND and _is_required(p)]
+    if unknown:
+        raise ConfigurationError(name, f"has the parameter {unknown[0]!r}, which Holdfast cannot fill", remedy)
+    wanted = frozenset(p.name for p in parameters if p.name in AROUND and p.kind is not p.POSITIONAL_ONLY)
+    if "call_next" not in wanted:
+        raise ConfigurationError(name, "has no parameter call_next, so that no handler would run", remedy)
+    return wanted
+
+
+def _is_required(parameter: inspect.Parameter) -> bool:
+    variable = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    return parameter.default is parameter.empty and not variable
+
+
+def _called(function: Callable[..., Any]) -> Any:
+    """Return the function that is run in the end: of a partial, or of an object that can be called."""
+    call = function.func if isinstance(function, partial) else function
+    return call if inspect.isroutine(call) else getattr(call, "__call__", call)  # noqa: B004
+
+
+def _refuse_generator(name: str, call: Any) -> None:
+    if inspect.isasyncgenfunction(call) or inspect.isgeneratorfunction(call):
+        raise ConfigurationError(
+            name,
+            "is a generator, of which a call runs nothing",
+            "remove the yield; to open and close what handlers use, give the registry a lifespan",
+        )
+
+
+# --- annotations ----------------------------------------------------------------------------------------
+
+
+def _hints(call: Any) -> dict[str, Any]:
+    try:
+        return get_type_hints(call)
+    except Exception:  # of one annotation, for example a name that is imported for type checkers alone
+        scope = getattr(inspect.unwrap(call), "__globals__", {})
+        return {name: _hint(annotation, scope) for name, annotation in _written(call).items()}
+
+
+def _written(call: Any) -> dict[str, object]:
+    """Return the annotations as they stand in the code."""
+    return getattr(call, "__annotations__", {})
+
+
+def _hint(annotation: object, scope: dict[str, Any]) -> Any:
+    try:
+        return get_type_hints(types.SimpleNamespace(__annotations__={"it": annotation}), scope)["it"]
+    except Exception:
+        return _UNDEFINED
+
+
+def _typed_envelope(
+    name: str, annotation: Any, written: object
+) -> tuple[type[EventEnvelope[Any]] | None, TypeAdapter[Any] | None]:
+    """Return the class of a typed envelope and the model of its payload; refuse what is no envelope."""
+    if annotation is _UNDEFINED:
+        if "[" in str(written):
+            raise ConfigurationError(name, "takes an event of a class that is not defined", f"import what {written} is")
+        return None, None
+    if _is_union(annotation):
+        members = get_args(annotation)
+        if any(_payload_class(member) is not None for member in members):
+            raise ConfigurationError(name, "takes one of several envelopes", "write event: EventEnvelope[A | B]")
+        annotation = next((member for member in members if _is_envelope(member)), annotation)
+    if not _is_envelope(annotation):
+        shown = getattr(annotation, "__name__", None) or str(annotation)
+        # A class of the application's is most likely meant as the payload.
+        own = isinstance(annotation, type) and annotation.__module__ not in ("builtins", "typing")
+        remedy = f"write event: EventEnvelope[{shown}]" if own else "write event: EventEnvelope"
+        raise ConfigurationError(name, f"annotates the event with {shown}, which is no envelope", remedy)
+    payload = _payload_class(annotation)
+    if payload is None:
+        return None, None
+    return annotation, _adapter(f"{name}.event", payload)
+
+
+def _is_envelope(annotation: Any) -> bool:
+    if isinstance(annotation, TypeVar) or annotation in (Any, object):
+        return True
+    if not isinstance(annotation, type):
+        return not isinstance(get_origin(annotation), type)
+    return _is_protocol(annotation) or _generic_of(annotation) is EventEnvelope or issubclass(EventEnvelope, annotation)
+
+
+def _generic_of(annotation: Any) -> Any:
+    return getattr(annotation, "__pydantic_generic_metadata__", {}).get("origin")
+
+
+def _payload_class(annotation: Any) -> Any:
+    """Return the payload's class of `EventEnvelope[OrderPlaced]`; None for an envelope without."""
+    if _generic_of(annotation) is not EventEnvelope:
+        return None
+    (payload,) = annotation.__pydantic_generic_metadata__["args"]
+    return None if payload in _UNTYPED or isinstance(payload, TypeVar) else payload
+
+
+def _is_union(annotation: Any) -> bool:
+    return get_origin(annotation) in (Union, types.UnionType)
+
+
+def _is_protocol(annotation: object) -> bool:
+    return bool(getattr(annotation, "_is_protocol", False))
+
+
+def _require_asyncpg(name: str, annotation: Any) -> None:
+    """Refuse a `tx` that is annotated with a class of another library, like a session of SQLAlchemy."""
+    members = get_args(annotation) if _is_union(annotation) else (annotation,)
+    if any(_may_be_asyncpg(member) for member in members):
+        return
+    wrong = members[0]
+    shown = f"{wrong.__module__}.{wrong.__qualname__}" if isinstance(wrong, type) else str(wrong)
+    raise ConfigurationError(
+        f"{name}.tx",
+        f"is annotated with {shown}, which it is not",
+        "annotate it with asyncpg.Connection: the worker opens the transaction, on a connection of its own",
+    )
+
+
+def _may_be_asyncpg(annotation: Any) -> bool:
+    origin = get_origin(annotation) or annotation
+    if annotation in (object, Any) or not isinstance(origin, type) or _is_protocol(origin):
+        return True
+    return any(cls.__module__.partition(".")[0] == "asyncpg" for cls in origin.__mro__)
+
+
+def _require_context(name: str, annotation: Any) -> None:
+    if (
+        annotation is not Any
+        and isinstance(annotation, type)
+        and not (_is_protocol(annotation) or issubclass(HandlerContext, annotation))
+    ):
+        problem = f"is annotated with {annotation.__name__}, which it is not"
+        raise ConfigurationError(f"{name}.context", problem, "annotate it with holdfast.HandlerContext")
+
+
+def _payload_model(name: str, hints: dict[str, Any]) -> TypeAdapter[Any]:
+    annotation = hints.get("payload")
+    if annotation is _UNDEFINED:
+        raise ConfigurationError(f"{name}.payload", "has an annotation that is not defined", "import it")
+    if annotation is None:
+        remedy = "annotate it with your model, like payload: OrderPlaced"
+        raise ConfigurationError(f"{name}.payload", "has no annotation", remedy)
+    return _adapter(f"{name}.payload", annotation)
+
+
+def _adapter(field: str, annotation: Any) -> TypeAdapter[Any]:
+    try:
+        return TypeAdapter(annotation)
+    except PydanticUserError as error:
+        shown = getattr(annotation, "__name__", None) or str(annotation)
+        problem = f"is annotated with {shown}, which pydantic cannot validate ({type(error).__name__})"
+        raise ConfigurationError(field, problem, "use a pydantic model or a dataclass") from None
