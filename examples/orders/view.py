@@ -41,6 +41,7 @@ class Scene:
     kills: int = 0
     url: str = ""
     server: str = ""
+    dsn: str = ""
     news: Sequence[tuple[str, str]] = ()  # when, what
 
 
@@ -48,7 +49,7 @@ def draw(scene: Scene) -> RenderableType:
     """The whole screen, at least 80 by 24."""
     layout = Layout()
     layout.split_column(
-        Layout(_header(scene), size=3),
+        Layout(_header(scene), size=4),
         Layout(name="figures", size=7),
         Layout(
             Panel(Chart(scene), title=_chart_title(scene), title_align="left", box=ROUNDED, border_style="dim"), ratio=3
@@ -72,7 +73,10 @@ def _header(scene: Scene) -> RenderableType:
     command = Text("curl -X POST ", style="dim").append(scene.url, style="cyan")
     command.append(' --json \'{"customer":"Ada","total_cents":1999}\'', style="dim")
     command.no_wrap, command.overflow = True, "ellipsis"
-    return Group(grid, command)
+    # With the password, or psql would ask for one that nobody knows; the server is gone with the demo.
+    psql = Text("psql ", style="dim").append(scene.dsn, style="cyan")
+    psql.no_wrap, psql.overflow = True, "ignore"
+    return Group(grid, command, psql)
 
 
 def _figure(table: Table, name: str, value: str, style: str = "bold") -> None:

@@ -3,6 +3,8 @@
 The package index has another project under this name, so no remedy may lead there.
 """
 
+from importlib.util import find_spec
+
 
 def extra_remedy(extra: str) -> str:
     """Return what installs an extra.
@@ -11,6 +13,12 @@ def extra_remedy(extra: str) -> str:
     "pip install '.[cli]' in a checkout of Holdfast, or 'PATH/TO/HOLDFAST.whl[cli]'"
     """
     return f"pip install '.[{extra}]' in a checkout of Holdfast, or 'PATH/TO/HOLDFAST.whl[{extra}]'"
+
+
+def require_extra(extra: str, package: str) -> None:
+    """Refuse to import what needs a package of an extra, with the command that installs it."""
+    if find_spec(package) is None:
+        raise ModuleNotFoundError(f"{package} is not installed; {extra_remedy(extra)}", name=package)
 
 
 def release_remedy(release: str) -> str:

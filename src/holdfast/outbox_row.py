@@ -13,6 +13,7 @@ from holdfast.names import channel_name, event_name, is_plain_event_name
 from holdfast.new_event import NewEvent, encoded_headers
 from holdfast.outcome import delay_seconds
 from holdfast.payload import PAYLOAD_LIMIT, encode, encode_payload
+from holdfast.settings import channel_of
 
 
 class OutboxRow(NamedTuple):
@@ -52,16 +53,23 @@ class Origin(NamedTuple):
     """The columns that are the same for all events of a publisher, checked once."""
 
     source: str
-    generation: str
-    channel: str
+    generation: str | None
+    channel: str | None
 
 
-def origin(source: str, generation: int, channel: str) -> Origin:
-    """Check the source of a publisher's events, the generation that publishes them and their default channel."""
-    remedy = "pass the number of the deployment, 0 without"
-    whole("generation", generation, 0, LARGEST, remedy=remedy, error=FieldError)
-    channel_name("channel", channel, error=FieldError)
-    return Origin(event_name("source", source, error=FieldError), str(int(generation)), channel)
+def origin(source: str, generation: int | None = None, channel: str | None = None) -> Origin:
+    """Check the source of a publisher's events, the generation that publishes them and their default channel.
+
+    Without a generation the database fills in its current one; without a channel it is the generation's own.
+    """
+    if generation is not None:
+        remedy = "pass the number of the deployment, 0 without"
+        whole("generation", generation, 0, LARGEST, remedy=remedy, error=FieldError)
+        channel = channel_of(int(generation)) if channel is None else channel
+    if channel is not None:
+        channel_name("channel", channel, error=FieldError)
+    number = None if generation is None else str(int(generation))
+    return Origin(event_name("source", source, error=FieldError), number, channel)
 
 
 def prepare(
@@ -132,7 +140,7 @@ def envelope_of(
 
 def plain(
     event_type: str, payload: object, origin: Origin, payload_limit: int = PAYLOAD_LIMIT
-) -> tuple[dict[str, str], EventEnvelope]:
+) -> tuple[dict[str, str | None], EventEnvelope]:
     """Return columns and envelope of an event that has a type and a payload only, as most do, and no event as cause.
 
     The columns are those that the database does not fill in itself. The checks are the same as for other events.
@@ -142,7 +150,7 @@ def plain(
     identity, now = uuid7(), datetime.now(UTC)
     row_id = str(identity)
     text, values = encode(payload, payload_limit)
-    columns = {
+    columns: dict[str, str | None] = {
         "id": row_id,
         "event_type": event_type,
         "occurred_at": now.isoformat(),

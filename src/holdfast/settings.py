@@ -1,10 +1,11 @@
 """Settings of a worker. Every value has a default that suits one process beside one service."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from holdfast.checks import number, one_of, whole
 from holdfast.errors import ConfigurationError
+from holdfast.generation import of_this_deployment
 from holdfast.names import channel_name
 
 DeadLetters = Literal["in_place", "archive"]
@@ -21,7 +22,7 @@ class WorkerSettings:
     """How a worker behaves. Times are seconds. `docs/settings.md` explains when to change which."""
 
     schema: str = "core"
-    generation: int = 0
+    generation: int = field(default_factory=of_this_deployment)  # HOLDFAST_GENERATION, else 0
     channels: tuple[str, ...] = ()  # empty: the generation's own
     name: str = ""  # shown to operators; empty: host and pid
     concurrency: int = 100  # events that each handler runs at once

@@ -12,6 +12,13 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
+# Pages whose commands tell a story: a test runs each of them as a whole, in its order.
+STORIES = {
+    "deploying.md": "tests/newcomer/test_deploying.py",
+    "installation.md": "tests/newcomer/test_first_hour.py",
+    "upgrading.md": "tests/newcomer/test_deploying.py",
+}
+
 _SAVED = re.compile(r"Save\s+this as `([\w/]+\.py)`")
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -29,6 +36,11 @@ class Block:
     @property
     def name(self) -> str:
         return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+
+def is_story(page: Path) -> bool:
+    """Whether a page's commands are run as a whole: runbooks (tests/operator/test_runbooks.py) and `STORIES`."""
+    return page.parent.name == "runbooks" or page.name in STORIES
 
 
 def read(name: str) -> str:

@@ -23,6 +23,7 @@ from holdfast import (
     Reactions,
     RetryPolicy,
     WorkerSettings,
+    generation,
     outcome,
 )
 from holdfast.cli import environment
@@ -39,7 +40,9 @@ SETTINGS = sections(read("docs/settings.md"))
 
 
 def default(field: Field[Any]) -> str:
-    return "" if field.default is MISSING and field.default_factory is MISSING else f"`{field.default!r}`"
+    if field.default_factory is not MISSING:
+        return f"`{field.default_factory()!r}`"
+    return "" if field.default is MISSING else f"`{field.default!r}`"
 
 
 @pytest.mark.parametrize(
@@ -74,7 +77,7 @@ def test_every_argument_is_documented_with_its_default(section: str, call: Any, 
 
 
 def test_every_variable_of_the_environment_is_documented() -> None:
-    used = set(re.findall(r"environ\S*\(\"(\w+)\"", inspect.getsource(environment)))
+    used = set(re.findall(r"environ\S*\(\"(\w+)\"", inspect.getsource(environment))) | {generation.VARIABLE}
     assert set(names(table(SETTINGS["The environment"]))) == used
     assert {"HOLDFAST_DSN", "HOLDFAST_LISTEN_DSN"} <= used
 

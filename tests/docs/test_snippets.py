@@ -21,13 +21,12 @@ import pytest
 
 from holdfast import EventEnvelope, HandlerRegistry, Publisher
 from holdfast.embedded import EmbeddedPostgres
-from tests.docs.support import PAGES, Block, blocks, parameters
+from tests.docs.support import PAGES, Block, blocks, is_story, parameters
 from tests.docs.test_readme import PROGRAM
 from tests.servers import apply_schema
 
 SQL = blocks("sql")
-# Those of the runbooks tell a story: tests/operator/test_runbooks.py runs each page as a whole.
-COMMANDS = [block for block in blocks("sh") if block.page.parent.name != "runbooks"]
+COMMANDS = [block for block in blocks("sh") if not is_story(block.page)]
 PROGRAMS = [block for block in blocks("python") if block != PROGRAM and block.file is None]
 FILES = [block for block in blocks("python") if block.file is not None]
 
@@ -54,7 +53,7 @@ VALUES ('order.placed', 'shop', '{"order_id": 1}', 'billing.charge_card', 'faile
 
 def test_only_known_languages_are_fenced() -> None:
     """A block in a language that no test runs would be a claim that nobody ran."""
-    known = {*SQL, *blocks("sh", "python"), *blocks("text", "json")}
+    known = {*SQL, *blocks("sh", "python"), *blocks("text", "json", "ini", "yaml")}
     assert [block.name for page in PAGES for block in blocks_of(page) if block not in known] == []
     assert SQL and COMMANDS and PROGRAMS
 

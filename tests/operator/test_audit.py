@@ -58,6 +58,7 @@ async def test_every_sql_verb_writes_its_line(conn: asyncpg.Connection) -> None:
         "edit": ("SELECT core.outbox_edit($1, core.uuid7(), '{}', 0, 'ann')", ids[2]),
         "note": ("SELECT core.failure_note($1::text, 'E:1', 'known', 'ann')", HANDLER),
         "handler.retire": ("SELECT core.retire($1::text)", HANDLER),
+        "generation.begin": ("SELECT core.generation_begin($1, 'ann')", "v1"),
         "generation.move": ("SELECT core.generation_move($1::bigint, 7, 10, 'ann')", 3),
         "generation.retire": ("SELECT core.generation_retire($1::bigint, false, 'ann')", 3),
     }

@@ -12,6 +12,7 @@ import asyncpg
 import pytest
 
 from holdfast import Publisher
+from holdfast.embedded import find_binaries
 from tests.acceptance.support import until
 from tests.docs.support import ROOT, blocks
 
@@ -39,6 +40,7 @@ MEANWHILE = {
 PUBLISH = """
 import asyncio, os, asyncpg
 from holdfast import Publisher
+from holdfast.embedded import find_binaries
 
 async def main():
     connection = await asyncpg.connect(os.environ["HOLDFAST_DSN"])
@@ -126,3 +128,63 @@ async def test_event_delivery(conn: asyncpg.Connection, shop: dict[str, str]) ->
         "cancelled"
     ]
     assert "when_idle" in printed
+
+
+async def test_generations(conn: asyncpg.Connection, shop: dict[str, str]) -> None:
+    """OPS-4, GEN-3: a deployment without workers is given up, what waits is moved; the drill does it all again."""
+    Path(shop["PWD"], "fixed").touch()
+    command = ["holdfast", "worker", "app.handlers:registry", "--name", "serving"]
+    worker = subprocess.Popen(command, cwd=shop["PWD"], env=shop, stderr=subprocess.DEVNULL)
+    try:
+        await until(lambda: conn.fetchval("SELECT count(*) = 1 FROM core.workers"), what="it serves generation 0")
+        await conn.execute("INSERT INTO core.deployments (generation) VALUES (7)")
+        await publish(conn, {"order_id": 1, "card": "1"}, {"order_id": 2, "card": "1"})
+        assert await conn.fetchval("SELECT array_agg(DISTINCT generation) FROM core.outbox") == [7]
+        printed = await typed("generations.md", shop)
+    finally:
+        worker.terminate()
+        worker.wait(20)
+    assert "2 events moved from generation 7 to 0" in printed
+    assert "20 events moved from generation 8 to 0" in printed
+    assert await conn.fetchval("SELECT count(*) FROM core.outbox WHERE status = 'delivered'") == 22
+
+
+async def test_scaling_out(conn: asyncpg.Connection, shop: dict[str, str]) -> None:
+    """OPS-4: more workers, fewer workers, a channel of its own; the drill loses nothing."""
+    Path(shop["PWD"], "fixed").touch()
+    await typed("scaling-out.md", shop)
+    assert await conn.fetch("SELECT status, count(*) FROM core.outbox GROUP BY 1") == [("delivered", 40)]
+    assert await conn.fetchval("SELECT count(*) FROM core.event_handled") == 40
+
+
+async def test_backup_and_restore(conn: asyncpg.Connection, shop: dict[str, str], empty_dsn: str) -> None:
+    """OPS-4: what was open in the backup is delivered from the restored database, and what was handled is not."""
+    Path(shop["PWD"], "fixed").touch()
+    await publish(conn, {"order_id": 1, "card": "1"}, {"order_id": 2, "card": "1"})
+    await conn.execute("""
+        UPDATE core.outbox SET status = 'delivered', settled_at = now(), delivered_at = now()
+        WHERE payload->>'order_id' = '1'
+    """)
+    tools = find_binaries().bin_dir
+    await typed(
+        "backup-and-restore.md", shop | {"PATH": f"{tools}{os.pathsep}{shop['PATH']}", "RESTORED_DSN": empty_dsn}
+    )
+    restored = await asyncpg.connect(empty_dsn)
+    rows = await restored.fetch("SELECT payload->>'order_id', status, attempts FROM core.outbox ORDER BY 1")
+    assert [tuple(row) for row in rows] == [("1", "delivered", 0), ("2", "delivered", 1)]
+    await restored.close()
+    assert await conn.fetchval("SELECT count(*) FROM core.outbox WHERE status = 'pending'") == 1, (
+        "the original is as it was"
+    )
+
+
+def test_every_runbook_has_a_drill() -> None:
+    """OPS-4: each page ends with one, and a test types it."""
+    pages = sorted((ROOT / "docs" / "runbooks").glob("*.md"))
+    assert {page.stem for page in pages} >= {
+        "event-delivery", "dead-letters", "generations", "scaling-out", "backup-and-restore",
+    }  # fmt: skip
+    tests = Path(__file__).read_text()
+    for page in pages:
+        assert "\n## Drill" in page.read_text(), f"{page.name} has no drill"
+        assert f'"{page.name}"' in tests, f"no test types {page.name}"

@@ -60,7 +60,8 @@ FUNCTIONS: dict[str, set[str]] = {
         "living_since", "channel_of", "subscriptions_read", "outbox_replay_many", "outbox_discard", "outbox_restore",
         "outbox_edit",
         "failure_note", "failed_select", "event_rows", "plan_create", "plan_take", "plan_step", "plan_release",
-        "plan_change_state", "generation_open", "generation_retire", "generation_move", "serving_generation",
+        "plan_change_state", "generation_open", "generation_begin", "generation_retire", "generation_move",
+        "serving_generation",
         "audit_refused", "worker_release",
     },
 }  # fmt: skip

@@ -89,7 +89,8 @@ async def test_an_unserved_channel_is_reported_once_an_hour(clock: Clock) -> Non
         ("warning", "channel_unserved", "outbox_hot", 0),
         ("warning", "channel_unserved", "outbox_gen_3", 3),
     ]
-    assert "generation=3" in str(told[1].details["remedy"])
+    assert "--generation 3;" in str(told[1].details["remedy"])
+    assert "holdfast generations move 3 --to 0" in str(told[1].details["remedy"])
     clock.now += 3600
     await worker.run_once(None)
     assert len(told) == 4

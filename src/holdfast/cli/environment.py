@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import getpass
 import os
-import re
 import socket
 import sys
 from typing import Annotated
@@ -12,6 +11,7 @@ from typing import Annotated
 import typer
 
 from holdfast.errors import ConfigurationError
+from holdfast.generation import of_this_deployment
 from holdfast.redact import redact_dsn
 
 DsnOption = Annotated[
@@ -68,16 +68,7 @@ def schema(option: str | None) -> str:
 
 def generation(option: int | None) -> int:
     """The number of this deployment."""
-    if option is not None:
-        return option
-    found = os.environ.get("HOLDFAST_GENERATION") or "0"
-    if not re.fullmatch(r"[0-9]{1,18}", found):
-        raise ConfigurationError(
-            "HOLDFAST_GENERATION",
-            "is not a whole number of 0 or more",
-            "set it to the number of this deployment",
-        )
-    return int(found)
+    return of_this_deployment() if option is None else option
 
 
 def actor(option: str | None) -> str:

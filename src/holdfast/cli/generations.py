@@ -1,4 +1,4 @@
-"""holdfast generations: what each still has to do, and retiring or moving one."""
+"""holdfast generations: what each still has to do; beginning, retiring and moving one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from holdfast.cli import output
-from holdfast.cli.options import Change, JsonOption, Target, Where, spread
+from holdfast.cli.options import Change, JsonOption, ReasonOption, Target, Where, spread
 from holdfast.operator import Generation, MovedGeneration, Operator
 
 app = typer.Typer(help="Generations of the deployment.", no_args_is_help=True)
@@ -33,6 +33,22 @@ def list_(where: Where, as_json: JsonOption = False) -> None:
             for g in found
         ],
     )
+
+
+@app.command("begin")
+@spread
+def begin(
+    where: Target,
+    label: Annotated[str | None, typer.Option(metavar="TEXT", help="What is deployed, like v1.4.2.")] = None,
+    reason: ReasonOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Begin a generation and print its number. Publishers that are given none use it from then on."""
+    number = where.run(lambda operator: operator.generations.begin(label, reason=reason))
+    if as_json:
+        output.print_json({"generation": number, "label": label})
+    else:
+        output.print_line(str(number))
 
 
 @app.command("retire")

@@ -15,7 +15,7 @@ import typer
 from holdfast.cli import environment, logs
 from holdfast.cli.options import Where, spread
 from holdfast.errors import ConfigurationError
-from holdfast.observability import endpoint
+from holdfast.observability import endpoint, prometheus
 from holdfast.observability.endpoint import Scraper
 
 LOOPBACK = "127.0.0.1"
@@ -43,6 +43,7 @@ def metrics(
     ] = None,
 ) -> None:
     """Print the state of the outbox in the text format of Prometheus, or serve it. Delivered events are not counted."""
+    prometheus.require()
     if listen is None:
         typer.echo(where.run(lambda operator: operator.metrics()), nl=False)
         return

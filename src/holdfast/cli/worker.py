@@ -32,7 +32,7 @@ from holdfast.worker.readiness import refuse_unready
 from holdfast.worker.supervisor import Supervisor, end_with_parent
 from holdfast.worker.worker import Worker
 
-_DEFAULT = WorkerSettings()
+_DEFAULT = WorkerSettings(generation=0)
 _LIMIT_PAST_GRACE = 15.0
 
 

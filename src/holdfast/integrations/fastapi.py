@@ -24,6 +24,10 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any
 
+from holdfast.installing import require_extra
+
+require_extra("fastapi", "fastapi")
+
 from fastapi import Depends, FastAPI, Request, routing
 from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool

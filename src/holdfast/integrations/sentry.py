@@ -14,6 +14,10 @@ import contextlib
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from holdfast.installing import require_extra
+
+require_extra("sentry", "sentry_sdk")
+
 import sentry_sdk
 
 from holdfast.errors import ConfigurationError

@@ -20,6 +20,11 @@ from typing import Any, Final, Union
 from weakref import WeakKeyDictionary
 
 from pydantic_core import from_json
+
+from holdfast.installing import require_extra
+
+require_extra("sqlalchemy", "sqlalchemy")
+
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy import inspect as state_of
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker

@@ -36,15 +36,27 @@ class Generations:
         async with self._session.reading() as statements:
             return await generations.every(statements)
 
+    async def begin(self, label: str | None = None, *, reason: str | None = None) -> int:
+        """Begin a generation and return its number; from then on it is that of writers that do not name one."""
+        if label is not None:
+            arguments.line("label", label)
+        asked: dict[str, Any] = {"reason": arguments.reason(reason), "label": label}
+        async with self._session.changing("generation.begin", **asked) as statements:
+            return await generations.begin(statements, label=label, actor=self._session.actor, reason=reason)
+
     async def retire(
         self, generation: int, *, force: bool = False, reason: str | None = None, dry_run: bool = False
     ) -> Generation:
         """Mark a generation as retired. Refused while it has open events or living workers, unless forced."""
         found = await self._known(generation)
+        served = found.current and generations.successor(await self.all()) is not None
         asked: dict[str, Any] = {"reason": arguments.reason(reason), "generation": generation, "force": force}
         async with self._session.changing("generation.retire", dry_run=dry_run, **asked) as statements:
-            if found.current:
-                raise Refused(f"generation {generation} is the current one", "begin another deployment first")
+            if found.current and not (force and served):
+                raise Refused(
+                    f"generation {generation} is the current one",
+                    "holdfast generations begin, or, while workers of the one before it live, go back to that: --force",
+                )
             answer = await generations.retire(
                 statements, generation, force=force, actor=self._session.actor, reason=reason
             )

@@ -25,9 +25,10 @@ from holdfast.deprecation import warn_if_deprecated
 from holdfast.encoding import PayloadObject
 from holdfast.envelope import EventEnvelope
 from holdfast.errors import FieldError
+from holdfast.generation import from_environment, of_worker
 from holdfast.ids import uuid7
 from holdfast.new_event import EventOptions, NewEvent, require_event, unknown_option
-from holdfast.outbox_row import OutboxRow, envelope_of, inherited_headers, origin, plain, prepare
+from holdfast.outbox_row import Origin, OutboxRow, envelope_of, inherited_headers, origin, plain, prepare
 from holdfast.outcome import Delay, delay_seconds
 from holdfast.payload import PAYLOAD_LIMIT, encode
 from holdfast.postgres.drivers import (
@@ -40,7 +41,6 @@ from holdfast.postgres.drivers import (
 )
 from holdfast.postgres.queries import Queries
 from holdfast.postgres.refusals import refusal_of
-from holdfast.settings import channel_of
 from holdfast.telemetry import Notice
 from holdfast.typed_events import TypedEvent
 
@@ -72,20 +72,28 @@ def _log(notice: Notice) -> None:
 
 
 class Publisher:
-    """Writes events into the outbox. It holds no connection and no state: make one per source and share it."""
+    """Writes events into the outbox. It holds no connection and no state: make one per source and share it.
+
+    Without `generation`, events get that of the worker in this process, else that of `HOLDFAST_GENERATION`, else the
+    current one of the database they are written to.
+    """
 
     def __init__(
         self,
         source: str,
         *,
         schema: str = "core",
-        generation: int = 0,
+        generation: int | None = None,
         channel: str | None = None,
         payload_limit: int = PAYLOAD_LIMIT,
     ) -> None:
         self.source = source
         self._queries = Queries(schema)
-        self._origin = origin(source, generation, channel or channel_of(generation))
+        self._schema = schema
+        self._channel = channel or None
+        self._generation = generation
+        self._fallback = from_environment() if generation is None else generation
+        self._origins = {self._fallback: origin(source, self._fallback, self._channel)}
         self._payload_limit = whole("payload_limit", payload_limit, 1)
 
     @overload
@@ -196,6 +204,18 @@ class Publisher:
         """Return an `EventPublisher` for code that must not know about transactions."""
         return BoundPublisher(self, tx)
 
+    @property
+    def _origin(self) -> Origin:
+        """The columns that are the same for all events which are published at this moment."""
+        generation = self._fallback
+        if self._generation is None:
+            served = of_worker(self._schema)
+            generation = generation if served is None else served
+        found = self._origins.get(generation)
+        if found is None:
+            found = self._origins[generation] = origin(self.source, generation, self._channel)
+        return found
+
     # --- the steps ------------------------------------------------------------------------------------
 
     def _run(self, tx: Any, steps: _Steps[T], *, alone: bool = False) -> Any:
@@ -238,7 +258,8 @@ class Publisher:
     def _publish(self, event: NewEvent) -> _Steps[EventEnvelope]:
         identity, now = require_event(event).event_id or uuid7(), datetime.now(UTC)
         text, payload = encode(event.payload, self._payload_limit)
-        row = self._row(event, None, now.isoformat(), identity, text)
+        origin = self._origin
+        row = self._row(event, None, now.isoformat(), identity, origin, text)
         envelope = envelope_of(event, payload, row, identity, now)
         if event.key is not None:
             holder = yield self._hold_key(event, row)
@@ -246,7 +267,7 @@ class Publisher:
                 return envelope.model_copy(update={"event_id": UUID(str(holder))})
         if event.event_id is None:
             yield _Command("publish_one", row._asdict())
-        elif not (yield _Command("publish_given", self._columns([row], row.occurred_at))):
+        elif not (yield _Command("publish_given", self._columns([row], row.occurred_at, origin))):
             raise _taken(str(identity))
         return envelope
 
@@ -263,23 +284,23 @@ class Publisher:
             if event.key is not None:
                 raise FieldError("key", "is given to publish_many", "publish events with a key one by one")
         ids = [event.event_id or uuid7() for event in events]
-        shared = self._inherited()
-        rows = [self._row(event, shared, now, identity) for event, identity in zip(events, ids, strict=True)]
+        shared, origin = self._inherited(), self._origin
+        rows = [self._row(event, shared, now, identity, origin) for event, identity in zip(events, ids, strict=True)]
         given_ids = [event.event_id for event in events if event.event_id is not None]
         if len(set(given_ids)) < len(given_ids):
             raise _taken(next(str(each) for each, times in Counter(given_ids).items() if times > 1))
         statement = "publish_given" if given_ids else "publish_many"
         for start in range(0, len(rows), _MOST_ROWS):
             chunk = rows[start : start + _MOST_ROWS]
-            written = yield _Command(statement, self._columns(chunk, now))
+            written = yield _Command(statement, self._columns(chunk, now, origin))
             if given_ids and written != len(chunk):
                 raise _taken(f"of {len(chunk) - written} of {len(chunk)} events", "; the others are written")
         return ids
 
-    def _columns(self, rows: Sequence[OutboxRow], now: str) -> dict[str, object]:
+    def _columns(self, rows: Sequence[OutboxRow], now: str, origin: Origin) -> dict[str, object]:
         """Return the rows as columns. A column of defaults only, as most are, is left to the statement."""
         columns = dict(zip(OutboxRow._fields, map(list, zip(*rows, strict=True)), strict=True))
-        defaults = _DEFAULTS | {"occurred_at": now, "channel": self._origin.channel}
+        defaults = _DEFAULTS | {"occurred_at": now, "channel": origin.channel}
         values: dict[str, object] = {
             name: None if column.count(defaults.get(name)) == len(rows) else column for name, column in columns.items()
         }
@@ -287,9 +308,9 @@ class Publisher:
             values["idempotency_key"] = None
         return values | {
             "now": now,
-            "default_channel": self._origin.channel,
-            "source": self._origin.source,
-            "generation": self._origin.generation,
+            "default_channel": origin.channel,
+            "source": origin.source,
+            "generation": origin.generation,
         }
 
     def _keyed(self, key: str, *, delay: Delay | None = None, available_at: datetime | None = None) -> OutboxRow:
@@ -319,13 +340,15 @@ class Publisher:
         shared: tuple[str | None, dict[str, str] | None] | None = None,
         now: str | None = None,
         identity: UUID | None = None,
+        origin: Origin | None = None,
         encoded: str | None = None,
     ) -> OutboxRow:
         if event.ordering_key is not None:
             raise FieldError("ordering_key", "is not supported by this version", "leave it out")
         warn_if_deprecated(event.event_type, _log)
         trace_context, inherited = shared or self._inherited()
-        return prepare(event, self._origin, self._payload_limit, trace_context, inherited, now, identity, encoded)
+        source = origin or self._origin
+        return prepare(event, source, self._payload_limit, trace_context, inherited, now, identity, encoded)
 
     def _inherited(self) -> tuple[str | None, dict[str, str] | None]:
         """Return trace context and headers of the event that is being handled, if one is."""

@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Iterable
 from importlib.metadata import version
+from shlex import quote
 from uuid import UUID
 
 import asyncpg
@@ -21,7 +22,7 @@ from holdfast.postgres.faults import CONNECTION_FAULTS, PASSING_FAULTS
 from holdfast.postgres.fleet import Fleet, Registration
 from holdfast.postgres.subscriptions import Subscriptions, SubscriptionStatements
 from holdfast.redact import redact_secrets
-from holdfast.settings import WorkerSettings
+from holdfast.settings import WorkerSettings, channel_of
 from holdfast.telemetry import Notice, Observer
 from holdfast.worker.hourly import HourlyLimit
 from holdfast.worker.routing import SubscriptionIndex
@@ -191,10 +192,22 @@ class Maintenance:
         details: dict[str, object] = {
             "channel": channel,
             "generation": generation,
-            "remedy": f"start a worker with channels=({channel!r},) and generation={generation}; "
-            "the events wait and burn no attempts",
+            "remedy": f"{self._serving(channel, generation)}; the events wait and burn no attempts",
         }
         self._observe(Notice("warning", "channel_unserved", details))
+
+    def _serving(self, channel: str, generation: int) -> str:
+        """Return what leads to workers for a channel, or its events to the workers of this generation."""
+        own = self._registration.generation
+        named = "" if channel == channel_of(generation) else f" --channel {quote(channel)}"
+        start = f"start a worker with --generation {generation}{named}"
+        if generation == own:
+            return start
+        moving = f"holdfast generations move {generation} --to {own}"
+        if generation > own:  # a deployment that has begun and is not there yet, or was given up
+            retiring = f"holdfast generations retire {generation} --force"
+            return f"{start}; if that deployment was given up: {retiring}, then {moving}"
+        return f"correct HOLDFAST_GENERATION where they are published, and {moving}; or {start}"
 
     async def say_goodbye(self) -> None:
         """Take the worker off the list, if the database can be reached."""

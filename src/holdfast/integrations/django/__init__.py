@@ -14,6 +14,10 @@ The view runs in `transaction.atomic`. The middleware stores its response in the
 the response is passed on.
 """
 
+from holdfast.installing import require_extra
+
+require_extra("django", "django")
+
 from holdfast.integrations.django.middleware import IdempotencyMiddleware
 from holdfast.integrations.django.views import exchange_of, idempotent
 

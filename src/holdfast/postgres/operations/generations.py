@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -60,6 +61,18 @@ async def every(statements: Statements) -> list[Generation]:
     for number in failures.keys() - found.keys():
         found[number] = Generation(number, None, None, None, False, 0, failures[number], [], [], [])
     return [found[number] for number in sorted(found, reverse=True)]
+
+
+async def begin(statements: Statements, *, label: str | None, actor: str, reason: str | None) -> int:
+    """Begin a generation, which becomes the current one, and return its number."""
+    return int(await statements.value("generation_begin", label=label, actor=actor, reason=reason))
+
+
+def successor(generations: Sequence[Generation]) -> int | None:
+    """Return the generation that becomes current when the current one is retired, if living workers serve it."""
+    begun = [each for each in generations if each.started_at is not None and not each.retired_at and not each.current]
+    number = begun[0].generation if begun else 0
+    return number if any(each.workers for each in generations if each.generation == number) else None
 
 
 async def default(statements: Statements) -> int:

@@ -59,7 +59,7 @@ GRANT EXECUTE ON FUNCTION
     core.plan_create(uuid[], jsonb, int, bigint, int, float8, float8, interval, boolean, text, text),
     core.plan_take(bigint, uuid, text, text, interval, text), core.plan_step(bigint, uuid, int, interval),
     core.plan_release(bigint, uuid), core.plan_change_state(bigint, text, text, text),
-    core.serving_generation(), core.generation_open(bigint, int), core.generation_retire(bigint, boolean, text, text),
+    core.serving_generation(), core.generation_open(bigint, int), core.generation_begin(text, text, text), core.generation_retire(bigint, boolean, text, text),
     core.generation_move(bigint, bigint, int, text, text), core.worker_release(uuid, int, text, text),
     core.retire(text, text, text, text), core.audit_refused(text, text, text, jsonb, text),
     core.outbox_routes(text, bigint), core.outbox_channels(), core.served_channels(), core.channel_of(bigint), core.living_since(),

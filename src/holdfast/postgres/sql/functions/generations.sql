@@ -68,9 +68,37 @@ BEGIN
 END
 $$;
 
--- generation_retire: no new events for a generation that is not the current one: writers that do not name a generation
--- get the newest that is not retired. The current one is refused, also by force. Answers how many events and living workers it still has; with either it is retired
--- only by force.
+-- generation_begin: the next number, which is the current one from then on: that of writers that do not name one. A number
+-- that a worker has named, or that open events have, without a deployment is left out, so that none is used twice.
+CREATE OR REPLACE FUNCTION core.generation_begin(p_label text, p_actor text, p_reason text DEFAULT NULL)
+RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_generation bigint;
+BEGIN
+    LOCK TABLE core.deployments IN SHARE ROW EXCLUSIVE MODE;  -- one number for each, when two begin at once
+    SELECT coalesce(max(d.generation), 0) INTO v_generation FROM core.deployments d;
+    LOOP
+        IF v_generation = 9223372036854775807 THEN
+            RAISE EXCEPTION 'there is no generation after %', v_generation
+                USING ERRCODE = 'numeric_value_out_of_range', HINT = 'Delete its line from core.deployments.';
+        END IF;
+        v_generation := v_generation + 1;
+        EXIT WHEN NOT EXISTS (SELECT FROM core.workers w WHERE w.generation = v_generation AND w.stopped_at IS NULL)
+              AND NOT EXISTS (SELECT FROM core.outbox_channels() c WHERE c.generation = v_generation);
+    END LOOP;
+    INSERT INTO core.deployments (generation, label) VALUES (v_generation, p_label);
+    PERFORM core.audit_append(
+        p_actor, 'generation.begin', p_reason, jsonb_build_object('generation', v_generation, 'label', p_label), '{}');
+    RETURN v_generation;
+END
+$$;
+
+-- generation_retire: no new events for a generation: writers that do not name one get the newest that is not retired. The
+-- current one is retired only by force, and only while living workers serve the one that becomes current. Answers how many
+-- events and living workers it still has; with either it is retired only by force.
 CREATE OR REPLACE FUNCTION core.generation_retire(p_generation bigint, p_force boolean, p_actor text, p_reason text DEFAULT NULL)
 RETURNS TABLE (open int, workers int, retired boolean)
 LANGUAGE plpgsql SECURITY DEFINER
@@ -83,10 +111,15 @@ DECLARE
                       WHERE w.generation = p_generation AND w.stopped_at IS NULL
                         AND w.heartbeat_at > core.living_since());
     v_retired boolean := p_force OR (v_open = 0 AND v_workers = 0);
+    v_next    bigint := (SELECT coalesce(max(d.generation), 0) FROM core.deployments d
+                         WHERE d.retired_at IS NULL AND d.generation <> p_generation);
 BEGIN
-    IF p_generation = core.current_generation() THEN
+    IF p_generation = core.current_generation() AND NOT (
+           p_force AND v_next <> p_generation
+           AND EXISTS (SELECT FROM core.served_channels() s WHERE s.generation = v_next)) THEN
         RAISE EXCEPTION 'generation % is the current one', p_generation
-            USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Begin another deployment first.';
+            USING ERRCODE = 'object_not_in_prerequisite_state',
+                  HINT = format('Begin another deployment first; or go back by force, while workers of %s live.', v_next);
     END IF;
     IF v_retired THEN
         INSERT INTO core.deployments AS d (generation, retired_at) VALUES (p_generation, now())
