@@ -133,14 +133,17 @@ class Session(asyncpg.Connection):  # type: ignore[misc]
 
 
 class Sessions:
-    """At most `size` sessions, opened when they are needed."""
+    """At most `most` sessions, opened when they are needed. Those beyond `size` are closed when they are not."""
 
-    def __init__(self, address: Address, *, size: int, patience: float, statement_timeout: float) -> None:
+    def __init__(
+        self, address: Address, *, size: int, most: int | None = None, patience: float, statement_timeout: float
+    ) -> None:
         self._address = address
+        self._size = size
         self._patience = patience
         # The server's limit for idle transactions does not end a client that is gone while a statement runs or is sent.
         self._statement_timeout = statement_timeout
-        self._free = asyncio.Semaphore(size)
+        self._free = asyncio.Semaphore(max(size, most or 0))
         self._unused: list[Session] = []
         self._open: dict[Session, float] = {}  # since when
         self._tidying: asyncio.Task[None] | None = None
@@ -153,6 +156,8 @@ class Sessions:
             return await self._unused_or_new()
         except BaseException as fault:
             self._free.release()
+            if isinstance(fault, asyncpg.TooManyConnectionsError) and len(self._open) >= self._size:
+                raise NoSession from fault
             if isinstance(fault, CONNECTION_FAULTS):
                 raise NoConnection(fault) from fault
             raise
@@ -227,6 +232,9 @@ class Sessions:
                 await asyncio.sleep(wait)
                 continue
             self._unused.remove(longest)
+            if len(self._open) > self._size:
+                self.discard(longest)
+                continue
             if self._free.locked():
                 self._unused.insert(0, longest)
                 await asyncio.sleep(_TIDY_AFTER)
