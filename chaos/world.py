@@ -70,7 +70,7 @@ class Setup:
     @property
     def connections_at_most(self) -> int:
         """Of all workers together: their own and those of their handlers."""
-        return self.workers * WorkerSettings(connections=self.connections).connections_needed(True)
+        return self.workers * WorkerSettings(connections=self.connections).connections_needed(2)
 
     @property
     def options(self) -> list[str]:

@@ -22,7 +22,7 @@ LONGEST_SCHEMA = 48
 # The event names that nearly all events have: publish looks no further.
 is_plain_event_name = re.compile(r"[!-)+-.0-~]{1,200}").fullmatch
 
-_EVENT_PATTERN = re.compile(r"[^/\s\x00-\x1f\x7f-\x9f]{1,200}")
+_EVENT_PATTERN = re.compile(r"[^/\s]{1,200}")
 _HANDLER_NAME = re.compile(r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)+")
 _IDENTIFIER = re.compile(r"[a-z_][a-z0-9_]*")
 
@@ -41,7 +41,7 @@ def event_name(field: str, value: object, *, error: Refusal = ConfigurationError
 
 def event_pattern(field: str, value: object, *, error: Refusal = ConfigurationError) -> str:
     """Return an event type in which `*` may stand for any characters."""
-    if not isinstance(value, str) or not _EVENT_PATTERN.fullmatch(value):
+    if not isinstance(value, str) or not _EVENT_PATTERN.fullmatch(value) or not value.isprintable():
         remedy = 'write it like "order.placed" or "order.*", without spaces and slashes'
         raise error(field, f"has the event type {quoted(value)}", remedy)
     return value

@@ -59,7 +59,12 @@ class WorkerSettings:
         """The channels that a worker claims from, each once."""
         return tuple(dict.fromkeys(self.channels)) or (channel_of(self.generation),)
 
-    def connections_needed(self, transactional: bool, scheduled: bool = False) -> int:
-        """Return how many database connections a worker process opens at most."""
+    def sessions_at_most(self, transactional: int) -> int:
+        """Return how many database sessions so many handlers that take `tx` use at most."""
+        # Several: quick handlers have `connections`, and slow ones as many of their own.
+        return self.connections * min(transactional, 2)
+
+    def connections_needed(self, transactional: int, scheduled: bool = False) -> int:
+        """Return how many database connections a worker process opens at most, if so many handlers take `tx`."""
         reserved = 4 + (2 if self.listen else 0)  # claim, settle, leases, maintenance; listen, sleeper
-        return reserved + (self.connections if transactional else 0) + (1 if scheduled else 0)
+        return reserved + self.sessions_at_most(transactional) + (1 if scheduled else 0)

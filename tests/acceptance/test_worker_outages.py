@@ -98,7 +98,7 @@ async def test_all_connections_are_killed_again_and_again(dsn: str, conn: asyncp
         await asyncio.sleep(0.005)
 
     settings = {"connections": 4, "lease": 2.0, "poll_interval": 0.5}
-    limit = WorkerSettings(**settings).connections_needed(True)
+    limit = WorkerSettings(**settings).connections_needed(1)
     most, n = 0, 0
     async with running(dsn, registry, facts, **settings):
         for _ in range(8):
@@ -234,7 +234,7 @@ async def test_without_listening(dsn: str, conn: asyncpg.Connection) -> None:
         await until(lambda: worker.counters.polls >= 2, what="it polls")
         assert await conn.fetchval("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'") == 0
         opened = await conn.fetchval("SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'holdfast %'")
-        assert opened <= WorkerSettings(listen=False).connections_needed(False) == 4
+        assert opened <= WorkerSettings(listen=False).connections_needed(0) == 4
 
 
 async def test_listener_has_a_dsn_of_its_own_that_fails(dsn: str, conn: asyncpg.Connection) -> None:

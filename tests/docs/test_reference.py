@@ -92,9 +92,9 @@ def test_connections_are_as_documented() -> None:
     rows = table(sections(read("docs/managed-postgres.md"))["Connections"])
     settings = [WorkerSettings(), WorkerSettings(listen=False)]
     assert [[int(cell) for cell in row[1:]] for row in rows] == [
-        [each.connections_needed(transactional) for transactional in (False, True)] for each in settings
+        [each.connections_needed(transactional) for transactional in (0, 1, 2)] for each in settings
     ]
-    assert WorkerSettings().connections_needed(False, scheduled=True) == WorkerSettings().connections_needed(False) + 1
+    assert WorkerSettings().connections_needed(0, scheduled=True) == WorkerSettings().connections_needed(0) + 1
 
 
 def test_the_limits_of_status_are_as_documented() -> None:

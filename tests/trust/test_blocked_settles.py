@@ -133,6 +133,22 @@ async def test_blocked_transactional_handlers_leave_the_sessions_to_others(
     assert runs == {TRANSACTIONAL: 8, "other.book": 5}
 
 
+async def test_a_blocked_transaction_holds_up_no_other_of_its_handler(
+    dsn: str, conn: asyncpg.Connection, logins: Logins
+) -> None:
+    """LSN-3, OPS-6: it waits for the producer a moment, not seconds, and meanwhile its session is for others."""
+    runs: Counter[str] = Counter()
+    async with running(dsn, registry(runs), connections=1, poll_interval=0.2):
+        async with holding(logins, TRANSACTIONAL, "order.paid", 4):
+            waits = "SELECT count(*) FROM core.outbox WHERE source = 'bank' AND claimed_by IS NOT NULL"
+            await until(lambda: conn.fetchval(waits), what="the first was tried")
+            own = await publish_many(conn, "order.paid", 5)
+            for each in own:
+                await settled(conn, each, within=4)
+            assert runs == {TRANSACTIONAL: 5}
+        await until(lambda: runs[TRANSACTIONAL] == 9, what="the bank's events, when it lets them")
+
+
 async def test_doctor_names_the_session(dsn: str, conn: asyncpg.Connection, logins: Logins) -> None:
     """OPS-6: with its pid, its login, and since when."""
     async with holding(logins, PLAIN, "order.placed"):

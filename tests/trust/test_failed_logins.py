@@ -14,7 +14,7 @@ import asyncpg
 import psycopg
 import pytest
 
-from holdfast import EventEnvelope, HandlerRegistry, RetryPolicy, Worker
+from holdfast import EventEnvelope, HandlerRegistry, RetryPolicy, Worker, WorkerSettings
 from tests.acceptance.support import Facts, backends, drained, make_tables, publish_many, running, terminate, until
 from tests.servers import SessionServer
 
@@ -163,3 +163,35 @@ async def test_wrong_password_at_the_start_is_an_answer(dsn: str, login: Login) 
     async with asyncio.timeout(5):
         with pytest.raises(asyncpg.InvalidPasswordError):
             await Worker(login.dsn, registry, observers=()).run()
+
+
+@pytest.mark.newest_postgres
+async def test_no_connections_for_slow_handlers(conn: asyncpg.Connection, login: Login) -> None:
+    """LSN-17: where the server allows no more than `connections`, one is left for a handler that has none."""
+    registry, released, done = HandlerRegistry(), asyncio.Event(), Counter[str]()
+
+    @registry.handler("slow.happened", name="slow.call")
+    async def call(event: EventEnvelope, tx: asyncpg.Connection) -> None:
+        done["slow"] += 1
+        await released.wait()
+
+    @registry.handler("fast.happened", name="fast.note")
+    async def note(event: EventEnvelope, tx: asyncpg.Connection) -> None:
+        done["fast"] += 1
+
+    connections = 4
+    limit = WorkerSettings(connections=connections).connections_needed(1)
+    login.run(f"ALTER ROLE {{login}} CONNECTION LIMIT {limit}")
+    await publish_many(conn, "slow.happened", 20)
+    facts = Facts()
+    try:
+        async with running(login.dsn, registry, facts, connections=connections, grace=0.1) as worker:
+            await until(lambda: done["slow"] == connections - 1, what="the slow one has its sessions")
+            await publish_many(conn, "fast.happened", 100)
+            await until(lambda: done["fast"] == 100, what="the fast one has done its work")
+            assert worker.counters.snoozed < 10
+            await until(lambda: bool(facts.notices("connections_exhausted")), what="it was said")
+            released.set()
+    finally:
+        released.set()
+    await conn.execute("DELETE FROM core.outbox")

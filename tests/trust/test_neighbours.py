@@ -6,11 +6,13 @@ import asyncio
 import statistics
 import threading
 from collections import Counter
+from collections.abc import Awaitable, Callable
+from functools import partial
 
 import asyncpg
 import pytest
 
-from holdfast import EventEnvelope, HandlerRegistry, RetryPolicy
+from holdfast import EventEnvelope, HandlerRegistry, RetryPolicy, WorkerSettings
 from tests.acceptance.support import Facts, publish, publish_many, running, until
 
 pytestmark = [pytest.mark.trust, pytest.mark.newest_postgres]
@@ -82,6 +84,37 @@ async def test_fast_beside_one_that_hangs(dsn: str, conn: asyncpg.Connection, fa
             both.release()
     finally:
         both.release()
+    await conn.execute("DELETE FROM core.outbox")
+
+
+@pytest.mark.parametrize("hanging", [1, 4])
+async def test_sessions_beside_those_that_hang(dsn: str, conn: asyncpg.Connection, hanging: int) -> None:
+    """LSN-17: handlers that never end use all sessions that they may, and a quick one has nearly as many as alone."""
+    registry, released, at_work, most = HandlerRegistry(), asyncio.Event(), Counter[str](), Counter[str]()
+
+    def add(name: str, event_type: str, wait: Callable[[], Awaitable[object]]) -> None:
+        async def handle(event: EventEnvelope, tx: asyncpg.Connection) -> None:
+            at_work[name] += 1
+            most[name] = max(most[name], at_work[name])
+            await wait()
+            at_work[name] -= 1
+
+        registry.add(name, (event_type,), handle, timeout=60)
+
+    for number in range(hanging):
+        add(f"slow.call{number}", f"slow.number{number}", released.wait)
+        await publish_many(conn, f"slow.number{number}", 30)
+    add("fast.note", "fast.happened", partial(asyncio.sleep, 0.02))
+    size = WorkerSettings().connections
+    try:
+        async with running(dsn, registry, grace=0.1):
+            await until(lambda: sum(most.values()) >= size - 1, what="those that hang have their sessions")
+            await publish_many(conn, "fast.happened", 3000)
+            await until(lambda: most["fast.note"] >= 0.8 * size, what="the quick one has its sessions")
+            assert sum(most.values()) - most["fast.note"] < size + hanging
+            released.set()
+    finally:
+        released.set()
     await conn.execute("DELETE FROM core.outbox")
 
 

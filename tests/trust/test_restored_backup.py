@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections import Counter
+from datetime import timedelta
 from pathlib import Path
 
 import asyncpg
@@ -19,6 +20,50 @@ from tests.trust.test_old_primary import free_port
 pytestmark = [pytest.mark.trust, pytest.mark.newest_postgres]
 
 QUICK = {"fsync": "off"}
+
+
+async def test_schedules_that_are_younger_than_the_backup_go_on(tmp_path: Path) -> None:
+    """T24, IDM-4: a worker that runs declares them again, and fires them under the backup."""
+    folder, backup = (usable_data_dir(tmp_path / name) for name in ("live", "backup"))
+    registry, runs, port = HandlerRegistry(), Counter[str](), free_port()
+    registry.schedule("clock.ticked", name="clock.tick", every=timedelta(seconds=1))
+
+    @registry.handler("clock.ticked", name="clock.note")
+    async def note(event: EventEnvelope) -> None:
+        runs["ticks"] += 1
+
+    try:
+        server = EmbeddedPostgres(folder, settings=QUICK, port=port)
+        with server:
+            await migrate.apply(server.dsn)
+            async with running(server.dsn, handlers_of(registry)):
+                pass
+        subprocess.run(["cp", "-a", folder, backup], check=True)
+        server.start()
+        async with running(server.dsn, registry, poll_interval=0.2, lease=2.0):
+            await until(lambda: runs["ticks"] > 0, what="a tick")
+            server.stop("immediate")
+            shutil.rmtree(folder)
+            subprocess.run(["cp", "-a", backup, folder], check=True)
+            server.start()
+            conn = await asyncpg.connect(server.dsn)
+            assert await conn.fetchval("SELECT count(*) FROM core.subscriptions") == 1
+            ticks = runs["ticks"]
+            await until(lambda: runs["ticks"] > ticks, within=20, what="a tick under the backup")
+            assert await conn.fetchval("SELECT fired FROM core.schedules WHERE name = 'clock.tick'") > 0
+            await conn.close()
+        server.stop()
+    finally:
+        for each in (folder, backup):
+            shutil.rmtree(each, ignore_errors=True)
+
+
+def handlers_of(registry: HandlerRegistry) -> HandlerRegistry:
+    """The registry before it had schedules."""
+    earlier = HandlerRegistry()
+    for handler in registry:
+        earlier.add(handler.name, handler.event_types, handler.function)
+    return earlier
 
 
 async def test_every_event_of_the_backup_is_delivered(tmp_path: Path) -> None:

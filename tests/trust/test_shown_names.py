@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import json
 import shlex
+import unicodedata
 
 import asyncpg
 import pytest
 from typer.testing import CliRunner
 
+from holdfast import Publisher
 from holdfast.cli.app import app
+from holdfast.errors import ConfigurationError, PublishError
 from holdfast.postgres.doctor import examine
 from tests.outbox import Outbox, connect
 
 pytestmark = pytest.mark.trust
 
 INSERT = "INSERT INTO core.outbox (event_type, source, payload, channel) VALUES ('a.b', $1, '{}', $2)"
+INSERT_NAMES = "INSERT INTO core.outbox (event_type, source, target, payload) VALUES ($1, $2, $3, '{}')"
 NASTY = "x; rm -rf ~ #"
 
 
@@ -46,11 +50,32 @@ async def test_advice_can_be_copied(dsn: str, conn: asyncpg.Connection) -> None:
     assert shlex.split(finding.remedy)[-3:] == [NASTY, "--generation", "0"]
 
 
+HIDDEN = [chr(code) for code in range(1, 0x110000) if unicodedata.category(chr(code)) in ("Cc", "Cf", "Zl", "Zp")]
+
+
+@pytest.mark.parametrize("field", ["event_type", "source", "target"])
+async def test_no_name_has_a_twin_that_looks_the_same(conn: asyncpg.Connection, field: str) -> None:
+    """SEC-1, OBX-2: characters that control, or cannot be seen, are refused by Publisher, INSERT and functions."""
+    values = {"event_type": "order.placed", "source": "shop", "target": "billing"}
+    for hidden in (*HIDDEN[:: len(HIDDEN) // 30], "\u200b", "\u202e", "\u2066", "\u00ad", "\ufeff", "\U000e0041"):
+        twin = values | {field: values[field] + hidden}
+        with pytest.raises((PublishError, ConfigurationError), match=field):
+            async with conn.transaction():
+                await Publisher(twin["source"]).publish(conn, twin["event_type"], {}, target=twin["target"])
+        with pytest.raises(asyncpg.InvalidParameterValueError, match=r"cannot be seen|without spaces"):
+            await conn.execute(INSERT_NAMES, *twin.values())
+    assert await conn.fetch("SELECT h FROM unnest($1::text[]) h WHERE core.is_name('a' || h)", HIDDEN) == []
+    for seen in ("größe.änderung", "注文.作成", "заказ", "a'b\\c", "🙂"):
+        await conn.execute(INSERT_NAMES, *(values | {field: seen}).values())
+    await conn.execute("DELETE FROM core.outbox")
+
+
 @pytest.mark.parametrize("invisible", ["\u200b", "\u2060", "\ufeff", "\u00ad", "\u202e", "\U000e0041"])
 async def test_what_has_no_width_is_shown(dsn: str, invisible: str) -> None:
     """OPS-6: a source that looks like another one is seen to be another one."""
     connection = await connect(dsn)
-    await Outbox(connection).insert(source=f"shop{invisible}")
+    await connection.execute("ALTER TABLE core.outbox DISABLE TRIGGER outbox_fill")  # a row from before
+    await Outbox(connection).insert(source=f"shop{invisible}", idempotency_key="k")
     await connection.close()
     for options in ((), ("--json",)):
         shown = await asyncio.to_thread(CliRunner().invoke, app, ["events", "list", "--dsn", dsn, *options])

@@ -84,9 +84,10 @@ def test_every_number_is_checked() -> None:
 def test_connections_are_bounded() -> None:
     """OBX-7: what a worker process opens at most, with and without listening and transactions."""
     settings = WorkerSettings(connections=7)
-    assert settings.connections_needed(False) == 6
-    assert settings.connections_needed(True) == 13
-    assert WorkerSettings(listen=False).connections_needed(False) == 4
+    assert settings.connections_needed(0) == 6
+    assert settings.connections_needed(1) == 13
+    assert settings.connections_needed(2) == settings.connections_needed(5) == 20
+    assert WorkerSettings(listen=False).connections_needed(0) == 4
 
 
 def test_settings_are_frozen() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,40 +10,125 @@ from holdfast import EventEnvelope, HandlerRegistry, WorkerSettings
 from holdfast.worker.queues import queues_of
 from holdfast.worker.shares import Shares
 
-STEPS = st.lists(st.tuples(st.sampled_from(["take", "give", "hang"]), st.sampled_from("abc")), max_size=80)
+QUICK, SLOW = 0.005, 1.0
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["take", "quick", "slow", "fail", "linger", "overrun"]), st.sampled_from("abc")),
+    max_size=80,
+)
+
+
+def all_of(shares: Shares, handler: str) -> int:
+    """Take all that the handler may have; return how many it holds then."""
+    while shares.free(handler):
+        shares.take(handler)
+    return shares.held(handler)
+
+
+def known(shares: Shares, handler: str, seconds: float, *, failed: bool = False) -> None:
+    """Let the handler finish a few deliveries."""
+    for _ in range(5):
+        shares.take(handler)
+        shares.ended(handler, seconds, False, failed)
+        shares.give(handler)
 
 
 @given(STEPS, st.integers(1, 6), st.booleans())
-def test_a_handler_that_holds_none_is_served(steps: list[tuple[str, str]], size: int, overflow: bool) -> None:
-    """LSN-17: whatever the others hold, threads have one for it; of the sessions the last one is not for the greedy."""
-    reserve = 0 if overflow or size == 1 else 1
-    shares, held, hanging = Shares(size, reserve=reserve, overflow=overflow), dict.fromkeys("abc", 0), 0
+def test_never_more_than_promised(steps: list[tuple[str, str]], size: int, overflow: bool) -> None:
+    """LSN-17: as many for the quick as for the slow; threads also have one for each handler that holds none."""
+    shares = Shares(size, handlers=3, overflow=overflow)
+    held, lingering, hanging = dict.fromkeys("abc", 0), dict.fromkeys("abc", 0), 0
     for step, name in steps:
-        if step == "take" and shares.free(name):
-            shares.take(name)
-            held[name] += 1
-        elif step == "give" and held[name]:
+        if step == "take":
+            if shares.free(name):
+                shares.take(name)
+                held[name] += 1
+        elif step == "overrun":
+            if overflow:
+                shares.overrun(1)
+                hanging += 1
+        elif step == "linger":
+            if lingering[name] < held[name]:
+                shares.linger(name)
+                lingering[name] += 1
+        elif held[name]:
+            shares.ended(name, SLOW if step == "slow" else QUICK, lingering[name] == held[name], step == "fail")
+            lingering[name] = min(lingering[name], held[name] - 1)
             shares.give(name)
             held[name] -= 1
-        elif step == "hang" and hanging < sum(held.values()):
-            shares.overrun(1)
-            hanging += 1
-        elif hanging:
-            shares.overrun(-1)
-            hanging -= 1
-        taken = sum(held.values())
-        assert taken <= 2 * size + (len(held) if overflow else 0)
+        shares.learn()
+        assert shares.taken == sum(held.values()) <= 2 * size + min(hanging, size) + (len(held) if overflow else 0)
         for each, count in held.items():
             assert shares.held(each) == count
             if count == 0 and overflow:
                 assert shares.free(each) >= 1
-    if not overflow and size > 1:
-        shares = Shares(size, reserve=1)
-        while shares.free("greedy"):
-            shares.take("greedy")
-        assert shares.held("greedy") == size - 1
-        assert shares.spent
-        assert shares.free("lone") == 1
+
+
+@pytest.mark.parametrize("handlers", [1, 5])
+def test_slow_beside_quick(handlers: int) -> None:
+    """LSN-17: the slow use all of one half but the last, however many they are, and the quick have the other half."""
+    shares = Shares(10, handlers=6)
+    for number in range(handlers):
+        shares.take(f"slow{number}")
+        shares.linger(f"slow{number}")
+    for number in range(handlers):
+        all_of(shares, f"slow{number}")
+    assert shares.taken == 9
+    assert shares.spent
+    assert shares.free("quick") == 1
+    known(shares, "quick", QUICK)
+    assert all_of(shares, "quick") == 9
+    assert shares.free("lone") == 1
+
+
+def test_hanging_of_late() -> None:
+    """LSN-17: a quick handler that begins to hang gives up its half as soon as that shows."""
+    shares = Shares(10)
+    known(shares, "hangs", QUICK)
+    known(shares, "quick", QUICK)
+    assert all_of(shares, "hangs") == 9
+    assert all_of(shares, "quick") == 1
+    for _ in range(9):
+        shares.linger("hangs")
+    assert all_of(shares, "quick") == 9
+
+
+def test_failing_beside_quick() -> None:
+    """LSN-17: a handler that fails all the time holds one session while others hold some, and all it likes otherwise."""
+    shares = Shares(10)
+    known(shares, "quick", QUICK)
+    known(shares, "fails", QUICK, failed=True)
+    shares.take("quick")
+    assert all_of(shares, "fails") == 1
+    shares.give("quick")
+    assert all_of(shares, "fails") == 9
+    assert shares.free("quick") == 1
+    assert not shares.rivals("quick", "fails")
+    known(shares, "fails", QUICK)
+    assert shares.rivals("quick", "fails")
+
+
+def test_slow_commits() -> None:
+    """LSN-17: where every delivery takes a while, long is what takes longer than the others."""
+    shares = Shares(10)
+    known(shares, "quick", 0.15)
+    known(shares, "slow", SLOW)
+    shares.learn()
+    assert all_of(shares, "slow") == 9
+    assert all_of(shares, "quick") == 9
+
+
+def test_sessions_that_the_server_refuses() -> None:
+    """LSN-17: where there can be no more, the last one is still for a handler that holds none."""
+    shares = Shares(10)
+    known(shares, "slow", SLOW)
+    shares.refused()
+    assert all_of(shares, "slow") == 9
+    assert shares.free("quick") == 1
+
+
+def test_one_handler_has_all() -> None:
+    shares = Shares(10, handlers=1)
+    assert all_of(shares, "alone") == 10
 
 
 def test_room_of_each_handler() -> None:
@@ -60,10 +146,11 @@ def test_room_of_each_handler() -> None:
     registry.add("a.transactional_too", ("x",), transactional)
     registry.add("a.blocking", ("x",), blocking)
     queues = queues_of(list(registry), WorkerSettings(concurrency=50, threads=4, connections=3))
+    known(queues["a.transactional"].shares or Shares(0), "a.transactional", QUICK)
     assert {name: queue.room(500) for name, queue in queues.items()} == {
         "a.coroutine": 50,
         "a.transactional": 3,
-        "a.transactional_too": 3,
+        "a.transactional_too": 1,
         "a.blocking": 4,
     }
     for _ in range(4):
@@ -73,6 +160,6 @@ def test_room_of_each_handler() -> None:
     assert {name: queue.room(500) for name, queue in queues.items()} == {
         "a.coroutine": 46,
         "a.transactional": 1,
-        "a.transactional_too": 2,
+        "a.transactional_too": 1,
         "a.blocking": 0,
     }

@@ -23,8 +23,9 @@ _ENDS = re.compile(r"\s*(COMMIT|END|ABORT|ROLLBACK(?!\s+(WORK\s+|TRANSACTION\s+)
 # DISCARD ALL would do all of this, but cannot run inside a transaction, and drops the driver's prepared statements too.
 # RESET ALL is early, so that a short statement_timeout does not outlive it.
 _RESET = """
-RESET SESSION AUTHORIZATION; RESET ROLE; RESET ALL; SELECT pg_catalog.pg_advisory_unlock_all(); CLOSE ALL;
-DISCARD TEMP; DISCARD SEQUENCES;"""
+RESET SESSION AUTHORIZATION; RESET ROLE; RESET ALL; CLOSE ALL; DISCARD TEMP; DISCARD SEQUENCES;"""
+# The first statement of a handler's transaction does this too, for less than a statement of its own would cost.
+_UNLOCK = " SELECT pg_catalog.pg_advisory_unlock_all();"
 # Two things need messages of their own: DEALLOCATE the names, and UNLISTEN the end of a transaction.
 _DEALLOCATE = """
 SELECT pg_catalog.string_agg(pg_catalog.format('DEALLOCATE %I', name), '; ')
@@ -96,8 +97,9 @@ class Session(asyncpg.Connection):  # type: ignore[misc]
     async def enter(self, first: Callable[[bool], Awaitable[T | None]]) -> tuple[asyncpg.transaction.Transaction, T]:
         """Begin a transaction with the statement of `first`; return it and the statement's result.
 
-        The statement is told whether to look for what a reset within a transaction leaves, and then returns None: then
-        the session is cleaned, and all begins again. Behind a pooler a session is not the last handler's.
+        The statement is told whether the session was used. Then it gives up the locks of the last handler, and returns
+        None if it finds what a reset within a transaction leaves: the session is cleaned, and all begins again. Behind
+        a pooler a session is not the last handler's.
         """
         for look in (self.used and not self.pooled, False):
             transaction = self.transaction(isolation="read_committed")
@@ -112,13 +114,14 @@ class Session(asyncpg.Connection):  # type: ignore[misc]
         """Begin a transaction, and reset the session in the same message."""
         try:
             # The transaction would be read-only or deferrable if the last handler had made that its session's default.
-            return str(await super().execute(f"{begin.rstrip(';')} READ WRITE NOT DEFERRABLE;{_RESET}"))
+            reset = _RESET + _UNLOCK if self.pooled else _RESET
+            return str(await super().execute(f"{begin.rstrip(';')} READ WRITE NOT DEFERRABLE;{reset}"))
         except asyncpg.PostgresError as refusal:
             raise ConnectionResetError(f"the session could not be reset: {refusal}") from refusal
 
     async def clean(self) -> None:
         """Reset the session, outside a transaction, and drop what only that can: statements and channels."""
-        await super().execute(f"{_RESET} UNLISTEN *;")
+        await super().execute(f"{_RESET}{_UNLOCK} UNLISTEN *;")
         if deallocate := await self.fetchval(_DEALLOCATE):
             await super().execute(deallocate)
         self.used = False
@@ -133,14 +136,17 @@ class Session(asyncpg.Connection):  # type: ignore[misc]
 
 
 class Sessions:
-    """At most `size` sessions, opened when they are needed."""
+    """At most `most` sessions, opened when they are needed. Those beyond `size` are closed when they are not."""
 
-    def __init__(self, address: Address, *, size: int, patience: float, statement_timeout: float) -> None:
+    def __init__(
+        self, address: Address, *, size: int, most: int | None = None, patience: float, statement_timeout: float
+    ) -> None:
         self._address = address
+        self._size = size
         self._patience = patience
         # The server's limit for idle transactions does not end a client that is gone while a statement runs or is sent.
         self._statement_timeout = statement_timeout
-        self._free = asyncio.Semaphore(size)
+        self._free = asyncio.Semaphore(max(size, most or 0))
         self._unused: list[Session] = []
         self._open: dict[Session, float] = {}  # since when
         self._tidying: asyncio.Task[None] | None = None
@@ -153,6 +159,8 @@ class Sessions:
             return await self._unused_or_new()
         except BaseException as fault:
             self._free.release()
+            if isinstance(fault, asyncpg.TooManyConnectionsError) and len(self._open) >= self._size:
+                raise NoSession from fault
             if isinstance(fault, CONNECTION_FAULTS):
                 raise NoConnection(fault) from fault
             raise
@@ -227,6 +235,9 @@ class Sessions:
                 await asyncio.sleep(wait)
                 continue
             self._unused.remove(longest)
+            if len(self._open) > self._size:
+                self.discard(longest)
+                continue
             if self._free.locked():
                 self._unused.insert(0, longest)
                 await asyncio.sleep(_TIDY_AFTER)

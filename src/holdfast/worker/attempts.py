@@ -36,9 +36,9 @@ class Attempts:
         self._sessions = shared.connections.sessions
         self._states = shared.states
         self._lease = shared.settings.lease  # and how long a delivery may wait for a thread
-        # The dispatcher decides who gets a thread. There may be as many again in place of those that hang, and one more
-        # for each handler.
-        self._most_threads = 2 * shared.settings.threads + sum(not handler.asynchronous for handler in handlers)
+        # The dispatcher decides who gets a thread. There may be as many for slow handlers as for quick ones, as many
+        # again in place of those that hang, and one more for each handler.
+        self._most_threads = 3 * shared.settings.threads + sum(not handler.asynchronous for handler in handlers)
         self.open()
 
     def open(self) -> None:
@@ -129,6 +129,7 @@ class Attempts:
 
     def _verdict(self, runner: Runner, delivery: Delivery, setback: Setback) -> Settlement | None:
         """How to settle an attempt that did not succeed; None when its lease is lost."""
+        runner.failed = True
         if isinstance(setback, asyncio.CancelledError):
             if self.ending:
                 raise setback

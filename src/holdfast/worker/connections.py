@@ -37,6 +37,7 @@ class Connections:
         self.sessions = Sessions(
             self.address,
             size=settings.connections,
+            most=settings.sessions_at_most(sum(handler.transactional for handler in registry)),
             patience=settings.lease,
             statement_timeout=max(handler.timeout for handler in registry) + SILENCE,
         )

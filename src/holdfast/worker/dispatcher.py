@@ -34,6 +34,8 @@ from holdfast.worker.wakeups import Wakeups
 _DELIVERIES = 20
 _LONGEST_TICK = 0.5
 _CANCEL_PATIENCE = 1.0
+# How often to look who holds a thread or a session for long.
+_WATCH_INTERVAL = 0.05
 # A delivery that waited in vain for a thread or a connection is left to another worker for so long.
 _SCARCE_DELAY = 1.0
 # A worker that was stopped has ended, and with it its threads, when this time is over.
@@ -62,6 +64,7 @@ class Dispatcher:
                 self._sharing.setdefault(queue.shares, []).append(queue)
         shortest = min(handler.timeout for handler in handlers)
         self._tick = min(max(shortest / 10, 0.01), _LONGEST_TICK)
+        self._watched: set[Shares] = set()
         self._runners: set[Runner] = set()
         self._fed: dict[str, HandlerQueue] = {}  # the queues that have deliveries waiting
         self._left_out: dict[str, HandlerQueue] = {}  # of the last claim, for want of room
@@ -109,6 +112,9 @@ class Dispatcher:
             queue.take()
             runner = Runner(queue)
             self._runners.add(runner)
+            if queue.shares is not None and queue.shares not in self._watched:
+                self._watched.add(queue.shares)
+                asyncio.get_running_loop().call_later(_WATCH_INTERVAL, self._watch, queue.shares)
             runner.task = task = asyncio.create_task(self._run(runner))
             task.add_done_callback(partial(self._ended, runner))
 
@@ -139,9 +145,35 @@ class Dispatcher:
         for queue in sorted(waiting, key=lambda queue: shares.held(queue.handler.name)):
             self._start(queue)
 
-    def _others_wait(self, queue: HandlerQueue) -> bool:
+    def _others_wait(self, shares: Shares, queue: HandlerQueue) -> bool:
         """Return whether another handler waits for a thread or a session: each delivery may be the last before it."""
-        return any(each is not queue and each.shares is queue.shares for each in self._fed.values())
+        name = queue.handler.name
+        return any(
+            each is not queue and each.shares is shares and shares.rivals(name, other)
+            for other, each in self._fed.items()
+        )
+
+    def _watch(self, shares: Shares) -> None:
+        """Find deliveries that hold a thread or a session for long, as long as any is held."""
+        if not shares.taken or self._attempts.ending:
+            self._watched.discard(shares)
+            return
+        asyncio.get_running_loop().call_later(_WATCH_INTERVAL, self._watch, shares)
+        shares.learn()
+        long_ago, lingering = time.monotonic() - shares.long, None
+        for runner in self._runners:
+            queue = runner.queue
+            if queue.shares is shares and runner.delivery and not runner.lingers and runner.since < long_ago:
+                runner.lingers, lingering = True, queue
+                shares.linger(queue.handler.name)
+        if lingering is not None:
+            self._share(shares)
+            self._tell_of_room(lingering)
+
+    def _note(self, runner: Runner, shares: Shares) -> None:
+        """Note how long a delivery has held a thread or a session."""
+        shares.ended(runner.queue.handler.name, time.monotonic() - runner.since, runner.lingers, runner.failed)
+        runner.lingers = runner.failed = False
 
     def _tell_of_room(self, queue: HandlerQueue) -> None:
         """Wake the claimer if a handler that it left out has room again, now that another runner has ended."""
@@ -166,30 +198,36 @@ class Dispatcher:
         queue = runner.queue
         queue.fresh = False
         self._start(queue)
-        waiting = queue.waiting
+        waiting, shares = queue.waiting, queue.shares
         try:
             for _ in range(_DELIVERIES):
                 if not waiting or self._settler.full:
                     return
                 delivery = waiting.popleft()
                 runner.delivery, runner.deadline = delivery, math.inf
+                if shares is not None:
+                    runner.since = time.monotonic()
                 try:
                     if not self._attempts.pass_over(delivery):
                         await self._attempts.run(runner, delivery)
                 except (NoThread, NoSession) as missing:
                     self._settler.add(Snooze(delivery, _SCARCE_DELAY))
+                    if shares is not None:
+                        shares.refused()
                     self._warn("threads" if isinstance(missing, NoThread) else "connections", delivery.handler)
                 except BaseException:
                     self._in_flight.drop(delivery)  # it is claimed again when its lease expires
                     raise
                 finally:
                     runner.delivery = None
+                    if shares is not None:
+                        self._note(runner, shares)
                     if self._stopping and not self.running():
                         self._quiet.set()
                 if runner.task is not None and runner.task.cancelling():
                     await self._forget_cancellation(runner, runner.task)
                 queue.finished += 1
-                if queue.shares is not None and self._others_wait(queue):
+                if shares is not None and self._others_wait(shares, queue):
                     return
         finally:
             self._end(runner)

@@ -163,7 +163,7 @@ class Lifecycle:
         await _end(*map(asyncio.ensure_future, closing), patience=_CLOSE_PATIENCE)
 
     def _introduction(self) -> dict[str, object]:
-        transactional = any(handler.transactional for handler in self._registry)
+        transactional = sum(handler.transactional for handler in self._registry)
         return {
             "worker_id": str(self._worker),
             "generation": self._settings.generation,

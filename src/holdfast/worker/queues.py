@@ -93,9 +93,9 @@ class HandlerQueue:
 
 def queues_of(handlers: Sequence[Handler], settings: WorkerSettings) -> dict[str, HandlerQueue]:
     """Return a queue for each handler, by its name."""
-    several = sum(handler.transactional for handler in handlers) > 1
-    threads = Shares(settings.threads, overflow=True)
-    sessions = Shares(settings.connections, reserve=int(several and settings.connections > 1))
+    in_threads = sum(not (handler.asynchronous or handler.transactional) for handler in handlers)
+    threads = Shares(settings.threads, handlers=in_threads, overflow=True)
+    sessions = Shares(settings.connections, handlers=sum(handler.transactional for handler in handlers))
 
     def shares(handler: Handler) -> Shares | None:
         if handler.transactional:

@@ -12,12 +12,18 @@ from holdfast.worker.queues import HandlerQueue
 class Runner:
     """One runner of a handler: its task, and the delivery it runs."""
 
-    __slots__ = ("cause", "deadline", "delivery", "ended", "overrun", "queue", "task", "threaded")
+    __slots__ = (
+        *("cause", "deadline", "delivery", "ended", "failed", "lingers", "overrun", "queue", "since", "task"),
+        "threaded",
+    )
 
     def __init__(self, queue: HandlerQueue) -> None:
         self.queue = queue
         self.task: asyncio.Task[None] | None = None
         self.delivery: Delivery | None = None
+        self.since = 0.0  # when the delivery was taken from the queue
+        self.failed = False  # the delivery has not succeeded
+        self.lingers = False  # the delivery holds a thread or a session for long
         self.deadline = 0.0
         self.cause = ""  # why the handler is being cancelled: timeout, lost or stopping
         self.overrun = False  # its thread is past the time limit, and cannot be cancelled

@@ -1,6 +1,7 @@
 """Fires schedules: sleeps until the next slot by the database's clock, and publishes its event if no other worker has.
 
-A worker fires the schedules that its own code declares, in their newest declaration.
+A worker fires the schedules that its own code declares, in their newest declaration. It declares them when it starts,
+and again on each new connection: behind that may be a restored backup, which is older than they are.
 """
 
 import asyncio
@@ -47,11 +48,14 @@ class Scheduler:
         self._observe = observe
         self._outage = outages.of("schedule")
         self._reports = HourlyLimit()
+        self._declared_on: asyncpg.Connection | None = None
 
     async def declare(self) -> None:
         """Record what the code declares, when the worker starts."""
         try:
-            await self._declare(await self._connection.use())
+            connection = await self._connection.use()
+            await self._declare(connection)
+            self._declared_on = connection
         except CONNECTION_FAULTS:
             self._connection.drop()
             raise
@@ -66,7 +70,7 @@ class Scheduler:
                 await self.run_once(connection)
                 await asyncio.sleep(_AGAIN)
                 answer = await self._schedules.declare(connection, schedule, force=left == 0)
-            if answer == "older":
+            if answer == "older" and self._reports.due("schedule_superseded", schedule.name):
                 details: dict[str, object] = {
                     "schedule": schedule.name,
                     "cause": "a later generation has declared it; its declaration stands",
@@ -74,10 +78,24 @@ class Scheduler:
                 }
                 self._observe(Notice("info", "schedule_superseded", details))
 
+    async def _declare_again(self, connection: asyncpg.Connection) -> None:
+        """Declare on a new connection. What is refused there is refused only for now: it was allowed at the start."""
+        try:
+            await self._declare(connection)
+            self._declared_on = connection
+        except (*PASSING_FAULTS, *CONNECTION_FAULTS):
+            raise
+        except (ConfigurationError, asyncpg.PostgresError) as error:
+            remedy = "the database has the schedules that were declared before; this is tried again"
+            self._report("schedule_refused", ", ".join(self._names), _brief(error), remedy)
+
     async def run(self) -> None:
         while True:
             try:
-                wait = await self.run_once(await self._connection.use())
+                connection = await self._connection.use()
+                if connection is not self._declared_on:
+                    await self._declare_again(connection)
+                wait = await self.run_once(connection)
                 self._outage.over()
             except asyncio.CancelledError:
                 self._connection.drop(fault=False)  # in the middle of a statement: do not wait for its answer
@@ -108,14 +126,14 @@ class Scheduler:
                 return _AGAIN
         except ConfigurationError as error:
             remedy = "a later version of the code has declared it, for workers that understand it: start one"
-            self._report("schedule_unreadable", watched, str(error), remedy)
+            self._report("schedule_unreadable", watched.name, str(error), remedy)
             return _LONGEST_SLEEP
         except (*PASSING_FAULTS, *CONNECTION_FAULTS):
             raise
         except asyncpg.PostgresError as error:
             # A schedule that cannot be fired must not hold up the others.
             remedy = "the database refuses its event; it is tried again: take away what refuses, such as a trigger"
-            self._report("schedule_refused", watched, redact_secrets(f"{type(error).__name__}: {error}")[:500], remedy)
+            self._report("schedule_refused", watched.name, _brief(error), remedy)
             return _LONGEST_SLEEP
         self._counters.fired += len(now_due.fire)
         if now_due.left_out:
@@ -128,6 +146,10 @@ class Scheduler:
             self._observe(Notice("warning", "slots_missed", details))
         return max((now_due.next - watched.looked_at).total_seconds(), 0.0)
 
-    def _report(self, name: str, watched: Watched, error: str, remedy: str) -> None:
-        if self._reports.due(name, watched.name):
-            self._observe(Notice("error", name, {"schedule": watched.name, "error": error, "remedy": remedy}))
+    def _report(self, name: str, schedule: str, error: str, remedy: str) -> None:
+        if self._reports.due(name, schedule):
+            self._observe(Notice("error", name, {"schedule": schedule, "error": error, "remedy": remedy}))
+
+
+def _brief(error: BaseException) -> str:
+    return redact_secrets(f"{type(error).__name__}: {error}")[:500]

@@ -22,14 +22,17 @@ AS $$
        AND pg_catalog.array_position(p_array, NULL) IS NULL
 $$;
 
--- is_name: 1 to p_most bytes of a name that can be shown on a line.
+-- is_name: 1 to p_most bytes of a name that can be shown on a line, without characters that control or cannot be seen
+-- (Unicode's Cc, Cf, Zl and Zp): two names that look the same would be two.
 CREATE OR REPLACE FUNCTION core.is_name(p_text text, p_most int DEFAULT 200)
 RETURNS boolean
 LANGUAGE sql IMMUTABLE
 AS $$
     SELECT pg_catalog.octet_length(p_text) OPERATOR(pg_catalog.>=) 1
        AND pg_catalog.octet_length(p_text) OPERATOR(pg_catalog.<=) p_most
-       AND p_text OPERATOR(pg_catalog.!~) '[[:cntrl:]]'
+       AND p_text OPERATOR(pg_catalog.!~)
+           '[[:cntrl:]\u007f-\u009f\u00ad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f'
+           '\ufeff\ufff9-\ufffb\U000110bd\U000110cd\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e007f]'
 $$;
 
 -- is_silence: how long a transaction may stay silent.
@@ -51,7 +54,7 @@ AS $$
 BEGIN
     RETURN core.is_list(p_texts) AND cardinality(p_texts) <= p_most
        AND NOT EXISTS (SELECT FROM unnest(p_texts) AS t (text)
-                       WHERE octet_length(t.text) NOT BETWEEN 1 AND p_longest OR t.text ~ '[[:cntrl:]]');
+                       WHERE core.is_name(t.text, p_longest) IS NOT TRUE);
 END
 $$;
 

@@ -1,8 +1,8 @@
 -- Publishing, on the database's side: what happens when a row is inserted into core.outbox, and what a producer does with
 -- its pending events afterwards. The statements of producers stand in ../publish.sql.
 --
--- Three triggers of core.outbox call the first functions. Migrations 0001, 0007, 0009 and 0010 make them, with the conditions
--- under which they do; ../notify.sql makes the bell anew:
+-- Three triggers of core.outbox call the first functions. Migrations make them, with the conditions under which they do;
+-- ../notify.sql makes the bell anew:
 --
 --   BEFORE INSERT     outbox_fill      checks what the caller wrote, and fills in its key
 --   BEFORE INSERT     outbox_source    refuses a source that belongs to another role; enabled once a source has an owner
@@ -16,6 +16,11 @@ RETURNS trigger
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
+DECLARE
+    -- As in is_name, which a producer may not call.
+    c_unseen CONSTANT text :=
+        '[[:cntrl:]\u007f-\u009f\u00ad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f'
+        '\ufeff\ufff9-\ufffb\U000110bd\U000110cd\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e007f]';
 BEGIN
     IF jsonb_typeof(NEW.payload) IS DISTINCT FROM 'object' THEN
         RAISE EXCEPTION 'payload must be a JSON object, not %', coalesce(jsonb_typeof(NEW.payload), 'NULL')
@@ -29,7 +34,10 @@ BEGIN
     ELSIF NEW.target !~ '^[^/*[:space:][:cntrl:]]+$' OR char_length(NEW.target) > 200 THEN
         RAISE EXCEPTION 'target must be NULL or 1 to 200 characters without spaces, "/" or "*"'
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Name one context, like billing, or leave it NULL for all.';
-    ELSIF NEW.channel ~ '[[:cntrl:]]' THEN
+    ELSIF NEW.event_type ~ c_unseen OR NEW.source ~ c_unseen OR NEW.target ~ c_unseen THEN
+        RAISE EXCEPTION 'event_type, source and target must have no characters that cannot be seen'
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Write them in letters, digits, "." and "_".';
+    ELSIF NEW.channel ~ c_unseen THEN
         RAISE EXCEPTION 'channel must have no control characters'
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Name it like hot, or leave it out for the current one.';
     ELSIF octet_length(NEW.payload::text) > 524288 THEN
