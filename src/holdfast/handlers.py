@@ -72,6 +72,12 @@ class Handler:
     transactional: bool = False
     plain: bool = False  # asynchronous, takes the event as it is and nothing else, and nothing is around it
 
+    @property
+    def package(self) -> str:
+        """The top package of the handler's function."""
+        function = self.function.func if isinstance(self.function, partial) else self.function
+        return str(getattr(function, "__module__", "")).partition(".")[0]
+
     def wants(self, event_type: str) -> bool:
         """Whether the handler is registered for events of the type."""
         return any(pattern_of(each).fullmatch(event_type) for each in self.event_types)
