@@ -97,7 +97,8 @@ def describe(exc: BaseException, redact: Redactor | None = None, payload: object
     type_name = _type_name(exc)
     try:
         whole = "\n".join(_entries(exc, _message))
-        text = whole if redact is unredacted else "\n".join(_entries(exc, _reduced_message))
+        quoting = redact is not unredacted and any(_is_of_driver(error) for error in _all(exc))
+        text = "\n".join(_entries(exc, _reduced_message)) if quoting else whole
     except BaseException as error:
         # Whatever an exotic exception does while it is read, the row still has to be settled.
         whole = text = f"{type_name}: <unreadable: {_type_name(error)}>"
@@ -180,8 +181,11 @@ def _traceback(parts: Sequence[_Traced], place: Frame | None, home: str) -> str:
     for each in parts:
         if each.prefix:
             lines.append(f"{each.prefix}{_type_name(each.error)}")
-        lines += shown(each.frames, home)
-    return bound("\n".join(lines), most=MAX_TRACEBACK_BYTES)
+        if each.frames:
+            lines.append(shown(each.frames, home))
+    text = "\n".join(lines)
+    # Few characters of code are longer than a byte, and what is unsafe in frames is escaped already.
+    return text if len(text) <= MAX_TRACEBACK_BYTES // 4 else bound(text, most=MAX_TRACEBACK_BYTES)
 
 
 # --- texts
@@ -287,10 +291,21 @@ def _message(error: BaseException) -> str:
     return text
 
 
+def _is_of_driver(error: BaseException) -> bool:
+    return any(cls.__module__.partition(".")[0] in _DRIVERS for cls in type(error).__mro__)
+
+
+def _all(exc: BaseException) -> Iterator[BaseException]:
+    for _, error in _chain(exc):
+        yield error
+        if isinstance(error, BaseExceptionGroup):
+            yield from error.exceptions[:_MOST_MEMBERS]
+
+
 def _reduced_message(error: BaseException) -> str:
     """Return the message without what a database driver quotes of rows, statements and parameters."""
     text = _message(error)
-    if not any(cls.__module__.partition(".")[0] in _DRIVERS for cls in type(error).__mro__):
+    if not _is_of_driver(error):
         return text
     reduced = _DRIVER_QUOTES.split(text, maxsplit=1)[0]
     reduced = "\n".join(map(_without_value_at_end, reduced.split("\n")))

@@ -38,7 +38,9 @@ _MOST_VALUES = 1_000
 
 def signature(text: str, type_name: str, details: Iterable[str] = ()) -> str:
     """Return a short name for a kind of failure: the same for texts that differ only in ids, numbers or values."""
-    normal = " ".join(_VARYING.sub(_placeholder, _RECURSION.sub(r"\1", text)).split())
+    if "recursion" in text:
+        text = _RECURSION.sub(r"\1", text)
+    normal = " ".join(_VARYING.sub(_placeholder, text).split())
     whole = "\x1f".join((normal, *details))
     return f"{type_name}:{blake2b(whole.encode(errors='replace'), digest_size=8).hexdigest()}"
 
@@ -50,10 +52,11 @@ def _placeholder(match: re.Match[str]) -> str:
 
 def details_of(error: BaseException, message: Callable[[], str], payload: object) -> Iterator[str]:
     """Yield what tells the cause of one error apart beside its text: status, SQLSTATE, names of what is missing."""
-    status = http_status(error)
+    status = sqlstate = None
+    if type(error).__module__ != "builtins" or error.__dict__:
+        status, sqlstate = http_status(error), sqlstate_of(error)
     if status is not None:
         yield f"http {status}"
-    sqlstate = sqlstate_of(error)
     if sqlstate is not None:
         yield f"sqlstate {sqlstate}"
     names = [name for name in _names(error, sqlstate, message) if _NAME.fullmatch(name)]

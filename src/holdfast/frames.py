@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from linecache import getline
-from types import TracebackType
+from types import CodeType, TracebackType
 
 from holdfast.redact import redact_secrets
 
@@ -32,6 +32,9 @@ _LIBRARIES = tuple(
     if (folder := sysconfig.get_paths().get(name))
 )
 _INSTALLED = frozenset(("site-packages", "dist-packages"))
+# Failures come in storms, each with the same stack as the one before.
+_MOST_KNOWN = 1_000
+_known: dict[tuple[tuple[int, int | None], ...], "tuple[tuple[Frame, ...], list[CodeType]]"] = {}
 _traceback_of = BaseException.__dict__["__traceback__"].__get__  # an attribute that no subclass replaces
 
 
@@ -62,13 +65,31 @@ class Frame:
 def frames_of(error: BaseException) -> tuple[Frame, ...]:
     """Return the frames of an error, the innermost last, without the middle of a long traceback.
 
-    What Holdfast does before it calls a handler is left out.
+    What Holdfast does before it calls a handler is left out. For one stack this is always the same object.
     """
-    frames = [_frame_of(each) for each in _ends(_traceback_of(error))]
+    frames = _frames_of(_traceback_of(error))
     if isinstance(error, SyntaxError) and isinstance(error.filename, str) and isinstance(error.lineno, int):
-        frames.append(_frame(error.filename, error.lineno, "<module>", ""))
-    start = next((n for n, frame in enumerate(frames) if frame.package != _OWN_PACKAGE), 0)
-    return tuple(frames[start:])
+        return (*frames, _frame(error.filename, error.lineno, "<module>", ""))
+    return frames
+
+
+def _frames_of(traceback: TracebackType | None) -> tuple[Frame, ...]:
+    found: list[TracebackType] = []
+    while traceback is not None:
+        found.append(traceback)
+        traceback = traceback.tb_next
+    if len(found) > 2 * _READ:
+        found[_READ:-_READ] = []
+    key = tuple([(id(each.tb_frame.f_code), each.tb_lineno) for each in found])
+    known = _known.get(key)
+    if known is None:
+        frames = [_frame_of(each) for each in found]
+        start = next((n for n, frame in enumerate(frames) if frame.package != _OWN_PACKAGE), 0)
+        if len(_known) >= _MOST_KNOWN:
+            _known.clear()
+        # The code is kept: otherwise another could get its id.
+        known = _known[key] = tuple(frames[start:]), [each.tb_frame.f_code for each in found]
+    return known[0]
 
 
 def place_of(error: BaseException, frames: Sequence[Frame], home: str) -> Frame | None:
@@ -82,7 +103,8 @@ def place_of(error: BaseException, frames: Sequence[Frame], home: str) -> Frame 
     return own[-1] if own else None
 
 
-def shown(frames: Sequence[Frame], home: str) -> list[str]:
+@lru_cache(maxsize=_MOST_KNOWN)
+def shown(frames: tuple[Frame, ...], home: str) -> str:
     """Return the frames of a traceback as they are shown, at most a dozen of them."""
     blocks: list[str] = []
     for n, frame in enumerate(frames):
@@ -92,21 +114,12 @@ def shown(frames: Sequence[Frame], home: str) -> list[str]:
             blocks.append(_AGAIN)
     if len(blocks) > _OUTERMOST + _INNERMOST:
         blocks[_OUTERMOST:-_INNERMOST] = ["  …"]
-    return blocks
+    return "\n".join(blocks)
 
 
-@lru_cache(maxsize=4096)
 def _block(frame: Frame, home: str) -> str:
     source = frame.source if frame.belongs(home) else ""
     return f"  {frame}\n    {source}" if source else f"  {frame}"
-
-
-def _ends(traceback: TracebackType | None) -> list[TracebackType]:
-    found: list[TracebackType] = []
-    while traceback is not None:
-        found.append(traceback)
-        traceback = traceback.tb_next
-    return found if len(found) <= 2 * _READ else [*found[:_READ], *found[-_READ:]]
 
 
 def _frame_of(traceback: TracebackType) -> Frame:
