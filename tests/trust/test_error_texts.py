@@ -20,7 +20,7 @@ from holdfast import EventEnvelope, HandlerRegistry, Reject, RetryPolicy, Worker
 from holdfast.cli import logs
 from holdfast.cli.worker import load_redactor
 from holdfast.errors import ConfigurationError
-from holdfast.failure import describe, signature, state
+from holdfast.failure import describe, state
 from holdfast.integrations.sentry import SentryObserver
 from holdfast.observability.logging import log_fact
 from holdfast.operator import Operator
