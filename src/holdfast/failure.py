@@ -2,28 +2,36 @@
 
 import re
 import reprlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from hashlib import blake2b
 from typing import Literal
 from uuid import UUID
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 
+from holdfast.fingerprint import details_of, place_in, signature
+from holdfast.frames import Frame, frames_of, place_of, shown
 from holdfast.redact import HIDDEN, redact_secrets, redact_values, unredacted
 
 FailureReason = Literal["max_deliveries", "retry_terminal", "rejected", "cancelled", "expired"]
 Redactor = Callable[[str], str]
 
 MAX_ERROR_BYTES = 8192
+MAX_TRACEBACK_BYTES = 4096
 TRUNCATED = "…[truncated]"
+# Between an error and its traceback, on their way to the database. Neither contains it.
+_SEPARATOR = "\x1e"
+_PLACE = "raised at "
 
 # More is read than is kept, so that a redactor sees whole the secret that straddles the end.
 _READ = 4 * MAX_ERROR_BYTES
 _DEEPEST_CAUSE = 10
 _MOST_MEMBERS = 5
 _MOST_FIELDS = 20
+_MOST_TRACED = 3
+_MEMBER = "with "
+_WITHHELD = "<text withheld:"
 _LONGEST_TYPE_NAME = 200
 _Message = Callable[[BaseException], str]
 _DRIVERS = frozenset(("asyncpg", "psycopg", "psycopg2", "sqlalchemy", "django"))
@@ -43,6 +51,8 @@ class FailureCycle(BaseModel):
     last_error: str | None = None
     first_failed_at: AwareDatetime | None = None
     failed_at: AwareDatetime | None = None
+    failure_reason: str | None = None
+    raised_at: str | None = None  # the place in the user's code
     generation: int
     replayed_by: str | None = None
     replayed_at: AwareDatetime | None = None
@@ -56,13 +66,30 @@ class ErrorReport:
     text: str
     type_name: str
     signature: str
+    traceback: str | None = None
+
+    @property
+    def stored(self) -> str:
+        """The error and its traceback, as the database takes them."""
+        return with_traceback(self.text, self.traceback)
+
+    @property
+    def stored_briefly(self) -> str:
+        """The error and its place, for a row that is likely to be written again soon."""
+        return with_traceback(self.text, self.traceback and self.traceback.partition("\n")[0])
 
 
-def describe(exc: BaseException, redact: Redactor | None = None, payload: object = None) -> ErrorReport:
-    """Return an error and its causes as a bounded, storable text. It never raises.
+def with_traceback(text: str, traceback: str | None) -> str:
+    """Return an error and its traceback as one text. The functions of the database take them apart."""
+    return f"{text}{_SEPARATOR}{traceback}" if traceback else text
+
+
+def describe(exc: BaseException, redact: Redactor | None = None, payload: object = None, home: str = "") -> ErrorReport:
+    """Return an error and its causes as a bounded, storable text, with a traceback. It never raises.
 
     The text is without what drivers quote of rows and parameters, passwords and tokens, and without strings of the
-    event's `payload`. A redactor is applied besides; `unredacted` turns all of that off.
+    event's `payload`. The traceback has neither messages nor the values of variables. A redactor is applied to both
+    besides; `unredacted` turns all of that off. `home` is the package of the handler.
 
     >>> describe(ValueError("no such order")).text
     'ValueError: no such order'
@@ -70,11 +97,13 @@ def describe(exc: BaseException, redact: Redactor | None = None, payload: object
     type_name = _type_name(exc)
     try:
         whole = "\n".join(_entries(exc, _message))
-        text = whole if redact is unredacted else "\n".join(_entries(exc, _reduced_message))
+        quoting = redact is not unredacted and any(_is_of_driver(error) for error in _all(exc))
+        text = "\n".join(_entries(exc, _reduced_message)) if quoting else whole
     except BaseException as error:
         # Whatever an exotic exception does while it is read, the row still has to be settled.
         whole = text = f"{type_name}: <unreadable: {_type_name(error)}>"
-    return _report(text, whole, type_name, redact, payload)
+    traceback, details = _origin(exc, redact, payload, home)
+    return _report(text, whole, type_name, redact, payload, traceback, details)
 
 
 def state(reason: str, type_name: str, redact: Redactor | None = None, payload: object = None) -> ErrorReport:
@@ -82,26 +111,97 @@ def state(reason: str, type_name: str, redact: Redactor | None = None, payload: 
     return _report(reason, reason, type_name, redact, payload)
 
 
-def _report(text: str, whole: str, type_name: str, redact: Redactor | None, payload: object) -> ErrorReport:
+def _report(
+    text: str,
+    whole: str,
+    type_name: str,
+    redact: Redactor | None,
+    payload: object,
+    traceback: str | None = None,
+    details: Iterable[str] = (),
+) -> ErrorReport:
     own = () if redact is None else (redact,)
     # The signature is that of the whole text, so that it depends neither on what is hidden nor on the release.
-    group = signature(bound(whole, *own), type_name)
-    if redact is unredacted:
-        return ErrorReport(bound(text), type_name, group)
-    return ErrorReport(bound(text, *own, partial(redact_values, payload=payload), redact_secrets), type_name, group)
+    group = signature(bound(whole, *own), type_name, details)
+    if redact is not unredacted:
+        own = (*own, partial(redact_values, payload=payload), redact_secrets)
+    return ErrorReport(bound(text, *own), type_name, group, traceback)
 
 
-def bound(text: str, *redactors: Redactor) -> str:
-    """Return the text redacted, without what Postgres or a terminal cannot take, and at most 8 KiB of UTF-8."""
+# --- where it was raised
+
+
+def _origin(
+    exc: BaseException, redact: Redactor | None, payload: object, home: str
+) -> tuple[str | None, tuple[str, ...]]:
+    """Return the traceback, and what tells the cause apart beside the text."""
+    try:
+        parts = list(_traced(exc))
+        place = next(filter(None, (place_of(each.error, each.frames, home) for each in _inner_first(parts))), None)
+        details = [
+            detail for each in parts for detail in details_of(each.error, partial(_message, each.error), payload)
+        ]
+        if place is not None:
+            details.append(place_in(place))
+        traceback = _traceback(parts, place, home)
+        if traceback and redact is not None:
+            traceback = bound(traceback, redact, most=MAX_TRACEBACK_BYTES)
+        return None if not traceback or traceback.startswith(_WITHHELD) else traceback, tuple(details)
+    except BaseException:
+        return None, ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Traced:
+    """An error of a chain, or a member of a group: how it belongs to the one before it, and its frames."""
+
+    prefix: str
+    error: BaseException
+    frames: tuple[Frame, ...]
+
+
+def _traced(exc: BaseException) -> Iterator[_Traced]:
+    for prefix, error in _chain(exc):
+        yield _Traced(prefix, error, frames_of(error))
+        if isinstance(error, BaseExceptionGroup):
+            for member in error.exceptions[:_MOST_TRACED]:
+                yield _Traced(_MEMBER, member, frames_of(member))
+
+
+def _inner_first(parts: Sequence[_Traced]) -> Iterator[_Traced]:
+    """Yield the members of a group before the group: what it holds says more than where it was made."""
+    yield from sorted(parts, key=lambda each: each.prefix != _MEMBER) if len(parts) > 1 else parts
+
+
+def _traceback(parts: Sequence[_Traced], place: Frame | None, home: str) -> str:
+    innermost = place or next((each.frames[-1] for each in parts if each.frames), None)
+    if innermost is None:
+        return ""
+    lines = [f"{_PLACE}{innermost}"]
+    for each in parts:
+        if each.prefix:
+            lines.append(f"{each.prefix}{_type_name(each.error)}")
+        if each.frames:
+            lines.append(shown(each.frames, home))
+    text = "\n".join(lines)
+    # Few characters of code are longer than a byte, and what is unsafe in frames is escaped already.
+    return text if len(text) <= MAX_TRACEBACK_BYTES // 4 else bound(text, most=MAX_TRACEBACK_BYTES)
+
+
+# --- texts
+
+
+def bound(text: str, *redactors: Redactor, most: int = MAX_ERROR_BYTES) -> str:
+    """Return the text redacted, without what Postgres or a terminal cannot take, and at most `most` bytes of UTF-8."""
     cut = len(text) > _READ
     text = str.__getitem__(text, slice(_READ))
     for redact in redactors:
         text = _redacted(text, redact)
     safe = _UNSAFE.sub(_escaped, text[:_READ])
     data = safe.encode()
-    if not cut and len(data) <= MAX_ERROR_BYTES:
+    if not cut and len(data) <= most:
         return safe
-    return data[: MAX_ERROR_BYTES - len(TRUNCATED.encode())].decode(errors="ignore") + TRUNCATED
+    return data[: most - len(TRUNCATED.encode())].decode(errors="ignore") + TRUNCATED
 
 
 def _redacted(text: str, redact: Redactor) -> str:
@@ -113,7 +213,7 @@ def _redacted(text: str, redact: Redactor) -> str:
     except BaseException as error:
         problem = f"raised {_type_name(error)}"
     # Storing the text unredacted would be the leak that the redactor is there to prevent.
-    return f"<text withheld: the redactor {problem}>"
+    return f"{_WITHHELD} the redactor {problem}>"
 
 
 def _escaped(match: re.Match[str]) -> str:
@@ -131,24 +231,31 @@ def _type_name(value: object) -> str:
         return "<unnamed>"
 
 
-def _entries(exc: BaseException, message: _Message) -> Iterator[str]:
+def _chain(exc: BaseException) -> Iterator[tuple[str, BaseException]]:
+    """Yield an error and what led to it, each with the words that say how."""
     seen: set[int] = set()
     error: BaseException | None = exc
-    prefix, size = "", 0
-    while error is not None and id(error) not in seen:
-        if len(seen) == _DEEPEST_CAUSE:
+    prefix = ""
+    while error is not None and id(error) not in seen and len(seen) <= _DEEPEST_CAUSE:
+        seen.add(id(error))
+        yield prefix, error
+        if error.__cause__ is not None:
+            prefix, error = "caused by ", error.__cause__
+        else:
+            prefix, error = "while handling ", None if error.__suppress_context__ else error.__context__
+
+
+def _entries(exc: BaseException, message: _Message) -> Iterator[str]:
+    size = 0
+    for depth, (prefix, error) in enumerate(_chain(exc)):
+        if depth == _DEEPEST_CAUSE:
             yield "… and more causes"
             return
-        seen.add(id(error))
         for line in _entry(error, prefix, message):
             yield line
             size += len(line)
         if size > _READ:
             return
-        if error.__cause__ is not None:
-            prefix, error = "caused by ", error.__cause__
-        else:
-            prefix, error = "while handling ", None if error.__suppress_context__ else error.__context__
 
 
 def _entry(error: BaseException, prefix: str, message: _Message) -> Iterator[str]:
@@ -184,10 +291,21 @@ def _message(error: BaseException) -> str:
     return text
 
 
+def _is_of_driver(error: BaseException) -> bool:
+    return any(cls.__module__.partition(".")[0] in _DRIVERS for cls in type(error).__mro__)
+
+
+def _all(exc: BaseException) -> Iterator[BaseException]:
+    for _, error in _chain(exc):
+        yield error
+        if isinstance(error, BaseExceptionGroup):
+            yield from error.exceptions[:_MOST_MEMBERS]
+
+
 def _reduced_message(error: BaseException) -> str:
     """Return the message without what a database driver quotes of rows, statements and parameters."""
     text = _message(error)
-    if not any(cls.__module__.partition(".")[0] in _DRIVERS for cls in type(error).__mro__):
+    if not _is_of_driver(error):
         return text
     reduced = _DRIVER_QUOTES.split(text, maxsplit=1)[0]
     reduced = "\n".join(map(_without_value_at_end, reduced.split("\n")))
@@ -229,24 +347,3 @@ class _Repr(reprlib.Repr):
 
 
 _shown = _Repr().repr
-
-_VARYING = re.compile(
-    r"""
-      (?P<id>      \b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b )
-    | (?P<value>   (?<!\w)'[^'\n]*'(?!\w) | "[^"\n]*" | `[^`\n]*` | “[^“”\n]*” | (?<==)\([^()\n]*\) )
-    | (?P<path>    (?<![\w/])(?:\w+://[^\s'"]+ | (?:[A-Za-z]:)?(?:[/\\][\w.@~+-]+){2,}[/\\]?) )
-    | (?P<address> (?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)+ | \b\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?\b
-                 | (?<![\w:])(?=[0-9:]*(?:[a-f]|::))(?:[0-9a-f]{0,4}:){2,7}[0-9a-f]{1,4}(?![\w:]) )
-    | (?P<hex>     \b0x[0-9a-f]+\b | \b(?=[a-f]*[0-9])[0-9a-f]{8,}\b )
-    # Ids such as ch_3OaBcD2eZvKYlo2C and 01ARZ3NDEKTSV4RRFFQ69G5FAV: long words with digits in more than one place.
-    | (?P<token>   \b(?=\w{12})(?:[a-z_]*+\d++){2,}+[a-z_]*\b )
-    | (?P<n>       [-+]?\d+(?:[.,:]\d+)* )
-    """,
-    re.VERBOSE | re.IGNORECASE,
-)
-
-
-def signature(text: str, type_name: str) -> str:
-    """Return a short name for a kind of failure: the same for texts that differ only in ids, numbers or values."""
-    normal = " ".join(_VARYING.sub(lambda match: f"<{match.lastgroup}>", text).split())
-    return f"{type_name}:{blake2b(normal.encode(errors='replace'), digest_size=8).hexdigest()}"

@@ -25,7 +25,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal, TypeVar, get_args
 
 from pydantic import TypeAdapter
@@ -71,6 +71,12 @@ class Handler:
     asynchronous: bool = True
     transactional: bool = False
     plain: bool = False  # asynchronous, takes the event as it is and nothing else, and nothing is around it
+
+    @property
+    def package(self) -> str:
+        """The top package of the handler's function."""
+        function = self.function.func if isinstance(self.function, partial) else self.function
+        return str(getattr(function, "__module__", "")).partition(".")[0]
 
     def wants(self, event_type: str) -> bool:
         """Whether the handler is registered for events of the type."""

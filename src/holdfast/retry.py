@@ -128,6 +128,18 @@ _TERMINAL_SQLSTATE_CLASSES = ("22", "23", "42")
 _DATABASE_NAMES = frozenset(
     ("DatabaseError", "IntegrityError", "OperationalError", "InterfaceError", "DataError", "ProgrammingError")
 )
+# What frameworks raise for invalid input, for what is not permitted, and for what is not there, or not alone.
+_FRAMEWORK_ERRORS = frozenset(
+    (
+        "django.core.exceptions.MultipleObjectsReturned",
+        "django.core.exceptions.ObjectDoesNotExist",
+        "django.core.exceptions.PermissionDenied",
+        "django.core.exceptions.ValidationError",
+        "django.http.response.Http404",
+        "sqlalchemy.exc.MultipleResultsFound",
+        "sqlalchemy.exc.NoResultFound",
+    )
+)
 _PASSING_HTTP = (408, 425, 429)
 _FINAL_HTTP = (400, 401, 403, 404)
 _SECONDS = re.compile(r"[0-9]+(\.[0-9]+)?")
@@ -179,6 +191,8 @@ def _decide(error: BaseException, policy: RetryPolicy) -> Verdict | None:
         return _TERMINAL
     if isinstance(error, TransientHandlerError):
         return Verdict(terminal=False, retry_after=_bounded(error.retry_after, policy))
+    if not _FRAMEWORK_ERRORS.isdisjoint(f"{base.__module__}.{base.__qualname__}" for base in type(error).__mro__):
+        return _TERMINAL
     return _decide_database(error) or _decide_http(error, policy) or _decide_passing(error)
 
 
@@ -202,8 +216,8 @@ def _decide_database(error: BaseException) -> Verdict | None:
 
 
 def _decide_http(error: BaseException, policy: RetryPolicy) -> Verdict | None:
-    status = _http_status(error)
-    if status is None:
+    status = http_status(error)
+    if status is None or status < 400:
         return None
     wait = _bounded(_retry_after(error), policy)
     if status >= 500 or status in _PASSING_HTTP or (wait is not None and status not in _FINAL_HTTP):
@@ -231,7 +245,7 @@ def _origins(error: BaseException) -> Iterator[BaseException]:
 def _attribute(value: object, name: str) -> object:
     try:
         return getattr(value, name, None)
-    except Exception:
+    except BaseException:
         return None
 
 
@@ -243,7 +257,8 @@ def _sqlstate(error: BaseException) -> str | None:
     return None
 
 
-def _http_status(error: BaseException) -> int | None:
+def http_status(error: BaseException) -> int | None:
+    """Return the status of the HTTP response that an error stands for; None without one. It never raises."""
     response = _attribute(error, "response")
     found = [_attribute(response, "status_code"), _attribute(response, "status")]
     found += [_attribute(error, "status"), _attribute(error, "status_code")]
@@ -251,7 +266,7 @@ def _http_status(error: BaseException) -> int | None:
         # Elsewhere .code means anything from an exit status to a close code.
         found.append(_attribute(error, "code"))
     for status in found:
-        if isinstance(status, int) and not isinstance(status, bool) and 400 <= status <= 599:
+        if isinstance(status, int) and not isinstance(status, bool) and 300 <= status <= 599:
             return int(status)
     return None
 

@@ -10,6 +10,7 @@ from holdfast.names import channel_name
 
 DeadLetters = Literal["in_place", "archive"]
 DEAD_LETTERS: tuple[DeadLetters, ...] = get_args(DeadLetters)
+LogHandled = Literal["never", "debug", "info"]
 
 
 def channel_of(generation: int) -> str:
@@ -36,6 +37,7 @@ class WorkerSettings:
     listen: bool = True
     listen_dsn: str | None = None  # a direct connection when the other one goes through a pooler
     dead_letters: DeadLetters = "in_place"  # or "archive": what fails for good moves to core.archive
+    log_handled: LogHandled = "never"  # or the level of a line for each event that was handled
     sweep: bool = True  # take turns with the other workers in retention's sweeps
 
     def __post_init__(self) -> None:
@@ -49,6 +51,7 @@ class WorkerSettings:
         number("WorkerSettings.grace", self.grace, 0, 3_600)
         number("WorkerSettings.settle_after", self.settle_after, 0, 1)
         one_of("WorkerSettings.dead_letters", self.dead_letters, DEAD_LETTERS)
+        one_of("WorkerSettings.log_handled", self.log_handled, get_args(LogHandled))
         if isinstance(self.channels, str):
             raise ConfigurationError("WorkerSettings.channels", "is a string", f"write ({self.channels!r},)")
         for channel in self.channels:

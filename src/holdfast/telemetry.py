@@ -29,6 +29,7 @@ class Retried(DeliveryFact):
 
     last_error: str
     retry_in: float
+    traceback: str | None = None  # its first line is the place in the user's code
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,15 @@ class Failed(DeliveryFact):
     failure_reason: str
     last_error: str | None
     error_signature: str | None
+    traceback: str | None = None  # its first line is the place in the user's code
+
+
+@dataclass(frozen=True, slots=True)
+class Handled(DeliveryFact):
+    """A delivery was handled and is settled. Only reported with `WorkerSettings.log_handled`."""
+
+    took: float  # seconds from the handler's start until the delivery was settled
+    level: str  # debug or info
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +59,7 @@ class Notice:
     details: dict[str, object] = field(default_factory=dict)
 
 
-Fact = Retried | Failed | Notice
+Fact = Retried | Failed | Handled | Notice
 Observer = Callable[[Fact], None]
 
 

@@ -130,7 +130,15 @@ async def test_one_event_for_each_dead_letter(dsn: str, conn: asyncpg.Connection
     assert len(prints) == 2, "two events of a handler that failed alike are one issue"
     assert {handler for _, handler, _ in prints} == {"billing.charge", "mail.send"}
     assert CANARY.encode() not in b"".join(transport.envelopes)
-    assert not any({"threads", "stacktrace", "exception", "breadcrumbs"} & set(event) for event in events)
+    assert not any({"threads", "stacktrace", "breadcrumbs"} & set(event) for event in events)
+    frames = [event["exception"]["values"][0]["stacktrace"]["frames"] for event in events]
+    assert not any("vars" in frame for each in frames for frame in each)
+    assert {(each[-1]["filename"].rpartition("/")[2], each[-1]["in_app"]) for each in frames} == {
+        ("test_worker_sentry.py", True)
+    }
+    assert {event["tags"]["correlation_id"] for event in events} == {
+        event["extra"]["correlation_id"] for event in events
+    }
 
 
 async def test_a_target_is_a_tag(dsn: str, conn: asyncpg.Connection) -> None:

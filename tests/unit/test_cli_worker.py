@@ -112,7 +112,7 @@ def test_a_registry_without_handlers_is_refused(
 ) -> None:
     app("hf_app", "from holdfast import HandlerRegistry\nregistry = HandlerRegistry()\n")
     monkeypatch.setenv("HOLDFAST_DSN", "postgresql://app@127.0.0.1:1/none")
-    monkeypatch.setattr(logs, "configure", lambda: None)
+    monkeypatch.setattr(logs, "configure", lambda **_: None)
     with pytest.raises(SystemExit) as end:
         main(["worker", "hf_app:registry"])
     assert end.value.code == 2
@@ -133,7 +133,7 @@ def test_an_address_of_sentry_that_is_none_exits_2(
     app("hf_app", "from holdfast import HandlerRegistry\nregistry = HandlerRegistry()\n")
     monkeypatch.setenv("HOLDFAST_DSN", "postgresql://app@127.0.0.1:1/none")
     monkeypatch.setenv("SENTRY_DSN", f"ftp://{SECRET}@sentry.example.org/1")
-    monkeypatch.setattr(logs, "configure", lambda: None)
+    monkeypatch.setattr(logs, "configure", lambda **_: None)
     with pytest.raises(SystemExit) as end:
         main(["--debug", "worker", "hf_app:registry", "--processes", processes])
     err = capsys.readouterr().err

@@ -93,7 +93,7 @@ def test_hanging_of_late() -> None:
 
 
 def test_failing_beside_quick() -> None:
-    """LSN-17: a handler that fails all the time holds one session while others hold some, and all it likes otherwise."""
+    """LSN-17: a handler that fails all the time holds one session while others hold some, and many otherwise."""
     shares = Shares(10)
     known(shares, "quick", QUICK)
     known(shares, "fails", QUICK, failed=True)

@@ -23,6 +23,8 @@ from holdfast.cli.output import first_line, print_json, print_line, print_table,
 from holdfast.cli.selection import ChosenArchived, archived_rows
 from holdfast.operator import Moved, Operator
 
+_SHOWN_BELOW = ("failure_history", "traceback", "raised_at")
+
 app = typer.Typer(help="Dead letters in the archive.", no_args_is_help=True)
 
 NumbersArgument = Annotated[
@@ -48,7 +50,7 @@ def list_(
         print_json([asdict(each) for each in found])
         return
     print_table(
-        ["number", "failed at", "handler", "event type", "reason", "deliveries", "error", "event"],
+        ["number", "failed at", "handler", "event type", "reason", "deliveries", "raised at", "error", "event"],
         [
             (
                 each.id,
@@ -57,6 +59,7 @@ def list_(
                 each.event_type,
                 each.failure_reason,
                 each.deliveries_count,
+                each.raised_at,
                 first_line(each.last_exception),
                 each.event_id,
             )
@@ -86,8 +89,10 @@ def show(
         print_json(found)
         return
     for name, value in asdict(found).items():
-        if name != "failure_history" and (payload or name not in ("payload", "headers")):
+        if name not in _SHOWN_BELOW and (payload or name not in ("payload", "headers")):
             print_line(f"{name:<17} {shown(value)}")
+    for line in (found.traceback or "").splitlines():
+        print_line(f"  {line}", "dim")
     for cycle in found.failure_history:
         print_line(
             f"replayed by {cycle.replayed_by} at {shown(cycle.replayed_at)} after {cycle.attempts} attempts: "

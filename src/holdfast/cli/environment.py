@@ -6,6 +6,7 @@ import getpass
 import os
 import socket
 import sys
+from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -13,6 +14,16 @@ import typer
 from holdfast.errors import ConfigurationError
 from holdfast.generation import of_this_deployment
 from holdfast.redact import redact_dsn
+
+
+class LogLevel(StrEnum):
+    """What is printed of the log: this and what is more important."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
 
 DsnOption = Annotated[
     str | None,
@@ -22,6 +33,10 @@ DsnOption = Annotated[
         help="Address of the database. Default: HOLDFAST_DSN, else DATABASE_URL. "
         "A password belongs there and not here, where the process list shows it.",
     ),
+]
+LogLevelOption = Annotated[
+    LogLevel | None,
+    typer.Option("--log-level", help="The least important lines to print. Default: HOLDFAST_LOG_LEVEL, else info."),
 ]
 SchemaOption = Annotated[
     str | None,
@@ -49,6 +64,16 @@ def listen_dsn(option: str | None) -> str | None:
 def sentry_dsn() -> str | None:
     """Return the Sentry DSN for dead letters."""
     return os.environ.get("SENTRY_DSN") or None
+
+
+def log_level(option: LogLevel | None) -> LogLevel:
+    """What is printed of the log."""
+    found = option or os.environ.get("HOLDFAST_LOG_LEVEL") or LogLevel.INFO
+    try:
+        return LogLevel(found.lower())
+    except ValueError:
+        choices = ", ".join(LogLevel)
+        raise ConfigurationError("HOLDFAST_LOG_LEVEL", "is not a level of the log", f"set one of: {choices}") from None
 
 
 def editor() -> str:

@@ -25,7 +25,7 @@ from holdfast.cli.options import (
 )
 from holdfast.cli.selection import Chosen, Filter, failed_selection
 from holdfast.errors import ConfigurationError
-from holdfast.operator import Edited, FailedEvent, Moved, Operator
+from holdfast.operator import Edited, Moved, Operator
 from holdfast.operator.arguments import MOST_AT_ONCE
 
 # A replay of more rows than this should begin with a few of them.
@@ -54,9 +54,12 @@ def list_(
         output.print_json(found)
         return
     output.print_table(
-        ("id", "failed at", "handler", "event type", "reason", "attempts", "cycles", "error"),
+        ("id", "failed at", "handler", "event type", "reason", "attempts", "cycles", "raised at", "error"),
         [
-            (e.id, e.failed_at, e.handler_name, e.event_type, e.failure_reason, e.attempts, e.cycles, _error(e))
+            (
+                *(e.id, e.failed_at, e.handler_name, e.event_type, e.failure_reason, e.attempts, e.cycles, e.raised_at),
+                output.first_line(e.last_error),
+            )
             for e in found
         ],
     )
@@ -247,10 +250,6 @@ def _newest(count: int) -> str:
 
 def _many(count: int) -> str:
     return f"{count:,}" if count < MOST_AT_ONCE else f"{count:,} or more"
-
-
-def _error(each: FailedEvent) -> str:
-    return output.first_line(each.last_error)
 
 
 def _read(path: str) -> str:

@@ -17,10 +17,10 @@ def show_groups(found: FailureGroups, as_json: bool) -> None:
         f"{found.examined}{more_than} failed in {output.counted(len(found.groups), 'group')}; times are UTC", "dim"
     )
     output.print_table(
-        ("group", "count", "first seen", "last seen", "reasons", "event types", "note", "newest error"),
+        ("group", "count", "first seen", "last seen", "reasons", "event types", "note", "raised at", "newest error"),
         [
             (
-                *(g.name, g.count, g.first_seen, g.last_seen, g.reasons, g.event_types, g.note),
+                *(g.name, g.count, g.first_seen, g.last_seen, g.reasons, g.event_types, g.note, g.raised_at),
                 output.first_line(g.sample_error),
             )
             for g in found.groups

@@ -98,8 +98,9 @@ def flush() -> None:
         writer.flush()
 
 
-def configure(stream: TextIO | None = None) -> None:
-    """Send structlog's entries, and those of the standard library, to `stream` (stderr)."""
+def configure(stream: TextIO | None = None, level: str = "info") -> None:
+    """Send structlog's entries, and those of the standard library, from a level on to `stream` (stderr)."""
+    least = logging.getLevelNamesMapping()[level.upper()]
     stream = stream or sys.stderr
     terminal = stream.isatty()
     writer = LineWriter(stream)
@@ -118,6 +119,7 @@ def configure(stream: TextIO | None = None) -> None:
     if not structlog.is_configured():
         structlog.configure(
             processors=[*shared, *last],
+            wrapper_class=structlog.make_filtering_bound_logger(least),
             logger_factory=lambda *_: _Logger(writer),
             cache_logger_on_first_use=True,
         )
@@ -131,19 +133,18 @@ def configure(stream: TextIO | None = None) -> None:
             )
         )
         root.addHandler(handler)
-        root.setLevel(logging.INFO)
+        root.setLevel(least)
 
 
 def _one_line(_logger: object, _method: str, entry: EventDict) -> EventDict:
     """What a producer or an error text says must not move the cursor or start a line of its own."""
-    return {
-        name: _escaped(value) if isinstance(value, str) and name != "exception" else value
-        for name, value in entry.items()
-    }
+    return {name: _escaped(value, name) if isinstance(value, str) else value for name, value in entry.items()}
 
 
-def _escaped(text: str) -> str:
-    return CONTROL.sub(lambda match: ascii(match[0])[1:-1], text)
+def _escaped(text: str, name: str) -> str:
+    # A traceback has lines, which are shown below the entry. What an error says is not part of ours.
+    kept = "\n\t" if name == "exception" else ""
+    return CONTROL.sub(lambda match: match[0] if match[0] in kept else ascii(match[0])[1:-1], text)
 
 
 def _has_descriptor(stream: TextIO) -> bool:

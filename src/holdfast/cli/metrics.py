@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from holdfast.cli import environment, logs
+from holdfast.cli.environment import LogLevelOption
 from holdfast.cli.options import Where, spread
 from holdfast.errors import ConfigurationError
 from holdfast.observability import endpoint, prometheus
@@ -41,6 +42,7 @@ def metrics(
             "Without it: for addresses, localhost and this machine's name.",
         ),
     ] = None,
+    log_level: LogLevelOption = None,
 ) -> None:
     """Print the state of the outbox in the text format of Prometheus, or serve it. Delivered events are not counted."""
     prometheus.require()
@@ -49,7 +51,7 @@ def metrics(
         return
     host, port = address_of(listen)
     scraper = Scraper(environment.dsn(where.dsn), environment.schema(where.schema))
-    logs.configure()
+    logs.configure(level=environment.log_level(log_level))
     try:
         asyncio.run(_serve(scraper, host, port, allow_host or ()))
     finally:

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from holdfast.cli import output
 from holdfast.cli.options import Where, spread
-from holdfast.operator import MOST, MOST_IN_ROUTE, MOST_ROUTES, MOST_UNSERVED, Operator, Status
+from holdfast.operator import MOST, MOST_IN_ROUTE, MOST_ROUTES, MOST_UNSERVED, NewestFailure, Operator, Status
 
 
 @spread
@@ -70,6 +70,7 @@ def as_data(schema: str, found: Status) -> dict[str, Any]:
         "delayed": found.delayed,
         "failed": found.failed,
         "archived": found.archived,
+        "newest_failure": found.newest_failure,
         "oldest_pending_s": found.oldest,
         "limits": {"open": MOST, "failed": MOST, "open_in_route": MOST_IN_ROUTE, "routes": MOST_ROUTES},
         "open_is_more": found.open_is_more,
@@ -86,6 +87,8 @@ def as_data(schema: str, found: Status) -> dict[str, Any]:
 
 def _shown(schema: str, found: Status) -> RenderableType:
     parts: list[RenderableType] = [_counts(schema, found)]
+    if found.newest_failure:
+        parts.append(Text(output.clean(_newest(found.newest_failure)), style="red"))
     parts += [Text(output.clean(f"! {warning}"), style="yellow") for warning in warnings(found)]
     if found.routes:
         parts.append(_routes(found))
@@ -107,6 +110,14 @@ def _counts(schema: str, found: Status) -> RenderableType:
     ):
         line.append(f" {name} ", style="dim").append(output.clean(value), style="bold")
     return line
+
+
+def _newest(failure: NewestFailure) -> str:
+    at = f" at {failure.raised_at}" if failure.raised_at else ""
+    return (
+        f"newest failure {output.shown(failure.failed_at)}  {failure.handler_name}  "
+        f"{output.first_line(failure.last_error)}{at}"
+    )
 
 
 def warnings(found: Status) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from holdfast.cli import output
 from holdfast.operator import Delivery, EventDetail
 
@@ -25,7 +27,7 @@ def show(found: EventDetail, as_json: bool) -> None:
     _facts(rows)
     for each in found.deliveries:
         output.print_line("")
-        _delivery(each)
+        _delivery(each, found)
     if found.payload is not None:
         output.print_line("")
         output.print_line("payload", "bold")
@@ -36,9 +38,12 @@ def show(found: EventDetail, as_json: bool) -> None:
         output.print_json(found.headers)
 
 
-def _delivery(each: Delivery) -> None:
-    who = "split: every handler has a delivery of its own" if each.handler_name == "*" else each.handler_name
-    output.print_line(f"{each.status}  {who or each.route}  {each.id}", "bold")
+def _delivery(each: Delivery, event: EventDetail) -> None:
+    if each.state == "fanned_out":
+        output.print_line(f"fanned out  {_fates(event)}  {each.id}", "bold")
+        output.print_line(f"  {'generation':<15} {each.generation} on {each.channel}")
+        return
+    output.print_line(f"{each.status}  {each.handler_name or each.route}  {each.id}", "bold")
     facts: list[tuple[str, object]] = [
         ("generation", f"{each.generation} on {each.channel}"),
         ("attempts", each.attempts),
@@ -57,9 +62,10 @@ def _delivery(each: Delivery) -> None:
     if each.deleted_at:
         facts.append(("discarded", each.deleted_at))
     _facts(facts)
-    if each.last_error:
-        for line in each.last_error.splitlines():
-            output.print_line(f"  {line}", "red")
+    for line in (each.last_error or "").splitlines():
+        output.print_line(f"  {line}", "red")
+    for line in (each.traceback or "").splitlines():
+        output.print_line(f"  {line}", "dim")
     for number, cycle in enumerate(each.cycles, start=1):
         if cycle.edited_to is not None:
             corrected = f"corrected {output.shown(cycle.replayed_at)} by {cycle.replayed_by}"
@@ -68,13 +74,22 @@ def _delivery(each: Delivery) -> None:
         output.print_line(
             f"  cycle {number}: {cycle.attempts} attempts, failed {output.shown(cycle.failed_at)} in generation "
             f"{cycle.generation}, replayed {output.shown(cycle.replayed_at)} by {cycle.replayed_by}: "
-            f"{output.first_line(cycle.last_error)}"
+            f"{output.first_line(cycle.last_error)}{f' at {cycle.raised_at}' if cycle.raised_at else ''}"
         )
     for plan in each.plans:
         output.print_line(f"  plan {plan.plan_id}: {plan.why or plan.state} {output.shown(plan.replayed_at)}")
     for action in each.actions:
         reason = f": {action.reason}" if action.reason else ""
         output.print_line(f"  {output.shown(action.at)} {action.action} by {action.actor}{reason}")
+
+
+def _fates(event: EventDetail) -> str:
+    """What became of the deliveries of an event that was split: each handler has one of its own."""
+    states = Counter(each.state for each in event.deliveries if each.state != "fanned_out")
+    if not states:
+        return "none of its deliveries is kept"
+    counted = ", ".join(f"{count} {state.replace('_', ' ')}" for state, count in sorted(states.items()))
+    return f"{output.counted(states.total(), 'delivery', 'deliveries')}: {counted}"
 
 
 def _group(each: Delivery) -> str | None:

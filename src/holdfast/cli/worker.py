@@ -18,7 +18,7 @@ from typing import Annotated
 import typer
 
 from holdfast.cli import environment, logs
-from holdfast.cli.environment import DsnOption, SchemaOption
+from holdfast.cli.environment import DsnOption, LogLevel, LogLevelOption, SchemaOption
 from holdfast.errors import ConfigurationError
 from holdfast.failure import Redactor
 from holdfast.handlers import HandlerRegistry
@@ -41,6 +41,14 @@ class DeadLetters(StrEnum):
 
     IN_PLACE = "in_place"
     ARCHIVE = "archive"
+
+
+class LogHandled(StrEnum):
+    """Whether each event that was handled is a line of the log, and of which level."""
+
+    NEVER = "never"
+    DEBUG = "debug"
+    INFO = "info"
 
 
 def worker(
@@ -99,9 +107,20 @@ def worker(
             "payloads; none turns all redaction off. Default: HOLDFAST_REDACT.",
         ),
     ] = None,
+    log_level: LogLevelOption = None,
+    log_handled: Annotated[
+        LogHandled | None,
+        typer.Option(
+            "--log-handled",
+            help="The level of a line for each event that was handled. "
+            "Default: debug with --log-level debug, else never.",
+        ),
+    ] = None,
     lifeline: Annotated[int | None, typer.Option("--lifeline", hidden=True)] = None,
 ) -> None:
     """Deliver events to the handlers of an application, until SIGTERM."""
+    level = environment.log_level(log_level)
+    handled = log_handled or (LogHandled.DEBUG if level is LogLevel.DEBUG else LogHandled.NEVER)
     settings = WorkerSettings(
         schema=environment.schema(schema),
         generation=environment.generation(generation),
@@ -118,13 +137,14 @@ def worker(
         listen=not no_listen,
         listen_dsn=environment.listen_dsn(listen_dsn),
         dead_letters=dead_letters.value,
+        log_handled=handled.value,
         sweep=not no_sweep,
     )
     address = environment.dsn(dsn)
     registry = load_registry(target)
     redactor_name = environment.redactor(redact)
     redactor = load_redactor(redactor_name)
-    logs.configure()
+    logs.configure(level=level)
     left: list[str] = []
     try:
         with _sentry(environment.sentry_dsn()) as observers:
@@ -133,7 +153,7 @@ def worker(
                 left = process.run_worker(_work(worker, lifeline))
             else:
                 # Each child reports its own dead letters; a bad address is found here, before any child is started.
-                asyncio.run(_supervise(target, address, settings, processes, redactor_name))
+                asyncio.run(_supervise(target, address, settings, processes, redactor_name, level))
     finally:
         logs.flush()
     _leave(left)
@@ -231,12 +251,12 @@ def _call_soon(loop: asyncio.AbstractEventLoop, worker: Worker) -> None:
 
 
 async def _supervise(
-    target: str, address: str, settings: WorkerSettings, processes: int, redactor_name: str | None
+    target: str, address: str, settings: WorkerSettings, processes: int, redactor_name: str | None, level: LogLevel
 ) -> None:
     # Said once here, instead of by every child.
     await refuse_unready(address, settings)
     # Addresses hold passwords and travel in the environment, where the process list does not show them.
-    variables = {**os.environ, "HOLDFAST_DSN": address}
+    variables = {**os.environ, "HOLDFAST_DSN": address, "HOLDFAST_LOG_LEVEL": level}
     if settings.listen_dsn:
         variables["HOLDFAST_LISTEN_DSN"] = settings.listen_dsn
     if redactor_name:
@@ -262,6 +282,7 @@ def child_command(target: str, settings: WorkerSettings, number: int, lifeline: 
         "--generation": settings.generation,
         "--schema": settings.schema,
         "--dead-letters": settings.dead_letters,
+        "--log-handled": settings.log_handled,
         "--lifeline": lifeline,
     }
     if settings.name:

@@ -135,9 +135,10 @@ class HandlerRunner:
         self._threads.close()
 
 
-def overran(handler: Handler) -> TimeoutError:
-    """The error of a handler that was cancelled at its time limit."""
-    return TimeoutError(f"the handler ran longer than its limit of {handler.timeout:g} s")
+def overran(handler: Handler, cancelled: object = None) -> TimeoutError:
+    """The error of a handler that was cancelled at its time limit, with the traceback of where it stood then."""
+    error = TimeoutError(f"the handler ran longer than its limit of {handler.timeout:g} s")
+    return error.with_traceback(cancelled.__traceback__ if isinstance(cancelled, BaseException) else None)
 
 
 async def limited(handler: Handler, run: Awaitable[Outcome | None]) -> Outcome | None:
@@ -145,10 +146,10 @@ async def limited(handler: Handler, run: Awaitable[Outcome | None]) -> Outcome |
     try:
         async with asyncio.timeout(handler.timeout) as limit:
             return await run
-    except TimeoutError:
+    except TimeoutError as error:
         if not limit.expired():
             raise
-        raise overran(handler) from None
+        raise overran(handler, error.__cause__) from None
 
 
 async def commit(session: Session, transaction: asyncpg.transaction.Transaction, handler: Handler) -> None:

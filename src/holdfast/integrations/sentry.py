@@ -3,14 +3,17 @@
     with SentryObserver(dsn) as sentry:
         worker = Worker(address, registry, observers=(log_fact, sentry))
 
-Each delivery that fails for good becomes one event, grouped by handler and by the error's signature. It never contains
-payloads: no stack trace, no local variables, no breadcrumbs. The observer has its own Sentry client, so it sends
-nothing else of the process and does not interfere with an application that uses Sentry itself.
+Each delivery that fails for good becomes one event, grouped by handler and by the error's signature. Its stack trace is
+the stored one. It never contains payloads: no local variables, no breadcrumbs. The observer has its own Sentry client,
+so it sends nothing else of the process and does not interfere with an application that uses Sentry itself.
 """
 
 from __future__ import annotations
 
 import contextlib
+import re
+from collections.abc import Iterator
+from itertools import pairwise, takewhile
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -37,6 +40,9 @@ _ALWAYS: Final[dict[str, Any]] = {
     "traces_sample_rate": None,
     "spotlight": False,
 }
+
+
+_FRAME: Final = re.compile(r"  (?P<file>\S.*?):(?P<line>[0-9]+) in (?P<function>.+)")
 
 
 class SentryObserver:
@@ -83,8 +89,9 @@ def _event(fact: Failed) -> Event:
         "handler_name": fact.handler_name,
         "attempts": str(fact.attempts),
         "failure_reason": fact.failure_reason,
+        "correlation_id": fact.correlation_id,
     }
-    return {
+    event: Event = {
         "level": "error",
         "logger": "holdfast",
         "message": f"{fact.handler_name} failed: {(fact.last_error or fact.failure_reason).partition(chr(10))[0]}",
@@ -97,6 +104,22 @@ def _event(fact: Failed) -> Event:
             "last_error": fact.last_error,
             "error_signature": fact.error_signature,
             "delivery_id": str(fact.delivery_id),
-            "correlation_id": fact.correlation_id,
+            "traceback": fact.traceback,
         },
     }
+    if frames := list(_frames(fact.traceback)):
+        kind, _, value = (fact.last_error or fact.failure_reason).partition("\n")[0].partition(": ")
+        event["exception"] = {"values": [{"type": kind, "value": value, "stacktrace": {"frames": frames}}]}
+    return event
+
+
+def _frames(traceback: str | None) -> Iterator[dict[str, object]]:
+    """Yield the frames of the error itself, the innermost last, in Sentry's words."""
+    lines = (traceback or "").splitlines()[1:]
+    own = takewhile(lambda line: line.startswith("  "), lines)
+    for line, following in pairwise([*own, ""]):
+        if match := _FRAME.fullmatch(line):
+            frame = {"filename": match["file"], "function": match["function"], "lineno": int(match["line"])}
+            # Of the user's code, and of nothing else, the text of the line is there.
+            source = following.removeprefix("    ") if following.startswith("    ") else ""
+            yield frame | ({"context_line": source, "in_app": True} if source else {"in_app": False})

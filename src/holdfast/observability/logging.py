@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import structlog
 
-from holdfast.telemetry import Fact, Failed, Notice, Retried
+from holdfast.telemetry import Fact, Failed, Handled, Notice, Retried
 
 _log = structlog.get_logger("holdfast")
 
@@ -27,10 +27,17 @@ def log_fact(fact: Fact) -> None:
             )
         case Failed():
             _log.error("delivery_failed", **_fields(fact))
+        case Handled():
+            fields = _fields(fact)
+            del fields["took"], fields["level"]
+            getattr(_log, fact.level)("delivery_handled", took_s=round(fact.took, 3), **fields)
 
 
-def _fields(fact: Retried | Failed) -> dict[str, object]:
+def _fields(fact: Retried | Failed | Handled) -> dict[str, object]:
     fields = asdict(fact)
+    traceback = fields.pop("traceback", None)
+    if traceback:
+        fields["exception"] = traceback  # the name by which structlog's renderers know it
     return {
         name: value if value is None or isinstance(value, int | float) else str(value) for name, value in fields.items()
     }

@@ -15,6 +15,7 @@ from uuid import UUID
 import asyncpg
 
 from holdfast.envelope import EventEnvelope
+from holdfast.failure import with_traceback
 from holdfast.postgres.statements import NamedStatements
 
 
@@ -26,6 +27,7 @@ class FailedReaction:
     reason: str  # retry_terminal or rejected
     error: str | None
     signature: str
+    traceback: str | None = None
 
 
 class ReactionStatements:
@@ -78,7 +80,7 @@ class ReactionStatements:
             "done": list(done),
             "failed": [each.handler_name for each in failed],
             "reasons": [each.reason for each in failed],
-            "errors": [each.error for each in failed],
+            "errors": [each.error and with_traceback(each.error, each.traceback) for each in failed],
             "signatures": [each.signature for each in failed],
             "alone": alone,
         }

@@ -347,6 +347,7 @@ class Reactions:
                     failure_reason=each.reason,
                     last_error=each.error,
                     error_signature=each.signature,
+                    traceback=each.traceback,
                 )
             )
 
@@ -362,7 +363,7 @@ class Reactions:
     def _failure(self, handler: Handler, result: Outcome | BaseException, payload: object) -> FailedReaction:
         reason = "rejected" if handler.on_error == "reject" else "retry_terminal"
         if isinstance(result, BaseException):
-            report = describe(result, self._redact, payload)
+            report = describe(result, self._redact, payload, handler.package)
         elif isinstance(result, Reject):
             reason = "rejected"
             if not result.reason:
@@ -371,7 +372,7 @@ class Reactions:
         else:
             asked = (result.reason if isinstance(result, Retry) else None) or "the reaction asked to be run again later"
             report = state(str(asked), type(result).__name__, self._redact, payload)
-        return FailedReaction(handler.name, reason, report.text, report.signature)
+        return FailedReaction(handler.name, reason, report.text, report.signature, report.traceback)
 
     def _unrecorded(
         self, event: EventEnvelope, done: list[str], failed: list[FailedReaction], fault: BaseException

@@ -121,7 +121,7 @@ class Attempts:
         runner.overrun = False
         if runner.queue.shares is not None:
             runner.queue.shares.overrun(-1)
-        return result if runner.cause or self.ending else overran(runner.queue.handler)
+        return result if runner.cause or self.ending else overran(runner.queue.handler, result)
 
     def _lose(self, delivery: Delivery) -> None:
         self._counters.lost_leases += 1
@@ -138,5 +138,5 @@ class Attempts:
             if runner.cause == "stopping":
                 return Release(delivery)
             if runner.cause == "timeout":
-                setback = overran(delivery.handler)
+                setback = overran(delivery.handler, setback)
         return self._judge.settlement(delivery, setback)

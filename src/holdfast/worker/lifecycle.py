@@ -64,6 +64,7 @@ class Lifecycle:
         dispatching = asyncio.create_task(self._keep("dispatch", parts.dispatcher.run))
         claiming = asyncio.create_task(self._keep("claim", parts.claimer.run))
         others = [asyncio.create_task(self._keep("maintain", parts.maintenance.run))]
+        others.append(asyncio.create_task(self._keep("summarise", parts.shared.tally.run)))
         if parts.scheduler is not None:
             others.append(asyncio.create_task(self._keep("schedule", parts.scheduler.run)))
         if parts.listener is not None:
@@ -92,6 +93,7 @@ class Lifecycle:
             finally:
                 await _end(dispatching, settling)
                 await self._close()
+            parts.shared.tally.report()
             self._observe(Notice("info", "worker_stopped", {"worker_id": str(self._worker)}))
 
     async def _until_stop(self) -> None:

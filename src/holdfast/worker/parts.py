@@ -40,6 +40,7 @@ from holdfast.worker.settlements import Judge
 from holdfast.worker.settler import Settler
 from holdfast.worker.shared import Shared
 from holdfast.worker.sweeper import Sweeper
+from holdfast.worker.tally import Tally
 from holdfast.worker.wakeups import Wakeups
 
 
@@ -60,13 +61,15 @@ class Parts:
         self.lifespans = Lifespans(handlers, observe, redact)
         self.connections = connections = Connections(dsn, worker, registry, settings)
         statements = NamedStatements(queries, connections.address)
+        counters = Counters()
         self.shared = shared = Shared(
             settings=settings,
             connections=connections,
             deliveries=Deliveries(statements, worker=worker, generation=settings.generation, lease=settings.lease),
             subscriptions=SubscriptionStatements(statements),
             in_flight=InFlight(),
-            counters=Counters(),
+            counters=counters,
+            tally=Tally(counters, observe, settings.log_handled),
             observe=observe,
             outages=Outages(observe),
             states=self.lifespans.states,

@@ -12,6 +12,7 @@ from holdfast.worker.settlements import Fail, Release, Retry, Settlement, Snooze
 from holdfast.worker.shared import Shared
 from holdfast.worker.wakeups import Wakeups
 
+_NOT_DEAD = ("cancelled", "expired")
 Some = TypeVar("Some", bound=Settlement | Delivery)
 
 
@@ -33,6 +34,7 @@ class SettleQueues:
     def __init__(self, shared: Shared, wakeups: Wakeups) -> None:
         self._deliveries = shared.deliveries
         self._counters = shared.counters
+        self._tally = shared.tally
         self._observe = shared.observe
         self._wakeups = wakeups
         self._archives = shared.settings.dead_letters == "archive"
@@ -70,7 +72,7 @@ class SettleQueues:
                 return self.retry
             case Fail():
                 # Cancelled and expired events need no attention: they stay in the outbox.
-                archived = self._archives and settlement.reason not in ("cancelled", "expired")
+                archived = self._archives and settlement.reason not in _NOT_DEAD
                 return self.archive if archived else self.fail
             case Release():
                 return self.release
@@ -83,7 +85,7 @@ class SettleQueues:
         return await self._deliveries.deliver(connection, batch, record=True)
 
     def _delivered(self, batch: Sequence[Delivery]) -> None:
-        self._counters.delivered += len(batch)
+        self._tally.handled(batch)
 
     async def _send_duplicate(self, connection: asyncpg.Connection, batch: Sequence[Delivery]) -> list[UUID]:
         return await self._deliveries.deliver(connection, batch, record=False)
@@ -97,6 +99,7 @@ class SettleQueues:
 
     def _retried(self, batch: Sequence[Retry]) -> None:
         self._counters.retried += len(batch)
+        self._tally.retried(_deliveries(batch))
         for settlement in batch:
             self._observe(settlement.fact)
         self._wakeups.wake_in(min((settlement.delay for settlement in batch), default=0.0))
@@ -108,6 +111,7 @@ class SettleQueues:
         expired = sum(s.reason == "expired" for s in batch)
         self._counters.expired += expired
         self._counters.failed += len(batch) - expired
+        self._tally.failed(s.delivery for s in batch if s.reason not in _NOT_DEAD)
         for settlement in batch:
             self._observe(settlement.fact)
 

@@ -21,7 +21,7 @@ class Retry:
 
     delivery: Delivery
     delay: float
-    error: str
+    error: str  # with its place
     fact: Retried
 
 
@@ -31,7 +31,7 @@ class Fail:
 
     delivery: Delivery
     reason: str
-    error: str | None
+    error: str | None  # with its traceback
     signature: str | None
     fact: Failed
 
@@ -73,7 +73,7 @@ class Judge:
             case outcome.Retry():
                 stated = self._stated(delivery, str(setback.reason or "the handler asked for a retry"), "Retry")
                 return self._retry(delivery, stated, setback.seconds)
-        report = describe(setback, self._redact, payload_of(delivery))
+        report = describe(setback, self._redact, payload_of(delivery), delivery.handler.package)
         if delivery.handler.on_error == "reject":
             return self._fail(delivery, "rejected", report)
         verdict = classify(setback, delivery.handler.retry)
@@ -89,10 +89,12 @@ class Judge:
         return state(text, kind, self._redact, payload_of(delivery))
 
     def _fail(self, delivery: Delivery, reason: str, report: ErrorReport | None) -> Fail:
-        text = None if report is None else report.text
+        text, stored, traceback = (report.text, report.stored, report.traceback) if report else (None, None, None)
         group = report.signature if report and report.text else reason
-        fact = Failed(*facts(delivery), failure_reason=reason, last_error=text, error_signature=group)
-        return Fail(delivery, reason, text, group, fact)
+        fact = Failed(
+            *facts(delivery), failure_reason=reason, last_error=text, error_signature=group, traceback=traceback
+        )
+        return Fail(delivery, reason, stored, group, fact)
 
     def _retry(self, delivery: Delivery, report: ErrorReport, wait: float | None) -> Settlement:
         """Retry within the policy's budget; past it the delivery has failed."""
@@ -101,5 +103,5 @@ class Judge:
             return self._fail(delivery, "retry_terminal", report)
         # The wait that was asked for is the least; jitter comes on top, so that not all return together.
         delay = policy.delay(delivery.attempts) if wait is None else wait + policy.delay(1)
-        fact = Retried(*facts(delivery), last_error=report.text, retry_in=delay)
-        return Retry(delivery, delay, report.text, fact)
+        fact = Retried(*facts(delivery), last_error=report.text, retry_in=delay, traceback=report.traceback)
+        return Retry(delivery, delay, report.stored_briefly, fact)

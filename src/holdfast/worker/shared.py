@@ -10,6 +10,7 @@ from holdfast.telemetry import Counters, Observer
 from holdfast.worker.connections import Connections
 from holdfast.worker.in_flight import InFlight
 from holdfast.worker.outage import Outages
+from holdfast.worker.tally import Tally
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,7 @@ class Shared:
     subscriptions: SubscriptionStatements
     in_flight: InFlight
     counters: Counters
+    tally: Tally
     observe: Observer
     outages: Outages
     states: States  # of the lifespans of handlers

@@ -45,6 +45,7 @@ class Transactions:
         self._sessions = shared.connections.sessions
         self._deliveries = shared.deliveries
         self._counters = shared.counters
+        self._tally = shared.tally
         self._settler = settler
         self.outage = shared.outages.of("handle")
 
@@ -98,7 +99,7 @@ class Transactions:
                 raise result
             return result
         if first:
-            self._counters.delivered += 1
+            self._tally.handled((delivery,))
         else:
             self._counters.duplicates += 1
         return None

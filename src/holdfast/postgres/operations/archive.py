@@ -33,6 +33,7 @@ class ArchivedEvent:
     deliveries_count: int
     error_signature: str | None
     last_exception: str | None  # in a list the first 500 characters
+    raised_at: str | None  # file, line and function in the user's code
     created_at: datetime
     failed_at: datetime
     channel: str
@@ -44,6 +45,7 @@ class ArchivedEvent:
 class ArchivedDetail(ArchivedEvent):
     """An archived event with all its columns."""
 
+    traceback: str | None
     event_version: int
     occurred_at: datetime
     content_class: str

@@ -63,6 +63,7 @@ class Delivery:
     attempts: int
     last_error: str | None
     error_signature: str | None
+    traceback: str | None
     failure_reason: str | None
     first_failed_at: datetime | None
     failed_at: datetime | None
@@ -78,6 +79,7 @@ class Delivery:
     channel: str
     generation: int
     priority: int
+    state: str  # the status; fanned_out: settled, because every handler has a delivery of its own
     cycles: list[FailureCycle]
     plans: list[PlannedRow]
     actions: list[AuditLine]

@@ -37,6 +37,7 @@ class FailedEvent:
     attempts: int
     error_signature: str | None
     last_error: str | None  # the first 500 characters
+    raised_at: str | None  # file, line and function in the user's code
     first_failed_at: datetime | None
     failed_at: datetime
     discarded_at: datetime | None
@@ -65,6 +66,7 @@ class FailureGroup:
     note: str | None
     noted_by: str | None
     noted_at: datetime | None
+    raised_at: str | None = None  # where the newest of them was raised
 
     @property
     def name(self) -> str:

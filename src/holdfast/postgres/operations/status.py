@@ -19,6 +19,7 @@ MOST_IN_ROUTE = 10_000
 MOST_ROUTES = 200
 MOST_WORKERS = 200
 MOST_UNSERVED = 20
+ERROR_LENGTH = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,16 @@ class WorkerStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class NewestFailure:
+    """The newest dead letter in the outbox."""
+
+    handler_name: str
+    failed_at: datetime
+    last_error: str | None
+    raised_at: str | None  # file, line and function in the user's code
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """One moment of a schema."""
 
@@ -70,6 +81,7 @@ class Status:
     unserved_channels: int  # how many there are
     workers: list[WorkerStatus]
     wakeup_mode: str | None  # None: the trigger is missing
+    newest_failure: NewestFailure | None = None
 
     @property
     def more_unserved(self) -> int:
@@ -124,6 +136,7 @@ async def read(connection: asyncpg.Connection, schema: str = "core") -> Status:
         await fetch("begin_read")
         (counts,) = await fetch("count_open", most=MOST)
         (failed,) = await fetch("count_failed", most=MOST)
+        newest = await fetch("newest_failure", error_length=ERROR_LENGTH)
         (archived,) = await fetch("count_archived", most=MOST)
         routes = await fetch("list_routes", most_routes=MOST_ROUTES, most_in_route=MOST_IN_ROUTE)
         unserved = await fetch("list_unserved", most_unserved=MOST_UNSERVED)
@@ -142,4 +155,5 @@ async def read(connection: asyncpg.Connection, schema: str = "core") -> Status:
         unserved_channels=unserved[0]["total"] if unserved else 0,
         workers=[WorkerStatus(**row) for row in workers],
         wakeup_mode=wakeup_mode[0][0] if wakeup_mode else None,
+        newest_failure=NewestFailure(**newest[0]) if newest else None,
     )

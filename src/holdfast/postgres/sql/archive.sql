@@ -9,7 +9,7 @@ FROM (VALUES
         id, original_id, queue, payload, headers, deliveries_count, created_at, failed_at, failure_reason, last_exception,
         event_type, event_version, occurred_at, source, target, content_class, channel, generation, domain_id,
         idempotency_key, trace_context, origin_id, priority, ordering_key, dedupe_key, expires_at, first_failed_at,
-        error_signature, failure_history, deleted_at, disposed_at}'::text[]),
+        error_signature, failure_history, deleted_at, disposed_at, traceback}'::text[]),
     ('archive', 'index', '{"queue, failed_at"}'),
     ('archive', 'table', '{archive}'),
     ('outbox', 'table', '{outbox}'),
@@ -17,7 +17,7 @@ FROM (VALUES
         id, payload, headers, attempts, created_at, last_error, status, lease_token, lease_expires_at, handler_name,
         event_type, event_version, occurred_at, source, target, content_class, channel, generation, domain_id,
         idempotency_key, trace_context, origin_id, priority, ordering_key, dedupe_key, expires_at, first_failed_at,
-        failure_history, available_at, settled_at, deleted_at, disposed_at}')
+        failure_history, available_at, settled_at, deleted_at, disposed_at, traceback}')
 ) AS needed (relation, kind, parts)
 CROSS JOIN LATERAL unnest(needed.parts) AS p (part)
 LEFT JOIN pg_catalog.pg_namespace n ON n.nspname = 'core'
@@ -60,6 +60,7 @@ found AS MATERIALIZED (
 SELECT a.id, a.original_id, coalesce(a.origin_id, a.original_id) AS event_id, a.event_type, a.source, a.target,
        a.queue, a.failure_reason, a.deliveries_count, a.error_signature,
        left(a.last_exception, :error_length::int) AS last_exception,
+       substring(a.traceback FROM '^raised at ([^\n]*)') AS raised_at,
        a.created_at, a.failed_at, a.channel, a.generation, a.deleted_at
 FROM found JOIN core.archive a ON a.id = found.id
 ORDER BY CASE WHEN :queue::text IS NOT NULL THEN a.failed_at END DESC, a.id DESC;
@@ -77,7 +78,7 @@ grouped AS (
     FROM dead GROUP BY queue, signature)
 SELECT g.queue AS handler_name, g.signature, g.count, g.first_seen, g.last_seen, g.reasons, g.event_types, g.generations,
        a.original_id AS sample_id, left(a.last_exception, :error_length::int) AS sample_error,
-       n.note, n.noted_by, n.noted_at, (SELECT count(*)::int FROM dead) AS examined
+       substring(a.traceback FROM '^raised at ([^\n]*)') AS raised_at, n.note, n.noted_by, n.noted_at, (SELECT count(*)::int FROM dead) AS examined
 FROM grouped g
 JOIN core.archive a ON a.id = g.newest
 LEFT JOIN core.failure_notes n ON n.handler_name = g.queue AND n.error_signature = g.signature
@@ -93,7 +94,7 @@ ORDER BY a.failed_at DESC, a.id DESC LIMIT :most::int;
 -- name: read_archived
 SELECT a.id, a.original_id, coalesce(a.origin_id, a.original_id) AS event_id, a.event_type, a.source, a.target,
        a.queue, a.failure_reason, a.deliveries_count, a.error_signature, a.last_exception,
-       a.created_at, a.failed_at, a.channel, a.generation, a.deleted_at,
+       substring(a.traceback FROM '^raised at ([^\n]*)') AS raised_at, a.traceback, a.created_at, a.failed_at, a.channel, a.generation, a.deleted_at,
        a.event_version, a.occurred_at, a.content_class, a.domain_id, a.idempotency_key, a.trace_context,
        a.first_failed_at, a.failure_history::text AS failure_history, a.payload::text AS payload, a.headers::text AS headers
 FROM core.archive a WHERE a.id = :id::bigint;

@@ -47,8 +47,8 @@ GRANT EXECUTE ON FUNCTION
     TO holdfast_worker;
 
 -- Operators read everything and repair through functions.
-GRANT SELECT ON core.outbox, core.failed, core.event_handled, core.subscriptions, core.subscriptions_version, core.workers,
-    core.clock_steps, core.clock,
+GRANT SELECT ON core.outbox, core.failed, core.deliveries, core.event_handled, core.subscriptions, core.subscriptions_version,
+    core.workers, core.clock_steps, core.clock,
     core.deployments, core.outbox_keys, core.sources, core.stop_requests, core.audit, core.failure_notes, core.plans, core.plan_rows
     TO holdfast_operator;
 GRANT EXECUTE ON FUNCTION

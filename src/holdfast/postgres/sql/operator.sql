@@ -13,6 +13,7 @@ SELECT pg_catalog.set_config('holdfast.selection', :selection::text, true);
 -- name: list_failed
 SELECT f.id, coalesce(f.origin_id, f.id) AS event_id, f.event_type, f.event_version, f.source, f.target, f.handler_name,
        f.failure_reason, f.attempts, f.error_signature, left(f.last_error, :error_length::int) AS last_error,
+       substring(f.traceback FROM '^raised at ([^\n]*)') AS raised_at,
        f.first_failed_at, f.failed_at, f.deleted_at AS discarded_at, f.occurred_at, f.channel, f.generation, jsonb_array_length(f.failure_history) AS cycles,
        CASE WHEN :payload::boolean THEN f.payload::text END AS payload,
        CASE WHEN :payload::boolean THEN f.headers::text END AS headers
@@ -38,10 +39,11 @@ grouped AS (
            array_agg(DISTINCT generation) AS generations, (array_agg(id ORDER BY failed_at DESC))[1] AS sample_id
     FROM dead GROUP BY handler_name, signature)
 SELECT g.handler_name, g.signature, g.count, g.first_seen, g.last_seen, g.reasons, g.event_types, g.generations,
-       g.sample_id, left(o.last_error, :error_length::int) AS sample_error, n.note, n.noted_by, n.noted_at,
+       g.sample_id, left(o.last_error, :error_length::int) AS sample_error,
+       substring(o.traceback FROM '^raised at ([^\n]*)') AS raised_at, n.note, n.noted_by, n.noted_at,
        (SELECT count(*)::int FROM dead) AS examined
 FROM grouped g
-LEFT JOIN LATERAL (SELECT o.last_error FROM core.outbox o WHERE o.id = g.sample_id LIMIT 1) o ON true
+LEFT JOIN LATERAL (SELECT o.last_error, o.traceback FROM core.outbox o WHERE o.id = g.sample_id LIMIT 1) o ON true
 LEFT JOIN core.failure_notes n ON n.handler_name = g.handler_name AND n.error_signature = g.signature
 ORDER BY g.count DESC, g.last_seen DESC
 LIMIT :most_groups::int;
@@ -78,7 +80,8 @@ ORDER BY d.id;
 -- name: read_event_rows
 SELECT o.id, o.origin_id, o.event_type, o.event_version, o.occurred_at, o.source, o.target, o.content_class, o.domain_id,
        o.idempotency_key, o.dedupe_key, o.trace_context, o.handler_name, o.route, o.status, o.attempts, o.last_error,
-       o.error_signature,
+       CASE WHEN o.handler_name = '*' AND o.status = 'delivered' THEN 'fanned_out' ELSE o.status END AS state,
+       o.error_signature, o.traceback,
        o.failure_reason, o.first_failed_at, o.failed_at, o.failure_history::text AS failure_history, o.created_at,
        o.available_at, o.expires_at, o.delivered_at, o.deleted_at, o.lease_expires_at, o.channel, o.generation, o.priority,
        (SELECT format('%s (%s:%s)', w.name, w.host, w.pid) FROM core.workers w

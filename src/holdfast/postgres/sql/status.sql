@@ -25,6 +25,12 @@ SELECT count(*) FROM (
     SELECT FROM core.outbox WHERE failed_at IS NOT NULL AND deleted_at IS NULL
     ORDER BY failed_at LIMIT :most::int) o;
 
+-- name: newest_failure
+SELECT o.handler_name, o.failed_at, left(o.last_error, :error_length::int) AS last_error,
+       substring(o.traceback FROM '^raised at ([^\n]*)') AS raised_at
+FROM core.outbox o WHERE o.failed_at IS NOT NULL AND o.deleted_at IS NULL
+ORDER BY o.failed_at DESC, o.id DESC LIMIT 1;
+
 -- name: count_archived
 -- Dead letters that workers have moved out of the outbox.
 SELECT count(*) FROM (SELECT FROM core.archive WHERE deleted_at IS NULL LIMIT :most::int) a;

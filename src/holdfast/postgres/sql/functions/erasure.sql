@@ -21,8 +21,8 @@ BEGIN
         -- The id, the type, where from and where to, the times and the outcome. A key may say more than that.
         UPDATE core.outbox o
         SET payload = NULL, headers = NULL, domain_id = NULL, trace_context = NULL, idempotency_key = o.id::text,
-            ordering_key = NULL, dedupe_key = NULL, last_error = NULL, error_signature = NULL, failure_history = '[]',
-            claimed_by = NULL, deleted_at = coalesce(o.deleted_at, now()),
+            ordering_key = NULL, dedupe_key = NULL, last_error = NULL, traceback = NULL, error_signature = NULL,
+            failure_history = '[]', claimed_by = NULL, deleted_at = coalesce(o.deleted_at, now()),
             disposed_at = CASE p_disposal WHEN 'ERASE' THEN o.disposed_at ELSE now() END
         WHERE o.id = ANY (p_ids);
     END CASE;
@@ -49,8 +49,8 @@ BEGIN
     WHEN 'RETAIN_METADATA', 'ERASE' THEN
         UPDATE core.archive a
         SET payload = NULL, headers = NULL, domain_id = NULL, trace_context = NULL, idempotency_key = a.original_id::text,
-            ordering_key = NULL, dedupe_key = NULL, last_exception = NULL, error_signature = NULL, failure_history = '[]',
-            deleted_at = coalesce(a.deleted_at, now()),
+            ordering_key = NULL, dedupe_key = NULL, last_exception = NULL, traceback = NULL, error_signature = NULL,
+            failure_history = '[]', deleted_at = coalesce(a.deleted_at, now()),
             disposed_at = CASE p_disposal WHEN 'ERASE' THEN a.disposed_at ELSE now() END
         WHERE a.id = ANY (p_ids);
     END CASE;

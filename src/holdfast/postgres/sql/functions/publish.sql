@@ -206,7 +206,7 @@ BEGIN
     WHERE k.source = p_source AND k.dedupe_key = p_key FOR UPDATE;
     UPDATE core.outbox o
     SET status = 'failed', failure_reason = 'cancelled', failed_at = now(), settled_at = now(), deleted_at = now(),
-        last_error = 'cancelled by its producer'
+        last_error = 'cancelled by its producer', traceback = NULL
     WHERE o.id = holder AND o.source = p_source AND o.status = 'pending';
     IF NOT FOUND THEN
         RETURN 0;   -- a running event keeps its key: it may be pending again

@@ -182,12 +182,12 @@ BEGIN
     INSERT INTO core.outbox (
         id, origin_id, handler_name, event_type, event_version, occurred_at, source, target, content_class, channel,
         generation, domain_id, payload, headers, idempotency_key, trace_context, created_at, priority,
-        status, attempts, failure_reason, last_error, error_signature, first_failed_at, failed_at, settled_at)
+        status, attempts, failure_reason, last_error, error_signature, traceback, first_failed_at, failed_at, settled_at)
     SELECT t.id, v_id, t.handler, e.event_type, e.event_version, e.occurred_at, v_source,
         e.target, coalesce(o.content_class, 'operations'), coalesce(o.channel, core.current_channel()),
         coalesce(o.generation, core.current_generation()), e.domain_id, e.payload, coalesce(o.headers, e.headers),
         e.idempotency_key, e.trace_context, coalesce(o.created_at, now()), coalesce(o.priority, 1),
-        'failed', 1, t.reason, left(t.error, 8192), left(t.signature, 300), now(), now(), now()
+        'failed', 1, t.reason, core.error_text(t.error), left(t.signature, 300), core.error_traceback(t.error), now(), now(), now()
     FROM unnest(v_ids, p_failed, p_reasons, p_errors, p_signatures) AS t (id, handler, reason, error, signature)
     CROSS JOIN jsonb_to_record(p_event) AS e (
         event_type text, event_version int, occurred_at timestamptz, target text, domain_id uuid, payload jsonb,

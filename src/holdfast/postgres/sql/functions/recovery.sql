@@ -47,10 +47,11 @@ BEGIN
                 'first_failed_at', o.first_failed_at,
                 'failed_at', o.failed_at,
                 'failure_reason', o.failure_reason,
+                'raised_at', substring(o.traceback FROM '^raised at ([^\n]*)'),
                 'generation', o.generation,
                 'replayed_by', p_replayed_by,
                 'replayed_at', now())),
-            status = 'pending', attempts = 0, last_error = NULL, first_failed_at = NULL, failed_at = NULL,
+            status = 'pending', attempts = 0, last_error = NULL, traceback = NULL, first_failed_at = NULL, failed_at = NULL,
             failure_reason = NULL, error_signature = NULL, settled_at = NULL, claimed_by = NULL, expires_at = NULL,
             generation = p_new_generation,
             -- A generation's own channel follows it; a channel for a processing characteristic stays.
@@ -141,7 +142,7 @@ BEGIN
         SELECT o.id FROM core.outbox o WHERE o.id = p_id AND o.settled_at IS NULL FOR UPDATE SKIP LOCKED)
     UPDATE core.outbox o
     SET status = 'failed', failure_reason = 'cancelled', failed_at = now(), settled_at = now(), deleted_at = now(),
-        last_error = 'cancelled by ' || p_cancelled_by, lease_token = NULL, lease_expires_at = NULL
+        last_error = 'cancelled by ' || p_cancelled_by, traceback = NULL, lease_token = NULL, lease_expires_at = NULL
     FROM free WHERE o.id = free.id
     RETURNING o.channel INTO v_channel;
     IF NOT FOUND THEN

@@ -144,6 +144,22 @@ BEGIN
 END
 $$;
 
+-- error_text, error_traceback: what a worker sends of an error is its text and, behind a record separator, its traceback,
+-- whose first line is the place in the user's code. Workers of earlier releases send the text alone.
+CREATE OR REPLACE FUNCTION core.error_text(p_error text)
+RETURNS text
+LANGUAGE sql IMMUTABLE
+AS $$
+    SELECT pg_catalog.left(pg_catalog.split_part(p_error, pg_catalog.chr(30), 1), 8192)
+$$;
+
+CREATE OR REPLACE FUNCTION core.error_traceback(p_error text)
+RETURNS text
+LANGUAGE sql IMMUTABLE
+AS $$
+    SELECT NULLIF(pg_catalog.left(pg_catalog.split_part(p_error, pg_catalog.chr(30), 2), 4096), '')
+$$;
+
 -- outbox_retry: back to pending, due again after a delay on the database's clock. Returns the ids whose lease is lost.
 -- This and the settles below may run at the end of a handler's transaction, so they use the time of the statement.
 CREATE OR REPLACE FUNCTION core.outbox_retry(
@@ -168,7 +184,8 @@ BEGIN
             FOR NO KEY UPDATE) o),
     done AS (
         UPDATE core.outbox o
-        SET status = 'pending', available_at = statement_timestamp() + mine.delay, last_error = left(mine.error, 8192),
+        SET status = 'pending', available_at = statement_timestamp() + mine.delay,
+            last_error = core.error_text(mine.error), traceback = core.error_traceback(mine.error),
             first_failed_at = coalesce(o.first_failed_at, statement_timestamp()), handler_name = mine.handler,
             claimed_by = NULL, lease_token = NULL, lease_expires_at = NULL
         FROM mine WHERE o.id = mine.id
@@ -239,7 +256,8 @@ BEGIN
     done AS (
         UPDATE core.outbox o
         SET status = 'failed', failed_at = statement_timestamp(), settled_at = statement_timestamp(),
-            failure_reason = mine.reason, last_error = coalesce(left(mine.error, 8192), o.last_error),
+            failure_reason = mine.reason, last_error = coalesce(core.error_text(mine.error), o.last_error),
+            traceback = CASE WHEN mine.error IS NULL THEN o.traceback ELSE core.error_traceback(mine.error) END,
             error_signature = left(mine.signature, 300), first_failed_at = coalesce(o.first_failed_at, statement_timestamp()),
             deleted_at = CASE WHEN mine.reason IN ('cancelled', 'expired') THEN statement_timestamp() END,
             handler_name = mine.handler, lease_token = NULL, lease_expires_at = NULL
@@ -282,13 +300,14 @@ BEGIN
             original_id, queue, payload, headers, deliveries_count, created_at, failed_at, failure_reason,
             last_exception, event_type, event_version, occurred_at, source, target, content_class, channel, generation,
             domain_id, idempotency_key, trace_context, origin_id, priority, ordering_key, dedupe_key, expires_at,
-            first_failed_at, error_signature, failure_history)
+            first_failed_at, error_signature, failure_history, traceback)
         SELECT m.id, m.handler, m.payload, m.headers, m.attempts, m.created_at, statement_timestamp(), m.reason,
             -- A rejection without a reason says nothing about the errors before.
-            CASE WHEN m.reason = 'rejected' THEN left(m.error, 8192) ELSE coalesce(left(m.error, 8192), m.last_error) END,
+            CASE WHEN m.error IS NULL AND m.reason <> 'rejected' THEN m.last_error ELSE core.error_text(m.error) END,
             m.event_type, m.event_version, m.occurred_at, m.source, m.target, m.content_class, m.channel, m.generation,
             m.domain_id, m.idempotency_key, m.trace_context, m.origin_id, m.priority, m.ordering_key, m.dedupe_key,
-            m.expires_at, coalesce(m.first_failed_at, statement_timestamp()), left(m.signature, 300), m.failure_history
+            m.expires_at, coalesce(m.first_failed_at, statement_timestamp()), left(m.signature, 300), m.failure_history,
+            CASE WHEN m.error IS NULL AND m.reason <> 'rejected' THEN m.traceback ELSE core.error_traceback(m.error) END
         FROM moved m ORDER BY m.id
         RETURNING original_id),
     -- A request to cancel the event came too late.
