@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 from typer.testing import CliRunner
 
-from holdfast.cli.app import app
+from holdfast.cli.app import make_app
 from holdfast.postgres.doctor import examine
 from tests.outbox import Outbox, connect
 
@@ -38,7 +38,7 @@ async def test_advice_can_be_copied(dsn: str, conn: asyncpg.Connection) -> None:
     await conn.execute(INSERT, "shop", NASTY)
     beat = "SELECT core.worker_beat(gen_random_uuid(), 'w', 'h', 1, '1', 0, '{outbox_default}', '{}')"
     await conn.execute(beat)
-    shown = await asyncio.to_thread(CliRunner().invoke, app, ["status", "--dsn", dsn])
+    shown = await asyncio.to_thread(CliRunner().invoke, make_app(), ["status", "--dsn", dsn])
     assert shown.exit_code == 0, shown.output
     advice = " ".join(shown.output.split())
     assert f"start one with --channel {shlex.quote(NASTY)} --generation 0" in advice
@@ -53,7 +53,7 @@ async def test_what_has_no_width_is_shown(dsn: str, invisible: str) -> None:
     await Outbox(connection).insert(source=f"shop{invisible}")
     await connection.close()
     for options in ((), ("--json",)):
-        shown = await asyncio.to_thread(CliRunner().invoke, app, ["events", "list", "--dsn", dsn, *options])
+        shown = await asyncio.to_thread(CliRunner().invoke, make_app(), ["events", "list", "--dsn", dsn, *options])
         assert shown.exit_code == 0, shown.output
         assert invisible not in shown.output
     assert json.loads(shown.stdout)[0]["source"] == f"shop{invisible}"

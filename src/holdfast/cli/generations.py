@@ -7,10 +7,11 @@ from typing import Annotated, Any
 import typer
 
 from holdfast.cli import output
+from holdfast.cli.command_group import command_group
 from holdfast.cli.options import Change, JsonOption, Target, Where, spread
 from holdfast.operator import Generation, MovedGeneration, Operator
 
-app = typer.Typer(help="Generations of the deployment.", no_args_is_help=True)
+app = command_group("Generations of the deployment.")
 
 NumberArgument = Annotated[int, typer.Argument(metavar="NUMBER", help="The generation.")]
 

@@ -7,10 +7,11 @@ from typing import Annotated, Any
 import typer
 
 from holdfast.cli import output
+from holdfast.cli.command_group import command_group
 from holdfast.cli.options import Change, JsonOption, Target, Where, spread
 from holdfast.operator import HandlerStatus, Operator
 
-app = typer.Typer(help="Handlers: their subscriptions, and the workers that serve them.", no_args_is_help=True)
+app = command_group("Handlers: their subscriptions, and the workers that serve them.")
 
 
 @app.command("list")

@@ -14,11 +14,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 
 from holdfast.cli import environment
+from holdfast.cli.command_group import command_group
 from holdfast.cli.environment import DsnOption, SchemaOption
 from holdfast.operator import installation
 from holdfast.operator.installation import SchemaState, Step
 
-app = typer.Typer(help="Bring the database to the schema this version needs.", no_args_is_help=True)
+app = command_group("Bring the database to the schema this version needs.")
 
 
 class Roles(StrEnum):

@@ -7,11 +7,12 @@ from typing import Annotated, Any, Literal
 import typer
 
 from holdfast.cli import output
+from holdfast.cli.command_group import command_group
 from holdfast.cli.options import Change, JsonOption, PayloadOption, Target, Where, spread
 from holdfast.operator import Operator, ScheduleChange, ScheduleStatus
 from holdfast.stored_json import decode
 
-app = typer.Typer(help="Schedules: events that are published at fixed times.", no_args_is_help=True)
+app = command_group("Schedules: events that are published at fixed times.")
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The schedule's name.")]
 

@@ -38,11 +38,14 @@ def show(found: EventDetail, as_json: bool) -> None:
 
 def _delivery(each: Delivery) -> None:
     who = "split: every handler has a delivery of its own" if each.handler_name == "*" else each.handler_name
-    output.print_line(f"{each.status}  {who or each.route}  {each.id}", "bold")
+    state = each.status if each.archive_id is None else "archived"
+    output.print_line(f"{state}  {who or each.route}  {each.id}", "bold")
     facts: list[tuple[str, object]] = [
         ("generation", f"{each.generation} on {each.channel}"),
         ("attempts", each.attempts),
     ]
+    if each.archive_id is not None:
+        facts.append(("archive number", each.archive_id))
     if each.status == "pending":
         facts.append(("next attempt", each.available_at))
     if each.handler_name is None and each.owed_to:

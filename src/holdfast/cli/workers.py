@@ -7,12 +7,13 @@ from typing import Annotated, Any
 import typer
 
 from holdfast.cli import output
+from holdfast.cli.command_group import command_group
 from holdfast.cli.options import Change, JsonOption, Target, Where, spread
 from holdfast.operator import Operator, ReleasedWorker
 
 _SHOWN = 2  # handlers of a worker; `handlers list` has them all
 
-app = typer.Typer(help="Workers: which run, and what they serve.", no_args_is_help=True)
+app = command_group("Workers: which run, and what they serve.")
 
 
 @app.command("list")

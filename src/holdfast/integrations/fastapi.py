@@ -24,11 +24,6 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any
 
-from fastapi import Depends, FastAPI, Request, routing
-from fastapi.routing import APIRoute
-from starlette.concurrency import run_in_threadpool
-from starlette.responses import FileResponse, StreamingResponse
-
 from holdfast.checks import function
 from holdfast.errors import ConfigurationError
 from holdfast.idempotency.answers import PROBLEMS
@@ -36,10 +31,19 @@ from holdfast.idempotency.asgi.exchange import AsgiConfig, current_exchange
 from holdfast.idempotency.asgi.middleware import IdempotencyMiddleware, exchange_of
 from holdfast.idempotency.keys import LONGEST_KEY
 from holdfast.idempotency.settings import IdempotencySettings
+from holdfast.installing import missing_extra
 from holdfast.observability.logging import log_fact
 from holdfast.postgres.managed_transaction import Connect
 from holdfast.telemetry import Observer
 from holdfast.worker.worker import Worker
+
+try:
+    from fastapi import Depends, FastAPI, Request, routing
+    from fastapi.routing import APIRoute
+    from starlette.concurrency import run_in_threadpool
+    from starlette.responses import FileResponse, StreamingResponse
+except ModuleNotFoundError as error:
+    raise missing_extra("fastapi", error) from None
 
 # The type of `lifespan` in FastAPI and Starlette. It may yield a mapping: the state that requests see.
 Lifespan = Callable[[Any], AbstractAsyncContextManager[Mapping[str, Any] | None]]

@@ -14,10 +14,14 @@ import contextlib
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
-import sentry_sdk
-
 from holdfast.errors import ConfigurationError
+from holdfast.installing import missing_extra
 from holdfast.telemetry import Fact, Failed
+
+try:
+    import sentry_sdk
+except ModuleNotFoundError as error:
+    raise missing_extra("sentry", error) from None
 
 if TYPE_CHECKING:
     from sentry_sdk.types import Event

@@ -20,18 +20,23 @@ from typing import Any, Final, Union
 from weakref import WeakKeyDictionary
 
 from pydantic_core import from_json
-from sqlalchemy import Connection, Engine, event
-from sqlalchemy import inspect as state_of
-from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker
-from sqlalchemy.orm import Session, SessionTransaction, object_session, scoped_session, sessionmaker
 
 from holdfast.checks import instance
 from holdfast.domain_events import Recorded, forget, position, recorded_on, watchers
 from holdfast.envelope import EventEnvelope
 from holdfast.errors import ConfigurationError, FieldError
+from holdfast.installing import missing_extra
 from holdfast.new_event import NewEvent
 from holdfast.postgres.publisher import Publisher
 from holdfast.reactions.reactions import Reactions
+
+try:
+    from sqlalchemy import Connection, Engine, event
+    from sqlalchemy import inspect as state_of
+    from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker
+    from sqlalchemy.orm import Session, SessionTransaction, object_session, scoped_session, sessionmaker
+except ModuleNotFoundError as error:
+    raise missing_extra("sqlalchemy", error) from None
 
 Target = Union[
     "sessionmaker[Any]",

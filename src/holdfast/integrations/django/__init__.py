@@ -14,7 +14,14 @@ The view runs in `transaction.atomic`. The middleware stores its response in the
 the response is passed on.
 """
 
-from holdfast.integrations.django.middleware import IdempotencyMiddleware
-from holdfast.integrations.django.views import exchange_of, idempotent
+from holdfast.installing import missing_extra
+
+try:
+    from holdfast.integrations.django.middleware import IdempotencyMiddleware
+    from holdfast.integrations.django.views import exchange_of, idempotent
+except ModuleNotFoundError as error:
+    if (error.name or "").partition(".")[0] not in ("django", "psycopg"):
+        raise
+    raise missing_extra("django", error) from None
 
 __all__ = ["IdempotencyMiddleware", "exchange_of", "idempotent"]

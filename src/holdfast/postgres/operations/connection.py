@@ -99,6 +99,8 @@ class OperatorConnection:
                 await statements.fetch("begin_action")
                 if selection is not None:
                     await statements.fetch("note_selection", selection=selection)
+                if dry_run:
+                    await statements.fetch("note_dry_run")
                 yield statements
             except BaseException:
                 if not connection.is_closed():

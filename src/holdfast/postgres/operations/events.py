@@ -78,6 +78,7 @@ class Delivery:
     channel: str
     generation: int
     priority: int
+    archive_id: int | None  # its number, if it is in the archive
     cycles: list[FailureCycle]
     plans: list[PlannedRow]
     actions: list[AuditLine]
@@ -115,6 +116,7 @@ async def page(
 async def detail(statements: Statements, id: UUID, *, payload: bool) -> EventDetail | None:
     """The event that an id names: its own id, or that of one of its deliveries."""
     rows = await statements.fetch("read_event_rows", id=id, payload=payload)
+    rows += await statements.fetch("read_archived_rows", id=id, payload=payload)
     if not rows:
         return None
     first = rows[0]
@@ -129,11 +131,6 @@ async def detail(statements: Statements, id: UUID, *, payload: bool) -> EventDet
         handled_by={row["handler_name"]: row["handled_at"] for row in handled},
         **parsed,
     )
-
-
-async def deliveries(statements: Statements, id: UUID) -> list[UUID]:
-    """Ids of the deliveries that an id stands for."""
-    return [row["id"] for row in await statements.fetch("resolve_deliveries", id=id)]
 
 
 async def cancel(statements: Statements, id: UUID, *, actor: str, reason: str | None) -> bool:
