@@ -25,7 +25,7 @@ def name_of(file: Path) -> str:
 
 FILES = {name_of(file): file.relative_to(SOURCE) for file in sorted(SOURCE.rglob("*.py"))}
 PACKAGES = [name for name, file in FILES.items() if file.name == "__init__.py" and name != "holdfast"]
-CONTRACTS = [name for name, file in FILES.items() if len(file.parts) == 2 and file.name != "__init__.py"]
+CONTRACTS = [name for name, file in FILES.items() if len(file.parts) == 2 and not file.name.startswith("__")]
 
 
 def copied(folder: Path) -> Path:
