@@ -29,7 +29,7 @@ def list_(where: Where, as_json: JsonOption = False) -> None:
         [
             (
                 *(g.generation, g.label, _state(g), g.open, g.failed, g.workers, _some(g.unserved)),
-                "is" if g.retired_at else f"no: {', '.join(g.in_the_way)}" if g.in_the_way else "yes",
+                "retired already" if g.retired_at else f"no: {', '.join(g.in_the_way)}" if g.in_the_way else "yes",
             )
             for g in found
         ],

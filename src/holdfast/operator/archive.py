@@ -87,7 +87,7 @@ class Archive:
             ):
                 numbers[arguments.whole("ids", each if isinstance(each, int) else int(each), 1)] = None
             else:
-                events[arguments.identity(each, "ids")] = None
+                events[arguments.identity(each, "ids", "holdfast archive list")] = None
             _require_bounded(len(numbers) + len(events))
         if events:
             async with self._session.reading() as statements:
@@ -154,7 +154,8 @@ def _parted(named: list[int | UUID]) -> tuple[list[int], list[UUID]]:
 def _require_bounded(count: int) -> None:
     if not 1 <= count <= arguments.MOST_AT_ONCE:
         problem = "is empty" if count == 0 else arguments.TOO_MANY
-        raise ConfigurationError("ids", problem, f"name 1 to {arguments.MOST_AT_ONCE:,}")
+        remedy = f"name 1 to {arguments.MOST_AT_ONCE:,} rows or events, or a group (see: holdfast archive list)"
+        raise ConfigurationError("ids", problem, remedy)
 
 
 def _unknown(id: object) -> ConfigurationError:
