@@ -21,9 +21,9 @@ import asyncpg
 import psycopg
 import pytest
 
+from tests.acceptance.support import publish_many
 from tests.newcomer.test_event_ids import published
 from tests.operator.support import CAUSES, beat, fail, fail_with, subscribe
-from tests.outbox import publish_many
 
 pytestmark = [pytest.mark.newcomer, pytest.mark.newest_postgres, pytest.mark.timeout(240), pytest.mark.slow]
 
@@ -31,7 +31,7 @@ GOLDEN = Path(__file__).parent / "golden"
 LONG = "ledger.book_into_the_general_ledger_of_the_company"
 
 SCREENS = [
-    "status", "doctor --only health", "doctor --list", "migrate status", "failed list", "failed list --discarded",
+    "status", "doctor --only health", "migrate status", "failed list", "failed list --discarded",
     "failed groups", "failed show {failed}", "events list", "events show {event}", "handlers list", "schedules list",
     "schedules show shop.nightly", "plans list", "plans show 1", "plans create --handler billing.charge_card --dry-run",
     "audit", "retention show", "archive list", "archive groups", "archive show 1", "workers list", "generations list",
@@ -49,7 +49,12 @@ VARYING = (
     (r":[0-9a-f]{16}\b", ":5d41402abc4b2a76"),
     (r"Postgres \d+\.\d+", "Postgres 18.1"),
     (r"version \d+, the code \d+", "version 99, the code 99"),
+    (r"\d+ of \d+ checks", "99 of 99 checks"),
+    (r"(?m)^00(?!01)\d\d_.*\n", ""),  # migrations after the first one
 )
+
+
+BROKEN_ID = re.compile(r"\b[0-9a-f]{8}-(?![0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})")
 
 
 async def filled(dsn: str) -> dict[str, str]:
@@ -89,7 +94,13 @@ def on_terminal(columns: int, dsn: str, arguments: list[str]) -> str:
     """What a command prints on a terminal of that width."""
     controller, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
-    environment = {**os.environ, "HOLDFAST_DSN": dsn, "HOLDFAST_ACTOR": "ann", "TERM": "dumb", "NO_COLOR": "1"}
+    environment = {
+        **os.environ,
+        "HOLDFAST_DSN": dsn,
+        "HOLDFAST_ACTOR": "ann",
+        "TERM": "xterm-256color",
+        "NO_COLOR": "1",
+    }
     for name in ("COLUMNS", "LINES"):
         environment.pop(name, None)
     command = [sys.executable, "-m", "holdfast", *arguments]
@@ -112,10 +123,10 @@ def _read(controller: int) -> Iterator[bytes]:
 
 
 def normal(text: str) -> str:
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
     for pattern, same in VARYING:
         text = re.sub(pattern, same, text)
-    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
-    return "\n".join(re.sub(r" {3,}", "   ", line).rstrip() for line in text.splitlines()) + "\n"
+    return "\n".join(re.sub(r"(?<=\S) {2,}", "  ", line).rstrip() for line in text.splitlines()) + "\n"
 
 
 @pytest.mark.parametrize("columns", [80, 120])
@@ -124,9 +135,8 @@ def test_screens(columns: int, dsn: str, names: dict[str, str]) -> None:
     shown: list[str] = []
     for screen in SCREENS:
         printed = on_terminal(columns, dsn, [word.format(**names) for word in screen.split()])
-        whole = {word for word in re.findall(r"\S+", printed) if len(word) > columns}
-        assert whole == set(), screen
         shown.append(f"$ holdfast {screen}\n{normal(printed)}")
+        assert not BROKEN_ID.search(shown[-1]), screen
     file = GOLDEN / f"screens-{columns}.txt"
     text = "\n".join(shown)
     if os.environ.get("HOLDFAST_UPDATE_GOLDEN"):

@@ -22,7 +22,7 @@ def show(found: EventDetail, as_json: bool) -> None:
         ("trace", found.trace_context),
         ("handled by", found.handled_by),
     ]
-    _facts(rows)
+    output.print_facts(rows)
     for each in found.deliveries:
         output.print_line("")
         _delivery(each)
@@ -59,7 +59,7 @@ def _delivery(each: Delivery) -> None:
         facts += [("failed", each.failed_at), ("reason", each.failure_reason), ("group", _group(each))]
     if each.deleted_at:
         facts.append(("discarded", each.deleted_at))
-    _facts(facts)
+    output.print_facts(facts)
     if each.last_error:
         for line in each.last_error.splitlines():
             output.print_line(f"  {line}", "red")
@@ -85,9 +85,3 @@ def _group(each: Delivery) -> str | None:
     if each.handler_name is None or each.failure_reason in ("cancelled", "expired"):
         return None
     return f"{each.handler_name}/{each.error_signature or ''}"
-
-
-def _facts(rows: list[tuple[str, object]]) -> None:
-    for name, value in rows:
-        if value not in (None, {}, []):
-            output.print_line(f"  {name:<15} {output.shown(value)}")
