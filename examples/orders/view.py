@@ -41,6 +41,7 @@ class Scene:
     kills: int = 0
     url: str = ""
     server: str = ""
+    dsn: str = ""
     news: Sequence[tuple[str, str]] = ()  # when, what
 
 
@@ -72,7 +73,9 @@ def _header(scene: Scene) -> RenderableType:
     command = Text("curl -X POST ", style="dim").append(scene.url, style="cyan")
     command.append(' --json \'{"customer":"Ada","total_cents":1999}\'', style="dim")
     command.no_wrap, command.overflow = True, "ellipsis"
-    return Group(grid, command)
+    look = Text("psql ", style="dim").append(scene.dsn, style="cyan")  # 80 characters at most
+    look.no_wrap, look.overflow = True, "ignore"
+    return Group(grid, command, look)
 
 
 def _figure(table: Table, name: str, value: str, style: str = "bold") -> None:
