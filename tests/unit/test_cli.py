@@ -191,7 +191,7 @@ def test_a_malformed_address_never_shows_its_password(
     for debug in ((), ("--debug",)):
         code, out, err = holdfast("migrate", "status", *debug)
         assert code == 2
-        assert "percent-encode" in err
+        assert "postgresql://user@host:5432/database" in err
         assert SECRET not in out + err
 
 

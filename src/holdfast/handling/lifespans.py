@@ -126,7 +126,9 @@ class Lifespans:
     def _report_early_end(self, task: asyncio.Task[None]) -> None:
         if self._ready.is_set() and not self._end.is_set():
             error = asyncio.CancelledError() if task.cancelled() else task.exception()
-            self._report("lifespan_failed", {"error": "it ended" if error is None else describe(error, self._redact).text})
+            self._report(
+                "lifespan_failed", {"error": "it ended" if error is None else describe(error, self._redact).text}
+            )
 
     def _report(self, name: str, details: dict[str, object]) -> None:
         names = [lifespan_name(each) for each in self._lifespans]
