@@ -15,10 +15,11 @@ def extra_remedy(extra: str) -> str:
     return f"pip install '.[{extra}]' in a checkout of Holdfast, or 'PATH/TO/HOLDFAST.whl[{extra}]'"
 
 
-def require_extra(extra: str, package: str) -> None:
-    """Refuse to import what needs a package of an extra, with the command that installs it."""
-    if find_spec(package) is None:
-        raise ModuleNotFoundError(f"{package} is not installed; {extra_remedy(extra)}", name=package)
+def require_extra(extra: str, *packages: str) -> None:
+    """Refuse to import what needs the packages of an extra, with the command that installs it."""
+    for package in packages:
+        if find_spec(package) is None:
+            raise ModuleNotFoundError(f"{package} is not installed; {extra_remedy(extra)}", name=package)
 
 
 def release_remedy(release: str) -> str:

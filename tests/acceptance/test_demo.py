@@ -237,11 +237,16 @@ def test_the_screen_can_be_drawn_at_any_size(size: tuple[int, int]) -> None:
 
     from rich.console import Console
 
-    scene = Scene(now=Snapshot(waiting=7, orders=3), backlog=[1, 2, 3], news=[("10:00:00", "started")], worker="killed")
+    dsn = f"postgresql://postgres:{'x' * 32}@127.0.0.1:54321/shop"
+    scene = Scene(
+        dsn=dsn, now=Snapshot(waiting=7, orders=3), backlog=[1, 2, 3], news=[("10:00:00", "started")], worker="killed"
+    )
     console = Console(file=io.StringIO(), width=size[0], height=size[1], force_terminal=True)
     with console.capture() as captured:
         console.print(draw(scene))
     assert "Holdfast" in captured.get()
+    if size[0] >= 80:
+        assert dsn in captured.get(), "whole, so that psql takes it"
 
 
 def test_percentiles_are_values_that_occurred() -> None:

@@ -27,7 +27,7 @@ from holdfast import (
     outcome,
 )
 from holdfast.cli import environment
-from holdfast.cli.app import app
+from holdfast.cli.app import make_app
 from holdfast.idempotency import IdempotencySettings
 from holdfast.postgres.doctor import CHECKS
 from holdfast.postgres.operations import status
@@ -147,7 +147,7 @@ def commands(group: Any, path: tuple[str, ...] = ("holdfast",)) -> Iterator[tupl
             yield " ".join((*path, name)), command
 
 
-COMMANDS = dict(commands(typer.main.get_command(app)))
+COMMANDS = dict(commands(typer.main.get_command(make_app())))
 EVERYWHERE = {"--dsn", "--schema", "--debug", "--help"}
 
 

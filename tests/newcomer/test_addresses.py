@@ -60,7 +60,7 @@ def test_the_command_shows_the_remedy_as_it_is_meant(
         main(["status"])
     assert ended.value.code == 2
     error, remedy = capsys.readouterr().err.splitlines()
-    assert error == "error: dsn is not a Postgres address that can be read"
+    assert error == "error: dsn does not begin with postgresql://"
     assert "postgresql://user@host:5432/database, with :password after the user" in remedy
     assert "***" not in remedy
 
@@ -75,3 +75,37 @@ def test_no_text_of_the_source_is_hidden_by_the_redaction() -> None:
                 for text in (each.value for each in ast.walk(node) if isinstance(each, ast.Constant)):
                     if isinstance(text, str) and ("://" in text or "@" in text):
                         assert redact_dsn(text) == text, f"{file.name}:{node.lineno}"
+
+
+KINDS = {
+    "sqlite:///shop.db": "is an address of sqlite, and Holdfast needs Postgres",
+    "mysql+aiomysql://u:hunter2@h/db": "is an address of mysql, and Holdfast needs Postgres",
+    "jdbc:postgresql://h/db": "is an address for JDBC",
+    "host=localhost password=hunter2 dbname=shop": "is written as keywords and values",
+    "/var/run/postgresql": "is a path",
+    "u:hunter2@localhost/shop": "does not begin with postgresql://",
+    "localhost:5432/shop": "does not begin with postgresql://",
+    "postgresql://u:hunter2@h:99999/db": "is not a Postgres address that can be read",
+    "postgresql://u:hunter2@h/db?connect_timeout=10": "has the parameter connect_timeout, which libpq knows",
+    "postgresql://u:hunter2@h/db?sslmode=require&channel_binding=require": "has the parameter channel_binding",
+    "postgresql://u:hunter2@h/db?keepalives_idle=5": "has the parameter keepalives_idle",
+    "postgresql://u:hunter2@h/db?target_session_attrs=nope": "has target_session_attrs with a value that is unknown",
+}
+
+
+@pytest.mark.parametrize("address", KINDS)
+def test_an_address_of_another_kind_is_called_what_it_is(address: str) -> None:
+    """S8: what is wrong, and no word about percent-encoding where no password is the reason; none of them is quoted."""
+    with pytest.raises(ConfigurationError) as refused:
+        Operator(address, actor="ada")
+    assert refused.value.problem.startswith(KINDS[address])
+    assert refused.value.remedy
+    assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "query", ["", "?sslmode=require", "?application_name=shop&search_path=public", "?target_session_attrs=primary"]
+)
+def test_what_the_driver_and_the_server_know_is_taken(query: str) -> None:
+    address = f"postgresql://u@h1:5432,h2:5433/db{query}"
+    assert Operator(address, actor="ada")._session.connection._address.dsn == address

@@ -268,7 +268,7 @@ async def test_an_event_is_cancelled(conn: asyncpg.Connection, operator: Operato
     assert (await row(conn, event_id))["status"] == "pending"
     assert (await operator.events.cancel(event_id, reason="sent by mistake")).moved == [event_id]
     assert (await row(conn, event_id))["failure_reason"] == "cancelled"
-    assert (await operator.events.cancel(event_id)).left == {"settled": 1}
+    assert (await operator.events.cancel(event_id)).left == {"cancelled": 1}
     (delivery,) = (await operator.events.detail(event_id)).deliveries
     assert [(line.action, line.reason) for line in delivery.actions] == [("cancel", "sent by mistake")]
     assert (await operator.failed.restore([event_id])).left == {"cancelled": 1}
@@ -297,7 +297,7 @@ async def test_an_event_that_was_split_is_cancelled_by_its_own_id(conn: asyncpg.
     rows = {name: each["id"] for name, each in (await siblings(conn, event_id)).items()}
     assert (await operator.events.cancel(rows["mail.thank"])).moved == [rows["mail.thank"]]
     done = await operator.events.cancel(event_id, reason="sent by mistake")
-    assert (set(done.moved), done.left) == ({rows[HANDLER], rows["ledger.book"]}, {"settled": 1})
+    assert (set(done.moved), done.left) == ({rows[HANDLER], rows["ledger.book"]}, {"cancelled": 1})
     assert {each["failure_reason"] for each in (await siblings(conn, event_id)).values()} == {"cancelled"}
     assert (await operator.events.cancel(event_id)).left == {"settled": 3}
     with pytest.raises(ConfigurationError, match="is not an event"):

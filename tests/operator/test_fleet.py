@@ -150,7 +150,7 @@ async def test_what_the_list_calls_retirable_can_be_retired(
     (handler,) = await operator.handlers.all()
     assert (handler.workers == ["one"]) == living
     await conn.execute("DELETE FROM core.outbox")
-    assert named(await operator.generations.all())[1].in_the_way == (["1 workers serve it"] if living else [])
+    assert named(await operator.generations.all())[1].in_the_way == (["1 worker serves it"] if living else [])
     if living:
         with pytest.raises(Refused, match="1 living workers"):
             await operator.generations.retire(1)

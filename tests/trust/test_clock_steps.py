@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from holdfast import EventEnvelope, HandlerContext, HandlerRegistry, Operator, Retry
-from holdfast.cli.app import app
+from holdfast.cli.app import make_app
 from holdfast.operator import Refused
 from holdfast.postgres.clock import DatabaseClock, steady
 from tests.acceptance.support import insert, publish, running, settled, until
@@ -296,7 +296,7 @@ async def test_an_operator_releases_what_a_worker_holds(dsn: str, outbox: Outbox
     assert [line["action"] for line in lines] == ["worker.release"] * 2
     assert (lines[1]["reason"], lines[1]["counts"]) == ("the machine is gone", {"moved": 2})
     result = await asyncio.to_thread(
-        CliRunner().invoke, app, ["workers", "release", str(worker), "--dsn", dsn, "--yes", "--json"]
+        CliRunner().invoke, make_app(), ["workers", "release", str(worker), "--dsn", dsn, "--yes", "--json"]
     )
     assert (result.exit_code, json.loads(result.stdout)["released"]) == (1, 0)
 

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from holdfast import Publisher
-from holdfast.cli.app import app
+from holdfast.cli.app import make_app
 from holdfast.errors import ConfigurationError, PublishError
 from holdfast.postgres.doctor import examine
 from tests.outbox import Outbox, connect
@@ -42,7 +42,7 @@ async def test_advice_can_be_copied(dsn: str, conn: asyncpg.Connection) -> None:
     await conn.execute(INSERT, "shop", NASTY)
     beat = "SELECT core.worker_beat(gen_random_uuid(), 'w', 'h', 1, '1', 0, '{outbox_default}', '{}')"
     await conn.execute(beat)
-    shown = await asyncio.to_thread(CliRunner().invoke, app, ["status", "--dsn", dsn])
+    shown = await asyncio.to_thread(CliRunner().invoke, make_app(), ["status", "--dsn", dsn])
     assert shown.exit_code == 0, shown.output
     advice = " ".join(shown.output.split())
     assert f"start one with --channel {shlex.quote(NASTY)} --generation 0" in advice
@@ -78,7 +78,7 @@ async def test_what_has_no_width_is_shown(dsn: str, invisible: str) -> None:
     await Outbox(connection).insert(source=f"shop{invisible}", idempotency_key="k")
     await connection.close()
     for options in ((), ("--json",)):
-        shown = await asyncio.to_thread(CliRunner().invoke, app, ["events", "list", "--dsn", dsn, *options])
+        shown = await asyncio.to_thread(CliRunner().invoke, make_app(), ["events", "list", "--dsn", dsn, *options])
         assert shown.exit_code == 0, shown.output
         assert invisible not in shown.output
     assert json.loads(shown.stdout)[0]["source"] == f"shop{invisible}"

@@ -35,7 +35,7 @@ async def test_an_address_that_cannot_be_read_is_refused_and_not_quoted(address:
         Address(address)
 
     for attempt in (addressed(), ddl.connect(address)):
-        with pytest.raises(ConfigurationError, match="percent-encode") as refused:
+        with pytest.raises(ConfigurationError, match="postgresql://user@host:5432/database") as refused:
             await attempt
         assert refused.value.field == "dsn"
         assert SECRET not in str(refused.value)

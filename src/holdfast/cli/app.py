@@ -1,62 +1,40 @@
-"""The command tree: one file per group, put together here."""
+"""The command tree: one module per command or group, which is imported when it is used."""
 
 from __future__ import annotations
 
-import functools
+import os
 import sys
 import traceback
+from collections.abc import Collection
+from functools import cache
+from importlib import import_module
 from importlib.metadata import version as package_version
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
-from holdfast.cli import (
-    archive,
-    audit,
-    doctor,
-    events,
-    failed,
-    generations,
-    handlers,
-    metrics,
-    migrate,
-    notify,
-    plans,
-    retention,
-    schedules,
-    status,
-    uninstall,
-    worker,
-    workers,
-)
-from holdfast.cli.problems import REPORTED, report
-from holdfast.operator.installation import code_version
-from holdfast.redact import redact_dsn
+from holdfast.cli.command_group import CommandGroup, without_types
 
-app = typer.Typer(
-    name="holdfast",
-    help="A transactional outbox for Postgres.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.add_typer(migrate.app, name="migrate")
-app.command("worker")(worker.worker)
-app.command("status")(status.status)
-app.command("metrics")(metrics.metrics)
-app.command("doctor")(doctor.doctor)
-app.add_typer(events.app, name="events")
-app.add_typer(failed.app, name="failed")
-app.add_typer(plans.app, name="plans")
-app.add_typer(handlers.app, name="handlers")
-app.add_typer(workers.app, name="workers")
-app.add_typer(generations.app, name="generations")
-app.add_typer(schedules.app, name="schedules")
-app.command("audit")(audit.audit)
-app.command("notify")(notify.notify)
-app.add_typer(archive.app, name="archive")
-app.add_typer(retention.app, name="retention")
-app.command("uninstall")(uninstall.uninstall)
+# The commands with their help: their modules hold the same texts, and need not be imported to show them.
+COMMANDS: Final = {
+    "migrate": "Bring the database to the schema this version needs.",
+    "worker": "Deliver events to the handlers of an application, until SIGTERM.",
+    "status": "Show what is pending, in flight, delayed and failed, and the workers.",
+    "metrics": "Print the state of the outbox in the text format of Prometheus, or serve it.",
+    "doctor": "Check the schema for drift and the installation for what blocks delivery.",
+    "events": "Events: list the open ones, show one, cancel one or many.",
+    "failed": "Dead letters: list, replay, discard or correct them.",
+    "plans": "Replay plans: replay many events, starting with a canary.",
+    "handlers": "Handlers: their subscriptions, and the workers that serve them.",
+    "workers": "Workers: which run, and what they serve.",
+    "generations": "Generations of the deployment.",
+    "schedules": "Schedules: events that are published at fixed times.",
+    "audit": "List the actions of operators, the latest first.",
+    "notify": "Show or set the wake-up mode: when publishing wakes the workers, for all users of the schema.",
+    "archive": "Dead letters in the archive.",
+    "retention": "How long rows are kept, and what is left of them.",
+    "uninstall": "Remove Holdfast from the database, with every event it holds.",
+}
 
 
 def _print_version(wanted: bool) -> None:
@@ -65,7 +43,6 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def options(
     _version: Annotated[
         bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Show the version and exit.")
@@ -75,28 +52,70 @@ def options(
     """A transactional outbox for Postgres."""
 
 
-@app.command()
 def version() -> None:
     """Print the version of the package and of the schema it needs."""
+    from holdfast.operator.release import code_version
+
     typer.echo(f"holdfast {package_version('holdfast')} (schema version {code_version()})")
 
 
-@functools.cache
-def command_tree() -> Any:
+def make_app(used: Collection[str] = COMMANDS.keys()) -> typer.Typer:
+    """Return the application, with the modules of the commands that are used; the others have a name and a help."""
+    app = typer.Typer(
+        name="holdfast",
+        help="A transactional outbox for Postgres.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        cls=CommandGroup,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(options)
+    for name, help in COMMANDS.items():
+        if name not in used:
+            app.command(name, help=help)(_unused)
+            continue
+        module = import_module(f"holdfast.cli.{name}")
+        if hasattr(module, "app"):
+            app.add_typer(module.app, name=name)
+        else:
+            app.command(name)(getattr(module, name))
+    app.command()(version)
+    return app
+
+
+def _unused() -> None:
+    """The place of a command that was not named on the command line."""
+
+
+@cache
+def command_tree(*used: str) -> Any:
     """Return the commands as typer runs them. Making them takes longer than most commands."""
-    return typer.main.get_command(app)
+    return without_types(typer.main.get_command(make_app(used)))
 
 
 def run(arguments: list[str]) -> int:
     """Run a command; an error becomes two lines and an exit code."""
+    if arguments in (["version"], ["--version"]):  # typer takes longer to parse this than to do it
+        version()
+        return 0
     # People add --debug at the end, after the command; typer would accept it only before.
     debug = "--debug" in arguments
+    words = [argument for argument in arguments if argument != "--debug"]
+    named = next((word for word in words if not word.startswith("-")), "")
+    # A shell that completes a line passes it in the environment.
+    used = COMMANDS if "_HOLDFAST_COMPLETE" in os.environ else [named] if named in COMMANDS else []
     try:
         # typer turns usage errors and typer.Exit into SystemExit; what a command raises passes through.
-        command_tree()(args=[argument for argument in arguments if argument != "--debug"], prog_name="holdfast")
+        command_tree(*used)(args=words, prog_name="holdfast")
     except SystemExit as end:
         return _code(end.code)
-    except REPORTED as error:
+    except Exception as error:
+        from holdfast.cli.problems import REPORTED, report
+        from holdfast.redact import redact_dsn
+
+        if not isinstance(error, REPORTED):
+            raise
         if debug:
             print(redact_dsn(traceback.format_exc()), file=sys.stderr)
         return report(error)

@@ -7,7 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
+from holdfast.cli.command_group import command_group
 from holdfast.cli.groups import show_groups
+from holdfast.cli.left import print_left
 from holdfast.cli.options import (
     Change,
     ForceOption,
@@ -19,13 +21,13 @@ from holdfast.cli.options import (
     Where,
     spread,
 )
-from holdfast.cli.output import first_line, print_json, print_line, print_table, shown
+from holdfast.cli.output import events, first_line, print_json, print_line, print_table, shown
 from holdfast.cli.selection import ChosenArchived, archived_rows
 from holdfast.operator import Moved, Operator
 
 _SHOWN_BELOW = ("failure_history", "traceback", "raised_at")
 
-app = typer.Typer(help="Dead letters in the archive.", no_args_is_help=True)
+app = command_group("Dead letters in the archive.")
 
 NumbersArgument = Annotated[
     list[str], typer.Argument(metavar="ID...", help="Numbers of archived rows, or ids of events.", show_default=False)
@@ -146,10 +148,10 @@ def _show_moved(moved: Moved, change: Change, done: str) -> None:
     if change.as_json:
         print_json(moved)
     else:
-        print_line(f"{moved.count} {change.would}{done}")
-        for outcome, count in moved.left.items():
-            print_line(f"! {count} left: {outcome}", "yellow")
+        where_to = "" if moved.generation is None else f" into generation {moved.generation}"
+        print_line(f"{events(moved.count)} {change.would}{done}{where_to}")
+        print_left(moved.left)
         if moved.warning:
-            print_line(f"! {moved.warning}", "yellow")
+            print_line(moved.warning, "yellow")
     if not moved.moved:
         raise typer.Exit(1)

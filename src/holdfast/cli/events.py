@@ -8,12 +8,14 @@ from typing import Annotated, cast
 import typer
 
 from holdfast.cli import output, timeline
+from holdfast.cli.command_group import command_group
+from holdfast.cli.left import print_left
 from holdfast.cli.options import Change, JsonOption, LimitOption, PayloadOption, Target, Where, spread
 from holdfast.errors import ConfigurationError
 from holdfast.operator import Moved, OpenFilters, Operator
 from holdfast.operator.arguments import MOST_AT_ONCE
 
-app = typer.Typer(help="Events: list the open ones, show one, cancel one or many.", no_args_is_help=True)
+app = command_group("Events: list the open ones, show one, cancel one or many.")
 
 _ID = typer.Argument(metavar="ID", help="Id of an event, or of one of its deliveries.", show_default=False)
 IdArgument = Annotated[str, _ID]
@@ -87,6 +89,7 @@ def cancel(where: Target, which: OpenFilter, change: Change, id: OptionalIdArgum
     else:
         several = f" for {done.count} handlers" if done.count > 1 else ""
         output.print_line(f"{id} {change.would}cancelled{several}" if done.moved else f"{id} is settled already")
+        print_left(done.left)
     if not done.moved:
         raise typer.Exit(1)
 

@@ -10,8 +10,10 @@ from typing import Annotated, Any
 import typer
 
 from holdfast.cli import output, timeline
+from holdfast.cli.command_group import command_group
 from holdfast.cli.editor import edited
 from holdfast.cli.groups import show_groups
+from holdfast.cli.left import print_left
 from holdfast.cli.options import (
     Change,
     ForceOption,
@@ -31,7 +33,7 @@ from holdfast.operator.arguments import MOST_AT_ONCE
 # A replay of more rows than this should begin with a few of them.
 PLAN_FROM = 1_000
 
-app = typer.Typer(help="Dead letters: list, replay, discard or correct them.", no_args_is_help=True)
+app = command_group("Dead letters: list, replay, discard or correct them.")
 
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="Id of a failed row, or of an event.")]
 
@@ -215,8 +217,7 @@ def _show_moved(done: Moved, change: Change, verb: str) -> None:
         output.print_line(f"{output.events(done.count)} {change.would}{verb}{where_to}{until}")
         if change.dry_run:
             _list_ids(done)
-        for what, count in done.left.items():
-            output.print_line(f"{output.events(count)} left: {_LEFT.get(what, what)}", "yellow")
+        print_left(done.left)
         if done.warning:
             output.print_line(done.warning, "yellow")
         if done.count == MOST_AT_ONCE:
@@ -233,15 +234,6 @@ def _list_ids(done: Moved) -> None:
 
 
 _LISTED = 10  # ids that a dry run shows
-
-_LEFT = {
-    "busy": "another transaction is changing them; run it again",
-    "too_old": "older than what the inbox remembers; --force replays them, and they may run twice",
-    "missing": "gone",
-    "stripped": "retention has taken their payload",
-    "failed": "not discarded",
-    "edited": "a corrected event has taken their place",
-}
 
 
 def _newest(count: int) -> str:

@@ -7,10 +7,11 @@ from typing import Annotated, Any
 import typer
 
 from holdfast.cli import output
+from holdfast.cli.command_group import command_group
 from holdfast.cli.options import Change, JsonOption, ReasonOption, Target, Where, spread
 from holdfast.operator import Generation, MovedGeneration, Operator
 
-app = typer.Typer(help="Generations of the deployment.", no_args_is_help=True)
+app = command_group("Generations of the deployment.")
 
 NumberArgument = Annotated[int, typer.Argument(metavar="NUMBER", help="The generation.")]
 
@@ -28,7 +29,7 @@ def list_(where: Where, as_json: JsonOption = False) -> None:
         [
             (
                 *(g.generation, g.label, _state(g), g.open, g.failed, g.workers, _some(g.unserved)),
-                "is" if g.retired_at else f"no: {', '.join(g.in_the_way)}" if g.in_the_way else "yes",
+                "retired already" if g.retired_at else f"no: {', '.join(g.in_the_way)}" if g.in_the_way else "yes",
             )
             for g in found
         ],

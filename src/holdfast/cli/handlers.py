@@ -7,10 +7,11 @@ from typing import Annotated, Any
 import typer
 
 from holdfast.cli import output
+from holdfast.cli.command_group import command_group
 from holdfast.cli.options import Change, JsonOption, Target, Where, spread
 from holdfast.operator import HandlerStatus, Operator
 
-app = typer.Typer(help="Handlers: their subscriptions, and the workers that serve them.", no_args_is_help=True)
+app = command_group("Handlers: their subscriptions, and the workers that serve them.")
 
 
 @app.command("list")
@@ -39,19 +40,32 @@ def retire(
 ) -> None:
     """End the subscriptions of a handler. Events that already wait for it stay, and can be cancelled or moved."""
 
-    async def act(operator: Operator) -> int:
+    async def act(operator: Operator) -> tuple[int, HandlerStatus | None]:
         options: dict[str, Any] = {"reason": change.reason, "event_type": event_type}
-        ends = await operator.handlers.retire(handler, dry_run=True, **options)
-        change.confirm(f"End {ends} subscription{'' if ends == 1 else 's'} of {handler}?")
-        return ends if change.dry_run else await operator.handlers.retire(handler, **options)
+        ended = await operator.handlers.retire(handler, dry_run=True, **options)
+        change.confirm(f"End {output.counted(ended, 'subscription')} of {handler}?")
+        if not change.dry_run:
+            ended = await operator.handlers.retire(handler, **options)
+        return ended, next((each for each in await operator.handlers.all() if each.handler_name == handler), None)
 
-    ended = where.run(act)
+    ended, left = where.run(act)
     if change.as_json:
         output.print_json({"handler": handler, "event_type": event_type, "ended": ended, "dry_run": change.dry_run})
     else:
-        output.print_line(f"{handler}: {ended} subscription{'' if ended == 1 else 's'} {change.would}ended")
+        output.print_line(f"{handler}: {output.counted(ended, 'subscription')} {change.would}ended")
+        if left is not None and not change.dry_run and event_type is None:
+            _show_left(left)
     if not ended:
         raise typer.Exit(1)
+
+
+def _show_left(each: HandlerStatus) -> None:
+    """What only this handler can handle, and the commands that drop it."""
+    for count, what, drop in ((each.open, "event", "events cancel"), (each.failed, "dead letter", "failed discard")):
+        if count:
+            wait = "waits" if count == 1 else "wait"
+            still = f"{output.counted(count, what)} still {wait} for it; if nobody wants them"
+            output.print_line(f"{still}: holdfast {drop} --handler {each.handler_name}", "yellow")
 
 
 def _served(each: HandlerStatus) -> str:

@@ -11,14 +11,14 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
-from rich.table import Table
 
-from holdfast.cli import environment
+from holdfast.cli import environment, output
+from holdfast.cli.command_group import command_group
 from holdfast.cli.environment import DsnOption, SchemaOption
 from holdfast.operator import installation
 from holdfast.operator.installation import SchemaState, Step
 
-app = typer.Typer(help="Bring the database to the schema this version needs.", no_args_is_help=True)
+app = command_group("Bring the database to the schema this version needs.")
 
 
 class Roles(StrEnum):
@@ -112,25 +112,19 @@ def _as_json(schema: str, found: SchemaState) -> dict[str, object]:
 
 
 def _show(schema: str, found: SchemaState) -> None:
-    table = Table("migration", "state", "applied", "by")
-    for line in found.applied:
-        table.add_row(
-            f"{line.version:04d}_{line.name}",
-            "applied",
-            f"{line.applied_at:%Y-%m-%d %H:%M:%S %Z}",
-            line.applied_by,
-        )
-    for migration in found.pending:
-        table.add_row(str(migration), "pending", "", "")
+    rows: list[tuple[object, ...]] = [
+        (f"{line.version:04d}_{line.name}", "applied", line.applied_at, line.applied_by) for line in found.applied
+    ]
+    rows += [(str(migration), "pending", "", "") for migration in found.pending]
     if found.functions_changed:
-        table.add_row("functions", "pending", "", "")
-    Console().print(table)
-    typer.echo(
+        rows.append(("functions", "pending", "", ""))
+    output.print_table(("migration", "state", "applied (UTC)", "by"), rows)
+    output.print_line(
         f"schema {schema}: the database has version {found.database_version}, the code {found.code_version}"
         + ("" if not found.up_to_date else "; nothing to do")
     )
     if found.contract is not None:
-        typer.echo(
+        output.print_line(
             f"the schema has {found.contract} and serves {found.contract.served}; "
             f"this code has contract {installation.code_contract().provides}"
         )

@@ -139,6 +139,13 @@ def print_line(text: str, style: str = "") -> None:
         to.print(Text(line), style=style, soft_wrap=True)
 
 
+def print_facts(rows: Iterable[tuple[str, object]]) -> None:
+    """Names with their values, each on a line of its own. What is unknown is left out."""
+    for name, value in rows:
+        if value not in (None, {}, []):
+            print_line(f"  {name:<15} {shown(value)}")
+
+
 def shown(value: object) -> str:
     """A cell: what a producer or an error says must not move the cursor or start a line of its own."""
     match value:

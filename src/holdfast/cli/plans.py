@@ -10,8 +10,10 @@ from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
+from rich.text import Text
 
 from holdfast.cli import output
+from holdfast.cli.command_group import command_group
 from holdfast.cli.options import (
     Change,
     ForceOption,
@@ -26,7 +28,7 @@ from holdfast.cli.options import (
 from holdfast.cli.selection import Chosen, Filter, failed_selection
 from holdfast.operator import Operator, Plan, PlanChange, PlanReport, Progress
 
-app = typer.Typer(help="Replay plans: replay many events, starting with a canary.", no_args_is_help=True)
+app = command_group("Replay plans: replay many events, starting with a canary.")
 
 PlanArgument = Annotated[int, typer.Argument(metavar="PLAN", help="The plan's number.")]
 
@@ -37,6 +39,7 @@ def create(
     where: Target,
     chosen: Chosen,
     which: Filter,
+    archived: Annotated[bool, typer.Option("--archived", help="Select in the archive; ids are found anyway.")] = False,
     generation: GenerationOption = None,
     canary: Annotated[int, typer.Option("--canary", help="Events to replay first; 0: none.")] = 10,
     rate: Annotated[float, typer.Option("--rate", help="Events a second.")] = 50.0,
@@ -52,7 +55,7 @@ def create(
     as_json: JsonOption = False,
 ) -> None:
     """Select dead letters for a replay plan and preview it. Nothing is replayed until it is run."""
-    selected = failed_selection(chosen, which)
+    selected = failed_selection(chosen, which, archived=archived)
     options: dict[str, Any] = {
         "generation": generation,
         "canary": canary,
@@ -87,7 +90,7 @@ def list_(
         [
             (
                 *(p.id, _state(p), p.total, p.pending, p.delivered, p.failed, p.skipped, p.created_at, p.created_by),
-                p.selection or "every dead letter (--all)",
+                _what(p.selection),
             )
             for p in found
         ],
@@ -183,8 +186,13 @@ def _bar(plan: Plan, quiet: bool) -> Iterator[Callable[[Progress], None]]:
             doing = now.state if now.state != "open" else progress.phase
             text = progress_text(now.id, doing, delivered=now.delivered, failed=now.failed, replayed=now.replayed)
             bar.update(task, completed=now.total - now.pending, description=text)
-            if doing != phase and not quiet and not bar.console.is_terminal:
-                print(f"{text}, {now.pending} to go", file=sys.stderr, flush=True)
+            if doing != phase and not quiet:
+                on_terminal = bar.console.is_terminal
+                if not on_terminal:
+                    print(f"{text}, {now.pending} to go", file=sys.stderr, flush=True)
+                if doing == "waiting" and now.state_reason:
+                    waits = Text(output.clean(f"plan {now.id} {now.state_reason}"))
+                    bar.console.print(waits, soft_wrap=not on_terminal)
             phase = doing
 
         yield show
@@ -200,9 +208,9 @@ def _show(found: PlanReport, as_json: bool) -> None:
     if as_json:
         output.print_json(output.as_data(found) | {"running": plan.running})
         return
-    kept = " (dry run: it is not kept)" if found.dry_run else ""
-    because = f": {plan.state_reason}" if plan.state_reason else ""
-    output.print_line(f"plan {plan.id} {_state(plan)}{because}{kept}", "bold")
+    because = f": {plan.state_reason}" if plan.state_reason and (plan.running or plan.state != "open") else ""
+    title = "a plan that is not kept (dry run)" if found.dry_run else f"plan {plan.id} {_state(plan)}{because}"
+    output.print_line(title, "bold")
     output.print_line(
         f"  {output.counted(plan.total, 'row')}: {plan.pending:,} to go, {plan.delivered:,} delivered, "
         f"{plan.failed:,} failed again, {plan.replayed:,} without an outcome, {plan.skipped:,} skipped"
@@ -224,6 +232,13 @@ def _show(found: PlanReport, as_json: bool) -> None:
         ("handler", "signature", "generation", "to go", "handled", "not failed"),
         [(e.handler_name, e.signature, e.generation, e.count, e.handled, e.not_failed) for e in preview.lines],
     )
+
+
+def _what(selection: dict[str, Any]) -> str:
+    """The selection of a plan, as its options name it."""
+    criteria = {name: value for name, value in selection.items() if name != "archived"}
+    where = " in the archive" if selection.get("archived") else ""
+    return (output.shown(criteria) if criteria else "every dead letter (--all)") + where
 
 
 def _state(plan: Plan) -> str:

@@ -9,13 +9,14 @@ from typing import Annotated, Any
 
 import typer
 
+from holdfast.cli.command_group import command_group
 from holdfast.cli.options import Change, JsonOption, Target, Where, spread
 from holdfast.cli.output import counted, print_json, print_line, print_table, progress_bar
 from holdfast.errors import ConfigurationError
 from holdfast.operator import Erasure, Operator, RetentionReport, SweepReport
 from holdfast.retention import ALL_CLASSES, Disposal, RetentionPolicies, RetentionPolicy
 
-app = typer.Typer(help="How long rows are kept, and what is left of them.", no_args_is_help=True)
+app = command_group("How long rows are kept, and what is left of them.")
 
 # What a step of a sweep does, in words.
 STEPS = {

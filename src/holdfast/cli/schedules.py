@@ -7,11 +7,12 @@ from typing import Annotated, Any, Literal
 import typer
 
 from holdfast.cli import output
+from holdfast.cli.command_group import command_group
 from holdfast.cli.options import Change, JsonOption, PayloadOption, Target, Where, spread
 from holdfast.operator import Operator, ScheduleChange, ScheduleStatus
 from holdfast.stored_json import decode
 
-app = typer.Typer(help="Schedules: events that are published at fixed times.", no_args_is_help=True)
+app = command_group("Schedules: events that are published at fixed times.")
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The schedule's name.")]
 
@@ -39,22 +40,25 @@ def show(where: Where, name: NameArgument, payload: PayloadOption = False, as_js
     if as_json:
         output.print_json(_as_data(seen) | {"upcoming": found.upcoming})
         return
-    facts: dict[str, object] = {
-        "state": f"paused by {seen.paused_by}" if seen.state == "paused" else seen.state,
-        "when": seen.when,
-        "missed slots": seen.missed,
-        "event type": seen.event_type,
-        "source": seen.source,
-        "target": seen.target,
-        "next slots": found.upcoming,
-        "last slot": seen.last_slot,
-        "last fired": seen.last_fired_at,
-        "fired": seen.fired,
-        "declared": f"{seen.declared_at:%Y-%m-%d %H:%M:%S} by generation {seen.generation}",
-        "last served": seen.served_at,
-        **({"payload": seen.payload} if payload else {}),
-    }
-    output.print_table((seen.name, ""), list(facts.items()))
+    output.print_line(seen.name, "bold")
+    slots = [("" if number else "next slots", slot) for number, slot in enumerate(found.upcoming)]
+    output.print_facts(
+        [
+            ("state", f"paused by {seen.paused_by}" if seen.state == "paused" else seen.state),
+            ("when", seen.when),
+            ("missed slots", seen.missed),
+            ("event type", seen.event_type),
+            ("source", seen.source),
+            ("target", seen.target),
+            *slots,
+            ("last slot", seen.last_slot),
+            ("last fired", seen.last_fired_at),
+            ("fired", seen.fired),
+            ("declared", f"{seen.declared_at:%Y-%m-%d %H:%M:%S} by generation {seen.generation}"),
+            ("last served", seen.served_at),
+            ("payload", seen.payload),
+        ]
+    )
 
 
 @app.command("trigger")

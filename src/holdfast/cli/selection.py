@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Annotated, Any
@@ -102,9 +102,9 @@ class FailedSelection:
         return await operator.failed.resolve(self.ids or [])
 
 
-def failed_selection(chosen: Chosen, which: Filter) -> FailedSelection:
-    """The dead letters that the options of a command select."""
-    ids, selection = _ids(chosen), which.selection(chosen.everything)
+def failed_selection(chosen: Chosen, which: Filter, *, archived: bool = False) -> FailedSelection:
+    """The dead letters that the options of a command select; `archived`: in the archive."""
+    ids, selection = _ids(chosen), replace(which.selection(chosen.everything), archived=archived)
     if ids is None:
         return FailedSelection(None, selection)
     if selection.criteria or chosen.everything:
@@ -112,13 +112,13 @@ def failed_selection(chosen: Chosen, which: Filter) -> FailedSelection:
     return FailedSelection(ids, None)
 
 
-async def archived_rows(operator: Operator, chosen: ChosenArchived) -> list[int]:
-    """Numbers of the archived events that the options of a command select."""
+async def archived_rows(operator: Operator, chosen: ChosenArchived) -> list[int | UUID]:
+    """Numbers of the archived events that the options of a command select, as `operator.archive.resolve` does."""
     if chosen.group is None:
         return await operator.archive.resolve(chosen.ids or [])
     if chosen.ids:
         raise ConfigurationError("ids", "are given together with a group", "give one of them")
-    return await operator.archive.select(chosen.group)
+    return [*await operator.archive.select(chosen.group)]
 
 
 def moment(option: str, text: str | None) -> datetime | None:

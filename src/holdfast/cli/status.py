@@ -141,8 +141,8 @@ def warnings(found: Status) -> list[str]:
     if unrouted > MOST_UNSERVED:
         said.append(f"{unrouted - MOST_UNSERVED} more routes have open events to which no handler subscribes")
     said += [
-        f"worker {worker.name} is silent for {worker.silent_for:.0f} s; "
-        "its events are due again when their leases expire"
+        f"worker {worker.name} is silent for {worker.silent_for:.0f} s; its events are due again when their leases "
+        f"expire; if it was killed: holdfast workers release {worker.id}"
         for worker in found.workers
         if not worker.living
     ]

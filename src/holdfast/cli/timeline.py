@@ -24,7 +24,7 @@ def show(found: EventDetail, as_json: bool) -> None:
         ("trace", found.trace_context),
         ("handled by", found.handled_by),
     ]
-    _facts(rows)
+    output.print_facts(rows)
     for each in found.deliveries:
         output.print_line("")
         _delivery(each, found)
@@ -43,11 +43,13 @@ def _delivery(each: Delivery, event: EventDetail) -> None:
         output.print_line(f"fanned out  {_fates(event)}  {each.id}", "bold")
         output.print_line(f"  {'generation':<15} {each.generation} on {each.channel}")
         return
-    output.print_line(f"{each.status}  {each.handler_name or each.route}  {each.id}", "bold")
+    output.print_line(f"{each.state}  {each.handler_name or each.route}  {each.id}", "bold")
     facts: list[tuple[str, object]] = [
         ("generation", f"{each.generation} on {each.channel}"),
         ("attempts", each.attempts),
     ]
+    if each.archive_id is not None:
+        facts.append(("archive number", each.archive_id))
     if each.status == "pending":
         facts.append(("next attempt", each.available_at))
     if each.handler_name is None and each.owed_to:
@@ -61,7 +63,7 @@ def _delivery(each: Delivery, event: EventDetail) -> None:
         facts += [("failed", each.failed_at), ("reason", each.failure_reason), ("group", _group(each))]
     if each.deleted_at:
         facts.append(("discarded", each.deleted_at))
-    _facts(facts)
+    output.print_facts(facts)
     for line in (each.last_error or "").splitlines():
         output.print_line(f"  {line}", "red")
     for line in (each.traceback or "").splitlines():
@@ -97,9 +99,3 @@ def _group(each: Delivery) -> str | None:
     if each.handler_name is None or each.failure_reason in ("cancelled", "expired"):
         return None
     return f"{each.handler_name}/{each.error_signature or ''}"
-
-
-def _facts(rows: list[tuple[str, object]]) -> None:
-    for name, value in rows:
-        if value not in (None, {}, []):
-            output.print_line(f"  {name:<15} {output.shown(value)}")

@@ -7,12 +7,13 @@ from typing import Annotated, Any
 import typer
 
 from holdfast.cli import output
+from holdfast.cli.command_group import command_group
 from holdfast.cli.options import Change, JsonOption, Target, Where, spread
 from holdfast.operator import Operator, ReleasedWorker
 
 _SHOWN = 2  # handlers of a worker; `handlers list` has them all
 
-app = typer.Typer(help="Workers: which run, and what they serve.", no_args_is_help=True)
+app = command_group("Workers: which run, and what they serve.")
 
 
 @app.command("list")
@@ -49,7 +50,7 @@ def release(
     change: Change,
     force: Annotated[bool, typer.Option("--force", help="Release them although the worker lives.")] = False,
 ) -> None:
-    """Release the events that a worker holds which is gone. Refused while it lives."""
+    """Release the events of a worker that was killed, and take it off the list. Refused while it lives."""
 
     async def act(operator: Operator) -> ReleasedWorker:
         options: dict[str, Any] = {"force": force, "reason": change.reason}
@@ -63,5 +64,7 @@ def release(
     else:
         left = f"; {done.left} are still locked by a transaction" if done.left else ""
         output.print_line(f"{output.events(done.released)} of worker {done.worker} {change.would}released{left}")
-    if not done.released:
+        if done.unlisted:
+            output.print_line(f"the worker {'would be' if change.dry_run else 'is'} no longer listed")
+    if not done.released and not done.unlisted:
         raise typer.Exit(1)

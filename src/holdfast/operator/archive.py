@@ -11,14 +11,17 @@ from uuid import UUID
 
 from holdfast.errors import ConfigurationError
 from holdfast.operator import arguments
+from holdfast.operator.failed import named
 from holdfast.operator.outcome import Moved, moved, require_remembered
 from holdfast.operator.selection import Selection
 from holdfast.operator.session import Session, generation_for
-from holdfast.postgres.operations import archive, generations
+from holdfast.postgres.operations import archive, failed, generations
 from holdfast.postgres.operations.archive import ArchivedDetail, ArchivedEvent
 from holdfast.postgres.operations.failed import FailureGroups
+from holdfast.postgres.operations.outcomes import Outcomes
 
 ArchivedIds = Iterable[int | UUID | str]
+NOTHING = Outcomes([], {})
 
 
 class Archive:
@@ -58,36 +61,42 @@ class Archive:
 
     async def detail(self, id: int | UUID | str, *, payload: bool = False) -> ArchivedDetail:
         """One archived event, with its payload only on request."""
-        number = (await self.resolve([id]))[0]
+        named = (await self.resolve([id]))[0]
+        if isinstance(named, UUID):
+            raise ConfigurationError("id", f"{id} is in the outbox, not in the archive", f"holdfast failed show {id}")
         async with self._session.reading() as statements:
-            found = await archive.detail(statements, number, payload=payload)
+            found = await archive.detail(statements, named, payload=payload)
         if found is None:
             raise _unknown(id)
         return found
 
-    async def resolve(self, ids: ArchivedIds) -> list[int]:
-        """Numbers of archived rows, for numbers and for ids of events or of deliveries."""
+    async def resolve(self, ids: ArchivedIds) -> list[int | UUID]:
+        """Numbers of archived rows, for numbers and for ids of events or of deliveries.
+
+        Deliveries of the same events that have failed in place follow by their ids: what is done to an event is done
+        wherever its dead letters are.
+        """
         if isinstance(ids, str | bytes) or not isinstance(ids, Iterable):
             raise ConfigurationError("ids", f"is {type(ids).__name__}", "pass a list of numbers or ids")
         numbers: dict[int, None] = {}
         events: dict[UUID, None] = {}
+        rows: dict[UUID, None] = {}
         for each in ids:
             if isinstance(each, int) or (
                 isinstance(each, str) and each.isascii() and each.isdigit() and len(each) < 20
             ):
                 numbers[arguments.whole("ids", each if isinstance(each, int) else int(each), 1)] = None
             else:
-                events[arguments.identity(each, "ids")] = None
+                events[arguments.identity(each, "ids", "holdfast archive list")] = None
             _require_bounded(len(numbers) + len(events))
         if events:
             async with self._session.reading() as statements:
                 found = await archive.find(statements, list(events), most=2 * arguments.MOST_AT_ONCE)
-            for asked, number in found:
-                if number is None:
-                    raise _unknown(asked)
-                numbers[number] = None
-        _require_bounded(len(numbers))
-        return list(numbers)
+                deliveries = named(await failed.resolve(statements, list(events)))
+            numbers |= {number: None for _, number in found if number is not None}
+            rows = {each.id: None for all_ in deliveries.values() for each in all_ if each.archive_id is None}
+        _require_bounded(len(numbers) + len(rows))
+        return [*numbers, *rows]
 
     async def replay(
         self,
@@ -99,16 +108,19 @@ class Archive:
         dry_run: bool = False,
     ) -> Moved:
         """Move archived events back into the outbox, pending: same id, same key, with their failure history."""
-        numbers, actor = await self.resolve(ids), self._session.actor
+        numbers, rows = _parted(await self.resolve(ids))
         asked: dict[str, Any] = {
             "reason": arguments.reason(reason),
             "generation": generation,
             "force": force,
             "archive_ids": len(numbers),
+            "rows": len(rows),
         }
         async with self._session.changing("archive.replay", dry_run=dry_run, **asked) as statements:
             into = await generation_for(statements, generation)
-            found = await archive.replay(statements, numbers, generation=into, actor=actor, reason=reason, force=force)
+            how: dict[str, Any] = {"generation": into, "actor": self._session.actor, "reason": reason, "force": force}
+            found = await archive.replay(statements, numbers, **how) if numbers else NOTHING
+            found += await failed.replay(statements, rows, **how) if rows else NOTHING
             unknown = not await generations.known(statements, into)
             require_remembered(found)
         return moved("archive.replay", found, dry_run, generation=into, unknown_generation=unknown)
@@ -124,17 +136,26 @@ class Archive:
     async def _discard(
         self, action: str, ids: ArchivedIds, reason: str | None, dry_run: bool, *, restore: bool = False
     ) -> Moved:
-        numbers, actor = await self.resolve(ids), self._session.actor
-        asked: dict[str, Any] = {"reason": arguments.reason(reason), "archive_ids": len(numbers)}
+        numbers, rows = _parted(await self.resolve(ids))
+        asked: dict[str, Any] = {"reason": arguments.reason(reason), "archive_ids": len(numbers), "rows": len(rows)}
+        how: dict[str, Any] = {"actor": self._session.actor, "reason": reason}
+        in_place = failed.restore if restore else failed.discard
         async with self._session.changing(action, dry_run=dry_run, **asked) as statements:
-            found = await archive.discard(statements, numbers, restore=restore, actor=actor, reason=reason)
+            found = await archive.discard(statements, numbers, restore=restore, **how) if numbers else NOTHING
+            found += await in_place(statements, rows, **how) if rows else NOTHING
         return moved(action, found, dry_run)
+
+
+def _parted(named: list[int | UUID]) -> tuple[list[int], list[UUID]]:
+    """Numbers of the archive, and ids of rows of the outbox."""
+    return [each for each in named if isinstance(each, int)], [each for each in named if isinstance(each, UUID)]
 
 
 def _require_bounded(count: int) -> None:
     if not 1 <= count <= arguments.MOST_AT_ONCE:
         problem = "is empty" if count == 0 else arguments.TOO_MANY
-        raise ConfigurationError("ids", problem, f"name 1 to {arguments.MOST_AT_ONCE:,}")
+        remedy = f"name 1 to {arguments.MOST_AT_ONCE:,} rows or events, or a group (see: holdfast archive list)"
+        raise ConfigurationError("ids", problem, remedy)
 
 
 def _unknown(id: object) -> ConfigurationError:

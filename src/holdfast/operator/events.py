@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any, Unpack
@@ -12,7 +13,7 @@ from holdfast.operator import arguments
 from holdfast.operator.outcome import Moved
 from holdfast.operator.selection import OpenFilters, OpenSelection
 from holdfast.operator.session import Refused, Session
-from holdfast.postgres.operations import archive, events
+from holdfast.postgres.operations import events, failed
 from holdfast.postgres.operations.connection import Statements
 from holdfast.postgres.operations.events import EventDetail, OpenEvent
 
@@ -49,8 +50,8 @@ class Events:
         asked = arguments.identity(id, listed_by=_LISTED_BY)
         async with self._session.reading() as statements:
             found = await events.detail(statements, asked, payload=payload)
-            if found is None:
-                raise await _unknown(statements, asked)
+        if found is None:
+            raise ConfigurationError("id", f"{id} is not an event", "check it: retention may have removed the event")
         return found
 
     async def cancel(self, id: UUID | str, *, reason: str | None = None, dry_run: bool = False) -> Moved:
@@ -63,10 +64,10 @@ class Events:
             while True:
                 cancelled += [row for row in rows if await events.cancel(statements, row, actor=actor, reason=reason)]
                 seen, rows = rows, await _deliveries(statements, asked)
-                if cancelled or rows == seen:
+                if cancelled or rows.keys() == seen.keys():
                     break  # else it was split at this very moment
-        left = len(rows) - len(cancelled)
-        return Moved("cancel", cancelled, {"settled": left} if left else {}, dry_run)
+        left = Counter(state for row, state in rows.items() if row not in cancelled)
+        return Moved("cancel", cancelled, dict(left), dry_run)
 
     async def cancel_many(
         self, ids: Iterable[UUID | str], *, reason: str | None = None, dry_run: bool = False
@@ -82,15 +83,9 @@ class Events:
         return Moved("cancel", cancelled, {"settled": left} if left else {})
 
 
-async def _deliveries(statements: Statements, id: UUID) -> list[UUID]:
-    rows = await events.deliveries(statements, id)
+async def _deliveries(statements: Statements, id: UUID) -> dict[UUID, str]:
+    """The deliveries that an id stands for, with their states."""
+    rows = {each.id: each.state for each in (await failed.resolve(statements, [id]))[id]}
     if not rows:
         raise ConfigurationError("id", f"{id} is not an event", "for open events see: holdfast events list")
     return rows
-
-
-async def _unknown(statements: Statements, id: UUID) -> ConfigurationError:
-    ((_, number),) = await archive.find(statements, [id], most=1)
-    if number is not None:
-        return ConfigurationError("id", f"{id} is in the archive", f"holdfast archive show {id}")
-    return ConfigurationError("id", f"{id} is not an event", "check the id: retention may have removed the event")

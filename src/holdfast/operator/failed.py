@@ -14,8 +14,8 @@ from holdfast.operator.outcome import Moved, moved, require_remembered
 from holdfast.operator.selection import Selection
 from holdfast.operator.session import Refused, Session, generation_for
 from holdfast.payload import encode_payload
-from holdfast.postgres.operations import events, failed, generations
-from holdfast.postgres.operations.failed import FailedEvent, FailureGroups
+from holdfast.postgres.operations import failed, generations
+from holdfast.postgres.operations.failed import FailedEvent, FailureGroups, NamedDelivery
 
 _STREAM_PAGE = 500
 EVERYTHING = Selection()
@@ -85,21 +85,19 @@ class FailedEvents:
         return rows
 
     async def resolve(self, ids: Iterable[UUID | str]) -> list[UUID]:
-        """The rows that ids name. An event's own id names its failed deliveries; an unknown id is an error."""
+        """The rows that ids name, in the outbox or in the archive. An unknown id is an error.
+
+        An event's own id names its failed deliveries. Where none has failed it names all of them, so that the outcome
+        says what they are.
+        """
         asked = arguments.ids(ids)
         async with self._session.reading() as statements:
-            rows = await failed.resolve(statements, asked)
-            unknown = sorted({str(id) for id, row in rows if row is None})
-            if unknown and await events.deliveries(statements, UUID(unknown[0])):
-                raise Refused(f"{unknown[0]} has no failed delivery", f"see: holdfast events show {unknown[0]}")
-        if unknown:
-            others = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
-            raise ConfigurationError(
-                "ids",
-                f"contains an id with no failed delivery: {unknown[0]}{others}",
-                "see: holdfast failed list",
-            )
-        return list(dict.fromkeys(row for _, row in rows if row is not None))
+            found = await failed.resolve(statements, asked)
+        return list(dict.fromkeys(each.id for deliveries in named(found).values() for each in deliveries))
+
+    async def _rows(self, ids: Iterable[UUID | str], selection: Selection | None) -> list[UUID]:
+        """Rows that are to be changed: those of a selection are what they are, and other ids may name events."""
+        return await self.resolve(ids) if selection is None else arguments.ids(ids)
 
     async def replay(
         self,
@@ -115,7 +113,7 @@ class FailedEvents:
 
         `selection` is how the ids were chosen, for the audit; likewise in the other verbs.
         """
-        rows, actor = await self.resolve(ids), self._session.actor
+        rows, actor = await self._rows(ids, selection), self._session.actor
         asked: dict[str, Any] = {"reason": arguments.reason(reason), "selection": selection}
         asked |= {"generation": generation, "force": force, "rows": len(rows)}
         async with self._session.changing("replay", dry_run=dry_run, **asked) as statements:
@@ -134,7 +132,7 @@ class FailedEvents:
         selection: Selection | None = None,
     ) -> Moved:
         """Discard dead letters. They can be restored until `purge_at`."""
-        rows, actor = await self.resolve(ids), self._session.actor
+        rows, actor = await self._rows(ids, selection), self._session.actor
         asked: dict[str, Any] = {"reason": arguments.reason(reason), "selection": selection, "rows": len(rows)}
         async with self._session.changing("discard", dry_run=dry_run, **asked) as statements:
             return moved("discard", await failed.discard(statements, rows, actor=actor, reason=reason), dry_run)
@@ -148,7 +146,7 @@ class FailedEvents:
         selection: Selection | None = None,
     ) -> Moved:
         """Put discarded events back among the failed ones."""
-        rows, actor = await self.resolve(ids), self._session.actor
+        rows, actor = await self._rows(ids, selection), self._session.actor
         asked: dict[str, Any] = {"reason": arguments.reason(reason), "selection": selection, "rows": len(rows)}
         async with self._session.changing("restore", dry_run=dry_run, **asked) as statements:
             return moved("restore", await failed.restore(statements, rows, actor=actor, reason=reason), dry_run)
@@ -181,7 +179,8 @@ class FailedEvents:
             into = await generation_for(statements, generation)
             outcome = await failed.edit(statements, rows[0], new_id, text, generation=into, actor=actor, reason=reason)
             if outcome != "moved":
-                raise Refused(f"the event is {outcome}, not failed", f"see: holdfast events show {id}")
+                what = "is being changed by another session" if outcome == "busy" else f"is {outcome}, not failed"
+                raise Refused(f"the event {what}", f"see: holdfast events show {id}")
             handler = await failed.handler_of(statements, new_id)
         return Edited(rows[0], new_id, handler, into, dry_run)
 
@@ -196,9 +195,22 @@ class FailedEvents:
             return await failed.note(statements, handler, signature, text, actor=self._session.actor)
 
 
+def named(found: dict[UUID, list[NamedDelivery]]) -> dict[UUID, list[NamedDelivery]]:
+    """The failed ones of the deliveries that ids stand for; all of them, where none has failed. None is an error."""
+    if unknown := [str(id) for id, deliveries in found.items() if not deliveries]:
+        others = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
+        raise ConfigurationError(
+            "ids",
+            f"contains an id that no event and no delivery has: {unknown[0]}{others}",
+            "check it, retention may have removed the event; for dead letters see: holdfast failed list",
+        )
+    return {id: [each for each in all_ if each.has_failed] or all_ for id, all_ in found.items()}
+
+
 def no_match(selection: Selection, *, discarded: bool = False) -> ConfigurationError:
     """The error of a selection that matches no dead letter, or no discarded one."""
     if discarded:
         remedy = "see: holdfast failed list --discarded"
         return ConfigurationError("selection", f"matches no discarded dead letter: {selection}", remedy)
-    return ConfigurationError("selection", f"matches no dead letter: {selection}", "see: holdfast failed groups")
+    remedy = f"see: holdfast {'archive' if selection.archived else 'failed'} groups"
+    return ConfigurationError("selection", f"matches no dead letter: {selection}", remedy)

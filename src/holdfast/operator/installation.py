@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from holdfast.operator.release import code_contract, code_version
 from holdfast.postgres.schema.migrate import (
     AppliedMigration,
     Contract,
@@ -17,7 +18,6 @@ from holdfast.postgres.schema.migrate import (
     state,
     uninstall,
 )
-from holdfast.postgres.schema.release import load
 
 __all__ = [
     "AppliedMigration",
@@ -36,13 +36,3 @@ __all__ = [
     "state",
     "uninstall",
 ]
-
-
-def code_contract() -> Contract:
-    """The contract that the code of this release is written for, and its schema provides."""
-    return load().terms.schema
-
-
-def code_version() -> int:
-    """The version of the schema that this release needs."""
-    return load().version

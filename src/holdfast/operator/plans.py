@@ -102,7 +102,10 @@ class ReplayPlans:
                     f"matches more than {MOST_ROWS:,} events",
                     "make several plans: --handler, --since, --until",
                 )
-            return PlanReport(await _read(statements, plan), await plans.preview(statements, plan), dry_run)
+            made = await plans.read(statements, plan)
+            if made is None:
+                raise plan_runner.unknown(plan)
+            return PlanReport(made, await plans.preview(statements, plan), dry_run)
 
     async def page(self, *, finished: bool = True, limit: int = 20) -> list[Plan]:
         """Plans, the newest first."""

@@ -14,10 +14,12 @@ from holdfast.names import schedule_name
 from holdfast.operator import arguments
 from holdfast.operator.session import Refused, Session
 from holdfast.postgres.operations import schedules
+from holdfast.postgres.operations.connection import Statements
 from holdfast.postgres.operations.schedules import ScheduleVerb
 from holdfast.postgres.schedules import ScheduleStatus
 
 UPCOMING = 5
+MOST_NAMED = 10  # schedules in an error
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,20 +53,20 @@ class Schedules:
 
     async def detail(self, name: str, *, payload: bool = False) -> ScheduleReport:
         """One schedule, with its payload only on request."""
-        _named(name)
+        await self._named(name)
         async with self._session.reading() as statements:
             found = await schedules.read(statements, name, payload=payload)
-        if found is None:
-            raise _unknown(name)
+            if found is None:
+                raise await _unknown(statements, name)
         return ScheduleReport(found, _upcoming(found))
 
     async def trigger(self, name: str, *, reason: str | None = None, dry_run: bool = False) -> UUID:
         """Publish the event of a schedule now, in addition to its slots; the id of the event."""
-        asked: dict[str, Any] = {"reason": arguments.reason(reason), "schedule": _named(name)}
+        asked: dict[str, Any] = {"reason": arguments.reason(reason), "schedule": await self._named(name)}
         async with self._session.changing("schedule.trigger", dry_run=dry_run, **asked) as statements:
             identity = await schedules.trigger(statements, name, actor=self._session.actor, reason=reason)
             if identity is None:
-                raise _unknown(name)
+                raise await _unknown(statements, name)
         return identity
 
     async def pause(self, name: str, *, reason: str | None = None, dry_run: bool = False) -> ScheduleChange:
@@ -75,21 +77,29 @@ class Schedules:
         """Resume a paused schedule, from its next slot on."""
         return await self._change(name, "resume", reason, dry_run)
 
+    async def _named(self, name: str) -> str:
+        """A schedule's name. What cannot be one is as unknown as what no schedule has."""
+        try:
+            return schedule_name(name, error=ConfigurationError)
+        except ConfigurationError:
+            async with self._session.reading() as statements:
+                raise await _unknown(statements, name) from None
+
     async def _change(self, name: str, verb: ScheduleVerb, reason: str | None, dry_run: bool) -> ScheduleChange:
-        asked: dict[str, Any] = {"reason": arguments.reason(reason), "schedule": _named(name)}
+        asked: dict[str, Any] = {"reason": arguments.reason(reason), "schedule": await self._named(name)}
         async with self._session.changing(f"schedule.{verb}", dry_run=dry_run, **asked) as statements:
             changed = await schedules.change_state(statements, name, verb, actor=self._session.actor, reason=reason)
             if changed is None:
-                raise _unknown(name)
+                raise await _unknown(statements, name)
         return ScheduleChange(name, verb, changed, dry_run)
 
     async def remove(self, name: str, *, reason: str | None = None, dry_run: bool = False) -> None:
         """Remove a schedule that no living worker declares."""
-        asked: dict[str, Any] = {"reason": arguments.reason(reason), "schedule": _named(name)}
+        asked: dict[str, Any] = {"reason": arguments.reason(reason), "schedule": await self._named(name)}
         async with self._session.changing("schedule.remove", dry_run=dry_run, **asked) as statements:
             answer = await schedules.remove(statements, name, actor=self._session.actor, reason=reason)
             if answer == "unknown":
-                raise _unknown(name)
+                raise await _unknown(statements, name)
             if answer == "declared":
                 raise Refused(
                     f"a living worker declares {name}",
@@ -106,14 +116,8 @@ def _upcoming(found: ScheduleStatus) -> list[datetime]:
         return []  # without the extra, or without its time zone
 
 
-def _named(name: str) -> str:
-    """A schedule's name. What cannot be one is as unknown as what no schedule has."""
-
-    def unknown(*_: str) -> ConfigurationError:
-        return ConfigurationError("schedule", f"{quoted(name)} is unknown", "see: holdfast schedules list")
-
-    return schedule_name(name, error=unknown)
-
-
-def _unknown(name: str) -> ConfigurationError:
-    return ConfigurationError("schedule", f"{name} is unknown", "see: holdfast schedules list")
+async def _unknown(statements: Statements, name: str) -> ConfigurationError:
+    declared = [each.name for each in await schedules.every(statements)]
+    more = f" and {len(declared) - MOST_NAMED} more" if len(declared) > MOST_NAMED else ""
+    remedy = f"name one of {', '.join(declared[:MOST_NAMED])}{more}" if declared else "no schedule is declared"
+    return ConfigurationError("schedule", f"{quoted(name)} is unknown", f"{remedy}; see: holdfast schedules list")

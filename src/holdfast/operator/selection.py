@@ -33,6 +33,7 @@ class Selection:
     since: datetime | None = None  # failed at that time or later
     until: datetime | None = None  # failed before
     everything: bool = False  # no field is given on purpose
+    archived: bool = False  # of those in the archive rather than in the outbox
 
     def __post_init__(self) -> None:
         if self.handler is not None:
@@ -77,8 +78,8 @@ class Selection:
     @property
     def criteria(self) -> dict[str, Any]:
         """The given fields, by name."""
-        given = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "everything"}
-        return {name: value for name, value in given.items() if value is not None}
+        names = [field.name for field in fields(self) if field.name not in ("everything", "archived")]
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     def required(self) -> Selection:
         """The selection itself. An error when it is empty: a change of all events has to be explicit."""
@@ -89,12 +90,13 @@ class Selection:
     def as_json(self, *, discarded: bool = False) -> str:
         """The selection for the database; `discarded`: of the discarded events rather than the dead letters."""
         plain = {name: v.isoformat() if isinstance(v, datetime) else v for name, v in self.criteria.items()}
-        return json.dumps(plain | {"discarded": True} if discarded else plain)
+        places = {"discarded": discarded, "archived": self.archived}
+        return json.dumps(plain | {name: True for name, wanted in places.items() if wanted})
 
     def __str__(self) -> str:
-        if self.everything:
-            return "every dead letter (--all)"
-        return " ".join(f"{name}={value}" for name, value in self.criteria.items()) or "every dead letter"
+        criteria = " ".join(f"{name}={value}" for name, value in self.criteria.items())
+        text = criteria or f"every dead letter{' (--all)' if self.everything else ''}"
+        return f"{text} in the archive" if self.archived else text
 
 
 class OpenFilters(TypedDict, total=False):

@@ -23,6 +23,7 @@ class ReleasedWorker:
     released: int
     left: int
     dry_run: bool = False
+    unlisted: bool = False  # it was silent, and is no longer in the list of workers
 
 
 class Workers:
@@ -32,7 +33,7 @@ class Workers:
         self._session = session
 
     async def all(self) -> list[WorkerStatus]:
-        """The workers that have not stopped in order, the latest heartbeat first."""
+        """The workers that have not stopped in order, the latest heartbeat first; silent ones for an hour."""
         return (await self._session.connection.status()).workers
 
     async def release(
@@ -41,8 +42,8 @@ class Workers:
         """Release the events that a worker holds, without counting the attempts. Its leases are void from then on.
 
         They would be due by themselves when the leases expire; this is for leases that expire too late, such as after
-        the database's clock was set back. Refused, unless forced, while the worker lives: its handlers would run beside
-        those of the next worker.
+        the database's clock was set back. A worker that was killed leaves the list with it. Refused, unless forced,
+        while the worker lives: its handlers would run beside those of the next worker.
         """
         identity = arguments.identity(worker, "worker", "holdfast workers list")
         asked: dict[str, Any] = {"reason": arguments.reason(reason), "worker": str(identity), "force": force}
@@ -59,7 +60,7 @@ class Workers:
         if not held and not listed:
             raise ConfigurationError("worker", f"{identity} is unknown", "see: holdfast workers list")
         if dry_run:
-            return ReleasedWorker(identity, held, 0, dry_run)
+            return ReleasedWorker(identity, held, 0, dry_run, bool(listed and not living))
         released = 0
         while True:
             async with self._session.changing("worker.release", **asked) as statements:
@@ -68,4 +69,5 @@ class Workers:
                 )
             released += count
             if count < BATCH:
-                return ReleasedWorker(identity, released, max(0, held - released))
+                left = max(0, held - released)
+                return ReleasedWorker(identity, released, left, unlisted=bool(listed and not living and not left))

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 import asyncpg
 
@@ -37,6 +37,35 @@ _TIMELINE = "SELECT pg_catalog.substr(pg_catalog.pg_walfile_name(pg_catalog.pg_c
 
 _EXAMPLE = "postgresql://user@host:5432/database"
 _WITH_DRIVER = re.compile(r"^postgres(?:ql)?\+\w+://")
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9.-]{0,30})(?:\+[A-Za-z0-9]+)?://")
+_KEYWORDS = re.compile(r"\s*(?:host|hostaddr|port|dbname|user|password|service|sslmode)\s*=")
+# Parameters that psycopg and psql take. Left alone, they would reach the server as settings that it does not have.
+_OF_LIBPQ = {
+    "connect_timeout": f": a connection that is not there after {CONNECT_TIMEOUT:.0f} seconds is tried again",
+    "channel_binding": "; sslmode=verify-full makes sure of the server",
+    "hostaddr": " and write the address as the host",
+    "gssencmode": "",
+    "keepalives": "",
+    "keepalives_idle": "",
+    "keepalives_interval": "",
+    "keepalives_count": "",
+    "tcp_user_timeout": "",
+    "load_balance_hosts": "",
+    "fallback_application_name": "",
+    "require_auth": "",
+    "requirepeer": "",
+    "requiressl": ": write sslmode",
+    "replication": "",
+    "sslcertmode": "",
+    "sslcompression": "",
+    "sslcrldir": "",
+    "sslsni": "",
+    "prepare_threshold": "",
+    "prepared_statements": ": a pooler is recognised by itself",
+    "pgbouncer": ": a pooler is recognised by itself",
+    "ssl": ": write sslmode",
+}
+_SESSION_ATTRS = ("any", "primary", "standby", "read-write", "read-only", "prefer-standby")
 _HOST = re.compile(r"(?:\[[^\]]*\]|[^:\[\]]*)(?::\d*)?")
 
 
@@ -212,8 +241,9 @@ async def open_connection(dsn: str, **options: Any) -> asyncpg.Connection:
     try:
         return await asyncpg.connect(address, timeout=CONNECT_TIMEOUT, **options)
     except asyncpg.exceptions.ClientConfigurationError as error:
-        raise ConfigurationError("dsn", f"was refused: {redact_dsn(str(error))}", "correct it") from None
-    except ValueError:
+        remedy = "correct what stands after the ? in it"
+        raise ConfigurationError("dsn", f"was refused: {redact_dsn(str(error))}", remedy) from None
+    except (ValueError, OverflowError):
         # Not chained: asyncpg quotes the part that it does not understand, which may be the password.
         raise _unreadable() from None
 
@@ -228,19 +258,53 @@ def readable_address(dsn: str, field: str = "dsn") -> str:
     if not isinstance(dsn, str):
         raise ConfigurationError(field, f"is {type(dsn).__name__}, not str", f"pass an address like {_EXAMPLE}")
     dsn = _WITH_DRIVER.sub("postgresql://", dsn)
+    if not dsn.startswith(("postgres://", "postgresql://")):
+        raise _other_kind(dsn, field)
     try:
         parts = urlsplit(dsn)
+        names = [name for name, _ in parse_qsl(parts.query, keep_blank_values=True)]
     except ValueError:
         raise _unreadable(field) from None
     hosts = parts.netloc.rpartition("@")[2].split(",")
-    if (
-        parts.scheme not in ("postgres", "postgresql")
-        or "#" in dsn
-        or "@" in parts.path
-        or not all(_HOST.fullmatch(host) for host in hosts)
-    ):
+    if "#" in dsn or "@" in parts.path or not all(_is_host(host) for host in hosts):
         raise _unreadable(field)
+    for name in names:
+        if name in _OF_LIBPQ:
+            raise ConfigurationError(
+                field,
+                f"has the parameter {name}, which libpq knows and asyncpg does not",
+                f"remove it{_OF_LIBPQ[name]}",
+            )
+    for value in (value for name, value in parse_qsl(parts.query) if name == "target_session_attrs"):
+        if value not in _SESSION_ATTRS:
+            raise ConfigurationError(
+                field,
+                "has target_session_attrs with a value that is unknown",
+                f"write one of {', '.join(_SESSION_ATTRS)}",
+            )
     return dsn
+
+
+def _is_host(text: str) -> bool:
+    port = text.rpartition("]")[2].rpartition(":")[2] if ":" in text.rpartition("]")[2] else ""
+    return _HOST.fullmatch(text) is not None and int(port or 0) <= 65_535
+
+
+def _other_kind(dsn: str, field: str) -> ConfigurationError:
+    """The error for what does not begin as an address of Postgres. It quotes no part that may be a password."""
+    scheme = _SCHEME.match(dsn)
+    if dsn.startswith("jdbc:"):
+        problem, remedy = "is an address for JDBC", f"remove jdbc: and write it like {_EXAMPLE}"
+    elif scheme is not None:
+        problem = f"is an address of {scheme[1]}, and Holdfast needs Postgres"
+        remedy = f"write {_EXAMPLE}"
+    elif _KEYWORDS.match(dsn):
+        problem, remedy = "is written as keywords and values", f"write it as a URL: {_EXAMPLE}"
+    elif dsn.startswith("/"):
+        problem, remedy = "is a path", "for the socket in a folder write postgresql:///database?host=/folder"
+    else:
+        problem, remedy = "does not begin with postgresql://", f"write {_EXAMPLE}, with :password after the user"
+    return ConfigurationError(field, problem, remedy)
 
 
 def _unreadable(field: str = "dsn") -> ConfigurationError:

@@ -104,8 +104,12 @@ def remedy_of(error: BaseException) -> str:
             return "wait a moment and run it again"
         case asyncpg.InsufficientPrivilegeError():
             return "use a login that has the role holdfast_operator, or as an administrator: GRANT it to this one"
+        case asyncpg.UndefinedObjectError() if "configuration parameter" in str(error):
+            return "it stands after the ? in HOLDFAST_DSN: remove it, or write the name of a setting of the server"
         case socket.gaierror():
             return "check the host name in HOLDFAST_DSN"
+        case FileNotFoundError():
+            return "check that Postgres runs, and that host= in HOLDFAST_DSN is the folder of its socket"
         case OSError():
             return "check that Postgres runs, and the host and port in HOLDFAST_DSN"
     return ""

@@ -16,7 +16,7 @@ the response is passed on.
 
 from holdfast.installing import require_extra
 
-require_extra("django", "django")
+require_extra("django", "django", "psycopg")
 
 from holdfast.integrations.django.middleware import IdempotencyMiddleware
 from holdfast.integrations.django.views import exchange_of, idempotent

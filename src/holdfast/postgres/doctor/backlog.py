@@ -88,8 +88,7 @@ async def _handlers(examination: Examination) -> list[Finding]:
             handler,
             f"events are owed to {handler}, which no living worker has",
             f"{_open(routes)}; routes {', '.join(route.route for route in routes[:5])}",
-            f"start the worker that has it, or, if it is gone for good: holdfast handlers retire {handler}; "
-            f"and for what waits already: {_cancel(*routes)}",
+            f"start the worker that has it, or, if it is gone for good: holdfast handlers retire {handler}",
         )
         for handler, routes in owed.items()
     ]

@@ -23,6 +23,8 @@ from holdfast.postgres.schema import migrate
 
 STATEMENT_TIMEOUT = 90.0
 
+_LOGIN = "SELECT pg_catalog.quote_ident(session_user), pg_catalog.to_regrole('holdfast_operator') IS NOT NULL"
+
 
 class Statements:
     """The named statements of a schema, on a connection with an open transaction."""
@@ -82,7 +84,11 @@ class OperatorConnection:
     async def reading(self) -> AsyncIterator[Statements]:
         """One snapshot for all statements of the block, with a time limit."""
         connection = await self._current()
-        async with self._locks.over(connection), connection.transaction(isolation="repeatable_read", readonly=True):
+        async with (
+            self._rights(connection),
+            self._locks.over(connection),
+            connection.transaction(isolation="repeatable_read", readonly=True),
+        ):
             statements = Statements(connection, self._queries)
             await statements.fetch("begin_read")
             yield statements
@@ -91,7 +97,7 @@ class OperatorConnection:
     async def changing(self, *, dry_run: bool = False, selection: str | None = None) -> AsyncIterator[Statements]:
         """One transaction, which is rolled back after an error and after a dry run. Its audit says the selection."""
         connection = await self._current()
-        async with self._locks.over(connection):
+        async with self._rights(connection), self._locks.over(connection):
             transaction = connection.transaction(isolation="read_committed")
             await transaction.start()
             try:
@@ -99,6 +105,8 @@ class OperatorConnection:
                 await statements.fetch("begin_action")
                 if selection is not None:
                     await statements.fetch("note_selection", selection=selection)
+                if dry_run:
+                    await statements.fetch("note_dry_run")
                 yield statements
             except BaseException:
                 if not connection.is_closed():
@@ -109,13 +117,13 @@ class OperatorConnection:
     async def status(self) -> Status:
         """The state of the schema, in one snapshot."""
         connection = await self._current()
-        async with self._locks.over(connection):
+        async with self._rights(connection), self._locks.over(connection):
             return await status.read(connection, self.schema)
 
     async def snapshot(self) -> Snapshot:
         """What metrics are made of."""
         connection = await self._current()
-        async with self._locks.over(connection):
+        async with self._rights(connection), self._locks.over(connection):
             return await metrics.snapshot(connection, self.schema)
 
     async def examine(self, only: Part | None) -> Report:
@@ -125,12 +133,24 @@ class OperatorConnection:
     async def sweep(self, actor: str, reason: str | None, on_batch: Callable[[Batch], None]) -> SweepReport:
         """Take everything that is due, in batches with transactions of their own."""
         connection = await self._current()
-        async with self._locks.over(connection):
+        async with self._rights(connection), self._locks.over(connection):
             return await sweeping.sweep(connection, self._queries, actor, reason, on_batch)
+
+    @asynccontextmanager
+    async def _rights(self, connection: asyncpg.Connection) -> AsyncIterator[None]:
+        """Name the role that the login lacks, when the server denies it something."""
+        try:
+            yield
+        except asyncpg.InsufficientPrivilegeError as error:
+            if not error.hint and not connection.is_closed() and not connection.is_in_transaction():
+                login, has_roles = await connection.fetchrow(_LOGIN)
+                grant = f"as an administrator: GRANT holdfast_operator TO {login}"
+                error.remedy = grant if has_roles else f"use the login that owns the schema {self.schema}"
+            raise
 
     async def _current(self) -> asyncpg.Connection:
         connection = self.driver
         if not self._checked:
-            await migrate.require_compatible(connection, self.schema)
+            await migrate.require_compatible(connection, self.schema, role="operator")
             self._checked = True
         return connection

@@ -79,7 +79,8 @@ class Delivery:
     channel: str
     generation: int
     priority: int
-    state: str  # the status; fanned_out: settled, because every handler has a delivery of its own
+    archive_id: int | None  # its number, if it is in the archive
+    state: str  # the status; or archived; or fanned_out: settled, because every handler has a delivery of its own
     cycles: list[FailureCycle]
     plans: list[PlannedRow]
     actions: list[AuditLine]
@@ -117,6 +118,7 @@ async def page(
 async def detail(statements: Statements, id: UUID, *, payload: bool) -> EventDetail | None:
     """The event that an id names: its own id, or that of one of its deliveries."""
     rows = await statements.fetch("read_event_rows", id=id, payload=payload)
+    rows += await statements.fetch("read_archived_rows", id=id, payload=payload)
     if not rows:
         return None
     first = rows[0]
@@ -131,11 +133,6 @@ async def detail(statements: Statements, id: UUID, *, payload: bool) -> EventDet
         handled_by={row["handler_name"]: row["handled_at"] for row in handled},
         **parsed,
     )
-
-
-async def deliveries(statements: Statements, id: UUID) -> list[UUID]:
-    """Ids of the deliveries that an id stands for."""
-    return [row["id"] for row in await statements.fetch("resolve_deliveries", id=id)]
 
 
 async def cancel(statements: Statements, id: UUID, *, actor: str, reason: str | None) -> bool:

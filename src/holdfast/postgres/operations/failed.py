@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 from uuid import UUID
 
 import asyncpg
@@ -47,6 +47,23 @@ class FailedEvent:
     cycles: int  # how often it was replayed
     payload: Any = None  # only on request, like the headers
     headers: Any = None
+
+
+# What a delivery is that has not failed, or only by an operator's or the clock's decision.
+NOT_FAILED: Final = ("pending", "in_flight", "delivered", "cancelled", "expired")
+
+
+@dataclass(frozen=True, slots=True)
+class NamedDelivery:
+    """A delivery that an id stands for. `state` is a status of the outbox, archived, discarded, edited or stripped."""
+
+    id: UUID
+    state: str
+    archive_id: int | None  # its number, if it is in the archive
+
+    @property
+    def has_failed(self) -> bool:
+        return self.state not in NOT_FAILED
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +140,12 @@ async def select(statements: Statements, selection: str, *, most: int) -> list[U
     return [row["id"] for row in await statements.fetch("select_failed", filter=selection, most=most)]
 
 
-async def resolve(statements: Statements, ids: list[UUID]) -> list[tuple[UUID, UUID | None]]:
-    """Each id with a row it stands for; None when there is none."""
-    return [(row["asked"], row["row_id"]) for row in await statements.fetch("resolve_rows", ids=ids)]
+async def resolve(statements: Statements, ids: list[UUID]) -> dict[UUID, list[NamedDelivery]]:
+    """The deliveries that each id stands for, in the outbox and in the archive."""
+    found: dict[UUID, list[NamedDelivery]] = {id: [] for id in ids}
+    for row in await statements.fetch("resolve_rows", ids=ids):
+        found[row["asked"]].append(NamedDelivery(row["row_id"], row["state"], row["archive_id"]))
+    return found
 
 
 async def replay(

@@ -36,9 +36,10 @@ class Generation:
         if self.current:
             problems.append("it is the current one")
         if self.open:
-            problems.append(f"{self.open} events are open")
+            problems.append("1 event is open" if self.open == 1 else f"{self.open} events are open")
         if self.workers:
-            problems.append(f"{len(self.workers)} workers serve it")
+            count = len(self.workers)
+            problems.append("1 worker serves it" if count == 1 else f"{count} workers serve it")
         return problems
 
 

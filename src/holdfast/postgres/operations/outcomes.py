@@ -18,6 +18,11 @@ class Outcomes:
     left: dict[str, int]
     purge_at: datetime | None = None  # the earliest time at which a discarded row is disposed of
 
+    def __add__(self, other: Outcomes) -> Outcomes:
+        purges = [each.purge_at for each in (self, other) if each.purge_at is not None]
+        left = dict(Counter(self.left) + Counter(other.left))
+        return Outcomes([*self.moved, *other.moved], left, min(purges, default=None))
+
     @classmethod
     def of(cls, rows: Iterable[Any], id: str = "id") -> Self:
         rows = list(rows)

@@ -130,14 +130,19 @@ def printable(schema: str = "core", *, roles: bool = True, since: int = 0, sourc
     return "\n\n".join(part.strip() for part in parts if part.strip()) + "\n"
 
 
-async def require_compatible(connection: Any, schema: str = "core", *, source: Traversable | None = None) -> None:
-    """Raise SchemaMismatch unless the contract of the database and that of this code work together."""
+async def require_compatible(
+    connection: Any, schema: str = "core", *, source: Traversable | None = None, role: str = "worker"
+) -> None:
+    """Raise SchemaMismatch unless the contract of the database and that of this code work together.
+
+    `role` is what the caller is: a login without any role of Holdfast is told to get that one.
+    """
     queries, release = Queries(schema), load(source)
     facts = await inspect(connection, queries)
     if facts.has_ledger and not facts.may_read_ledger:
         raise MigrationRefused(
             f"{facts.login} may not read {schema}.migrations",
-            f"as an administrator: GRANT holdfast_worker TO {facts.login} (or holdfast_producer, holdfast_operator)",
+            f"as an administrator: GRANT holdfast_{role} TO {facts.login}",
         )
     found = await read_contract(connection, queries, recorded=facts.has_contract) if facts.has_ledger else None
     release.terms.require(schema, found)

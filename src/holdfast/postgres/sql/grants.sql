@@ -56,6 +56,7 @@ GRANT EXECUTE ON FUNCTION
     core.outbox_cancel_event(uuid, text, text), core.outbox_discard(uuid[], text, text), core.outbox_restore(uuid[], text, text),
     core.outbox_edit(uuid, uuid, jsonb, bigint, text, text), core.failure_note(text, text, text, text),
     core.failed_select(jsonb, int, timestamptz, uuid), core.event_rows(uuid),
+    core.deliveries_of(uuid[]), core.row_outcomes(uuid[], uuid[]),
     core.plan_create(uuid[], jsonb, int, bigint, int, float8, float8, interval, boolean, text, text),
     core.plan_take(bigint, uuid, text, text, interval, text), core.plan_step(bigint, uuid, int, interval),
     core.plan_release(bigint, uuid), core.plan_change_state(bigint, text, text, text),

@@ -6,6 +6,10 @@ SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true),
        pg_catalog.set_config('statement_timeout', '60s', true),
        pg_catalog.set_config('lock_timeout', '5s', true), pg_catalog.set_config('jit', 'off', true);
 
+-- name: note_dry_run
+-- For plan_create.
+SELECT pg_catalog.set_config('holdfast.dry_run', 'on', true);
+
 -- name: note_selection
 -- For audit_append.
 SELECT pg_catalog.set_config('holdfast.selection', :selection::text, true);
@@ -55,27 +59,9 @@ FROM (SELECT o.handler_name, o.generation FROM core.outbox o WHERE o.failed_at I
 GROUP BY f.handler_name, f.generation;
 
 -- name: resolve_rows
--- An id from a log line or an alert is the event's. Where several handlers wanted the event, it stands for those of its
--- deliveries that have failed. No row_id: there is no such thing.
-SELECT asked.id AS asked, o.id AS row_id
-FROM unnest(:ids::uuid[]) AS asked (id)
-LEFT JOIN LATERAL (
-    SELECT o.id FROM core.outbox o WHERE o.id = asked.id AND o.handler_name IS DISTINCT FROM '*'
-    UNION ALL
-    SELECT d.id
-    FROM core.event_rows(asked.id) AS s (id)
-    CROSS JOIN LATERAL (SELECT d.id FROM core.outbox d WHERE d.id = s.id AND d.status = 'failed' LIMIT 1) d
-    WHERE NOT EXISTS (SELECT FROM core.outbox o WHERE o.id = asked.id AND o.handler_name IS DISTINCT FROM '*')) o ON true;
-
--- name: resolve_deliveries
--- What an id stands for: itself, or every delivery of an event that was split.
-SELECT d.id
-FROM core.event_rows(:id::uuid) AS s (id)
-CROSS JOIN LATERAL (SELECT d.id, d.handler_name FROM core.outbox d WHERE d.id = s.id LIMIT 1) d
-WHERE d.handler_name IS DISTINCT FROM '*'
-  AND (d.id = :id::uuid
-       OR NOT EXISTS (SELECT FROM core.outbox o WHERE o.id = :id::uuid AND o.handler_name IS DISTINCT FROM '*'))
-ORDER BY d.id;
+-- The deliveries that ids stand for, and their states. No line: there is no such event, or its deliveries are gone.
+SELECT d.asked, d.id AS row_id, d.archive_id, d.state
+FROM core.deliveries_of(:ids::uuid[]) d ORDER BY d.handler_name, d.id;
 
 -- name: read_event_rows
 SELECT o.id, o.origin_id, o.event_type, o.event_version, o.occurred_at, o.source, o.target, o.content_class, o.domain_id,
@@ -84,6 +70,7 @@ SELECT o.id, o.origin_id, o.event_type, o.event_version, o.occurred_at, o.source
        o.error_signature, o.traceback,
        o.failure_reason, o.first_failed_at, o.failed_at, o.failure_history::text AS failure_history, o.created_at,
        o.available_at, o.expires_at, o.delivered_at, o.deleted_at, o.lease_expires_at, o.channel, o.generation, o.priority,
+       NULL::bigint AS archive_id,
        (SELECT format('%s (%s:%s)', w.name, w.host, w.pid) FROM core.workers w
         WHERE o.status = 'in_flight' AND w.id = o.claimed_by) AS worker,
        -- A worker's token is a UUID of version 7, which begins with a time.
@@ -99,6 +86,27 @@ SELECT o.id, o.origin_id, o.event_type, o.event_version, o.occurred_at, o.source
 FROM core.event_rows(:id::uuid) AS s (id)
 CROSS JOIN LATERAL (SELECT * FROM core.outbox o WHERE o.id = s.id LIMIT 1) o
 ORDER BY o.origin_id NULLS FIRST, o.handler_name;
+
+-- name: read_archived_rows
+-- The deliveries of an event that are in the archive, named by its own id or by that of one of them.
+WITH event AS MATERIALIZED (
+    SELECT coalesce((SELECT o.origin_id FROM core.outbox o WHERE o.id = :id::uuid),
+                    (SELECT a.origin_id FROM core.archive a WHERE a.original_id = :id::uuid ORDER BY a.id DESC LIMIT 1),
+                    :id::uuid) AS id)
+SELECT a.id AS archive_id, a.original_id AS id, a.origin_id, a.event_type, a.event_version, a.occurred_at, a.source, a.target,
+       a.content_class, a.domain_id, a.idempotency_key, a.dedupe_key, a.trace_context, a.queue AS handler_name,
+       a.queue AS route, 'failed' AS status, 'archived' AS state, a.deliveries_count AS attempts,
+       a.last_exception AS last_error, a.error_signature, a.traceback, a.failure_reason, a.first_failed_at, a.failed_at, a.failure_history::text AS failure_history,
+       a.created_at, a.failed_at AS available_at, a.expires_at, NULL::timestamptz AS delivered_at, a.deleted_at,
+       NULL::timestamptz AS lease_expires_at, a.channel, a.generation, a.priority, NULL::text AS worker,
+       NULL::timestamptz AS claimed_at, '{}'::text[] AS owed_to,
+       CASE WHEN :payload::boolean THEN a.payload::text END AS payload,
+       CASE WHEN :payload::boolean THEN a.headers::text END AS headers
+FROM event CROSS JOIN LATERAL (
+    SELECT * FROM core.archive a WHERE a.original_id = event.id
+    UNION ALL
+    SELECT * FROM core.archive a WHERE a.origin_id = event.id) a
+ORDER BY a.queue, a.id;
 
 -- name: list_handled
 -- By whom an event was handled: one look-up for each handler that ever wanted something.
@@ -190,7 +198,12 @@ FROM (SELECT r.row_id FROM core.plan_rows r
 LEFT JOIN LATERAL (
     SELECT o.handler_name, o.error_signature, o.generation, o.idempotency_key,
            CASE WHEN o.deleted_at IS NULL THEN o.status ELSE 'discarded' END AS outcome
-    FROM core.outbox o WHERE o.id = r.row_id LIMIT 1) o ON true
+    FROM core.outbox o WHERE o.id = r.row_id
+    UNION ALL
+    (SELECT a.queue, a.error_signature, a.generation, a.idempotency_key,
+            CASE WHEN a.deleted_at IS NULL THEN 'failed' ELSE 'discarded' END
+     FROM core.archive a WHERE a.original_id = r.row_id ORDER BY a.id DESC)
+    LIMIT 1) o ON true
 LEFT JOIN LATERAL (
     SELECT true AS handled FROM core.event_handled h
     WHERE h.handler_name = o.handler_name AND h.idempotency_key = o.idempotency_key LIMIT 1) h ON true

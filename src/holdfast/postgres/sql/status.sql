@@ -91,12 +91,13 @@ FROM (SELECT c.channel, c.generation, count(*) OVER ()::int AS total
 ORDER BY first.channel, first.generation;
 
 -- name: list_workers
--- Those that have not stopped in order, the latest heartbeat first. One that has long been silent was killed.
+-- Those that have not stopped in order, the latest heartbeat first. One that has long been silent was killed, and after an
+-- hour others have taken what it held.
 SELECT w.id, w.name, w.host, w.pid, w.version, w.generation, w.channels, w.handlers, w.started_at, w.heartbeat_at,
        extract(epoch FROM now() - w.heartbeat_at)::float8 AS silent_for,
        w.heartbeat_at > core.living_since() AS living
 FROM core.workers w
-WHERE w.stopped_at IS NULL
+WHERE w.stopped_at IS NULL AND w.heartbeat_at > now() - interval '1 hour'
 ORDER BY w.heartbeat_at DESC
 LIMIT :most_workers::int;
 

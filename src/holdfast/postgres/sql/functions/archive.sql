@@ -107,18 +107,7 @@ DECLARE
     v_outcomes text[];
 BEGIN
     PERFORM core.require_archive_ids(p_ids);
-    WITH free AS MATERIALIZED (
-        SELECT a.id
-        FROM (SELECT DISTINCT t.id FROM unnest(p_ids) AS t (id) ORDER BY t.id) asked
-        CROSS JOIN LATERAL (
-            SELECT a.id FROM core.archive a
-            WHERE a.id = asked.id AND (a.deleted_at IS NOT NULL) = p_restore AND a.payload IS NOT NULL
-            FOR NO KEY UPDATE SKIP LOCKED) a),
-    moved AS (
-        UPDATE core.archive a SET deleted_at = CASE WHEN NOT p_restore THEN now() END
-        WHERE a.id = ANY (ARRAY(SELECT free.id FROM free)) RETURNING a.id)
-    SELECT coalesce(array_agg(moved.id), '{}') INTO v_moved FROM moved;
-
+    v_moved := core.archive_mark(p_ids, p_restore);
     SELECT array_agg(asked.id), array_agg(a.original_id),
            array_agg(CASE WHEN asked.id = ANY (v_moved) THEN 'moved'
                           WHEN a.id IS NULL THEN 'missing'
@@ -133,6 +122,89 @@ BEGIN
         p_actor, CASE WHEN p_restore THEN 'archive.restore' ELSE 'archive.discard' END, p_reason,
         jsonb_build_object('archive_ids', to_jsonb(p_ids)), v_events, v_outcomes);
     RETURN QUERY SELECT * FROM unnest(v_ids, v_events, v_outcomes);
+END
+$$;
+
+-- archive_mark: marks archived rows as discarded, or with p_restore undoes that while they still have their payload. Rows
+-- that another session has locked are left out. Returns the numbers of those that were marked.
+CREATE OR REPLACE FUNCTION core.archive_mark(p_ids bigint[], p_restore boolean)
+RETURNS bigint[]
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+DECLARE
+    v_moved bigint[];
+BEGIN
+    WITH free AS MATERIALIZED (
+        SELECT a.id
+        FROM (SELECT DISTINCT t.id FROM unnest(p_ids) AS t (id) ORDER BY t.id) asked
+        CROSS JOIN LATERAL (
+            SELECT a.id FROM core.archive a
+            WHERE a.id = asked.id AND (a.deleted_at IS NOT NULL) = p_restore AND a.payload IS NOT NULL
+            FOR NO KEY UPDATE SKIP LOCKED) a),
+    moved AS (
+        UPDATE core.archive a SET deleted_at = CASE WHEN NOT p_restore THEN now() END
+        WHERE a.id = ANY (ARRAY(SELECT free.id FROM free)) RETURNING a.id)
+    SELECT coalesce(array_agg(moved.id), '{}') INTO v_moved FROM moved;
+    RETURN v_moved;
+END
+$$;
+
+-- archive_numbers: the archived rows of ids that the outbox does not have; of several with the same id the one that failed
+-- last.
+CREATE OR REPLACE FUNCTION core.archive_numbers(p_ids uuid[])
+RETURNS bigint[]
+LANGUAGE plpgsql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+BEGIN
+    RETURN ARRAY(
+        SELECT a.id
+        FROM (SELECT DISTINCT t.id FROM unnest(p_ids) AS t (id)) asked
+        CROSS JOIN LATERAL (SELECT a.id FROM core.archive a WHERE a.original_id = asked.id ORDER BY a.id DESC LIMIT 1) a
+        WHERE NOT EXISTS (SELECT FROM core.outbox o WHERE o.id = asked.id));
+END
+$$;
+
+-- archive_return: puts archived rows back into the outbox as the dead letters that they were, so that what is done to dead
+-- letters in place can be done to them. Left where they are: what was discarded, what is older than p_horizon, and what
+-- another session has locked.
+CREATE OR REPLACE FUNCTION core.archive_return(p_ids uuid[], p_horizon timestamptz)
+RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET jit = off SET plan_cache_mode = force_custom_plan
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+DECLARE
+    v_numbers bigint[] := core.archive_numbers(p_ids);
+BEGIN
+    IF v_numbers = '{}' THEN
+        RETURN;
+    END IF;
+    WITH free AS MATERIALIZED (
+        SELECT a.*
+        FROM unnest(v_numbers) AS asked (id)
+        CROSS JOIN LATERAL (
+            SELECT a.* FROM core.archive a
+            WHERE a.id = asked.id AND a.deleted_at IS NULL AND a.created_at >= p_horizon
+            FOR UPDATE SKIP LOCKED) a),
+    back AS (
+        INSERT INTO core.outbox (
+            id, event_type, event_version, occurred_at, source, target, content_class, channel, generation, domain_id,
+            payload, headers, idempotency_key, trace_context, created_at, handler_name, origin_id, priority, ordering_key,
+            dedupe_key, expires_at, status, attempts, last_error, error_signature, failure_reason, first_failed_at,
+            failed_at, settled_at, failure_history)
+        SELECT f.original_id, f.event_type, f.event_version, f.occurred_at, f.source, f.target, f.content_class, f.channel,
+            f.generation, f.domain_id, f.payload, f.headers, f.idempotency_key, f.trace_context, f.created_at, f.queue,
+            f.origin_id, f.priority, f.ordering_key, f.dedupe_key, f.expires_at, 'failed', f.deliveries_count,
+            f.last_exception, f.error_signature, f.failure_reason, f.first_failed_at, f.failed_at, f.failed_at,
+            f.failure_history
+        FROM free f
+        ON CONFLICT (id) DO NOTHING
+        RETURNING id)
+    DELETE FROM core.archive a USING free f, back b WHERE a.id = f.id AND b.id = f.original_id;
 END
 $$;
 

@@ -4,8 +4,8 @@
 -- never waits for a worker, a sweep or another operator.
 
 -- failed_select: the dead letters that match every entry of a filter, the newest first, from a place in that order on.
--- With `discarded` it is those that were discarded and can be restored. A name that is not known is refused, because
--- ignoring it would select more than was meant.
+-- With `discarded` it is those that were discarded and can be restored, with `archived` those in the archive, by the ids
+-- that they had in the outbox. A name that is not known is refused, because ignoring it would select more than was meant.
 CREATE OR REPLACE FUNCTION core.failed_select(
     p_filter jsonb, p_most int, p_before_at timestamptz DEFAULT NULL, p_before_id uuid DEFAULT NULL)
 RETURNS SETOF uuid
@@ -23,6 +23,7 @@ DECLARE
     v_since      timestamptz := coalesce((p_filter ->> 'since')::timestamptz, '-infinity');
     v_until      timestamptz := coalesce((p_filter ->> 'until')::timestamptz, 'infinity');
     v_discarded  boolean     := coalesce((p_filter ->> 'discarded')::boolean, false);
+    v_archived   boolean     := coalesce((p_filter ->> 'archived')::boolean, false);
     v_unknown    text;
 BEGIN
     IF jsonb_typeof(p_filter) IS DISTINCT FROM 'object' THEN
@@ -30,11 +31,27 @@ BEGIN
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Write {} for every dead letter.';
     END IF;
     SELECT k INTO v_unknown FROM jsonb_object_keys(p_filter) AS k
-    WHERE k <> ALL ('{handler,event_type,source,signature,reason,generation,since,until,discarded}') LIMIT 1;
+    WHERE k <> ALL ('{handler,event_type,source,signature,reason,generation,since,until,discarded,archived}') LIMIT 1;
     IF FOUND THEN
         RAISE EXCEPTION 'p_filter has %, which is not known', quote_literal(v_unknown)
             USING ERRCODE = 'invalid_parameter_value',
-                  HINT = 'Use handler, event_type, source, signature, reason, generation, since, until or discarded.';
+                  HINT = 'Use handler, event_type, source, signature, reason, generation, since, until, discarded or archived.';
+    END IF;
+    IF v_archived THEN
+        -- The newest first: numbers grow with the time of the failure.
+        RETURN QUERY
+        SELECT a.original_id FROM core.archive a
+        WHERE (a.deleted_at IS NOT NULL) = v_discarded AND a.payload IS NOT NULL
+          AND a.failed_at >= v_since AND a.failed_at < v_until
+          AND (v_handler IS NULL OR a.queue = v_handler)
+          AND (v_type IS NULL OR a.event_type = v_type)
+          AND (v_source IS NULL OR a.source = v_source)
+          AND (v_signature IS NULL OR a.error_signature = v_signature)
+          AND (v_reason IS NULL OR a.failure_reason = v_reason)
+          AND (v_generation IS NULL OR a.generation = v_generation)
+        ORDER BY a.id DESC
+        LIMIT greatest(p_most, 0);
+        RETURN;
     END IF;
     IF v_discarded THEN
         RETURN QUERY
@@ -72,7 +89,8 @@ BEGIN
 END
 $$;
 
--- row_outcomes: 'moved' for the rows that an action moved, and for the others what they are.
+-- row_outcomes: 'moved' for the rows that an action moved, and for the others what they are. A row that is not in the
+-- outbox may be in the archive: 'archived', or 'discarded' or 'stripped' there.
 CREATE OR REPLACE FUNCTION core.row_outcomes(p_ids uuid[], p_moved uuid[])
 RETURNS TABLE (id uuid, outcome text, created_at timestamptz, content_class text)
 LANGUAGE plpgsql STABLE SECURITY DEFINER
@@ -83,25 +101,29 @@ BEGIN
     RETURN QUERY
     SELECT asked.id,
            CASE WHEN moved.id IS NOT NULL THEN 'moved'
-                WHEN o.id IS NULL THEN 'missing'
+                WHEN o.id IS NULL AND a.id IS NULL THEN 'missing'
                 WHEN o.status <> 'failed' THEN o.status
-                WHEN o.deleted_at IS NULL THEN 'failed'
+                WHEN o.deleted_at IS NULL AND a.deleted_at IS NULL THEN CASE WHEN o.id IS NULL THEN 'archived' ELSE 'failed' END
                 WHEN o.failure_reason IN ('cancelled', 'expired') THEN o.failure_reason
-                WHEN o.payload IS NULL THEN 'stripped'
+                WHEN coalesce(o.payload, a.payload) IS NULL THEN 'stripped'
                 WHEN o.failure_history -> -1 ? 'edited_to' THEN 'edited'
                 ELSE 'discarded' END,
-           o.created_at, o.content_class
+           coalesce(o.created_at, a.created_at), coalesce(o.content_class, a.content_class)
     FROM (SELECT DISTINCT t.id FROM unnest(p_ids) AS t (id)) asked
     LEFT JOIN unnest(p_moved) AS moved (id) ON moved.id = asked.id
     -- LIMIT keeps the planner to one look-up for each row.
     LEFT JOIN LATERAL (SELECT o.id, o.status, o.deleted_at, o.failure_reason, o.payload, o.failure_history, o.created_at,
                               o.content_class
-                       FROM core.outbox o WHERE o.id = asked.id LIMIT 1) o ON true;
+                       FROM core.outbox o WHERE o.id = asked.id LIMIT 1) o ON true
+    LEFT JOIN LATERAL (SELECT a.id, a.deleted_at, a.payload, a.created_at, a.content_class
+                       FROM core.archive a WHERE o.id IS NULL AND a.original_id = asked.id
+                       ORDER BY a.id DESC LIMIT 1) a ON true;
 END
 $$;
 
 -- outbox_discard: discards dead letters. They leave the queue at once, can be restored, and are disposed of when the
--- grace of their retention policy is over. 'busy': another session has the row locked.
+-- grace of their retention policy is over. What is in the archive is discarded there. 'busy': another session has the
+-- row locked.
 CREATE OR REPLACE FUNCTION core.outbox_discard(p_ids uuid[], p_actor text, p_reason text DEFAULT NULL)
 RETURNS TABLE (id uuid, outcome text, purge_at timestamptz)
 LANGUAGE plpgsql SECURITY DEFINER
@@ -123,8 +145,11 @@ BEGIN
         UPDATE core.outbox o SET deleted_at = now()
         WHERE o.id = ANY (ARRAY(SELECT free.id FROM free)) RETURNING o.id)
     SELECT array_agg(moved.id) INTO v_moved FROM moved;
+    v_moved := v_moved || ARRAY(
+        SELECT a.original_id FROM core.archive a
+        WHERE a.id = ANY (core.archive_mark(core.archive_numbers(p_ids), false)));
 
-    SELECT array_agg(r.id), array_agg(CASE r.outcome WHEN 'failed' THEN 'busy' ELSE r.outcome END),
+    SELECT array_agg(r.id), array_agg(CASE WHEN r.outcome IN ('failed', 'archived') THEN 'busy' ELSE r.outcome END),
            array_agg(CASE r.outcome WHEN 'moved' THEN core.discarded_until(r.id) END)
     INTO v_ids, v_outcomes, v_purges
     FROM core.row_outcomes(p_ids, v_moved) r;
@@ -148,8 +173,8 @@ BEGIN
 END
 $$;
 
--- outbox_restore: puts what was discarded back among the dead letters, while it still has its payload. What was
--- cancelled or has expired was never one of them; in the place of what was edited there is another event.
+-- outbox_restore: puts what was discarded back among the dead letters, where it was discarded, while it still has its
+-- payload. What was cancelled or has expired was never one of them; in the place of what was edited there is another event.
 CREATE OR REPLACE FUNCTION core.outbox_restore(p_ids uuid[], p_actor text, p_reason text DEFAULT NULL)
 RETURNS TABLE (id uuid, outcome text)
 LANGUAGE plpgsql SECURITY DEFINER
@@ -173,6 +198,9 @@ BEGIN
         UPDATE core.outbox o SET deleted_at = NULL
         WHERE o.id = ANY (ARRAY(SELECT free.id FROM free)) RETURNING o.id)
     SELECT array_agg(moved.id) INTO v_moved FROM moved;
+    v_moved := v_moved || ARRAY(
+        SELECT a.original_id FROM core.archive a
+        WHERE a.id = ANY (core.archive_mark(core.archive_numbers(p_ids), true)));
 
     SELECT array_agg(r.id), array_agg(CASE r.outcome WHEN 'discarded' THEN 'busy' ELSE r.outcome END)
     INTO v_ids, v_outcomes
@@ -185,7 +213,8 @@ $$;
 -- outbox_edit: a corrected event takes the place of a dead letter. It is a new event with an id and a key of its own,
 -- owed to the handler that failed and to no other: its siblings may have handled the original. It says what it comes
 -- from; in the same transaction the original is discarded for good, and its history ends with what became of it. A
--- header would do for that as well, but producers write those. Answers what row_outcomes answers.
+-- header would do for that as well, but producers write those. What is in the archive comes back first. Answers what
+-- row_outcomes answers.
 CREATE OR REPLACE FUNCTION core.outbox_edit(
     p_id uuid, p_new_id uuid, p_payload jsonb, p_new_generation bigint, p_actor text, p_reason text DEFAULT NULL)
 RETURNS text
@@ -201,6 +230,7 @@ BEGIN
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Pass the generation whose workers should handle it; 0 without deployments.';
     END IF;
     PERFORM core.require_ids(ARRAY[p_id]);
+    PERFORM core.archive_return(ARRAY[p_id], '-infinity');
     WITH old AS MATERIALIZED (
         SELECT o.* FROM core.outbox o
         WHERE o.id = p_id AND o.status = 'failed' AND o.deleted_at IS NULL
@@ -233,7 +263,7 @@ BEGIN
         RETURNING o.id)
     SELECT array_agg(resolved.id) INTO v_moved FROM resolved;
 
-    SELECT CASE r.outcome WHEN 'failed' THEN 'busy' ELSE r.outcome END INTO v_outcome
+    SELECT CASE WHEN r.outcome IN ('failed', 'archived') THEN 'busy' ELSE r.outcome END INTO v_outcome
     FROM core.row_outcomes(ARRAY[p_id], v_moved) r;
     PERFORM core.audit_rows(
         p_actor, 'edit', p_reason, jsonb_build_object('new_id', p_new_id, 'generation', p_new_generation),
@@ -274,7 +304,9 @@ LANGUAGE plpgsql STABLE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    v_origin uuid := coalesce((SELECT o.origin_id FROM core.outbox o WHERE o.id = p_id), p_id);
+    v_origin uuid := coalesce((SELECT o.origin_id FROM core.outbox o WHERE o.id = p_id),
+                              (SELECT a.origin_id FROM core.archive a WHERE a.original_id = p_id ORDER BY a.id DESC LIMIT 1),
+                              p_id);
     v_secret bytea := core.secret();
     v_sources text[] := ARRAY(SELECT o.source FROM core.outbox o WHERE o.id IN (p_id, v_origin)
                               UNION SELECT s.source FROM core.sources s);
@@ -290,5 +322,56 @@ BEGIN
                 FROM (SELECT DISTINCT handler_name FROM core.subscriptions) s) named
     CROSS JOIN LATERAL (SELECT o.id FROM core.outbox o
                         WHERE o.id = named.id AND (o.id = v_origin OR o.origin_id = v_origin) LIMIT 1) o;
+END
+$$;
+
+-- deliveries_of: what ids from alerts, log lines and lists stand for. The id of a delivery that was split off is that
+-- delivery; the id of an event is all its deliveries, in the outbox and in the archive. `state` is what row_outcomes says.
+CREATE OR REPLACE FUNCTION core.deliveries_of(p_ids uuid[])
+RETURNS TABLE (asked uuid, id uuid, handler_name text, state text, archive_id bigint)
+LANGUAGE plpgsql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_secret   bytea  := core.secret();
+    v_handlers text[] := ARRAY(SELECT DISTINCT s.handler_name FROM core.subscriptions s);
+    v_sources  text[] := ARRAY(SELECT DISTINCT s.source FROM core.sources s);
+    v_asked    uuid[];
+    v_ids      uuid[];
+BEGIN
+    WITH named AS MATERIALIZED (
+        SELECT t.id, coalesce(o.origin_id, a.origin_id) IS NOT NULL AS split, coalesce(o.source, a.source) AS source
+        FROM (SELECT DISTINCT t.id FROM unnest(p_ids) AS t (id)) t
+        LEFT JOIN LATERAL (SELECT o.id, o.origin_id, o.source FROM core.outbox o WHERE o.id = t.id LIMIT 1) o ON true
+        LEFT JOIN LATERAL (SELECT a.origin_id, a.source FROM core.archive a WHERE o.id IS NULL AND a.original_id = t.id
+                           ORDER BY a.id DESC LIMIT 1) a ON true),
+    -- As event_rows finds them: by computing what their ids would be.
+    siblings AS (
+        SELECT n.id AS asked, o.id
+        FROM named n CROSS JOIN unnest(v_handlers) AS h (name)
+        CROSS JOIN LATERAL (
+            SELECT core.secret_sibling_id(n.id, h.name, v_secret) AS id
+            UNION ALL SELECT core.sibling_id(n.id, h.name)
+            UNION ALL SELECT core.secret_sibling_id(n.id, source || '/' || h.name, v_secret)
+                      FROM unnest(v_sources || n.source) AS source WHERE source IS NOT NULL) s
+        CROSS JOIN LATERAL (SELECT o.id FROM core.outbox o WHERE o.id = s.id AND o.origin_id = n.id LIMIT 1) o
+        WHERE NOT n.split),
+    every AS (
+        SELECT n.id AS asked, n.id FROM named n
+        UNION SELECT * FROM siblings
+        UNION SELECT n.id, a.original_id FROM named n
+              CROSS JOIN LATERAL (SELECT a.original_id FROM core.archive a WHERE a.origin_id = n.id) a WHERE NOT n.split)
+    SELECT array_agg(e.asked), array_agg(e.id) INTO v_asked, v_ids FROM every e;
+
+    RETURN QUERY
+    WITH judged AS MATERIALIZED (SELECT r.id, r.outcome FROM core.row_outcomes(v_ids, '{}') r)
+    SELECT e.asked, e.id, coalesce(o.handler_name, a.queue), j.outcome, a.id
+    FROM judged j JOIN unnest(v_asked, v_ids) AS e (asked, id) ON e.id = j.id
+    LEFT JOIN LATERAL (SELECT o.id, o.handler_name FROM core.outbox o WHERE o.id = e.id LIMIT 1) o ON true
+    LEFT JOIN LATERAL (SELECT a.id, a.queue FROM core.archive a WHERE o.id IS NULL AND a.original_id = e.id
+                       ORDER BY a.id DESC LIMIT 1) a ON true
+    WHERE o.handler_name IS DISTINCT FROM '*' AND (o.id IS NOT NULL OR a.id IS NOT NULL);
 END
 $$;

@@ -2,7 +2,8 @@
 -- a step and a pause, or two runners, come one after the other.
 
 -- plan_create: freezes the rows that are named, or else those that a filter finds. The canary is drawn from all of them,
--- because the oldest rows might share one cause; the rest follows, the oldest first.
+-- because the oldest rows might share one cause; the rest follows, the oldest first. A transaction that will be rolled
+-- back, for which holdfast.dry_run is on, gets the number 0: the sequence would not give another one back.
 CREATE OR REPLACE FUNCTION core.plan_create(
     p_ids uuid[], p_filter jsonb, p_most int, p_generation bigint, p_canary int, p_rate float8, p_max_failure_ratio float8,
     p_patience interval, p_force boolean, p_actor text, p_reason text)
@@ -20,10 +21,12 @@ BEGIN
     IF p_ids IS NOT NULL THEN
         PERFORM core.require_ids(p_ids);
     END IF;
-    INSERT INTO core.plans (created_by, reason, selection, generation, canary, rate, max_failure_ratio, patience, force)
-    VALUES (p_actor, p_reason, v_selection, p_generation, p_canary, p_rate, p_max_failure_ratio, p_patience,
-            coalesce(p_force, false))
-    RETURNING id INTO v_plan;
+    v_plan := CASE WHEN current_setting('holdfast.dry_run', true) = 'on' THEN 0
+                   ELSE nextval(pg_get_serial_sequence('core.plans', 'id')) END;
+    INSERT INTO core.plans (id, created_by, reason, selection, generation, canary, rate, max_failure_ratio, patience, force)
+    OVERRIDING SYSTEM VALUE
+    VALUES (v_plan, p_actor, p_reason, v_selection, p_generation, p_canary, p_rate, p_max_failure_ratio, p_patience,
+            coalesce(p_force, false));
 
     INSERT INTO core.plan_rows (plan_id, row_id, position, state, why)
     SELECT v_plan, ranked.id, row_number() OVER (ORDER BY ranked.draw > p_canary, ranked.n DESC),
@@ -35,7 +38,9 @@ BEGIN
                       UNION ALL
                       SELECT * FROM core.failed_select(coalesce(p_filter, '{}'), p_most) WITH ORDINALITY AS t (id, n)
                       WHERE p_ids IS NULL) chosen
-                LEFT JOIN LATERAL (SELECT o.created_at FROM core.outbox o WHERE o.id = chosen.id LIMIT 1) o ON true
+                LEFT JOIN LATERAL (SELECT o.created_at FROM core.outbox o WHERE o.id = chosen.id
+                                   UNION ALL SELECT a.created_at FROM core.archive a WHERE a.original_id = chosen.id
+                                   LIMIT 1) o ON true
                 GROUP BY chosen.id) found) ranked;
     GET DIAGNOSTICS v_total = ROW_COUNT;
     PERFORM core.audit_append(
@@ -70,7 +75,7 @@ BEGIN
     ELSE
         UPDATE core.plans p
         SET lease_token = p_token, lease_expires_at = clock_timestamp() + p_lease, runner = p_runner, run_by = p_actor,
-            waiting_since = clock_timestamp()
+            waiting_since = clock_timestamp(), state_reason = NULL
         WHERE p.id = p_plan;
         PERFORM core.audit_append(
             p_actor, 'plan.run', p_reason, jsonb_build_object('plan', p_plan, 'runner', p_runner), NULL);
@@ -86,7 +91,8 @@ LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    UPDATE core.plans p SET lease_token = NULL, lease_expires_at = NULL
+    UPDATE core.plans p
+    SET lease_token = NULL, lease_expires_at = NULL, state_reason = CASE p.state WHEN 'open' THEN NULL ELSE p.state_reason END
     WHERE p.id = p_plan AND p.lease_token = p_token;
 END
 $$;
@@ -113,10 +119,38 @@ BEGIN
 END
 $$;
 
+-- plan_waits_for: the rows of a plan that were replayed and have no outcome yet, by handler and generation.
+CREATE OR REPLACE FUNCTION core.plan_waits_for(p_plan bigint)
+RETURNS text
+LANGUAGE plpgsql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET jit = off SET enable_seqscan = off
+AS $$
+BEGIN
+    RETURN (
+        SELECT string_agg(
+                   format('%s of %s in generation %s%s', w.count, w.handler_name, w.generation,
+                          CASE WHEN w.served THEN '' ELSE ', which no living worker serves' END), '; ' ORDER BY w.count DESC)
+        FROM (SELECT open.handler_name, open.generation, sum(open.count) AS count, bool_and(open.served) AS served
+              FROM (SELECT o.handler_name, o.generation, o.channel, count(*) AS count,
+                           EXISTS (SELECT FROM core.workers w
+                                   WHERE w.stopped_at IS NULL AND w.heartbeat_at > core.living_since()
+                                     AND w.generation = o.generation AND o.channel = ANY (w.channels)
+                                     AND o.handler_name = ANY (w.handlers)) AS served
+                    FROM core.plan_rows r
+                    CROSS JOIN LATERAL (SELECT o.handler_name, o.generation, o.channel
+                                        FROM core.outbox o WHERE o.id = r.row_id LIMIT 1) o
+                    WHERE r.plan_id = p_plan AND r.state = 'replayed'
+                    GROUP BY o.handler_name, o.generation, o.channel) open
+              GROUP BY open.handler_name, open.generation
+              ORDER BY 3 DESC LIMIT 5) w);
+END
+$$;
+
 -- plan_step: what a runner does over and over. It extends the lease, looks at the outcomes so far, decides whether to go
 -- on, and moves up to p_most rows: the rows and what the plan remembers of them in one transaction, so that a runner may
 -- die at any moment. Without rows to move it extends the runner's lease. A row that another session has locked goes to the plan's end.
--- phase: canary, ramp, waiting (for outcomes, or for a worker), or over. state 'lost': another runner has the lease.
+-- phase: canary, ramp, waiting (for outcomes, or for a worker: state_reason says which), or over. state 'lost': another
+-- runner has the lease.
 CREATE OR REPLACE FUNCTION core.plan_step(p_plan bigint, p_token uuid, p_most int, p_lease interval)
 RETURNS TABLE (state text, state_reason text, phase text, moved int)
 LANGUAGE plpgsql SECURITY DEFINER
@@ -186,6 +220,14 @@ BEGIN
         v_phase := 'over';
     END IF;
 
+    IF v_phase = 'waiting' THEN
+        v_why := 'waits for ' || CASE WHEN pending > 0 AND v_into IS NULL THEN 'a worker: none that lives serves a generation'
+                                      ELSE coalesce(core.plan_waits_for(p_plan), 'the outcome of what was replayed') END;
+    END IF;
+    IF v_phase <> 'over' THEN
+        UPDATE core.plans p SET state_reason = v_why WHERE p.id = p_plan AND p.state_reason IS DISTINCT FROM v_why;
+    END IF;
+
     IF v_phase = 'over' THEN
         UPDATE core.plans p
         SET state = CASE WHEN v_why IS NULL THEN 'done' ELSE 'stopped' END, state_reason = v_why,
@@ -224,7 +266,7 @@ BEGIN
             PERFORM core.audit_rows(plan.run_by, 'plan.step', NULL, jsonb_build_object('plan', p_plan), v_ids, v_states);
         END IF;
     END IF;
-    RETURN QUERY SELECT 'open', NULL, v_phase, coalesce(cardinality(array_positions(v_states, 'moved')), 0);
+    RETURN QUERY SELECT 'open', v_why, v_phase, coalesce(cardinality(array_positions(v_states, 'moved')), 0);
 END
 $$;
 

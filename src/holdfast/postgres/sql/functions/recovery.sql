@@ -16,7 +16,7 @@ BEGIN
 END
 $$;
 
--- outbox_replay_rows: puts failed rows back to pending, in place. The finished cycle moves into failure_history; id and
+-- outbox_replay_rows: puts failed rows back to pending, in place; those in the archive come back first. The finished cycle moves into failure_history; id and
 -- idempotency_key stay, so a handler that already handled the event skips it. Answers for each row 'moved', or what it
 -- is instead: pending, in_flight, delivered, discarded, cancelled, expired, stripped, missing; 'busy' when another
 -- session has it locked; 'too_old' when the inbox may have forgotten that its handler has handled it, which is moved
@@ -32,6 +32,7 @@ DECLARE
     v_horizon timestamptz := CASE WHEN p_force THEN '-infinity' ELSE coalesce(core.inbox_horizon(), '-infinity') END;
     v_moved   uuid[];
 BEGIN
+    PERFORM core.archive_return(p_ids, v_horizon);
     WITH free AS MATERIALIZED (
         SELECT o.id
         FROM (SELECT DISTINCT t.id FROM unnest(p_ids) AS t (id) ORDER BY t.id) asked
@@ -65,7 +66,7 @@ BEGIN
     SELECT array_agg(moved.id) INTO v_moved FROM moved WHERE (SELECT count(*) FROM notified) >= 0;
 
     RETURN QUERY
-    SELECT r.id, CASE WHEN r.outcome <> 'failed' THEN r.outcome WHEN r.created_at < v_horizon THEN 'too_old' ELSE 'busy' END
+    SELECT r.id, CASE WHEN r.outcome NOT IN ('failed', 'archived') THEN r.outcome WHEN r.created_at < v_horizon THEN 'too_old' ELSE 'busy' END
     FROM core.row_outcomes(p_ids, v_moved) r;
 END
 $$;
@@ -98,32 +99,55 @@ BEGIN
 END
 $$;
 
--- outbox_replay: one row, callable from psql. Returns how many rows moved: 1, or 0 when the row is not failed (or is
--- discarded, or not there).
+-- outbox_replay: the dead letters that an id names, callable from psql: a delivery's own id, or the id of an event, as in
+-- an alert, for all its failed deliveries; in the outbox and in the archive. Returns how many rows moved. Where that is
+-- fewer than were named, a notice says what the others are.
 CREATE OR REPLACE FUNCTION core.outbox_replay(event_id uuid, p_new_generation bigint, p_replayed_by text)
 RETURNS int
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    v_outcome text;
+    v_failed   uuid[] := ARRAY(SELECT d.id FROM core.deliveries_of(ARRAY[outbox_replay.event_id]) d
+                               WHERE d.state IN ('failed', 'archived'));
+    v_ids      uuid[];
+    v_outcomes text[];
+    v_moved    int;
+    v_left     text;
 BEGIN
-    SELECT r.outcome INTO v_outcome
-    FROM core.outbox_replay_many(ARRAY[outbox_replay.event_id], p_new_generation, p_replayed_by) r;
-    IF v_outcome = 'too_old' THEN
+    -- Where none has failed, the audit has a line about the id as it was given.
+    SELECT array_agg(r.id), array_agg(r.outcome), count(*) FILTER (WHERE r.outcome = 'moved')
+    INTO v_ids, v_outcomes, v_moved
+    FROM core.outbox_replay_many(
+        CASE WHEN v_failed = '{}' THEN ARRAY[outbox_replay.event_id] ELSE v_failed END, p_new_generation, p_replayed_by) r;
+    IF 'too_old' = ALL (v_outcomes) THEN
         RAISE EXCEPTION 'the event is older than the inbox remembers: its handler may have handled it before'
             USING ERRCODE = 'object_not_in_prerequisite_state',
                   HINT = 'If it may run again: core.outbox_replay_many with p_force => true, or holdfast failed replay --force.';
+    ELSIF v_moved < cardinality(v_ids) THEN
+        SELECT string_agg(coalesce('the delivery to ' || d.handler_name, 'the event') || ' is '
+                          || CASE coalesce(r.outcome, d.state) WHEN 'busy' THEN 'locked by another session'
+                                  WHEN 'too_old' THEN 'older than the inbox remembers'
+                                  ELSE replace(coalesce(r.outcome, d.state), '_', ' ') END,
+                          '; ' ORDER BY d.handler_name, d.id)
+        INTO v_left
+        FROM core.deliveries_of(ARRAY[outbox_replay.event_id]) d
+        LEFT JOIN unnest(v_ids, v_outcomes) AS r (id, outcome) ON r.id = d.id
+        WHERE r.outcome IS DISTINCT FROM 'moved';
+        RAISE NOTICE '% replayed: %', CASE v_moved WHEN 0 THEN 'nothing was' ELSE 'not everything was' END,
+            coalesce(v_left, CASE v_outcomes[1] WHEN 'missing' THEN 'no event and no delivery has the id ' || outbox_replay.event_id
+                                  ELSE 'retention has removed the deliveries of the event' END)
+            USING HINT = 'holdfast events show ' || outbox_replay.event_id || ' tells more.';
     END IF;
-    RETURN (v_outcome = 'moved')::int;
+    RETURN v_moved;
 END
 $$;
 
 -- outbox_cancel_event: cancels an event, pending or in flight. Taking the lease away fences the handler's settle, and the
 -- worker ends the handler when it is notified, or when it next extends the lease. A handler that runs in a transaction
 -- holds the row's lock: then the request is recorded in core.stop_requests, the worker ends the handler, which rolls back,
--- and the worker that claims the row next settles it as cancelled. Returns 1 when the event is or will be cancelled, 0 when
--- it is settled already.
+-- and the worker that claims the row next settles it as cancelled. The id of an event that was split cancels its open
+-- deliveries. Returns how many are or will be cancelled, 0 when all are settled already.
 -- Three names say stop for cancel, because running workers of earlier releases rely on them: the table, the word of the
 -- notification, and the column `stopped` of outbox_claim, whose prepared statement must not change its result.
 CREATE OR REPLACE FUNCTION core.outbox_cancel_event(p_id uuid, p_cancelled_by text, p_reason text DEFAULT NULL)
@@ -133,6 +157,7 @@ SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     v_channel text;
+    v_open    uuid[];
 BEGIN
     IF coalesce(p_cancelled_by, '') = '' OR octet_length(p_cancelled_by) > 200 THEN
         RAISE EXCEPTION 'p_cancelled_by must name who cancels, in 1 to 200 bytes'
@@ -148,6 +173,11 @@ BEGIN
     IF NOT FOUND THEN
         SELECT o.channel INTO v_channel FROM core.outbox o WHERE o.id = p_id AND o.settled_at IS NULL;
         IF NOT FOUND THEN
+            v_open := ARRAY(SELECT d.id FROM core.deliveries_of(ARRAY[p_id]) d
+                            WHERE d.state IN ('pending', 'in_flight') AND d.id <> p_id);
+            IF v_open <> '{}' THEN
+                RETURN (SELECT sum(core.outbox_cancel_event(d.id, p_cancelled_by, p_reason)) FROM unnest(v_open) AS d (id));
+            END IF;
             PERFORM core.audit_rows(p_cancelled_by, 'cancel', p_reason, '{}', ARRAY[p_id], ARRAY['settled']);
             RETURN 0;
         END IF;

@@ -36,7 +36,8 @@ $$;
 
 -- worker_release: releases up to p_most rows that a worker holds, for an operator who knows that it is gone. Like
 -- outbox_release it counts no attempt, and the fence keeps the worker from settling them if it comes back. Rows that a
--- transaction has locked stay. Returns how many were released: call it again until there are none.
+-- transaction has locked stay. Returns how many were released: call it again until there are none. A silent worker that
+-- holds nothing more counts as stopped, until it is heard of again.
 CREATE OR REPLACE FUNCTION core.worker_release(p_worker uuid, p_most int, p_actor text, p_reason text DEFAULT NULL)
 RETURNS int
 LANGUAGE plpgsql SECURITY DEFINER
@@ -68,6 +69,12 @@ BEGIN
         p_actor, 'worker.release', p_reason,
         jsonb_build_object('worker', p_worker, 'ids', coalesce(to_jsonb(v_ids), '[]')),
         jsonb_build_object('moved', coalesce(cardinality(v_ids), 0)));
+    UPDATE core.workers w SET stopped_at = now()
+    WHERE w.id = p_worker AND w.stopped_at IS NULL AND w.heartbeat_at <= core.living_since()
+      AND coalesce(cardinality(v_ids), 0) < p_most
+      AND NOT EXISTS (SELECT FROM core.outbox o
+                      WHERE o.settled_at IS NULL AND o.ordering_key IS NULL AND o.status = 'in_flight'
+                        AND o.claimed_by = p_worker);
     RETURN coalesce(cardinality(v_ids), 0);
 END
 $$;

@@ -1,0 +1,31 @@
+"""What rows are that a command did not move, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from holdfast.cli import output
+
+_WORDS: Final = {
+    "archived": "in the archive",
+    "busy": "another transaction is changing them; run it again",
+    "cancelled": "cancelled",
+    "delivered": "delivered already",
+    "discarded": "discarded; holdfast failed restore puts them back among the dead letters",
+    "edited": "a corrected event has taken their place",
+    "exists": "the outbox has an event with the same id; holdfast events show tells which",
+    "expired": "expired",
+    "failed": "failed, and not discarded",
+    "in_flight": "in flight: a handler is running",
+    "missing": "gone",
+    "pending": "pending: they wait for a worker",
+    "stripped": "retention has taken their payload",
+    "too_old": "older than what the inbox remembers; --force replays them, and they may run twice",
+}
+
+
+def print_left(left: Mapping[str, int]) -> None:
+    """A line for each state of rows that were not moved."""
+    for state, count in left.items():
+        output.print_line(f"{output.events(count)} left: {_WORDS.get(state, state)}", "yellow")
