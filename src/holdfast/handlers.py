@@ -28,9 +28,6 @@ from datetime import timedelta
 from functools import cache, partial
 from typing import Any, Literal, TypeVar, get_args
 
-from pydantic import TypeAdapter
-from pydantic_core import to_json
-
 from holdfast.checks import function as require_function
 from holdfast.checks import instance, number, one_of
 from holdfast.context import HandlerContext
@@ -42,7 +39,7 @@ from holdfast.names import event_pattern, handler_name
 from holdfast.outcome import DONE, Done, Outcome, Reject, Retry, Snooze
 from holdfast.retry import DEFAULT_RETRY_POLICY, RetryPolicy
 from holdfast.schedules import Missed, Schedule, timing
-from holdfast.signatures import Signature, signature_of
+from holdfast.signatures import PayloadModel, Signature, signature_of
 from holdfast.typed_events import TypedEvent, declared_type
 
 DEFAULT_TIMEOUT = 300.0
@@ -93,7 +90,7 @@ class Handler:
         return "state" in self.signature.wanted and not (self.signature.optional_state and not self.lifespans)
 
     @property
-    def payload_model(self) -> TypeAdapter[Any] | None:
+    def payload_model(self) -> PayloadModel | None:
         """The model of its parameter `payload`."""
         return self.signature.payload_model
 
@@ -102,14 +99,14 @@ class Handler:
         typed, model = self.signature.typed_envelope, self.signature.event_model
         if typed is None or model is None:
             return event
-        return typed.trusted({**event.__dict__, "payload": _validated(model, event.payload)})
+        return typed.trusted({**event.__dict__, "payload": model.read(event)})
 
     def extras(self, event: EventEnvelope, context: HandlerContext, tx: object, state: object = None) -> dict[str, Any]:
         """Return the arguments beside the event. The payload is validated: a `ValidationError` is terminal."""
         wanted, model = self.signature.wanted, self.signature.payload_model
         extras: dict[str, Any] = {}
         if model is not None:
-            extras["payload"] = _validated(model, event.payload)
+            extras["payload"] = model.read(event)
         if "context" in wanted:
             extras["context"] = context
         if self.wants_state:
@@ -232,6 +229,7 @@ class HandlerRegistry:
         instance(f"{name}.retry", retry, RetryPolicy, "pass RetryPolicy(...)")
         require_function(name, function, "decorate a function that takes the event")
         signature = signature_of(name, function)
+        _require_own_types(name, types, signature)
         handler = Handler(
             name=name,
             domain_context=self._domain_context or name.partition(".")[0],
@@ -322,6 +320,10 @@ def _event_type(name: str, given: object) -> str:
     return event_pattern(name, declared)
 
 
-def _validated(model: TypeAdapter[Any], payload: object) -> Any:
-    # As JSON, which it is: strict models and encoded bytes accept their own values only in that form.
-    return model.validate_json(to_json(payload))
+def _require_own_types(name: str, types: tuple[str, ...], signature: Signature) -> None:
+    """Refuse an event class that declares none of the types which the handler is registered for."""
+    for model in filter(None, (signature.event_model, signature.payload_model)):
+        declared = model.by_type
+        if declared and not any(pattern_of(each).fullmatch(kind) for each in types for kind in declared):
+            problem = f"is registered for {', '.join(types)}, and takes events of {', '.join(declared)}"
+            raise ConfigurationError(name, problem, "register it for the event class that it takes")

@@ -6,17 +6,19 @@ event, or be filled with something else than its annotation says, is refused her
 
 import inspect
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter
 from pydantic.errors import PydanticUserError
+from pydantic_core import to_json
 
 from holdfast.context import HandlerContext
 from holdfast.envelope import EventEnvelope
-from holdfast.errors import ConfigurationError
+from holdfast.errors import ConfigurationError, FieldError
+from holdfast.typed_events import declared_type
 
 EXTRAS: Final = ("payload", "tx", "context", "state")
 AROUND: Final = ("event", "call_next", "context", "state")
@@ -26,14 +28,28 @@ _UNTYPED: Final = (Any, object, dict, dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True)
+class PayloadModel:
+    """Reads payloads as objects of a class; of several event classes, the one that declares the event's type."""
+
+    whole: TypeAdapter[Any]
+    by_type: Mapping[str, TypeAdapter[Any]]
+
+    def read(self, event: EventEnvelope) -> Any:
+        """Return the payload as an object. A `ValidationError` is terminal."""
+        model = self.by_type.get(event.event_type, self.whole)
+        # As JSON, which it is: strict models and encoded bytes accept their own values only in that form.
+        return model.validate_json(to_json(event.payload))
+
+
+@dataclass(frozen=True, slots=True)
 class Signature:
     """What a function asks for, beside the event."""
 
     asynchronous: bool
     wanted: frozenset[str]
     typed_envelope: type[EventEnvelope[Any]] | None = None
-    event_model: TypeAdapter[Any] | None = None
-    payload_model: TypeAdapter[Any] | None = None
+    event_model: PayloadModel | None = None
+    payload_model: PayloadModel | None = None
     state_type: type | None = None
     optional_state: bool = False
 
@@ -141,7 +157,7 @@ def _hint(annotation: object, scope: dict[str, Any]) -> Any:
 
 def _typed_envelope(
     name: str, annotation: Any, written: object
-) -> tuple[type[EventEnvelope[Any]] | None, TypeAdapter[Any] | None]:
+) -> tuple[type[EventEnvelope[Any]] | None, PayloadModel | None]:
     """Return the class of a typed envelope and the model of its payload; refuse what is no envelope."""
     if annotation is _UNDEFINED:
         if "[" in str(written):
@@ -161,7 +177,7 @@ def _typed_envelope(
     payload = _payload_class(annotation)
     if payload is None:
         return None, None
-    return annotation, _adapter(f"{name}.event", payload)
+    return annotation, _model(f"{name}.event", payload)
 
 
 def _is_envelope(annotation: Any) -> bool:
@@ -223,14 +239,24 @@ def _require_context(name: str, annotation: Any) -> None:
         raise ConfigurationError(f"{name}.context", problem, "annotate it with holdfast.HandlerContext")
 
 
-def _payload_model(name: str, hints: dict[str, Any]) -> TypeAdapter[Any]:
+def _payload_model(name: str, hints: dict[str, Any]) -> PayloadModel:
     annotation = hints.get("payload")
     if annotation is _UNDEFINED:
         raise ConfigurationError(f"{name}.payload", "has an annotation that is not defined", "import it")
     if annotation is None:
         remedy = "annotate it with your model, like payload: OrderPlaced"
         raise ConfigurationError(f"{name}.payload", "has no annotation", remedy)
-    return _adapter(f"{name}.payload", annotation)
+    return _model(f"{name}.payload", annotation)
+
+
+def _model(field: str, annotation: Any) -> PayloadModel:
+    members = get_args(annotation) if _is_union(annotation) else (annotation,)
+    declaring = [each for each in members if isinstance(getattr(each, "event_type", None), str)]
+    try:
+        by_type = {declared_type(each)[0]: _adapter(field, each) for each in declaring}
+    except FieldError as error:
+        raise ConfigurationError(f"{field}.{error.field}", error.problem, error.remedy) from None
+    return PayloadModel(_adapter(field, annotation), by_type)
 
 
 def _adapter(field: str, annotation: Any) -> TypeAdapter[Any]:

@@ -65,7 +65,7 @@ async def _sqlalchemy_async(dsn: str, work: Work) -> None:
         await engine.dispose()
 
 
-async def _django(dsn: str, work: Work) -> None:
+async def _django(dsn: str, work: Work, *, atomic: bool = True) -> None:
     parts = urlsplit(dsn)
     options = {
         "ENGINE": "django.db.backends.postgresql",
@@ -83,7 +83,7 @@ async def _django(dsn: str, work: Work) -> None:
         alias = f"newcomer_{uuid4().hex}"
         connections.settings[alias] = connections.configure_settings({"default": {}, alias: options})[alias]
         try:
-            with transaction.atomic(using=alias):
+            with transaction.atomic(using=alias) if atomic else contextlib.nullcontext():
                 work(PUBLISHER, connections[alias])
         finally:
             connections[alias].close()
@@ -257,7 +257,10 @@ async def test_an_event_alone_is_one_statement_that_commits(dsn: str, conn: asyn
         PUBLISHER.publish_alone(connection, "a.b", {"n": 1})
     async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as awaited:
         await PUBLISHER.publish_alone(awaited, "a.b", {"n": 1})
-    assert await conn.fetchval("SELECT count(*) FROM core.outbox") == 5
+    await _django(dsn, lambda publisher, tx: publisher.publish_alone(tx, "a.b", {"n": 1}), atomic=False)
+    assert await conn.fetchval("SELECT count(*) FROM core.outbox") == 6
+    with pytest.raises(FieldError, match="open transaction"):
+        await _django(dsn, lambda publisher, tx: publisher.publish_alone(tx, "a.b", {}))
     async with conn.transaction():
         with pytest.raises(FieldError, match="open transaction"):
             await PUBLISHER.publish_alone(conn, "a.b", {})

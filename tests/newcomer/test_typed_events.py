@@ -171,6 +171,51 @@ async def test_a_payload_that_does_not_fit_is_terminal(conn: asyncpg.Connection,
     assert "canary" not in row["last_error"] and len(row["last_error"]) < 1_000
 
 
+class OrderCancelled(BaseModel):
+    """Looks like any other event of an order."""
+
+    event_type: ClassVar[str] = "order.cancelled"
+
+    order_id: UUID
+
+
+@dataclasses.dataclass
+class OrderReopened:
+    event_type: ClassVar[str] = "order.reopened"
+
+    order_id: UUID
+
+
+async def test_of_several_classes_the_type_decides(conn: asyncpg.Connection, dsn: str) -> None:
+    """PUB-6: not the fields, which may be the same."""
+    registry, seen = HandlerRegistry(), []
+
+    @registry.handler(OrderCancelled, OrderReopened, name="a.typed")
+    async def typed(event: EventEnvelope[OrderCancelled | OrderReopened]) -> None:
+        seen.append(event.payload)
+
+    @registry.handler("order.*", name="a.payload")
+    def payload(event: EventEnvelope, payload: OrderCancelled | OrderReopened) -> None:
+        seen.append(payload)
+
+    events = [OrderCancelled(order_id=uuid4()), OrderReopened(uuid4())]
+    await Worker(dsn, registry).drain()
+    async with conn.transaction():
+        await PUBLISHER.publish_many(conn, events)
+    await Worker(dsn, registry).drain()
+    assert len(seen) == 4 and all(seen.count(event) == 2 for event in events)
+
+
+@pytest.mark.parametrize("wrong", [EventEnvelope[OrderPlaced], EventEnvelope[OrderPlaced | OrderShipped]])
+def test_a_class_of_another_type_cannot_be_registered(wrong: Any) -> None:
+    async def handler(event: Any) -> None: ...
+
+    handler.__annotations__["event"] = wrong
+    with pytest.raises(ConfigurationError, match=r"registered for order\.cancelled, and takes events of order\.placed"):
+        HandlerRegistry().add("a.b", (OrderCancelled,), handler)
+    HandlerRegistry().add("a.b", ("order.*",), handler)
+
+
 class Undeclared(BaseModel):
     order_id: int
 
