@@ -296,7 +296,7 @@ def test_without_the_extra_the_command_says_what_to_install(
     with pytest.raises(SystemExit) as end:
         main(["version"])
     assert end.value.code == 2
-    assert "error: typer is not installed: pip install '.[cli]' in a checkout" in capsys.readouterr().err
+    assert "error: typer is not installed; pip install '.[cli]' in a checkout" in capsys.readouterr().err
 
 
 # --- commands ---
