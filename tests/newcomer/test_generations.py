@@ -14,6 +14,7 @@ import pytest
 from holdfast import EventEnvelope, HandlerRegistry, NewEvent, Publisher, WorkerSettings
 from holdfast.errors import ConfigurationError
 from holdfast.operator import Operator, Refused
+from holdfast.postgres import publisher as publishing
 from holdfast.worker import maintenance
 from tests.acceptance.support import Facts, drained, running, settled, until
 from tests.operator.support import HANDLER, beat
@@ -115,15 +116,26 @@ async def test_without_deployments_everything_is_generation_0(conn: asyncpg.Conn
     assert WorkerSettings().generation == 0
 
 
-async def test_a_script_without_a_number_takes_the_database_s(conn: asyncpg.Connection, operator: Operator) -> None:
-    """GEN-3: the current one at that moment, by a publisher that was made before."""
+async def test_a_script_without_a_number_takes_the_database_s(
+    conn: asyncpg.Connection, operator: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GEN-3: the current one, by a publisher that was made before; it asks once a second at most."""
     publisher = Publisher("shop")
+    monkeypatch.setattr(publishing, "_CURRENT_FOR", 0.0)
     assert await published(conn, publisher) == [(0, "outbox_default")]
     await operator.generations.begin()
     assert await published(conn, publisher) == [(1, "outbox_gen_1")]
+    monkeypatch.setattr(publishing, "_CURRENT_FOR", 1.0)
     await operator.generations.begin()
     assert await published(conn, publisher) == [(2, "outbox_gen_2")]
     assert await published(conn, Publisher("shop", channel="hot")) == [(2, "hot")]
+    asked = "SELECT calls FROM pg_stat_xact_user_functions WHERE funcname = 'current_generation'"
+    publisher = Publisher("shop")
+    async with conn.transaction():
+        await conn.execute("SET LOCAL track_functions = 'all'")
+        for _ in range(50):
+            await publisher.publish(conn, "order.placed", {})
+        assert await conn.fetchval(asked) < 25
 
 
 async def test_the_environment_comes_before_the_database(

@@ -11,6 +11,7 @@ With a synchronous connection or session the same methods are called without `aw
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Coroutine, Generator, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -52,6 +53,8 @@ T = TypeVar("T")
 
 # A statement with a hundred thousand rows would stall every other session for long.
 _MOST_ROWS = 5_000
+# How long the database's current generation counts, in seconds. A deployment takes longer.
+_CURRENT_FOR = 1.0
 # The defaults that publish_many in publish.sql fills in.
 _DEFAULTS: dict[str, str | None] = {"event_version": "1", "content_class": "operations", "priority": "1"}
 
@@ -75,7 +78,8 @@ class Publisher:
     """Writes events into the outbox. It holds no connection and no state: make one per source and share it.
 
     Without `generation`, events get that of the worker in this process, else that of `HOLDFAST_GENERATION`, else the
-    current one of the database they are written to.
+    current one of the database, which is looked up at most once a second: a program that writes to several databases
+    makes a publisher for each.
     """
 
     def __init__(
@@ -93,6 +97,7 @@ class Publisher:
         self._channel = channel or None
         self._generation = generation
         self._fallback = from_environment() if generation is None else generation
+        self._current: tuple[int | None, float] = None, 0.0  # the database's own, and until when that counts
         self._origins = {self._fallback: origin(source, self._fallback, self._channel)}
         self._payload_limit = whole("payload_limit", payload_limit, 1)
 
@@ -206,11 +211,16 @@ class Publisher:
 
     @property
     def _origin(self) -> Origin:
-        """The columns that are the same for all events which are published at this moment."""
+        """The columns that are the same for all events which are published at this moment, as far as they are known."""
         generation = self._fallback
         if self._generation is None:
             served = of_worker(self._schema)
             generation = generation if served is None else served
+            if generation is None and time.monotonic() < self._current[1]:
+                generation = self._current[0]
+        return self._origin_of(generation)
+
+    def _origin_of(self, generation: int | None) -> Origin:
         found = self._origins.get(generation)
         if found is None:
             found = self._origins[generation] = origin(self.source, generation, self._channel)
@@ -255,12 +265,21 @@ class Publisher:
                     raise refusal from error
                 raise
 
+    def _look_up(self) -> _Steps[Origin]:
+        """Ask the database for its current generation."""
+        generation = int((yield _Command("read_current_generation", {})))
+        self._current = generation, time.monotonic() + _CURRENT_FOR
+        return self._origin_of(generation)
+
     def _publish(self, event: NewEvent) -> _Steps[EventEnvelope]:
         identity, now = require_event(event).event_id or uuid7(), datetime.now(UTC)
         text, payload = encode(event.payload, self._payload_limit)
         origin = self._origin
         row = self._row(event, None, now.isoformat(), identity, origin, text)
         envelope = envelope_of(event, payload, row, identity, now)
+        if origin.generation is None:
+            origin = yield from self._look_up()
+            row = row._replace(generation=origin.generation, channel=row.channel or origin.channel)
         if event.key is not None:
             holder = yield self._hold_key(event, row)
             if holder != row.id:
@@ -272,8 +291,12 @@ class Publisher:
         return envelope
 
     def _publish_plain(self, event_type: str, payload: Payload) -> _Steps[EventEnvelope]:
-        columns, envelope = plain(event_type, payload, self._origin, self._payload_limit)
+        origin = self._origin
+        columns, envelope = plain(event_type, payload, origin, self._payload_limit)
         warn_if_deprecated(event_type, _log)
+        if origin.generation is None:
+            origin = yield from self._look_up()
+            columns |= {"generation": origin.generation, "channel": origin.channel}
         yield _Command("publish_plain", columns)
         return envelope
 
@@ -290,6 +313,8 @@ class Publisher:
         if len(set(given_ids)) < len(given_ids):
             raise _taken(next(str(each) for each, times in Counter(given_ids).items() if times > 1))
         statement = "publish_given" if given_ids else "publish_many"
+        if rows and origin.generation is None:
+            origin = yield from self._look_up()
         for start in range(0, len(rows), _MOST_ROWS):
             chunk = rows[start : start + _MOST_ROWS]
             written = yield _Command(statement, self._columns(chunk, now, origin))

@@ -1,6 +1,5 @@
 -- Publishing, in the application's transaction and under its search_path: every function has its full name, and there is
--- no operator. `unnest` of several arrays is part of the grammar. A publisher that knows no generation leaves it to the
--- database; the functions are called then only, and once for a statement.
+-- no operator. `unnest` of several arrays is part of the grammar.
 
 -- name: publish_one
 -- Values travel as text and are cast here, so that every driver sends the same thing. Delays are added to the
@@ -11,9 +10,7 @@ INSERT INTO core.outbox (
     available_at, expires_at)
 VALUES (
     :id::text::uuid, :event_type::text, :event_version::text::int, :occurred_at::text::timestamptz, :source::text,
-    :target::text, :content_class::text,
-    coalesce(:channel::text, (SELECT core.current_channel())),
-    coalesce(:generation::text::bigint, (SELECT core.current_generation())), :domain_id::text::uuid,
+    :target::text, :content_class::text, :channel::text, :generation::text::bigint, :domain_id::text::uuid,
     :payload::text::jsonb, :headers::text::jsonb, :idempotency_key::text, :trace_context::text,
     :priority::text::smallint, :ordering_key::text, :dedupe_key::text,
     coalesce(:available_at::text::timestamptz, pg_catalog.timestamptz_pl_interval(
@@ -24,9 +21,8 @@ VALUES (
 -- name: publish_plain
 -- The same for an event that has nothing but a type and a payload, as most do: the database fills in the rest.
 INSERT INTO core.outbox (id, event_type, occurred_at, source, channel, generation, payload, idempotency_key)
-VALUES (:id::text::uuid, :event_type::text, :occurred_at::text::timestamptz, :source::text,
-        coalesce(:channel::text, (SELECT core.current_channel())),
-        coalesce(:generation::text::bigint, (SELECT core.current_generation())), :payload::text::jsonb, :id::text);
+VALUES (:id::text::uuid, :event_type::text, :occurred_at::text::timestamptz, :source::text, :channel::text,
+        :generation::text::bigint, :payload::text::jsonb, :id::text);
 
 -- name: publish_many
 -- One statement for thousands: the trigger's deferred event is made once, and the rows share one round trip. A column
@@ -37,8 +33,7 @@ INSERT INTO core.outbox (
     available_at, expires_at)
 SELECT
     id::uuid, event_type, coalesce(event_version::int, 1), coalesce(occurred_at, :now::text)::timestamptz, :source::text,
-    target, coalesce(content_class, 'operations'), coalesce(channel, :default_channel::text, (SELECT core.current_channel())),
-    coalesce(:generation::text::bigint, (SELECT core.current_generation())),
+    target, coalesce(content_class, 'operations'), coalesce(channel, :default_channel::text), :generation::text::bigint,
     domain_id::uuid, payload::jsonb, headers::jsonb, coalesce(idempotency_key, id), trace_context,
     coalesce(priority::smallint, 1), ordering_key, dedupe_key,
     coalesce(available_at::timestamptz, pg_catalog.timestamptz_pl_interval(
@@ -68,8 +63,7 @@ INSERT INTO core.outbox (
     available_at, expires_at)
 SELECT
     id::uuid, event_type, coalesce(event_version::int, 1), coalesce(occurred_at, :now::text)::timestamptz, :source::text,
-    target, coalesce(content_class, 'operations'), coalesce(channel, :default_channel::text, (SELECT core.current_channel())),
-    coalesce(:generation::text::bigint, (SELECT core.current_generation())),
+    target, coalesce(content_class, 'operations'), coalesce(channel, :default_channel::text), :generation::text::bigint,
     domain_id::uuid, payload::jsonb, headers::jsonb, coalesce(idempotency_key, id), trace_context,
     coalesce(priority::smallint, 1), ordering_key, dedupe_key,
     coalesce(available_at::timestamptz, pg_catalog.timestamptz_pl_interval(
@@ -90,6 +84,10 @@ AS e (
     available_at, delay, expires_at, expires_in)
 ON CONFLICT DO NOTHING RETURNING true)
 SELECT pg_catalog.count(*) FROM published;
+
+-- name: read_current_generation
+-- For publishers that are given no generation; they ask once a second at most.
+SELECT core.current_generation()::text;
 
 -- name: hold_key
 -- Who holds a producer's key: the new event, or a pending one that is already there.
