@@ -34,11 +34,12 @@ WITH gone AS (DELETE FROM core.outbox WHERE id = $1 RETURNING *)
 INSERT INTO core.archive (original_id, queue, payload, headers, deliveries_count, created_at, failed_at, failure_reason,
                           last_exception, event_type, event_version, occurred_at, source, target, content_class,
                           channel, generation, domain_id, idempotency_key, trace_context, origin_id, priority,
-                          ordering_key, dedupe_key, expires_at, first_failed_at, error_signature, failure_history)
+                          ordering_key, dedupe_key, expires_at, first_failed_at, error_signature, failure_history,
+                          traceback)
 SELECT id, handler_name, payload, headers, attempts, created_at, failed_at, failure_reason, last_error, event_type,
        event_version, occurred_at, source, target, content_class, channel, generation, domain_id, idempotency_key,
        trace_context, origin_id, priority, ordering_key, dedupe_key, expires_at, first_failed_at, error_signature,
-       failure_history FROM gone
+       failure_history, E'raised at app.py:7 in charge\n...' FROM gone
 """
 
 
@@ -90,6 +91,8 @@ async def test_the_sql_function_replays_every_dead_letter_of_an_event(conn: asyn
         "SELECT failure_history->0->>'last_error' FROM core.outbox WHERE handler_name = 'mail.thank'"
     )
     assert kept == "ValueError: no price"
+    place = "SELECT failure_history->0->>'raised_at' FROM core.outbox WHERE handler_name = 'mail.thank'"
+    assert await conn.fetchval(place) == "app.py:7 in charge"
 
 
 async def test_the_sql_function_takes_one_delivery(conn: asyncpg.Connection) -> None:

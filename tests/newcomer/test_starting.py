@@ -32,7 +32,7 @@ except SystemExit as end:
 SLOW = {"asyncio", "asyncpg", "pydantic", "pydantic_core", "rich", "structlog", "ssl", "uvloop", "sqlalchemy"}
 
 
-def python(*arguments: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+def python(*arguments: str, timeout: float = 110) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=timeout)
 
 

@@ -195,12 +195,12 @@ BEGIN
             id, event_type, event_version, occurred_at, source, target, content_class, channel, generation, domain_id,
             payload, headers, idempotency_key, trace_context, created_at, handler_name, origin_id, priority, ordering_key,
             dedupe_key, expires_at, status, attempts, last_error, error_signature, failure_reason, first_failed_at,
-            failed_at, settled_at, failure_history)
+            failed_at, settled_at, failure_history, traceback)
         SELECT f.original_id, f.event_type, f.event_version, f.occurred_at, f.source, f.target, f.content_class, f.channel,
             f.generation, f.domain_id, f.payload, f.headers, f.idempotency_key, f.trace_context, f.created_at, f.queue,
             f.origin_id, f.priority, f.ordering_key, f.dedupe_key, f.expires_at, 'failed', f.deliveries_count,
             f.last_exception, f.error_signature, f.failure_reason, f.first_failed_at, f.failed_at, f.failed_at,
-            f.failure_history
+            f.failure_history, f.traceback
         FROM free f
         ON CONFLICT (id) DO NOTHING
         RETURNING id)
