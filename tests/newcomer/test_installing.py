@@ -39,6 +39,8 @@ class Hidden:
             raise ModuleNotFoundError(f"No module named {name!r}: not declared", name=name)
 
 sys.meta_path.insert(0, Hidden())
+# importlib.util.find_spec finds nothing for these, as in an environment without them
+sys.modules.update(dict.fromkeys(Hidden.names))
 if "django" not in Hidden.names:
     from django.conf import settings
     settings.configure()
