@@ -26,9 +26,9 @@ TABLES: dict[str, dict[str, set[str]]] = {
     OPERATOR: {
         name: {"SELECT"}
         for name in (
-            "migrations", "contract", "outbox", "failed", "event_handled", "subscriptions", "subscriptions_version",
-            "workers", "deployments", "outbox_keys", "sources", "stop_requests", "audit", "failure_notes", "plans",
-            "plan_rows", "clock_steps", "clock",
+            "migrations", "contract", "outbox", "failed", "deliveries", "event_handled", "subscriptions",
+            "subscriptions_version", "workers", "deployments", "outbox_keys", "sources", "stop_requests", "audit",
+            "failure_notes", "plans", "plan_rows", "clock_steps", "clock",
         )
     },
 }  # fmt: skip
@@ -109,6 +109,7 @@ INTERNAL |= {
     "refuse_argument", "is_list", "is_name", "are_names", "is_silence", "require_batch", "require_failures",
     "require_delays", "require_key",
 }  # fmt: skip
+INTERNAL |= {"error_text", "error_traceback"}
 INTERNAL |= {"erase_keys", "outbox_source", "sources_owned"}
 INTERNAL |= {"secret", "scoped_key", "inbox_is_foreign", "inbox_has", "inbox_add"}
 
@@ -282,6 +283,7 @@ async def test_everything_belongs_to_the_owner(outbox: Outbox) -> None:
 QUALIFIED = {
     "core.outbox_notify()", "core.outbox_source()",
     "core.is_list(anyarray)", "core.is_name(text,integer)", "core.is_silence(interval)",
+    "core.error_text(text)", "core.error_traceback(text)",
 }  # fmt: skip
 
 

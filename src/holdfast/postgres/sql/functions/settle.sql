@@ -145,7 +145,8 @@ END
 $$;
 
 -- error_text, error_traceback: what a worker sends of an error is its text and, behind a record separator, its traceback,
--- whose first line is the place in the user's code. Workers of earlier releases send the text alone.
+-- whose first line is the place in the user's code. Workers of earlier releases send the text alone. Every name is
+-- qualified, as in is_name.
 CREATE OR REPLACE FUNCTION core.error_text(p_error text)
 RETURNS text
 LANGUAGE sql IMMUTABLE
@@ -157,7 +158,8 @@ CREATE OR REPLACE FUNCTION core.error_traceback(p_error text)
 RETURNS text
 LANGUAGE sql IMMUTABLE
 AS $$
-    SELECT NULLIF(pg_catalog.left(pg_catalog.split_part(p_error, pg_catalog.chr(30), 2), 4096), '')
+    SELECT CASE WHEN pg_catalog.strpos(p_error, pg_catalog.chr(30)) OPERATOR(pg_catalog.>) 0
+                THEN pg_catalog.left(pg_catalog.split_part(p_error, pg_catalog.chr(30), 2), 4096) END
 $$;
 
 -- outbox_retry: back to pending, due again after a delay on the database's clock. Returns the ids whose lease is lost.
