@@ -62,7 +62,7 @@ FUNCTIONS: dict[str, set[str]] = {
         "failure_note", "failed_select", "event_rows", "plan_create", "plan_take", "plan_step", "plan_release",
         "plan_change_state", "generation_open", "generation_begin", "generation_retire", "generation_move",
         "serving_generation",
-        "audit_refused", "worker_release",
+        "audit_refused", "worker_release", "deliveries_of", "row_outcomes",
     },
 }  # fmt: skip
 
@@ -72,7 +72,7 @@ SCHEMA: dict[str, set[str]] = {role: {"USAGE"} for role in RUNTIME}
 INTERNAL = {
     "outbox_fill", "outbox_notify", "require_source", "outbox_retime", "sibling_id", "secret_sibling_id",
     "audit_append", "audit_rows",
-    "audit_is_kept", "require_ids", "require_operator", "row_outcomes", "outbox_replay_rows", "plan_observe",
+    "audit_is_kept", "require_ids", "require_operator", "outbox_replay_rows", "plan_observe",
     "discarded_until", "require_lease", "longest_lease", "clock_advance", "is_begun", "served_generation",
     "counted_generation", "open_lanes", "clock_observe", "clock_shows",
 }  # fmt: skip
@@ -90,7 +90,7 @@ FUNCTIONS[OPERATOR] |= _SWEEPS | {
 }  # fmt: skip
 INTERNAL |= {
     "history_with", "require_archive_ids", "days_ago", "retention_policy", "is_in_replay_plan", "deletes_delivered",
-    "outbox_dispose", "archive_dispose",
+    "outbox_dispose", "archive_dispose", "archive_mark", "archive_numbers", "archive_return", "plan_waits_for",
 }  # fmt: skip
 
 # --- of reactions in the producer's process ---
