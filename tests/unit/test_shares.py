@@ -80,6 +80,19 @@ def test_slow_beside_quick(handlers: int) -> None:
     assert shares.free("lone") == 1
 
 
+def test_hanging_one_after_the_other() -> None:
+    """LSN-17: those of which it is not known yet count as slow, before another one has taken what they will need."""
+    shares = Shares(10, handlers=6)
+    for number in range(5):
+        shares.take(f"slow{number}")
+    for number in range(5):
+        shares.linger(f"slow{number}")
+        all_of(shares, f"slow{number}")
+    assert shares.taken == 9
+    known(shares, "quick", QUICK)
+    assert all_of(shares, "quick") == 9
+
+
 def test_hanging_of_late() -> None:
     """LSN-17: a quick handler that begins to hang gives up its half as soon as that shows."""
     shares = Shares(10)

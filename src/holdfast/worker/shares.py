@@ -32,6 +32,7 @@ class _Share:
     fails: bool = False
     counted: int = 0  # among what the slow hold
     wasted: int = 0  # among what is held by quick handlers that fail
+    unknown: int = 0  # among what is held by handlers of which no delivery has ended
 
 
 class Shares:
@@ -49,6 +50,7 @@ class Shares:
         self._taken = 0
         self._slow = 0  # held by slow handlers, or for long
         self._wasted = 0  # held by quick handlers that fail
+        self._unknown = 0  # held by handlers of which no delivery has ended: they may turn out to be slow
         self._overrun = 0
         self._refused_until = 0.0
         self.long = _LONG  # seconds
@@ -80,7 +82,7 @@ class Shares:
             kept = self._kept if share.held else 0
             beyond = size + max(self._size // 2, 1)  # for slow handlers that hold none, from what is for the quick
             if share.slow:
-                free = (size - kept if share.held else beyond) - self._slow
+                free = (size - kept - self._unknown if share.held else beyond) - self._slow
             else:
                 free = self._size - kept - (self._taken - self._slow)
                 if share.average is None:
@@ -162,3 +164,6 @@ class Shares:
         wasted = share.held - counted if share.fails else 0
         self._wasted += wasted - share.wasted
         share.wasted = wasted
+        unknown = share.held if share.average is None else 0
+        self._unknown += unknown - share.unknown
+        share.unknown = unknown
