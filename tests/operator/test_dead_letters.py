@@ -299,7 +299,7 @@ async def test_an_event_that_was_split_is_cancelled_by_its_own_id(conn: asyncpg.
     done = await operator.events.cancel(event_id, reason="sent by mistake")
     assert (set(done.moved), done.left) == ({rows[HANDLER], rows["ledger.book"]}, {"cancelled": 1})
     assert {each["failure_reason"] for each in (await siblings(conn, event_id)).values()} == {"cancelled"}
-    assert (await operator.events.cancel(event_id)).left == {"settled": 3}
+    assert (await operator.events.cancel(event_id)).left == {"cancelled": 3}
     with pytest.raises(ConfigurationError, match="is not an event"):
         await operator.events.cancel(uuid4())
 

@@ -23,7 +23,7 @@ VERBS = {
     "audit": {"page"},
     "events": {"cancel", "cancel_many", "detail", "page", "select"},
     "failed": {"discard", "edit", "groups", "note", "page", "pages", "replay", "resolve", "restore", "select"},
-    "generations": {"all", "move", "retire"},
+    "generations": {"all", "begin", "move", "retire"},
     "handlers": {"all", "retire"},
     "plans": {"cancel", "create", "detail", "page", "pause", "read", "resume", "run"},
     "retention": {"erase", "preview_erasure", "report", "set_policy", "size", "sweep"},

@@ -88,7 +88,8 @@ async def _handlers(examination: Examination) -> list[Finding]:
             handler,
             f"events are owed to {handler}, which no living worker has",
             f"{_open(routes)}; routes {', '.join(route.route for route in routes[:5])}",
-            f"start the worker that has it, or, if it is gone for good: holdfast handlers retire {handler}",
+            f"start the worker that has it, or, if it is gone for good: holdfast handlers retire {handler}"
+            + _and_drop(handler, routes),
         )
         for handler, routes in owed.items()
     ]
@@ -223,6 +224,13 @@ def _cancel(*routes: RouteStatus) -> str:
         f" --generation {route.generation}"
         for route in routes[:5]
     )
+
+
+def _and_drop(handler: str, routes: list[RouteStatus]) -> str:
+    """Return the command that cancels what only this handler could handle: another one may take the rest."""
+    if all(route.event_type is not None for route in routes):
+        return ""
+    return f"; and for what only it could handle: holdfast events cancel --handler {quote(handler)}"
 
 
 def _serving(generation: int, channels: list[str]) -> str:
