@@ -209,7 +209,7 @@ def test_archive(holdfast: Run, database: Callable[..., Any]) -> None:
     assert holdfast("archive", "discard", str(second), "--yes")[0] == 0
     assert json.loads(holdfast("archive", "list", "--discarded", "--json")[1])[0]["id"] == second
     code, out, _ = holdfast("archive", "restore", str(second))
-    assert (code, out.strip()) == (0, "1 restored")
+    assert (code, out.strip()) == (0, "1 event restored")
 
 
 def test_archived_dead_letters_by_cause(holdfast: Run, database: Callable[..., Any]) -> None:
