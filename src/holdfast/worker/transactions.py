@@ -38,6 +38,10 @@ class LeaseLost(Exception):
     """The row is another worker's, or will be: the handler's writes are rolled back, and there is nothing to settle."""
 
 
+class PutOff(Snooze):
+    """The handler could not begin, because of another session: this says nothing about the handler."""
+
+
 class Transactions:
     """Runs one delivery at a time on a session."""
 
@@ -68,7 +72,7 @@ class Transactions:
                     await savepoint.start()
         except asyncpg.LockNotAvailableError:
             # Another session has the row, or the inbox row, and has not ended its transaction: this counts no attempt.
-            return Snooze(self._blocked_handlers.put_off(delivery))
+            return PutOff(self._blocked_handlers.put_off(delivery))
         except CONNECTION_FAULTS as fault:
             terminate(session)
             return Snooze(self.outage.begin(fault))
