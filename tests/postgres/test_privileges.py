@@ -50,10 +50,10 @@ FUNCTIONS: dict[str, set[str]] = {
         "outbox_reschedule",
     },
     WORKER: {
-        "outbox_claim", "outbox_extend", "outbox_deliver", "outbox_retry", "outbox_fail", "outbox_release",
-        "outbox_enter", "outbox_reopen", "outbox_split", "outbox_routes", "outbox_routes_within", "outbox_channels",
-        "outbox_due_in", "subscribe", "subscriptions_read", "worker_beat", "worker_stopped", "unserved_channels",
-        "worker_alive", "silent_workers", "clock_stepped", "clock_repair",
+        "outbox_claim", "outbox_extend", "outbox_deliver", "outbox_blocked", "outbox_retry", "outbox_fail",
+        "outbox_release", "outbox_enter", "outbox_reopen", "outbox_split", "outbox_routes", "outbox_routes_within",
+        "outbox_channels", "outbox_due_in", "subscribe", "subscriptions_read", "worker_beat", "worker_stopped",
+        "unserved_channels", "worker_alive", "silent_workers", "clock_stepped", "clock_repair",
     },
     OPERATOR: {
         "outbox_replay", "outbox_cancel_event", "retire", "outbox_routes", "outbox_channels", "served_channels",

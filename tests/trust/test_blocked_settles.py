@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -55,20 +57,25 @@ def registry(runs: Counter[str]) -> HandlerRegistry:
 
 
 @asynccontextmanager
-async def holding(logins: Logins, handler: str, event_type: str, count: int = 1) -> AsyncIterator[list[UUID]]:
-    """Another producer's events, whose inbox rows it has written in a transaction that it leaves open."""
+async def holding(
+    logins: Logins, handler: str, event_type: str, count: int = 1, source: str = "bank"
+) -> AsyncIterator[list[UUID]]:
+    """Another producer's events, whose inbox rows it has written in a transaction that it leaves open.
+
+    With a source of many names each event has one of its own.
+    """
     bank = await asyncpg.connect(logins.dsn_of(logins.names["bank"]), server_settings={"application_name": "bank app"})
     insert = """INSERT INTO core.outbox (id, event_type, source, payload, idempotency_key, available_at)
-                VALUES ($1, $2, 'bank', '{}', $3, now() + interval '1 second')"""
-    events = [(uuid7(), f"key {n}") for n in range(count)]
-    enter = "SELECT core.reaction_enter($1, $2, 'bank', $3, interval '1 day')"
+                VALUES ($1, $2, $3, '{}', $4, now() + interval '1 second')"""
+    events = [(uuid7(), source.format(n), f"{source} {n}") for n in range(count)]
+    enter = "SELECT core.reaction_enter($1, $2, $3, $4, interval '1 day')"
     try:
-        await bank.executemany(insert, [(event, event_type, key) for event, key in events])
+        await bank.executemany(insert, [(event, event_type, *others) for event, *others in events])
         transaction = bank.transaction()
         await transaction.start()
         for event in events:
             assert await bank.fetchval(enter, handler, *event)
-        yield [event for event, _ in events]
+        yield [event for event, *_ in events]
         if bank.is_in_transaction():
             await transaction.rollback()
     finally:
@@ -147,6 +154,108 @@ async def test_a_blocked_transaction_holds_up_no_other_of_its_handler(
                 await settled(conn, each, within=4)
             assert runs == {TRANSACTIONAL: 5}
         await until(lambda: runs[TRANSACTIONAL] == 9, what="the bank's events, when it lets them")
+
+
+async def test_many_blocked_rows_hold_up_no_transactional_handler(
+    dsn: str, conn: asyncpg.Connection, logins: Logins
+) -> None:
+    """LSN-3, OPS-6: the handler's other events run between them, whatever the sources are; it is reported once."""
+    runs: Counter[str] = Counter()
+    facts = Facts()
+    async with running(dsn, registry(runs), facts, connections=2, poll_interval=0.2):
+        async with holding(logins, TRANSACTIONAL, "order.paid", 400, "bank{}") as events:
+            waits = "SELECT count(*) FROM core.outbox WHERE event_type = 'order.paid' AND claimed_by IS NOT NULL"
+            await until(lambda: conn.fetchval(waits), what="the first was tried")
+            for _ in range(3):
+                (other,) = await publish_many(conn, "order.paid", 1)
+                await settled(conn, other, within=8)
+            await until(lambda: facts.notices("settle_blocked"), what="the handler is reported")
+        for event in events:
+            assert (await settled(conn, event))["attempts"] == 1
+    assert runs == {TRANSACTIONAL: 403}
+    assert [notice.details["handler_name"] for notice in facts.notices("settle_blocked")] == [TRANSACTIONAL]
+
+
+async def test_blocked_rows_are_unsettled_within_bounds(dsn: str, conn: asyncpg.Connection, logins: Logins) -> None:
+    """LSN-16: as many as others; past that the handled ones are settled without their inbox rows."""
+    handled, peak = 0, 0
+    registry = HandlerRegistry()
+
+    @registry.handler("order.placed", name=PLAIN)
+    async def confirm(event: EventEnvelope) -> None:
+        nonlocal handled, peak
+        handled += 1
+        peak = max(peak, handled - worker.counters.delivered)
+
+    async with holding(logins, PLAIN, "order.placed", 600):
+        async with running(dsn, registry, batch=100, concurrency=20) as worker:
+            await until(lambda: handled == 600, what="all are handled")
+            few = "SELECT count(*) = 20 FROM core.outbox WHERE status = 'in_flight'"
+            await until(lambda: conn.fetchval(few), what="a few wait for their inbox rows")
+        assert await conn.fetchval("SELECT count(*) FROM core.outbox WHERE status = 'in_flight'") == 0
+    assert handled == 600
+    assert peak <= 2 * 100 + 20
+
+
+async def test_blocked_rows_take_no_others_with_them(dsn: str, conn: asyncpg.Connection, logins: Logins) -> None:
+    """LSN-3: of the same batch, handler and neighbouring sources; those are settled with their inbox rows."""
+    runs: Counter[str] = Counter()
+    unsettled = "SELECT count(*) = 0 FROM core.outbox WHERE source = 'shop' AND settled_at IS NULL"
+    async with (
+        holding(logins, PLAIN, "order.placed", 600, "sho{:05}") as left,
+        holding(logins, PLAIN, "order.placed", 600, "shop{:05}") as right,
+    ):
+        async with running(dsn, registry(runs)):
+            for count in range(20, 120, 20):
+                await publish_many(conn, "order.placed", 20)
+                await publish_many(conn, "other.thing", 20)
+                await until(lambda: runs[OTHER] == count, what="the worker has the next")  # noqa: B023
+            await until(lambda: runs[PLAIN] == 1300, what="all are handled")
+            await until(lambda: conn.fetchval(unsettled), within=6, what="the shop's events are settled")
+            recorded = "SELECT count(*) FROM core.event_handled WHERE source = 'shop'"
+            assert await conn.fetchval(recorded) == 200
+        open_rows = "SELECT count(*) FROM core.outbox WHERE id = ANY ($1) AND status <> 'delivered'"
+        assert await conn.fetchval(open_rows, left + right) == 0
+    assert runs == {PLAIN: 1300, OTHER: 100}
+
+
+@pytest.mark.parametrize("event_type", ["order.placed", "order.paid"])
+async def test_a_reaction_holds_no_row_that_is_deleted_with_its_delivery(
+    dsn: str, conn: asyncpg.Connection, logins: Logins, event_type: str
+) -> None:
+    """LSN-3: a producer that has locked its event while the handler runs keeps neither the session nor the lease."""
+    await conn.execute("SELECT core.retention_set('ann', NULL, 'outbox_row', '*', 0, 0, 'HARD_DELETE')")
+    begun, locked, handlers = asyncio.Event(), asyncio.Event(), HandlerRegistry()
+
+    @handlers.handler("order.placed", name=PLAIN)
+    async def confirm(event: EventEnvelope) -> None:
+        begun.set()
+        await locked.wait()
+
+    @handlers.handler("order.paid", name=TRANSACTIONAL)
+    async def charge(event: EventEnvelope, tx: asyncpg.Connection) -> None:
+        begun.set()
+        await locked.wait()
+
+    bank = await asyncpg.connect(logins.dsn_of(logins.names["bank"]))
+    event = uuid7()
+    envelope = {"event_id": str(event), "event_type": event_type, "event_version": 1, "source": "bank", "payload": {}}
+    envelope |= {"occurred_at": "2026-01-01T00:00:00Z", "idempotency_key": "k"}
+    insert = """INSERT INTO core.outbox (id, event_type, source, payload, idempotency_key)
+                VALUES ($1, $2, 'bank', '{}', 'k')"""
+    settle = "SELECT core.reaction_settle($1, '{}', '{bank.react}', '{rejected}', '{no}', '{no}', false)"
+    try:
+        async with running(dsn, handlers, batch=1):
+            await bank.execute(insert, event, event_type)
+            await begun.wait()
+            transaction = bank.transaction()
+            await transaction.start()
+            await bank.fetchval(settle, json.dumps(envelope))
+            locked.set()
+            await settled(conn, event, within=5)
+            await transaction.rollback()
+    finally:
+        await bank.close()
 
 
 async def test_doctor_names_the_session(dsn: str, conn: asyncpg.Connection, logins: Logins) -> None:

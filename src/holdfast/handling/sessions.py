@@ -104,7 +104,12 @@ class Session(asyncpg.Connection):  # type: ignore[misc]
         for look in (self.used and not self.pooled, False):
             transaction = self.transaction(isolation="read_committed")
             await transaction.start()
-            if (result := await first(look)) is not None:
+            try:
+                result = await first(look)
+            except asyncpg.LockNotAvailableError:
+                await transaction.rollback()  # others need the session
+                raise
+            if result is not None:
                 return transaction, result
             await transaction.rollback()
             await self.clean()

@@ -86,6 +86,11 @@ class Deliveries:
         self.clock = DatabaseClock(lease)
         self._deletes_delivered = False
 
+    @property
+    def deletes_delivered(self) -> bool:
+        """Whether some rows are deleted with their delivery."""
+        return self._deletes_delivered
+
     def follow(self, policies: RetentionPolicies) -> None:
         """Delete rows with their delivery where the retention policies keep no delivered rows of some content class."""
         self._deletes_delivered = any(
@@ -165,8 +170,22 @@ class Deliveries:
             repaired += count
         return repaired
 
-    async def deliver(self, connection: asyncpg.Connection, batch: Sequence[Delivery], *, record: bool) -> list[UUID]:
-        """Settle deliveries as delivered and, with `record`, write the inbox."""
+    async def blocked(
+        self, connection: asyncpg.Connection, batch: Sequence[Delivery], *, record: bool, delete: bool = False
+    ) -> list[UUID]:
+        """Return the ids of rows that another session keeps from being settled, with an inbox row or by a deletion."""
+        rows = await self._fetch(
+            connection, "outbox_blocked", **_fence(batch), handlers=_names(batch), record=record, delete=delete
+        )
+        return [row[0] for row in rows]
+
+    async def deliver(
+        self, connection: asyncpg.Connection, batch: Sequence[Delivery], *, record: bool, delete: bool = True
+    ) -> list[UUID]:
+        """Settle deliveries as delivered and, with `record`, write the inbox.
+
+        Without `delete`, rows that the retention policies do not keep are left to the next sweep.
+        """
         # The route of an event that was not split does not name its handler.
         handlers = {each.route: each.handler.name for each in batch}
         if len(handlers) < len({(each.route, each.handler.name) for each in batch}):
@@ -174,10 +193,14 @@ class Deliveries:
             async with connection.transaction():
                 by_name = attrgetter("handler.name")
                 groups = [list(some) for _, some in groupby(sorted(batch, key=by_name), by_name)]
-                return [lost for some in groups for lost in await self.deliver(connection, some, record=record)]
+                return [
+                    lost
+                    for some in groups
+                    for lost in await self.deliver(connection, some, record=record, delete=delete)
+                ]
         rows = await self._fetch(
             connection,
-            "outbox_deliver_and_delete" if self._deletes_delivered else "outbox_deliver",
+            "outbox_deliver_and_delete" if delete and self._deletes_delivered else "outbox_deliver",
             **_fence(batch),
             routes=list(handlers),
             handlers=list(handlers.values()),

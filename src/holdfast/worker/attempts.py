@@ -17,7 +17,7 @@ from holdfast.worker.runners import Runner
 from holdfast.worker.settlements import Judge, Release, Setback, Settlement, Snooze
 from holdfast.worker.settler import Settler
 from holdfast.worker.shared import Shared
-from holdfast.worker.transactions import LeaseLost, Transactions
+from holdfast.worker.transactions import LeaseLost, PutOff, Transactions
 
 # How long one of two copies of a key waits for the other: then the claim finds in the inbox what became of it.
 _TWIN_DELAY = 0.5
@@ -129,7 +129,7 @@ class Attempts:
 
     def _verdict(self, runner: Runner, delivery: Delivery, setback: Setback) -> Settlement | None:
         """How to settle an attempt that did not succeed; None when its lease is lost."""
-        runner.failed = True
+        runner.failed = not isinstance(setback, PutOff)
         if isinstance(setback, asyncio.CancelledError):
             if self.ending:
                 raise setback

@@ -22,6 +22,9 @@ class SettleQueue(Generic[Some]):
 
     send: Callable[[asyncpg.Connection, Sequence[Some]], Awaitable[list[UUID]]]  # returns the ids of lost leases
     settled: Callable[[Sequence[Some]], None]  # counts and reports what the statement has settled
+    records: bool = False  # writes the inbox
+    deletes: bool = False  # may delete rows, for which it needs a stronger lock
+    otherwise: "SettleQueue[Some] | None" = None  # for rows that another session keeps from being settled like this
     waiting: list[Some] = field(default_factory=list)
 
 
@@ -39,12 +42,24 @@ class SettleQueues:
         self._wakeups = wakeups
         self._archives = shared.settings.dead_letters == "archive"
         # Successes wait as bare deliveries: they are nearly all, and an object around each would be waste.
-        self.deliver: SettleQueue[Delivery] = SettleQueue(self._send_deliver, self._delivered)
-        self.duplicate: SettleQueue[Delivery] = SettleQueue(self._send_duplicate, self._duplicated)
-        self.unrecorded: SettleQueue[Delivery] = SettleQueue(self._send_duplicate, self._delivered)
+        self.deliver: SettleQueue[Delivery] = SettleQueue(
+            self._send_deliver,
+            self._delivered,
+            records=True,
+            deletes=True,
+            otherwise=SettleQueue(self._send_unrecorded, self._delivered),
+        )
+        self.duplicate: SettleQueue[Delivery] = SettleQueue(
+            self._send_duplicate,
+            self._duplicated,
+            deletes=True,
+            otherwise=SettleQueue(self._send_unrecorded, self._duplicated),
+        )
         self.retry: SettleQueue[Retry] = SettleQueue(self._send_retry, self._retried)
         self.fail: SettleQueue[Fail] = SettleQueue(self._send_fail, self._failed)
-        self.archive: SettleQueue[Fail] = SettleQueue(self._send_archive, self._archived)
+        self.archive: SettleQueue[Fail] = SettleQueue(
+            self._send_archive, self._archived, deletes=True, otherwise=self.fail
+        )
         self.release: SettleQueue[Release] = SettleQueue(self._send_release, self._released)
         self.snooze: SettleQueue[Snooze] = SettleQueue(self._send_snooze, self._snoozed)
         self._all: tuple[SettleQueue[Any], ...] = (
@@ -89,6 +104,9 @@ class SettleQueues:
 
     async def _send_duplicate(self, connection: asyncpg.Connection, batch: Sequence[Delivery]) -> list[UUID]:
         return await self._deliveries.deliver(connection, batch, record=False)
+
+    async def _send_unrecorded(self, connection: asyncpg.Connection, batch: Sequence[Delivery]) -> list[UUID]:
+        return await self._deliveries.deliver(connection, batch, record=False, delete=False)
 
     def _duplicated(self, batch: Sequence[Delivery]) -> None:
         self._counters.duplicates += len(batch)

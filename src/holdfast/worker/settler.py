@@ -4,9 +4,10 @@ import asyncio
 import contextlib
 import random
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
+from uuid import UUID
 
 import asyncpg
 
@@ -14,7 +15,7 @@ from holdfast.postgres.connection import LOCK_TIMEOUT, own_transaction
 from holdfast.postgres.delivery import Delivery
 from holdfast.postgres.faults import CONNECTION_FAULTS, PASSING_FAULTS
 from holdfast.telemetry import Notice
-from holdfast.worker.blocked import Blocked
+from holdfast.worker.blocked import BlockedHandlers, BlockedRows
 from holdfast.worker.hourly import HourlyLimit
 from holdfast.worker.settle_queues import SettleQueue, SettleQueues, Some
 from holdfast.worker.settlements import Settlement
@@ -26,11 +27,15 @@ MAX_BATCH = 500
 _BLOCKED_INTERVAL = 0.5
 _BLOCKED_SHARE = 0.1
 _FINISH_PATIENCE = 2.0
-_DIVIDE_PATIENCE = 0.3
 _SHORT_LOCK_TIMEOUT = 0.002
+# How many rows one statement looks at for locks, a millisecond for each that is blocked, and how often it does.
+_LOOKS = 50
+_FREE_ROUNDS = 3
 
 # After these it is unknown whether the statement was carried out.
 _AMBIGUOUS = (OSError, asyncpg.PostgresConnectionError, asyncpg.InternalClientError)
+
+_Statement = Callable[[asyncpg.Connection], Awaitable[list[UUID]]]
 
 
 class Settler:
@@ -39,10 +44,12 @@ class Settler:
     While it is `full` no handler may begin: what is handled and not settled runs again when the process dies.
 
     A row that another session keeps from being settled waits by itself, under its lease, and no other waits with it.
+    Of too many of those the oldest are settled otherwise: delivered without an inbox row, failed in place.
     """
 
     def __init__(self, shared: Shared, wakeups: Wakeups) -> None:
         self._connection = shared.connections.settle
+        self._deliveries = shared.deliveries
         self._address = shared.connections.address
         self._in_flight = shared.in_flight
         self._counters = shared.counters
@@ -60,7 +67,9 @@ class Settler:
         self._lock = asyncio.Lock()
         self._outage = shared.outages.of("settle")
         self._reports = HourlyLimit()
-        self._blocked: Blocked[SettleQueue[Any], Any] = Blocked(shared.in_flight, shared.observe)
+        self.blocked_handlers = BlockedHandlers(shared.observe)
+        self._blocked = BlockedRows(shared.in_flight, self.blocked_handlers)
+        self._most_blocked = shared.settings.batch // 5
         self._tried_blocked_at = 0.0
 
     @property
@@ -144,37 +153,56 @@ class Settler:
                     self._drop(left)
 
     async def _settle(self, queue: SettleQueue[Some], waiting: list[Some]) -> None:
-        """Settle and take from the list, a batch at a time."""
+        """Settle and take from the list, a batch at a time; rows of handlers that others block come last."""
+        wary = self.blocked_handlers
+        if wary:
+            waiting.sort(key=self._is_wary)
         while waiting:
             batch = waiting[:MAX_BATCH]
-            blocked: list[Some] = []
-            try:
-                await self._send(queue, batch)
-            except asyncpg.LockNotAvailableError:
-                blocked = await self._divide(queue, batch)
-            except Exception as refusal:
-                blocked = await self._one_by_one(queue, batch, refusal)
-            del waiting[:MAX_BATCH]
-            for each in blocked:
-                self._blocked.add(queue, each, _delivery(each))
-            self._uncount(len(blocked))
+            careful = bool(wary) and self._is_wary(batch[0])
+            if wary and not careful:
+                batch = [each for each in batch if not self._is_wary(each)]
+            blocked = await self._settle_batch(queue, batch, wait=not careful)
+            del waiting[: len(batch)]
+            self._blocked.add(queue, blocked)
             self._drop(_without(batch, blocked))
+            if blocked:
+                await self._settle_otherwise(self._most_blocked)
+
+    async def _settle_batch(self, queue: SettleQueue[Some], batch: list[Some], *, wait: bool) -> list[Some]:
+        """Settle a batch, and return the rows that are blocked."""
+        try:
+            await self._send(queue, batch, wait=wait)
+            return []
+        except asyncpg.LockNotAvailableError:
+            return await self._settle_free(queue, batch)
+        except Exception as refusal:
+            return await self._one_by_one(queue, batch, refusal)
 
     def _drop(self, settled: Sequence[Settlement | Delivery]) -> None:
         """Hold the deliveries no longer."""
         self._in_flight.drop(*map(_delivery, settled))
-        self._uncount(len(settled))
-
-    def _uncount(self, settled: int) -> None:
-        was_full, self._unsettled = self.full, self._unsettled - settled
+        was_full, self._unsettled = self.full, self._unsettled - len(settled)
         if was_full:
             self._on_room()
 
     async def _send(self, queue: SettleQueue[Some], batch: list[Some], *, wait: bool = True) -> None:
-        """Send until the database has answered: while it does not, no other worker can claim the rows either.
+        """Settle a batch with one statement.
 
         Raises LockNotAvailableError when another session keeps one of the rows from being settled, without `wait` as
         soon as the statement meets it.
+        """
+        lost, ambiguous = await self._ask(lambda connection: queue.send(connection, batch), wait=wait)
+        self._counters.settles += 1
+        if ambiguous:
+            lost.clear()  # they were settled by a statement whose answer did not arrive
+        self._counters.lost_leases += len(lost)
+        queue.settled([each for each in batch if _delivery(each).id not in lost] if lost else batch)
+
+    async def _ask(self, statement: _Statement, *, wait: bool) -> tuple[set[UUID], bool]:
+        """Send until the database has answered: while it does not, no other worker can claim the rows either.
+
+        Returns the answer, and whether an earlier one did not arrive.
         """
         since, ambiguous = time.monotonic(), False
         while True:
@@ -182,12 +210,13 @@ class Settler:
             try:
                 connection = await self._connection.use()
                 if wait and not self._address.pooled:
-                    lost = set(await queue.send(connection, batch))
+                    answer = set(await statement(connection))
                 else:
                     limit = LOCK_TIMEOUT if wait else _SHORT_LOCK_TIMEOUT
                     async with own_transaction(connection, lock_timeout=limit):
-                        lost = set(await queue.send(connection, batch))
-                break
+                        answer = set(await statement(connection))
+                self._outage.over()
+                return answer, ambiguous
             except asyncpg.LockNotAvailableError:
                 self._outage.over()
                 raise
@@ -202,18 +231,14 @@ class Settler:
                 self._connection.drop()
                 await self._outage.wait(fault)
                 since = time.monotonic()
-        self._outage.over()
-        self._counters.settles += 1
-        if ambiguous:
-            lost.clear()  # they were settled by a statement whose answer did not arrive
-        self._counters.lost_leases += len(lost)
-        queue.settled([each for each in batch if _delivery(each).id not in lost] if lost else batch)
 
-    async def _one_by_one(self, queue: SettleQueue[Some], batch: list[Some], refusal: Exception) -> list[Some]:
+    async def _one_by_one(
+        self, queue: SettleQueue[Some], batch: list[Some], refusal: Exception | None = None
+    ) -> list[Some]:
         """Settle the rows of a refused batch singly: one bad row costs one row. Returns those that are blocked."""
         blocked = []
         for settlement in batch:
-            if len(batch) > 1:
+            if refusal is None or len(batch) > 1:
                 try:
                     await self._send(queue, [settlement], wait=False)
                     continue
@@ -227,59 +252,73 @@ class Settler:
 
     # --- what another session keeps from being settled -------------------------------------------------
 
-    async def _divide(self, queue: SettleQueue[Some], batch: list[Some]) -> list[Some]:
-        """Settle a batch in ever smaller parts, and return the rows that are blocked.
+    def _is_wary(self, settlement: Settlement | Delivery) -> bool:
+        return _delivery(settlement).handler.name in self.blocked_handlers
 
-        Those of one source and handler stay together as long as they can: who blocks rows blocks many of the same, and
-        the others are settled while the parts are large. After a short time what is left is nearly all blocked, and
-        the next batch must not wait for it.
-        """
-        started, blocked = time.monotonic(), []
-        parts = deque([sorted(batch, key=_origin)])
-        while parts:
-            part = parts.popleft()
-            if len(part) == 1 or time.monotonic() - started > _DIVIDE_PATIENCE:
-                blocked += part
-                continue
-            for half in _halves(part):
-                try:
-                    await self._send(queue, half, wait=False)
-                except asyncpg.LockNotAvailableError:
-                    parts.append(half)
-                except Exception as refusal:
-                    blocked += await self._one_by_one(queue, half, refusal)
+    async def _settle_free(self, queue: SettleQueue[Some], batch: list[Some]) -> list[Some]:
+        """Find the rows of a batch that are blocked, settle the others, and return the blocked ones."""
+        blocked: list[Some] = []
+        for _ in range(_FREE_ROUNDS):
+            found = await self._find_blocked(queue, batch)
+            blocked += [each for each in batch if _delivery(each).id in found]
+            batch = [each for each in batch if _delivery(each).id not in found]
+            if not batch:
+                return blocked
+            try:
+                await self._send(queue, batch, wait=False)
+                return blocked
+            except asyncpg.LockNotAvailableError:
+                continue  # another was blocked in between
+            except Exception as refusal:
+                return blocked + await self._one_by_one(queue, batch, refusal)
+        return blocked + await self._one_by_one(queue, batch)
+
+    async def _find_blocked(self, queue: SettleQueue[Some], batch: Sequence[Some]) -> set[UUID]:
+        blocked: set[UUID] = set()
+        delete = queue.deletes and (self._deliveries.deletes_delivered or queue is self._queues.archive)
+        for start in range(0, len(batch), _LOOKS):
+            some = [_delivery(each) for each in batch[start : start + _LOOKS]]
+            look = partial(self._deliveries.blocked, batch=some, record=queue.records, delete=delete)
+            found, _ = await self._ask(look, wait=True)
+            blocked |= found
         return blocked
 
     async def _settle_blocked(self, seconds: float) -> None:
-        """Try blocked rows again in turn: one, and twice as many after each that is free, but not for long."""
+        """Try blocked rows again in turn, but not for long."""
         self._tried_blocked_at = started = time.monotonic()
-        left, portion = len(self._blocked), 1
+        left = len(self._blocked)
         while left > 0 and time.monotonic() - started < seconds:
-            queue, some = self._blocked.take(min(portion, left))
+            queue, some = self._blocked.take(min(_LOOKS, left))
             left -= len(some)
-            blocked: list[Any] = []
             try:
-                await self._send(queue, some, wait=False)
-                portion = min(2 * portion, MAX_BATCH)
-            except asyncpg.LockNotAvailableError:
-                blocked, portion = some, 1
-            except asyncio.CancelledError:
-                self._blocked.put_back(queue, some)
+                blocked = await self._settle_free(queue, some)
+            except BaseException:
+                self._blocked.add(queue, some)
                 raise
-            except Exception as refusal:
-                blocked = await self._one_by_one(queue, some, refusal)
-            self._blocked.put_back(queue, blocked)
-            self._in_flight.drop(*map(_delivery, _without(some, blocked)))
+            self._blocked.add(queue, blocked)
+            self._drop(_without(some, blocked))
+
+    async def _settle_otherwise(self, most: int) -> None:
+        """Settle blocked rows in another way, so that at most so many of them wait on.
+
+        What is handled and not settled runs again when the process dies. Without its inbox row it runs again only if
+        the event was published twice, and if the session that is in the way does not write the inbox row either.
+        """
+        for queue, some in self._blocked.take_excess(most):
+            otherwise = queue.otherwise or queue
+            try:
+                blocked = await self._settle_batch(otherwise, some, wait=False)
+            except BaseException:
+                self._blocked.add(queue, some)
+                raise
+            self._blocked.add(otherwise, blocked)
+            self._drop(_without(some, blocked))
 
     async def finish(self) -> None:
-        """Settle everything, as the last thing that is done.
-
-        What is handled and blocked is settled without its inbox row: another worker would run the handler again for
-        certain, and without the inbox row it runs again only if the event was published twice.
-        """
+        """Settle everything, as the last thing that is done: what is handled and blocked without its inbox row."""
         await self.flush()
         async with self._lock:
-            self._blocked.move(self._queues.deliver, self._queues.unrecorded)
+            await self._settle_otherwise(0)
             await self._settle_blocked(_FINISH_PATIENCE)
 
     # --- rows that the database refuses -----------------------------------------------------------------
@@ -324,19 +363,6 @@ def _without(batch: Sequence[Any], some: Sequence[Any]) -> Sequence[Any]:
         return batch
     left_out = set(map(id, some))
     return [each for each in batch if id(each) not in left_out]
-
-
-def _halves(part: list[Some]) -> tuple[list[Some], list[Some]]:
-    """Divide where another source or handler begins, or else in the middle."""
-    middle = len(part) // 2
-    begins = [n for n in range(1, len(part)) if _origin(part[n - 1]) != _origin(part[n])]
-    cut = min(begins, key=lambda n: abs(n - middle), default=middle)
-    return part[:cut], part[cut:]
-
-
-def _origin(settlement: Settlement | Delivery) -> tuple[str, str]:
-    delivery = _delivery(settlement)
-    return delivery.source, delivery.handler.name
 
 
 def _delivery(settlement: Settlement | Delivery) -> Delivery:

@@ -22,7 +22,7 @@ from holdfast.worker.settler import Settler
 from holdfast.worker.shared import Shared
 
 _ENTER_PATIENCE = 12.0
-# After outbox_enter has waited in vain for the row, or for the inbox row: meanwhile others use the session.
+# After outbox_enter has waited in vain for the row.
 _LOCKED_DELAY = 2.0
 # For what follows a handler's failure. A connection that takes longer is taken for dead.
 _UNDO_PATIENCE = 2.0
@@ -38,6 +38,10 @@ class LeaseLost(Exception):
     """The row is another worker's, or will be: the handler's writes are rolled back, and there is nothing to settle."""
 
 
+class PutOff(Snooze):
+    """The handler could not begin, because of another session: this says nothing about the handler."""
+
+
 class Transactions:
     """Runs one delivery at a time on a session."""
 
@@ -47,6 +51,7 @@ class Transactions:
         self._counters = shared.counters
         self._tally = shared.tally
         self._settler = settler
+        self._blocked_handlers = settler.blocked_handlers
         self.outage = shared.outages.of("handle")
 
     async def run(self, delivery: Delivery, verdict: Verdict, session: Session, call: HandlerCall) -> Outcome | None:
@@ -55,7 +60,7 @@ class Transactions:
         Returns None when the delivery is settled; otherwise the outcome to settle, with the writes rolled back.
         """
         drops = self._sessions.drops
-        enter = partial(self._deliveries.enter, session, delivery, delivery.handler.timeout + SILENCE)
+        enter = partial(self._enter, session, delivery, delivery.handler.timeout + SILENCE)
         savepoint = session.transaction()
         try:
             async with asyncio.timeout(_ENTER_PATIENCE):
@@ -67,8 +72,7 @@ class Transactions:
                     await savepoint.start()
         except asyncpg.LockNotAvailableError:
             # Another session has the row, or the inbox row, and has not ended its transaction: this counts no attempt.
-            terminate(session)
-            return Snooze(_LOCKED_DELAY)
+            return PutOff(self._blocked_handlers.put_off(delivery))
         except CONNECTION_FAULTS as fault:
             terminate(session)
             return Snooze(self.outage.begin(fault))
@@ -103,6 +107,14 @@ class Transactions:
         else:
             self._counters.duplicates += 1
         return None
+
+    async def _enter(self, session: Session, delivery: Delivery, idle: float, look: bool) -> str | None:
+        """Enter the handler. While its rows are blocked look first: entering waits, and others need the session."""
+        if delivery.handler.name in self._blocked_handlers and await self._deliveries.blocked(
+            session, [delivery], record=True
+        ):
+            raise asyncpg.LockNotAvailableError("another session keeps the row from being settled")
+        return await self._deliveries.enter(session, delivery, idle, look)
 
     async def _finds_delivered(self, delivery: Delivery) -> bool:
         """Return whether a commit whose answer did not arrive was carried out."""

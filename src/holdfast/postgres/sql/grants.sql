@@ -32,6 +32,7 @@ GRANT EXECUTE ON FUNCTION
         timestamptz),
     core.outbox_extend(uuid[], uuid[], interval),
     core.outbox_deliver(uuid[], uuid[], text[], text[], boolean),
+    core.outbox_blocked(uuid[], uuid[], text[], boolean, boolean),
     core.outbox_retry(uuid[], uuid[], text[], interval[], text[]),
     core.outbox_fail(uuid[], uuid[], text[], text[], text[], text[]),
     core.outbox_release(uuid[], uuid[], interval[]),
