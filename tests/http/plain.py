@@ -13,7 +13,7 @@ from holdfast.idempotency import IdempotencyMiddleware, IdempotencySettings, exc
 from holdfast.telemetry import Fact
 from tests.http.shop import SECRET
 
-publisher = Publisher("shop")
+publisher = Publisher("shop", generation=0)  # each request sends the same statements
 
 
 async def place_order(scope: Any, receive: Any, send: Any) -> None:

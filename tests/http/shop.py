@@ -38,7 +38,7 @@ TABLES = """
     CREATE TABLE counters (name text PRIMARY KEY, value int NOT NULL);
     INSERT INTO counters VALUES ('orders', 0);
 """
-publisher = Publisher("shop")
+publisher = Publisher("shop", generation=0)  # each request sends the same statements
 
 
 class Order(BaseModel):
