@@ -161,6 +161,12 @@ class Deliveries:
         rows = await self._fetch(connection, "end_silent_sessions", ended_before=self.clock.ended_before())
         return [Ended(row["worker"], row["application_name"]) for row in rows if row["ended"]]
 
+    async def unrecorded_step(self, connection: asyncpg.Connection) -> float | None:
+        """Return the step back, in seconds, that heartbeats show and no worker has reported, such as one made while
+        none lived."""
+        step: float | None = (await self._fetch(connection, "clock_unrecorded"))[0][0]
+        return step
+
     async def repair_clock(self, connection: asyncpg.Connection, step: float) -> int:
         """Report a step of the database's clock, and repair the times that it left in the future; how many rows."""
         values = {"worker": self._worker, "by": timedelta(seconds=step), "lease": self._lease}

@@ -202,7 +202,15 @@ async def _clock_steps(examination: Examination) -> list[Finding]:
     if row["step"] is None and not misdated:
         return []
     seen = "" if row["step"] is None else f"a step of {row['step']:+.0f} s, seen {row['ago']:.0f} s ago; "
-    workers = [f"holdfast workers release {worker}" for worker in row["workers"] or []]
+    living = any(worker.living for worker in (await examination.status()).workers)
+    remedies = [f"holdfast workers release {worker}" for worker in row["workers"] or []][:5]
+    if not remedies or row["due"]:
+        remedies.append("workers repair those times" if living else "start a worker: it repairs those times")
+    if not row["leases"]:
+        remedies.append(
+            "let the database's machine follow a time server that slews, "
+            "and after a step forward look before: holdfast retention sweep"
+        )
     return [
         Finding(
             "problem" if misdated else "warning",
@@ -210,9 +218,7 @@ async def _clock_steps(examination: Examination) -> list[Finding]:
             "clock",
             "the database's clock was set while events were open",
             f"{seen}{row['leases']} leases and {row['due']} due times lie further ahead than they can",
-            "; ".join(workers[:5])
-            or "workers repair those times; let the database's machine follow a time server that slews, "
-            "and after a step forward look before: holdfast retention sweep",
+            "; ".join(remedies),
         )
     ]
 

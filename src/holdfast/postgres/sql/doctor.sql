@@ -339,7 +339,7 @@ SELECT count(*) AS events, coalesce(max(extract(epoch FROM now() - o.lease_expir
 FROM (SELECT route, status, lease_expires_at, claimed_by FROM core.outbox
       WHERE settled_at IS NULL AND ordering_key IS NULL
       LIMIT :most::int) o
-LEFT JOIN core.workers w ON w.id = o.claimed_by AND w.stopped_at IS NULL AND w.heartbeat_at > core.living_since()
+LEFT JOIN core.workers w ON w.id = o.claimed_by AND w.stopped_at IS NULL AND core.is_living(w.heartbeat_at)
 WHERE o.status = 'in_flight' AND o.lease_expires_at < now() - :expired_for::interval
 GROUP BY w.id, w.name, w.host, w.pid
 ORDER BY w.name NULLS LAST;

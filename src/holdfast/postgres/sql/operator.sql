@@ -221,7 +221,7 @@ SELECT r.plan_id, r.state, r.why, r.replayed_at FROM core.plan_rows r WHERE r.ro
 SELECT s.handler_name, s.domain_context, array_agg(s.event_type ORDER BY s.event_type) FILTER (WHERE s.retired_at IS NULL) AS event_types,
        max(s.retired_at) AS retired_at,
        ARRAY(SELECT w.name FROM core.workers w
-             WHERE w.stopped_at IS NULL AND w.heartbeat_at > core.living_since() AND s.handler_name = ANY (w.handlers)
+             WHERE w.stopped_at IS NULL AND core.is_living(w.heartbeat_at) AND s.handler_name = ANY (w.handlers)
              ORDER BY w.name) AS workers
 FROM core.subscriptions s
 GROUP BY s.handler_name, s.domain_context
@@ -256,7 +256,7 @@ known AS MATERIALIZED (
     LIMIT :most_generations::int)
 SELECT known.generation, d.label, d.started_at, d.retired_at,
        ARRAY(SELECT w.name FROM core.workers w
-             WHERE w.generation = known.generation AND w.stopped_at IS NULL AND w.heartbeat_at > core.living_since()
+             WHERE w.generation = known.generation AND w.stopped_at IS NULL AND core.is_living(w.heartbeat_at)
              ORDER BY w.name) AS workers,
        coalesce(g.channels, '{}') AS channels, coalesce(g.unserved, '{}') AS unserved, coalesce(g.open, 0) AS open,
        coalesce((SELECT max(c.generation) FROM core.deployments c WHERE c.retired_at IS NULL), 0) = known.generation AS current

@@ -73,7 +73,7 @@ SELECT owed.channel, owed.generation, owed.route, owed.target, owed.event_type, 
             ORDER BY o.available_at LIMIT 1) first) AS oldest,
        ARRAY(SELECT h FROM unnest(owed.handlers) AS h
              WHERE NOT EXISTS (SELECT FROM core.workers w
-                               WHERE w.stopped_at IS NULL AND w.heartbeat_at > core.living_since()
+                               WHERE w.stopped_at IS NULL AND core.is_living(w.heartbeat_at)
                                  AND w.generation = owed.generation AND owed.channel = ANY (w.channels)
                                  AND h = ANY (w.handlers))) AS unserved
 FROM owed
@@ -95,7 +95,7 @@ ORDER BY first.channel, first.generation;
 -- hour others have taken what it held.
 SELECT w.id, w.name, w.host, w.pid, w.version, w.generation, w.channels, w.handlers, w.started_at, w.heartbeat_at,
        extract(epoch FROM now() - w.heartbeat_at)::float8 AS silent_for,
-       w.heartbeat_at > core.living_since() AS living
+       core.is_living(w.heartbeat_at) AS living
 FROM core.workers w
 WHERE w.stopped_at IS NULL AND w.heartbeat_at > now() - interval '1 hour'
 ORDER BY w.heartbeat_at DESC
