@@ -38,7 +38,7 @@ GRANT EXECUTE ON FUNCTION
     core.outbox_release(uuid[], uuid[], interval[]),
     core.outbox_enter(uuid, uuid, text, interval), core.outbox_reopen(uuid, uuid, text, text),
     core.outbox_split(bigint, text, bigint, text[], smallint[], int[], timestamptz[], uuid[], timestamptz),
-    core.outbox_routes(text, bigint), core.outbox_routes_within(text, bigint, text[], text[], text, int, int),
+    core.outbox_routes(text, bigint), core.outbox_routes_within(text, bigint, text[], text[], text, int, int, boolean),
     core.outbox_channels(),
     core.outbox_due_in(text, bigint, text[], smallint[], interval),
     core.subscribe(text, text, text[]), core.subscriptions_read(),
