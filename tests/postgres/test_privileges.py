@@ -63,7 +63,7 @@ FUNCTIONS: dict[str, set[str]] = {
         "failure_note", "failed_select", "event_rows", "plan_create", "plan_take", "plan_step", "plan_release",
         "plan_change_state", "generation_open", "generation_begin", "generation_retire", "generation_move",
         "serving_generation",
-        "audit_refused", "worker_release", "deliveries_of", "row_outcomes",
+        "audit_refused", "worker_release", "deliveries_of", "row_outcomes", "open_channels",
     },
 }  # fmt: skip
 

@@ -152,7 +152,7 @@ async def test_event_types_that_are_not_due(dsn: str, conn: asyncpg.Connection) 
 
 @pytest.mark.parametrize("count", [40_000])
 async def test_event_types_that_are_due_soon(dsn: str, conn: asyncpg.Connection, count: int) -> None:
-    """LSN-1, T5: types in a pattern's range that are due in an hour delay neither a new one nor a type known by name."""
+    """LSN-1, T5: types in a pattern's range that are due later delay neither a new one nor one known by name."""
     registry, handled = HandlerRegistry(), list[str]()
 
     async def note(event: EventEnvelope) -> None:
@@ -178,7 +178,9 @@ async def test_event_types_that_are_due_soon(dsn: str, conn: asyncpg.Connection,
         await conn.execute(soon, "part.other", due)
         await conn.execute(soon, "part.one.sold", due + timedelta(seconds=1))
         await conn.execute(soon, "order.zz", due + timedelta(seconds=2))
-        await until(lambda: {"part.one.sold", "order.zz"} <= set(handled), within=20, what="what became due was handled")
+        await until(
+            lambda: {"part.one.sold", "order.zz"} <= set(handled), within=20, what="what became due was handled"
+        )
 
 
 async def test_pages_of_routes(dsn: str, conn: asyncpg.Connection) -> None:

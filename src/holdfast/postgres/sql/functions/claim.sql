@@ -375,6 +375,45 @@ BEGIN
 END
 $$;
 
+-- open_channels: up to p_most of them, in order, and beside them, however many there are, those that workers have served
+-- and those of deployments.
+CREATE OR REPLACE FUNCTION core.open_channels(p_most int)
+RETURNS TABLE (channel text, generation bigint)
+LANGUAGE plpgsql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+#variable_conflict use_column
+BEGIN
+    IF (p_most BETWEEN 1 AND 100000) IS NOT TRUE THEN
+        PERFORM core.refuse_argument('p_most must be 1 to 100000');
+    END IF;
+    RETURN QUERY
+    WITH RECURSIVE known AS MATERIALIZED (
+        SELECT served.channel, w.generation FROM core.workers w CROSS JOIN unnest(w.channels) AS served (channel)
+        UNION SELECT core.channel_of(d.generation), d.generation FROM core.deployments d
+        UNION SELECT core.channel_of(0), 0),
+    open AS (
+        (SELECT o.channel, o.generation, 1 AS n FROM core.outbox o
+         WHERE o.settled_at IS NULL AND o.ordering_key IS NULL
+         ORDER BY o.channel, o.generation LIMIT 1)
+        UNION ALL
+        SELECT next.channel, next.generation, open.n + 1
+        FROM open CROSS JOIN LATERAL (
+            SELECT o.channel, o.generation FROM core.outbox o
+            WHERE o.settled_at IS NULL AND o.ordering_key IS NULL
+              AND (o.channel, o.generation) > (open.channel, open.generation)
+            ORDER BY o.channel, o.generation LIMIT 1) next
+        WHERE open.n < p_most)
+    SELECT known.channel, known.generation FROM known
+    CROSS JOIN LATERAL (
+        SELECT FROM core.outbox o
+        WHERE o.settled_at IS NULL AND o.ordering_key IS NULL
+          AND o.channel = known.channel AND o.generation = known.generation LIMIT 1) o
+    UNION SELECT open.channel, open.generation FROM open;
+END
+$$;
+
 -- open_lanes: the channels, generations and routes that have open rows, likewise.
 CREATE OR REPLACE FUNCTION core.open_lanes()
 RETURNS TABLE (channel text, generation bigint, route text)

@@ -126,7 +126,7 @@ BEGIN
     RETURN QUERY
     SELECT first.channel, first.generation
     FROM (SELECT c.channel, c.generation
-          FROM (SELECT * FROM core.outbox_channels() EXCEPT SELECT * FROM core.served_channels()) c
+          FROM (SELECT * FROM core.open_channels(1000) EXCEPT SELECT * FROM core.served_channels()) c
           ORDER BY core.is_begun(c.generation) DESC, c.channel = core.channel_of(c.generation) DESC, c.channel, c.generation
           LIMIT 100) first
     ORDER BY first.channel, first.generation;
