@@ -68,14 +68,15 @@ _HEADER = re.compile(
     re.VERBOSE | re.IGNORECASE,
 )
 
-# api_key=…, client_secret=…, "token": "…"; the name may be the end of a longer one.
+# api_key=…, client_secret=…, "token": "…", credentials=('…', '…'); the name may be the end of a longer one.
 _NAMED = re.compile(
     r"""
     (?P<start> (?<![\w-])[\w-]*?
-      (?: (?:api|access|private|secret)[_-]?key | secret | token | passw(?:or)?d | passphrase | credentials? | signature
-        | (?<![\w-])(?:key|sig|auth|pass|pwd?) )
+      (?: (?:api|access|account|encryption|master|private|secret|shared|signing)[_-]?key | secret | token
+        | passw(?:or)?d | passphrase | credentials? | signature | session[_-]?id | csrf
+        | (?<![\w-])(?:key|sig|auth|pass|pwd?|jwt|otp|pin) )
       (?: = | ["']\s*[:=]\s* ) )
-    (?: "[^"\n]*"? | '[^'\n]*'? | [^\s"'&,;)}\]]+ )
+    (?: "[^"\n]*"? | '[^'\n]*'? | \([^)\n]*\)? | \[[^\]\n]*\]? | [^\s"'&,;)}\]]+ )
     """,
     re.VERBOSE | re.IGNORECASE,
 )
@@ -96,6 +97,24 @@ _LABELLED = re.compile(
     re.VERBOSE | re.IGNORECASE,
 )
 
+# PASSWORD '…' and IDENTIFIED BY '…' of SQL, --password … of a command, and "the password is …" of a sentence; but not
+# what an error says about a password.
+_SPOKEN = re.compile(
+    r"""
+    (?P<start>
+        (?<![\w-])(?:passw(?:or)?d|passphrase) [ \t]++ (?=["'])
+      | \bidentified [ \t]++ by [ \t]++ (?:(?:password|values)[ \t]++)? (?=["'])
+      | (?<![\w-])--[\w-]*?(?:(?:api|access|private|secret)-?key|secret|token|passw(?:or)?d|passphrase) [ \t]++ (?!-)
+      | (?<![\w-])(?:passw(?:or)?d|passphrase) [ \t]++ is [ \t]++
+        (?! (?: an? | already | also | being | blank | compromised | correct | empty | encrypted | expired | for | in
+            | incorrect | invalid | longer | missing | never | no | none | not | now | null | of | only | optional
+            | required | sent | set | shorter | stored | the | too | unknown | unset | used | weak | wrong )\b ) )
+    (?!\*\*\*)
+    (?: "[^"\n]*"? | '(?:[^'\n]|'')*+'? | [^\s"'&,;)}\]]+ )
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+
 # Tokens that are recognised without a name.
 _TOKEN = re.compile(
     r"""
@@ -103,7 +122,7 @@ _TOKEN = re.compile(
       (?=[A-Za-z._~+/-]*[0-9=]) [\w.~+/=-]{6,}
     | (?P<before> (?<![\w-])(?>[\w-]*?(?=\beyJ)) ) [\w-]{8,}+\.[\w-]+(?:\.[\w-]*)?
     | \b(?:sk|pk|rk|whsec)_[A-Za-z0-9_]{8,} | \bgh[pousr]_\w{16,} | \bgithub_pat_\w{16,} | \bxox[a-z]-[\w-]{8,}
-    | \b(?:AKIA|ASIA)[0-9A-Z]{16}\b | \bglpat-[\w-]{16,}
+    | \b(?:AKIA|ASIA)[0-9A-Z]{12,}+\b | \bglpat-[\w-]{16,}
     | -----BEGIN\ [A-Z ]{0,40}PRIVATE\ KEY-----(?:(?!-----END)[\s\S])*(?:-----END[^\n-]*-----)?
     """,
     re.VERBOSE,
@@ -131,6 +150,7 @@ _SECRETS = (
     ),
     (_HEADER, ("authorization", "cookie", "x-")),
     (_NAMED, ("=", "'", '"')),
+    (_SPOKEN, ("passw", "passphrase", "identified", "--")),
     (_LABELLED, ("passw", "passphrase", "pw", "key:", "secret:", "token:")),
     (
         _TOKEN,

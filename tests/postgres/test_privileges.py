@@ -53,16 +53,17 @@ FUNCTIONS: dict[str, set[str]] = {
         "outbox_claim", "outbox_extend", "outbox_deliver", "outbox_blocked", "outbox_retry", "outbox_fail",
         "outbox_release", "outbox_enter", "outbox_reopen", "outbox_split", "outbox_routes", "outbox_routes_within",
         "outbox_channels", "outbox_due_in", "subscribe", "subscriptions_read", "worker_beat", "worker_stopped",
-        "unserved_channels", "worker_alive", "silent_workers", "clock_stepped", "clock_repair",
+        "unserved_channels", "worker_alive", "silent_workers", "clock_stepped",
+        "clock_unrecorded", "clock_repair",
     },
     OPERATOR: {
         "outbox_replay", "outbox_cancel_event", "retire", "outbox_routes", "outbox_channels", "served_channels",
-        "living_since", "channel_of", "subscriptions_read", "outbox_replay_many", "outbox_discard", "outbox_restore",
-        "outbox_edit",
+        "living_since", "is_living", "channel_of", "subscriptions_read", "outbox_replay_many", "outbox_discard",
+        "outbox_restore", "outbox_edit",
         "failure_note", "failed_select", "event_rows", "plan_create", "plan_take", "plan_step", "plan_release",
         "plan_change_state", "generation_open", "generation_begin", "generation_retire", "generation_move",
         "serving_generation",
-        "audit_refused", "worker_release", "deliveries_of", "row_outcomes",
+        "audit_refused", "worker_release", "deliveries_of", "row_outcomes", "open_channels",
     },
 }  # fmt: skip
 
@@ -71,7 +72,7 @@ SCHEMA: dict[str, set[str]] = {role: {"USAGE"} for role in RUNTIME}
 # Called by other functions, by triggers and by defaults; nobody has them by name.
 INTERNAL = {
     "outbox_fill", "outbox_notify", "require_source", "outbox_retime", "sibling_id", "secret_sibling_id",
-    "audit_append", "audit_rows",
+    "audit_append", "audit_rows", "require_reactions",
     "audit_is_kept", "require_ids", "require_operator", "outbox_replay_rows", "plan_observe",
     "discarded_until", "require_lease", "longest_lease", "clock_advance", "is_begun", "served_generation",
     "counted_generation", "open_lanes", "clock_observe", "clock_shows",

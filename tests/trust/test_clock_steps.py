@@ -119,6 +119,41 @@ async def test_deliveries_survive_a_step(
     assert [finding.severity for finding in found] == ["warning"]
 
 
+@pytest.mark.newest_postgres
+async def test_a_step_back_while_no_worker_lives(stepping: SteppingServer, sessions: list[asyncpg.Connection]) -> None:
+    """LSN-3, T14: what a dead worker held and what was due is delivered by the worker that starts after the step."""
+    registry, runs = HandlerRegistry(), list[UUID]()
+
+    @registry.handler("order.placed", name="billing.placed")
+    async def placed(event: EventEnvelope) -> None:
+        runs.append(event.event_id)
+
+    conn, _ = sessions
+    gone = uuid4()
+    await conn.execute("SELECT core.worker_beat($1, 'shop:1', 'shop', 1, '1', 0, '{outbox_default}', '{}')", gone)
+    await conn.execute("SELECT core.worker_alive($1, interval '2 seconds')", gone)
+    held, due = await insert(conn, "order.placed"), await insert(conn, "order.placed")
+    await conn.execute(
+        """UPDATE core.outbox SET status = 'in_flight', attempts = 1, claimed_by = $2,
+               lease_token = gen_random_uuid(), lease_expires_at = now() + interval '2 seconds' WHERE id = $1""",
+        held,
+        gone,
+    )
+    stepping.set("-1h")
+    async with Operator(stepping.dsn, actor="ada") as operator:
+        (listed,) = await operator.workers.all()
+        assert not listed.living, "its heartbeat lies an hour ahead"
+        assert (await operator.workers.release(gone, dry_run=True)).released == 1, "the remedy that doctor names works"
+    async with running(stepping.dsn, registry, lease=2.0, poll_interval=0.2):
+        await settled(conn, due, within=10)
+        await settled(conn, held, within=15)
+        assert sorted(runs) == sorted([held, due])
+    (step,) = await conn.fetch("SELECT extract(epoch FROM step)::int AS step FROM core.clock_steps")
+    assert -3600 <= step["step"] < -3500
+    await conn.execute("SELECT core.worker_alive($1, interval '2 seconds')", gone)
+    assert await conn.fetchval("SELECT core.clock_unrecorded()") is None
+
+
 # --- the worker's reckoning ---
 
 
@@ -203,6 +238,21 @@ async def test_times_of_workers_move_with_a_step_back(outbox: Outbox) -> None:
     assert (await outbox.call("clock_repair", most=10))[0][0] == 0
     assert (await outbox.row(due))["available_at"] < datetime.now(UTC) + timedelta(minutes=1)
     assert (await outbox.row(held.id))["lease_expires_at"] < datetime.now(UTC) + timedelta(minutes=61)
+
+
+async def test_a_jump_back_waits_to_be_recorded(outbox: Outbox) -> None:
+    """T14: also while no worker lives for a time; a clock that was set right again leaves nothing to repair."""
+    conn, alive = outbox.connection, "SELECT core.worker_alive(gen_random_uuid(), interval '30 seconds')"
+    unrecorded = "SELECT core.clock_unrecorded()"
+    assert await conn.fetchval(unrecorded) is None
+    await conn.execute("UPDATE core.clock SET latest = clock_timestamp() + interval '1 hour'")
+    await conn.execute(alive)
+    await conn.execute("UPDATE core.clock SET latest = clock_timestamp() - interval '10 minutes'")
+    await conn.execute(alive)
+    assert -3601 < await conn.fetchval(unrecorded) < -3590
+    await conn.execute("UPDATE core.clock SET latest = clock_timestamp() - interval '1 hour'")
+    await conn.execute(alive)
+    assert await conn.fetchval(unrecorded) is None
 
 
 async def test_nothing_is_deleted_early(conn: asyncpg.Connection) -> None:

@@ -152,18 +152,35 @@ async def test_a_line_that_a_producer_names_is_no_wish_of_the_handler(outbox: Ou
         with pytest.raises(asyncpg.InvalidParameterValueError):
             await settle(bank, envelope(uuid7(), event_type=event_type), done=(HANDLER,))
     event = envelope(uuid7(), event_type="bank.made")
-    assert await settle(bank, event, done=(HANDLER, "bank.react")) == []
+    assert await settle(bank, event, done=("bank.react",)) == []
     await outbox.connection.execute(  # as the last release has let it in
         """INSERT INTO core.subscriptions (domain_context, handler_name, event_type, retired_at)
            VALUES ('billing', $1, '*', now())""",
         HANDLER,
     )
-    with pytest.raises(asyncpg.InsufficientPrivilegeError, match=r"has never wanted bank\.made"):
-        await settle(bank, event, failed=(HANDLER,))
+    for said in ("failed", "done"):
+        with pytest.raises(asyncpg.InsufficientPrivilegeError, match=r"has never wanted bank\.made"):
+            await settle(bank, event, **{said: (HANDLER,)})
     assert len(await settle(bank, event, failed=("bank.react",))) == 1
     lines = await outbox.connection.fetch("SELECT handler_name FROM core.subscriptions WHERE named_by IS NOT NULL")
     assert [line["handler_name"] for line in lines] == ["bank.react"]
     assert await outbox.value("SELECT array_agg(handler_name) FROM core.failed") == ["bank.react"]
+
+
+async def test_nothing_is_said_of_a_key_that_an_event_of_others_will_have(
+    outbox: Outbox, bank: asyncpg.Connection
+) -> None:
+    """A slot of a schedule is not silenced in advance, nor is a handler by an event that it does not want."""
+    slot = "schedule:reports.tick:2030-01-01T12:00:00Z"
+    enter = "SELECT core.reaction_enter($1, $2, 'bank', $3, interval '10 seconds')"
+    for key, event_type, match in ((slot, EVENT, "belong to schedules"), ("k", "bank.made", "has never wanted")):
+        event = await outbox.insert(source="bank", event_type=event_type, idempotency_key=key)
+        said = json.loads(envelope(event, event_type=event_type)) | {"idempotency_key": key}
+        with pytest.raises(asyncpg.InsufficientPrivilegeError, match=match):
+            await settle(bank, json.dumps(said), done=(HANDLER,))
+        with pytest.raises(asyncpg.InsufficientPrivilegeError, match=match):
+            await bank.fetchval(enter, HANDLER, event, key)
+    assert await outbox.value("SELECT count(*) FROM core.event_handled") == 0
 
 
 async def test_one_producer_does_not_use_up_the_subscriptions_of_others(

@@ -150,6 +150,39 @@ async def test_event_types_that_are_not_due(dsn: str, conn: asyncpg.Connection) 
         await until(lambda: {"order.a77", "order.zz"} <= set(handled), within=20, what="what became due was handled")
 
 
+@pytest.mark.parametrize("count", [40_000])
+async def test_event_types_that_are_due_soon(dsn: str, conn: asyncpg.Connection, count: int) -> None:
+    """LSN-1, T5: types in a pattern's range that are due later delay neither a new one nor one known by name."""
+    registry, handled = HandlerRegistry(), list[str]()
+
+    async def note(event: EventEnvelope) -> None:
+        handled.append(event.event_type)
+
+    registry.add("billing.note", ("order.*",), note)
+    registry.add("billing.charge_card", ("sale.made",), note)
+    registry.add("billing.part", ("part.*.sold",), note)
+    async with running(dsn, registry, poll_interval=60):
+        await waits(conn, handled, ["order.placed", "sale.made"])
+        await conn.execute(
+            """
+            INSERT INTO core.outbox (event_type, source, payload, available_at)
+            SELECT 'order.a' || n, 'flood', '{}', now() + interval '110 minutes' FROM generate_series(1, $1) n
+            """,
+            count,
+        )
+        assert statistics.median(await waits(conn, handled, [f"order.new{n}" for n in range(3)])) < 2
+        assert statistics.median(await waits(conn, handled, ["sale.made"] * 3)) < 2
+        # Each is found when it is due, also behind one that no handler wants.
+        soon = "INSERT INTO core.outbox (event_type, source, payload, available_at) VALUES ($1, 's', '{}', $2)"
+        due = datetime.now(UTC) + timedelta(seconds=2)
+        await conn.execute(soon, "part.other", due)
+        await conn.execute(soon, "part.one.sold", due + timedelta(seconds=1))
+        await conn.execute(soon, "order.zz", due + timedelta(seconds=2))
+        await until(
+            lambda: {"part.one.sold", "order.zz"} <= set(handled), within=20, what="what became due was handled"
+        )
+
+
 async def test_pages_of_routes(dsn: str, conn: asyncpg.Connection) -> None:
     """LSN-1, T5: pages end where they say, continue there, and together have every route of the ranges once."""
     names = [

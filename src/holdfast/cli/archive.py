@@ -21,7 +21,7 @@ from holdfast.cli.options import (
     Where,
     spread,
 )
-from holdfast.cli.output import events, first_line, print_json, print_line, print_table, shown
+from holdfast.cli.output import events, first_line, print_json, print_left_out, print_line, print_table, shown
 from holdfast.cli.selection import ChosenArchived, archived_rows
 from holdfast.operator import Moved, Operator
 
@@ -50,6 +50,7 @@ def list_(
     )
     if as_json:
         print_json([asdict(each) for each in found])
+        print_left_out(found, limit, as_json=True)
         return
     print_table(
         ["number", "failed at", "handler", "event type", "reason", "deliveries", "raised at", "error", "event"],
@@ -68,6 +69,7 @@ def list_(
             for each in found
         ],
     )
+    print_left_out(found, limit)
 
 
 @app.command()

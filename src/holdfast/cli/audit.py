@@ -37,6 +37,7 @@ def audit(
     )
     if as_json:
         output.print_json(found)
+        output.print_left_out(found, limit, as_json=True)
         return
     output.print_table(
         ("at", "actor", "login", "action", "events", "counts", "arguments", "reason"),
@@ -45,6 +46,7 @@ def audit(
             for line in found
         ],
     )
+    output.print_left_out(found, limit)
 
 
 def _events(line: AuditLine) -> str:

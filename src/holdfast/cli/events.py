@@ -51,6 +51,7 @@ def list_(where: Where, which: OpenFilter, limit: LimitOption = 50, as_json: Jso
     found = where.run(lambda operator: operator.events.page(limit=limit, **which.given))
     if as_json:
         output.print_json(found)
+        output.print_left_out(found, limit, as_json=True)
         return
     output.print_table(
         ("id", "status", "event type", "route", "due", "attempts", "channel", "generation", "last error"),
@@ -62,8 +63,7 @@ def list_(where: Where, which: OpenFilter, limit: LimitOption = 50, as_json: Jso
             for e in found
         ],
     )
-    if len(found) == limit:
-        output.print_line(f"{limit} of the open events; there may be more (--limit)", "dim")
+    output.print_left_out(found, limit)
 
 
 @app.command("show")

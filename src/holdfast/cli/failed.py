@@ -54,6 +54,7 @@ def list_(
     found = where.run(lambda operator: operator.failed.page(which.selection(), limit=limit, discarded=discarded))
     if as_json:
         output.print_json(found)
+        output.print_left_out(found, limit, as_json=True)
         return
     output.print_table(
         ("id", "failed at", "handler", "event type", "reason", "attempts", "cycles", "raised at", "error"),
@@ -65,8 +66,7 @@ def list_(
             for e in found
         ],
     )
-    if len(found) == limit:
-        output.print_line(f"the newest {limit}; there may be more", "dim")
+    output.print_left_out(found, limit)
 
 
 @app.command("groups")

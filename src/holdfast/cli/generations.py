@@ -23,6 +23,7 @@ def list_(where: Where, as_json: JsonOption = False) -> None:
     found = where.run(lambda operator: operator.generations.all())
     if as_json:
         output.print_json([output.as_data(g) | {"in_the_way": g.in_the_way} for g in found])
+        output.print_left_out(found, as_json=True)
         return
     output.print_table(
         ("generation", "label", "state", "open", "failed", "workers", "unserved channels", "can be retired"),
@@ -34,6 +35,7 @@ def list_(where: Where, as_json: JsonOption = False) -> None:
             for g in found
         ],
     )
+    output.print_left_out(found)
 
 
 @app.command("begin")

@@ -11,6 +11,7 @@ def show_groups(found: FailureGroups, as_json: bool) -> None:
         listed = [{"group": group.name} | output.as_data(group) for group in found.groups]
         more = {"examined": found.examined, "limit": found.limit, "is_more": found.is_more}
         output.print_json({"groups": listed} | more)
+        output.print_left_out(found.groups, as_json=True)
         return
     more_than = "+" if found.is_more else ""
     output.print_line(
@@ -26,3 +27,4 @@ def show_groups(found: FailureGroups, as_json: bool) -> None:
             for g in found.groups
         ],
     )
+    output.print_left_out(found.groups)

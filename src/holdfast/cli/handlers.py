@@ -21,11 +21,13 @@ def list_(where: Where, as_json: JsonOption = False) -> None:
     found = where.run(lambda operator: operator.handlers.all())
     if as_json:
         output.print_json([{"unserved": each.unserved} | output.as_data(each) for each in found])
+        output.print_left_out(found, as_json=True)
         return
     output.print_table(
         ("handler", "domain context", "event types", "open", "failed", "served by"),
         [(e.handler_name, e.domain_context, e.event_types or "retired", e.open, e.failed, _served(e)) for e in found],
     )
+    output.print_left_out(found)
 
 
 @app.command("retire")

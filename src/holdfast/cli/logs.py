@@ -19,7 +19,7 @@ from typing import Any, Final, TextIO
 import structlog
 from structlog.typing import EventDict, Processor
 
-from holdfast.cli.output import CONTROL
+from holdfast.characters import CONTROL
 from holdfast.observability.background import Background
 
 _FLUSH_PATIENCE = 1.0

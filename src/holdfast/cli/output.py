@@ -23,12 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 from rich.text import Text
 
-# What moves a cursor, starts a line, turns the direction of writing so that a line reads as another one, or has no
-# width, so that two names look the same.
-CONTROL: Final = re.compile(
-    r"[\x00-\x1f\x7f-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e"
-    r"\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U000e0000-\U000e0fff]"
-)
+from holdfast.characters import CONTROL
 
 # A command or statement at the end of a sentence, which is copied as a whole.
 _COMMAND: Final = re.compile(r"(?<=: )(?:holdfast |SELECT |GRANT |ALTER )[^:]*$")
@@ -144,6 +139,21 @@ def print_facts(rows: Iterable[tuple[str, object]]) -> None:
     for name, value in rows:
         if value not in (None, {}, []):
             print_line(f"  {name:<15} {shown(value)}")
+
+
+def print_left_out(found: Sequence[object], limit: int = 0, *, as_json: bool = False) -> None:
+    """Say that a list is not whole: how many are left out, or that it ends at its limit; beside JSON on stderr."""
+    left_out = getattr(found, "left_out", None)
+    if left_out:
+        text = f"{left_out:,} more are not listed"
+    elif left_out is None and limit and len(found) >= limit:
+        text = f"{limit:,} are listed; there may be more"
+    else:
+        return
+    if as_json:
+        print(text, file=sys.stderr)
+    else:
+        print_line(text, "dim")
 
 
 def shown(value: object) -> str:

@@ -84,6 +84,7 @@ def list_(
     found = where.run(lambda operator: operator.plans.page(finished=not unfinished, limit=limit))
     if as_json:
         output.print_json(found)
+        output.print_left_out(found, limit, as_json=True)
         return
     output.print_table(
         ("plan", "state", "rows", "pending", "delivered", "failed", "skipped", "created", "by", "what"),
@@ -95,6 +96,7 @@ def list_(
             for p in found
         ],
     )
+    output.print_left_out(found, limit)
 
 
 @app.command("show")

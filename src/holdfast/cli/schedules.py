@@ -9,7 +9,7 @@ import typer
 from holdfast.cli import output
 from holdfast.cli.command_group import command_group
 from holdfast.cli.options import Change, JsonOption, PayloadOption, Target, Where, spread
-from holdfast.operator import Operator, ScheduleChange, ScheduleStatus
+from holdfast.operator import MOST_SCHEDULES, Operator, ScheduleChange, ScheduleStatus
 from holdfast.stored_json import decode
 
 app = command_group("Schedules: events that are published at fixed times.")
@@ -24,11 +24,13 @@ def list_(where: Where, as_json: JsonOption = False) -> None:
     found = where.run(lambda operator: operator.schedules.all())
     if as_json:
         output.print_json([_as_data(each) for each in found])
+        output.print_left_out(found, MOST_SCHEDULES, as_json=True)
         return
     output.print_table(
         ("schedule", "when", "event type", "state", "next slot", "last slot", "fired", "generation"),
         [(*(s.name, s.when, s.event_type, s.state, s.next_slot, s.last_slot, s.fired), s.generation) for s in found],
     )
+    output.print_left_out(found, MOST_SCHEDULES)
 
 
 @app.command("show")

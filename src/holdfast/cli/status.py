@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -14,9 +13,12 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from holdfast.characters import shell_word
 from holdfast.cli import output
 from holdfast.cli.options import Where, spread
 from holdfast.operator import MOST, MOST_IN_ROUTE, MOST_ROUTES, MOST_UNSERVED, NewestFailure, Operator, Status
+
+_SHOWN_ROUTES = 50  # --json has more
 
 
 @spread
@@ -75,10 +77,12 @@ def as_data(schema: str, found: Status) -> dict[str, Any]:
         "limits": {"open": MOST, "failed": MOST, "open_in_route": MOST_IN_ROUTE, "routes": MOST_ROUTES},
         "open_is_more": found.open_is_more,
         "routes": [asdict(route) for route in found.routes],
+        "routes_left_out": found.routes.left_out,
         "unrouted": sorted({route.event_type for route in found.unrouted if route.event_type}),
         "unserved_channels_count": found.unserved_channels,
         "unserved_channels": [{"channel": c, "generation": g} for c, g in found.unserved],
         "workers": [asdict(worker) for worker in found.workers],
+        "workers_left_out": found.workers.left_out,
     }
 
 
@@ -124,11 +128,12 @@ def warnings(found: Status) -> list[str]:
     """What an operator should look into, each with what to do."""
     said = [
         f"channel {channel}, generation {generation}: events wait and no living worker serves it; "
-        f"start one with --channel {shlex.quote(channel)} --generation {generation}"
+        f"start one with --channel {shell_word(channel)} --generation {generation}"
         for channel, generation in found.unserved
     ]
     if found.more_unserved:
-        said.append(f"{found.more_unserved} more channels have open events and no living worker")
+        at_least = " or more" if found.unserved_is_more else ""
+        said.append(f"{found.more_unserved}{at_least} more channels have open events and no living worker")
     nowhere = set(found.unserved)
     unrouted = 0
     for route in found.routes:
@@ -158,19 +163,22 @@ def warnings(found: Status) -> list[str]:
 
 def _routes(found: Status) -> RenderableType:
     rows: list[tuple[object, ...]] = []
-    for route in found.routes:
+    # What no handler is owed comes last, however much there is of it.
+    shown = sorted(found.routes, key=lambda route: not route.handlers)[:_SHOWN_ROUTES]
+    for route in shown:
         open_ = f"{route.open}{'+' if route.open >= MOST_IN_ROUTE else ''}"
         oldest = "-" if route.oldest is None else f"{route.oldest:.1f} s"
         owed = ", ".join(route.handlers) or "no handler"
         rows.append((route.route, route.channel, route.generation, open_, oldest, owed))
-    if len(found.routes) >= MOST_ROUTES:
-        rows.append(("… and more", "", "", "", "", ""))
+    more = len(found.routes) - len(shown) + found.routes.left_out
+    if more:
+        rows.append((f"… and {more:,} more", "", "", "", "", ""))
     return output.Listing(("route", "channel", "generation", "open", "oldest due", "owed to"), rows)
 
 
 def _workers(found: Status) -> RenderableType:
     headers = ("worker", "process", "version", "generation", "channels", "handlers", "heartbeat")
-    rows = [
+    rows: list[tuple[object, ...]] = [
         (
             worker.name,
             f"{worker.host}:{worker.pid}",
@@ -182,4 +190,6 @@ def _workers(found: Status) -> RenderableType:
         )
         for worker in found.workers
     ]
+    if found.workers.left_out:
+        rows.append((f"… and {found.workers.left_out:,} more", *([""] * 6)))
     return output.Listing(headers, rows)

@@ -23,6 +23,7 @@ def list_(where: Where, as_json: JsonOption = False) -> None:
     found = where.run(lambda operator: operator.workers.all())
     if as_json:
         output.print_json(found)
+        output.print_left_out(found, as_json=True)
         return
     output.print_table(
         ("worker", "process", "version", "generation", "channels", "handlers", "started", "heartbeat", "id"),
@@ -35,6 +36,7 @@ def list_(where: Where, as_json: JsonOption = False) -> None:
             for w in found
         ],
     )
+    output.print_left_out(found)
 
 
 def _some(handlers: list[str]) -> str:

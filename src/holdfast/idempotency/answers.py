@@ -124,6 +124,11 @@ def body_too_large(settings: IdempotencySettings) -> Answer:
     return _problem(settings, 413, "request-too-large", "The request is too large", detail)
 
 
+def body_too_slow(settings: IdempotencySettings) -> Answer:
+    detail = f"The body of a request must arrive within {settings.receive_within:g} seconds."
+    return _problem(settings, 408, "request-too-slow", "The request took too long to arrive", detail)
+
+
 def in_progress(settings: IdempotencySettings) -> Answer:
     detail = "The first request with this key is still being carried out. Ask again for its answer."
     name, title = "idempotency-in-progress", "The request is being carried out"
@@ -150,6 +155,7 @@ def unavailable(settings: IdempotencySettings) -> Answer:
 
 PROBLEMS = {
     400: "The key is missing or cannot be read, or its owner is not identified.",
+    408: "The body of the request took too long to arrive.",
     409: "The first request with the key is under way, was another request, or its answer was too large to be kept.",
     413: "The request is too large to be sent with a key.",
     422: "The key was used for another request.",

@@ -32,6 +32,7 @@ class IdempotencySettings:
     keep: float = 24 * 3_600.0  # how long a key is remembered; longer than clients go on retrying
     wait: float = 2.0  # how long a duplicate waits for the first request before it gets 409
     idle: float = 60.0  # how long an endpoint may leave its transaction idle before the database ends it
+    receive_within: float = 60.0  # for the body of a request that is hashed, before the answer is 408
     connect_within: float = 5.0  # for a connection from the pool, before the answer is 503
     commit_within: float = 10.0  # for the database to answer, before its connection is cut and the answer is 503
     retries: int = 3  # after a serialization failure or a deadlock
@@ -52,6 +53,7 @@ class IdempotencySettings:
             ("keep", 1, 366 * 24 * 3_600),
             ("wait", 0.001, 60),
             ("idle", 1, 3_600),
+            ("receive_within", 0.01, 3_600),
             ("connect_within", 0.01, 600),
             ("commit_within", 0.01, 600),
             ("retries", 0, 10),

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
         WorkerStatus,
     )
     from holdfast.postgres.operations.sweeping import SweepReport
-    from holdfast.postgres.schedules import ScheduleStatus
+    from holdfast.postgres.schedules import MOST_SCHEDULES, ScheduleStatus
     from holdfast.postgres.wakeup.mode import Mode
 else:
     __getattr__, __dir__ = lazy_names(
@@ -64,6 +64,7 @@ else:
             "MOST": "holdfast.postgres.operations.status",
             "MOST_IN_ROUTE": "holdfast.postgres.operations.status",
             "MOST_ROUTES": "holdfast.postgres.operations.status",
+            "MOST_SCHEDULES": "holdfast.postgres.schedules",
             "MOST_UNSERVED": "holdfast.postgres.operations.status",
             "Mode": "holdfast.postgres.wakeup.mode",
             "Moved": "holdfast.operator.outcome",
@@ -102,6 +103,7 @@ __all__ = [
     "MOST",
     "MOST_IN_ROUTE",
     "MOST_ROUTES",
+    "MOST_SCHEDULES",
     "MOST_UNSERVED",
     "SEVERITIES",
     "ArchivedDetail",

@@ -8,6 +8,7 @@ from holdfast.errors import ConfigurationError
 from holdfast.operator import arguments
 from holdfast.operator.session import Session
 from holdfast.postgres.operations import handlers
+from holdfast.postgres.operations.excerpt import Excerpt
 from holdfast.postgres.operations.handlers import HandlerStatus
 
 
@@ -17,11 +18,17 @@ class Handlers:
     def __init__(self, session: Session) -> None:
         self._session = session
 
-    async def all(self) -> list[HandlerStatus]:
-        """Every handler that ever subscribed, with its backlog. Counts end at the limits of the status."""
+    async def all(self) -> Excerpt[HandlerStatus]:
+        """Every handler that ever subscribed, with its backlog. Counts end at the limits of the status.
+
+        Of too many those are listed first that living workers have; `left_out` says how many are not listed.
+        """
+        return await self._read()
+
+    async def _read(self, only: str | None = None) -> Excerpt[HandlerStatus]:
         status = await self._session.connection.status()
         async with self._session.reading() as statements:
-            return await handlers.every(statements, status)
+            return await handlers.every(statements, status, only)
 
     async def retire(
         self, handler: str, event_type: str | None = None, *, reason: str | None = None, dry_run: bool = False
@@ -30,7 +37,7 @@ class Handlers:
         arguments.handler(handler)
         if event_type is not None and not 1 <= len(event_type) <= 200:
             raise ConfigurationError("event_type", "is empty or too long", "see: holdfast handlers list")
-        known = [each for each in await self.all() if each.handler_name == handler]
+        known = await self._read(handler)
         wanted = [each for each in known if event_type is None or event_type in each.event_types]
         if not known:
             raise ConfigurationError("handler", f"{handler} is unknown", "see: holdfast handlers list")

@@ -10,6 +10,7 @@ from holdfast.errors import ConfigurationError
 from holdfast.operator import arguments
 from holdfast.operator.session import Refused, Session
 from holdfast.postgres.operations import workers
+from holdfast.postgres.operations.excerpt import Excerpt
 from holdfast.postgres.operations.status import WorkerStatus
 
 BATCH = 5_000
@@ -32,8 +33,8 @@ class Workers:
     def __init__(self, session: Session) -> None:
         self._session = session
 
-    async def all(self) -> list[WorkerStatus]:
-        """The workers that have not stopped in order, the latest heartbeat first; silent ones for an hour."""
+    async def all(self) -> Excerpt[WorkerStatus]:
+        """The workers that have not stopped in order: the living ones, then the latest heartbeat, first; silent ones for an hour."""
         return (await self._session.connection.status()).workers
 
     async def release(

@@ -62,10 +62,14 @@ class Ended(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RoutePage:
-    """Routes that have open rows. The next page begins after `after`; empty when this is the last."""
+    """Routes that have open rows. The next page begins after `after`; empty when this is the last.
+
+    A page of `every` route has those that are due soon as well; another one only the first of these, as its last.
+    """
 
     routes: list[str]
     after: str
+    every: bool
 
 
 # The range in which all routes lie: its beginning, and its end.
@@ -160,6 +164,12 @@ class Deliveries:
         """End sessions of workers whose lease has expired, if they hold a transaction and wait for their client."""
         rows = await self._fetch(connection, "end_silent_sessions", ended_before=self.clock.ended_before())
         return [Ended(row["worker"], row["application_name"]) for row in rows if row["ended"]]
+
+    async def unrecorded_step(self, connection: asyncpg.Connection) -> float | None:
+        """Return the step back, in seconds, that heartbeats show and no worker has reported, such as one made while
+        none lived."""
+        step: float | None = (await self._fetch(connection, "clock_unrecorded"))[0][0]
+        return step
 
     async def repair_clock(self, connection: asyncpg.Connection, step: float) -> int:
         """Report a step of the database's clock, and repair the times that it left in the future; how many rows."""
@@ -327,6 +337,7 @@ class Deliveries:
         self, connection: asyncpg.Connection, channel: str, ranges: tuple[list[str], list[str]], after: str
     ) -> RoutePage:
         """Return a page of the routes that have open rows and lie in the ranges: their beginnings, and their ends."""
+        every = ranges is EVERY_ROUTE
         rows = await self._fetch(
             connection,
             "outbox_routes_within",
@@ -337,9 +348,10 @@ class Deliveries:
             after=after,
             most=_PAGE,
             most_steps=_PAGE_STEPS,
+            only_next=not every,
         )
         stopped = bool(rows) and not rows[-1]["within"]
-        return RoutePage([row["route"] for row in rows if row["within"]], rows[-1]["route"] if stopped else "")
+        return RoutePage([row["route"] for row in rows if row["within"]], rows[-1]["route"] if stopped else "", every)
 
 
 _urgency = attrgetter("priority", "available_at", "id")

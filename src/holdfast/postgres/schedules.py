@@ -14,7 +14,7 @@ from holdfast.postgres.queries import Queries
 from holdfast.postgres.statements import NamedStatements
 from holdfast.schedules import Cron, Due, Missed, Schedule, Timing, timing
 
-MOST = 1_000
+MOST_SCHEDULES = 1_000
 OVERDUE = timedelta(minutes=1)
 
 
@@ -85,7 +85,7 @@ class ScheduleStatus:
         return f"{self.cron} ({self.timezone})" if self.cron is not None else f"every {self.every}"
 
 
-LISTING: dict[str, object] = {"overdue": OVERDUE, "most": MOST, "payload": False, "only": None}
+LISTING: dict[str, object] = {"overdue": OVERDUE, "most": MOST_SCHEDULES, "payload": False, "only": None}
 
 
 async def listing(connection: asyncpg.Connection, schema: str = "core") -> list[ScheduleStatus]:

@@ -24,7 +24,7 @@ class ChannelLanes:
         self.exhausted = True  # nothing was left on the pages since the first
         self._used: Mapping[str, Owed] = {}
         self._recent: dict[str, None] = {}
-        self._open: dict[str, None] = {}  # ours that had open rows, on the pages since the first
+        self._open: dict[str, None] = {}  # those that may become due, on the pages since the first
 
     def restart(self) -> None:
         """Begin again with the first page."""
@@ -40,14 +40,22 @@ class ChannelLanes:
         self.split.replace({route: each.handler for route, each in owed.items() if each.split})
 
     def use_page(self, routing: Routing, page: RoutePage) -> None:
-        """Claim from the routes of a page, and from those of late."""
+        """Claim from the routes of a page, and from those of late.
+
+        When one page does not have every route, also from those that are known without it: what else is open is not in
+        their way.
+        """
         if not self.after:
             self.restart()
         owed = routing.owed(page.routes)
         self._open.update(dict.fromkeys(owed))
+        if not page.every:
+            # The first that will be due in a range. A type may lie in the range of a pattern and not match it.
+            self._open.update(dict.fromkeys(page.routes[-1:]))
         self.after = page.after
         # Never from none at all: it is the claim that finds out whether the subscriptions have changed.
-        self.use({**owed, **routing.owed(self._recent)} or routing.owed(routing.some))
+        known = {} if page.every else routing.known
+        self.use({**owed, **routing.owed(self._recent), **known} or routing.owed(routing.some))
 
     def note(self, routes: set[str]) -> None:
         """Remember from which routes something came."""

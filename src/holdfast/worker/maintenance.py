@@ -129,6 +129,8 @@ class Maintenance:
 
     async def _repair_clock(self, connection: asyncpg.Connection) -> None:
         steps = self._deliveries.clock.steps
+        if not steps and (unrecorded := await self._deliveries.unrecorded_step(connection)) is not None:
+            steps.append(unrecorded)
         while steps:
             repaired = await self._deliveries.repair_clock(connection, steps[0])
             details: dict[str, object] = {

@@ -41,7 +41,16 @@ class Routing:
     @property
     def few(self) -> bool:
         """Whether all routes are known and can be claimed from at once."""
-        return not self.patterns and len(self._exact) + len(self._ours) <= _FEW
+        return not self.patterns and self._knows_few
+
+    @property
+    def _knows_few(self) -> bool:
+        return len(self._exact) + len(self._ours) <= _FEW
+
+    @property
+    def known(self) -> dict[str, Owed]:
+        """The routes that are known without looking into the outbox, if they are few enough to claim from at once."""
+        return self.routes if self._knows_few else {}
 
     @property
     def routes(self) -> dict[str, Owed]:

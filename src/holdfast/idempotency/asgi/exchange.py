@@ -129,6 +129,8 @@ class AsgiExchange:
             if self._settings.route_in_scope:
                 template = f"{self._scope['method']} {route or self._scope['path']}"
             exchange.identify(scope, route=template, required=required)
+            # Before there is a connection: it would wait, in a transaction, for a client that sends slowly.
+            await self._receive_body()
             self._transaction = await self._open_transaction()
             exchange.advance(TransactionOpened())
         return self._transaction.managed.tx
@@ -154,18 +156,27 @@ class AsgiExchange:
             request = None if self._exchange.key is None else await self._hashed_request()
             await self._exchange.take_key(self._transaction, request)
 
+    async def _receive_body(self) -> None:
+        """Receive what will be hashed, or as much as is kept of a request without a key."""
+        length = dict(self._scope["headers"]).get(b"content-length", b"")
+        try:
+            if self._exchange.key is not None and length.isdigit() and int(length) > self._settings.request_limit:
+                raise BodyTooLarge
+            async with asyncio.timeout(self._settings.receive_within):
+                await self._body.receive()
+            if self._exchange.key is not None and not self._body.is_repeatable():
+                raise BodyTooLarge
+        except BodyTooLarge:
+            self._exchange.refuse(answers.body_too_large(self._settings))
+        except TimeoutError:
+            self._exchange.refuse(answers.body_too_slow(self._settings))
+        except ClientGone:
+            self._exchange.refuse(answers.unavailable(self._settings))  # which the client will not read
+
     async def _hashed_request(self) -> HashedParts:
         scope = self._scope
         headers = dict(scope["headers"])
-        length = headers.get(b"content-length", b"")
-        try:
-            if length.isdigit() and int(length) > self._settings.request_limit:
-                raise BodyTooLarge
-            body = await self._body.read()
-        except BodyTooLarge:
-            self._exchange.refuse(answers.body_too_large(self._settings))
-        except ClientGone:
-            self._exchange.refuse(answers.unavailable(self._settings))  # which the client will not read
+        body = await self._body.read()
         path = scope.get("raw_path") or scope["path"].encode()
         content_type = headers.get(b"content-type", b"")
         encoding = b",".join(value for name, value in scope["headers"] if name == b"content-encoding")

@@ -48,23 +48,25 @@ class Body:
 
         return receive
 
+    async def receive(self) -> None:
+        """Receive the whole body, or as much of it as is kept; the application reads it as if it came now."""
+        while not self._whole and self.is_repeatable():
+            if (await self._next(keep=True))["type"] != "http.request":
+                raise ClientGone
+
     async def read(self) -> bytes:
         """Return the whole body, including what the application has not read."""
-        while not self._whole:
-            if not self.is_repeatable():
-                raise BodyTooLarge
-            if (await self._next())["type"] != "http.request":
-                raise ClientGone
+        await self.receive()
         if not self.is_repeatable():
             raise BodyTooLarge
         return b"".join(message.get("body", b"") for message in self._messages if message["type"] == "http.request")
 
-    async def _next(self) -> Message:
+    async def _next(self, *, keep: bool = False) -> Message:
         message = await self._receive()
         if message["type"] == "http.request":
             self._size += len(message.get("body", b""))
             self._whole = not message.get("more_body", False)
-            if self.is_repeatable():
+            if self.is_repeatable() or keep:
                 self._messages.append(message)
             else:
                 self._messages.clear()  # the request cannot be repeated, so nothing is kept

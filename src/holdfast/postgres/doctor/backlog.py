@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable
-from shlex import quote
 
 import asyncpg
 
+from holdfast.characters import shell_word
 from holdfast.postgres.doctor.examination import Examination
 from holdfast.postgres.doctor.findings import Check, Finding, Severity
 from holdfast.postgres.operations.status import MOST, MOST_IN_ROUTE, MOST_ROUTES, MOST_UNSERVED, RouteStatus
@@ -56,7 +55,7 @@ async def _channels(examination: Examination) -> list[Finding]:
                     channel,
                     f"events wait on the channel {channel}, which no living worker of generation {generation} serves",
                     _open(routes),
-                    f"start a worker with --channel {shlex.quote(channel)} --generation {generation}",
+                    f"start a worker with --channel {shell_word(channel)} --generation {generation}",
                 )
             )
     if status.more_unserved:
@@ -66,7 +65,8 @@ async def _channels(examination: Examination) -> list[Finding]:
                 "channel-flood",
                 f"{status.more_unserved} more channels",
                 "events wait on more channels than are named here, and no living worker serves them",
-                f"{status.unserved_channels} channels without a worker; a writer may name any",
+                f"{status.unserved_channels}{'+' if status.unserved_is_more else ''} channels without a worker; "
+                "a writer may name any",
                 "find who writes to them: holdfast events list",
             )
         )
@@ -124,6 +124,24 @@ async def _unrouted(examination: Examination) -> list[Finding]:
             )
         )
     return findings
+
+
+async def _routes(examination: Examination) -> list[Finding]:
+    """Report more routes than the others of these checks look at."""
+    status = await examination.status()
+    if not status.routes.left_out:
+        return []
+    return [
+        Finding(
+            "warning",
+            "route-flood",
+            f"{status.routes.left_out} more routes",
+            "events of more types and channels are open than are looked at here",
+            f"{status.open} open; at least {len(status.routes) + status.routes.left_out} routes, "
+            f"of which {len(status.routes)} are looked at: those to which a handler subscribes by name first",
+            "find who writes them: holdfast events list",
+        )
+    ]
 
 
 async def _leases(examination: Examination) -> list[Finding]:
@@ -202,7 +220,15 @@ async def _clock_steps(examination: Examination) -> list[Finding]:
     if row["step"] is None and not misdated:
         return []
     seen = "" if row["step"] is None else f"a step of {row['step']:+.0f} s, seen {row['ago']:.0f} s ago; "
-    workers = [f"holdfast workers release {worker}" for worker in row["workers"] or []]
+    living = any(worker.living for worker in (await examination.status()).workers)
+    remedies = [f"holdfast workers release {worker}" for worker in row["workers"] or []][:5]
+    if not remedies or row["due"]:
+        remedies.append("workers repair those times" if living else "start a worker: it repairs those times")
+    if not row["leases"]:
+        remedies.append(
+            "let the database's machine follow a time server that slews, "
+            "and after a step forward look before: holdfast retention sweep"
+        )
     return [
         Finding(
             "problem" if misdated else "warning",
@@ -210,9 +236,7 @@ async def _clock_steps(examination: Examination) -> list[Finding]:
             "clock",
             "the database's clock was set while events were open",
             f"{seen}{row['leases']} leases and {row['due']} due times lie further ahead than they can",
-            "; ".join(workers[:5])
-            or "workers repair those times; let the database's machine follow a time server that slews, "
-            "and after a step forward look before: holdfast retention sweep",
+            "; ".join(remedies),
         )
     ]
 
@@ -220,7 +244,7 @@ async def _clock_steps(examination: Examination) -> list[Finding]:
 def _cancel(*routes: RouteStatus) -> str:
     """Return the commands that cancel what waits on routes, and nothing else."""
     return "; ".join(
-        f"holdfast events cancel --route {quote(route.route)} --channel {quote(route.channel)}"
+        f"holdfast events cancel --route {shell_word(route.route)} --channel {shell_word(route.channel)}"
         f" --generation {route.generation}"
         for route in routes[:5]
     )
@@ -234,7 +258,7 @@ def _and_drop(handler: str, routes: list[RouteStatus]) -> str:
 
 
 def _serving(generation: int, channels: list[str]) -> str:
-    return " ".join((*(f"--channel {shlex.quote(channel)}" for channel in channels), f"--generation {generation}"))
+    return " ".join((*(f"--channel {shell_word(channel)}" for channel in channels), f"--generation {generation}"))
 
 
 def _severity(routes: Iterable[RouteStatus]) -> Severity:
@@ -268,6 +292,7 @@ CHECKS = (
     Check(
         "handlers", "health", "living workers have every handler that is owed events", ("handler-unserved",), _handlers
     ),
+    Check("routes", "health", "every route that has open events is looked at", ("route-flood",), _routes),
     Check("routing", "health", "some handler subscribes to each open event", ("event-unrouted",), _unrouted),
     Check(
         "leases",

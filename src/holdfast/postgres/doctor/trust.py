@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from holdfast.characters import sql_string
 from holdfast.postgres.doctor.examination import Examination
 from holdfast.postgres.doctor.findings import Check, Finding
 
@@ -10,17 +11,30 @@ _LATEST = 10_000
 
 async def _sources(examination: Examination) -> list[Finding]:
     await examination.require_installed()
-    return [
+    rows = await examination.rows("list_unowned_sources", most=_LATEST)
+    findings = [
         Finding(
             "note",
             "source-unowned",
-            source,
+            row["source"],
             "every producer of this database may publish, cancel and reschedule events of this source",
             "no role owns it, and several logins are producers",
-            f"INSERT INTO {examination.in_schema('sources')} VALUES ({literal}, '<its role>');",  # noqa: S608 - for people
+            f"INSERT INTO {examination.in_schema('sources')} VALUES ({sql_string(row['source'])}, '<its role>');",  # noqa: S608 - for people
         )
-        for source, literal in await examination.rows("list_unowned_sources", most=_LATEST)
+        for row in rows
     ]
+    if rows and rows[0]["total"] > len(rows):
+        findings.append(
+            Finding(
+                "note",
+                "source-unowned",
+                f"{rows[0]['total'] - len(rows)} more sources",
+                "more sources than are named here belong to no role",
+                f"{rows[0]['total']} sources in the latest {_LATEST} events",
+                "find who publishes under them: holdfast events list",
+            )
+        )
+    return findings
 
 
 async def _locks(examination: Examination) -> list[Finding]:

@@ -14,6 +14,7 @@ from uuid import UUID
 import asyncpg
 
 from holdfast.postgres.operations.connection import Statements
+from holdfast.postgres.operations.excerpt import Excerpt
 from holdfast.postgres.operations.outcomes import Outcomes
 from holdfast.stored_json import decode
 
@@ -95,7 +96,7 @@ class FailureGroup:
 class FailureGroups:
     """The groups, the largest first. When `examined` equals `limit`, only that many of the newest were examined."""
 
-    groups: list[FailureGroup]
+    groups: Excerpt[FailureGroup]
     examined: int
     limit: int = MOST
 
@@ -132,7 +133,8 @@ def grouped(rows: list[asyncpg.Record]) -> FailureGroups:
     """Groups of the outbox or of the archive."""
     examined = rows[0]["examined"] if rows else 0
     fields = FailureGroup.__dataclass_fields__
-    return FailureGroups([FailureGroup(**{name: row[name] for name in fields}) for row in rows], examined)
+    groups = (FailureGroup(**{name: row[name] for name in fields}) for row in rows)
+    return FailureGroups(Excerpt(groups, rows[0]["total"] if rows else 0), examined)
 
 
 async def select(statements: Statements, selection: str, *, most: int) -> list[UUID]:

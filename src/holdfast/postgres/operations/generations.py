@@ -9,6 +9,7 @@ from datetime import datetime
 
 from holdfast.postgres.operations import failed
 from holdfast.postgres.operations.connection import Statements
+from holdfast.postgres.operations.excerpt import Excerpt
 from holdfast.postgres.operations.status import MOST
 
 MOST_GENERATIONS = 200
@@ -52,16 +53,22 @@ class Retirement:
     workers: int
 
 
-async def every(statements: Statements) -> list[Generation]:
-    """Every known generation, the newest first."""
+async def every(statements: Statements) -> Excerpt[Generation]:
+    """Every known generation, the newest first; of too many those of deployments."""
     rows = await statements.fetch("list_generations", most=MOST, most_generations=MOST_GENERATIONS)
     failures: Counter[int] = Counter()
     for _, generation, count in await failed.counts_by_handler(statements, most=MOST):
         failures[generation] += count
-    found = {row["generation"]: Generation(**row, failed=failures[row["generation"]]) for row in rows}
+    found = {
+        row["generation"]: Generation(
+            **{name: value for name, value in row.items() if name != "total"}, failed=failures[row["generation"]]
+        )
+        for row in rows
+    }
     for number in failures.keys() - found.keys():
         found[number] = Generation(number, None, None, None, False, 0, failures[number], [], [], [])
-    return [found[number] for number in sorted(found, reverse=True)]
+    total = max(rows[0]["total"] if rows else 0, len(found))
+    return Excerpt((found[number] for number in sorted(found, reverse=True)), total)
 
 
 async def begin(statements: Statements, *, label: str | None, actor: str, reason: str | None) -> int:

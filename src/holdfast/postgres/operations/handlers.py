@@ -8,6 +8,7 @@ from datetime import datetime
 
 from holdfast.postgres.operations import failed
 from holdfast.postgres.operations.connection import Statements
+from holdfast.postgres.operations.excerpt import Excerpt
 from holdfast.postgres.operations.status import MOST, Status
 
 MOST_HANDLERS = 1_000
@@ -35,16 +36,16 @@ class HandlerStatus:
         return self.open > 0 and not self.workers
 
 
-async def every(statements: Statements, status: Status) -> list[HandlerStatus]:
-    """Every handler that ever subscribed."""
-    subscriptions = await statements.fetch("list_subscriptions", most=MOST_HANDLERS)
+async def every(statements: Statements, status: Status, only: str | None = None) -> Excerpt[HandlerStatus]:
+    """Every handler that ever subscribed, or one; of too many those first that living workers have."""
+    subscriptions = await statements.fetch("list_subscriptions", most=MOST_HANDLERS, only=only)
     failures: Counter[str] = Counter()
     for handler, _, count in await failed.counts_by_handler(statements, most=MOST):
         failures[handler] += count
     waiting: Counter[str] = Counter()
     for route in status.routes:
         waiting.update({handler: route.open for handler in route.handlers})
-    return [
+    found = (
         HandlerStatus(
             handler_name=row["handler_name"],
             domain_context=row["domain_context"],
@@ -55,7 +56,8 @@ async def every(statements: Statements, status: Status) -> list[HandlerStatus]:
             workers=row["workers"],
         )
         for row in subscriptions
-    ]
+    )
+    return Excerpt(found, subscriptions[0]["total"] if subscriptions else 0)
 
 
 async def retire(

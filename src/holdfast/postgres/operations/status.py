@@ -6,13 +6,18 @@ limit: one that equals its limit means "or more".
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
+from typing import TypeVar
 from uuid import UUID
 
 import asyncpg
 
+from holdfast.postgres.operations.excerpt import Excerpt
 from holdfast.postgres.queries import Queries
+
+T = TypeVar("T")
 
 MOST = 100_000
 MOST_IN_ROUTE = 10_000
@@ -20,6 +25,7 @@ MOST_ROUTES = 200
 MOST_WORKERS = 200
 MOST_UNSERVED = 20
 ERROR_LENGTH = 500
+MOST_CHANNELS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +82,10 @@ class Status:
     failed: int
     archived: int  # failed, and moved to the archive
     open_is_more: bool  # there are more open rows than were counted
-    routes: list[RouteStatus]
+    routes: Excerpt[RouteStatus]
     unserved: list[tuple[str, int]]  # channel and generation; a few, if there are many
     unserved_channels: int  # how many there are
-    workers: list[WorkerStatus]
+    workers: Excerpt[WorkerStatus]
     wakeup_mode: str | None  # None: the trigger is missing
     newest_failure: NewestFailure | None = None
 
@@ -87,6 +93,16 @@ class Status:
     def more_unserved(self) -> int:
         """How many channels without a living worker there are beside those that are named."""
         return self.unserved_channels - len(self.unserved)
+
+    @property
+    def open(self) -> str:
+        """How many events are pending, delayed or in flight."""
+        return f"{self.pending + self.delayed + self.in_flight}{'+' if self.open_is_more else ''}"
+
+    @property
+    def unserved_is_more(self) -> bool:
+        """Whether there are more channels without a living worker than were counted."""
+        return self.unserved_channels >= MOST_CHANNELS
 
     @property
     def failed_is_more(self) -> bool:
@@ -139,7 +155,7 @@ async def read(connection: asyncpg.Connection, schema: str = "core") -> Status:
         newest = await fetch("newest_failure", error_length=ERROR_LENGTH)
         (archived,) = await fetch("count_archived", most=MOST)
         routes = await fetch("list_routes", most_routes=MOST_ROUTES, most_in_route=MOST_IN_ROUTE)
-        unserved = await fetch("list_unserved", most_unserved=MOST_UNSERVED)
+        unserved = await fetch("list_unserved", most_unserved=MOST_UNSERVED, most_channels=MOST_CHANNELS)
         workers = await fetch("list_workers", most_workers=MOST_WORKERS)
         wakeup_mode = await fetch("read_wakeup_mode")
     return Status(
@@ -150,10 +166,16 @@ async def read(connection: asyncpg.Connection, schema: str = "core") -> Status:
         failed=failed["count"],
         archived=archived["count"],
         open_is_more=counts["examined"] >= MOST,
-        routes=[RouteStatus(**row) for row in routes],
+        routes=_excerpt(RouteStatus, routes),
         unserved=[(row["channel"], row["generation"]) for row in unserved],
         unserved_channels=unserved[0]["total"] if unserved else 0,
-        workers=[WorkerStatus(**row) for row in workers],
+        workers=_excerpt(WorkerStatus, workers),
         wakeup_mode=wakeup_mode[0][0] if wakeup_mode else None,
         newest_failure=NewestFailure(**newest[0]) if newest else None,
     )
+
+
+def _excerpt(kind: Callable[..., T], rows: list[asyncpg.Record]) -> Excerpt[T]:
+    """The rows, without their `total`."""
+    shown = [{name: value for name, value in row.items() if name != "total"} for row in rows]
+    return Excerpt((kind(**each) for each in shown), rows[0]["total"] if rows else 0)

@@ -78,7 +78,8 @@ grouped AS (
     FROM dead GROUP BY queue, signature)
 SELECT g.queue AS handler_name, g.signature, g.count, g.first_seen, g.last_seen, g.reasons, g.event_types, g.generations,
        a.original_id AS sample_id, left(a.last_exception, :error_length::int) AS sample_error,
-       substring(a.traceback FROM '^raised at ([^\n]*)') AS raised_at, n.note, n.noted_by, n.noted_at, (SELECT count(*)::int FROM dead) AS examined
+       substring(a.traceback FROM '^raised at ([^\n]*)') AS raised_at, n.note, n.noted_by, n.noted_at,
+       (SELECT count(*)::int FROM dead) AS examined, count(*) OVER ()::int AS total
 FROM grouped g
 JOIN core.archive a ON a.id = g.newest
 LEFT JOIN core.failure_notes n ON n.handler_name = g.queue AND n.error_signature = g.signature

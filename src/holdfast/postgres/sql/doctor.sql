@@ -339,7 +339,7 @@ SELECT count(*) AS events, coalesce(max(extract(epoch FROM now() - o.lease_expir
 FROM (SELECT route, status, lease_expires_at, claimed_by FROM core.outbox
       WHERE settled_at IS NULL AND ordering_key IS NULL
       LIMIT :most::int) o
-LEFT JOIN core.workers w ON w.id = o.claimed_by AND w.stopped_at IS NULL AND w.heartbeat_at > core.living_since()
+LEFT JOIN core.workers w ON w.id = o.claimed_by AND w.stopped_at IS NULL AND core.is_living(w.heartbeat_at)
 WHERE o.status = 'in_flight' AND o.lease_expires_at < now() - :expired_for::interval
 GROUP BY w.id, w.name, w.host, w.pid
 ORDER BY w.name NULLS LAST;
@@ -347,13 +347,15 @@ ORDER BY w.name NULLS LAST;
 -- --- who can get in whose way ---
 
 -- name: list_unowned_sources
--- Sources of the latest events that belong to no role, where several logins may publish under their names.
-SELECT DISTINCT o.source, quote_literal(o.source) AS literal
+-- Sources of the latest events that belong to no role, where several logins may publish under their names. Those with the
+-- most events first: a producer names sources as it likes.
+SELECT o.source, count(*) OVER ()::int AS total
 FROM (SELECT o.source FROM core.outbox o ORDER BY o.id DESC LIMIT :most::int) o
 WHERE NOT EXISTS (SELECT FROM core.sources s WHERE s.source = o.source)
   AND (SELECT count(*) FROM pg_roles r
        WHERE r.rolcanlogin AND NOT r.rolsuper AND pg_has_role(r.oid, to_regrole('holdfast_producer'), 'MEMBER')) > 1
-ORDER BY 1 LIMIT 20;
+GROUP BY o.source
+ORDER BY count(*) DESC, 1 LIMIT 20;
 
 -- name: list_foreign_locks
 -- Advisory locks of ours that other sessions hold: the two of each channel (sql/wakeup.sql), and that of schema changes. A
@@ -364,7 +366,7 @@ SELECT lock.name, l.pid, coalesce(a.usename::text, '?') AS login, coalesce(nulli
 FROM (SELECT format('%s of the channel %s', kind.name, c.channel) AS name, 'holdfast sleeper' AS application,
              'holdfast_worker' AS role, hashtextextended('core.' || c.channel || kind.suffix, 0) AS key
       FROM (SELECT unnest(w.channels) AS channel FROM core.workers w UNION SELECT 'outbox_default'
-            UNION SELECT o.channel FROM core.outbox_channels() o) c
+            UNION SELECT o.channel FROM core.open_channels(1000) o) c
       CROSS JOIN (VALUES ('sleeper lock', '/sleeper'), ('wake-up lock', '')) AS kind (name, suffix)
       UNION ALL
       SELECT 'lock of schema changes', 'holdfast migrate', 'holdfast_owner',

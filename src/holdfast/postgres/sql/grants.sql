@@ -38,13 +38,13 @@ GRANT EXECUTE ON FUNCTION
     core.outbox_release(uuid[], uuid[], interval[]),
     core.outbox_enter(uuid, uuid, text, interval), core.outbox_reopen(uuid, uuid, text, text),
     core.outbox_split(bigint, text, bigint, text[], smallint[], int[], timestamptz[], uuid[], timestamptz),
-    core.outbox_routes(text, bigint), core.outbox_routes_within(text, bigint, text[], text[], text, int, int),
+    core.outbox_routes(text, bigint), core.outbox_routes_within(text, bigint, text[], text[], text, int, int, boolean),
     core.outbox_channels(),
     core.outbox_due_in(text, bigint, text[], smallint[], interval),
     core.subscribe(text, text, text[]), core.subscriptions_read(),
     core.worker_beat(uuid, text, text, int, text, bigint, text[], text[]), core.worker_stopped(uuid),
     core.worker_alive(uuid, interval), core.silent_workers(timestamptz), core.clock_stepped(uuid, interval, interval),
-    core.clock_repair(int), core.unserved_channels()
+    core.clock_unrecorded(), core.clock_repair(int), core.unserved_channels()
     TO holdfast_worker;
 
 -- Operators read everything and repair through functions.
@@ -65,7 +65,7 @@ GRANT EXECUTE ON FUNCTION
     core.generation_move(bigint, bigint, int, text, text), core.worker_release(uuid, int, text, text),
     core.retire(text, text, text, text), core.audit_refused(text, text, text, jsonb, text),
     core.outbox_routes(text, bigint), core.outbox_channels(), core.served_channels(), core.channel_of(bigint), core.living_since(),
-    core.subscriptions_read()
+    core.is_living(timestamptz), core.open_channels(int), core.subscriptions_read()
     TO holdfast_operator;
 
 -- The archive of dead letters, and retention. A sweep does what the policies say, for every caller.

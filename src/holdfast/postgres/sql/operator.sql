@@ -45,7 +45,7 @@ grouped AS (
 SELECT g.handler_name, g.signature, g.count, g.first_seen, g.last_seen, g.reasons, g.event_types, g.generations,
        g.sample_id, left(o.last_error, :error_length::int) AS sample_error,
        substring(o.traceback FROM '^raised at ([^\n]*)') AS raised_at, n.note, n.noted_by, n.noted_at,
-       (SELECT count(*)::int FROM dead) AS examined
+       (SELECT count(*)::int FROM dead) AS examined, count(*) OVER ()::int AS total
 FROM grouped g
 LEFT JOIN LATERAL (SELECT o.last_error, o.traceback FROM core.outbox o WHERE o.id = g.sample_id LIMIT 1) o ON true
 LEFT JOIN core.failure_notes n ON n.handler_name = g.handler_name AND n.error_signature = g.signature
@@ -218,15 +218,27 @@ WHERE r.plan_id = :plan::bigint AND r.state = 'skipped' GROUP BY r.why ORDER BY 
 SELECT r.plan_id, r.state, r.why, r.replayed_at FROM core.plan_rows r WHERE r.row_id = :id::uuid ORDER BY r.plan_id LIMIT 100;
 
 -- name: list_subscriptions
-SELECT s.handler_name, s.domain_context, array_agg(s.event_type ORDER BY s.event_type) FILTER (WHERE s.retired_at IS NULL) AS event_types,
-       max(s.retired_at) AS retired_at,
+-- When there are too many, those of living workers are shown first, and then those that are subscribed: a producer names
+-- reactions as it likes.
+WITH living AS MATERIALIZED (
+    SELECT DISTINCT unnest(w.handlers) AS handler_name FROM core.workers w
+    WHERE w.stopped_at IS NULL AND core.is_living(w.heartbeat_at)),
+first AS MATERIALIZED (
+    SELECT s.handler_name, s.domain_context,
+           array_agg(s.event_type ORDER BY s.event_type) FILTER (WHERE s.retired_at IS NULL) AS event_types,
+           max(s.retired_at) AS retired_at, count(*) OVER ()::int AS total
+    FROM core.subscriptions s
+    WHERE :only::text IS NULL OR s.handler_name = :only::text
+    GROUP BY s.handler_name, s.domain_context
+    ORDER BY s.handler_name IN (SELECT living.handler_name FROM living) DESC, bool_or(s.retired_at IS NULL) DESC,
+             s.handler_name, s.domain_context
+    LIMIT :most::int)
+SELECT s.handler_name, s.domain_context, s.event_types, s.retired_at, s.total,
        ARRAY(SELECT w.name FROM core.workers w
-             WHERE w.stopped_at IS NULL AND w.heartbeat_at > core.living_since() AND s.handler_name = ANY (w.handlers)
+             WHERE w.stopped_at IS NULL AND core.is_living(w.heartbeat_at) AND s.handler_name = ANY (w.handlers)
              ORDER BY w.name) AS workers
-FROM core.subscriptions s
-GROUP BY s.handler_name, s.domain_context
-ORDER BY s.handler_name, s.domain_context
-LIMIT :most::int;
+FROM first s
+ORDER BY s.handler_name, s.domain_context;
 
 -- name: list_generations
 -- Every number that something knows: what writers get, events that are open, workers that live, deployments that were
@@ -246,7 +258,7 @@ of_generation AS MATERIALIZED (
            least(sum(open.open), 2147483647)::int AS open
     FROM open GROUP BY open.generation),
 known AS MATERIALIZED (
-    SELECT known.generation
+    SELECT known.generation, count(*) OVER ()::int AS total
     FROM (SELECT g.generation FROM of_generation g
           UNION SELECT w.generation FROM core.workers w WHERE w.stopped_at IS NULL
           UNION SELECT d.generation FROM core.deployments d
@@ -254,9 +266,9 @@ known AS MATERIALIZED (
     LEFT JOIN core.deployments d ON d.generation = known.generation
     ORDER BY d.generation IS NULL AND known.generation <> 0, known.generation DESC
     LIMIT :most_generations::int)
-SELECT known.generation, d.label, d.started_at, d.retired_at,
+SELECT known.generation, known.total, d.label, d.started_at, d.retired_at,
        ARRAY(SELECT w.name FROM core.workers w
-             WHERE w.generation = known.generation AND w.stopped_at IS NULL AND w.heartbeat_at > core.living_since()
+             WHERE w.generation = known.generation AND w.stopped_at IS NULL AND core.is_living(w.heartbeat_at)
              ORDER BY w.name) AS workers,
        coalesce(g.channels, '{}') AS channels, coalesce(g.unserved, '{}') AS unserved, coalesce(g.open, 0) AS open,
        coalesce((SELECT max(c.generation) FROM core.deployments c WHERE c.retired_at IS NULL), 0) = known.generation AS current

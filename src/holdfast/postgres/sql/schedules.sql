@@ -4,7 +4,7 @@
 -- overdue_for: since when a slot, or working out the first one, has been left undone; NULL when nothing is.
 SELECT s.name, s.cron, s.timezone, s.every, s.missed, s.event_type, s.source, s.target, s.priority,
        CASE WHEN :payload::boolean THEN s.payload::text END AS payload, s.generation, s.declared_at,
-       s.attended_at AS served_at, s.attended_at > core.living_since() AS served, s.owed_after, s.next_slot,
+       s.attended_at AS served_at, core.is_living(s.attended_at) AS served, s.owed_after, s.next_slot,
        s.last_slot, s.last_fired_at, s.fired,
        s.paused_at, s.paused_by, now() AS looked_at,
        CASE WHEN s.paused_at IS NULL AND coalesce(s.next_slot, s.owed_after) < now() - :overdue::interval

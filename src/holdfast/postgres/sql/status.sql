@@ -39,16 +39,36 @@ SELECT count(*) FROM (SELECT FROM core.archive WHERE deleted_at IS NULL LIMIT :m
 -- Routes by a loose index scan, then for each one: the handlers it is owed to, how much is open, since when the first of
 -- it is due, and whether a living worker serves all of them. A route with a slash is an event's own, before it is known
 -- to whom it is owed; any other is a handler's name. Of the channels those first that a worker serves, and then a
--- generation's own: a writer names channels as it likes.
-WITH found AS MATERIALIZED (
-    SELECT c.channel, c.generation, r.route,
+-- generation's own, and of the routes those first that a handler subscribes to by name: a writer names channels and types as
+-- it likes. `total` is how many there are, up to a limit.
+WITH channel AS MATERIALIZED (
+    SELECT row_number() OVER (ORDER BY s.channel IS NULL, o.channel <> core.channel_of(o.generation), o.channel,
+                                       o.generation) AS n, o.channel, o.generation
+    FROM core.open_channels(:most_routes::int) o LEFT JOIN core.served_channels() s USING (channel, generation)
+    ORDER BY n LIMIT :most_routes::int),
+known AS MATERIALIZED (
+    SELECT s.handler_name AS route FROM core.subscriptions s WHERE s.retired_at IS NULL
+    UNION SELECT '*/' || s.event_type FROM core.subscriptions s
+    WHERE s.retired_at IS NULL AND strpos(s.event_type, '*') = 0
+    LIMIT 2000),
+every AS MATERIALIZED (
+    SELECT c.n, c.channel, c.generation, k.route, true AS known
+    FROM (SELECT * FROM channel ORDER BY channel.n LIMIT 3) c CROSS JOIN known k
+    CROSS JOIN LATERAL (
+        SELECT FROM core.outbox o
+        WHERE o.settled_at IS NULL AND o.ordering_key IS NULL
+          AND o.channel = c.channel AND o.generation = c.generation AND o.route = k.route LIMIT 1) o
+    UNION ALL
+    (SELECT c.n, c.channel, c.generation, r.route, false
+     FROM channel c CROSS JOIN LATERAL core.outbox_routes(c.channel, c.generation) AS r (route)
+     LIMIT 10000)),
+found AS MATERIALIZED (
+    SELECT r.channel, r.generation, r.route, count(*) OVER ()::int AS total,
            CASE WHEN strpos(r.route, '/') > 0 THEN nullif(split_part(r.route, '/', 1), '*') END AS target,
            CASE WHEN strpos(r.route, '/') > 0 THEN split_part(r.route, '/', 2) END AS event_type
-    FROM (SELECT o.channel, o.generation
-          FROM core.outbox_channels() o LEFT JOIN core.served_channels() s USING (channel, generation)
-          ORDER BY s.channel IS NULL, o.channel <> core.channel_of(o.generation), o.channel, o.generation
-          LIMIT :most_routes::int) c
-    CROSS JOIN LATERAL core.outbox_routes(c.channel, c.generation) AS r (route)
+    FROM every r
+    GROUP BY r.n, r.channel, r.generation, r.route
+    ORDER BY bool_or(r.known) OR strpos(r.route, '/') = 0 DESC, r.n, r.route
     LIMIT :most_routes::int),
 owed AS MATERIALIZED (
     SELECT found.*, CASE WHEN found.event_type IS NULL THEN ARRAY[found.route] ELSE ARRAY(
@@ -57,7 +77,7 @@ owed AS MATERIALIZED (
                  AND (found.target IS NULL OR found.target = s.domain_context)
                ORDER BY s.handler_name) END AS handlers
     FROM found)
-SELECT owed.channel, owed.generation, owed.route, owed.target, owed.event_type, owed.handlers,
+SELECT owed.channel, owed.generation, owed.route, owed.total, owed.target, owed.event_type, owed.handlers,
        (SELECT count(*) FROM (
             SELECT FROM core.outbox o
             WHERE o.settled_at IS NULL AND o.ordering_key IS NULL
@@ -73,7 +93,7 @@ SELECT owed.channel, owed.generation, owed.route, owed.target, owed.event_type, 
             ORDER BY o.available_at LIMIT 1) first) AS oldest,
        ARRAY(SELECT h FROM unnest(owed.handlers) AS h
              WHERE NOT EXISTS (SELECT FROM core.workers w
-                               WHERE w.stopped_at IS NULL AND w.heartbeat_at > core.living_since()
+                               WHERE w.stopped_at IS NULL AND core.is_living(w.heartbeat_at)
                                  AND w.generation = owed.generation AND owed.channel = ANY (w.channels)
                                  AND h = ANY (w.handlers))) AS unserved
 FROM owed
@@ -83,7 +103,7 @@ ORDER BY owed.channel, owed.generation, owed.route;
 -- Channels that have open rows and no living worker: some of them, those of deployments first, and how many there are.
 SELECT first.channel, first.generation, first.total
 FROM (SELECT c.channel, c.generation, count(*) OVER ()::int AS total
-      FROM core.outbox_channels() c LEFT JOIN core.served_channels() s USING (channel, generation)
+      FROM core.open_channels(:most_channels::int) c LEFT JOIN core.served_channels() s USING (channel, generation)
       WHERE s.channel IS NULL
       ORDER BY c.generation <> 0 AND NOT EXISTS (SELECT FROM core.deployments d WHERE d.generation = c.generation),
                c.channel <> core.channel_of(c.generation), c.channel, c.generation
@@ -92,13 +112,13 @@ ORDER BY first.channel, first.generation;
 
 -- name: list_workers
 -- Those that have not stopped in order, the latest heartbeat first. One that has long been silent was killed, and after an
--- hour others have taken what it held.
+-- hour others have taken what it held. One whose heartbeat lies ahead is not living.
 SELECT w.id, w.name, w.host, w.pid, w.version, w.generation, w.channels, w.handlers, w.started_at, w.heartbeat_at,
        extract(epoch FROM now() - w.heartbeat_at)::float8 AS silent_for,
-       w.heartbeat_at > core.living_since() AS living
+       core.is_living(w.heartbeat_at) AS living, count(*) OVER ()::int AS total
 FROM core.workers w
 WHERE w.stopped_at IS NULL AND w.heartbeat_at > now() - interval '1 hour'
-ORDER BY w.heartbeat_at DESC
+ORDER BY living DESC, w.heartbeat_at DESC
 LIMIT :most_workers::int;
 
 -- name: read_notifications

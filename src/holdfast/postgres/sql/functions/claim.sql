@@ -233,12 +233,18 @@ END
 $$;
 
 -- outbox_routes_within: the routes that have rows which are due, or will be before any worker polls again, and lie
--- between p_begins[i] and p_ends[i], which is outside, for some i; a page of at most p_most of them, after p_after. The
--- ranges are sorted by their characters and do not overlap. When the page ends early, because it is full, p_most_steps
--- lanes were looked at or ten times as many passed by, one row more says where, and is not within. If the database sorts by characters too, what lies
--- between two ranges is skipped, however much it is.
+-- between p_begins[i] and p_ends[i], which is outside, for some i; a page of at most p_most of them, after p_after. With
+-- p_only_next it has those that are due, and of the others the first as its last: it says how long the caller may sleep,
+-- and however many there are, they are not in the way of what is due. The ranges are sorted by their characters and do
+-- not overlap. When the page ends early, because it is full, p_most_steps lanes were looked at or ten times as many passed
+-- by, one row more says where, and is not within. If the database sorts by characters too, what lies between two ranges is
+-- skipped, however much it is.
+-- Without p_only_next, as earlier releases had it: in the transaction that makes the one which workers of those call from
+-- then on, with the default.
+DROP FUNCTION IF EXISTS core.outbox_routes_within(text, bigint, text[], text[], text, int, int);
 CREATE OR REPLACE FUNCTION core.outbox_routes_within(
-    p_channel text, p_generation bigint, p_begins text[], p_ends text[], p_after text, p_most int, p_most_steps int)
+    p_channel text, p_generation bigint, p_begins text[], p_ends text[], p_after text, p_most int, p_most_steps int,
+    p_only_next boolean DEFAULT false)
 RETURNS TABLE (route text, within boolean)
 LANGUAGE plpgsql STABLE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET jit = off
@@ -258,6 +264,9 @@ DECLARE
     v_at timestamptz;
     -- Workers poll once an hour at least.
     v_soon timestamptz := now() + interval '2 hours';
+    v_listed timestamptz := CASE WHEN p_only_next THEN now() ELSE v_soon END;
+    v_first_at timestamptz := v_soon;
+    v_first_route text;
     v_next record;
     v_passed int := 0;
     v_found int := 0;
@@ -283,12 +292,16 @@ BEGIN
             v_from := NULL;
         END IF;
         IF v_route IS NULL THEN
-            RETURN;
+            EXIT;
         END IF;
         -- The first range that ends after the route.
         v_range := 1 + width_bucket(v_route COLLATE "C", p_ends);
         IF v_range <= v_last AND v_route COLLATE "C" >= v_begins[v_range] THEN
-            IF v_at >= v_soon AND v_step < p_most_steps AND v_passed < 10 * p_most_steps THEN
+            IF v_at > v_listed AND v_at < v_first_at THEN
+                v_first_at := v_at;
+                v_first_route := v_route;
+            END IF;
+            IF v_at > v_listed AND v_step < p_most_steps AND v_passed < 10 * p_most_steps THEN
                 -- More like it may follow. To walk past them takes less than to look for each, if they are not many.
                 FOR v_next IN
                     SELECT o.route, o.priority, o.available_at FROM core.outbox o
@@ -297,7 +310,11 @@ BEGIN
                       AND (o.route, o.priority, o.available_at) > (v_route, v_priority, 'infinity'::timestamptz)
                     ORDER BY o.channel, o.generation, o.route, o.priority, o.available_at LIMIT 100
                 LOOP
-                    EXIT WHEN v_next.available_at < v_soon OR v_next.route COLLATE "C" >= p_ends[v_range];
+                    EXIT WHEN v_next.available_at <= v_listed OR v_next.route COLLATE "C" >= p_ends[v_range];
+                    IF v_next.available_at < v_first_at THEN
+                        v_first_at := v_next.available_at;
+                        v_first_route := v_next.route;
+                    END IF;
                     v_route := v_next.route;
                     v_priority := v_next.priority;
                     v_passed := v_passed + 1;
@@ -312,15 +329,23 @@ BEGIN
             EXIT WHEN v_found >= p_most OR v_passed >= 10 * p_most_steps;
         ELSIF v_skips THEN
             IF v_range > v_last THEN
-                RETURN;
+                v_route := NULL;
+                EXIT;
             END IF;
             v_from := v_begins[v_range];
         END IF;
         v_priority := 32767;
     END LOOP;
-    route := v_route;
-    within := false;
-    RETURN NEXT;
+    IF v_first_route IS NOT NULL THEN
+        route := v_first_route;
+        within := true;
+        RETURN NEXT;
+    END IF;
+    IF v_route IS NOT NULL THEN
+        route := v_route;
+        within := false;
+        RETURN NEXT;
+    END IF;
 END
 $$;
 
@@ -347,6 +372,45 @@ BEGIN
               AND (o.channel, o.generation) > (open.channel, open.generation)
             ORDER BY o.channel, o.generation LIMIT 1) next)
     SELECT open.channel, open.generation FROM open;
+END
+$$;
+
+-- open_channels: up to p_most of them, in order, and beside them, however many there are, those that workers have served
+-- and those of deployments.
+CREATE OR REPLACE FUNCTION core.open_channels(p_most int)
+RETURNS TABLE (channel text, generation bigint)
+LANGUAGE plpgsql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+#variable_conflict use_column
+BEGIN
+    IF (p_most BETWEEN 1 AND 100000) IS NOT TRUE THEN
+        PERFORM core.refuse_argument('p_most must be 1 to 100000');
+    END IF;
+    RETURN QUERY
+    WITH RECURSIVE known AS MATERIALIZED (
+        SELECT served.channel, w.generation FROM core.workers w CROSS JOIN unnest(w.channels) AS served (channel)
+        UNION SELECT core.channel_of(d.generation), d.generation FROM core.deployments d
+        UNION SELECT core.channel_of(0), 0),
+    open AS (
+        (SELECT o.channel, o.generation, 1 AS n FROM core.outbox o
+         WHERE o.settled_at IS NULL AND o.ordering_key IS NULL
+         ORDER BY o.channel, o.generation LIMIT 1)
+        UNION ALL
+        SELECT next.channel, next.generation, open.n + 1
+        FROM open CROSS JOIN LATERAL (
+            SELECT o.channel, o.generation FROM core.outbox o
+            WHERE o.settled_at IS NULL AND o.ordering_key IS NULL
+              AND (o.channel, o.generation) > (open.channel, open.generation)
+            ORDER BY o.channel, o.generation LIMIT 1) next
+        WHERE open.n < p_most)
+    SELECT known.channel, known.generation FROM known
+    CROSS JOIN LATERAL (
+        SELECT FROM core.outbox o
+        WHERE o.settled_at IS NULL AND o.ordering_key IS NULL
+          AND o.channel = known.channel AND o.generation = known.generation LIMIT 1) o
+    UNION SELECT open.channel, open.generation FROM open;
 END
 $$;
 

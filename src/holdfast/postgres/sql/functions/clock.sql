@@ -3,7 +3,8 @@
 --
 -- After a step forward live leases look expired. Each worker goes on with the time before the step for as long as the
 -- longest lease lasts, within which every living holder extends its leases (p_ended_before of outbox_claim).
--- After a step back, times that were written before it lie in the future. They are repaired here.
+-- After a step back, times that were written before it lie in the future. They are repaired here. That step the heartbeats
+-- show by themselves, also when no worker lived at the time: the next one to start finds it unrecorded.
 
 -- clock_observe: with every heartbeat. Remembers the latest time, and when it has jumped: back, or forward by more than
 -- lies between the heartbeats of a fleet. Not the time of the transaction, which its client may have kept open.
@@ -17,7 +18,9 @@ BEGIN
     SET latest = t.now,
         jump = CASE WHEN t.jumped THEN t.now - c.latest ELSE c.jump END,
         jumped_at = CASE WHEN t.jumped THEN t.now ELSE c.jumped_at END
-    FROM (SELECT n.now, (n.now - s.latest BETWEEN interval '-1 second' AND interval '15 seconds') IS NOT TRUE AS jumped
+    -- Time in which no worker lived does not hide a jump back that is still to be recorded.
+    FROM (SELECT n.now, (n.now - s.latest BETWEEN interval '-1 second' AND interval '15 seconds') IS NOT TRUE
+                        AND (n.now < s.latest OR n.now - s.latest >= - s.jump) AS jumped
           FROM core.clock s CROSS JOIN (SELECT clock_timestamp() AS now) n
           WHERE (n.now - s.latest BETWEEN interval '-1 second' AND interval '1 second') IS NOT TRUE
           FOR UPDATE OF s SKIP LOCKED) t
@@ -26,7 +29,8 @@ END
 $$;
 
 -- clock_shows: whether the jump that was last seen here is the step that a worker tells of. Between the heartbeats before
--- and after it some time has passed, so a step back is longer than its jump, and one forward shorter.
+-- and after it some time has passed, so a step back is longer than its jump, and one forward shorter. A jump back shows
+-- one step, which takes it away, however long ago it was seen.
 CREATE OR REPLACE FUNCTION core.clock_shows(p_by interval, p_lease interval)
 RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER
@@ -36,10 +40,22 @@ BEGIN
     PERFORM core.clock_observe();
     RETURN EXISTS (
         SELECT FROM core.clock c
-        WHERE c.jumped_at BETWEEN clock_timestamp() - greatest(2 * p_lease, interval '2 minutes')
-                              AND clock_timestamp() + interval '3 seconds'
-          AND CASE WHEN p_by > interval '0' THEN p_by <= c.jump + interval '3 seconds'
+        WHERE CASE WHEN p_by > interval '0'
+                   THEN p_by <= c.jump + interval '3 seconds'
+                        AND c.jumped_at BETWEEN clock_timestamp() - greatest(2 * p_lease, interval '2 minutes')
+                                            AND clock_timestamp() + interval '3 seconds'
                    ELSE c.jump < interval '0' AND p_by >= c.jump - interval '30 seconds' END);
+END
+$$;
+
+-- clock_unrecorded: the jump back that no worker has recorded as a step yet, in seconds; NULL without one.
+CREATE OR REPLACE FUNCTION core.clock_unrecorded()
+RETURNS float8
+LANGUAGE plpgsql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN (SELECT extract(epoch FROM c.jump)::float8 FROM core.clock c WHERE c.jump < interval '0');
 END
 $$;
 
@@ -80,7 +96,7 @@ SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     RETURN (SELECT max(coalesce(w.lease, interval '1 hour')) FROM core.workers w
-            WHERE w.stopped_at IS NULL AND (w.lease IS NOT NULL OR w.heartbeat_at > core.living_since()));
+            WHERE w.stopped_at IS NULL AND (w.lease IS NOT NULL OR core.is_living(w.heartbeat_at)));
 END
 $$;
 
@@ -95,7 +111,7 @@ BEGIN
     RETURN QUERY
     SELECT w.id FROM core.workers w
     WHERE w.stopped_at IS NULL
-      AND coalesce(w.lease_expires_at + w.lease / 3, w.heartbeat_at + (now() - core.living_since()))
+      AND coalesce(w.lease_expires_at + w.lease / 3, w.heartbeat_at + interval '1 minute')
           < least(now(), p_ended_before);
 END
 $$;
@@ -117,12 +133,13 @@ BEGIN
     IF p_worker IS NULL OR (p_by BETWEEN interval '-1000 years' AND interval '1000 years') IS NOT TRUE THEN
         PERFORM core.refuse_argument('p_worker and p_by must say who has seen which step, of at most 1000 years');
     END IF;
+    LOCK TABLE core.clock_steps IN SHARE ROW EXCLUSIVE MODE;
     IF NOT core.clock_shows(p_by, p_lease) THEN
         RETURN false;
     END IF;
-    LOCK TABLE core.clock_steps IN SHARE ROW EXCLUSIVE MODE;
     -- Others see it when they next extend their leases. The same worker sees a step once: a second one is another step.
-    IF EXISTS (SELECT FROM core.clock_steps s
+    -- Of a step back only the first is shown.
+    IF p_by > interval '0' AND EXISTS (SELECT FROM core.clock_steps s
                WHERE s.seen_by <> p_worker AND s.step BETWEEN p_by - interval '3 seconds' AND p_by + interval '3 seconds'
                  AND s.seen_at BETWEEN now() - greatest(p_lease, interval '1 minute') AND now() + interval '3 seconds') THEN
         RETURN false;
@@ -155,6 +172,7 @@ BEGIN
     UPDATE core.workers w
     SET heartbeat_at = least(w.heartbeat_at, now()), lease_expires_at = least(w.lease_expires_at, now() + w.lease)
     WHERE w.heartbeat_at > now() OR w.lease_expires_at > now() + w.lease;
+    UPDATE core.clock c SET jump = interval '0' WHERE c.one;  -- it is recorded now
     UPDATE core.sweeps s SET seen_at = least(s.seen_at, now()), finished_at = least(s.finished_at, now()) WHERE s.one;
     UPDATE core.plans p
     SET waiting_since = least(p.waiting_since, now()), lease_expires_at = p.lease_expires_at + p_by

@@ -109,7 +109,7 @@ DECLARE
     v_open    int := (SELECT coalesce(sum(g.open), 0) FROM core.generation_open(p_generation, 100000) g);
     v_workers int := (SELECT count(*) FROM core.workers w
                       WHERE w.generation = p_generation AND w.stopped_at IS NULL
-                        AND w.heartbeat_at > core.living_since());
+                        AND core.is_living(w.heartbeat_at));
     v_retired boolean := p_force OR (v_open = 0 AND v_workers = 0);
     v_next    bigint := (SELECT coalesce(max(d.generation), 0) FROM core.deployments d
                          WHERE d.retired_at IS NULL AND d.generation <> p_generation);

@@ -26,6 +26,32 @@ BEGIN
 END
 $$;
 
+-- require_reactions: refuses what cannot be the reactions of a producer's process to an event. A handler that workers have
+-- subscribed gets what it has subscribed to, from the outbox: of any other event a dead letter on its route would be run
+-- by it after a replay, and a key in its inbox would keep an event with that key from it. The keys of schedules are
+-- their own: their events are published by workers, and no process reacts to them.
+CREATE OR REPLACE FUNCTION core.require_reactions(p_handlers text[], p_type text, p_target text, p_key text)
+RETURNS void
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF starts_with(p_key, 'schedule:') THEN
+        RAISE EXCEPTION 'keys that begin with schedule: belong to schedules'
+            USING ERRCODE = 'insufficient_privilege', HINT = 'Publish the event with another idempotency key.';
+    ELSIF EXISTS (SELECT FROM unnest(p_handlers) AS t (handler)
+                  WHERE EXISTS (SELECT FROM core.subscriptions s
+                                WHERE s.handler_name = t.handler AND s.retired_at IS DISTINCT FROM s.created_at)
+                    AND NOT EXISTS (SELECT FROM core.subscriptions s
+                                    WHERE s.handler_name = t.handler AND s.retired_at IS DISTINCT FROM s.created_at
+                                      AND p_type LIKE s.pattern
+                                      AND (p_target IS NULL OR p_target = s.domain_context))) THEN
+        RAISE EXCEPTION 'a handler is named that has never wanted %', p_type
+            USING ERRCODE = 'insufficient_privilege', HINT = 'Name the reactions that have run.';
+    END IF;
+END
+$$;
+
 -- reaction_open: reaction_unhandled for releases before 0007, whose keys belonged to no source.
 CREATE OR REPLACE FUNCTION core.reaction_open(p_handlers text[], p_key text)
 RETURNS text[]
@@ -83,6 +109,8 @@ BEGIN
         RAISE EXCEPTION 'event % is not in the outbox', p_event
             USING ERRCODE = 'no_data_found', HINT = 'React to an event after the commit that published it.';
     END IF;
+    PERFORM core.require_reactions(ARRAY[p_handler], o.event_type, o.target, p_key)
+    FROM core.outbox o WHERE o.id = p_event;
     RETURN core.inbox_add(p_handler, p_key, p_source);
 END
 $$;
@@ -127,18 +155,7 @@ BEGIN
     END IF;
     PERFORM core.require_failures(p_failed, p_reasons);
     v_id := p_event ->> 'event_id';
-    -- A handler that workers have subscribed gets what it has subscribed to, from the outbox. A dead letter of any other
-    -- event on its route would be run by it after a replay.
-    IF EXISTS (SELECT FROM unnest(p_failed) AS t (handler)
-               WHERE EXISTS (SELECT FROM core.subscriptions s
-                             WHERE s.handler_name = t.handler AND s.retired_at IS DISTINCT FROM s.created_at)
-                 AND NOT EXISTS (SELECT FROM core.subscriptions s
-                                 WHERE s.handler_name = t.handler AND s.retired_at IS DISTINCT FROM s.created_at
-                                   AND v_type LIKE s.pattern
-                                   AND (v_target IS NULL OR v_target = s.domain_context))) THEN
-        RAISE EXCEPTION 'p_failed names a handler that has never wanted %', v_type
-            USING ERRCODE = 'insufficient_privilege', HINT = 'Name the reactions that have run.';
-    END IF;
+    PERFORM core.require_reactions(p_done || p_failed, v_type, v_target, p_event ->> 'idempotency_key');
     IF cardinality(p_failed) > 0 THEN
         -- Whatever the connection's setting: a dead letter must not be lost by a crash of the server.
         PERFORM set_config('synchronous_commit', 'on', true);

@@ -250,7 +250,7 @@ BEGIN
     SELECT * INTO schedule FROM core.schedules s WHERE s.name = p_name FOR UPDATE;
     IF NOT FOUND THEN
         RETURN 'unknown';
-    ELSIF schedule.attended_at > core.living_since() THEN
+    ELSIF core.is_living(schedule.attended_at) THEN
         RETURN 'declared';
     END IF;
     DELETE FROM core.schedules s WHERE s.name = p_name;

@@ -79,9 +79,19 @@ BEGIN
 END
 $$;
 
--- living_since: a worker with a later heartbeat is living, and so is the declaration of a schedule with a later
--- attended_at. The one rule for status, doctor and every action: what a list calls unused can be retired. Workers send
--- worker_beat every ten seconds and write attended_at every fifteen.
+-- is_living: whether a worker with such a heartbeat is living, or the declaration of a schedule with such an attended_at.
+-- The one rule for status, doctor and every action: what a list calls unused can be retired. Workers send worker_beat
+-- every ten seconds and write attended_at every fifteen. One that lies ahead was written before the clock was set back,
+-- and says nothing; a living worker writes it again.
+CREATE OR REPLACE FUNCTION core.is_living(p_heartbeat timestamptz)
+RETURNS boolean
+LANGUAGE sql STABLE PARALLEL SAFE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT p_heartbeat > now() - interval '1 minute' AND p_heartbeat < now() + interval '1 minute'
+$$;
+
+-- living_since: the same without the second half, for operators of earlier releases.
 CREATE OR REPLACE FUNCTION core.living_since()
 RETURNS timestamptz
 LANGUAGE sql STABLE PARALLEL SAFE
@@ -101,7 +111,7 @@ BEGIN
     RETURN QUERY
     SELECT DISTINCT served.channel, w.generation
     FROM core.workers w CROSS JOIN unnest(w.channels) AS served (channel)
-    WHERE w.stopped_at IS NULL AND w.heartbeat_at > core.living_since();
+    WHERE w.stopped_at IS NULL AND core.is_living(w.heartbeat_at);
 END
 $$;
 
@@ -116,7 +126,7 @@ BEGIN
     RETURN QUERY
     SELECT first.channel, first.generation
     FROM (SELECT c.channel, c.generation
-          FROM (SELECT * FROM core.outbox_channels() EXCEPT SELECT * FROM core.served_channels()) c
+          FROM (SELECT * FROM core.open_channels(1000) EXCEPT SELECT * FROM core.served_channels()) c
           ORDER BY core.is_begun(c.generation) DESC, c.channel = core.channel_of(c.generation) DESC, c.channel, c.generation
           LIMIT 100) first
     ORDER BY first.channel, first.generation;
