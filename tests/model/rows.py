@@ -353,13 +353,21 @@ class Model:
 
     # --- people ---
 
+    def _deliveries(self, id: UUID) -> list[Row]:
+        """What an id stands for: a delivery that was split off, or all deliveries of an event."""
+        return [row for row in self.rows.values() if id in (row.id, row.origin_id)]
+
     def replay(self, id: UUID, generation: int, by: str) -> int:
-        row = self.rows.get(id)
-        if row is None or row.status != "failed" or row.deleted:
-            return 0
+        failed = [row for row in self._deliveries(id) if row.status == "failed" and not row.deleted]
+        for row in failed:
+            self._replay(row, generation, by)
+        return len(failed)
+
+    def _replay(self, row: Row, generation: int, by: str) -> None:
         cycle = {
             "attempts": row.attempts,
             "last_error": row.last_error,
+            "raised_at": None,  # the machine's errors have no traceback
             "failure_reason": row.failure_reason,
             "generation": row.generation,
             "replayed_by": by,
@@ -378,18 +386,16 @@ class Model:
             channel=CHANNEL if generation == 0 else f"outbox_gen_{generation}",
             available_at=About(0),
         )
-        self.to_cancel.discard(id)  # whoever replays an event wants it to run
-        return 1
+        self.to_cancel.discard(row.id)  # whoever replays an event wants it to run
 
     def cancel_event(self, id: UUID, by: str) -> int:
-        row = self.rows.get(id)
-        if row is None or not row.open:
-            return 0
-        if self.locked(row):
-            self.to_cancel.add(id)
-        else:
-            row.settle("failed", failure_reason="cancelled", deleted=True, last_error=f"cancelled by {by}")
-        return 1
+        still_open = [row for row in self._deliveries(id) if row.open]
+        for row in still_open:
+            if self.locked(row):
+                self.to_cancel.add(row.id)
+            else:
+                row.settle("failed", failure_reason="cancelled", deleted=True, last_error=f"cancelled by {by}")
+        return len(still_open)
 
 
 def _lost(held: Iterable[InFlight], settled: Iterable[Row]) -> list[UUID]:
