@@ -100,7 +100,7 @@ async def test_a_remedy_can_be_pasted(conn: asyncpg.Connection, name: str) -> No
     word, literal = shell_word(name), sql_string(name)
     assert not CONTROL.search(word + literal)
     told = subprocess.run(
-        ["bash", "-c", f"printf %s {word}"], capture_output=True, check=True, env={"LC_ALL": "C.UTF-8"}
+        ["bash", "-c", f"printf %s {word}"], capture_output=True, check=True, env={"LC_ALL": "C.utf8"}
     )
     assert told.stdout.decode() == name
     assert await conn.fetchval(f"SELECT {literal}") == name
