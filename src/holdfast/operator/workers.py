@@ -34,7 +34,7 @@ class Workers:
         self._session = session
 
     async def all(self) -> Excerpt[WorkerStatus]:
-        """The workers that have not stopped in order: the living ones, then the latest heartbeat, first; silent ones for an hour."""
+        """The workers that have not stopped in order, living ones first, then by heartbeat; silent ones for an hour."""
         return (await self._session.connection.status()).workers
 
     async def release(

@@ -254,7 +254,7 @@ def _and_drop(handler: str, routes: list[RouteStatus]) -> str:
     """Return the command that cancels what only this handler could handle: another one may take the rest."""
     if all(route.event_type is not None for route in routes):
         return ""
-    return f"; and for what only it could handle: holdfast events cancel --handler {quote(handler)}"
+    return f"; and for what only it could handle: holdfast events cancel --handler {shell_word(handler)}"
 
 
 def _serving(generation: int, channels: list[str]) -> str:
