@@ -494,7 +494,8 @@ async def test_a_producer_reacts_to_its_own_events(outbox: Outbox, producer: Out
     with pytest.raises(asyncpg.InsufficientPrivilegeError, match="another one than it is said to be"):
         await producer.call("reaction_settle", **(values | {"event": guessed.model_dump_json()}))
     gone = guessed.model_copy(update={"event_id": uuid7()})
-    await producer.call("reaction_settle", **(values | {"event": gone.model_dump_json()}))
+    with pytest.raises(asyncpg.InsufficientPrivilegeError, match="belong to schedules"):
+        await producer.call("reaction_settle", **(values | {"event": gone.model_dump_json()}))
     assert await outbox.value("SELECT count(*) FROM core.event_handled WHERE idempotency_key LIKE 'schedule:%'") == 0
 
 

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from holdfast.characters import CONTROL, shell_word, sql_string
-from holdfast.cli.app import app
+from holdfast.cli.app import make_app
 from holdfast.operator import Operator
 from holdfast.postgres.doctor import examine
 from tests.logins import Logins
@@ -39,7 +39,7 @@ async def test_planted_handlers_hide_none(dsn: str, conn: asyncpg.Connection) ->
         hidden = ({f"aa.h{n}" for n in range(1, PLANTED + 1)} - {each.handler_name for each in found}).pop()
         assert await operator.handlers.retire(hidden, dry_run=True) == 0, "it is known"
     for options in ([], ["--json"]):
-        shown = await asyncio.to_thread(CliRunner().invoke, app, ["handlers", "list", "--dsn", dsn, *options])
+        shown = await asyncio.to_thread(CliRunner().invoke, make_app(), ["handlers", "list", "--dsn", dsn, *options])
         assert "502 more are not listed" in shown.output
         assert "zz.live" in shown.stdout
         if options:
@@ -50,7 +50,7 @@ async def test_planted_sources_are_counted(dsn: str, conn: asyncpg.Connection, p
     """OPS-6: sources with the most events are named first."""
     await conn.execute(
         """INSERT INTO core.outbox (event_type, source, payload)
-           SELECT 't.t', 'a' || n, '{}' FROM generate_series(1, 40) n
+           SELECT 't.t', 'a' || n, '{}'::jsonb FROM generate_series(1, 40) n
            UNION ALL SELECT 't.t', 'payroll', '{}' FROM generate_series(1, 3)"""
     )
     logins = Logins(postgres_server, dsn)
@@ -77,7 +77,7 @@ async def test_planted_types_are_counted(dsn: str, conn: asyncpg.Connection) -> 
     assert len(status.routes) + status.routes.left_out >= 10_000
     (flood,) = [each for each in (await examine(conn)).findings if each.code == "route-flood"]
     assert flood.evidence.startswith("12001 open; at least 1000")
-    shown = await asyncio.to_thread(CliRunner().invoke, app, ["status", "--dsn", dsn])
+    shown = await asyncio.to_thread(CliRunner().invoke, make_app(), ["status", "--dsn", dsn])
     assert shown.stdout.count("\n") < 150
 
 

@@ -388,6 +388,9 @@ BEGIN
     IF (p_most BETWEEN 1 AND 100000) IS NOT TRUE THEN
         PERFORM core.refuse_argument('p_most must be 1 to 100000');
     END IF;
+    IF NOT EXISTS (SELECT FROM core.outbox o WHERE o.settled_at IS NULL AND o.ordering_key IS NULL) THEN
+        RETURN;
+    END IF;
     RETURN QUERY
     WITH RECURSIVE known AS MATERIALIZED (
         SELECT served.channel, w.generation FROM core.workers w CROSS JOIN unnest(w.channels) AS served (channel)

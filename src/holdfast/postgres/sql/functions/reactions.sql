@@ -155,7 +155,6 @@ BEGIN
     END IF;
     PERFORM core.require_failures(p_failed, p_reasons);
     v_id := p_event ->> 'event_id';
-    PERFORM core.require_reactions(p_done || p_failed, v_type, v_target, p_event ->> 'idempotency_key');
     IF cardinality(p_failed) > 0 THEN
         -- Whatever the connection's setting: a dead letter must not be lost by a crash of the server.
         PERFORM set_config('synchronous_commit', 'on', true);
@@ -165,6 +164,7 @@ BEGIN
         PERFORM FROM core.outbox o WHERE o.id = v_id AND o.source = v_source FOR KEY SHARE;
     END IF;
     v_known := core.reaction_owned(v_id, v_source, p_event ->> 'idempotency_key');
+    PERFORM core.require_reactions(p_done || p_failed, v_type, v_target, p_event ->> 'idempotency_key');
     -- The ids that a split gives are only for who has published the event. One that is gone may be another's: its dead
     -- letters have ids that no split uses, unless they were made before it went.
     v_ids := ARRAY(SELECT CASE WHEN v_known OR EXISTS (SELECT FROM core.outbox x
