@@ -193,7 +193,7 @@ async def test_settled_rows_are_never_read(conn: asyncpg.Connection) -> None:
             ("count_failed", {"most": status.MOST}),
             ("count_archived", {"most": status.MOST}),
             ("list_routes", {"most_routes": 200, "most_in_route": 10_000}),
-            ("list_unserved", {"most_unserved": 20}),
+            ("list_unserved", {"most_unserved": 20, "most_channels": status.MOST_CHANNELS}),
         ):
             statement = queries.asyncpg(name)
             explain = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement.sql}"
