@@ -22,6 +22,7 @@ _OUTERMOST, _INNERMOST = 4, 8
 _LONGEST_PATH = 160
 _LONGEST_NAME = 120
 _LONGEST_SOURCE = 160
+_LONGEST_FUNCTION = 2_000
 _LARGEST_FILE = 1_000_000
 _AGAIN = "  … and again"
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
@@ -46,6 +47,7 @@ class Frame:
     line: int
     function: str
     file: str
+    first_line: int  # of the function
     package: str  # the top one
     application: bool  # whether it is neither Python's, nor Holdfast's, nor an installed package's
 
@@ -61,6 +63,11 @@ class Frame:
         """The text of the line; empty when it cannot be read."""
         return _source(self.file, self.line)
 
+    @property
+    def equal_lines_before(self) -> int:
+        """How many lines of the function before this one have the same text."""
+        return _equal_lines(self.file, self.first_line, self.line)
+
 
 def frames_of(error: BaseException) -> tuple[Frame, ...]:
     """Return the frames of an error, the innermost last, without the middle of a long traceback.
@@ -69,7 +76,7 @@ def frames_of(error: BaseException) -> tuple[Frame, ...]:
     """
     frames = _frames_of(_traceback_of(error))
     if isinstance(error, SyntaxError) and isinstance(error.filename, str) and isinstance(error.lineno, int):
-        return (*frames, _frame(error.filename, error.lineno, "<module>", ""))
+        return (*frames, _frame(error.filename, error.lineno, "<module>", "", 1))
     return frames
 
 
@@ -126,17 +133,19 @@ def _frame_of(traceback: TracebackType) -> Frame:
     frame = traceback.tb_frame
     module = frame.f_globals.get("__name__")
     name = module if type(module) is str else ""
-    return _frame(frame.f_code.co_filename, traceback.tb_lineno or 0, frame.f_code.co_qualname, name)
+    code = frame.f_code
+    return _frame(code.co_filename, traceback.tb_lineno or 0, code.co_qualname, name, code.co_firstlineno)
 
 
 @lru_cache(maxsize=4096)
-def _frame(filename: str, line: int, function: str, module: str) -> Frame:
+def _frame(filename: str, line: int, function: str, module: str, first_line: int) -> Frame:
     package = module.partition(".")[0]
     return Frame(
         path=_safe(_as_imported(filename, module))[-_LONGEST_PATH:],
         line=line,
         function=_safe(function)[:_LONGEST_NAME],
         file=filename,
+        first_line=first_line,
         package=package,
         application=package != _OWN_PACKAGE and not _is_installed(filename),
     )
@@ -172,6 +181,15 @@ def _source(filename: str, line: int) -> str:
         return _safe(redact_secrets(text[:_LONGEST_SOURCE]))[:_LONGEST_SOURCE]
     except Exception:
         return ""
+
+
+@lru_cache(maxsize=4096)
+def _equal_lines(filename: str, first: int, line: int) -> int:
+    text = _source(filename, line)
+    if not text or line - first > _LONGEST_FUNCTION:
+        return 0
+    own = getline(filename, line).strip()
+    return sum(getline(filename, before).strip() == own for before in range(first, line))
 
 
 def _safe(text: str) -> str:
