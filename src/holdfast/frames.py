@@ -4,16 +4,18 @@ Frames are shown from the outside in, like Python's own, with paths as they are 
 the machine. The text of a line is shown for the application's own code only.
 """
 
+import inspect
 import os
 import re
 import sysconfig
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from linecache import getline
 from types import CodeType, TracebackType
 
+from holdfast.errors import TerminalHandlerError
 from holdfast.redact import redact_secrets
 
 # Of a traceback so many frames are read from each end: one of a recursion has as many as the stack.
@@ -74,6 +76,8 @@ def frames_of(error: BaseException) -> tuple[Frame, ...]:
 
     What Holdfast does before it calls a handler is left out. For one stack this is always the same object.
     """
+    if isinstance(error, TerminalHandlerError) and (definition := _definition(error.function)):
+        return (definition,)
     frames = _frames_of(_traceback_of(error))
     if isinstance(error, SyntaxError) and isinstance(error.filename, str) and isinstance(error.lineno, int):
         return (*frames, _frame(error.filename, error.lineno, "<module>", "", 1))
@@ -135,6 +139,20 @@ def _frame_of(traceback: TracebackType) -> Frame:
     name = module if type(module) is str else ""
     code = frame.f_code
     return _frame(code.co_filename, traceback.tb_lineno or 0, code.co_qualname, name, code.co_firstlineno)
+
+
+def _definition(function: object) -> Frame | None:
+    """Return the first line of a function in the place of a frame of it."""
+    while isinstance(function, partial):
+        function = function.func
+    if callable(function):
+        function = inspect.unwrap(function)
+    if not isinstance(code := getattr(function, "__code__", None), CodeType):
+        code = getattr(getattr(type(function), "__call__", None), "__code__", None)  # noqa: B004
+    if not isinstance(code, CodeType):
+        return None
+    module = str(getattr(function, "__module__", ""))
+    return _frame(code.co_filename, code.co_firstlineno, code.co_qualname, module, code.co_firstlineno)
 
 
 @lru_cache(maxsize=4096)
