@@ -236,7 +236,7 @@ def bound(text: str, *redactors: Redactor, most: int = MAX_ERROR_BYTES) -> str:
         text = _redacted(text, redact)
     safe = _UNSAFE.sub(_escaped, text[:_READ])
     data = safe.encode()
-    if not cut and len(data) <= most:
+    if len(data) <= most and (not cut or safe.endswith(TRUNCATED)):
         return safe
     return data[: most - len(TRUNCATED.encode())].decode(errors="ignore") + TRUNCATED
 
