@@ -20,6 +20,8 @@ HoldfastError
     └── CommandUnderWay           the command with this key is being carried out already
 """
 
+from typing import Self
+
 
 class HoldfastError(Exception):
     """Root of every error raised by this library."""
@@ -100,6 +102,13 @@ class LifespanError(HoldfastError):
 
 class TerminalHandlerError(HoldfastError):
     """Raised by a handler for an event that no retry can help: it fails at once."""
+
+    function: object = None  # which returned something wrong, and no longer runs
+
+    def blaming(self, function: object) -> Self:
+        """Return the error with the function that stands in place of the line that raised it."""
+        self.function = function
+        return self
 
 
 class ValidationFault(TerminalHandlerError):

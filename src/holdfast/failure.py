@@ -5,6 +5,7 @@ import reprlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Literal
 from uuid import UUID
 
@@ -30,6 +31,7 @@ _DEEPEST_CAUSE = 10
 _MOST_MEMBERS = 5
 _MOST_FIELDS = 20
 _MOST_TRACED = 3
+_MOST_LEAVES = 100
 _MEMBER = "with "
 _WITHHELD = "<text withheld:"
 _LONGEST_TYPE_NAME = 200
@@ -99,6 +101,9 @@ def describe(exc: BaseException, redact: Redactor | None = None, payload: object
         whole = "\n".join(_entries(exc, _message))
         quoting = redact is not unredacted and any(_is_of_driver(error) for error in _all(exc))
         text = "\n".join(_entries(exc, _reduced_message)) if quoting else whole
+        if any(isinstance(error, BaseExceptionGroup) for _, error in _chain(exc)):
+            # How many members a group has, and their order, is no part of the cause.
+            whole = "\n".join(f"{prefix}{_headline(error, _common_message)}" for prefix, error in _chain(exc))
     except BaseException as error:
         # Whatever an exotic exception does while it is read, the row still has to be settled.
         whole = text = f"{type_name}: <unreadable: {_type_name(error)}>"
@@ -122,7 +127,7 @@ def _report(
 ) -> ErrorReport:
     own = () if redact is None else (redact,)
     # The signature is that of the whole text, so that it depends neither on what is hidden nor on the release.
-    group = signature(bound(whole, *own), type_name, details)
+    group = signature(bound(whole, *own), type_name, details, payload)
     if redact is not unredacted:
         own = (*own, partial(redact_values, payload=payload), redact_secrets)
     return ErrorReport(bound(text, *own), type_name, group, traceback)
@@ -138,17 +143,49 @@ def _origin(
     try:
         parts = list(_traced(exc))
         place = next(filter(None, (place_of(each.error, each.frames, home) for each in _inner_first(parts))), None)
-        details = [
-            detail for each in parts for detail in details_of(each.error, partial(_message, each.error), payload)
-        ]
-        if place is not None:
-            details.append(place_in(place))
+        details = _details(parts, place, redact, payload, home)
         traceback = _traceback(parts, place, home)
         if traceback and redact is not None:
             traceback = bound(traceback, redact, most=MAX_TRACEBACK_BYTES)
         return None if not traceback or traceback.startswith(_WITHHELD) else traceback, tuple(details)
     except BaseException:
         return None, ()
+
+
+def _details(
+    parts: "Sequence[_Traced]", place: Frame | None, redact: Redactor | None, payload: object, home: str
+) -> Iterator[str]:
+    """Yield what tells the cause apart beside the text. Of groups, that is the set of the members' causes."""
+    chain = [each for each in parts if each.prefix != _MEMBER]
+    for each in chain:
+        yield from details_of(each.error, partial(_message, each.error), payload)
+    groups = [each.error for each in chain if isinstance(each.error, BaseExceptionGroup)]
+    members = (member for group in groups for member in islice(_leaves(group), _MOST_LEAVES))
+    yield from sorted({_member_cause(member, redact, payload, home) for member in members})
+    if groups:
+        place = next(filter(None, (place_of(each.error, each.frames, home) for each in chain)), None)
+    if place is not None:
+        yield place_in(place)
+
+
+def _member_cause(member: BaseException, redact: Redactor | None, payload: object, home: str) -> str:
+    details = [*details_of(member, partial(_message, member), payload)]
+    place = place_of(member, frames_of(member), home)
+    if place is not None:
+        details.append(place_in(place))
+    own = () if redact is None else (redact,)
+    return signature(bound(_headline(member, _message), *own), _type_name(member), details, payload)
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    """Yield the members of a group that are no groups themselves."""
+    pending: list[BaseException] = [group]
+    while pending:
+        error = pending.pop()
+        if isinstance(error, BaseExceptionGroup):
+            pending += error.exceptions
+        else:
+            yield error
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +236,7 @@ def bound(text: str, *redactors: Redactor, most: int = MAX_ERROR_BYTES) -> str:
         text = _redacted(text, redact)
     safe = _UNSAFE.sub(_escaped, text[:_READ])
     data = safe.encode()
-    if not cut and len(data) <= most:
+    if len(data) <= most and (not cut or safe.endswith(TRUNCATED)):
         return safe
     return data[: most - len(TRUNCATED.encode())].decode(errors="ignore") + TRUNCATED
 
@@ -289,6 +326,11 @@ def _message(error: BaseException) -> str:
         # SQLAlchemy appends the statement's parameters, which are the application's data.
         text = text.partition("\n[parameters: ")[0]
     return text
+
+
+def _common_message(error: BaseException) -> str:
+    """Return the message; of a group, without the number of its members."""
+    return error.message if isinstance(error, BaseExceptionGroup) else _message(error)
 
 
 def _is_of_driver(error: BaseException) -> bool:

@@ -1,8 +1,11 @@
 """The signature of a failure: one for each cause, whatever the ids, numbers and values in its text.
 
-What tells causes apart beside the text: the HTTP status, the SQLSTATE, the name of what is missing, and the place in
-the user's code. The place is the file, the function and the text of the line, because line numbers change with every
-deployment.
+What tells causes apart beside the text: the HTTP status, the SQLSTATE, the number of an error of the system, the name
+of what is missing, and the place in the user's code. The place is the file, the function and the text of the line, with
+its number among the equal lines of the function, because line numbers change with every deployment.
+
+The words of a text that are strings of the event's payload are data. Words of one or two lower-case letters are not:
+every text has some, such as "is" and "no".
 """
 
 import re
@@ -20,6 +23,9 @@ _VARYING = re.compile(
     | (?P<address> (?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)+ | \b\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?\b
                  | (?<![\w:])(?=[0-9:]*(?:[a-f]|::))(?:[0-9a-f]{0,4}:){2,7}[0-9a-f]{1,4}(?![\w:]) )
     | (?P<hex>     \b0x[0-9a-f]+\b | \b(?=[a-f]*[0-9])[0-9a-f]{8,}\b )
+    # Ids such as ORD-2026-A235, of which the first part says what it is: words of parts with digits or capitals.
+    | (?P<dashed>  (?<![\w-])(?=[a-z-]{0,40}\d)(?!\d{4}-\d\d-\d\d)(?P<first>[a-z0-9]{1,20})
+                   (?-i:-(?:[A-Z0-9]{1,40}|(?=[a-z]{0,40}[A-Z0-9])[A-Za-z0-9]{1,40}|[a-f]{1,8})(?!\w)){1,8} )
     # Ids such as ch_3OaBcD2eZvKYlo2C and 01ARZ3NDEKTSV4RRFFQ69G5FAV: long words with digits in more than one place.
     | (?P<token>   \b(?=\w{12})(?:[a-z_]*+\d++){2,}+[a-z_]*\b )
     | (?P<n>       [-+]?\d+(?:[.,:]\d+)*(?:e[-+]?\d+\b)? )
@@ -28,25 +34,58 @@ _VARYING = re.compile(
 )
 # How deep the stack was decides which call found it full.
 _RECURSION = re.compile(r"(maximum recursion depth exceeded)[^\n]*")
-# A name that a programmer has given. One with digits may be an id.
-_NAME = re.compile(r"[A-Za-z_][A-Za-z_.]{0,59}")
+# Words that may be an id of random characters, such as uy6HdjNBwuLxVTEaOVTU, and the parts that a name would have.
+_MIXED = re.compile(r"(?<![\w-])(?=[\w-]{0,100}[a-z])(?=[\w-]{0,100}[A-Z])[\w-]{16,100}+(?![\w-])")
+_PART = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|\d+")
+_SHORTEST_PART = 3
+# A name that a programmer has given, such as first_name, line1 and x-request-id. One with more digits may be an id.
+_NAME = re.compile(r"(?=[^\d]*(?:(?<=[A-Za-z])\d[^\d]*)?\Z)[A-Za-z_][\w .-]{0,59}", re.ASCII)
+# One that events seldom have as a value, unlike the code of a country.
+_NAME_IN_CODE = re.compile(r"[a-z_][a-z0-9_.-]*")
+_PLACEHOLDER = re.compile(r"<\w+>")
+_COMMON_WORD = re.compile(r"[a-z]{0,2}")
+_LETTER = re.compile(r"[^\W\d_]")
 _QUOTED = re.compile(r'"([^"\n]{1,63})"')
 # In these classes, and in no others, Postgres quotes names of tables, columns and constraints.
 _NAMING_SQLSTATE_CLASSES = ("23", "42")
 _MOST_VALUES = 1_000
+_MOST_FOUND = 50
 
 
-def signature(text: str, type_name: str, details: Iterable[str] = ()) -> str:
+def signature(text: str, type_name: str, details: Iterable[str] = (), payload: object = None) -> str:
     """Return a short name for a kind of failure: the same for texts that differ only in ids, numbers or values."""
     if "recursion" in text:
         text = _RECURSION.sub(r"\1", text)
-    normal = " ".join(_VARYING.sub(_placeholder, text).split())
-    whole = "\x1f".join((normal, *details))
+    normal = _without_ids(text)
+    # The longest first: a value may be a part of another.
+    found = sorted({value for value in _strings(payload) if value and value in text}, key=len, reverse=True)
+    for value in found[:_MOST_FOUND]:
+        normal = _without_word(normal, value)
+    whole = "\x1f".join((" ".join(normal.split()), *details))
     return f"{type_name}:{blake2b(whole.encode(errors='replace'), digest_size=8).hexdigest()}"
+
+
+def _without_ids(text: str) -> str:
+    return _VARYING.sub(_placeholder, _MIXED.sub(lambda word: "<n>" if _is_random(word[0]) else word[0], text))
+
+
+def _without_word(normal: str, value: str) -> str:
+    """Return a text without ids also without a value of the payload, where that is a whole word."""
+    word = _without_ids(value)
+    if _COMMON_WORD.fullmatch(word) or not _LETTER.search(_PLACEHOLDER.sub("", word)):
+        return normal
+    return re.sub(rf"(?<!\w){re.escape(word)}(?!\w)", "<value>", normal)
+
+
+def _is_random(word: str) -> bool:
+    """Whether a word changes between small letters, capitals and digits more often than names do."""
+    return len(word) < _SHORTEST_PART * len(_PART.findall(word))
 
 
 def _placeholder(match: re.Match[str]) -> str:
     # Of two ids of one kind, one may have digits only.
+    if match.lastgroup == "dashed":
+        return f"{match['first']}<n>" if match["first"].isalpha() else "<n>"
     return "<n>" if match.lastgroup in ("id", "hex", "token") else f"<{match.lastgroup}>"
 
 
@@ -59,15 +98,22 @@ def details_of(error: BaseException, message: Callable[[], str], payload: object
         yield f"http {status}"
     if sqlstate is not None:
         yield f"sqlstate {sqlstate}"
-    names = [name for name in _names(error, sqlstate, message) if _NAME.fullmatch(name)]
+    if isinstance(error, OSError) and isinstance(error.errno, int):
+        yield f"errno {error.errno}"
+    names = [name for name in _names(error, sqlstate, message) if _is_name(name)]
     if names:
         data = set(_strings(payload))
-        yield from (f"name {name}" for name in names if name not in data)
+        yield from (f"name {name}" for name in names if _NAME_IN_CODE.fullmatch(name) or name not in data)
 
 
 def place_in(frame: Frame) -> str:
     """Return a place in the user's code in a form that outlives a deployment."""
-    return f"at {frame.path} {frame.function} {frame.source}"
+    again = frame.equal_lines_before
+    return f"at {frame.path} {frame.function} {frame.source}{f' again {again}' if again else ''}"
+
+
+def _is_name(text: str) -> bool:
+    return _NAME.fullmatch(text) is not None and not (_MIXED.fullmatch(text) and _is_random(text))
 
 
 def _names(error: BaseException, sqlstate: str | None, message: Callable[[], str]) -> Iterator[str]:

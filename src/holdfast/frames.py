@@ -4,16 +4,18 @@ Frames are shown from the outside in, like Python's own, with paths as they are 
 the machine. The text of a line is shown for the application's own code only.
 """
 
+import inspect
 import os
 import re
 import sysconfig
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from linecache import getline
 from types import CodeType, TracebackType
 
+from holdfast.errors import TerminalHandlerError
 from holdfast.redact import redact_secrets
 
 # Of a traceback so many frames are read from each end: one of a recursion has as many as the stack.
@@ -22,6 +24,7 @@ _OUTERMOST, _INNERMOST = 4, 8
 _LONGEST_PATH = 160
 _LONGEST_NAME = 120
 _LONGEST_SOURCE = 160
+_LONGEST_FUNCTION = 2_000
 _LARGEST_FILE = 1_000_000
 _AGAIN = "  … and again"
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
@@ -46,6 +49,7 @@ class Frame:
     line: int
     function: str
     file: str
+    first_line: int  # of the function
     package: str  # the top one
     application: bool  # whether it is neither Python's, nor Holdfast's, nor an installed package's
 
@@ -61,15 +65,22 @@ class Frame:
         """The text of the line; empty when it cannot be read."""
         return _source(self.file, self.line)
 
+    @property
+    def equal_lines_before(self) -> int:
+        """How many lines of the function before this one have the same text."""
+        return _equal_lines(self.file, self.first_line, self.line)
+
 
 def frames_of(error: BaseException) -> tuple[Frame, ...]:
     """Return the frames of an error, the innermost last, without the middle of a long traceback.
 
     What Holdfast does before it calls a handler is left out. For one stack this is always the same object.
     """
+    if isinstance(error, TerminalHandlerError) and (definition := _definition(error.function)):
+        return (definition,)
     frames = _frames_of(_traceback_of(error))
     if isinstance(error, SyntaxError) and isinstance(error.filename, str) and isinstance(error.lineno, int):
-        return (*frames, _frame(error.filename, error.lineno, "<module>", ""))
+        return (*frames, _frame(error.filename, error.lineno, "<module>", "", 1))
     return frames
 
 
@@ -126,17 +137,33 @@ def _frame_of(traceback: TracebackType) -> Frame:
     frame = traceback.tb_frame
     module = frame.f_globals.get("__name__")
     name = module if type(module) is str else ""
-    return _frame(frame.f_code.co_filename, traceback.tb_lineno or 0, frame.f_code.co_qualname, name)
+    code = frame.f_code
+    return _frame(code.co_filename, traceback.tb_lineno or 0, code.co_qualname, name, code.co_firstlineno)
+
+
+def _definition(function: object) -> Frame | None:
+    """Return the first line of a function in the place of a frame of it."""
+    while isinstance(function, partial):
+        function = function.func
+    if callable(function):
+        function = inspect.unwrap(function)
+    if not isinstance(code := getattr(function, "__code__", None), CodeType):
+        code = getattr(getattr(type(function), "__call__", None), "__code__", None)  # noqa: B004
+    if not isinstance(code, CodeType):
+        return None
+    module = str(getattr(function, "__module__", ""))
+    return _frame(code.co_filename, code.co_firstlineno, code.co_qualname, module, code.co_firstlineno)
 
 
 @lru_cache(maxsize=4096)
-def _frame(filename: str, line: int, function: str, module: str) -> Frame:
+def _frame(filename: str, line: int, function: str, module: str, first_line: int) -> Frame:
     package = module.partition(".")[0]
     return Frame(
         path=_safe(_as_imported(filename, module))[-_LONGEST_PATH:],
         line=line,
         function=_safe(function)[:_LONGEST_NAME],
         file=filename,
+        first_line=first_line,
         package=package,
         application=package != _OWN_PACKAGE and not _is_installed(filename),
     )
@@ -172,6 +199,15 @@ def _source(filename: str, line: int) -> str:
         return _safe(redact_secrets(text[:_LONGEST_SOURCE]))[:_LONGEST_SOURCE]
     except Exception:
         return ""
+
+
+@lru_cache(maxsize=4096)
+def _equal_lines(filename: str, first: int, line: int) -> int:
+    text = _source(filename, line)
+    if not text or line - first > _LONGEST_FUNCTION:
+        return 0
+    own = getline(filename, line).strip()
+    return sum(getline(filename, before).strip() == own for before in range(first, line))
 
 
 def _safe(text: str) -> str:

@@ -138,7 +138,7 @@ class Handler:
             result.close()  # or Python warns that it was never awaited, long after
         raise TerminalHandlerError(
             f"{self.name} returned {type(result).__name__}; return nothing, Done, Retry, Snooze or Reject"
-        )
+        ).blaming(self.function)
 
 
 class HandlerRegistry:

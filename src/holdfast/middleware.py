@@ -65,12 +65,12 @@ class Middleware:
         if result is not None:
             raise TerminalHandlerError(
                 f"{self.name} returned {type(result).__name__}; return what call_next returned, or nothing"
-            )
+            ).blaming(self.function)
         if within is None:
             raise TerminalHandlerError(
                 f"{self.name} returned nothing although no handler has ended well; await call_next(event), let its "
                 "error pass, or return an outcome of its own, like Done()"
-            )
+            ).blaming(self.function)
         return within
 
 

@@ -28,8 +28,8 @@ _QUERY = re.compile(r"(?P<start>[?&])(?P<name>[^=&?\s]+)=(?P<value>[^&\s]*(?:&(?
 _KEYWORD = re.compile(
     r"""
     (?<![?&\w]) (?P<name> (?:pg|ssl)?password | passwd | pwd )
-    (?P<equals> \s*=\s* | ["']\s*[:=]\s* )
-    (?: '(?:[^'\\]|\\.)*(?:'\S*|\\?\Z) | "(?:[^"\\]|\\.)*(?:"\S*|\\?\Z) | (?:\\.|\S)+ )
+    (?P<equals> \s*=>?\s* | ["']\s*(?:=>|[:=])\s* )
+    (?: '(?:[^'\\]|\\.)*(?:'(?:\\.|\S)*|\\?\Z) | "(?:[^"\\]|\\.)*(?:"(?:\\.|\S)*|\\?\Z) | (?:\\.|\S)+ )
     """,
     re.VERBOSE | re.IGNORECASE | re.DOTALL,
 )
@@ -63,7 +63,7 @@ _HEADER = re.compile(
       (?: \b(?:proxy-)?authorization | \b(?:set-)?cookie | (?<![\w-])x-[\w-]*(?:key|token|secret|signature|auth) )
       ["']?\s*+[:=,]\s*+
     ) (?!\*\*\*)
-    (?: "[^"\n]*"? | '[^'\n]*'? | [^\n"'}\])]+ )
+    (?: "(?:[^"\\\n]|\\.)*+\\?"? | '(?:[^'\\\n]|\\.)*+\\?'? | [^\n"'}\])]+ )
     """,
     re.VERBOSE | re.IGNORECASE,
 )
@@ -75,8 +75,9 @@ _NAMED = re.compile(
       (?: (?:api|access|account|encryption|master|private|secret|shared|signing)[_-]?key | secret | token
         | passw(?:or)?d | passphrase | credentials? | signature | session[_-]?id | csrf
         | (?<![\w-])(?:key|sig|auth|pass|pwd?|jwt|otp|pin) )
-      (?: = | ["']\s*[:=]\s* ) )
-    (?: "[^"\n]*"? | '[^'\n]*'? | \([^)\n]*\)? | \[[^\]\n]*\]? | [^\s"'&,;)}\]]+ )
+      (?: [ \t]{0,3}=>[ \t]{0,3} | = | ["']\s*(?:=>|[:=])\s* ) )
+    (?: "(?:[^"\\\n]|\\.)*+\\?"? | '(?:[^'\\\n]|\\.)*+\\?'? | [\w.]{0,80}\((?:[^()\n]|\([^()\n]*\))*+\)? | \[[^\]\n]*\]?
+    | [^\s"'&,;)}\]]+ )
     """,
     re.VERBOSE | re.IGNORECASE,
 )
@@ -92,7 +93,7 @@ _LABELLED = re.compile(
         | is | length | may | missing | must | no | none | not | null | of | only | optional | required | should | the
         | this | too | unknown | value | was | were | will | wrong | str(?:ing)? | int | bytes
         | \w+(?:error|exception) )\b )
-    (?: "[^"\n]*"? | '[^'\n]*'? | [^\s"'&,;)}\]]+ )
+    (?: "(?:[^"\\\n]|\\.)*+\\?"? | '(?:[^'\\\n]|\\.)*+\\?'? | [^\s"'&,;)}\]]+ )
     """,
     re.VERBOSE | re.IGNORECASE,
 )
@@ -120,13 +121,19 @@ _TOKEN = re.compile(
     r"""
       (?P<start> \b(?i:(?:Bearer|Basic|Token|Digest)\s+ | (?:token|secret|signature|credentials?):[ ]*+) )
       (?=[A-Za-z._~+/-]*[0-9=]) [\w.~+/=-]{6,}
+    # Of letters only; but not what an error says about authentication.
+    | (?P<bearer> \bBearer\s++ ) (?! (?i:auth|challenge|credential|format|header|protocol|scheme|security|token) )
+      [\w.~+/=-]{12,}
+    | (?P<basic> \bBasic\s++ ) (?=[\w+/]{0,200}[a-z][A-Z]) [\w+/]{8,}
     | (?P<before> (?<![\w-])(?>[\w-]*?(?=\beyJ)) ) [\w-]{8,}+\.[\w-]+(?:\.[\w-]*)?
     | \b(?:sk|pk|rk|whsec)_[A-Za-z0-9_]{8,} | \bgh[pousr]_\w{16,} | \bgithub_pat_\w{16,} | \bxox[a-z]-[\w-]{8,}
     | \b(?:AKIA|ASIA)[0-9A-Z]{12,}+\b | \bglpat-[\w-]{16,}
-    | -----BEGIN\ [A-Z ]{0,40}PRIVATE\ KEY-----(?:(?!-----END)[\s\S])*(?:-----END[^\n-]*-----)?
     """,
     re.VERBOSE,
 )
+
+# A private key, which may stand where other expressions expect one word.
+_PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----(?:(?!-----END)[\s\S])*(?:-----END[^\n-]*-----)?")
 
 # What Postgres, its drivers and pydantic quote of rows, parameters and input.
 _QUOTED = re.compile(
@@ -170,7 +177,6 @@ _SECRETS = (
             "akia",
             "asia",
             "glpat",
-            "private",
         ),
     ),
 )
@@ -192,6 +198,8 @@ def unredacted(text: str) -> str:
 
 def redact_secrets(text: str) -> str:
     """Return `text` without passwords, tokens, and what databases and pydantic quote of rows and input."""
+    if "PRIVATE KEY" in text:
+        text = _PRIVATE_KEY.sub(HIDDEN, text)
     text = redact_dsn(text)
     lower = text.lower()
     for pattern, words in _SECRETS:
@@ -273,8 +281,10 @@ def redact_dsn(text: str) -> str:
     space = head.rfind(" ")
     if LIMIT - space <= _LONGEST_WORD:
         return f"{_without_passwords(head[:space])} …[truncated]"
-    # A word that no DSN is as long as: what is whole is hidden in it, and half of one can only be at its end.
-    return f"{_without_passwords(head)[:-_LONGEST_WORD]} …[truncated]"
+    # A word that no DSN is as long as: what is whole is hidden in it, and half of one can only be at its end. What
+    # stands before the word stays, however little is left of it.
+    kept = max(_without_passwords(head)[:-_LONGEST_WORD], _without_passwords(head[: max(space, 0)]), key=len)
+    return f"{kept} …[truncated]"
 
 
 def _without_passwords(text: str) -> str:

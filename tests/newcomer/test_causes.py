@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import string
 import urllib.error
 import uuid
 from collections.abc import Callable
@@ -275,3 +277,101 @@ def test_djangos_own_errors_are_terminal() -> None:
     names = ("ValidationError", "PermissionDenied", "ObjectDoesNotExist", "MultipleObjectsReturned")
     assert all(classify(getattr(exceptions, name)("no")).terminal for name in names)
     assert classify(http.Http404()).terminal
+
+
+def raised(error: BaseException, payload: object = None) -> str:
+    try:
+        raise error
+    except BaseException as caught:
+        return describe(caught, payload=payload).signature
+
+
+def member(text: str) -> Exception:
+    try:
+        raise ValueError(text) if "left" in text else LookupError(text)
+    except Exception as error:
+        return error
+
+
+def test_a_group_of_errors_is_the_set_of_its_causes() -> None:
+    """DLQ-7: how many members fail for one cause, and in which order, depends on the day."""
+    left, right = "order 17 is left", "order 18 is right"
+
+    def of(*texts: str) -> str:
+        return raised(ExceptionGroup("unhandled errors in a TaskGroup", [member(text) for text in texts]))
+
+    assert len({of(left), of(left, left), of(left, "order 9 is left", left)}) == 1
+    assert of(left, right) == of(right, left) == of(right, left, right, left, right, left, right)
+    assert len({of(left), of(right), of(left, right)}) == 3
+    nested = ExceptionGroup("inner", [member(left), ExceptionGroup("inmost", [member(right)])])
+    other = ExceptionGroup("inner", [ExceptionGroup("inmost", [member(right)]), member(left), member(left)])
+    assert raised(nested) == raised(other)
+
+
+def test_ids_of_letters_and_digits_do_not_split_groups() -> None:
+    """DLQ-7: with dashes, and of random letters of both cases."""
+    chance = random.Random(7)
+
+    def of(characters: str, length: int) -> str:
+        return "".join(chance.choices(characters, k=length))
+
+    makers: tuple[Callable[[], str], ...] = (
+        lambda: f"order ORD-2026-{of('0123456789ABCDEF', 4)} is closed",
+        lambda: f"order ord-2026-{of('0123456789abcdef', 4)} is closed",
+        lambda: f"file {of(f'{string.ascii_letters}{string.digits}_-', 24)} is gone",
+    )
+    for make in makers:
+        assert len({at_one_line(ValueError(make())) for _ in range(50)}) == 1
+    ids = ("uy6HdjNBwuLxVTEaOVTU", "0-_xTrZq8LmWbYc3Kd_P", "qWzRtYpLkJhGfDsAxCvB")
+    assert len({at_one_line(ValueError(f"file {id} is gone")) for id in ids}) == 1
+    names = ("X-REQUEST-ID", "X-TRACE-ID", "OrderPlacedHandler", "InvoiceSentHandler", "read-only", "write-only")
+    assert len({at_one_line(ValueError(f"no {name} here")) for name in names}) == len(names)
+
+
+def test_words_that_are_values_of_the_payload_do_not_split_groups() -> None:
+    """DLQ-7: short ones too; but not the short words that every text has."""
+
+    def of(text: str, value: str) -> str:
+        return raised(ValueError(text.format(value)), {"to": [{"value": value}]})
+
+    values = ("Ann", "Bo", "Annabelle", "Ann Smith", "EUR", "US", "eur", "Ann-5", "Zoë")
+    assert len({of("customer {} has no address", value) for value in values}) == 1
+    assert of("is no", "is") == of("is no", "no") == of("is no", "x") == of("is no", "17")
+    assert of("customer 17 of 3", "17") == of("customer 17 of 3", "x")
+    assert of("Annual report", "Ann") == of("Annual report", "Bob")
+
+
+def test_names_of_keys_tell_causes_apart() -> None:
+    """DLQ-7: with dashes, spaces and a digit too, and also when the event has the name as a value; ids do not."""
+    keys = ("x-request-id", "content-type", "first name", "last name", "line1", "line2", "first_name", "amount")
+    assert len({raised(KeyError(key), {"field": key}) for key in keys if " " not in key}) == len(keys) - 2
+    assert len({raised(KeyError(key)) for key in keys}) == len(keys)
+    ids = ("sku-1", "sku-22", "ORD-2026-A235", "order17", "order18", "uyZHdjNBwuLxVTEaOVTU", "17", str(uuid.uuid4()))
+    assert len({raised(KeyError(key)) for key in ids}) == 1
+
+
+def test_numbers_of_system_errors_tell_causes_apart() -> None:
+    """DLQ-7: a full disk and a full quota may have the same text."""
+    assert raised(OSError(28, "cannot write")) != raised(OSError(122, "cannot write"))
+
+
+def test_equal_lines_of_one_function_are_two_causes_wherever_they_stand(tmp_path: Path) -> None:
+    """DLQ-7: told apart by their number among the equal lines."""
+    code = "{}def load(text, which):\n{}    if which:\n        int(text)\n    else:\n        int(text)\n"
+
+    def signature(deployed: str, above: str, padding: str, which: bool) -> str:
+        space: dict[str, Any] = {"__name__": "loader"}
+        file = tmp_path / deployed / "loader.py"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(code.format(above, padding))
+        exec(compile(file.read_text(), file, "exec"), space)  # noqa: S102
+        try:
+            space["load"](str(uuid.uuid4()), which)
+        except ValueError as error:
+            return describe(error).signature
+        return ""
+
+    before = [signature("old", "", "", which) for which in (True, False)]
+    above = "def other(text):\n    int(text)\n\n"
+    after = [signature("new", above, "    # moved\n", which) for which in (True, False)]
+    assert before == after and len(set(before)) == 2

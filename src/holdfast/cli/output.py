@@ -27,6 +27,7 @@ from holdfast.characters import CONTROL
 
 # A command or statement at the end of a sentence, which is copied as a whole.
 _COMMAND: Final = re.compile(r"(?<=: )(?:holdfast |SELECT |GRANT |ALTER )[^:]*$")
+_MEMBER: Final = "  - "  # before each member of a group of errors
 _UNLIMITED: Final = 10_000
 
 
@@ -186,9 +187,10 @@ def events(count: int) -> str:
 
 
 def first_line(text: str | None, longest: int = 100) -> str:
-    """What fits into a table of an error."""
-    line = (text or "-").partition("\n")[0]
-    return line if len(line) <= longest else f"{line[:longest]}…"
+    """What fits into a table of an error; of a group of errors also of its first member."""
+    line, _, more = (text or "-").partition("\n")
+    lines = [line, more.removeprefix(_MEMBER).partition("\n")[0]] if more.startswith(_MEMBER) else [line]
+    return ": ".join(each if len(each) <= longest else f"{each[:longest]}…" for each in lines)
 
 
 def as_data(value: Any) -> dict[str, Any]:
