@@ -14,6 +14,7 @@ from functools import lru_cache
 from linecache import getline
 from types import CodeType, TracebackType
 
+from holdfast.chain import traceback_of
 from holdfast.redact import redact_secrets
 
 # Of a traceback so many frames are read from each end: one of a recursion has as many as the stack.
@@ -35,7 +36,6 @@ _INSTALLED = frozenset(("site-packages", "dist-packages"))
 # Failures come in storms, each with the same stack as the one before.
 _MOST_KNOWN = 1_000
 _known: dict[tuple[tuple[int, int | None], ...], "tuple[tuple[Frame, ...], list[CodeType]]"] = {}
-_traceback_of = BaseException.__dict__["__traceback__"].__get__  # an attribute that no subclass replaces
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,7 +67,7 @@ def frames_of(error: BaseException) -> tuple[Frame, ...]:
 
     What Holdfast does before it calls a handler is left out. For one stack this is always the same object.
     """
-    frames = _frames_of(_traceback_of(error))
+    frames = _frames_of(traceback_of(error))
     if isinstance(error, SyntaxError) and isinstance(error.filename, str) and isinstance(error.lineno, int):
         return (*frames, _frame(error.filename, error.lineno, "<module>", ""))
     return frames
