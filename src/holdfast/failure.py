@@ -11,6 +11,7 @@ from uuid import UUID
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 
+from holdfast.chain import cause_of, context_of, is_context_suppressed
 from holdfast.fingerprint import details_of, place_in, signature
 from holdfast.frames import Frame, frames_of, place_of, shown
 from holdfast.redact import HIDDEN, redact_secrets, redact_values, unredacted
@@ -276,10 +277,10 @@ def _chain(exc: BaseException) -> Iterator[tuple[str, BaseException]]:
     while error is not None and id(error) not in seen and len(seen) <= _DEEPEST_CAUSE:
         seen.add(id(error))
         yield prefix, error
-        if error.__cause__ is not None:
-            prefix, error = "caused by ", error.__cause__
+        if (cause := cause_of(error)) is not None:
+            prefix, error = "caused by ", cause
         else:
-            prefix, error = "while handling ", None if error.__suppress_context__ else error.__context__
+            prefix, error = "while handling ", None if is_context_suppressed(error) else context_of(error)
 
 
 def _entries(exc: BaseException, message: _Message) -> Iterator[str]:
@@ -334,7 +335,7 @@ def _common_message(error: BaseException) -> str:
 
 
 def _is_of_driver(error: BaseException) -> bool:
-    return any(cls.__module__.partition(".")[0] in _DRIVERS for cls in type(error).__mro__)
+    return any(str(cls.__module__).partition(".")[0] in _DRIVERS for cls in type(error).__mro__)
 
 
 def _all(exc: BaseException) -> Iterator[BaseException]:

@@ -15,6 +15,7 @@ from functools import lru_cache, partial
 from linecache import getline
 from types import CodeType, TracebackType
 
+from holdfast.chain import traceback_of
 from holdfast.errors import TerminalHandlerError
 from holdfast.redact import redact_secrets
 
@@ -38,7 +39,6 @@ _INSTALLED = frozenset(("site-packages", "dist-packages"))
 # Failures come in storms, each with the same stack as the one before.
 _MOST_KNOWN = 1_000
 _known: dict[tuple[tuple[int, int | None], ...], "tuple[tuple[Frame, ...], list[CodeType]]"] = {}
-_traceback_of = BaseException.__dict__["__traceback__"].__get__  # an attribute that no subclass replaces
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,7 +78,7 @@ def frames_of(error: BaseException) -> tuple[Frame, ...]:
     """
     if isinstance(error, TerminalHandlerError) and (definition := _definition(error.function)):
         return (definition,)
-    frames = _frames_of(_traceback_of(error))
+    frames = _frames_of(traceback_of(error))
     if isinstance(error, SyntaxError) and isinstance(error.filename, str) and isinstance(error.lineno, int):
         return (*frames, _frame(error.filename, error.lineno, "<module>", "", 1))
     return frames

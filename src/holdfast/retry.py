@@ -16,6 +16,7 @@ from typing import Literal, get_args
 
 from pydantic import ValidationError
 
+from holdfast.chain import cause_of
 from holdfast.checks import number, one_of, whole
 from holdfast.errors import ConfigurationError, PayloadError, TerminalHandlerError, TransientHandlerError
 from holdfast.outcome import LONGEST_DELAY
@@ -151,7 +152,10 @@ def classify(exc: BaseException, policy: RetryPolicy = DEFAULT_RETRY_POLICY) -> 
     The outermost error that says something decisive wins, then its explicit causes. What is unknown is
     transient: the attempts are bounded, so a wrong guess costs little.
     """
-    return _classify(exc, policy, [_MOST_MEMBERS]) or _TRANSIENT
+    try:
+        return _classify(exc, policy, [_MOST_MEMBERS]) or _TRANSIENT
+    except BaseException:  # whatever an exotic exception does while it is read
+        return _TRANSIENT
 
 
 def _classify(exc: BaseException, policy: RetryPolicy, budget: list[int]) -> Verdict | None:
@@ -231,7 +235,7 @@ def _causes(exc: BaseException) -> Iterator[BaseException]:
     while error is not None and id(error) not in seen and len(seen) < _DEEPEST_CAUSE:
         seen.add(id(error))
         yield error
-        error = error.__cause__
+        error = cause_of(error)
 
 
 def _origins(error: BaseException) -> Iterator[BaseException]:

@@ -380,3 +380,85 @@ async def test_a_worker_in_an_application_runs_them(dsn: str) -> None:
     async with lifespan(None):
         pass
     assert log == ["open application", "open resources", "close resources", "close application"]
+
+
+@pytest.mark.parametrize("code", ["REDIS_URL is not set", 0])
+async def test_a_lifespan_that_exits_is_named(dsn: str, code: object) -> None:
+    """LSN-14: an exit is a failure like any other, and does not end the program around the worker."""
+
+    @asynccontextmanager
+    async def exits() -> AsyncIterator[None]:
+        sys.exit(code)  # type: ignore[arg-type]
+        yield
+
+    registry = HandlerRegistry(lifespan=exits)
+    registry.add("a.b", ("order.placed",), print)
+    with pytest.raises(LifespanError, match=f"exits failed at start: SystemExit: {code}"):
+        await Worker(dsn, registry).drain()
+
+
+async def test_a_lifespan_that_exits_at_its_end_is_reported(dsn: str) -> None:
+    @asynccontextmanager
+    async def exits() -> AsyncIterator[None]:
+        yield
+        sys.exit("cannot close")
+
+    registry, facts = HandlerRegistry(lifespan=exits), Facts()
+    registry.add("a.b", ("order.placed",), print)
+    await Worker(dsn, registry, observers=(facts.append,)).drain()
+    await until(lambda: facts.notices("lifespan_failed"))
+    assert "SystemExit: cannot close" in str(facts.notices("lifespan_failed")[0].details)
+
+
+EXITS = {
+    "lifespan": "from contextlib import asynccontextmanager\n@asynccontextmanager\nasync def resources():\n"
+    "    sys.exit('no REDIS_URL')\n    yield",
+    "import": "resources = None\nsys.exit(0)",
+}
+
+
+@pytest.mark.parametrize(
+    ("where", "code", "message"),
+    [
+        ("lifespan", 1, "error: the lifespan resources failed at start: SystemExit: no REDIS_URL"),
+        ("import", 2, "error: exiting_app failed while it was imported: SystemExit: 0"),
+    ],
+    ids=["lifespan", "import"],
+)
+def test_the_command_says_that_the_application_exits(
+    tmp_path: Path, dsn: str, where: str, code: int, message: str
+) -> None:
+    """A worker that ends with nothing on the screen leaves its operator without a clue."""
+    (tmp_path / "exiting_app.py").write_text(
+        f"import sys\nfrom holdfast import HandlerRegistry\n{EXITS[where]}\n"
+        "registry = HandlerRegistry(lifespan=resources)\nregistry.add('a.b', ('order.placed',), print)\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", "from holdfast.cli import main; main()", "worker", "exiting_app:registry"],
+        cwd=tmp_path,
+        env=os.environ | {"HOLDFAST_DSN": dsn},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (run.returncode, message in run.stderr) == (code, True), run.stderr
+
+
+async def test_a_lifespan_that_never_yields_is_named(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """LSN-14: an application that waits for it would stand still in silence."""
+    monkeypatch.setattr(lifespans, "SLOW_START", 0.2)
+
+    @asynccontextmanager
+    async def waits() -> AsyncIterator[None]:
+        await asyncio.Event().wait()
+        yield
+
+    registry, facts = HandlerRegistry(lifespan=waits), Facts()
+    registry.add("a.b", ("order.placed",), print)
+    worker = Worker(dsn, registry, observers=(facts.append,))
+    run = asyncio.create_task(worker.run())
+    await until(lambda: facts.notices("lifespan_slow"))
+    assert "waits" in str(facts.notices("lifespan_slow")[0].details["lifespan"])
+    worker.stop()
+    async with asyncio.timeout(10):
+        await run

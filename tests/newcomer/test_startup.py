@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
+import socket
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
+
+from holdfast import HandlerRegistry, Worker
+from holdfast.errors import ConfigurationError
 
 pytestmark = [pytest.mark.newcomer, pytest.mark.newest_postgres]
 
@@ -92,3 +101,71 @@ def test_uvicorn_ends_with_the_message(empty_dsn: str, tmp_path: Path, program: 
     assert message in run.stderr
     assert run.returncode in (1, 3)
     assert "running on" not in run.stderr
+
+
+@contextlib.contextmanager
+def served(folder: Path, dsn: str) -> Iterator[subprocess.Popen[str]]:
+    """Uvicorn with the worker; what it prints is in the file `log`."""
+    (folder / "service.py").write_text(COMMON + WORKER)
+    with (
+        (folder / "log").open("w") as log,
+        subprocess.Popen(
+            [sys.executable, "-m", "uvicorn", "service:app", "--port", "0"],
+            cwd=folder,
+            env=os.environ | {"HOLDFAST_DSN": dsn},
+            stdout=log,
+            stderr=log,
+            text=True,
+        ) as server,
+    ):
+        try:
+            yield server
+        finally:
+            server.kill()
+
+
+def until_printed(folder: Path, text: str, seconds: float = 40) -> str:
+    deadline = time.monotonic() + seconds
+    while text not in (printed := (folder / "log").read_text()):
+        assert time.monotonic() < deadline, printed
+        time.sleep(0.05)
+    return printed
+
+
+@pytest.mark.parametrize("answers", [False, True], ids=["refused", "silent"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_application_starts_without_the_database(tmp_path: Path, answers: bool, number: signal.Signals) -> None:
+    """RUN-1: the worker connects beside it, and a signal ends both."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        port = server.getsockname()[1]
+        if answers:
+            server.listen()
+        with served(tmp_path, f"postgresql://ada:secret@127.0.0.1:{port}/shop") as process:
+            until_printed(tmp_path, "Application startup complete")
+            if not answers:
+                printed = until_printed(tmp_path, "database_unavailable")
+                assert f"127.0.0.1:{port}/shop" in printed and "secret" not in printed
+                assert "check that Postgres runs, and the host and port in the worker's address" in printed
+            process.send_signal(number)
+            process.wait(30)
+    assert "Application shutdown complete" in (tmp_path / "log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "remedy"),
+    [
+        ({"user": "nobody_of_that_name"}, "check the user and the password in the worker's address"),
+        ({"database": "no_such_database"}, "create the database, or correct its name in the worker's address"),
+    ],
+    ids=["user", "database"],
+)
+async def test_a_refused_login_has_a_remedy(empty_dsn: str, wrong: dict[str, str], remedy: str) -> None:
+    registry = HandlerRegistry()
+    registry.add("a.b", ("order.placed",), print)
+    parts = urlsplit(empty_dsn)
+    netloc = parts.netloc if "user" not in wrong else f"{wrong['user']}:x@{parts.netloc.rpartition('@')[2]}"
+    dsn = parts._replace(netloc=netloc, path=f"/{wrong['database']}" if "database" in wrong else parts.path).geturl()
+    with pytest.raises(ConfigurationError) as refused:
+        await Worker(dsn, registry).drain()
+    assert refused.value.field == "dsn" and refused.value.remedy == remedy

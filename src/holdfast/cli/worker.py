@@ -222,11 +222,11 @@ def _imported(target: str, what: str, form: str) -> tuple[ModuleType, str]:
                 module_name, f"cannot be imported: no module named {error.name}", remedy
             ) from error
         raise _broken(module_name, error) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _broken(module_name, error) from error
 
 
-def _broken(module: str, error: Exception) -> ConfigurationError:
+def _broken(module: str, error: BaseException) -> ConfigurationError:
     problem = f"failed while it was imported: {type(error).__name__}: {error}"
     return ConfigurationError(module, problem, "correct it; --debug shows where it happened")
 

@@ -13,6 +13,8 @@ from holdfast.handlers import Handler
 from holdfast.lifespan import Lifespan, lifespan_name
 from holdfast.telemetry import Notice, Observer
 
+# How long the start may take before the log names the lifespan that it waits for.
+SLOW_START = 10.0
 # How long all lifespans may take to end, and to end after they have been cancelled.
 END_PATIENCE = 5.0
 _CANCEL_PATIENCE = 0.5
@@ -44,6 +46,7 @@ class Lifespans:
         self._ready, self._end = asyncio.Event(), asyncio.Event()
         self._task = asyncio.create_task(self._live(), name="holdfast-lifespans")
         self._task.add_done_callback(self._report_early_end)
+        slow = asyncio.get_running_loop().call_later(SLOW_START, self._report_slow_start)
         waits = {asyncio.create_task(self._ready.wait())}
         if stop is not None:
             waits.add(asyncio.create_task(stop.wait()))
@@ -54,6 +57,7 @@ class Lifespans:
             await self.stop()
             raise
         finally:
+            slow.cancel()
             for each in waits:
                 each.cancel()
         if self._task.done():
@@ -90,11 +94,17 @@ class Lifespans:
             task.cancel()
             await asyncio.wait({task}, timeout=_CANCEL_PATIENCE)
             self._report("lifespan_overran", {"limit_s": END_PATIENCE, "remedy": "give what it closes a time limit"})
-        elif not task.cancelled() and (error := task.exception()) is not None:
+        elif not task.cancelled() and (error := _error_of(task)) is not None:
             self._report("lifespan_failed", {"error": describe(error, self._redact).text})
         self.states.clear()
 
     async def _live(self) -> None:
+        try:
+            await self._enter_and_leave()
+        except SystemExit as error:
+            raise _Exit from error  # asyncio would end the event loop with it, and every other task
+
+    async def _enter_and_leave(self) -> None:
         async with AsyncExitStack() as stack:
             for lifespan in self._lifespans:
                 self._current = lifespan
@@ -117,15 +127,23 @@ class Lifespans:
 
     def _failed(self, task: asyncio.Task[None], when: str) -> LifespanError:
         self._task = None
-        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        error = _error_of(task)
         text = describe(error, self._redact).text if error is not None else "it ended"
         failure = LifespanError(lifespan_name(self._current), when, text.partition("\n")[0])
         failure.__cause__ = error
         return failure
 
+    def _report_slow_start(self) -> None:
+        details: dict[str, object] = {
+            "lifespan": lifespan_name(self._current),
+            "after_s": SLOW_START,
+            "remedy": "nothing is handled before it yields: give what it opens a time limit",
+        }
+        self._observe(Notice("warning", "lifespan_slow", details))
+
     def _report_early_end(self, task: asyncio.Task[None]) -> None:
         if self._ready.is_set() and not self._end.is_set():
-            error = asyncio.CancelledError() if task.cancelled() else task.exception()
+            error = _error_of(task)
             self._report(
                 "lifespan_failed", {"error": "it ended" if error is None else describe(error, self._redact).text}
             )
@@ -133,6 +151,17 @@ class Lifespans:
     def _report(self, name: str, details: dict[str, object]) -> None:
         names = [lifespan_name(each) for each in self._lifespans]
         self._observe(Notice("error", name, {"lifespans": names, **details}))
+
+
+class _Exit(Exception):
+    """A lifespan called sys.exit(); its error is the cause."""
+
+
+def _error_of(task: asyncio.Task[None]) -> BaseException | None:
+    if task.cancelled():
+        return asyncio.CancelledError()
+    error = task.exception()
+    return error.__cause__ if isinstance(error, _Exit) else error
 
 
 def _fits(state: object, kind: type) -> bool:

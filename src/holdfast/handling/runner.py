@@ -10,6 +10,7 @@ from functools import partial
 
 import asyncpg
 
+from holdfast.chain import traceback_of
 from holdfast.context import HandlerContext
 from holdfast.envelope import EventEnvelope
 from holdfast.handlers import Handler
@@ -138,7 +139,7 @@ class HandlerRunner:
 def overran(handler: Handler, cancelled: object = None) -> TimeoutError:
     """The error of a handler that was cancelled at its time limit, with the traceback of where it stood then."""
     error = TimeoutError(f"the handler ran longer than its limit of {handler.timeout:g} s")
-    return error.with_traceback(cancelled.__traceback__ if isinstance(cancelled, BaseException) else None)
+    return error.with_traceback(traceback_of(cancelled) if isinstance(cancelled, BaseException) else None)
 
 
 async def limited(handler: Handler, run: Awaitable[Outcome | None]) -> Outcome | None:

@@ -11,6 +11,7 @@ from typing import Final
 
 import asyncpg
 
+from holdfast.chain import cause_of, context_of
 from holdfast.retry import CONFLICT_SQLSTATES, LOCK_NOT_AVAILABLE, QUERY_CANCELED, sqlstate_of
 
 # These end a connection rather than a statement. A server that became read-only is a failover: look for the new one.
@@ -89,27 +90,27 @@ def is_from_driver(error: BaseException) -> bool:
         seen.add(id(link))
         if any(f"{base.__module__}.".startswith(_DRIVER_PACKAGES) for base in type(link).__mro__):
             return True
-        link = link.__cause__ or link.__context__
+        link = cause_of(link) or context_of(link)
     return False
 
 
-def remedy_of(error: BaseException) -> str:
-    """What an operator can do about an error of the database; empty when that is unknown."""
+def remedy_of(error: BaseException, address: str = "HOLDFAST_DSN") -> str:
+    """What can be done about an error of the database; empty when that is unknown. `address` says where that stands."""
     match error:
         case asyncpg.InvalidAuthorizationSpecificationError():  # a wrong password is one of these
-            return "check the user and the password in HOLDFAST_DSN"
+            return f"check the user and the password in {address}"
         case asyncpg.InvalidCatalogNameError():
-            return "create the database, or correct its name in HOLDFAST_DSN"
+            return f"create the database, or correct its name in {address}"
         case asyncpg.TooManyConnectionsError() | asyncpg.CannotConnectNowError():
             return "wait a moment and run it again"
         case asyncpg.InsufficientPrivilegeError():
             return "use a login that has the role holdfast_operator, or as an administrator: GRANT it to this one"
         case asyncpg.UndefinedObjectError() if "configuration parameter" in str(error):
-            return "it stands after the ? in HOLDFAST_DSN: remove it, or write the name of a setting of the server"
+            return f"it stands after the ? in {address}: remove it, or write the name of a setting of the server"
         case socket.gaierror():
-            return "check the host name in HOLDFAST_DSN"
+            return f"check the host name in {address}"
         case FileNotFoundError():
-            return "check that Postgres runs, and that host= in HOLDFAST_DSN is the folder of its socket"
+            return f"check that Postgres runs, and that host= in {address} is the folder of its socket"
         case OSError():
-            return "check that Postgres runs, and the host and port in HOLDFAST_DSN"
+            return f"check that Postgres runs, and the host and port in {address}"
     return ""

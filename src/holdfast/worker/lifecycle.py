@@ -12,6 +12,7 @@ from holdfast.postgres.faults import CONNECTION_FAULTS, PASSING_FAULTS
 from holdfast.postgres.subscriptions import Subscriptions
 from holdfast.postgres.transport import unverified_notice
 from holdfast.telemetry import Notice
+from holdfast.worker.outage import START
 from holdfast.worker.parts import Parts
 from holdfast.worker.readiness import require_ready
 from holdfast.worker.routing import outdated
@@ -21,10 +22,16 @@ _CLAIM_PATIENCE = 2.0
 _GOODBYE = 2.5  # beyond the grace
 _END_PATIENCE = 0.5
 _CLOSE_PATIENCE = 1.0
+# How long an application that a worker is a part of waits at its start for the database of the worker.
+_START_PATIENCE = 3.0
 
 
 class Lifecycle:
-    """Runs the parts of one worker, once. `started` is set when all loops run; setting `stop` ends them."""
+    """Runs the parts of one worker, once. `started` is set when all loops run; setting `stop` ends them.
+
+    `entered` is set with `started`, or earlier if the database cannot be reached: what the worker is a part of need not
+    wait for it.
+    """
 
     def __init__(self, parts: Parts, worker: UUID, registry: HandlerRegistry) -> None:
         self._parts = parts
@@ -33,6 +40,7 @@ class Lifecycle:
         self._settings = parts.shared.settings
         self._observe = parts.shared.observe
         self.started = asyncio.Event()
+        self.entered = asyncio.Event()
         self.stop = asyncio.Event()
 
     async def run(self) -> None:
@@ -48,9 +56,15 @@ class Lifecycle:
     async def _run(self) -> None:
         """Prepare the database, start the loops, wait for `stop`, and stop them within the grace."""
         prepared = False
+        patience = asyncio.get_running_loop().call_later(_START_PATIENCE, self.entered.set)
         try:
             prepared = await self._prepare()
+        except Exception as error:
+            if self.entered.is_set():  # the application runs: it learns of the error only when it ends
+                self._observe(Notice("error", "worker_refused", {"error": describe(error).text}))
+            raise
         finally:
+            patience.cancel()
             if not prepared:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_GOODBYE):
@@ -70,6 +84,7 @@ class Lifecycle:
         if parts.listener is not None:
             others.append(asyncio.create_task(self._keep("listen", parts.listener.run)))
         self.started.set()
+        self.entered.set()
         self._observe(Notice("info", "worker_started", self._introduction()))
         connections = parts.connections
         if (notice := unverified_notice(connections.address.dsn, connections.listen_address.dsn)) is not None:
@@ -98,12 +113,19 @@ class Lifecycle:
 
     async def _until_stop(self) -> None:
         """Wait for `stop`, or for a lifespan that ends although handlers need it."""
-        waits = [asyncio.create_task(self.stop.wait()), asyncio.create_task(self._parts.lifespans.ended())]
+        ended = asyncio.create_task(self._parts.lifespans.ended())
         try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            await self._stopped_or(ended)
         finally:
-            for each in waits:
-                each.cancel()
+            ended.cancel()
+
+    async def _stopped_or(self, task: asyncio.Task[None]) -> None:
+        """Wait for `stop`, or for the end of a task."""
+        stopped = asyncio.create_task(self.stop.wait())
+        try:
+            await asyncio.wait((stopped, task), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopped.cancel()
 
     async def _stop_claiming(self, claiming: asyncio.Task[None]) -> None:
         connection = self._parts.connections.claim
@@ -114,30 +136,41 @@ class Lifecycle:
 
     async def _prepare(self) -> bool:
         """Wait for the database, refuse one that does not fit, record subscriptions. False when stopped meanwhile."""
-        connections, shared = self._parts.connections, self._parts.shared
-        outage = shared.outages.of("start")
+        outage = self._parts.shared.outages.of(START)
         while not self.stop.is_set():
+            attempt = asyncio.create_task(self._introduce())
             try:
-                await connections.address.probe()
-                connection = await connections.claim.use()
-                shared.deliveries.follow(await require_ready(connection, self._settings))
-                # Handlers that run in process are owed nothing; their lanes are served, for replays.
-                owed = [handler for handler in self._registry if handler.via == "outbox"]
-                await shared.subscriptions.subscribe(connection, owed)
-                self._report_outdated(await shared.subscriptions.read(connection))
-                if self._parts.scheduler is not None:
-                    await self._parts.maintenance.introduce()
-                    await self._parts.scheduler.declare()
+                # A server that does not answer must not keep the worker from stopping.
+                await self._stopped_or(attempt)
+                await _end(attempt, patience=_CLAIM_PATIENCE)
+                if attempt.cancelled() or not attempt.done():
+                    break
+                attempt.result()
                 outage.over()
                 return True
             except (*PASSING_FAULTS, *CONNECTION_FAULTS) as fault:
-                connections.claim.drop()
-                try:
-                    async with asyncio.timeout(outage.begin(fault)):
+                self._parts.connections.claim.drop()
+                wait = outage.begin(fault)
+                self.entered.set()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(wait):
                         await self.stop.wait()
-                except TimeoutError:
-                    pass
+            finally:
+                attempt.cancel()
         return False
+
+    async def _introduce(self) -> None:
+        connections, shared = self._parts.connections, self._parts.shared
+        await connections.address.probe()
+        connection = await connections.claim.use()
+        shared.deliveries.follow(await require_ready(connection, self._settings))
+        # Handlers that run in process are owed nothing; their lanes are served, for replays.
+        owed = [handler for handler in self._registry if handler.via == "outbox"]
+        await shared.subscriptions.subscribe(connection, owed)
+        self._report_outdated(await shared.subscriptions.read(connection))
+        if self._parts.scheduler is not None:
+            await self._parts.maintenance.introduce()
+            await self._parts.scheduler.declare()
 
     def _report_outdated(self, subscriptions: Subscriptions) -> None:
         for handler_name, event_type in outdated(subscriptions, self._registry):

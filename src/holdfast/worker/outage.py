@@ -11,10 +11,11 @@ import time
 import asyncpg
 
 from holdfast.postgres.faults import LoginRefused, remedy_of
-from holdfast.redact import redact_secrets
+from holdfast.redact import redact_dsn, redact_secrets
 from holdfast.retry import sqlstate_of
 from holdfast.telemetry import Notice, Observer
 
+START = "start"  # the loop that tries to connect when a worker starts
 FIRST_WAIT = 1.0
 # A loop that was idle during an outage finds its connection dead when it is over. That is no new outage.
 _LATE = 60.0
@@ -28,8 +29,9 @@ class Outages:
     once, and not by every loop; so is each reason for which the server refuses a login meanwhile.
     """
 
-    def __init__(self, observe: Observer) -> None:
+    def __init__(self, observe: Observer, dsn: str = "") -> None:
         self._observe = observe
+        self._address = redact_dsn(dsn.partition("?")[0])
         self._lock = threading.Lock()  # the lease keeper has a thread of its own
         self._since: float | None = None
         self._met: set[str] = set()
@@ -59,6 +61,9 @@ class Outages:
         if refused:
             details["sqlstate"] = state
             details["remedy"] = remedy_of(fault.__cause__ or fault) or "check the login in the worker's HOLDFAST_DSN"
+        elif loop == START and (remedy := remedy_of(fault, "the worker's address")):
+            # It was never reached: the address may be wrong.
+            details |= {"address": self._address, "remedy": remedy}
         self._observe(Notice("error", "database_unavailable", details))
 
     def over(self, loop: str) -> None:

@@ -71,7 +71,7 @@ class Parts:
             counters=counters,
             tally=Tally(counters, observe, settings.log_handled),
             observe=observe,
-            outages=Outages(observe),
+            outages=Outages(observe, connections.address.dsn),
             states=self.lifespans.states,
         )
 

@@ -2,6 +2,9 @@
 
 Worker(dsn, registry).run()            until `stop` is called
 async with Worker(dsn, registry): ...  beside something else, for example a FastAPI lifespan
+
+The second form waits for the start, with which an error of the configuration is raised. If the database cannot be
+reached, it does not wait: the worker goes on trying to connect, and logs that.
 """
 
 import asyncio
@@ -12,6 +15,8 @@ from types import TracebackType
 from typing import NoReturn, Self
 from uuid import UUID
 
+import asyncpg
+
 from holdfast.checks import function, functions, instance
 from holdfast.errors import ConfigurationError
 from holdfast.failure import Redactor
@@ -20,6 +25,7 @@ from holdfast.handlers import HandlerRegistry, require_registry
 from holdfast.ids import uuid7
 from holdfast.observability.logging import log_fact
 from holdfast.observability.observers import Observers
+from holdfast.postgres.faults import remedy_of
 from holdfast.settings import WorkerSettings
 from holdfast.telemetry import Counters, Observer
 from holdfast.worker.lifecycle import Lifecycle
@@ -111,6 +117,7 @@ class Worker:
         For tests, scripts and the last step of a deployment.
         """
         async with self:
+            await self._unless_ended(self._lifecycle.started.wait())
             claimed = -1
             while claimed != self.counters.claimed:
                 claimed = self.counters.claimed
@@ -130,11 +137,13 @@ class Worker:
     async def __aenter__(self) -> Self:
         self._begin()
         self._running = asyncio.create_task(self._live())
-        started = asyncio.create_task(self._lifecycle.started.wait())
-        await asyncio.wait((self._running, started), return_when=asyncio.FIRST_COMPLETED)
-        started.cancel()
+        await self._unless_ended(self._lifecycle.entered.wait())
         if self._running.done():
-            self._running.result()
+            try:
+                self._running.result()
+            except asyncpg.PostgresError as error:
+                remedy = remedy_of(error, "the worker's address")
+                raise ConfigurationError("dsn", f"was refused by the server: {error}", remedy) from error
         return self
 
     async def __aexit__(

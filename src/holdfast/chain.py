@@ -1,0 +1,19 @@
+"""The links of an error: its traceback, and the errors that led to it.
+
+They are read where Python keeps them. A subclass may have an attribute of the same name, which may raise.
+"""
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Final
+
+
+def _slot(name: str) -> Callable[[BaseException], Any]:
+    read: Callable[[BaseException], Any] = BaseException.__dict__[name].__get__
+    return read
+
+
+traceback_of: Final[Callable[[BaseException], TracebackType | None]] = _slot("__traceback__")
+cause_of: Final[Callable[[BaseException], BaseException | None]] = _slot("__cause__")
+context_of: Final[Callable[[BaseException], BaseException | None]] = _slot("__context__")
+is_context_suppressed: Final[Callable[[BaseException], bool]] = _slot("__suppress_context__")
