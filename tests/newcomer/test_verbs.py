@@ -4,23 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator
 from uuid import UUID
 
 import asyncpg
 import pytest
 
-from tests.operator.support import HANDLER, command, fail
+from holdfast import EventEnvelope, HandlerRegistry
+from tests.acceptance.support import Facts, running, until
+from tests.logins import OPERATOR, PRODUCER, WORKER, Logins
+from tests.operator.support import HANDLER, beat, command, fail
+from tests.servers import SessionServer
 
 pytestmark = [pytest.mark.newcomer, pytest.mark.newest_postgres]
 
+registry = HandlerRegistry()
+
+
+@registry.handler("order.placed", name=HANDLER)
+async def charge(event: EventEnvelope) -> None:
+    pass
+
+
 ARCHIVE = """
 WITH gone AS (DELETE FROM core.outbox WHERE id = ANY ($1) RETURNING *)
-INSERT INTO core.archive (original_id, queue, payload, headers, deliveries_count, created_at, failed_at, failure_reason,
-                          last_exception, event_type, event_version, occurred_at, source, content_class, channel, generation,
-                          idempotency_key, origin_id, priority, first_failed_at, error_signature, failure_history)
-SELECT id, handler_name, payload, headers, attempts, created_at, failed_at, failure_reason, last_error, event_type,
-       event_version, occurred_at, source, content_class, channel, generation, idempotency_key, origin_id, priority, first_failed_at,
-       error_signature, failure_history
+INSERT INTO core.archive (
+    original_id, queue, payload, headers, deliveries_count, created_at, failed_at, failure_reason, last_exception,
+    event_type, event_version, occurred_at, source, content_class, channel, generation, idempotency_key, origin_id,
+    priority, first_failed_at, error_signature, failure_history)
+SELECT id, handler_name, payload, headers, attempts, created_at, failed_at, failure_reason, last_error,
+       event_type, event_version, occurred_at, source, content_class, channel, generation, idempotency_key, origin_id,
+       priority, first_failed_at, error_signature, failure_history
 FROM gone ORDER BY failed_at
 """
 
@@ -37,6 +51,16 @@ async def typed(dsn: str, *words: object) -> tuple[int | None, str, str]:
     process = await command(dsn, *map(str, words))
     out, err = await asyncio.wait_for(process.communicate(), 60)
     return process.returncode, out.decode(), err.decode()
+
+
+@pytest.fixture
+def logins(postgres_server: SessionServer, dsn: str) -> Iterator[Logins]:
+    made = Logins(postgres_server, dsn)
+    made.create()
+    try:
+        yield made
+    finally:
+        made.drop()
 
 
 async def discarded(conn: asyncpg.Connection) -> set[UUID]:
@@ -79,3 +103,50 @@ async def test_a_number_that_is_not_in_the_archive_is_not_called_gone(dsn: str, 
     assert (await typed(dsn, "archive", "discard", second, "--yes"))[0] == 0
     _, out, _ = await typed(dsn, "archive", "discard", second, "--yes")
     assert "holdfast archive restore" in out and "failed restore" not in out
+
+
+# --- a worker without its role ---
+
+
+@pytest.mark.parametrize("role", [PRODUCER, OPERATOR, "stranger"])
+@pytest.mark.parametrize("processes", [1, 2])
+async def test_a_worker_is_refused_a_login_without_its_role(logins: Logins, role: str, processes: int) -> None:
+    """OPS-1: at its start, with the role that it lacks."""
+    login = logins.names[role]
+    words = ("worker", "tests.newcomer.test_verbs:registry", "--processes", processes)
+    code, _, err = await typed(logins.dsn_of(login), *words)
+    assert code == 1, err
+    assert err.endswith(f"try: as an administrator: GRANT holdfast_worker TO {login}\n")
+    assert "holdfast_operator" not in err
+
+
+async def test_a_right_that_is_lost_is_no_outage(logins: Logins, conn: asyncpg.Connection) -> None:
+    """OPS-1: the log of a worker names the role, rather than a database that cannot be reached."""
+    facts, login = Facts(), logins.names[WORKER]
+    async with running(logins.dsn_of(login), registry, facts, lease=3.0):
+        await until(lambda: conn.fetchval("SELECT count(*) = 1 FROM core.workers"), what="a worker")
+        await conn.execute("REVOKE EXECUTE ON FUNCTION core.worker_alive(uuid, interval) FROM holdfast_worker")
+        await until(lambda: facts.notices("permission_denied"), within=20, what="the notice")
+        await conn.execute("GRANT EXECUTE ON FUNCTION core.worker_alive(uuid, interval) TO holdfast_worker")
+    assert facts.notices("database_unavailable") == []
+    said = facts.notices("permission_denied")[0].details
+    assert said["remedy"] == "as an administrator: GRANT holdfast_worker TO the login of this worker"
+
+
+# --- plans ---
+
+
+async def test_a_plan_that_delivers_nothing_is_not_done(dsn: str, conn: asyncpg.Connection) -> None:
+    """DLQ-4: it stops and says for whom it waits, then and later; a run after a worker has come goes on."""
+    await fail(conn, 2)
+    await beat(conn, "other", "mail.thank")
+    options = ("--handler", HANDLER, "--canary", 0, "--rate", 100, "--patience", 1)
+    assert (await typed(dsn, "plans", "create", *options))[0] == 0
+    code, out, _ = await typed(dsn, "plans", "run", 1, "--yes")
+    why = f"2 of {HANDLER} in generation 0, which no living worker serves"
+    assert (code, f"plan 1 stopped: 2 replayed rows have no outcome after 00:00:01: {why}" in out) == (1, True), out
+    assert why in (await typed(dsn, "plans", "show", 1))[1]
+    assert (await typed(dsn, "plans", "resume", 1))[0] == 0
+    async with running(dsn, registry):
+        code, out, _ = await typed(dsn, "plans", "run", 1, "--yes")
+    assert (code, "2 delivered" in out) == (0, True), out
