@@ -73,7 +73,7 @@ class SchemaMismatch(HoldfastError):
 
 
 class NotPermitted(HoldfastError):
-    """The login of a connection lacks a privilege that publishing needs."""
+    """The login of a connection lacks a privilege that publishing, or a worker, needs."""
 
     def __init__(self, problem: str, remedy: str) -> None:
         super().__init__(problem, remedy)

@@ -152,7 +152,7 @@ def _show_moved(moved: Moved, change: Change, done: str) -> None:
     else:
         where_to = "" if moved.generation is None else f" into generation {moved.generation}"
         print_line(f"{events(moved.count)} {change.would}{done}{where_to}")
-        print_left(moved.left)
+        print_left(moved.left, archive=True)
         if moved.warning:
             print_line(moved.warning, "yellow")
     if not moved.moved:

@@ -23,9 +23,16 @@ _WORDS: Final = {
     "stripped": "retention has taken their payload",
     "too_old": "older than what the inbox remembers; --force replays them, and they may run twice",
 }
+# Of rows that were named by their numbers.
+_ARCHIVED: Final = {
+    "archived": "in the archive, and not discarded",
+    "discarded": "discarded; holdfast archive restore puts them back",
+    "missing": "replayed or never there: no archived row has this number",
+}
 
 
-def print_left(left: Mapping[str, int]) -> None:
-    """A line for each state of rows that were not moved."""
+def print_left(left: Mapping[str, int], *, archive: bool = False) -> None:
+    """A line for each state of rows that were not moved; `archive`: by a verb of the archive."""
+    words = {**_WORDS, **_ARCHIVED} if archive else _WORDS
     for state, count in left.items():
-        output.print_line(f"{output.events(count)} left: {_WORDS.get(state, state)}", "yellow")
+        output.print_line(f"{output.events(count)} left: {words.get(state, state)}", "yellow")

@@ -19,6 +19,7 @@ START = "start"  # the loop that tries to connect when a worker starts
 FIRST_WAIT = 1.0
 # A loop that was idle during an outage finds its connection dead when it is over. That is no new outage.
 _LATE = 60.0
+_GRANT = "as an administrator: GRANT holdfast_worker TO the login of this worker"
 LONGEST_WAIT = 3.5  # with the jitter on top, a claim follows within five seconds of the database's return
 
 
@@ -53,9 +54,14 @@ class Outages:
             if refused:
                 self._refusals.add(state)
             self._since = self._since or time.monotonic()
+        error = redact_secrets(f"{type(fault).__name__}: {fault}")[:500]
+        if isinstance(fault, asyncpg.InsufficientPrivilegeError):
+            denied = {"loop": loop, "error": error, "remedy": _GRANT}
+            self._observe(Notice("error", "permission_denied", denied))
+            return
         details: dict[str, object] = {
             "loop": loop,
-            "error": redact_secrets(f"{type(fault).__name__}: {fault}")[:500],
+            "error": error,
             "action": "reconnecting; leases keep the events, nothing is lost",
         }
         if refused:

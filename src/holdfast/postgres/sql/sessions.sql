@@ -34,3 +34,11 @@ FROM waiting w
 JOIN chain c ON c.waiting = w.pid AND cardinality(pg_catalog.pg_blocking_pids(c.pid)) = 0
 LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = c.pid
 ORDER BY w.waited DESC, w.pid, c.pid;
+
+-- name: list_denied_functions
+-- Of the functions that only workers call, those that this login may not call.
+SELECT session_user AS login, n.nspname || '.' || p.proname AS name
+FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
+WHERE n.nspname = 'core' AND p.proname IN ('outbox_claim', 'outbox_extend', 'worker_alive', 'worker_beat')
+  AND NOT pg_catalog.has_function_privilege(p.oid, 'EXECUTE')
+ORDER BY 2;

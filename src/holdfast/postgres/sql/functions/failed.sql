@@ -131,7 +131,7 @@ SET search_path = pg_catalog, pg_temp SET jit = off SET enable_seqscan = off SET
 AS $$
 #variable_conflict use_column
 DECLARE
-    v_moved uuid[]; v_ids uuid[]; v_outcomes text[]; v_purges timestamptz[];
+    v_moved uuid[]; v_numbers bigint[]; v_ids uuid[]; v_outcomes text[]; v_purges timestamptz[];
 BEGIN
     PERFORM core.require_ids(p_ids);
     WITH free AS MATERIALIZED (
@@ -145,9 +145,8 @@ BEGIN
         UPDATE core.outbox o SET deleted_at = now()
         WHERE o.id = ANY (ARRAY(SELECT free.id FROM free)) RETURNING o.id)
     SELECT array_agg(moved.id) INTO v_moved FROM moved;
-    v_moved := v_moved || ARRAY(
-        SELECT a.original_id FROM core.archive a
-        WHERE a.id = ANY (core.archive_mark(core.archive_numbers(p_ids), false)));
+    v_numbers := core.archive_mark(core.archive_numbers(p_ids), false);
+    v_moved := v_moved || ARRAY(SELECT a.original_id FROM core.archive a WHERE a.id = ANY (v_numbers));
 
     SELECT array_agg(r.id), array_agg(CASE WHEN r.outcome IN ('failed', 'archived') THEN 'busy' ELSE r.outcome END),
            array_agg(CASE r.outcome WHEN 'moved' THEN core.discarded_until(r.id) END)
@@ -182,7 +181,7 @@ SET search_path = pg_catalog, pg_temp SET jit = off SET enable_seqscan = off SET
 AS $$
 #variable_conflict use_column
 DECLARE
-    v_moved uuid[]; v_ids uuid[]; v_outcomes text[];
+    v_moved uuid[]; v_numbers bigint[]; v_ids uuid[]; v_outcomes text[];
 BEGIN
     PERFORM core.require_ids(p_ids);
     WITH free AS MATERIALIZED (
@@ -198,9 +197,8 @@ BEGIN
         UPDATE core.outbox o SET deleted_at = NULL
         WHERE o.id = ANY (ARRAY(SELECT free.id FROM free)) RETURNING o.id)
     SELECT array_agg(moved.id) INTO v_moved FROM moved;
-    v_moved := v_moved || ARRAY(
-        SELECT a.original_id FROM core.archive a
-        WHERE a.id = ANY (core.archive_mark(core.archive_numbers(p_ids), true)));
+    v_numbers := core.archive_mark(core.archive_numbers(p_ids), true);
+    v_moved := v_moved || ARRAY(SELECT a.original_id FROM core.archive a WHERE a.id = ANY (v_numbers));
 
     SELECT array_agg(r.id), array_agg(CASE r.outcome WHEN 'discarded' THEN 'busy' ELSE r.outcome END)
     INTO v_ids, v_outcomes

@@ -217,7 +217,11 @@ BEGIN
     ELSIF unknown > 0 AND clock_timestamp() < plan.waiting_since + plan.patience THEN
         v_phase := 'waiting';
     ELSE
+        -- What has no outcome is not done, and a plan that is done could not be resumed.
         v_phase := 'over';
+        v_why := CASE WHEN unknown > 0 THEN format(
+            '%s replayed rows have no outcome after %s: %s', unknown, plan.patience,
+            coalesce(core.plan_waits_for(p_plan), 'their workers are slow')) END;
     END IF;
 
     IF v_phase = 'waiting' THEN

@@ -1,0 +1,152 @@
+"""What a command says that it did is what it did, and what it recommends works when it is typed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from uuid import UUID
+
+import asyncpg
+import pytest
+
+from holdfast import EventEnvelope, HandlerRegistry
+from tests.acceptance.support import Facts, running, until
+from tests.logins import OPERATOR, PRODUCER, WORKER, Logins
+from tests.operator.support import HANDLER, beat, command, fail
+from tests.servers import SessionServer
+
+pytestmark = [pytest.mark.newcomer, pytest.mark.newest_postgres]
+
+registry = HandlerRegistry()
+
+
+@registry.handler("order.placed", name=HANDLER)
+async def charge(event: EventEnvelope) -> None:
+    pass
+
+
+ARCHIVE = """
+WITH gone AS (DELETE FROM core.outbox WHERE id = ANY ($1) RETURNING *)
+INSERT INTO core.archive (
+    original_id, queue, payload, headers, deliveries_count, created_at, failed_at, failure_reason, last_exception,
+    event_type, event_version, occurred_at, source, content_class, channel, generation, idempotency_key, origin_id,
+    priority, first_failed_at, error_signature, failure_history)
+SELECT id, handler_name, payload, headers, attempts, created_at, failed_at, failure_reason, last_error,
+       event_type, event_version, occurred_at, source, content_class, channel, generation, idempotency_key, origin_id,
+       priority, first_failed_at, error_signature, failure_history
+FROM gone ORDER BY failed_at
+"""
+
+
+async def archive(conn: asyncpg.Connection, count: int = 1, *, handler: str = HANDLER) -> list[UUID]:
+    """Dead letters as a worker with `dead_letters="archive"` leaves them."""
+    ids = await fail(conn, count, handler=handler)
+    await conn.execute(ARCHIVE, ids)
+    return ids
+
+
+async def typed(dsn: str, *words: object) -> tuple[int | None, str, str]:
+    """The code, the output and the errors of a command."""
+    process = await command(dsn, *map(str, words))
+    out, err = await asyncio.wait_for(process.communicate(), 60)
+    return process.returncode, out.decode(), err.decode()
+
+
+@pytest.fixture
+def logins(postgres_server: SessionServer, dsn: str) -> Iterator[Logins]:
+    made = Logins(postgres_server, dsn)
+    made.create()
+    try:
+        yield made
+    finally:
+        made.drop()
+
+
+async def discarded(conn: asyncpg.Connection) -> set[UUID]:
+    return {each[0] for each in await conn.fetch("SELECT original_id FROM core.archive WHERE deleted_at IS NOT NULL")}
+
+
+# --- what is in the archive ---
+
+
+@pytest.mark.parametrize("named", ["delivery", "event"])
+async def test_what_is_archived_is_discarded_and_restored_by_its_id(
+    dsn: str, conn: asyncpg.Connection, named: str
+) -> None:
+    """DLQ-2: among others in the archive, and the command says so; a dry run says the same and changes nothing."""
+    ids = await archive(conn, 4)
+    event, one = UUID(int=7), ids[1]
+    await conn.execute("UPDATE core.archive SET origin_id = $1 WHERE original_id = $2", event, one)
+    name = one if named == "delivery" else event
+    assert await typed(dsn, "failed", "discard", name, "--dry-run") == (0, f"1 event would be discarded\n  {one}\n", "")
+    assert await discarded(conn) == set()
+    assert await typed(dsn, "failed", "discard", name, "--yes") == (0, "1 event discarded\n", "")
+    assert await discarded(conn) == {one}
+    assert await typed(dsn, "failed", "restore", name, "--dry-run") == (0, f"1 event would be restored\n  {one}\n", "")
+    assert await typed(dsn, "failed", "restore", name) == (0, "1 event restored\n", "")
+    assert await discarded(conn) == set()
+    counts = [json.loads(each[0]) for each in await conn.fetch("SELECT counts FROM core.audit ORDER BY id")]
+    assert counts == [{"moved": 1}, {"moved": 1}]
+
+
+async def test_a_number_that_is_not_in_the_archive_is_not_called_gone(dsn: str, conn: asyncpg.Connection) -> None:
+    """DLQ-2: it was replayed, or was never there; and one that is discarded comes back by the archive's own verb."""
+    await archive(conn, 2)
+    first, second = [each[0] for each in await conn.fetch("SELECT id FROM core.archive ORDER BY id")]
+    assert (await typed(dsn, "archive", "replay", first, "--yes"))[0] == 0
+    for verb in ("replay", "discard", "restore"):
+        for number in (first, 4711):
+            code, out, _ = await typed(dsn, "archive", verb, number, *(["--yes"] if verb != "restore" else []))
+            assert code == 1
+            assert out.endswith("1 event left: replayed or never there: no archived row has this number\n")
+    assert (await typed(dsn, "archive", "discard", second, "--yes"))[0] == 0
+    _, out, _ = await typed(dsn, "archive", "discard", second, "--yes")
+    assert "holdfast archive restore" in out and "failed restore" not in out
+
+
+# --- a worker without its role ---
+
+
+@pytest.mark.parametrize("role", [PRODUCER, OPERATOR, "stranger"])
+@pytest.mark.parametrize("processes", [1, 2])
+async def test_a_worker_is_refused_a_login_without_its_role(logins: Logins, role: str, processes: int) -> None:
+    """OPS-1: at its start, with the role that it lacks."""
+    login = logins.names[role]
+    words = ("worker", "tests.newcomer.test_verbs:registry", "--processes", processes)
+    code, _, err = await typed(logins.dsn_of(login), *words)
+    assert code == 1, err
+    assert err.endswith(f"try: as an administrator: GRANT holdfast_worker TO {login}\n")
+    assert "holdfast_operator" not in err
+
+
+async def test_a_right_that_is_lost_is_no_outage(logins: Logins, conn: asyncpg.Connection) -> None:
+    """OPS-1: the log of a worker names the role, rather than a database that cannot be reached."""
+    facts, login = Facts(), logins.names[WORKER]
+    async with running(logins.dsn_of(login), registry, facts, lease=3.0):
+        await until(lambda: conn.fetchval("SELECT count(*) = 1 FROM core.workers"), what="a worker")
+        await conn.execute("REVOKE EXECUTE ON FUNCTION core.worker_alive(uuid, interval) FROM holdfast_worker")
+        await until(lambda: facts.notices("permission_denied"), within=20, what="the notice")
+        await conn.execute("GRANT EXECUTE ON FUNCTION core.worker_alive(uuid, interval) TO holdfast_worker")
+    assert facts.notices("database_unavailable") == []
+    said = facts.notices("permission_denied")[0].details
+    assert said["remedy"] == "as an administrator: GRANT holdfast_worker TO the login of this worker"
+
+
+# --- plans ---
+
+
+async def test_a_plan_that_delivers_nothing_is_not_done(dsn: str, conn: asyncpg.Connection) -> None:
+    """DLQ-4: it stops and says for whom it waits, then and later; a run after a worker has come goes on."""
+    await fail(conn, 2)
+    await beat(conn, "other", "mail.thank")
+    options = ("--handler", HANDLER, "--canary", 0, "--rate", 100, "--patience", 1)
+    assert (await typed(dsn, "plans", "create", *options))[0] == 0
+    code, out, _ = await typed(dsn, "plans", "run", 1, "--yes")
+    why = f"2 of {HANDLER} in generation 0, which no living worker serves"
+    assert (code, f"plan 1 stopped: 2 replayed rows have no outcome after 00:00:01: {why}" in out) == (1, True), out
+    assert why in (await typed(dsn, "plans", "show", 1))[1]
+    assert (await typed(dsn, "plans", "resume", 1))[0] == 0
+    async with running(dsn, registry):
+        code, out, _ = await typed(dsn, "plans", "run", 1, "--yes")
+    assert (code, "2 delivered" in out) == (0, True), out
