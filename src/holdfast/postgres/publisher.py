@@ -319,7 +319,7 @@ class Publisher:
             chunk = rows[start : start + _MOST_ROWS]
             written = yield _Command(statement, self._columns(chunk, now, origin))
             if given_ids and written != len(chunk):
-                raise _taken(f"of {len(chunk) - written} of {len(chunk)} events", "; the others are written")
+                raise _some_taken(len(chunk) - written, len(chunk))
         return ids
 
     def _columns(self, rows: Sequence[OutboxRow], now: str, origin: Origin) -> dict[str, object]:
@@ -383,11 +383,19 @@ class Publisher:
         return cause.trace_context, inherited_headers(cause.event_id, cause.headers)
 
 
-def _taken(identity: str, others: str = "") -> FieldError:
+def _taken(identity: str) -> FieldError:
     return FieldError(
         "event_id",
-        f"{identity} is taken: an event with this id was published before{others}",
+        f"{identity} is taken: an event with this id was published before",
         "publish each envelope once; for a new event with the same content, leave event_id out",
+    )
+
+
+def _some_taken(missing: int, count: int) -> FieldError:
+    return FieldError(
+        "event_id",
+        f"is taken for {missing} of {count} events, and the others are written",
+        "roll back, or publish only envelopes that were not published before",
     )
 
 
