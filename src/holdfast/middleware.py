@@ -25,6 +25,8 @@ from holdfast.lifespan import Lifespan, States
 from holdfast.outcome import Done, Outcome, Reject, Retry, Snooze
 from holdfast.signatures import middleware_signature
 
+__all__ = ["CallNext", "MiddlewareFunction"]
+
 # What a middleware gets as `call_next`: the next middleware, or the handler in the end.
 CallNext: TypeAlias = Callable[[EventEnvelope], Awaitable[Outcome]]
 # Takes `event` and `call_next`, and if it has these parameters, `context` and `state`.

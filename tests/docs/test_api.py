@@ -52,9 +52,10 @@ def test_every_exported_name_is_in_its_section(module: str) -> None:
 
 
 def test_every_module_that_exports_names_has_a_section() -> None:
-    """RUN-1: packages with `__all__`, and the integrations."""
+    """RUN-1: packages and contracts with `__all__`, and the integrations."""
     package = ROOT / "src" / "holdfast"
     public = {f"holdfast.{file.parent.name}" for file in package.glob("*/__init__.py") if "__all__" in file.read_text()}
+    public |= {f"holdfast.{file.stem}" for file in package.glob("[a-z]*.py") if "__all__" in file.read_text()}
     public |= {f"holdfast.integrations.{file.stem}" for file in (package / "integrations").glob("[a-z]*")}
     assert sorted(public - set(SECTIONS)) == []
 
@@ -63,6 +64,22 @@ def test_every_module_that_exports_names_has_a_section() -> None:
 def test_every_name_of_the_package_is_in_an_example(name: str) -> None:
     """RUN-1: which tests/docs/test_snippets.py runs."""
     assert re.search(rf"\b{name}\b", CODE)
+
+
+def imported() -> Iterator[tuple[str, str]]:
+    """Every name that an example of any page imports from the library, after its module."""
+    for block in blocks("python"):
+        for node in ast.walk(ast.parse(block.text)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "holdfast":
+                yield from ((str(node.module), each.name) for each in node.names)
+
+
+def test_every_name_that_an_example_imports_is_named() -> None:
+    """RUN-1: what is not on the page may change. Errors have a page of their own."""
+    pages = {module: PAGE for module, _ in imported()} | {"holdfast.errors": read("docs/errors.md")}
+    missing = {(module, name) for module, name in imported() if name not in words(pages[module])}
+    assert sorted(missing) == []
+    assert [module for module, page in pages.items() if f"`{module}`" not in page and module not in SECTIONS] == []
 
 
 # Used by other parts of the library.
