@@ -12,7 +12,7 @@ from uuid import UUID
 from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 
 from holdfast.chain import cause_of, context_of, is_context_suppressed
-from holdfast.fingerprint import details_of, place_in, signature
+from holdfast.error_signature import details_of, place_in, signature
 from holdfast.frames import Frame, frames_of, place_of, shown
 from holdfast.redact import HIDDEN, redact_secrets, redact_values, unredacted
 
@@ -108,7 +108,7 @@ def describe(exc: BaseException, redact: Redactor | None = None, payload: object
     except BaseException as error:
         # Whatever an exotic exception does while it is read, the row still has to be settled.
         whole = text = f"{type_name}: <unreadable: {_type_name(error)}>"
-    traceback, details = _origin(exc, redact, payload, home)
+    traceback, details = _where_raised(exc, redact, payload, home)
     return _report(text, whole, type_name, redact, payload, traceback, details)
 
 
@@ -137,7 +137,7 @@ def _report(
 # --- where it was raised
 
 
-def _origin(
+def _where_raised(
     exc: BaseException, redact: Redactor | None, payload: object, home: str
 ) -> tuple[str | None, tuple[str, ...]]:
     """Return the traceback, and what tells the cause apart beside the text."""

@@ -23,7 +23,7 @@ _running: defaultdict[str, Counter[int]] = defaultdict(Counter)
 os.register_at_fork(after_in_child=_running.clear)
 
 
-def from_environment() -> int | None:
+def environment_generation() -> int | None:
     """Return the number in `HOLDFAST_GENERATION`; None when it is not set, or empty."""
     found = os.environ.get(VARIABLE)
     if not found:
@@ -34,13 +34,13 @@ def from_environment() -> int | None:
     return int(found)
 
 
-def of_this_deployment() -> int:
+def deployment_generation() -> int:
     """Return the number in `HOLDFAST_GENERATION`, else 0: the generation of applications without deployments."""
-    return from_environment() or 0
+    return environment_generation() or 0
 
 
 @contextmanager
-def served_here(schema: str, generation: int) -> Iterator[None]:
+def serving_generation(schema: str, generation: int) -> Iterator[None]:
     """Make a worker's generation that of the publishers around it, while it runs."""
     token = _around.set((schema, generation))
     _running[schema][generation] += 1
@@ -51,7 +51,7 @@ def served_here(schema: str, generation: int) -> Iterator[None]:
         _running[schema] -= Counter({generation: 1})  # one that is no longer served is left out
 
 
-def of_worker(schema: str) -> int | None:
+def worker_generation(schema: str) -> int | None:
     """Return the generation of the worker whose handler runs, or of all workers of this process; None without one."""
     around = _around.get()
     if around is not None and around[0] == schema:

@@ -37,9 +37,9 @@ from holdfast.lifespan import Lifespan, require_lifespan
 from holdfast.middleware import Middleware, MiddlewareFunction, middlewares
 from holdfast.names import event_pattern, handler_name
 from holdfast.outcome import DONE, Done, Outcome, Reject, Retry, Snooze
+from holdfast.parameters import Parameters, PayloadModel, parameters_of
 from holdfast.retry import DEFAULT_RETRY_POLICY, RetryPolicy
 from holdfast.schedules import Missed, Schedule, timing
-from holdfast.signatures import PayloadModel, Signature, signature_of
 from holdfast.typed_events import TypedEvent, declared_type
 
 DEFAULT_TIMEOUT = 300.0
@@ -62,7 +62,7 @@ class Handler:
     timeout: float = DEFAULT_TIMEOUT
     on_error: OnError = "retry"
     via: Via = "outbox"
-    signature: Signature = field(default=Signature(True, frozenset()), repr=False)
+    parameters: Parameters = field(default=Parameters(True, frozenset()), repr=False)
     lifespans: tuple[Lifespan, ...] = field(default=(), repr=False)  # those of its registries, its own one last
     middleware: tuple[Middleware, ...] = field(default=(), repr=False)
     asynchronous: bool = True
@@ -82,28 +82,28 @@ class Handler:
     @property
     def wants_context(self) -> bool:
         """Whether it has a parameter `context`."""
-        return "context" in self.signature.wanted
+        return "context" in self.parameters.wanted
 
     @property
     def wants_state(self) -> bool:
         """Whether it has a parameter `state`, to be filled by a lifespan."""
-        return "state" in self.signature.wanted and not (self.signature.optional_state and not self.lifespans)
+        return "state" in self.parameters.wanted and not (self.parameters.optional_state and not self.lifespans)
 
     @property
     def payload_model(self) -> PayloadModel | None:
         """The model of its parameter `payload`."""
-        return self.signature.payload_model
+        return self.parameters.payload_model
 
     def received(self, event: EventEnvelope) -> EventEnvelope[Any]:
         """Return the event as the function takes it: typed, if it asks for that. A `ValidationError` is terminal."""
-        typed, model = self.signature.typed_envelope, self.signature.event_model
+        typed, model = self.parameters.typed_envelope, self.parameters.event_model
         if typed is None or model is None:
             return event
         return typed.trusted({**event.__dict__, "payload": model.read(event)})
 
     def extras(self, event: EventEnvelope, context: HandlerContext, tx: object, state: object = None) -> dict[str, Any]:
         """Return the arguments beside the event. The payload is validated: a `ValidationError` is terminal."""
-        wanted, model = self.signature.wanted, self.signature.payload_model
+        wanted, model = self.parameters.wanted, self.parameters.payload_model
         extras: dict[str, Any] = {}
         if model is not None:
             extras["payload"] = model.read(event)
@@ -228,8 +228,8 @@ class HandlerRegistry:
         one_of(f"{name}.via", via, get_args(Via))
         instance(f"{name}.retry", retry, RetryPolicy, "pass RetryPolicy(...)")
         require_function(name, function, "decorate a function that takes the event")
-        signature = signature_of(name, function)
-        _require_own_types(name, types, signature)
+        parameters = parameters_of(name, function)
+        _require_own_types(name, types, parameters)
         handler = Handler(
             name=name,
             domain_context=self._domain_context or name.partition(".")[0],
@@ -239,10 +239,10 @@ class HandlerRegistry:
             timeout=float(timeout),
             on_error=on_error,
             via=via,
-            signature=signature,
-            asynchronous=signature.asynchronous,
-            transactional="tx" in signature.wanted,
-            plain=signature.asynchronous and not signature.wanted and signature.typed_envelope is None,
+            parameters=parameters,
+            asynchronous=parameters.asynchronous,
+            transactional="tx" in parameters.wanted,
+            plain=parameters.asynchronous and not parameters.wanted and parameters.typed_envelope is None,
         ).within(self._lifespan, self._middleware)
         self._handlers[name] = handler
         return handler
@@ -320,9 +320,9 @@ def _event_type(name: str, given: object) -> str:
     return event_pattern(name, declared)
 
 
-def _require_own_types(name: str, types: tuple[str, ...], signature: Signature) -> None:
+def _require_own_types(name: str, types: tuple[str, ...], parameters: Parameters) -> None:
     """Refuse an event class that declares none of the types which the handler is registered for."""
-    for model in filter(None, (signature.event_model, signature.payload_model)):
+    for model in filter(None, (parameters.event_model, parameters.payload_model)):
         declared = model.by_type
         if declared and not any(pattern_of(each).fullmatch(kind) for each in types for kind in declared):
             problem = f"is registered for {', '.join(types)}, and takes events of {', '.join(declared)}"

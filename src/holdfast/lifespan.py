@@ -18,6 +18,8 @@ from typing import Any, TypeAlias
 from holdfast.checks import function
 from holdfast.errors import ConfigurationError
 
+__all__ = ["Lifespan"]
+
 Lifespan: TypeAlias = Callable[[], AbstractAsyncContextManager[Any]]
 States: TypeAlias = Mapping[Lifespan, object]
 

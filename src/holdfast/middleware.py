@@ -23,7 +23,9 @@ from holdfast.envelope import EventEnvelope
 from holdfast.errors import ConfigurationError, TerminalHandlerError
 from holdfast.lifespan import Lifespan, States
 from holdfast.outcome import Done, Outcome, Reject, Retry, Snooze
-from holdfast.signatures import middleware_signature
+from holdfast.parameters import middleware_parameters
+
+__all__ = ["CallNext", "MiddlewareFunction"]
 
 # What a middleware gets as `call_next`: the next middleware, or the handler in the end.
 CallNext: TypeAlias = Callable[[EventEnvelope], Awaitable[Outcome]]
@@ -82,7 +84,7 @@ def middlewares(functions: object, lifespan: Lifespan | None) -> tuple[Middlewar
     for each in functions:
         require_function("middleware", each, "pass a list of functions: async def timing(event, call_next)")
         name = getattr(each, "__name__", type(each).__name__)
-        found.append(Middleware(name, each, middleware_signature(name, each), lifespan))
+        found.append(Middleware(name, each, middleware_parameters(name, each), lifespan))
     return tuple(found)
 
 

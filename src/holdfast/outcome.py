@@ -7,6 +7,8 @@ from datetime import timedelta
 from holdfast.checks import Refusal, instance
 from holdfast.errors import ConfigurationError
 
+__all__ = ["Done", "Outcome", "Reject", "Retry", "Snooze"]
+
 Delay = float | timedelta
 LONGEST_DELAY = timedelta(days=3653).total_seconds()
 

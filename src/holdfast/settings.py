@@ -5,7 +5,7 @@ from typing import Literal, get_args
 
 from holdfast.checks import number, one_of, whole
 from holdfast.errors import ConfigurationError
-from holdfast.generation import of_this_deployment
+from holdfast.generation import deployment_generation
 from holdfast.names import channel_name
 
 DeadLetters = Literal["in_place", "archive"]
@@ -23,7 +23,7 @@ class WorkerSettings:
     """How a worker behaves. Times are seconds. `docs/settings.md` explains when to change which."""
 
     schema: str = "core"
-    generation: int = field(default_factory=of_this_deployment)  # HOLDFAST_GENERATION, else 0
+    generation: int = field(default_factory=deployment_generation)  # HOLDFAST_GENERATION, else 0
     channels: tuple[str, ...] = ()  # empty: the generation's own
     name: str = ""  # shown to operators; empty: host and pid
     concurrency: int = 100  # events that each handler runs at once

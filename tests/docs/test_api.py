@@ -52,9 +52,10 @@ def test_every_exported_name_is_in_its_section(module: str) -> None:
 
 
 def test_every_module_that_exports_names_has_a_section() -> None:
-    """RUN-1: packages with `__all__`, and the integrations."""
+    """RUN-1: packages and contracts with `__all__`, and the integrations."""
     package = ROOT / "src" / "holdfast"
     public = {f"holdfast.{file.parent.name}" for file in package.glob("*/__init__.py") if "__all__" in file.read_text()}
+    public |= {f"holdfast.{file.stem}" for file in package.glob("[a-z]*.py") if "__all__" in file.read_text()}
     public |= {f"holdfast.integrations.{file.stem}" for file in (package / "integrations").glob("[a-z]*")}
     assert sorted(public - set(SECTIONS)) == []
 
@@ -63,6 +64,22 @@ def test_every_module_that_exports_names_has_a_section() -> None:
 def test_every_name_of_the_package_is_in_an_example(name: str) -> None:
     """RUN-1: which tests/docs/test_snippets.py runs."""
     assert re.search(rf"\b{name}\b", CODE)
+
+
+def imported() -> Iterator[tuple[str, str]]:
+    """Every name that an example of any page imports from the library, after its module."""
+    for block in blocks("python"):
+        for node in ast.walk(ast.parse(block.text)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "holdfast":
+                yield from ((str(node.module), each.name) for each in node.names)
+
+
+def test_every_name_that_an_example_imports_is_named() -> None:
+    """RUN-1: what is not on the page may change. Errors have a page of their own."""
+    pages = {module: PAGE for module, _ in imported()} | {"holdfast.errors": read("docs/errors.md")}
+    missing = {(module, name) for module, name in imported() if name not in words(pages[module])}
+    assert sorted(missing) == []
+    assert [module for module, page in pages.items() if f"`{module}`" not in page and module not in SECTIONS] == []
 
 
 # Used by other parts of the library.
@@ -93,27 +110,40 @@ def test_every_fact_is_listed() -> None:
 
 
 def noticed() -> Iterator[str]:
-    """The names in calls that report a notice."""
+    """The names in calls that report a notice, and in what a function assigns to a variable that such a call gets."""
     for file in (ROOT / "src").rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text())):
-            called = getattr(node, "func", None)
-            name = getattr(called, "id", None) or getattr(called, "attr", None)
-            if isinstance(node, ast.Call) and name in ("Notice", "_notice", "report", "_report"):
-                texts = [each.value for each in node.args if isinstance(each, ast.Constant)]
-                yield from (text for text in texts if isinstance(text, str) and re.fullmatch(r"[a-z]+(_[a-z]+)+", text))
+        for function in ast.walk(ast.parse(file.read_text())):
+            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+                found = [text for given in reported(function) for text in texts(given, function)]
+                yield from (text for text in found if re.fullmatch(r"[a-z]+(_[a-z]+)+", text))
 
 
-# Made of parts, or handed on.
-COMPOSED = {"archive_refused", "settle_refused", "connections_exhausted", "threads_exhausted"}
+def reported(function: ast.AST) -> Iterator[ast.expr]:
+    for node in ast.walk(function):
+        called = getattr(node, "func", None)
+        name = getattr(called, "id", None) or getattr(called, "attr", None)
+        if isinstance(node, ast.Call) and name in ("Notice", "_notice", "report", "_report"):
+            assert not any(isinstance(each, ast.JoinedStr) for each in node.args), "a name is written as a whole"
+            yield from node.args
+
+
+def texts(given: ast.expr, function: ast.AST) -> Iterator[str]:
+    if isinstance(given, ast.Constant) and isinstance(given.value, str):
+        yield given.value
+    elif isinstance(given, ast.IfExp):
+        yield from texts(given.body, function)
+        yield from texts(given.orelse, function)
+    elif isinstance(given, ast.Name):
+        for node in ast.walk(function):
+            if isinstance(node, ast.Assign) and any(getattr(each, "id", "") == given.id for each in node.targets):
+                yield from texts(node.value, function)
 
 
 def test_every_notice_is_listed() -> None:
     """OBS-1: what a log says can be looked up."""
     listed = names(table(OBSERVERS["The notices"]))
     assert listed == sorted(listed)
-    assert set(listed) == set(noticed()) | COMPOSED
-    source = "".join(file.read_text() for file in (ROOT / "src").rglob("*.py"))
-    assert all(name in source or name.removesuffix("_exhausted") in source for name in COMPOSED)
+    assert set(listed) == set(noticed())
 
 
 # --- connections ---

@@ -58,8 +58,8 @@ FUNCTIONS: dict[str, set[str]] = {
     },
     OPERATOR: {
         "outbox_replay", "outbox_cancel_event", "retire", "outbox_routes", "outbox_channels", "served_channels",
-        "living_since", "is_living", "channel_of", "subscriptions_read", "outbox_replay_many", "outbox_discard",
-        "outbox_restore", "outbox_edit",
+        "living_since", "living_for", "is_living", "channel_of", "subscriptions_read", "outbox_replay_many",
+        "outbox_discard", "outbox_restore", "outbox_edit",
         "failure_note", "failed_select", "event_rows", "plan_create", "plan_take", "plan_step", "plan_release",
         "plan_change_state", "generation_open", "generation_begin", "generation_retire", "generation_move",
         "serving_generation",

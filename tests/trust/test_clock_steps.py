@@ -322,8 +322,9 @@ async def test_the_largest_number_of_attempts(outbox: Outbox) -> None:
 # --- for people ---
 
 
-async def test_an_operator_releases_what_a_worker_holds(dsn: str, outbox: Outbox) -> None:
-    """LSN-3, OPS: fenced, audited, no attempt counted; refused while the worker lives."""
+@pytest.mark.parametrize("heard", [timedelta(minutes=-5), timedelta(hours=1)], ids=["long ago", "before a step back"])
+async def test_an_operator_releases_what_a_worker_holds(dsn: str, outbox: Outbox, heard: timedelta) -> None:
+    """LSN-3, OPS: fenced, audited, no attempt counted, off the list; refused while the worker lives."""
     conn = outbox.connection
     worker = uuid4()
     held = await _held(outbox, 2, worker=worker)
@@ -333,7 +334,7 @@ async def test_an_operator_releases_what_a_worker_holds(dsn: str, outbox: Outbox
     async with Operator(dsn, actor="ada") as operator:
         with pytest.raises(Refused, match="lives"):
             await operator.workers.release(worker)
-        await conn.execute("UPDATE core.workers SET heartbeat_at = now() - interval '5 minutes'")
+        await conn.execute("UPDATE core.workers SET heartbeat_at = now() + $1", heard)
         assert (await operator.workers.release(worker, dry_run=True)).released == 2
         assert await outbox.states(*(each.id for each in held)) == ["in_flight", "in_flight"]
         done = await operator.workers.release(worker, reason="the machine is gone")

@@ -1,4 +1,7 @@
-"""The `holdfast` command. Only this package takes settings from the environment."""
+"""The `holdfast` command.
+
+Only this package takes settings from the environment, but for the number of the deployment (holdfast.generation).
+"""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from holdfast.errors import ConfigurationError
-from holdfast.generation import of_this_deployment
+from holdfast.generation import deployment_generation
 from holdfast.redact import redact_dsn
 
 
@@ -93,7 +93,7 @@ def schema(option: str | None) -> str:
 
 def generation(option: int | None) -> int:
     """The number of this deployment."""
-    return of_this_deployment() if option is None else option
+    return deployment_generation() if option is None else option
 
 
 def actor(option: str | None) -> str:

@@ -117,7 +117,7 @@ class Lifespans:
 
     def _require_types(self) -> None:
         for handler in self._handlers:
-            if handler.wants_state and (kind := handler.signature.state_type) is not None:
+            if handler.wants_state and (kind := handler.parameters.state_type) is not None:
                 lifespan = handler.lifespans[-1]
                 state = self.states[lifespan]
                 if not _fits(state, kind):

@@ -26,7 +26,7 @@ from holdfast.deprecation import warn_if_deprecated
 from holdfast.encoding import PayloadObject
 from holdfast.envelope import EventEnvelope
 from holdfast.errors import FieldError
-from holdfast.generation import from_environment, of_worker
+from holdfast.generation import environment_generation, worker_generation
 from holdfast.ids import uuid7
 from holdfast.new_event import EventOptions, NewEvent, require_event, unknown_option
 from holdfast.outbox_row import Origin, OutboxRow, envelope_of, inherited_headers, origin, plain, prepare
@@ -96,7 +96,7 @@ class Publisher:
         self._schema = schema
         self._channel = channel or None
         self._generation = generation
-        self._fallback = from_environment() if generation is None else generation
+        self._fallback = environment_generation() if generation is None else generation
         self._current: tuple[int | None, float] = None, 0.0  # the database's own, and until when that counts
         self._origins = {self._fallback: origin(source, self._fallback, self._channel)}
         self._payload_limit = whole("payload_limit", payload_limit, 1)
@@ -214,7 +214,7 @@ class Publisher:
         """The columns that are the same for all events which are published at this moment, as far as they are known."""
         generation = self._fallback
         if self._generation is None:
-            served = of_worker(self._schema)
+            served = worker_generation(self._schema)
             generation = generation if served is None else served
             if generation is None and time.monotonic() < self._current[1]:
                 generation = self._current[0]
@@ -319,7 +319,7 @@ class Publisher:
             chunk = rows[start : start + _MOST_ROWS]
             written = yield _Command(statement, self._columns(chunk, now, origin))
             if given_ids and written != len(chunk):
-                raise _taken(f"of {len(chunk) - written} of {len(chunk)} events", "; the others are written")
+                raise _some_taken(len(chunk) - written, len(chunk))
         return ids
 
     def _columns(self, rows: Sequence[OutboxRow], now: str, origin: Origin) -> dict[str, object]:
@@ -383,11 +383,19 @@ class Publisher:
         return cause.trace_context, inherited_headers(cause.event_id, cause.headers)
 
 
-def _taken(identity: str, others: str = "") -> FieldError:
+def _taken(identity: str) -> FieldError:
     return FieldError(
         "event_id",
-        f"{identity} is taken: an event with this id was published before{others}",
+        f"{identity} is taken: an event with this id was published before",
         "publish each envelope once; for a new event with the same content, leave event_id out",
+    )
+
+
+def _some_taken(missing: int, count: int) -> FieldError:
+    return FieldError(
+        "event_id",
+        f"is taken for {missing} of {count} events, and the others are written",
+        "roll back, or publish only envelopes that were not published before",
     )
 
 

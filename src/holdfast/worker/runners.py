@@ -68,4 +68,5 @@ def exhausted_notice(scarce: str, handler: Handler, waited: float, running: set[
         "running": sorted(running),
         "remedy": f"find the handlers that hang, or raise WorkerSettings.{scarce}; other workers have the events",
     }
-    return Notice("warning", f"{scarce}_exhausted", details)
+    name = "threads_exhausted" if scarce == "threads" else "connections_exhausted"
+    return Notice("warning", name, details)

@@ -20,7 +20,7 @@ import asyncpg
 from holdfast.checks import function, functions, instance
 from holdfast.errors import ConfigurationError
 from holdfast.failure import Redactor
-from holdfast.generation import served_here
+from holdfast.generation import serving_generation
 from holdfast.handlers import HandlerRegistry, require_registry
 from holdfast.ids import uuid7
 from holdfast.observability.logging import log_fact
@@ -97,7 +97,7 @@ class Worker:
 
     async def _live(self) -> None:
         try:
-            with served_here(self.settings.schema, self.settings.generation):
+            with serving_generation(self.settings.schema, self.settings.generation):
                 await self._lifecycle.run()
         finally:
             await self._observers.flush()

@@ -111,7 +111,7 @@ BEGIN
     RETURN QUERY
     SELECT w.id FROM core.workers w
     WHERE w.stopped_at IS NULL
-      AND coalesce(w.lease_expires_at + w.lease / 3, w.heartbeat_at + interval '1 minute')
+      AND coalesce(w.lease_expires_at + w.lease / 3, w.heartbeat_at + core.living_for())
           < least(now(), p_ended_before);
 END
 $$;

@@ -133,7 +133,7 @@ BEGIN
         FROM (SELECT open.handler_name, open.generation, sum(open.count) AS count, bool_and(open.served) AS served
               FROM (SELECT o.handler_name, o.generation, o.channel, count(*) AS count,
                            EXISTS (SELECT FROM core.workers w
-                                   WHERE w.stopped_at IS NULL AND w.heartbeat_at > core.living_since()
+                                   WHERE w.stopped_at IS NULL AND core.is_living(w.heartbeat_at)
                                      AND w.generation = o.generation AND o.channel = ANY (w.channels)
                                      AND o.handler_name = ANY (w.handlers)) AS served
                     FROM core.plan_rows r

@@ -70,13 +70,22 @@ BEGIN
         jsonb_build_object('worker', p_worker, 'ids', coalesce(to_jsonb(v_ids), '[]')),
         jsonb_build_object('moved', coalesce(cardinality(v_ids), 0)));
     UPDATE core.workers w SET stopped_at = now()
-    WHERE w.id = p_worker AND w.stopped_at IS NULL AND w.heartbeat_at <= core.living_since()
+    WHERE w.id = p_worker AND w.stopped_at IS NULL AND NOT core.is_living(w.heartbeat_at)
       AND coalesce(cardinality(v_ids), 0) < p_most
       AND NOT EXISTS (SELECT FROM core.outbox o
                       WHERE o.settled_at IS NULL AND o.ordering_key IS NULL AND o.status = 'in_flight'
                         AND o.claimed_by = p_worker);
     RETURN coalesce(cardinality(v_ids), 0);
 END
+$$;
+
+-- living_for: how long a heartbeat counts.
+CREATE OR REPLACE FUNCTION core.living_for()
+RETURNS interval
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT interval '1 minute'
 $$;
 
 -- is_living: whether a worker with such a heartbeat is living, or the declaration of a schedule with such an attended_at.
@@ -88,7 +97,7 @@ RETURNS boolean
 LANGUAGE sql STABLE PARALLEL SAFE
 SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT p_heartbeat > now() - interval '1 minute' AND p_heartbeat < now() + interval '1 minute'
+    SELECT p_heartbeat > now() - core.living_for() AND p_heartbeat < now() + core.living_for()
 $$;
 
 -- living_since: the same without the second half, for operators of earlier releases.
@@ -97,7 +106,7 @@ RETURNS timestamptz
 LANGUAGE sql STABLE PARALLEL SAFE
 SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT now() - interval '1 minute'
+    SELECT now() - core.living_for()
 $$;
 
 -- served_channels: the channels and generations in which a living worker claims.

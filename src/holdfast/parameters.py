@@ -42,7 +42,7 @@ class PayloadModel:
 
 
 @dataclass(frozen=True, slots=True)
-class Signature:
+class Parameters:
     """What a function asks for, beside the event."""
 
     asynchronous: bool
@@ -54,7 +54,7 @@ class Signature:
     optional_state: bool = False
 
 
-def signature_of(name: str, function: Callable[..., Any]) -> Signature:
+def parameters_of(name: str, function: Callable[..., Any]) -> Parameters:
     """Return what a handler asks for; refuse what it cannot get."""
     parameters = list(inspect.signature(function).parameters.values())
     if not parameters or parameters[0].kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD):
@@ -84,7 +84,7 @@ def signature_of(name: str, function: Callable[..., Any]) -> Signature:
     if "context" in wanted:
         _require_context(name, hints.get("context", Any))
     state = hints.get("state", Any)
-    return Signature(
+    return Parameters(
         asynchronous,
         wanted,
         envelope,
@@ -95,7 +95,7 @@ def signature_of(name: str, function: Callable[..., Any]) -> Signature:
     )
 
 
-def middleware_signature(name: str, function: Callable[..., Any]) -> frozenset[str]:
+def middleware_parameters(name: str, function: Callable[..., Any]) -> frozenset[str]:
     """Return the parameters of a middleware; refuse what it cannot get."""
     remedy = f"write async def {name}(event, call_next), with context and state if it needs them"
     parameters = inspect.signature(function).parameters.values()
