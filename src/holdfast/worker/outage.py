@@ -56,7 +56,7 @@ class Outages:
             self._since = self._since or time.monotonic()
         error = redact_secrets(f"{type(fault).__name__}: {fault}")[:500]
         if isinstance(fault, asyncpg.InsufficientPrivilegeError):
-            denied = {"loop": loop, "error": error, "remedy": _GRANT}
+            denied: dict[str, object] = {"loop": loop, "error": error, "remedy": _GRANT}
             self._observe(Notice("error", "permission_denied", denied))
             return
         details: dict[str, object] = {
