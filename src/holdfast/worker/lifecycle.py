@@ -56,7 +56,6 @@ class Lifecycle:
     async def _run(self) -> None:
         """Prepare the database, start the loops, wait for `stop`, and stop them within the grace."""
         prepared = False
-        patience = asyncio.get_running_loop().call_later(_START_PATIENCE, self.entered.set)
         try:
             prepared = await self._prepare()
         except Exception as error:
@@ -64,7 +63,6 @@ class Lifecycle:
                 self._observe(Notice("error", "worker_refused", {"error": describe(error).text}))
             raise
         finally:
-            patience.cancel()
             if not prepared:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_GOODBYE):
@@ -161,8 +159,12 @@ class Lifecycle:
 
     async def _introduce(self) -> None:
         connections, shared = self._parts.connections, self._parts.shared
-        await connections.address.probe()
-        connection = await connections.claim.use()
+        patience = asyncio.get_running_loop().call_later(_START_PATIENCE, self.entered.set)
+        try:
+            await connections.address.probe()
+            connection = await connections.claim.use()
+        finally:
+            patience.cancel()
         shared.deliveries.follow(await require_ready(connection, self._settings))
         # Handlers that run in process are owed nothing; their lanes are served, for replays.
         owed = [handler for handler in self._registry if handler.via == "outbox"]
