@@ -17,3 +17,11 @@ AS $$
     SELECT CASE WHEN pg_catalog.strpos(p_error, pg_catalog.chr(30)) OPERATOR(pg_catalog.>) 0
                 THEN pg_catalog.left(pg_catalog.split_part(p_error, pg_catalog.chr(30), 2), 4096) END
 $$;
+
+-- raised_at: the place in the user's code that a traceback begins with; NULL without one.
+CREATE OR REPLACE FUNCTION core.raised_at(p_traceback text)
+RETURNS text
+LANGUAGE sql IMMUTABLE
+AS $$
+    SELECT pg_catalog.substring(p_traceback, '^raised at ([^\n]*)')
+$$;
