@@ -57,7 +57,14 @@ def list_(where: Where, which: OpenFilter, limit: LimitOption = 50, as_json: Jso
         ("id", "status", "event type", "route", "due", "attempts", "channel", "generation", "last error"),
         [
             (
-                *(e.id, e.status, e.event_type, e.route, e.available_at, e.attempts, e.channel, e.generation),
+                e.id,
+                e.status,
+                e.event_type,
+                e.route,
+                e.available_at,
+                e.attempts,
+                e.channel,
+                e.generation,
                 output.first_line(e.last_error, 60),
             )
             for e in found

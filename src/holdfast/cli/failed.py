@@ -60,7 +60,14 @@ def list_(
         ("id", "failed at", "handler", "event type", "reason", "attempts", "cycles", "raised at", "error"),
         [
             (
-                *(e.id, e.failed_at, e.handler_name, e.event_type, e.failure_reason, e.attempts, e.cycles, e.raised_at),
+                e.id,
+                e.failed_at,
+                e.handler_name,
+                e.event_type,
+                e.failure_reason,
+                e.attempts,
+                e.cycles,
+                e.raised_at,
                 output.first_line(e.last_error),
             )
             for e in found
