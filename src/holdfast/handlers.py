@@ -36,7 +36,7 @@ from holdfast.errors import ConfigurationError, FieldError, TerminalHandlerError
 from holdfast.lifespan import Lifespan, require_lifespan
 from holdfast.middleware import Middleware, MiddlewareFunction, middlewares
 from holdfast.names import event_pattern, handler_name
-from holdfast.outcome import DONE, Done, Outcome, Reject, Retry, Snooze
+from holdfast.outcome import DONE, Outcome
 from holdfast.parameters import Parameters, PayloadModel, parameters_of
 from holdfast.retry import DEFAULT_RETRY_POLICY, RetryPolicy
 from holdfast.schedules import Missed, Schedule, timing
@@ -78,11 +78,6 @@ class Handler:
     def wants(self, event_type: str) -> bool:
         """Whether the handler is registered for events of the type."""
         return any(pattern_of(each).fullmatch(event_type) for each in self.event_types)
-
-    @property
-    def wants_context(self) -> bool:
-        """Whether it has a parameter `context`."""
-        return "context" in self.parameters.wanted
 
     @property
     def wants_state(self) -> bool:
@@ -132,7 +127,7 @@ class Handler:
         """Return the outcome for what the function returned; nothing is `Done`."""
         if result is None:
             return DONE
-        if isinstance(result, Done | Retry | Snooze | Reject):
+        if isinstance(result, Outcome):
             return result
         if inspect.iscoroutine(result):
             result.close()  # or Python warns that it was never awaited, long after

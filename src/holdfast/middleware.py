@@ -12,17 +12,15 @@
 Further parameters are recognised by name, as those of handlers are: `context` and `state`.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from holdfast.checks import function as require_function
-from holdfast.context import HandlerContext
 from holdfast.envelope import EventEnvelope
-from holdfast.errors import ConfigurationError, TerminalHandlerError
-from holdfast.lifespan import Lifespan, States
-from holdfast.outcome import Done, Outcome, Reject, Retry, Snooze
+from holdfast.errors import ConfigurationError
+from holdfast.lifespan import Lifespan
+from holdfast.outcome import Outcome
 from holdfast.parameters import middleware_parameters
 
 __all__ = ["CallNext", "MiddlewareFunction"]
@@ -42,39 +40,6 @@ class Middleware:
     wanted: frozenset[str]
     lifespan: Lifespan | None
 
-    async def run(
-        self, context: HandlerContext, states: Mapping[Lifespan, object], call_next: CallNext, event: EventEnvelope
-    ) -> Outcome:
-        """Return the outcome: what the middleware returns, or else what came from within."""
-        within: Outcome | None = None
-
-        async def noting(event: EventEnvelope) -> Outcome:
-            nonlocal within
-            if not isinstance(event, EventEnvelope):
-                raise TerminalHandlerError(
-                    f"{self.name} gave {type(event).__name__} to call_next; write await call_next(event)"
-                )
-            within = None
-            within = await call_next(event)
-            return within
-
-        given: dict[str, Any] = {"event": event, "call_next": noting, "context": context}
-        if self.lifespan is not None:
-            given["state"] = states[self.lifespan]
-        result = await self.function(**{name: value for name, value in given.items() if name in self.wanted})
-        if isinstance(result, Done | Retry | Snooze | Reject):
-            return result
-        if result is not None:
-            raise TerminalHandlerError(
-                f"{self.name} returned {type(result).__name__}; return what call_next returned, or nothing"
-            ).blaming(self.function)
-        if within is None:
-            raise TerminalHandlerError(
-                f"{self.name} returned nothing although no handler has ended well; await call_next(event), let its "
-                "error pass, or return an outcome of its own, like Done()"
-            ).blaming(self.function)
-        return within
-
 
 def middlewares(functions: object, lifespan: Lifespan | None) -> tuple[Middleware, ...]:
     """Return the middlewares of a registry; refuse what is none."""
@@ -86,13 +51,3 @@ def middlewares(functions: object, lifespan: Lifespan | None) -> tuple[Middlewar
         name = getattr(each, "__name__", type(each).__name__)
         found.append(Middleware(name, each, middleware_parameters(name, each), lifespan))
     return tuple(found)
-
-
-async def run_through(
-    around: Iterable[Middleware], handler: CallNext, event: EventEnvelope, context: HandlerContext, states: States
-) -> Outcome:
-    """Run a handler with the middlewares around it."""
-    call = handler
-    for each in reversed(tuple(around)):
-        call = partial(each.run, context, states, call)
-    return await call(event)

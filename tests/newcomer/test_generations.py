@@ -14,7 +14,7 @@ import pytest
 from holdfast import EventEnvelope, HandlerRegistry, NewEvent, Publisher, WorkerSettings
 from holdfast.errors import ConfigurationError
 from holdfast.operator import Operator, Refused
-from holdfast.postgres import publisher as publishing
+from holdfast.postgres import publishing
 from holdfast.worker import maintenance
 from tests.acceptance.support import Facts, drained, running, settled, until
 from tests.operator.support import HANDLER, beat

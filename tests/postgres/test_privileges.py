@@ -63,7 +63,7 @@ FUNCTIONS: dict[str, set[str]] = {
         "failure_note", "failed_select", "event_rows", "plan_create", "plan_take", "plan_step", "plan_release",
         "plan_change_state", "generation_open", "generation_begin", "generation_retire", "generation_move",
         "serving_generation",
-        "audit_refused", "worker_release", "deliveries_of", "row_outcomes", "open_channels",
+        "audit_refused", "worker_release", "deliveries_of", "row_outcomes", "open_channels", "raised_at",
     },
 }  # fmt: skip
 
@@ -284,7 +284,7 @@ async def test_everything_belongs_to_the_owner(outbox: Outbox) -> None:
 QUALIFIED = {
     "core.outbox_notify()", "core.outbox_source()",
     "core.is_list(anyarray)", "core.is_name(text,integer)", "core.is_silence(interval)",
-    "core.error_text(text)", "core.error_traceback(text)",
+    "core.error_text(text)", "core.error_traceback(text)", "core.raised_at(text)",
 }  # fmt: skip
 
 

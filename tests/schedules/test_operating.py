@@ -162,7 +162,7 @@ async def test_what_is_not_there_cannot_be_changed(conn: asyncpg.Connection, ope
         operator.schedules.remove("reports.none"),
     )
     for call in calls:
-        with pytest.raises(ConfigurationError, match=r"reports\.none. is unknown; .*see: holdfast schedules list"):
+        with pytest.raises(ConfigurationError, match=r"reports\.none. is unknown; .*holdfast schedules list"):
             await call
     for name in ("Reports", "a b.c", "x" * 300):
         with pytest.raises(ConfigurationError, match="schedule"):

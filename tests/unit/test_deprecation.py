@@ -38,11 +38,11 @@ def test_a_breaking_change_takes_the_next_suffix(old: str, expected: str) -> Non
 
 
 def many() -> None:
-    list(Publisher("shop", generation=0)._publish_many([NewEvent("order.placed", {})]))
+    list(Publisher("shop", generation=0)._steps.publish_many([NewEvent("order.placed", {})]))
 
 
 def plainly() -> None:
-    list(Publisher("shop", generation=0)._publish_plain("order.placed", {}))
+    list(Publisher("shop", generation=0)._steps.publish_plain("order.placed", {}))
 
 
 def with_options() -> None:

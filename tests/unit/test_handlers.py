@@ -73,13 +73,13 @@ def test_kinds_are_recognised_by_their_parameters() -> None:
     def threaded(event: EventEnvelope, *, payload: Parcel, verbose: bool = False) -> None: ...
 
     full = registry.add("a.everything", ("x",), everything)
-    assert (full.asynchronous, full.transactional, full.wants_context, full.plain) == (True, True, True, False)
+    assert (full.asynchronous, full.transactional, full.plain) == (True, True, False)
     given = context()
     extras = full.extras(event(order_id=7), given, "the transaction")
     assert extras == {"payload": Order(order_id=7), "context": given, "tx": "the transaction"}
 
     thread = registry.add("a.threaded", ("x",), threaded)
-    assert (thread.asynchronous, thread.transactional, thread.wants_context) == (False, False, False)
+    assert (thread.asynchronous, thread.transactional) == (False, False)
     assert thread.extras(event(weight=2), given, None) == {"payload": Parcel(2.0)}
     with pytest.raises(ValidationError):
         thread.extras(event(weight="heavy"), given, None)

@@ -9,7 +9,6 @@ import typer
 
 from holdfast.cli.command_group import command_group
 from holdfast.cli.groups import show_groups
-from holdfast.cli.left import print_left
 from holdfast.cli.options import (
     Change,
     ForceOption,
@@ -23,6 +22,7 @@ from holdfast.cli.options import (
 )
 from holdfast.cli.output import events, first_line, print_json, print_left_out, print_line, print_table, shown
 from holdfast.cli.selection import ChosenArchived, archived_rows
+from holdfast.cli.unmoved import print_unmoved
 from holdfast.operator import Moved, Operator
 
 _SHOWN_BELOW = ("failure_history", "traceback", "raised_at")
@@ -152,7 +152,7 @@ def _show_moved(moved: Moved, change: Change, done: str) -> None:
     else:
         where_to = "" if moved.generation is None else f" into generation {moved.generation}"
         print_line(f"{events(moved.count)} {change.would}{done}{where_to}")
-        print_left(moved.left, archive=True)
+        print_unmoved(moved.left, archive=True)
         if moved.warning:
             print_line(moved.warning, "yellow")
     if not moved.moved:

@@ -9,8 +9,8 @@ import typer
 
 from holdfast.cli import output, timeline
 from holdfast.cli.command_group import command_group
-from holdfast.cli.left import print_left
 from holdfast.cli.options import Change, JsonOption, LimitOption, PayloadOption, Target, Where, spread
+from holdfast.cli.unmoved import print_unmoved
 from holdfast.errors import ConfigurationError
 from holdfast.operator import Moved, OpenFilters, Operator
 from holdfast.operator.arguments import MOST_AT_ONCE
@@ -57,7 +57,14 @@ def list_(where: Where, which: OpenFilter, limit: LimitOption = 50, as_json: Jso
         ("id", "status", "event type", "route", "due", "attempts", "channel", "generation", "last error"),
         [
             (
-                *(e.id, e.status, e.event_type, e.route, e.available_at, e.attempts, e.channel, e.generation),
+                e.id,
+                e.status,
+                e.event_type,
+                e.route,
+                e.available_at,
+                e.attempts,
+                e.channel,
+                e.generation,
                 output.first_line(e.last_error, 60),
             )
             for e in found
@@ -89,7 +96,7 @@ def cancel(where: Target, which: OpenFilter, change: Change, id: OptionalIdArgum
     else:
         several = f" for {done.count} handlers" if done.count > 1 else ""
         output.print_line(f"{id} {change.would}cancelled{several}" if done.moved else f"{id} is settled already")
-        print_left(done.left)
+        print_unmoved(done.left)
     if not done.moved:
         raise typer.Exit(1)
 

@@ -13,7 +13,6 @@ from holdfast.cli import output, timeline
 from holdfast.cli.command_group import command_group
 from holdfast.cli.editor import edited
 from holdfast.cli.groups import show_groups
-from holdfast.cli.left import print_left
 from holdfast.cli.options import (
     Change,
     ForceOption,
@@ -26,6 +25,7 @@ from holdfast.cli.options import (
     spread,
 )
 from holdfast.cli.selection import Chosen, Filter, failed_selection
+from holdfast.cli.unmoved import print_unmoved
 from holdfast.errors import ConfigurationError
 from holdfast.operator import Edited, Moved, Operator
 from holdfast.operator.arguments import MOST_AT_ONCE
@@ -60,7 +60,14 @@ def list_(
         ("id", "failed at", "handler", "event type", "reason", "attempts", "cycles", "raised at", "error"),
         [
             (
-                *(e.id, e.failed_at, e.handler_name, e.event_type, e.failure_reason, e.attempts, e.cycles, e.raised_at),
+                e.id,
+                e.failed_at,
+                e.handler_name,
+                e.event_type,
+                e.failure_reason,
+                e.attempts,
+                e.cycles,
+                e.raised_at,
                 output.first_line(e.last_error),
             )
             for e in found
@@ -217,7 +224,7 @@ def _show_moved(done: Moved, change: Change, verb: str) -> None:
         output.print_line(f"{output.events(done.count)} {change.would}{verb}{where_to}{until}")
         if change.dry_run:
             _list_ids(done)
-        print_left(done.left)
+        print_unmoved(done.left)
         if done.warning:
             output.print_line(done.warning, "yellow")
         if done.count == MOST_AT_ONCE:

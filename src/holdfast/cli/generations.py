@@ -29,7 +29,13 @@ def list_(where: Where, as_json: JsonOption = False) -> None:
         ("generation", "label", "state", "open", "failed", "workers", "unserved channels", "can be retired"),
         [
             (
-                *(g.generation, g.label, _state(g), g.open, g.failed, g.workers, _some(g.unserved)),
+                g.generation,
+                g.label,
+                _state(g),
+                g.open,
+                g.failed,
+                g.workers,
+                _some(g.unserved),
                 "retired already" if g.retired_at else f"no: {', '.join(g.in_the_way)}" if g.in_the_way else "yes",
             )
             for g in found

@@ -21,7 +21,14 @@ def show_groups(found: FailureGroups, as_json: bool) -> None:
         ("group", "count", "first seen", "last seen", "reasons", "event types", "note", "raised at", "newest error"),
         [
             (
-                *(g.name, g.count, g.first_seen, g.last_seen, g.reasons, g.event_types, g.note, g.raised_at),
+                g.name,
+                g.count,
+                g.first_seen,
+                g.last_seen,
+                g.reasons,
+                g.event_types,
+                g.note,
+                g.raised_at,
                 output.first_line(g.sample_error),
             )
             for g in found.groups

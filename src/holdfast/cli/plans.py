@@ -90,7 +90,15 @@ def list_(
         ("plan", "state", "rows", "pending", "delivered", "failed", "skipped", "created", "by", "what"),
         [
             (
-                *(p.id, _state(p), p.total, p.pending, p.delivered, p.failed, p.skipped, p.created_at, p.created_by),
+                p.id,
+                _state(p),
+                p.total,
+                p.pending,
+                p.delivered,
+                p.failed,
+                p.skipped,
+                p.created_at,
+                p.created_by,
                 _what(p.selection),
             )
             for p in found

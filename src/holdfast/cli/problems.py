@@ -18,7 +18,7 @@ def report(error: BaseException) -> int:
     remedy = _remedy(error)
     print(f"error: {_one_line(_problem(error))}", file=sys.stderr)
     if remedy:
-        print(f"try: {_one_line(remedy).removeprefix('see: ')}", file=sys.stderr)
+        print(f"try: {_one_line(remedy)}", file=sys.stderr)
     return 2 if isinstance(error, ConfigurationError) else 1
 
 

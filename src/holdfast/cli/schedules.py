@@ -28,7 +28,7 @@ def list_(where: Where, as_json: JsonOption = False) -> None:
         return
     output.print_table(
         ("schedule", "when", "event type", "state", "next slot", "last slot", "fired", "generation"),
-        [(*(s.name, s.when, s.event_type, s.state, s.next_slot, s.last_slot, s.fired), s.generation) for s in found],
+        [(s.name, s.when, s.event_type, s.state, s.next_slot, s.last_slot, s.fired, s.generation) for s in found],
     )
     output.print_left_out(found, MOST_SCHEDULES)
 

@@ -29,7 +29,13 @@ def list_(where: Where, as_json: JsonOption = False) -> None:
         ("worker", "process", "version", "generation", "channels", "handlers", "started", "heartbeat", "id"),
         [
             (
-                *(w.name, f"{w.host}:{w.pid}", w.version, w.generation, w.channels, _some(w.handlers), w.started_at),
+                w.name,
+                f"{w.host}:{w.pid}",
+                w.version,
+                w.generation,
+                w.channels,
+                _some(w.handlers),
+                w.started_at,
                 f"{w.silent_for:.0f} s ago" if w.living else f"SILENT for {w.silent_for:.0f} s",
                 w.id,
             )

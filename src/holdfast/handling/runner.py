@@ -14,10 +14,10 @@ from holdfast.chain import traceback_of
 from holdfast.context import HandlerContext
 from holdfast.envelope import EventEnvelope
 from holdfast.handlers import Handler
+from holdfast.handling.middleware import run_through
 from holdfast.handling.sessions import Session, Sessions, ended_by_hand, terminate
 from holdfast.handling.threads import Threads
 from holdfast.lifespan import States
-from holdfast.middleware import run_through
 from holdfast.outcome import Outcome
 from holdfast.telemetry import Notice, Observer
 

@@ -54,9 +54,7 @@ class Archive:
         async with self._session.reading() as statements:
             rows = await archive.select(statements, handler, signature, most=arguments.MOST_AT_ONCE)
         if not rows:
-            raise ConfigurationError(
-                "group", f"{group[:80]!r} has nothing in the archive", "see: holdfast archive groups"
-            )
+            raise ConfigurationError("group", f"{group[:80]!r} has nothing in the archive", "holdfast archive groups")
         return rows
 
     async def detail(self, id: int | UUID | str, *, payload: bool = False) -> ArchivedDetail:
@@ -154,7 +152,7 @@ def _parted(named: list[int | UUID]) -> tuple[list[int], list[UUID]]:
 def _require_bounded(count: int) -> None:
     if not 1 <= count <= arguments.MOST_AT_ONCE:
         problem = "is empty" if count == 0 else arguments.TOO_MANY
-        remedy = f"name 1 to {arguments.MOST_AT_ONCE:,} rows or events, or a group (see: holdfast archive list)"
+        remedy = f"name 1 to {arguments.MOST_AT_ONCE:,} rows or events, or a group; holdfast archive list has them"
         raise ConfigurationError("ids", problem, remedy)
 
 

@@ -30,7 +30,7 @@ def ids(values: Iterable[UUID | str], field: str = "ids") -> list[UUID]:
         if len(found) > MOST_AT_ONCE:
             raise ConfigurationError(field, TOO_MANY, "create a replay plan with a filter: holdfast plans create")
     if not found:
-        raise ConfigurationError(field, "is empty", "name at least one id (see: holdfast failed list)")
+        raise ConfigurationError(field, "is empty", "name at least one id; holdfast failed list has them")
     return list(found)
 
 

@@ -42,7 +42,7 @@ class Events:
         async with self._session.reading() as statements:
             found = [each.id for each in await events.page(statements, asdict(selection), limit=most, alone=True)]
         if not found:
-            raise Refused("no open event matches", "see: holdfast events list")
+            raise Refused("no open event matches", "holdfast events list")
         return found
 
     async def detail(self, id: UUID | str, *, payload: bool = False) -> EventDetail:
@@ -87,5 +87,5 @@ async def _deliveries(statements: Statements, id: UUID) -> dict[UUID, str]:
     """The deliveries that an id stands for, with their states."""
     rows = {each.id: each.state for each in (await failed.resolve(statements, [id]))[id]}
     if not rows:
-        raise ConfigurationError("id", f"{id} is not an event", "for open events see: holdfast events list")
+        raise ConfigurationError("id", f"{id} is not an event", "holdfast events list has the open ones")
     return rows

@@ -180,7 +180,7 @@ class FailedEvents:
             outcome = await failed.edit(statements, rows[0], new_id, text, generation=into, actor=actor, reason=reason)
             if outcome != "moved":
                 what = "is being changed by another session" if outcome == "busy" else f"is {outcome}, not failed"
-                raise Refused(f"the event {what}", f"see: holdfast events show {id}")
+                raise Refused(f"the event {what}", f"holdfast events show {id}")
             handler = await failed.handler_of(statements, new_id)
         return Edited(rows[0], new_id, handler, into, dry_run)
 
@@ -202,7 +202,7 @@ def named(found: dict[UUID, list[NamedDelivery]]) -> dict[UUID, list[NamedDelive
         raise ConfigurationError(
             "ids",
             f"contains an id that no event and no delivery has: {unknown[0]}{others}",
-            "check it, retention may have removed the event; for dead letters see: holdfast failed list",
+            "check it, retention may have removed the event; holdfast failed list has the dead letters",
         )
     return {id: [each for each in all_ if each.has_failed] or all_ for id, all_ in found.items()}
 
@@ -210,7 +210,7 @@ def named(found: dict[UUID, list[NamedDelivery]]) -> dict[UUID, list[NamedDelive
 def no_match(selection: Selection, *, discarded: bool = False) -> ConfigurationError:
     """The error of a selection that matches no dead letter, or no discarded one."""
     if discarded:
-        remedy = "see: holdfast failed list --discarded"
+        remedy = "holdfast failed list --discarded"
         return ConfigurationError("selection", f"matches no discarded dead letter: {selection}", remedy)
-    remedy = f"see: holdfast {'archive' if selection.archived else 'failed'} groups"
+    remedy = f"holdfast {'archive' if selection.archived else 'failed'} groups"
     return ConfigurationError("selection", f"matches no dead letter: {selection}", remedy)

@@ -83,7 +83,7 @@ class Generations:
             if not force and not await generations.known(statements, to):
                 raise Refused(
                     f"generation {to} is not a known deployment, and no worker serves it: the events would wait",
-                    "see: holdfast generations list, or use --force",
+                    "choose one of holdfast generations list, or use --force",
                 )
         if dry_run:
             # Counted and not tried: rows that are moved, if only for a moment, cannot be claimed.
@@ -105,4 +105,4 @@ class Generations:
         for each in await self.all():
             if each.generation == generation:
                 return each
-        raise ConfigurationError("generation", f"{generation} is unknown", "see: holdfast generations list")
+        raise ConfigurationError("generation", f"{generation} is unknown", "holdfast generations list")

@@ -36,14 +36,14 @@ class Handlers:
         """End the subscriptions of a handler, or one of them; how many ended. Events that already wait for it stay."""
         arguments.handler(handler)
         if event_type is not None and not 1 <= len(event_type) <= 200:
-            raise ConfigurationError("event_type", "is empty or too long", "see: holdfast handlers list")
+            raise ConfigurationError("event_type", "is empty or too long", "holdfast handlers list")
         known = await self._read(handler)
         wanted = [each for each in known if event_type is None or event_type in each.event_types]
         if not known:
-            raise ConfigurationError("handler", f"{handler} is unknown", "see: holdfast handlers list")
+            raise ConfigurationError("handler", f"{handler} is unknown", "holdfast handlers list")
         if not wanted:
             raise ConfigurationError(
-                "event_type", f"{handler} has no subscription to {event_type!r}", "see: holdfast handlers list"
+                "event_type", f"{handler} has no subscription to {event_type!r}", "holdfast handlers list"
             )
         asked: dict[str, Any] = {"reason": arguments.reason(reason), "handler": handler}
         async with self._session.changing("handler.retire", dry_run=dry_run, **asked) as statements:

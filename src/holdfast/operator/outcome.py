@@ -37,7 +37,7 @@ class Moved:
             return None
         return (
             f"generation {self.generation} is not a known deployment and no worker serves it: "
-            "the events wait until one does; see: holdfast generations list"
+            "the events wait until one does; holdfast generations list has the known ones"
         )
 
 

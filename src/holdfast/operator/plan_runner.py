@@ -90,7 +90,7 @@ async def run(
 
 def unknown(plan: int) -> ConfigurationError:
     """The error for a plan that does not exist."""
-    return ConfigurationError("plan", f"{plan} is unknown", "see: holdfast plans list")
+    return ConfigurationError("plan", f"{plan} is unknown", "holdfast plans list")
 
 
 async def _read(session: Session, plan: int) -> Plan:

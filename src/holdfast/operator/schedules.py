@@ -120,4 +120,4 @@ async def _unknown(statements: Statements, name: str) -> ConfigurationError:
     declared = [each.name for each in await schedules.every(statements)]
     more = f" and {len(declared) - MOST_NAMED} more" if len(declared) > MOST_NAMED else ""
     remedy = f"name one of {', '.join(declared[:MOST_NAMED])}{more}" if declared else "no schedule is declared"
-    return ConfigurationError("schedule", f"{quoted(name)} is unknown", f"{remedy}; see: holdfast schedules list")
+    return ConfigurationError("schedule", f"{quoted(name)} is unknown", f"{remedy}; holdfast schedules list shows all")

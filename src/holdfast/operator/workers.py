@@ -59,7 +59,7 @@ class Workers:
         async with self._session.reading() as statements:
             held = await workers.count_held(statements, identity)
         if not held and not listed:
-            raise ConfigurationError("worker", f"{identity} is unknown", "see: holdfast workers list")
+            raise ConfigurationError("worker", f"{identity} is unknown", "holdfast workers list")
         if dry_run:
             return ReleasedWorker(identity, held, 0, dry_run, bool(listed and not living))
         released = 0

@@ -3,20 +3,18 @@
 import asyncio
 import contextlib
 import random
-import re
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
 
 import asyncpg
 
 from holdfast.errors import ConfigurationError
+from holdfast.postgres.addresses import CONNECT_TIMEOUT, next_host_first, readable_address, unreadable
 from holdfast.postgres.faults import CONNECTION_FAULTS, LoginRefused, OldPrimary
 from holdfast.redact import redact_dsn
 
-CONNECT_TIMEOUT = 10.0
 # How long the statement of a batch waits for one of its rows.
 LOCK_TIMEOUT = 0.2
 # No schema that another role could write to: a function, operator or type of theirs would run with our rights.
@@ -34,39 +32,6 @@ _DEFAULTS = {
 
 # The first eight digits of the name of the file that is written now. It grows by one when a standby takes over.
 _TIMELINE = "SELECT pg_catalog.substr(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 1, 8)"
-
-_EXAMPLE = "postgresql://user@host:5432/database"
-_WITH_DRIVER = re.compile(r"^postgres(?:ql)?\+\w+://")
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9.-]{0,30})(?:\+[A-Za-z0-9]+)?://")
-_KEYWORDS = re.compile(r"\s*(?:host|hostaddr|port|dbname|user|password|service|sslmode)\s*=")
-# Parameters that psycopg and psql take. Left alone, they would reach the server as settings that it does not have.
-_OF_LIBPQ = {
-    "connect_timeout": f": a connection that is not there after {CONNECT_TIMEOUT:.0f} seconds is tried again",
-    "channel_binding": "; sslmode=verify-full makes sure of the server",
-    "hostaddr": " and write the address as the host",
-    "gssencmode": "",
-    "keepalives": "",
-    "keepalives_idle": "",
-    "keepalives_interval": "",
-    "keepalives_count": "",
-    "tcp_user_timeout": "",
-    "load_balance_hosts": "",
-    "fallback_application_name": "",
-    "require_auth": "",
-    "requirepeer": "",
-    "requiressl": ": write sslmode",
-    "replication": "",
-    "sslcertmode": "",
-    "sslcompression": "",
-    "sslcrldir": "",
-    "sslsni": "",
-    "prepare_threshold": "",
-    "prepared_statements": ": a pooler is recognised by itself",
-    "pgbouncer": ": a pooler is recognised by itself",
-    "ssl": ": write sslmode",
-}
-_SESSION_ATTRS = ("any", "primary", "standby", "read-write", "read-only", "prefer-standby")
-_HOST = re.compile(r"(?:\[[^\]]*\]|[^:\[\]]*)(?::\d*)?")
 
 
 class Address:
@@ -129,7 +94,7 @@ class Address:
             return
         if timeline < self._timeline:
             # Of the address that was used: several loops may find out at once, and must not turn it back.
-            self.dsn = _next_host_first(dsn)
+            self.dsn = next_host_first(dsn)
             raise OldPrimary(
                 f"the server is an old primary: it writes timeline {int(timeline, 16)}, and timeline "
                 f"{int(self._timeline, 16)} was seen before; shut it down, or restart the worker if this is the server "
@@ -245,84 +210,7 @@ async def open_connection(dsn: str, **options: Any) -> asyncpg.Connection:
         raise ConfigurationError("dsn", f"was refused: {redact_dsn(str(error))}", remedy) from None
     except (ValueError, OverflowError):
         # Not chained: asyncpg quotes the part that it does not understand, which may be the password.
-        raise _unreadable() from None
-
-
-def readable_address(dsn: str, field: str = "dsn") -> str:
-    """Return the address as asyncpg reads it; refuse one that drivers would misread.
-
-    Addresses are often written for SQLAlchemy: the driver in `postgresql+asyncpg://` is left out. A raw / or # in a
-    password moves the rest of it into the port, the path or the fragment, from where drivers and servers quote it in
-    their messages.
-    """
-    if not isinstance(dsn, str):
-        raise ConfigurationError(field, f"is {type(dsn).__name__}, not str", f"pass an address like {_EXAMPLE}")
-    dsn = _WITH_DRIVER.sub("postgresql://", dsn)
-    if not dsn.startswith(("postgres://", "postgresql://")):
-        raise _other_kind(dsn, field)
-    try:
-        parts = urlsplit(dsn)
-        names = [name for name, _ in parse_qsl(parts.query, keep_blank_values=True)]
-    except ValueError:
-        raise _unreadable(field) from None
-    hosts = parts.netloc.rpartition("@")[2].split(",")
-    if "#" in dsn or "@" in parts.path or not all(_is_host(host) for host in hosts):
-        raise _unreadable(field)
-    for name in names:
-        if name in _OF_LIBPQ:
-            raise ConfigurationError(
-                field,
-                f"has the parameter {name}, which libpq knows and asyncpg does not",
-                f"remove it{_OF_LIBPQ[name]}",
-            )
-    for value in (value for name, value in parse_qsl(parts.query) if name == "target_session_attrs"):
-        if value not in _SESSION_ATTRS:
-            raise ConfigurationError(
-                field,
-                "has target_session_attrs with a value that is unknown",
-                f"write one of {', '.join(_SESSION_ATTRS)}",
-            )
-    return dsn
-
-
-def _is_host(text: str) -> bool:
-    port = text.rpartition("]")[2].rpartition(":")[2] if ":" in text.rpartition("]")[2] else ""
-    return _HOST.fullmatch(text) is not None and int(port or 0) <= 65_535
-
-
-def _other_kind(dsn: str, field: str) -> ConfigurationError:
-    """The error for what does not begin as an address of Postgres. It quotes no part that may be a password."""
-    scheme = _SCHEME.match(dsn)
-    if dsn.startswith("jdbc:"):
-        problem, remedy = "is an address for JDBC", f"remove jdbc: and write it like {_EXAMPLE}"
-    elif scheme is not None:
-        problem = f"is an address of {scheme[1]}, and Holdfast needs Postgres"
-        remedy = f"write {_EXAMPLE}"
-    elif _KEYWORDS.match(dsn):
-        problem, remedy = "is written as keywords and values", f"write it as a URL: {_EXAMPLE}"
-    elif dsn.startswith("/"):
-        problem, remedy = "is a path", "for the socket in a folder write postgresql:///database?host=/folder"
-    else:
-        problem, remedy = "does not begin with postgresql://", f"write {_EXAMPLE}, with :password after the user"
-    return ConfigurationError(field, problem, remedy)
-
-
-def _unreadable(field: str = "dsn") -> ConfigurationError:
-    # With the address at the end and no password in it: the redaction of error texts must leave all of it.
-    return ConfigurationError(
-        field,
-        "is not a Postgres address that can be read",
-        f"percent-encode / # ? @ : and % in the password (%2F %23 %3F %40 %3A %25) and write {_EXAMPLE}, "
-        "with :password after the user",
-    )
-
-
-def _next_host_first(dsn: str) -> str:
-    """The same address with its first host at the end."""
-    parts = urlsplit(dsn)
-    login, at, hosts = parts.netloc.rpartition("@")
-    first, _, others = hosts.partition(",")
-    return parts._replace(netloc=f"{login}{at}{others},{first}").geturl() if others else dsn
+        raise unreadable() from None
 
 
 def _milliseconds(seconds: float) -> str:

@@ -13,7 +13,16 @@ class Runner:
     """One runner of a handler: its task, and the delivery it runs."""
 
     __slots__ = (
-        *("cause", "deadline", "delivery", "ended", "failed", "lingers", "overrun", "queue", "since", "task"),
+        "cause",
+        "deadline",
+        "delivery",
+        "ended",
+        "failed",
+        "lingers",
+        "overrun",
+        "queue",
+        "since",
+        "task",
         "threaded",
     )
 

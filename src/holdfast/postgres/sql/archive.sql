@@ -60,7 +60,7 @@ found AS MATERIALIZED (
 SELECT a.id, a.original_id, coalesce(a.origin_id, a.original_id) AS event_id, a.event_type, a.source, a.target,
        a.queue, a.failure_reason, a.deliveries_count, a.error_signature,
        left(a.last_exception, :error_length::int) AS last_exception,
-       substring(a.traceback FROM '^raised at ([^\n]*)') AS raised_at,
+       core.raised_at(a.traceback) AS raised_at,
        a.created_at, a.failed_at, a.channel, a.generation, a.deleted_at
 FROM found JOIN core.archive a ON a.id = found.id
 ORDER BY CASE WHEN :queue::text IS NOT NULL THEN a.failed_at END DESC, a.id DESC;
@@ -78,7 +78,7 @@ grouped AS (
     FROM dead GROUP BY queue, signature)
 SELECT g.queue AS handler_name, g.signature, g.count, g.first_seen, g.last_seen, g.reasons, g.event_types, g.generations,
        a.original_id AS sample_id, left(a.last_exception, :error_length::int) AS sample_error,
-       substring(a.traceback FROM '^raised at ([^\n]*)') AS raised_at, n.note, n.noted_by, n.noted_at,
+       core.raised_at(a.traceback) AS raised_at, n.note, n.noted_by, n.noted_at,
        (SELECT count(*)::int FROM dead) AS examined, count(*) OVER ()::int AS total
 FROM grouped g
 JOIN core.archive a ON a.id = g.newest
@@ -95,7 +95,7 @@ ORDER BY a.failed_at DESC, a.id DESC LIMIT :most::int;
 -- name: read_archived
 SELECT a.id, a.original_id, coalesce(a.origin_id, a.original_id) AS event_id, a.event_type, a.source, a.target,
        a.queue, a.failure_reason, a.deliveries_count, a.error_signature, a.last_exception,
-       substring(a.traceback FROM '^raised at ([^\n]*)') AS raised_at, a.traceback, a.created_at, a.failed_at, a.channel, a.generation, a.deleted_at,
+       core.raised_at(a.traceback) AS raised_at, a.traceback, a.created_at, a.failed_at, a.channel, a.generation, a.deleted_at,
        a.event_version, a.occurred_at, a.content_class, a.domain_id, a.idempotency_key, a.trace_context,
        a.first_failed_at, a.failure_history::text AS failure_history, a.payload::text AS payload, a.headers::text AS headers
 FROM core.archive a WHERE a.id = :id::bigint;

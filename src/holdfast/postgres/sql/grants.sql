@@ -65,7 +65,7 @@ GRANT EXECUTE ON FUNCTION
     core.generation_move(bigint, bigint, int, text, text), core.worker_release(uuid, int, text, text),
     core.retire(text, text, text, text), core.audit_refused(text, text, text, jsonb, text),
     core.outbox_routes(text, bigint), core.outbox_channels(), core.served_channels(), core.channel_of(bigint), core.living_since(),
-    core.living_for(), core.is_living(timestamptz), core.open_channels(int), core.subscriptions_read()
+    core.living_for(), core.is_living(timestamptz), core.open_channels(int), core.subscriptions_read(), core.raised_at(text)
     TO holdfast_operator;
 
 -- The archive of dead letters, and retention. A sweep does what the policies say, for every caller.

@@ -17,7 +17,7 @@ SELECT pg_catalog.set_config('holdfast.selection', :selection::text, true);
 -- name: list_failed
 SELECT f.id, coalesce(f.origin_id, f.id) AS event_id, f.event_type, f.event_version, f.source, f.target, f.handler_name,
        f.failure_reason, f.attempts, f.error_signature, left(f.last_error, :error_length::int) AS last_error,
-       substring(f.traceback FROM '^raised at ([^\n]*)') AS raised_at,
+       core.raised_at(f.traceback) AS raised_at,
        f.first_failed_at, f.failed_at, f.deleted_at AS discarded_at, f.occurred_at, f.channel, f.generation, jsonb_array_length(f.failure_history) AS cycles,
        CASE WHEN :payload::boolean THEN f.payload::text END AS payload,
        CASE WHEN :payload::boolean THEN f.headers::text END AS headers
@@ -44,7 +44,7 @@ grouped AS (
     FROM dead GROUP BY handler_name, signature)
 SELECT g.handler_name, g.signature, g.count, g.first_seen, g.last_seen, g.reasons, g.event_types, g.generations,
        g.sample_id, left(o.last_error, :error_length::int) AS sample_error,
-       substring(o.traceback FROM '^raised at ([^\n]*)') AS raised_at, n.note, n.noted_by, n.noted_at,
+       core.raised_at(o.traceback) AS raised_at, n.note, n.noted_by, n.noted_at,
        (SELECT count(*)::int FROM dead) AS examined, count(*) OVER ()::int AS total
 FROM grouped g
 LEFT JOIN LATERAL (SELECT o.last_error, o.traceback FROM core.outbox o WHERE o.id = g.sample_id LIMIT 1) o ON true

@@ -27,7 +27,7 @@ SELECT count(*) FROM (
 
 -- name: newest_failure
 SELECT o.handler_name, o.failed_at, left(o.last_error, :error_length::int) AS last_error,
-       substring(o.traceback FROM '^raised at ([^\n]*)') AS raised_at
+       core.raised_at(o.traceback) AS raised_at
 FROM core.outbox o WHERE o.failed_at IS NOT NULL AND o.deleted_at IS NULL
 ORDER BY o.failed_at DESC, o.id DESC LIMIT 1;
 

@@ -52,7 +52,7 @@ BEGIN
                 'first_failed_at', c.first_failed_at,
                 'failed_at', c.failed_at,
                 'failure_reason', c.failure_reason,
-                'raised_at', substring(c.traceback FROM '^raised at ([^\n]*)'),
+                'raised_at', core.raised_at(c.traceback),
                 'generation', c.generation,
                 'replayed_by', p_replayed_by,
                 'replayed_at', now()))

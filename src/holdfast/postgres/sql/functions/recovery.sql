@@ -48,7 +48,7 @@ BEGIN
                 'first_failed_at', o.first_failed_at,
                 'failed_at', o.failed_at,
                 'failure_reason', o.failure_reason,
-                'raised_at', substring(o.traceback FROM '^raised at ([^\n]*)'),
+                'raised_at', core.raised_at(o.traceback),
                 'generation', o.generation,
                 'replayed_by', p_replayed_by,
                 'replayed_at', now())),

@@ -1,4 +1,4 @@
-"""What rows are that a command did not move, in words."""
+"""The states of rows that a command did not move, as text for people."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _ARCHIVED: Final = {
 }
 
 
-def print_left(left: Mapping[str, int], *, archive: bool = False) -> None:
+def print_unmoved(left: Mapping[str, int], *, archive: bool = False) -> None:
     """A line for each state of rows that were not moved; `archive`: by a verb of the archive."""
     words = {**_WORDS, **_ARCHIVED} if archive else _WORDS
     for state, count in left.items():

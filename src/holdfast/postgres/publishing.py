@@ -1,0 +1,236 @@
+"""The steps of publishing: what a publisher asks of the database, whichever driver carries it there."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+from uuid import UUID
+
+import structlog
+
+from holdfast.checks import whole
+from holdfast.context import current_context
+from holdfast.deprecation import warn_if_deprecated
+from holdfast.encoding import PayloadObject
+from holdfast.envelope import EventEnvelope
+from holdfast.errors import FieldError
+from holdfast.generation import environment_generation, worker_generation
+from holdfast.ids import uuid7
+from holdfast.new_event import NewEvent, require_event
+from holdfast.outbox_row import Origin, OutboxRow, envelope_of, inherited_headers, origin, plain, prepare
+from holdfast.outcome import Delay, delay_seconds
+from holdfast.payload import encode
+from holdfast.telemetry import Notice
+from holdfast.typed_events import TypedEvent
+
+# A dict, a pydantic model or a dataclass, with values as docs/payloads.md lists them.
+Payload: TypeAlias = dict[str, Any] | PayloadObject
+
+# A statement with a hundred thousand rows would stall every other session for long.
+_MOST_ROWS = 5_000
+# How long the database's current generation counts, in seconds. A deployment takes longer.
+_CURRENT_FOR = 1.0
+# The defaults that publish_many in publish.sql fills in.
+_DEFAULTS: dict[str, str | None] = {"event_version": "1", "content_class": "operations", "priority": "1"}
+
+T = TypeVar("T")
+
+
+class Command(NamedTuple):
+    """A statement to run, with its values."""
+
+    statement: str
+    values: Mapping[str, object]
+
+
+# Yields the statements to run, one at a time, and is sent the answer to each. The same steps serve every driver.
+Steps = Generator[Command, Any, T]
+
+_logger = structlog.get_logger("holdfast")
+
+
+def _log(notice: Notice) -> None:
+    getattr(_logger, notice.level)(notice.name, **notice.details)
+
+
+class PublishingSteps:
+    """The steps of one publisher's methods, and the generation and channel of its events."""
+
+    def __init__(
+        self, source: str, schema: str, generation: int | None, channel: str | None, payload_limit: int
+    ) -> None:
+        self._source = source
+        self._schema = schema
+        self._channel = channel
+        self._generation = generation
+        self._fallback = environment_generation() if generation is None else generation
+        self._current: tuple[int | None, float] = None, 0.0  # the database's own, and until when that counts
+        self._origins = {self._fallback: origin(source, self._fallback, self._channel)}
+        self._payload_limit = whole("payload_limit", payload_limit, 1)
+
+    @property
+    def _origin(self) -> Origin:
+        """The columns that are the same for all events which are published at this moment, as far as they are known."""
+        generation = self._fallback
+        if self._generation is None:
+            served = worker_generation(self._schema)
+            generation = generation if served is None else served
+            if generation is None and time.monotonic() < self._current[1]:
+                generation = self._current[0]
+        return self._origin_of(generation)
+
+    def _origin_of(self, generation: int | None) -> Origin:
+        found = self._origins.get(generation)
+        if found is None:
+            found = self._origins[generation] = origin(self._source, generation, self._channel)
+        return found
+
+    def _look_up(self) -> Steps[Origin]:
+        """Ask the database for its current generation."""
+        generation = int((yield Command("read_current_generation", {})))
+        self._current = generation, time.monotonic() + _CURRENT_FOR
+        return self._origin_of(generation)
+
+    def publish(self, event: NewEvent) -> Steps[EventEnvelope]:
+        """Write one event, unless a pending one holds its key."""
+        identity, now = require_event(event).event_id or uuid7(), datetime.now(UTC)
+        text, payload = encode(event.payload, self._payload_limit)
+        origin = self._origin
+        row = self.row(event, None, now.isoformat(), identity, origin, text)
+        envelope = envelope_of(event, payload, row, identity, now)
+        if origin.generation is None:
+            origin = yield from self._look_up()
+            row = row._replace(generation=origin.generation, channel=row.channel or origin.channel)
+        if event.key is not None:
+            holder = yield self._hold_key(event, row)
+            if holder != row.id:
+                return envelope.model_copy(update={"event_id": UUID(str(holder))})
+        if event.event_id is None:
+            yield Command("publish_one", row._asdict())
+        elif not (yield Command("publish_given", self._columns([row], row.occurred_at, origin))):
+            raise _taken(str(identity))
+        return envelope
+
+    def publish_plain(self, event_type: str, payload: Payload) -> Steps[EventEnvelope]:
+        """Write one event without options and outside of a handler, in the shortest way."""
+        origin = self._origin
+        columns, envelope = plain(event_type, payload, origin, self._payload_limit)
+        warn_if_deprecated(event_type, _log)
+        if origin.generation is None:
+            origin = yield from self._look_up()
+            columns |= {"generation": origin.generation, "channel": origin.channel}
+        yield Command("publish_plain", columns)
+        return envelope
+
+    def publish_many(self, given: Iterable[NewEvent | TypedEvent]) -> Steps[list[UUID]]:
+        """Check all events, then write them in few statements."""
+        now = datetime.now(UTC).isoformat()
+        events = [require_event(event) for event in given]
+        for event in events:
+            if event.key is not None:
+                raise FieldError("key", "is given to publish_many", "publish events with a key one by one")
+        ids = [event.event_id or uuid7() for event in events]
+        shared, origin = self._inherited(), self._origin
+        rows = [self.row(event, shared, now, identity, origin) for event, identity in zip(events, ids, strict=True)]
+        given_ids = [event.event_id for event in events if event.event_id is not None]
+        if len(set(given_ids)) < len(given_ids):
+            raise _taken(next(str(each) for each, times in Counter(given_ids).items() if times > 1))
+        statement = "publish_given" if given_ids else "publish_many"
+        if rows and origin.generation is None:
+            origin = yield from self._look_up()
+        for start in range(0, len(rows), _MOST_ROWS):
+            chunk = rows[start : start + _MOST_ROWS]
+            written = yield Command(statement, self._columns(chunk, now, origin))
+            if given_ids and written != len(chunk):
+                raise _some_taken(len(chunk) - written, len(chunk))
+        return ids
+
+    def _columns(self, rows: Sequence[OutboxRow], now: str, origin: Origin) -> dict[str, object]:
+        """Return the rows as columns. A column of defaults only, as most are, is left to the statement."""
+        columns = dict(zip(OutboxRow._fields, map(list, zip(*rows, strict=True)), strict=True))
+        defaults = _DEFAULTS | {"occurred_at": now, "channel": origin.channel}
+        values: dict[str, object] = {
+            name: None if column.count(defaults.get(name)) == len(rows) else column for name, column in columns.items()
+        }
+        if columns["idempotency_key"] == columns["id"]:
+            values["idempotency_key"] = None
+        return values | {
+            "now": now,
+            "default_channel": origin.channel,
+            "source": origin.source,
+            "generation": origin.generation,
+        }
+
+    def _keyed(self, key: str, *, delay: Delay | None = None, available_at: datetime | None = None) -> OutboxRow:
+        """Return the row of an event with these values, so that they are checked like those of any event."""
+        if key is None:
+            raise FieldError("key", "is None", "pass the key that the event was published with")
+        return self.row(NewEvent("holdfast.check", {}, key=key, delay=delay, available_at=available_at))
+
+    def cancel(self, key: str) -> Steps[bool]:
+        """Cancel the pending event that holds the key."""
+        return self._move(Command("outbox_cancel", {"source": self._source, "key": self._keyed(key).dedupe_key}))
+
+    def reschedule(self, key: str, delay: Delay | None, available_at: datetime | None) -> Steps[bool]:
+        """Move the pending event that holds the key to another time."""
+        row = self._keyed(key, delay=delay, available_at=available_at)
+        values = {"source": self._source, "key": row.dedupe_key, "available_at": row.available_at, "delay": row.delay}
+        return self._move(Command("reschedule_key", values))
+
+    def _move(self, command: Command) -> Steps[bool]:
+        moved = yield command
+        return bool(moved)
+
+    def _hold_key(self, event: NewEvent, row: OutboxRow) -> Command:
+        values: dict[str, object] = {
+            "source": row.source,
+            "key": row.dedupe_key,
+            "id": row.id,
+            "reschedule": "true" if event.on_duplicate == "reschedule" else "false",
+            "available_at": row.available_at,
+            "delay": None if event.delay is None else str(delay_seconds(event.delay)),
+        }
+        return Command("hold_key", values)
+
+    def row(
+        self,
+        event: NewEvent,
+        shared: tuple[str | None, dict[str, str] | None] | None = None,
+        now: str | None = None,
+        identity: UUID | None = None,
+        origin: Origin | None = None,
+        encoded: str | None = None,
+    ) -> OutboxRow:
+        """Return the row of an event."""
+        if event.ordering_key is not None:
+            raise FieldError("ordering_key", "is not supported by this version", "leave it out")
+        warn_if_deprecated(event.event_type, _log)
+        trace_context, inherited = shared or self._inherited()
+        source = origin or self._origin
+        return prepare(event, source, self._payload_limit, trace_context, inherited, now, identity, encoded)
+
+    def _inherited(self) -> tuple[str | None, dict[str, str] | None]:
+        """Return trace context and headers of the event that is being handled, if one is."""
+        cause = current_context.get()
+        if cause is None:
+            return None, None
+        return cause.trace_context, inherited_headers(cause.event_id, cause.headers)
+
+
+def _taken(identity: str) -> FieldError:
+    return FieldError(
+        "event_id",
+        f"{identity} is taken: an event with this id was published before",
+        "publish each envelope once; for a new event with the same content, leave event_id out",
+    )
+
+
+def _some_taken(missing: int, count: int) -> FieldError:
+    return FieldError(
+        "event_id",
+        f"is taken for {missing} of {count} events, and the others are written",
+        "roll back, or publish only envelopes that were not published before",
+    )
