@@ -10,10 +10,10 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from holdfast import EventEnvelope, HandlerRegistry
+from holdfast import EventEnvelope, HandlerRegistry, Publisher
 from tests.acceptance.support import Facts, running, until
 from tests.logins import OPERATOR, PRODUCER, WORKER, Logins
-from tests.operator.support import HANDLER, beat, command, fail
+from tests.operator.support import HANDLER, beat, command, fail, subscribe
 from tests.servers import SessionServer
 
 pytestmark = [pytest.mark.newcomer, pytest.mark.newest_postgres]
@@ -150,3 +150,55 @@ async def test_a_plan_that_delivers_nothing_is_not_done(dsn: str, conn: asyncpg.
     async with running(dsn, registry):
         code, out, _ = await typed(dsn, "plans", "run", 1, "--yes")
     assert (code, "2 delivered" in out) == (0, True), out
+
+
+# --- handlers and generations ---
+
+
+async def test_a_retired_handler_is_not_to_be_retired_again(dsn: str, conn: asyncpg.Connection) -> None:
+    """OPS-1: what waits for it is cancelled, by the one command that the doctor names."""
+    await beat(conn, "other", "mail.thank")
+    await subscribe(conn, "zed.old", "order.placed")
+    async with conn.transaction():
+        await Publisher("shop").publish(conn, "order.placed", {})
+    await conn.execute("UPDATE core.outbox SET handler_name = 'zed.old'")
+
+    async def remedy() -> str:
+        report = json.loads((await typed(dsn, "doctor", "--only", "health", "--json"))[1])
+        return str(next(each["remedy"] for each in report["findings"] if each["code"] == "handler-unserved"))
+
+    cancel = "holdfast events cancel --handler zed.old"
+    assert (await remedy()).endswith(f"holdfast handlers retire zed.old; and for what only it could handle: {cancel}")
+    assert (await typed(dsn, "handlers", "retire", "zed.old", "--yes"))[0] == 0
+    assert await remedy() == f"start the worker that has it, or, if it is gone for good: {cancel}"
+    code, out, _ = await typed(dsn, *cancel.split()[1:], "--yes")
+    assert (code, out) == (0, "1 event cancelled\n")
+
+
+async def test_why_the_current_generation_is_not_retired(dsn: str, conn: asyncpg.Connection) -> None:
+    """GEN-3: the reason, and no text of the database; what was tried already is not the remedy."""
+    remedy = (
+        "try: begin another: holdfast generations begin; to go back, start workers of the one before it and add --force"
+    )
+
+    async def refused(*words: object) -> str:
+        code, _, err = await typed(dsn, "generations", "retire", *words, "--yes")
+        problem, tried = err.splitlines()
+        assert (code, tried) == (1, remedy)
+        return problem
+
+    alone = "error: generation 0 is the current one, and there is none to go back to"
+    assert await refused(0) == await refused(0, "--force") == alone
+    await conn.execute("INSERT INTO core.deployments (generation) VALUES (2), (3)")
+    assert await refused(3) == "error: generation 3 is the current one"
+    unserved = "and no living worker serves generation 2, which would become current"
+    assert await refused(3, "--force") == f"error: generation 3 is the current one, {unserved}"
+    await beat(conn, "before", HANDLER, generation=2)
+    assert (await typed(dsn, "generations", "retire", 3, "--force", "--yes"))[0] == 0
+
+
+async def test_the_current_generation_is_listed_as_such_without_a_worker(dsn: str, conn: asyncpg.Connection) -> None:
+    """GEN-3: both are said."""
+    async with conn.transaction():
+        await Publisher("shop").publish(conn, "order.placed", {})
+    assert "current, UNSERVED" in (await typed(dsn, "generations", "list"))[1]

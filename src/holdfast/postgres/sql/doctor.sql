@@ -346,6 +346,11 @@ ORDER BY w.name NULLS LAST;
 
 -- --- who can get in whose way ---
 
+-- name: list_retired_handlers
+-- Of some handlers, those that no longer subscribe to anything.
+SELECT h.handler_name FROM unnest(:handlers::text[]) AS h (handler_name)
+WHERE NOT EXISTS (SELECT FROM core.subscriptions s WHERE s.handler_name = h.handler_name AND s.retired_at IS NULL);
+
 -- name: list_unowned_sources
 -- Sources of the latest events that belong to no role, where several logins may publish under their names. Those with the
 -- most events first: a producer names sources as it likes.
