@@ -105,6 +105,59 @@ async def test_a_number_that_is_not_in_the_archive_is_not_called_gone(dsn: str, 
     assert "holdfast archive restore" in out and "failed restore" not in out
 
 
+async def test_no_list_of_dead_letters_is_silent_about_the_archive(dsn: str, conn: asyncpg.Connection) -> None:
+    """DLQ-2: each says how many there are, and the command that lists them."""
+    await archive(conn, 2, handler="zed.arc")
+    await archive(conn, 1)
+    await subscribe(conn, "zed.arc")
+    of_handler = "2 dead letters in the archive: holdfast archive list --handler zed.arc\n"
+    for verb in ("list", "groups"):
+        code, out, _ = await typed(dsn, "failed", verb, "--handler", "zed.arc")
+        assert (code, out.endswith(of_handler)) == (0, True), out
+        _, out, err = await typed(dsn, "failed", verb, "--handler", "zed.arc", "--json")
+        assert json.loads(out) in ([], {"groups": [], "examined": 0, "limit": 100_000, "is_more": False}), out
+        assert err == of_handler
+        _, out, _ = await typed(dsn, "failed", verb)
+        assert out.endswith("3 dead letters in the archive: holdfast archive list\n")
+    for words in (("failed", "replay"), ("failed", "discard"), ("plans", "create")):
+        code, _, err = await typed(dsn, *words, "--handler", "zed.arc")
+        assert code == 2 and "handler=zed.arc; 2 are in the archive" in err
+        assert err.endswith("try: holdfast archive list --handler zed.arc\n")
+    assert "0, archived 2" in (await typed(dsn, "handlers", "list"))[1]
+    code, out, _ = await typed(dsn, "handlers", "retire", "zed.arc", "--yes")
+    drop = "holdfast archive discard --handler zed.arc"
+    assert (code, out.splitlines()[-1].endswith(drop)) == (0, True), out
+    assert await typed(dsn, *drop.split()[1:], "--yes") == (0, "2 events discarded\n", "")
+    assert len(await discarded(conn)) == 2
+    code, out, _ = await typed(dsn, "archive", "replay", "--handler", HANDLER, "--yes")
+    assert (code, out.startswith("1 event replayed")) == (0, True)
+
+
+async def test_the_status_shows_a_failure_that_is_archived(dsn: str, conn: asyncpg.Connection) -> None:
+    """DLQ-2: the newest of all dead letters."""
+    await fail(conn)
+    await conn.execute("UPDATE core.outbox SET failed_at = failed_at - interval '1 hour'")
+    await archive(conn, handler="zed.arc")
+    (line,) = [each for each in (await typed(dsn, "status"))[1].splitlines() if each.startswith("newest failure")]
+    assert "zed.arc" in line and line.endswith("(in the archive)")
+    await conn.execute("UPDATE core.archive SET deleted_at = now()")
+    newest = json.loads((await typed(dsn, "status", "--json"))[1])["newest_failure"]
+    assert (newest["handler_name"], newest["archived"]) == (HANDLER, False)
+
+
+async def test_an_archived_event_names_its_group_and_its_other_deliveries(dsn: str, conn: asyncpg.Connection) -> None:
+    """DLQ-2: one of several is shown, and the others are named."""
+    await archive(conn, handler="zed.arc")
+    await archive(conn, 2)
+    event = UUID(int=7)
+    await conn.execute("UPDATE core.archive SET origin_id = $1 WHERE id < 3", event)
+    code, out, _ = await typed(dsn, "archive", "show", event)
+    signature = await conn.fetchval("SELECT error_signature FROM core.archive WHERE id = 2")
+    assert (code, out.splitlines()[0].split()) == (0, ["group", f"{HANDLER}/{signature}"])
+    assert out.endswith("the archive has another delivery of this event: holdfast archive show 1\n")
+    assert "holdfast archive show" not in (await typed(dsn, "archive", "show", 3))[1]
+
+
 # --- a worker without its role ---
 
 
