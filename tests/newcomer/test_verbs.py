@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from uuid import UUID
 
 import asyncpg
 import pytest
 
 from holdfast import EventEnvelope, HandlerRegistry, Publisher
+from holdfast.embedded import find_binaries
 from tests.acceptance.support import Facts, running, until
 from tests.logins import OPERATOR, PRODUCER, WORKER, Logins
 from tests.operator.support import HANDLER, beat, command, fail, subscribe
@@ -255,3 +258,31 @@ async def test_the_current_generation_is_listed_as_such_without_a_worker(dsn: st
     async with conn.transaction():
         await Publisher("shop").publish(conn, "order.placed", {})
     assert "current, UNSERVED" in (await typed(dsn, "generations", "list"))[1]
+
+
+# --- a restored backup ---
+
+
+@pytest.mark.parametrize("owners", [(), ("--no-owner",)])
+async def test_a_restored_backup_is_put_right_by_what_the_doctor_names(
+    dsn: str, empty_dsn: str, tmp_path: Path, owners: tuple[str, ...]
+) -> None:
+    """OPS-4: no right of Holdfast's own roles is to be revoked, and functions of a superuser are reported."""
+    tools, dump = find_binaries().bin_dir, tmp_path / "dump"
+    for words in (
+        (tools / "pg_dump", "--format=custom", f"--file={dump}", dsn),
+        (tools / "pg_restore", *owners, "--exit-on-error", f"--dbname={empty_dsn}", dump),
+    ):
+        await asyncio.to_thread(subprocess.run, words, check=True)
+
+    async def findings() -> list[dict[str, str]]:
+        report = json.loads((await typed(empty_dsn, "doctor", "--only", "drift", "--json"))[1])
+        return list(report["findings"])
+
+    found = await findings()
+    assert [each["code"] for each in found] == (["owner-lost"] if owners else [])
+    for each in found:
+        assert each["what"].endswith("functions run with the rights of postgres, a superuser")
+        assert each["remedy"] == "holdfast migrate apply --roles always"
+        assert (await typed(empty_dsn, *each["remedy"].split()[1:]))[0] == 0
+    assert await findings() == []

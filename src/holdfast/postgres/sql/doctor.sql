@@ -24,6 +24,8 @@ SELECT current_setting('server_version') AS server,
        (SELECT quote_ident(pg_get_userbyid(n.nspowner)) FROM pg_namespace n WHERE n.nspname = 'core') AS owner,
        (SELECT quote_ident(pg_get_userbyid(c.relowner)) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
         WHERE n.nspname = 'core' AND c.relname = 'outbox') AS outbox_owner,
+       EXISTS (SELECT FROM pg_namespace n JOIN pg_roles r ON r.oid = n.nspowner
+               WHERE n.nspname = 'core' AND r.rolsuper) AS owner_is_superuser,
        EXISTS (SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
                WHERE n.nspname = 'core' AND c.relname = 'migrations') AS has_ledger,
        EXISTS (SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
