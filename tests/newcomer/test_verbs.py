@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from uuid import UUID
 
 import asyncpg
 import pytest
 
-from holdfast import EventEnvelope, HandlerRegistry
+from holdfast import EventEnvelope, HandlerRegistry, Publisher
+from holdfast.embedded import find_binaries
 from tests.acceptance.support import Facts, running, until
 from tests.logins import OPERATOR, PRODUCER, WORKER, Logins
-from tests.operator.support import HANDLER, beat, command, fail
+from tests.operator.support import HANDLER, beat, command, fail, subscribe
 from tests.servers import SessionServer
 
 pytestmark = [pytest.mark.newcomer, pytest.mark.newest_postgres]
@@ -105,6 +108,59 @@ async def test_a_number_that_is_not_in_the_archive_is_not_called_gone(dsn: str, 
     assert "holdfast archive restore" in out and "failed restore" not in out
 
 
+async def test_no_list_of_dead_letters_is_silent_about_the_archive(dsn: str, conn: asyncpg.Connection) -> None:
+    """DLQ-2: each says how many there are, and the command that lists them."""
+    await archive(conn, 2, handler="zed.arc")
+    await archive(conn, 1)
+    await subscribe(conn, "zed.arc")
+    of_handler = "2 dead letters in the archive: holdfast archive list --handler zed.arc\n"
+    for verb in ("list", "groups"):
+        code, out, _ = await typed(dsn, "failed", verb, "--handler", "zed.arc")
+        assert (code, out.endswith(of_handler)) == (0, True), out
+        _, out, err = await typed(dsn, "failed", verb, "--handler", "zed.arc", "--json")
+        assert json.loads(out) in ([], {"groups": [], "examined": 0, "limit": 100_000, "is_more": False}), out
+        assert err == of_handler
+        _, out, _ = await typed(dsn, "failed", verb)
+        assert out.endswith("3 dead letters in the archive: holdfast archive list\n")
+    for words in (("failed", "replay"), ("failed", "discard"), ("plans", "create")):
+        code, _, err = await typed(dsn, *words, "--handler", "zed.arc")
+        assert code == 2 and "handler=zed.arc; 2 are in the archive" in err
+        assert err.endswith("try: holdfast archive list --handler zed.arc\n")
+    assert "0, archived 2" in (await typed(dsn, "handlers", "list"))[1]
+    code, out, _ = await typed(dsn, "handlers", "retire", "zed.arc", "--yes")
+    drop = "holdfast archive discard --handler zed.arc"
+    assert (code, out.splitlines()[-1].endswith(drop)) == (0, True), out
+    assert await typed(dsn, *drop.split()[1:], "--yes") == (0, "2 events discarded\n", "")
+    assert len(await discarded(conn)) == 2
+    code, out, _ = await typed(dsn, "archive", "replay", "--handler", HANDLER, "--yes")
+    assert (code, out.startswith("1 event replayed")) == (0, True)
+
+
+async def test_the_status_shows_a_failure_that_is_archived(dsn: str, conn: asyncpg.Connection) -> None:
+    """DLQ-2: the newest of all dead letters."""
+    await fail(conn)
+    await conn.execute("UPDATE core.outbox SET failed_at = failed_at - interval '1 hour'")
+    await archive(conn, handler="zed.arc")
+    (line,) = [each for each in (await typed(dsn, "status"))[1].splitlines() if each.startswith("newest failure")]
+    assert "zed.arc" in line and line.endswith("(in the archive)")
+    await conn.execute("UPDATE core.archive SET deleted_at = now()")
+    newest = json.loads((await typed(dsn, "status", "--json"))[1])["newest_failure"]
+    assert (newest["handler_name"], newest["archived"]) == (HANDLER, False)
+
+
+async def test_an_archived_event_names_its_group_and_its_other_deliveries(dsn: str, conn: asyncpg.Connection) -> None:
+    """DLQ-2: one of several is shown, and the others are named."""
+    await archive(conn, handler="zed.arc")
+    await archive(conn, 2)
+    event = UUID(int=7)
+    await conn.execute("UPDATE core.archive SET origin_id = $1 WHERE id < 3", event)
+    code, out, _ = await typed(dsn, "archive", "show", event)
+    signature = await conn.fetchval("SELECT error_signature FROM core.archive WHERE id = 2")
+    assert (code, out.splitlines()[0].split()) == (0, ["group", f"{HANDLER}/{signature}"])
+    assert out.endswith("the archive has another delivery of this event: holdfast archive show 1\n")
+    assert "holdfast archive show" not in (await typed(dsn, "archive", "show", 3))[1]
+
+
 # --- a worker without its role ---
 
 
@@ -150,3 +206,83 @@ async def test_a_plan_that_delivers_nothing_is_not_done(dsn: str, conn: asyncpg.
     async with running(dsn, registry):
         code, out, _ = await typed(dsn, "plans", "run", 1, "--yes")
     assert (code, "2 delivered" in out) == (0, True), out
+
+
+# --- handlers and generations ---
+
+
+async def test_a_retired_handler_is_not_to_be_retired_again(dsn: str, conn: asyncpg.Connection) -> None:
+    """OPS-1: what waits for it is cancelled, by the one command that the doctor names."""
+    await beat(conn, "other", "mail.thank")
+    await subscribe(conn, "zed.old", "order.placed")
+    async with conn.transaction():
+        await Publisher("shop").publish(conn, "order.placed", {})
+    await conn.execute("UPDATE core.outbox SET handler_name = 'zed.old'")
+
+    async def remedy() -> str:
+        report = json.loads((await typed(dsn, "doctor", "--only", "health", "--json"))[1])
+        return str(next(each["remedy"] for each in report["findings"] if each["code"] == "handler-unserved"))
+
+    cancel = "holdfast events cancel --handler zed.old"
+    assert (await remedy()).endswith(f"holdfast handlers retire zed.old; and for what only it could handle: {cancel}")
+    assert (await typed(dsn, "handlers", "retire", "zed.old", "--yes"))[0] == 0
+    assert await remedy() == f"start the worker that has it, or, if it is gone for good: {cancel}"
+    code, out, _ = await typed(dsn, *cancel.split()[1:], "--yes")
+    assert (code, out) == (0, "1 event cancelled\n")
+
+
+async def test_why_the_current_generation_is_not_retired(dsn: str, conn: asyncpg.Connection) -> None:
+    """GEN-3: the reason, and no text of the database; what was tried already is not the remedy."""
+    remedy = (
+        "try: begin another: holdfast generations begin; to go back, start workers of the one before it and add --force"
+    )
+
+    async def refused(*words: object) -> str:
+        code, _, err = await typed(dsn, "generations", "retire", *words, "--yes")
+        problem, tried = err.splitlines()
+        assert (code, tried) == (1, remedy)
+        return problem
+
+    alone = "error: generation 0 is the current one, and there is none to go back to"
+    assert await refused(0) == await refused(0, "--force") == alone
+    await conn.execute("INSERT INTO core.deployments (generation) VALUES (2), (3)")
+    assert await refused(3) == "error: generation 3 is the current one"
+    unserved = "and no living worker serves generation 2, which would become current"
+    assert await refused(3, "--force") == f"error: generation 3 is the current one, {unserved}"
+    await beat(conn, "before", HANDLER, generation=2)
+    assert (await typed(dsn, "generations", "retire", 3, "--force", "--yes"))[0] == 0
+
+
+async def test_the_current_generation_is_listed_as_such_without_a_worker(dsn: str, conn: asyncpg.Connection) -> None:
+    """GEN-3: both are said."""
+    async with conn.transaction():
+        await Publisher("shop").publish(conn, "order.placed", {})
+    assert "current, UNSERVED" in (await typed(dsn, "generations", "list"))[1]
+
+
+# --- a restored backup ---
+
+
+@pytest.mark.parametrize("owners", [(), ("--no-owner",)])
+async def test_a_restored_backup_is_put_right_by_what_the_doctor_names(
+    dsn: str, empty_dsn: str, tmp_path: Path, owners: tuple[str, ...]
+) -> None:
+    """OPS-4: no right of Holdfast's own roles is to be revoked, and functions of a superuser are reported."""
+    tools, dump = find_binaries().bin_dir, tmp_path / "dump"
+    for words in (
+        (tools / "pg_dump", "--format=custom", f"--file={dump}", dsn),
+        (tools / "pg_restore", *owners, "--exit-on-error", f"--dbname={empty_dsn}", dump),
+    ):
+        await asyncio.to_thread(subprocess.run, words, check=True)
+
+    async def findings() -> list[dict[str, str]]:
+        report = json.loads((await typed(empty_dsn, "doctor", "--only", "drift", "--json"))[1])
+        return list(report["findings"])
+
+    found = await findings()
+    assert [each["code"] for each in found] == (["owner-lost"] if owners else [])
+    for each in found:
+        assert each["what"].endswith("functions run with the rights of postgres, a superuser")
+        assert each["remedy"] == "holdfast migrate apply --roles always"
+        assert (await typed(empty_dsn, *each["remedy"].split()[1:]))[0] == 0
+    assert await findings() == []

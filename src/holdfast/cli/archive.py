@@ -25,7 +25,7 @@ from holdfast.cli.selection import ChosenArchived, archived_rows
 from holdfast.cli.unmoved import print_unmoved
 from holdfast.operator import Moved, Operator
 
-_SHOWN_BELOW = ("failure_history", "traceback", "raised_at")
+_SHOWN_BELOW = ("failure_history", "traceback", "raised_at", "others")
 
 app = command_group("Dead letters in the archive.")
 
@@ -90,8 +90,9 @@ def show(
     """Show one archived event."""
     found = where.run(lambda operator: operator.archive.detail(id, payload=payload))
     if as_json:
-        print_json(found)
+        print_json({"group": found.group} | asdict(found))
         return
+    print_line(f"{'group':<17} {shown(found.group)}")
     for name, value in asdict(found).items():
         if name not in _SHOWN_BELOW and (payload or name not in ("payload", "headers")):
             print_line(f"{name:<17} {shown(value)}")
@@ -103,6 +104,8 @@ def show(
             f"{first_line(cycle.last_error)}",
             "dim",
         )
+    for number in found.others:
+        print_line(f"the archive has another delivery of this event: holdfast archive show {number}", "yellow")
 
 
 @app.command()

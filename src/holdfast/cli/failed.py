@@ -25,9 +25,9 @@ from holdfast.cli.options import (
     spread,
 )
 from holdfast.cli.selection import Chosen, Filter, failed_selection
-from holdfast.cli.unmoved import print_unmoved
+from holdfast.cli.unmoved import print_archived, print_unmoved
 from holdfast.errors import ConfigurationError
-from holdfast.operator import Edited, Moved, Operator
+from holdfast.operator import Edited, FailedEvent, FailureGroups, Moved, Operator
 from holdfast.operator.arguments import MOST_AT_ONCE
 
 # A replay of more rows than this should begin with a few of them.
@@ -51,10 +51,17 @@ def list_(
     as_json: JsonOption = False,
 ) -> None:
     """List dead letters, the newest first."""
-    found = where.run(lambda operator: operator.failed.page(which.selection(), limit=limit, discarded=discarded))
+    selection = which.selection()
+
+    async def read(operator: Operator) -> tuple[list[FailedEvent], int]:
+        found = await operator.failed.page(selection, limit=limit, discarded=discarded)
+        return found, 0 if discarded else await operator.archive.count(selection.handler)
+
+    found, archived = where.run(read)
     if as_json:
         output.print_json(found)
         output.print_left_out(found, limit, as_json=True)
+        print_archived(archived, selection.handler, as_json=True)
         return
     output.print_table(
         ("id", "failed at", "handler", "event type", "reason", "attempts", "cycles", "raised at", "error"),
@@ -74,13 +81,21 @@ def list_(
         ],
     )
     output.print_left_out(found, limit)
+    print_archived(archived, selection.handler)
 
 
 @app.command("groups")
 @spread
 def groups(where: Where, which: Filter, as_json: JsonOption = False) -> None:
     """Group dead letters by handler and cause."""
-    show_groups(where.run(lambda operator: operator.failed.groups(which.selection())), as_json)
+    selection = which.selection()
+
+    async def read(operator: Operator) -> tuple[FailureGroups, int]:
+        return await operator.failed.groups(selection), await operator.archive.count(selection.handler)
+
+    found, archived = where.run(read)
+    show_groups(found, as_json)
+    print_archived(archived, selection.handler, as_json=as_json)
 
 
 @app.command("show")

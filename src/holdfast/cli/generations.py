@@ -118,4 +118,5 @@ def _some(names: list[str], most: int = 10) -> list[str]:
 def _state(found: Generation) -> str:
     if found.retired_at:
         return "retired"
-    return "UNSERVED" if found.unserved else "current" if found.current else "-"
+    states = ["current"] * found.current + ["UNSERVED"] * bool(found.unserved)
+    return ", ".join(states) or "-"

@@ -25,7 +25,7 @@ def list_(where: Where, as_json: JsonOption = False) -> None:
         return
     output.print_table(
         ("handler", "domain context", "event types", "open", "failed", "served by"),
-        [(e.handler_name, e.domain_context, e.event_types or "retired", e.open, e.failed, _served(e)) for e in found],
+        [(e.handler_name, e.domain_context, e.event_types or "retired", e.open, _failed(e), _served(e)) for e in found],
     )
     output.print_left_out(found)
 
@@ -63,11 +63,19 @@ def retire(
 
 def _show_left(each: HandlerStatus) -> None:
     """What only this handler can handle, and the commands that drop it."""
-    for count, what, drop in ((each.open, "event", "events cancel"), (each.failed, "dead letter", "failed discard")):
+    for count, what, drop in (
+        (each.open, "event", "events cancel"),
+        (each.failed, "dead letter", "failed discard"),
+        (each.archived, "archived dead letter", "archive discard"),
+    ):
         if count:
             wait = "waits" if count == 1 else "wait"
             still = f"{output.counted(count, what)} still {wait} for it; if nobody wants them"
             output.print_line(f"{still}: holdfast {drop} --handler {each.handler_name}", "yellow")
+
+
+def _failed(each: HandlerStatus) -> str:
+    return f"{each.failed}, archived {each.archived}" if each.archived else str(each.failed)
 
 
 def _served(each: HandlerStatus) -> str:

@@ -77,7 +77,7 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class ChosenArchived:
-    """Options that select archived events by their numbers, or by their group."""
+    """Options that select archived events by their numbers, by their group or by their handler."""
 
     ids: Annotated[
         list[str] | None,
@@ -86,6 +86,7 @@ class ChosenArchived:
     group: Annotated[
         str | None, typer.Option("--group", metavar="HANDLER/SIGNATURE", help="A group, as in archive groups.")
     ] = None
+    handler: Annotated[str | None, typer.Option("--handler", metavar="NAME", help="Failed for this handler.")] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +115,13 @@ def failed_selection(chosen: Chosen, which: Filter, *, archived: bool = False) -
 
 async def archived_rows(operator: Operator, chosen: ChosenArchived) -> list[int | UUID]:
     """Numbers of the archived events that the options of a command select, as `operator.archive.resolve` does."""
-    if chosen.group is None:
+    if chosen.group is None and chosen.handler is None:
         return await operator.archive.resolve(chosen.ids or [])
     if chosen.ids:
-        raise ConfigurationError("ids", "are given together with a group", "give one of them")
-    return [*await operator.archive.select(chosen.group)]
+        raise ConfigurationError("ids", "are given together with a group or a handler", "give one of them")
+    if chosen.group is not None and chosen.handler is not None:
+        raise ConfigurationError("--group", "names a handler and a signature", "leave --handler out")
+    return [*await operator.archive.select(chosen.group, handler=chosen.handler)]
 
 
 def moment(option: str, text: str | None) -> datetime | None:

@@ -120,7 +120,7 @@ def _newest(failure: NewestFailure) -> str:
     at = f" at {failure.raised_at}" if failure.raised_at else ""
     return (
         f"newest failure {output.shown(failure.failed_at)}  {failure.handler_name}  "
-        f"{output.first_line(failure.last_error)}{at}"
+        f"{output.first_line(failure.last_error)}{at}{' (in the archive)' if failure.archived else ''}"
     )
 
 

@@ -1,10 +1,12 @@
-"""The states of rows that a command did not move, as text for people."""
+"""What a command did not move, and what it does not list, as text for people."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Final
 
+from holdfast.characters import shell_word
 from holdfast.cli import output
 
 _WORDS: Final = {
@@ -36,3 +38,15 @@ def print_unmoved(left: Mapping[str, int], *, archive: bool = False) -> None:
     words = {**_WORDS, **_ARCHIVED} if archive else _WORDS
     for state, count in left.items():
         output.print_line(f"{output.events(count)} left: {words.get(state, state)}", "yellow")
+
+
+def print_archived(count: int, handler: str | None, *, as_json: bool = False) -> None:
+    """Say how many dead letters are in the archive, beside a list of those in the outbox; with JSON on stderr."""
+    if not count:
+        return
+    of = "" if handler is None else f" --handler {shell_word(handler)}"
+    text = f"{output.counted(count, 'dead letter')} in the archive: holdfast archive list{of}"
+    if as_json:
+        print(output.clean(text), file=sys.stderr)
+    else:
+        output.print_line(text, "yellow")

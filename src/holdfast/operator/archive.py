@@ -47,14 +47,24 @@ class Archive:
         async with self._session.reading() as statements:
             return await archive.groups(statements)
 
-    async def select(self, group: str) -> list[int]:
-        """Numbers of the archived rows of a group, which is written as handler/signature; the newest first."""
-        handler, signature = Selection.parts(group)
+    async def count(self, handler: str | None = None) -> int:
+        """How many events are archived and not discarded, of one handler or of all; up to a limit."""
+        async with self._session.reading() as statements:
+            return sum((await archive.counts_by_handler(statements, handler)).values())
+
+    async def select(self, group: str | None = None, *, handler: str | None = None) -> list[int]:
+        """Numbers of the archived rows of a group, written as handler/signature, or of a handler; the newest first."""
+        signature = None
+        if group is not None:
+            handler, signature = Selection.parts(group)
+        if handler is None:
+            raise ConfigurationError("handler", "is missing", "name a handler, or a group")
         Selection(handler=handler, signature=signature)  # checks both
         async with self._session.reading() as statements:
             rows = await archive.select(statements, handler, signature, most=arguments.MOST_AT_ONCE)
         if not rows:
-            raise ConfigurationError("group", f"{group[:80]!r} has nothing in the archive", "holdfast archive groups")
+            field, name = ("handler", handler) if group is None else ("group", group)
+            raise ConfigurationError(field, f"{name[:80]!r} has nothing in the archive", "holdfast archive groups")
         return rows
 
     async def detail(self, id: int | UUID | str, *, payload: bool = False) -> ArchivedDetail:

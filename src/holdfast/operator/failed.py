@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
+from holdfast.characters import shell_word
 from holdfast.errors import ConfigurationError, PayloadError
 from holdfast.ids import uuid7
 from holdfast.operator import arguments
@@ -14,7 +15,8 @@ from holdfast.operator.outcome import Moved, moved, require_remembered
 from holdfast.operator.selection import Selection
 from holdfast.operator.session import Refused, Session, generation_for
 from holdfast.payload import encode_payload
-from holdfast.postgres.operations import failed, generations
+from holdfast.postgres.operations import archive, failed, generations
+from holdfast.postgres.operations.connection import Statements
 from holdfast.postgres.operations.failed import FailedEvent, FailureGroups, NamedDelivery
 
 _STREAM_PAGE = 500
@@ -80,8 +82,8 @@ class FailedEvents:
         wanted = selection.required()
         async with self._session.reading() as statements:
             rows = await failed.select(statements, wanted.as_json(discarded=discarded), most=most)
-        if not rows:
-            raise no_match(selection, discarded=discarded)
+            if not rows:
+                raise await no_match(statements, selection, discarded=discarded)
         return rows
 
     async def resolve(self, ids: Iterable[UUID | str]) -> list[UUID]:
@@ -207,10 +209,15 @@ def named(found: dict[UUID, list[NamedDelivery]]) -> dict[UUID, list[NamedDelive
     return {id: [each for each in all_ if each.has_failed] or all_ for id, all_ in found.items()}
 
 
-def no_match(selection: Selection, *, discarded: bool = False) -> ConfigurationError:
+async def no_match(statements: Statements, selection: Selection, *, discarded: bool = False) -> ConfigurationError:
     """The error of a selection that matches no dead letter, or no discarded one."""
     if discarded:
         remedy = "holdfast failed list --discarded"
         return ConfigurationError("selection", f"matches no discarded dead letter: {selection}", remedy)
+    archived = {} if selection.archived else await archive.counts_by_handler(statements, selection.handler)
+    if archived:
+        of = "" if selection.handler is None else f" --handler {shell_word(selection.handler)}"
+        problem = f"matches no dead letter in the outbox: {selection}; {sum(archived.values())} are in the archive"
+        return ConfigurationError("selection", problem, f"holdfast archive list{of}")
     remedy = f"holdfast {'archive' if selection.archived else 'failed'} groups"
     return ConfigurationError("selection", f"matches no dead letter: {selection}", remedy)

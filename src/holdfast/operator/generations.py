@@ -47,19 +47,22 @@ class Generations:
     async def retire(
         self, generation: int, *, force: bool = False, reason: str | None = None, dry_run: bool = False
     ) -> Generation:
-        """Mark a generation as retired. Refused while it has open events or living workers, unless forced."""
+        """Mark a generation as retired. Refused while it has open events or living workers, unless forced.
+
+        The current one is retired only by force, and only while living workers serve the one that becomes current.
+        """
         found = await self._known(generation)
-        served = found.current and generations.successor(await self.all()) is not None
         asked: dict[str, Any] = {"reason": arguments.reason(reason), "generation": generation, "force": force}
         async with self._session.changing("generation.retire", dry_run=dry_run, **asked) as statements:
-            if found.current and not (force and served):
-                raise Refused(
-                    f"generation {generation} is the current one",
-                    "holdfast generations begin, or, while workers of the one before it live, go back to that: --force",
-                )
             answer = await generations.retire(
                 statements, generation, force=force, actor=self._session.actor, reason=reason
             )
+            if answer.problem is not None:
+                raise Refused(
+                    answer.problem,
+                    "begin another: holdfast generations begin; to go back, start workers of the one before it and "
+                    "add --force",
+                )
             if not answer.retired:
                 raise Refused(
                     f"generation {generation} has {answer.open} open events and {answer.workers} living workers",

@@ -95,7 +95,7 @@ class ReplayPlans:
                 reason=reason,
             )
             if not total:
-                raise no_match(wanted or Selection())
+                raise await no_match(statements, wanted or Selection())
             if total > MOST_ROWS:
                 raise ConfigurationError(
                     "selection",

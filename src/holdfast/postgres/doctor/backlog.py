@@ -81,6 +81,8 @@ async def _handlers(examination: Examination) -> list[Finding]:
         if (route.channel, route.generation) not in status.unserved:
             for handler in route.unserved:
                 owed.setdefault(handler, []).append(route)
+    rows = await examination.rows("list_retired_handlers", handlers=list(owed)) if owed else []
+    retired = {row["handler_name"] for row in rows}
     return [
         Finding(
             _severity(routes),
@@ -88,8 +90,7 @@ async def _handlers(examination: Examination) -> list[Finding]:
             handler,
             f"events are owed to {handler}, which no living worker has",
             f"{_open(routes)}; routes {', '.join(route.route for route in routes[:5])}",
-            f"start the worker that has it, or, if it is gone for good: holdfast handlers retire {handler}"
-            + _and_drop(handler, routes),
+            "start the worker that has it, or, if it is gone for good: " + _drop(handler, routes, handler in retired),
         )
         for handler, routes in owed.items()
     ]
@@ -250,11 +251,15 @@ def _cancel(*routes: RouteStatus) -> str:
     )
 
 
-def _and_drop(handler: str, routes: list[RouteStatus]) -> str:
-    """Return the command that cancels what only this handler could handle: another one may take the rest."""
+def _drop(handler: str, routes: list[RouteStatus], retired: bool) -> str:
+    """Return the commands that end a handler, and cancel what only it could handle: another one may take the rest."""
+    cancel = f"holdfast events cancel --handler {shell_word(handler)}"
+    if retired:
+        return cancel
+    retire = f"holdfast handlers retire {shell_word(handler)}"
     if all(route.event_type is not None for route in routes):
-        return ""
-    return f"; and for what only it could handle: holdfast events cancel --handler {shell_word(handler)}"
+        return retire
+    return f"{retire}; and for what only it could handle: {cancel}"
 
 
 def _serving(generation: int, channels: list[str]) -> str:

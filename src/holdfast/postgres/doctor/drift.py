@@ -271,6 +271,17 @@ async def _owners(examination: Examination) -> list[Finding]:
     owners = {("schema", ""): str(place.owner)}
     owners |= {(kind, name): found for (kind, name), found in live.owners.items() if name in expected.objects[kind]}
     findings = []
+    granted = [grant for grant in live.objects["grant"].values() if grant["grantee"] in ROLES]
+    if owner != OWNER and granted:
+        # A restore without owners gives everything to its login, and leaves the rights of the roles.
+        functions = sum(kind == "function" for kind, _ in owners)
+        what = (
+            f"the schema {examination.schema} belongs to {owner}, and Holdfast's roles have rights in it: {functions} "
+        )
+        what += f"functions run with the rights of {owner}" + ", a superuser" * place.owner_is_superuser
+        evidence = f"expected {OWNER}; found {owner}; {len(granted)} grants to Holdfast's roles"
+        remedy = f"{examination.apply_command} --roles always"
+        findings.append(Finding("problem", "owner-lost", examination.schema, what, evidence, remedy))
     for (kind, name), found in owners.items():
         if found != owner:
             label = f"{examination.schema}.{name}" if name else examination.schema
@@ -295,7 +306,8 @@ async def _grants(examination: Examination) -> list[Finding]:
         remedy = remedies.lost_right(kind, name, privileges)
         findings.append(Finding("problem", "owner-right-lost", label, what, evidence, remedy))
     for name, grant in live.objects["grant"].items():
-        if grant["grantee"] not in ours:
+        # What is granted to a role of ours is never to be revoked: see owner-lost.
+        if grant["grantee"] not in ours | {*ROLES}:
             what = f"the grant {name} was made by hand; no migration revokes it"
             evidence = f"{grant['grantee']} is not one of Holdfast's roles"
             remedy = remedies.of("grant", "extra", None, grant)
@@ -334,7 +346,7 @@ CHECKS = (
     _check("views", "view", "every view"),
     _check("sequences", "sequence", "every sequence"),
     _check("functions", "function", "every function: text, arguments, rights, settings"),
-    Check("owners", "drift", "everything belongs to one owner", ("owner-other",), _owners),
+    Check("owners", "drift", "everything belongs to one owner", ("owner-other", "owner-lost"), _owners),
     Check(
         "grants",
         "drift",

@@ -29,6 +29,7 @@ class Place:
     login: str
     owner: str | None  # of the schema; None: there is no such schema
     outbox_owner: str | None
+    owner_is_superuser: bool
     has_ledger: bool
     has_contract: bool
     sees_sessions: bool

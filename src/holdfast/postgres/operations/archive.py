@@ -56,6 +56,12 @@ class ArchivedDetail(ArchivedEvent):
     failure_history: list[FailureCycle]
     payload: Any  # None unless requested, and when retention took it; like the headers
     headers: Any
+    others: list[int]  # numbers of the event's other deliveries in the archive
+
+    @property
+    def group(self) -> str:
+        """The name of its group in other verbs."""
+        return f"{self.queue}/{self.error_signature or ''}"
 
 
 async def page(
@@ -74,8 +80,14 @@ async def groups(statements: Statements) -> FailureGroups:
     )
 
 
-async def select(statements: Statements, handler: str, signature: str, *, most: int) -> list[int]:
-    """Numbers of the rows of a group, the newest first."""
+async def counts_by_handler(statements: Statements, handler: str | None = None) -> dict[str, int]:
+    """How many rows are not discarded, by handler, up to a limit; with a handler only its own."""
+    rows = await statements.fetch("count_archived_by_handler", queue=handler, most=MOST)
+    return {row["handler_name"]: row["count"] for row in rows}
+
+
+async def select(statements: Statements, handler: str, signature: str | None, *, most: int) -> list[int]:
+    """Numbers of the rows of a handler, or of one of its groups, the newest first."""
     rows = await statements.fetch("select_archived", queue=handler, signature=signature, most=most)
     return [row["id"] for row in rows]
 

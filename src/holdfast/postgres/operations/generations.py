@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+
+import asyncpg
 
 from holdfast.postgres.operations import failed
 from holdfast.postgres.operations.connection import Statements
@@ -51,6 +52,7 @@ class Retirement:
     retired: bool
     open: int
     workers: int
+    problem: str | None = None  # why it cannot be retired as long as it is the current one
 
 
 async def every(statements: Statements) -> Excerpt[Generation]:
@@ -76,13 +78,6 @@ async def begin(statements: Statements, *, label: str | None, actor: str, reason
     return int(await statements.value("generation_begin", label=label, actor=actor, reason=reason))
 
 
-def successor(generations: Sequence[Generation]) -> int | None:
-    """Return the generation that becomes current when the current one is retired, if living workers serve it."""
-    begun = [each for each in generations if each.started_at is not None and not each.retired_at and not each.current]
-    number = begun[0].generation if begun else 0
-    return number if any(each.workers for each in generations if each.generation == number) else None
-
-
 async def default(statements: Statements) -> int:
     """The newest generation that a living worker serves."""
     return int(await statements.value("serving_generation"))
@@ -94,8 +89,15 @@ async def known(statements: Statements, generation: int) -> bool:
 
 
 async def retire(statements: Statements, generation: int, *, force: bool, actor: str, reason: str | None) -> Retirement:
-    """Mark a generation as retired, unless it has open events or living workers."""
-    row = await statements.row("generation_retire", generation=generation, force=force, actor=actor, reason=reason)
+    """Mark a generation as retired, unless it has open events or living workers, or is the current one.
+
+    With a problem the transaction cannot go on.
+    """
+    values = {"generation": generation, "force": force, "actor": actor, "reason": reason}
+    try:
+        row = await statements.row("generation_retire", **values)
+    except asyncpg.ObjectNotInPrerequisiteStateError as error:
+        return Retirement(False, 0, 0, error.args[0])
     return Retirement(row["retired"], row["open"], row["workers"])
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime
 
-from holdfast.postgres.operations import failed
+from holdfast.postgres.operations import archive, failed
 from holdfast.postgres.operations.connection import Statements
 from holdfast.postgres.operations.excerpt import Excerpt
 from holdfast.postgres.operations.status import MOST, Status
@@ -23,7 +23,8 @@ class HandlerStatus:
     event_types: list[str]  # none: it is retired
     retired_at: datetime | None
     open: int  # on its own route, and on routes of events that were not split among their handlers yet
-    failed: int
+    failed: int  # and in the outbox
+    archived: int  # failed, and moved to the archive
     workers: list[str]  # living ones that have it
 
     @property
@@ -42,6 +43,7 @@ async def every(statements: Statements, status: Status, only: str | None = None)
     failures: Counter[str] = Counter()
     for handler, _, count in await failed.counts_by_handler(statements, most=MOST):
         failures[handler] += count
+    archived = await archive.counts_by_handler(statements, only)
     waiting: Counter[str] = Counter()
     for route in status.routes:
         waiting.update({handler: route.open for handler in route.handlers})
@@ -53,6 +55,7 @@ async def every(statements: Statements, status: Status, only: str | None = None)
             retired_at=row["retired_at"] if not row["event_types"] else None,
             open=waiting[row["handler_name"]],
             failed=failures[row["handler_name"]],
+            archived=archived.get(row["handler_name"], 0),
             workers=row["workers"],
         )
         for row in subscriptions

@@ -63,12 +63,13 @@ class WorkerStatus:
 
 @dataclass(frozen=True, slots=True)
 class NewestFailure:
-    """The newest dead letter in the outbox."""
+    """The newest dead letter, in the outbox or in the archive."""
 
     handler_name: str
     failed_at: datetime
     last_error: str | None
     raised_at: str | None  # file, line and function in the user's code
+    archived: bool = False
 
 
 @dataclass(frozen=True, slots=True)

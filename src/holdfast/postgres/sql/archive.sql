@@ -86,10 +86,17 @@ LEFT JOIN core.failure_notes n ON n.handler_name = g.queue AND n.error_signature
 ORDER BY g.count DESC, g.last_seen DESC
 LIMIT :most_groups::int;
 
+-- name: count_archived_by_handler
+SELECT a.queue AS handler_name, count(*)::int AS count
+FROM (SELECT a.queue FROM core.archive a
+      WHERE a.deleted_at IS NULL AND (:queue::text IS NULL OR a.queue = :queue::text) LIMIT :most::int) a
+GROUP BY a.queue;
+
 -- name: select_archived
--- The archived rows of a group, the newest first.
+-- The archived rows of a handler, or of one of its groups, the newest first.
 SELECT a.id FROM core.archive a
-WHERE a.queue = :queue::text AND a.deleted_at IS NULL AND coalesce(a.error_signature, '') = :signature::text
+WHERE a.queue = :queue::text AND a.deleted_at IS NULL
+  AND (:signature::text IS NULL OR coalesce(a.error_signature, '') = :signature::text)
 ORDER BY a.failed_at DESC, a.id DESC LIMIT :most::int;
 
 -- name: read_archived
@@ -97,7 +104,11 @@ SELECT a.id, a.original_id, coalesce(a.origin_id, a.original_id) AS event_id, a.
        a.queue, a.failure_reason, a.deliveries_count, a.error_signature, a.last_exception,
        core.raised_at(a.traceback) AS raised_at, a.traceback, a.created_at, a.failed_at, a.channel, a.generation, a.deleted_at,
        a.event_version, a.occurred_at, a.content_class, a.domain_id, a.idempotency_key, a.trace_context,
-       a.first_failed_at, a.failure_history::text AS failure_history, a.payload::text AS payload, a.headers::text AS headers
+       a.first_failed_at, a.failure_history::text AS failure_history, a.payload::text AS payload, a.headers::text AS headers,
+       ARRAY(SELECT o.id FROM core.archive o WHERE o.original_id = coalesce(a.origin_id, a.original_id) AND o.id <> a.id
+             UNION
+             SELECT o.id FROM core.archive o WHERE o.origin_id = coalesce(a.origin_id, a.original_id) AND o.id <> a.id
+             ORDER BY 1 LIMIT 100) AS others
 FROM core.archive a WHERE a.id = :id::bigint;
 
 -- name: find_archived

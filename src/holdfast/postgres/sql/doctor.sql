@@ -24,6 +24,8 @@ SELECT current_setting('server_version') AS server,
        (SELECT quote_ident(pg_get_userbyid(n.nspowner)) FROM pg_namespace n WHERE n.nspname = 'core') AS owner,
        (SELECT quote_ident(pg_get_userbyid(c.relowner)) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
         WHERE n.nspname = 'core' AND c.relname = 'outbox') AS outbox_owner,
+       EXISTS (SELECT FROM pg_namespace n JOIN pg_roles r ON r.oid = n.nspowner
+               WHERE n.nspname = 'core' AND r.rolsuper) AS owner_is_superuser,
        EXISTS (SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
                WHERE n.nspname = 'core' AND c.relname = 'migrations') AS has_ledger,
        EXISTS (SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -345,6 +347,11 @@ GROUP BY w.id, w.name, w.host, w.pid
 ORDER BY w.name NULLS LAST;
 
 -- --- who can get in whose way ---
+
+-- name: list_retired_handlers
+-- Of some handlers, those that no longer subscribe to anything.
+SELECT h.handler_name FROM unnest(:handlers::text[]) AS h (handler_name)
+WHERE NOT EXISTS (SELECT FROM core.subscriptions s WHERE s.handler_name = h.handler_name AND s.retired_at IS NULL);
 
 -- name: list_unowned_sources
 -- Sources of the latest events that belong to no role, where several logins may publish under their names. Those with the

@@ -26,10 +26,16 @@ SELECT count(*) FROM (
     ORDER BY failed_at LIMIT :most::int) o;
 
 -- name: newest_failure
-SELECT o.handler_name, o.failed_at, left(o.last_error, :error_length::int) AS last_error,
-       core.raised_at(o.traceback) AS raised_at
-FROM core.outbox o WHERE o.failed_at IS NOT NULL AND o.deleted_at IS NULL
-ORDER BY o.failed_at DESC, o.id DESC LIMIT 1;
+-- In the outbox or in the archive, whose numbers grow with the time of the failure.
+SELECT f.handler_name, f.failed_at, left(f.last_error, :error_length::int) AS last_error,
+       core.raised_at(f.traceback) AS raised_at, f.archived
+FROM ((SELECT o.handler_name, o.failed_at, o.last_error, o.traceback, false AS archived
+       FROM core.outbox o WHERE o.failed_at IS NOT NULL AND o.deleted_at IS NULL
+       ORDER BY o.failed_at DESC, o.id DESC LIMIT 1)
+      UNION ALL
+      (SELECT a.queue, a.failed_at, a.last_exception, a.traceback, true
+       FROM core.archive a WHERE a.deleted_at IS NULL ORDER BY a.id DESC LIMIT 1)) f
+ORDER BY f.failed_at DESC LIMIT 1;
 
 -- name: count_archived
 -- Dead letters that workers have moved out of the outbox.

@@ -117,7 +117,10 @@ BEGIN
     IF p_generation = core.current_generation() AND NOT (
            p_force AND v_next <> p_generation
            AND EXISTS (SELECT FROM core.served_channels() s WHERE s.generation = v_next)) THEN
-        RAISE EXCEPTION 'generation % is the current one', p_generation
+        RAISE EXCEPTION 'generation % is the current one%', p_generation, CASE
+                WHEN v_next = p_generation THEN ', and there is none to go back to'
+                WHEN p_force THEN format(', and no living worker serves generation %s, which would become current', v_next)
+                ELSE '' END
             USING ERRCODE = 'object_not_in_prerequisite_state',
                   HINT = format('Begin another deployment first; or go back by force, while workers of %s live.', v_next);
     END IF;
