@@ -31,17 +31,12 @@ _CURES: tuple[tuple[type | tuple[type, ...], str], ...] = (
 )
 
 
-def encode_payload(payload: object, limit: int = PAYLOAD_LIMIT) -> str:
+def encode_payload(payload: Any, limit: int = PAYLOAD_LIMIT) -> str:
     """Return the payload as JSON text that Postgres will accept; a `PayloadError` names a bad value.
 
     >>> encode_payload({"order_id": "o-1", "lines": [1, 2]})
     '{"order_id": "o-1", "lines": [1, 2]}'
     """
-    return encode(payload, limit)[0]
-
-
-def encode(payload: Any, limit: int = PAYLOAD_LIMIT) -> tuple[str, dict[str, Any]]:
-    """Return the payload as JSON text, and as handlers get it: as it is, if it has only values of JSON."""
     given = payload
     try:
         if not _survey(payload, limit):
@@ -62,7 +57,13 @@ def encode(payload: Any, limit: int = PAYLOAD_LIMIT) -> tuple[str, dict[str, Any
         size += _growth_in_jsonb(payload)
     if size > limit:
         raise PayloadError("payload", f"has {size} bytes of JSON, {limit} are allowed", REFERENCE)
-    return text, payload if payload is given else from_json(text)
+    return text
+
+
+def encode(payload: Any, limit: int = PAYLOAD_LIMIT) -> tuple[str, dict[str, Any]]:
+    """Return the payload as JSON text, and as handlers get it, whatever becomes of the caller's object."""
+    text = encode_payload(payload, limit)
+    return text, from_json(text)
 
 
 def _survey(payload: object, limit: int) -> bool:

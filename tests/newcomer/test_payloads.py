@@ -128,9 +128,11 @@ def test_each_line_of_the_table(value: Any, written: Any) -> None:
         assert json.loads(encode_payload(value)) == written
 
 
-def test_a_payload_of_json_values_is_returned_as_it_is() -> None:
-    payload = {"a": [1, {"b": None}]}
-    assert encode(payload)[1] is payload
+def test_what_publish_returns_is_no_longer_the_callers() -> None:
+    payload: dict[str, Any] = {"a": [1, {"b": None}]}
+    values = encode(payload)[1]
+    payload["a"][1]["b"] = 2
+    assert values == {"a": [1, {"b": None}]}
 
 
 class Moment(BaseModel):
