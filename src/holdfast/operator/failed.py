@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from holdfast.errors import ConfigurationError, PayloadError
+from holdfast.errors import ConfigurationError, NothingSelected, PayloadError
 from holdfast.ids import uuid7
 from holdfast.operator import arguments
 from holdfast.operator.outcome import Moved, moved, require_remembered
@@ -207,10 +207,10 @@ def named(found: dict[UUID, list[NamedDelivery]]) -> dict[UUID, list[NamedDelive
     return {id: [each for each in all_ if each.has_failed] or all_ for id, all_ in found.items()}
 
 
-def no_match(selection: Selection, *, discarded: bool = False) -> ConfigurationError:
+def no_match(selection: Selection, *, discarded: bool = False) -> NothingSelected:
     """The error of a selection that matches no dead letter, or no discarded one."""
     if discarded:
         remedy = "see: holdfast failed list --discarded"
-        return ConfigurationError("selection", f"matches no discarded dead letter: {selection}", remedy)
+        return NothingSelected("selection", f"matches no discarded dead letter: {selection}", remedy)
     remedy = f"see: holdfast {'archive' if selection.archived else 'failed'} groups"
-    return ConfigurationError("selection", f"matches no dead letter: {selection}", remedy)
+    return NothingSelected("selection", f"matches no dead letter: {selection}", remedy)
