@@ -5,7 +5,8 @@ HoldfastError
 │   ├── PayloadError              .field is the path of the value, e.g. payload.lines[2].at
 │   └── FieldError                any other argument of publish
 ├── ConfigurationError            a setting or an argument of the library; .field and .remedy
-│   └── HandlerNameError
+│   ├── HandlerNameError
+│   └── NothingSelected           a filter of an operator matches no event
 ├── SchemaMismatch                code and schema do not work together; .found, .expected, .remedy
 ├── NotPermitted                  a login lacks a privilege; .problem and .remedy
 ├── MigrationError
@@ -53,6 +54,10 @@ class FieldError(PublishError):
 
 class ConfigurationError(_Remedied):
     """A setting or an argument of the library is not acceptable."""
+
+
+class NothingSelected(ConfigurationError):
+    """A filter matches no event: nothing is wrong with it, and there is nothing to do."""
 
 
 class HandlerNameError(ConfigurationError):

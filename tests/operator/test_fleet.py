@@ -118,7 +118,7 @@ async def test_a_generation_is_retired_when_nothing_is_left(conn: asyncpg.Connec
     """GEN-2: refused while it has something to do or somebody who does it; refusals are audited."""
     await conn.execute("INSERT INTO core.deployments (generation) VALUES (1), (2)")
     await publish(conn, 1, generation=1)
-    with pytest.raises(Refused, match="1 open events and 0 living workers"):
+    with pytest.raises(Refused, match=r"has 1 open event\b(?! and)"):
         await operator.generations.retire(1)
     with pytest.raises(Refused, match="is the current one"):
         await operator.generations.retire(2)
@@ -152,7 +152,7 @@ async def test_what_the_list_calls_retirable_can_be_retired(
     await conn.execute("DELETE FROM core.outbox")
     assert named(await operator.generations.all())[1].in_the_way == (["1 worker serves it"] if living else [])
     if living:
-        with pytest.raises(Refused, match="1 living workers"):
+        with pytest.raises(Refused, match="1 living worker"):
             await operator.generations.retire(1)
     else:
         await operator.generations.retire(1)

@@ -113,6 +113,7 @@ def test_the_bar_of_a_plan_fits(columns: int, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("TERM", "xterm")
     with output.progress_bar() as bar:
+        bar.start()
         counts = plans.progress_text(12, "waiting", delivered=12_000, failed=10, replayed=300)
         bar.add_task(counts, total=20_000, completed=12_310)
         bar.refresh()

@@ -7,14 +7,35 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from holdfast.errors import ConfigurationError
+
 
 class CommandGroup(TyperGroup):
-    """A group whose help has the whole first sentence of each command."""
+    """A group whose help has the whole first sentence of each command, and whose errors name a remedy."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            kind = next((words for word, words in _NUMBERS.items() if word in error.message.lower()), None)
+            if kind is None or error.param is None:
+                raise
+            remedy = f"{error.ctx.command_path if error.ctx else 'holdfast'} --help"
+            raise ConfigurationError(_shown_name(error.param), f"is not {kind}", remedy) from None
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
         with formatter.section("Commands"):
             formatter.write_dl([(name, first_sentence(found.help or "")) for name, found in commands if found])
+
+
+# Words of typer's errors, and of those of the libraries that it uses, in all their releases.
+_NUMBERS = {"integer": "a whole number", "float": "a number", "number": "a number"}
+
+
+def _shown_name(parameter: Any) -> str:
+    option = next((name for name in parameter.opts if name.startswith("--")), None)
+    return option or parameter.metavar or str(parameter.name).upper()
 
 
 def command_group(help: str) -> typer.Typer:

@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any
+from uuid import UUID
 
 import typer
 
@@ -24,9 +25,9 @@ from holdfast.cli.options import (
     Where,
     spread,
 )
-from holdfast.cli.selection import Chosen, Filter, failed_selection
+from holdfast.cli.selection import Chosen, FailedSelection, Filter, failed_selection
 from holdfast.cli.unmoved import print_archived, print_unmoved
-from holdfast.errors import ConfigurationError
+from holdfast.errors import ConfigurationError, NothingSelected
 from holdfast.operator import Edited, FailedEvent, FailureGroups, Moved, Operator
 from holdfast.operator.arguments import MOST_AT_ONCE
 
@@ -147,7 +148,7 @@ def replay(
     selected = failed_selection(chosen, which)
 
     async def act(operator: Operator) -> Moved:
-        rows = await selected.rows(operator)
+        rows = await _rows(selected, operator, change)
         if len(rows) > PLAN_FROM and selected.selection is not None:
             raise ConfigurationError(
                 "selection",
@@ -169,7 +170,7 @@ def discard(where: Target, chosen: Chosen, which: Filter, change: Change) -> Non
     selected = failed_selection(chosen, which)
 
     async def act(operator: Operator) -> Moved:
-        rows = await selected.rows(operator)
+        rows = await _rows(selected, operator, change)
         change.confirm(f"Discard {_newest(len(rows))}{output.events(len(rows))}?")
         options: dict[str, Any] = {"reason": change.reason, "dry_run": change.dry_run}
         return await operator.failed.discard(rows, **options, selection=selected.selection)
@@ -184,7 +185,7 @@ def restore(where: Target, chosen: Chosen, which: Filter, change: Change) -> Non
     selected = failed_selection(chosen, which)
 
     async def act(operator: Operator) -> Moved:
-        rows = await selected.rows(operator, discarded=True)
+        rows = await _rows(selected, operator, change, discarded=True)
         if len(rows) > 1:
             change.confirm(f"Restore {_newest(len(rows))}{output.events(len(rows))}?")
         options: dict[str, Any] = {"reason": change.reason, "dry_run": change.dry_run}
@@ -228,6 +229,25 @@ def edit(
 
 
 # --- output and input ---
+
+
+async def _rows(
+    selected: FailedSelection, operator: Operator, change: Change, *, discarded: bool = False
+) -> list[UUID]:
+    """The selected rows. None of a known handler, or none at all, is no mistake: the command ends well."""
+    try:
+        return await selected.rows(operator, discarded=discarded)
+    except NothingSelected as nothing:
+        handler = None if selected.selection is None else selected.selection.handler
+        if selected.selection is None or (selected.selection.criteria and handler is None):
+            raise
+        if handler is not None and not await operator.handlers.known(handler):
+            raise
+        if change.as_json:
+            output.print_json({"moved": [], "left": {}, "dry_run": change.dry_run})
+        else:
+            output.print_line(f"none: the selection {nothing.problem}", "dim")
+        raise typer.Exit(0) from None
 
 
 def _show_moved(done: Moved, change: Change, verb: str) -> None:

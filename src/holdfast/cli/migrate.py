@@ -123,6 +123,12 @@ def _show(schema: str, found: SchemaState) -> None:
         f"schema {schema}: the database has version {found.database_version}, the code {found.code_version}"
         + ("" if not found.up_to_date else "; nothing to do")
     )
+    if not found.database_version:
+        output.print_line(
+            f"there is no schema {schema} of Holdfast in this database: if there should be one, check the database in "
+            "HOLDFAST_DSN and the name in --schema",
+            "yellow",
+        )
     if found.contract is not None:
         output.print_line(
             f"the schema has {found.contract} and serves {found.contract.served}; "

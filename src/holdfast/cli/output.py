@@ -10,7 +10,8 @@ import json
 import re
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -36,8 +37,12 @@ def console() -> Console:
     return Console(width=None if sys.stdout.isatty() else _UNLIMITED, highlight=False)
 
 
-def progress_bar(*, quiet: bool = False) -> Progress:
-    """A progress bar on a terminal's standard error, and nothing elsewhere."""
+@contextmanager
+def progress_bar(*, quiet: bool = False) -> Iterator[Progress]:
+    """A progress bar on a terminal's standard error, and nothing elsewhere.
+
+    The caller starts it with the first progress: what is refused before has no bar.
+    """
     console = Console(stderr=True)
     columns = (
         TextColumn("{task.description}"),
@@ -46,7 +51,12 @@ def progress_bar(*, quiet: bool = False) -> Progress:
         TimeElapsedColumn(),
     )
     hidden = quiet or not console.is_terminal
-    return Progress(*columns, console=console, transient=True, expand=True, disable=hidden)
+    progress = Progress(*columns, console=console, transient=True, expand=True, disable=hidden)
+    try:
+        yield progress
+    finally:
+        if progress.live.is_started:
+            progress.stop()
 
 
 def print_json(value: object, *, indent: int | None = 2) -> None:

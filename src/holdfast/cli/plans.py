@@ -192,6 +192,7 @@ def _bar(plan: Plan, quiet: bool) -> Iterator[Callable[[Progress], None]]:
 
         def show(progress: Progress) -> None:
             nonlocal phase
+            bar.start()
             now = progress.plan
             doing = now.state if now.state != "open" else progress.phase
             text = progress_text(now.id, doing, delivered=now.delivered, failed=now.failed, replayed=now.replayed)
@@ -235,13 +236,21 @@ def _show(found: PlanReport, as_json: bool) -> None:
     if not preview.lines:
         return
     output.print_line(
-        f"  of those to go, {preview.handled:,} were handled already and will be skipped by their handlers, "
-        f"{preview.not_failed:,} are no longer failed and will be skipped by the plan"
+        f"  of those to go, {preview.handled:,} {_was(preview.handled)} handled already and will be skipped by their "
+        f"handlers, {preview.not_failed:,} {_is(preview.not_failed)} no longer failed and will be skipped by the plan"
     )
     output.print_table(
         ("handler", "signature", "generation", "to go", "handled", "not failed"),
         [(e.handler_name, e.signature, e.generation, e.count, e.handled, e.not_failed) for e in preview.lines],
     )
+
+
+def _was(count: int) -> str:
+    return "was" if count == 1 else "were"
+
+
+def _is(count: int) -> str:
+    return "is" if count == 1 else "are"
 
 
 def _what(selection: dict[str, Any]) -> str:

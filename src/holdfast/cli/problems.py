@@ -1,11 +1,16 @@
-"""How the command line reports an error: one line for the problem, one for the remedy."""
+"""How the command line reports an error: one line for the problem, one for the remedy.
+
+On a terminal they are broken at words.
+"""
 
 from __future__ import annotations
 
 import sys
 from typing import Final
 
-from holdfast.cli.output import clean
+from rich.console import Console
+
+from holdfast.cli.output import clean, wrapped
 from holdfast.errors import ConfigurationError, HoldfastError
 from holdfast.operator import DATABASE_ERRORS, remedy_of
 from holdfast.redact import redact_dsn
@@ -16,10 +21,15 @@ REPORTED: Final = (HoldfastError, *DATABASE_ERRORS)
 def report(error: BaseException) -> int:
     """Print the error without its traceback, and return the exit code."""
     remedy = _remedy(error)
-    print(f"error: {_one_line(_problem(error))}", file=sys.stderr)
+    _print(f"error: {_one_line(_problem(error))}")
     if remedy:
-        print(f"try: {_one_line(remedy)}", file=sys.stderr)
+        _print(f"try: {_one_line(remedy)}")
     return 2 if isinstance(error, ConfigurationError) else 1
+
+
+def _print(line: str) -> None:
+    lines = wrapped(line, Console(stderr=True).width) if sys.stderr.isatty() else [line]
+    print("\n".join(lines), file=sys.stderr)
 
 
 def _problem(error: BaseException) -> str:

@@ -161,7 +161,12 @@ def progress(title: str, total: int | None) -> Iterator[Callable[[int], None]]:
     """Show a progress bar on a terminal, and nothing elsewhere. The total may be an estimate."""
     with progress_bar() as bars:
         bar = bars.add_task(title, total=total or None)
-        yield lambda rows: bars.advance(bar, rows)
+
+        def advance(rows: int) -> None:
+            bars.start()
+            bars.advance(bar, rows)
+
+        yield advance
 
 
 def as_data(found: RetentionReport) -> dict[str, Any]:

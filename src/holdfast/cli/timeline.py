@@ -74,8 +74,8 @@ def _delivery(each: Delivery, event: EventDetail) -> None:
             output.print_line(f"  {corrected}: {cycle.edited_to} has taken its place")
             continue
         output.print_line(
-            f"  cycle {number}: {cycle.attempts} attempts, failed {output.shown(cycle.failed_at)} in generation "
-            f"{cycle.generation}, replayed {output.shown(cycle.replayed_at)} by {cycle.replayed_by}: "
+            f"  cycle {number}: {output.counted(cycle.attempts, 'attempt')}, failed {output.shown(cycle.failed_at)} "
+            f"in generation {cycle.generation}, replayed {output.shown(cycle.replayed_at)} by {cycle.replayed_by}: "
             f"{output.first_line(cycle.last_error)}{f' at {cycle.raised_at}' if cycle.raised_at else ''}"
         )
     for plan in each.plans:

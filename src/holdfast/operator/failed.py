@@ -8,7 +8,7 @@ from typing import Any
 from uuid import UUID
 
 from holdfast.characters import shell_word
-from holdfast.errors import ConfigurationError, PayloadError
+from holdfast.errors import ConfigurationError, NothingSelected, PayloadError
 from holdfast.ids import uuid7
 from holdfast.operator import arguments
 from holdfast.operator.outcome import Moved, moved, require_remembered
@@ -209,15 +209,15 @@ def named(found: dict[UUID, list[NamedDelivery]]) -> dict[UUID, list[NamedDelive
     return {id: [each for each in all_ if each.has_failed] or all_ for id, all_ in found.items()}
 
 
-async def no_match(statements: Statements, selection: Selection, *, discarded: bool = False) -> ConfigurationError:
+async def no_match(statements: Statements, selection: Selection, *, discarded: bool = False) -> NothingSelected:
     """The error of a selection that matches no dead letter, or no discarded one."""
     if discarded:
         remedy = "holdfast failed list --discarded"
-        return ConfigurationError("selection", f"matches no discarded dead letter: {selection}", remedy)
+        return NothingSelected("selection", f"matches no discarded dead letter: {selection}", remedy)
     archived = {} if selection.archived else await archive.counts_by_handler(statements, selection.handler)
     if archived:
         of = "" if selection.handler is None else f" --handler {shell_word(selection.handler)}"
         problem = f"matches no dead letter in the outbox: {selection}; {sum(archived.values())} are in the archive"
-        return ConfigurationError("selection", problem, f"holdfast archive list{of}")
+        return NothingSelected("selection", problem, f"holdfast archive list{of}")
     remedy = f"holdfast {'archive' if selection.archived else 'failed'} groups"
-    return ConfigurationError("selection", f"matches no dead letter: {selection}", remedy)
+    return NothingSelected("selection", f"matches no dead letter: {selection}", remedy)

@@ -64,10 +64,7 @@ class Generations:
                     "add --force",
                 )
             if not answer.retired:
-                raise Refused(
-                    f"generation {generation} has {answer.open} open events and {answer.workers} living workers",
-                    f"holdfast generations move {generation} --to NUMBER, stop the workers, or --force",
-                )
+                raise _not_retired(generation, answer.open, answer.workers)
         return found
 
     async def move(
@@ -109,3 +106,14 @@ class Generations:
             if each.generation == generation:
                 return each
         raise ConfigurationError("generation", f"{generation} is unknown", "holdfast generations list")
+
+
+def _not_retired(generation: int, open_events: int, workers: int) -> Refused:
+    has, remedies = [], []
+    if open_events:
+        has.append(f"{open_events} open event{'' if open_events == 1 else 's'}")
+        remedies.append(f"holdfast generations move {generation} --to NUMBER")
+    if workers:
+        has.append(f"{workers} living worker{'' if workers == 1 else 's'}")
+        remedies.append(f"stop the worker{'' if workers == 1 else 's'}")
+    return Refused(f"generation {generation} has {' and '.join(has)}", ", ".join([*remedies, "or --force"]))

@@ -25,6 +25,10 @@ class Handlers:
         """
         return await self._read()
 
+    async def known(self, handler: str) -> bool:
+        """Whether a handler ever subscribed."""
+        return bool(await self._read(handler))
+
     async def _read(self, only: str | None = None) -> Excerpt[HandlerStatus]:
         status = await self._session.connection.status()
         async with self._session.reading() as statements:

@@ -111,6 +111,11 @@ def remedy_of(error: BaseException, address: str = "HOLDFAST_DSN") -> str:
             return f"check the host name in {address}"
         case FileNotFoundError():
             return f"check that Postgres runs, and that host= in {address} is the folder of its socket"
+        case ConnectionError() if "rejected SSL upgrade" in str(error):
+            return (
+                "the server has no TLS: turn it on there (ssl = on and a certificate), or, on a network that you "
+                f"trust, write sslmode=prefer in {address}"
+            )
         case OSError():
             return f"check that Postgres runs, and the host and port in {address}"
     return ""

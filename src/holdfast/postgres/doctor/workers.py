@@ -9,17 +9,15 @@ from holdfast.postgres.operations.status import WorkerStatus
 
 
 async def unconnected(examination: Examination) -> list[WorkerStatus]:
-    """Return the workers that count as living, have missed a heartbeat, and have no session in this database."""
+    """Return the workers that count as living and have no session in this database."""
     connected = {row["worker"] for row in await examination.rows("list_worker_sessions")}
-    missed = examination.limits.missed_heartbeat.total_seconds()
     return [
-        worker
-        for worker in (await examination.status()).workers
-        if worker.living and worker.silent_for > missed and str(worker.id) not in connected
+        worker for worker in (await examination.status()).workers if worker.living and str(worker.id) not in connected
     ]
 
 
 async def _workers(examination: Examination) -> list[Finding]:
+    missed = examination.limits.missed_heartbeat.total_seconds()
     silent = [worker for worker in (await examination.status()).workers if not worker.living]
     return [
         *(
@@ -27,7 +25,8 @@ async def _workers(examination: Examination) -> list[Finding]:
                 "warning",
                 "worker-unconnected",
                 worker.name,
-                f"the worker {worker.name} has missed its heartbeat and no session of it is connected",
+                f"no session of the worker {worker.name} is connected"
+                + (", and it has missed its heartbeat" if worker.silent_for > missed else ""),
                 f"{_where(worker)}, last heartbeat {worker.silent_for:.0f} s ago",
                 "look into its log for database_unavailable, which names the error: a refused login, an address that "
                 "is gone, a process that was killed",

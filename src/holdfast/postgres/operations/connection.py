@@ -144,7 +144,10 @@ class OperatorConnection:
         except asyncpg.InsufficientPrivilegeError as error:
             if not error.hint and not connection.is_closed() and not connection.is_in_transaction():
                 login, has_roles = await connection.fetchrow(_LOGIN)
-                grant = f"as an administrator: GRANT holdfast_operator TO {login}"
+                grant = (
+                    "use a login that has the role holdfast_operator, or as an administrator: "
+                    f"GRANT holdfast_operator TO {login}"
+                )
                 error.remedy = grant if has_roles else f"use the login that owns the schema {self.schema}"
             raise
 

@@ -1,0 +1,174 @@
+"""What commands say when something is missing, refused or already done: the cause, and a remedy that helps."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from uuid import uuid4
+
+import asyncpg
+import pytest
+
+from holdfast.cli import main, plans, problems, retention
+from holdfast.errors import ConfigurationError
+from holdfast.operator import Operator
+from holdfast.postgres.faults import remedy_of
+from holdfast.postgres.fleet import Fleet, Registration
+from holdfast.postgres.queries import Queries
+from tests.logins import PRODUCER, Logins
+from tests.operator.support import ACTOR, HANDLER, subscribe
+from tests.servers import SessionServer, run_coroutine
+
+pytestmark = [pytest.mark.newcomer, pytest.mark.newest_postgres]
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def holdfast(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """holdfast("failed", "list") -> (exit code, standard output, standard error)."""
+    monkeypatch.setenv("HOLDFAST_ACTOR", ACTOR)
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            main([*arguments])
+        out, err = capsys.readouterr()
+        assert isinstance(end.value.code, int)
+        return end.value.code, out, err
+
+    return run
+
+
+def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    written = io.StringIO()
+    monkeypatch.setattr(written, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(sys, "stderr", written)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "xterm")
+    return written
+
+
+def test_errors_end_at_words_on_a_terminal_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """OPS-1: ids are never cut; what is piped is one line each."""
+    id = str(uuid4())
+    error = ConfigurationError("id", f"{'names a delivery of an event that is gone ' * 3}{id}", f"copy {id} " * 3)
+    problems.report(error)
+    assert len(capsys.readouterr().err.splitlines()) == 2
+    written = terminal(monkeypatch)
+    problems.report(error)
+    lines = written.getvalue().splitlines()
+    assert len(lines) > 2 and all(len(line) <= 80 for line in lines)
+    assert written.getvalue().count(id) == 4
+
+
+def test_a_server_without_tls_is_named() -> None:
+    """OPS-1: asyncpg says that it has rejected an upgrade."""
+    error = ConnectionError('PostgreSQL server at "db:5432" rejected SSL upgrade')
+    assert "has no TLS" in remedy_of(error) and "sslmode" in remedy_of(error)
+    assert "check that Postgres runs" in remedy_of(ConnectionRefusedError("no"))
+
+
+@pytest.fixture
+def logins(postgres_server: SessionServer, dsn: str) -> Iterator[Logins]:
+    logins = Logins(postgres_server, dsn)
+    logins.create()
+    yield logins
+    logins.drop()
+
+
+def test_a_login_without_rights_is_told_of_another_login_first(
+    logins: Logins, holdfast: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S2: few people may GRANT."""
+    monkeypatch.setenv("HOLDFAST_DSN", logins.dsn_of(logins.names[PRODUCER]))
+    _, _, err = holdfast("failed", "list")
+    login = "use a login that has the role holdfast_operator"
+    assert 0 < err.index(login) < err.index("as an administrator: GRANT holdfast_operator TO ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        (("plans", "show", "abc"), "PLAN"),
+        (("archive", "list", "--before", "abc"), "--before"),
+        (("failed", "replay", "--all", "--generation", "abc"), "--generation"),
+    ],
+)
+def test_what_is_no_number_gets_a_remedy(holdfast: Run, arguments: tuple[str, ...], name: str) -> None:
+    """OPS-1."""
+    code, _, err = holdfast(*arguments)
+    assert code == 2
+    assert err == f"error: {name} is not a whole number\ntry: holdfast {' '.join(arguments[:2])} --help\n"
+
+
+def test_nothing_to_do_is_no_mistake(dsn: str, holdfast: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DLQ-4: for a known handler, and for all; a handler that is unknown stays a mistake."""
+    monkeypatch.setenv("HOLDFAST_DSN", dsn)
+
+    async def prepared() -> None:
+        connection = await asyncpg.connect(dsn)
+        try:
+            await subscribe(connection)
+        finally:
+            await connection.close()
+
+    run_coroutine(prepared)
+    for verb in ("replay", "discard", "restore"):
+        for which in (("--handler", HANDLER), ("--all",)):
+            code, out, err = holdfast("failed", verb, *which, "--yes")
+            assert (code, err) == (0, "") and out.startswith("none: "), (verb, which, out)
+        assert holdfast("failed", verb, "--handler", "no.such", "--yes")[0] == 2
+    code, out, _ = holdfast("failed", "replay", "--all", "--yes", "--json")
+    assert code == 0 and '"moved": []' in out
+
+
+def test_an_empty_database_is_named(empty_dsn: str, holdfast: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """OPS-1: where a dump was empty, or the schema's name is wrong."""
+    monkeypatch.setenv("HOLDFAST_DSN", empty_dsn)
+    code, out, _ = holdfast("migrate", "status")
+    assert code == 0 and "there is no schema core of Holdfast in this database" in out and "--schema" in out
+
+
+async def test_a_generation_that_cannot_be_retired_says_what_helps(conn: asyncpg.Connection, dsn: str) -> None:
+    """GEN-3: nothing is moved where nothing is open."""
+    worker = Registration(uuid4(), "w1", "host", 1, "0.1.0", 0, ["outbox"], [])
+    await Fleet(Queries()).beat(conn, worker)
+    async with Operator(dsn, actor=ACTOR) as operator:
+        await operator.generations.begin()
+        with pytest.raises(Exception, match="has 1 living worker") as caught:
+            await operator.generations.retire(0)
+    assert "move" not in str(caught.value) and "stop the worker" in str(caught.value)
+
+
+async def test_a_worker_without_any_session_is_not_behind_a_pooler(conn: asyncpg.Connection, dsn: str) -> None:
+    """LSN-2: right after kill -9 its heartbeat is fresh."""
+    worker = Registration(uuid4(), "w1", "host", 1, "0.1.0", 0, ["outbox"], [])
+    await Fleet(Queries()).beat(conn, worker)
+    async with Operator(dsn, actor=ACTOR) as operator:
+        report = await operator.doctor()
+    codes = [finding.code for finding in report.findings]
+    assert "worker-unconnected" in codes and "listeners-missing" not in codes
+
+
+def test_a_bar_is_drawn_with_the_first_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OPS-1: not before the arguments are checked."""
+    written = terminal(monkeypatch)
+    with retention.progress("erasing", 10) as advance:
+        assert written.getvalue() == ""
+        advance(5)
+        assert "erasing" in written.getvalue()
+    written = terminal(monkeypatch)
+    with plans._bar(SimpleNamespace(id=1, total=3, pending=0), False):  # type: ignore[arg-type]
+        pass
+    assert written.getvalue() == ""
+
+
+def test_one_is_not_several() -> None:
+    """OPS-1."""
+    assert (plans._is(1), plans._is(2), plans._was(1), plans._was(0)) == ("is", "are", "was", "were")
