@@ -163,4 +163,4 @@ def test_what_is_piped_is_plain(dsn: str, names: dict[str, str]) -> None:
         text=True,
         timeout=60,
     )
-    assert len(listed.stdout.splitlines()) == count + 1
+    assert len(listed.stdout.splitlines()) == count + 2, "the heading, the rows, and what the archive has"
