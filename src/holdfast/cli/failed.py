@@ -247,6 +247,8 @@ async def _rows(
             output.print_json({"moved": [], "left": {}, "dry_run": change.dry_run})
         else:
             output.print_line(f"none: the selection {nothing.problem}", "dim")
+            if not discarded:
+                print_archived(await operator.archive.count(handler), handler)
         raise typer.Exit(0) from None
 
 
