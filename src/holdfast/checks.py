@@ -4,6 +4,7 @@ field, problem and remedy; `error` is the class of that error.
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
@@ -67,13 +68,34 @@ def function(field: str, value: object, remedy: str) -> None:
 
 
 def functions(field: str, values: object) -> tuple[Callable[..., None], ...]:
-    """Return functions; refuse what cannot be called, and a function that is not in a list."""
+    """Return functions of one argument; refuse anything else, and a function that is not in a list."""
     if not isinstance(values, Iterable):
         raise ConfigurationError(field, f"is {type(values).__name__}, not a list", "pass a list of functions")
     found = tuple(values)
     for value in found:
         function(field, value, "pass a list of functions")
+        shown = getattr(value, "__qualname__", type(value).__qualname__)
+        if is_async(value):
+            raise ConfigurationError(field, f"has {shown}, which is async def", "use def: it is called in a thread")
+        if not takes(value, 1):
+            raise ConfigurationError(field, f"has {shown}, which does not take one argument", "let it take the fact")
     return found
+
+
+def is_async(call: Callable[..., object]) -> bool:
+    """Return whether a function, or an object that can be called, has to be awaited."""
+    return any(inspect.iscoroutinefunction(each) for each in (call, getattr(call, "__call__", None)))  # noqa: B004
+
+
+def takes(call: Callable[..., object], count: int) -> bool:
+    """Return whether a function can be called with as many arguments."""
+    try:
+        inspect.signature(call).bind(*range(count))
+    except TypeError:
+        return False
+    except ValueError:  # some functions that are written in C do not say what they take
+        return True
+    return True
 
 
 def one_of(field: str, value: object, choices: Iterable[str], *, error: Refusal = ConfigurationError) -> None:

@@ -129,8 +129,13 @@ class Handler:
             return DONE
         if isinstance(result, Outcome):
             return result
-        if inspect.iscoroutine(result):
-            result.close()  # or Python warns that it was never awaited, long after
+        if inspect.isawaitable(result):
+            if inspect.iscoroutine(result):
+                result.close()  # or Python warns that it was never awaited, long after
+            remedy = "write await before the call" if self.asynchronous else "make the handler async def, and await it"
+            raise TerminalHandlerError(
+                f"{self.name} returned {_name_of(result)}, which was not awaited; {remedy}"
+            ).blaming(self.function)
         raise TerminalHandlerError(
             f"{self.name} returned {type(result).__name__}; return nothing, Done, Retry, Snooze or Reject"
         ).blaming(self.function)
@@ -215,6 +220,11 @@ class HandlerRegistry:
             raise ConfigurationError(
                 name, "got a string instead of a sequence of event types", f"write ({event_types!r},)"
             )
+        if not isinstance(event_types, Iterable) or isinstance(event_types, type):
+            problem = f"got {getattr(event_types, '__name__', type(event_types).__name__)} instead of event types"
+            raise ConfigurationError(
+                name, problem, "write add(name, (OrderPlaced,), function), or handler(OrderPlaced)"
+            )
         types = tuple(dict.fromkeys(_event_type(name, each) for each in event_types))
         if not types:
             raise ConfigurationError(name, "handles no event type", 'name at least one, like "order.placed"')
@@ -292,6 +302,12 @@ class HandlerRegistry:
             self._handlers[handler.name] = handler.within(self._lifespan, self._middleware)
         for schedule in other.schedules:
             self._declare(schedule)
+
+
+def _name_of(result: object) -> str:
+    kind = type(result).__name__
+    name = getattr(result, "__qualname__", "")
+    return f"the {kind} {name}" if name else f"an object of {kind}"
 
 
 def require_registry(registry: object) -> HandlerRegistry:

@@ -96,7 +96,7 @@ def _in_domain_context(field: str, value: object, kind: str, example: str, error
     elif len(value) > LONGEST_NAME:
         problem = f"has {len(value)} characters, {LONGEST_NAME} are allowed"
     elif not _HANDLER_NAME.fullmatch(value):
-        problem = f"{quoted(value)} has no domain context"
+        problem = f"{quoted(value)} " + ("is not such a name" if "." in value else "has no domain context")
     else:
         return value
     remedy = f"write <domain context>.<{kind}> in lower case, letters, digits and _ only, like {example}"

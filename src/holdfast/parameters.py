@@ -5,6 +5,7 @@ event, or be filled with something else than its annotation says, is refused her
 """
 
 import inspect
+import re
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -25,6 +26,9 @@ AROUND: Final = ("event", "call_next", "context", "state")
 
 _UNDEFINED: Final = object()  # the annotation names what is not imported
 _UNTYPED: Final = (Any, object, dict, dict[str, Any])
+_CONNECTIONS: Final = frozenset(("Connection", "PoolConnectionProxy"))  # classes of asyncpg that tx may be
+# A payload is an object, in JSON.
+_NO_OBJECTS: Final = (str, bytes, int, float, list, tuple, set, frozenset, types.NoneType)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,9 @@ def parameters_of(name: str, function: Callable[..., Any]) -> Parameters:
             f"has {first.name!r} as its first parameter, which gets the event",
             f"put the event first: def handler(event: EventEnvelope, {first.name}, ...)",
         )
+    if first.name in ("self", "cls"):
+        remedy = "register the method of an object: registry.add(name, event_types, service.method)"
+        raise ConfigurationError(name, f"is a method without its object: it gets the event as {first.name}", remedy)
     unknown = [p.name for p in others if p.name not in EXTRAS and _is_required(p)]
     if unknown:
         remedy = f"use {', '.join(EXTRAS)}, or give the others a default"
@@ -77,10 +84,10 @@ def parameters_of(name: str, function: Callable[..., Any]) -> Parameters:
     if "tx" in wanted and not asynchronous:
         remedy = "make it async def: the transaction lives on the worker's event loop"
         raise ConfigurationError(name, "takes tx and is not asynchronous", remedy)
-    hints = _hints(call)
-    envelope, model = _typed_envelope(name, hints.get(first.name, Any), _written(call).get(first.name))
+    hints, written = _hints(call), _written(call)
+    envelope, model = _typed_envelope(name, hints.get(first.name, Any), str(written.get(first.name)))
     if "tx" in wanted:
-        _require_asyncpg(name, hints.get("tx", Any))
+        _require_asyncpg(name, hints.get("tx", Any), str(written.get("tx")))
     if "context" in wanted:
         _require_context(name, hints.get("context", Any))
     state = hints.get("state", Any)
@@ -89,7 +96,7 @@ def parameters_of(name: str, function: Callable[..., Any]) -> Parameters:
         wanted,
         envelope,
         model,
-        _payload_model(name, hints) if "payload" in wanted else None,
+        _payload_model(name, hints, str(written.get("payload"))) if "payload" in wanted else None,
         state if isinstance(state, type) and state is not Any and not _is_protocol(state) else None,
         any(p.name == "state" and p.default is not p.empty for p in others),
     )
@@ -156,12 +163,12 @@ def _hint(annotation: object, scope: dict[str, Any]) -> Any:
 
 
 def _typed_envelope(
-    name: str, annotation: Any, written: object
+    name: str, annotation: Any, written: str
 ) -> tuple[type[EventEnvelope[Any]] | None, PayloadModel | None]:
     """Return the class of a typed envelope and the model of its payload; refuse what is no envelope."""
     if annotation is _UNDEFINED:
-        if "[" in str(written):
-            raise ConfigurationError(name, "takes an event of a class that is not defined", f"import what {written} is")
+        if "EventEnvelope" not in _names_in(written) or "[" in written:
+            raise _undefined(f"{name}.event", written)
         return None, None
     if _is_union(annotation):
         members = get_args(annotation)
@@ -178,6 +185,17 @@ def _typed_envelope(
     if payload is None:
         return None, None
     return annotation, _model(f"{name}.event", payload)
+
+
+def _names_in(written: str) -> list[str]:
+    """Return the names of the classes in an annotation, without their modules."""
+    return re.findall(r"\w+(?![\w.])", written)
+
+
+def _undefined(field: str, written: str) -> ConfigurationError:
+    """Return the error for an annotation that means nothing at run time, and might stand for anything."""
+    remedy = f"import what {written} is where the program runs, not under TYPE_CHECKING alone; or correct it"
+    return ConfigurationError(field, f"is annotated with {written}, which is not defined", remedy)
 
 
 def _is_envelope(annotation: Any) -> bool:
@@ -208,8 +226,12 @@ def _is_protocol(annotation: object) -> bool:
     return bool(getattr(annotation, "_is_protocol", False))
 
 
-def _require_asyncpg(name: str, annotation: Any) -> None:
-    """Refuse a `tx` that is annotated with a class of another library, like a session of SQLAlchemy."""
+def _require_asyncpg(name: str, annotation: Any, written: str) -> None:
+    """Refuse a `tx` that is annotated with something else, like a pool, or a session of SQLAlchemy."""
+    if annotation is _UNDEFINED:
+        if _CONNECTIONS.isdisjoint(_names_in(written)):
+            raise _undefined(f"{name}.tx", written)
+        return
     members = get_args(annotation) if _is_union(annotation) else (annotation,)
     if any(_may_be_asyncpg(member) for member in members):
         return
@@ -226,7 +248,7 @@ def _may_be_asyncpg(annotation: Any) -> bool:
     origin = get_origin(annotation) or annotation
     if annotation in (object, Any) or not isinstance(origin, type) or _is_protocol(origin):
         return True
-    return any(cls.__module__.partition(".")[0] == "asyncpg" for cls in origin.__mro__)
+    return any(cls.__module__.partition(".")[0] == "asyncpg" and cls.__name__ in _CONNECTIONS for cls in origin.__mro__)
 
 
 def _require_context(name: str, annotation: Any) -> None:
@@ -239,10 +261,10 @@ def _require_context(name: str, annotation: Any) -> None:
         raise ConfigurationError(f"{name}.context", problem, "annotate it with holdfast.HandlerContext")
 
 
-def _payload_model(name: str, hints: dict[str, Any]) -> PayloadModel:
+def _payload_model(name: str, hints: dict[str, Any], written: str) -> PayloadModel:
     annotation = hints.get("payload")
     if annotation is _UNDEFINED:
-        raise ConfigurationError(f"{name}.payload", "has an annotation that is not defined", "import it")
+        raise _undefined(f"{name}.payload", written)
     if annotation is None:
         remedy = "annotate it with your model, like payload: OrderPlaced"
         raise ConfigurationError(f"{name}.payload", "has no annotation", remedy)
@@ -251,12 +273,21 @@ def _payload_model(name: str, hints: dict[str, Any]) -> PayloadModel:
 
 def _model(field: str, annotation: Any) -> PayloadModel:
     members = get_args(annotation) if _is_union(annotation) else (annotation,)
+    if all(_is_no_payload(each) for each in members):
+        shown = str(annotation) if get_args(annotation) else getattr(annotation, "__name__", str(annotation))
+        problem = f"is annotated with {shown}, and a payload is an object"
+        raise ConfigurationError(field, problem, "annotate it with a pydantic model, a dataclass or dict")
     declaring = [each for each in members if isinstance(getattr(each, "event_type", None), str)]
     try:
         by_type = {declared_type(each)[0]: _adapter(field, each) for each in declaring}
     except FieldError as error:
         raise ConfigurationError(f"{field}.{error.field}", error.problem, error.remedy) from None
     return PayloadModel(_adapter(field, annotation), by_type)
+
+
+def _is_no_payload(annotation: Any) -> bool:
+    kind = get_origin(annotation) or annotation
+    return isinstance(kind, type) and (issubclass(kind, (*_NO_OBJECTS, EventEnvelope)))
 
 
 def _adapter(field: str, annotation: Any) -> TypeAdapter[Any]:

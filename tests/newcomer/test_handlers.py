@@ -122,7 +122,7 @@ def threaded_tx(event: EventEnvelope, tx: Any) -> None: ...
         (the_context, "EventEnvelope"),
         (several, "EventEnvelope[A | B]"),
         (not_imported, "import what EventEnvelope[Missing] is"),
-        (unknown_payload, "import it"),
+        (unknown_payload, "import what Missing is"),
         (bare_payload, "annotate it with your model"),
         (wrong_context, "holdfast.HandlerContext"),
         (wrong_union, "asyncpg.Connection"),

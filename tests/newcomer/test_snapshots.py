@@ -1,4 +1,4 @@
-"""TXN-1: the envelope that publish returns has the payload that was committed, as handlers get it."""
+"""PUB-6: the envelope that publish returns has the payload that was committed, as handlers get it."""
 
 from __future__ import annotations
 

@@ -34,6 +34,10 @@ class Secrets:
     """
 
     def __init__(self, secrets: Mapping[int, str | bytes]) -> None:
+        if isinstance(secrets, str | bytes):
+            raise ConfigurationError(
+                "secrets", "are one text without a number", "write {1: secret}, to replace it later"
+            )
         if not isinstance(secrets, Mapping) or not secrets:
             raise ConfigurationError("secrets", "are missing", 'give {1: "..."}, the same in every process')
         self._secrets: dict[int, bytes] = {}

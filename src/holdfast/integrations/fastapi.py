@@ -33,10 +33,10 @@ from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import FileResponse, StreamingResponse
 
-from holdfast.checks import function
+from holdfast.checks import function, is_async, takes
 from holdfast.errors import ConfigurationError
 from holdfast.idempotency.answers import PROBLEMS
-from holdfast.idempotency.asgi.exchange import AsgiConfig, current_exchange
+from holdfast.idempotency.asgi.exchange import EXCHANGE, AsgiConfig, current_exchange
 from holdfast.idempotency.asgi.middleware import IdempotencyMiddleware, exchange_of
 from holdfast.idempotency.keys import LONGEST_KEY
 from holdfast.idempotency.settings import IdempotencySettings
@@ -48,6 +48,9 @@ from holdfast.worker.worker import Worker
 # The type of `lifespan` in FastAPI and Starlette. It may yield a mapping: the state that requests see.
 Lifespan = Callable[[Any], AbstractAsyncContextManager[Mapping[str, Any] | None]]
 
+_FACTORY = "pass a function that makes it: lambda: Worker(dsn, registry)"
+_INSTALL = "call idempotency.install(app) before the endpoints are declared"
+
 
 def worker_lifespan(make_worker: Callable[[], Worker], lifespan: Lifespan | None = None) -> Lifespan:
     """Return a lifespan that runs a worker, inside the application's own `lifespan` if there is one.
@@ -55,13 +58,25 @@ def worker_lifespan(make_worker: Callable[[], Worker], lifespan: Lifespan | None
     The application's own lifespan starts first and ends last, so handlers may use what it opens. `make_worker` is
     called at each start, because a worker that has stopped stays stopped.
     """
-    function("make_worker", make_worker, "pass a function that makes it: lambda: Worker(dsn, registry)")
+    function("make_worker", make_worker, _FACTORY)
+    if is_async(make_worker):
+        raise ConfigurationError("make_worker", "is async def", _FACTORY)
+    if not takes(make_worker, 0):
+        raise ConfigurationError(
+            "make_worker", "takes an argument", f"{_FACTORY}; the application's lifespan is second"
+        )
+    if lifespan is not None:
+        function("lifespan", lifespan, "pass the lifespan that FastAPI would get: a function of the application")
 
     @asynccontextmanager
     async def with_worker(app: Any) -> AsyncIterator[Mapping[str, Any] | None]:
         async with AsyncExitStack() as stack:
             state = None if lifespan is None else await stack.enter_async_context(lifespan(app))
-            await stack.enter_async_context(make_worker())
+            _require_installed(app)
+            worker = make_worker()
+            if not isinstance(worker, Worker):
+                raise ConfigurationError("make_worker", f"returned {type(worker).__name__}, not a Worker", _FACTORY)
+            await stack.enter_async_context(worker)
             yield state
 
     return with_worker
@@ -93,6 +108,9 @@ class Idempotency:
 
     def install(self, app: FastAPI) -> None:
         """Add the middleware; call it before endpoints are declared. Routers need `route_class=IdempotentRoute`."""
+        for context, _ in _left_out(app.routes):
+            remedy = f"{_INSTALL}; for a router of its own, use APIRouter(route_class=IdempotentRoute)"
+            _refuse(context, "was declared before idempotency was installed", remedy)
         app.router.route_class = IdempotentRoute
         app.add_middleware(_CheckedMiddleware, fastapi=app, config=self._config)
 
@@ -112,6 +130,8 @@ class TransactionDependency:
         self.__signature__ = inspect.Signature(parameters)
 
     async def __call__(self, *, request: Request, scope: Any) -> Any:
+        if EXCHANGE not in request.scope:
+            raise ConfigurationError("idempotency", "is not installed in the application", _INSTALL)
         route = _route_template(request) if self.idempotency.settings.route_in_scope else None
         return await exchange_of(request.scope).open(scope, required=self.required, route=route)
 
@@ -171,20 +191,40 @@ class _CheckedMiddleware(IdempotencyMiddleware):
 
 def check_routes(routes: Iterable[Any]) -> None:
     """Refuse endpoints that depend on a transaction and would not get one."""
-    contexts = getattr(routing, "iter_route_contexts", iter)
-    for context in contexts(list(routes)):
-        route = getattr(context, "original_route", context)
-        if hasattr(getattr(route, "endpoint", None), "__holdfast_endpoint__"):
-            continue
-        # Includes the dependencies that include_router() adds to those of the route.
-        transaction = next(_transactions(getattr(context, "dependant", None)), None)
-        if transaction is None:
-            continue
+    for context, route in _left_out(routes):
         if isinstance(route, IdempotentRoute):
             remedy = "use APIRouter(route_class=IdempotentRoute, dependencies=[...]), or declare it at the endpoint"
             _refuse(context, "is given a transaction by include_router(), which comes too late for it", remedy)
         kind = "a websocket" if not isinstance(route, APIRoute) else "declared on a router without IdempotentRoute"
         _refuse(context, f"depends on a transaction, but is {kind}", "use APIRouter(route_class=IdempotentRoute)")
+
+
+def _left_out(routes: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+    """Yield the routes that depend on a transaction without a part in idempotency, each with the one it is made of."""
+    for context, route in _all_routes(routes):
+        # Includes the dependencies that include_router() adds to those of the route.
+        if not _takes_part(route) and any(_transactions(getattr(context, "dependant", None))):
+            yield context, route
+
+
+def _all_routes(routes: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+    for context in getattr(routing, "iter_route_contexts", iter)(list(routes)):
+        yield context, getattr(context, "original_route", context)
+
+
+def _takes_part(route: Any) -> bool:
+    return hasattr(getattr(route, "endpoint", None), "__holdfast_endpoint__")
+
+
+def _require_installed(app: Any) -> None:
+    """Refuse endpoints that depend on a transaction, in an application without the middleware."""
+    if not isinstance(app, FastAPI) or any(
+        getattr(each, "cls", None) is _CheckedMiddleware for each in app.user_middleware
+    ):
+        return
+    for context, route in _all_routes(app.routes):
+        if _takes_part(route) or any(_transactions(getattr(context, "dependant", None))):
+            _refuse(context, "depends on a transaction, and idempotency is not installed", _INSTALL)
 
 
 def _require_repeatable(route: APIRoute, idempotency: Idempotency) -> None:

@@ -126,7 +126,7 @@ def _sqlalchemy(tx: Any, queries: Queries, name: str, values: Values) -> object:
     connection = tx.connection() if callable(tx.connection) else tx
     # SQLAlchemy begins a transaction with the first statement, unless the engine or the connection is set otherwise.
     if getattr(connection.connection.dbapi_connection, "autocommit", False):
-        raise _no_transaction()
+        raise _no_transaction("session.begin()` of an engine without `AUTOCOMMIT")
     # In the driver's own syntax: to have SQLAlchemy compile a statement costs about as much as to run it.
     match connection.dialect.paramstyle:
         case "numeric_dollar":
@@ -172,12 +172,11 @@ def require_alone(tx: Any, driver: Driver) -> None:
         raise FieldError("connection", problem, "write publish(tx, ...) inside your transaction, and commit it")
 
 
-def _no_transaction() -> FieldError:
+def _no_transaction(begin: str = "async with connection.transaction():") -> FieldError:
     return FieldError(
         "tx",
         "has no open transaction, so the event would not be tied to your change",
-        "publish inside one, for example `async with connection.transaction():`; without a change of yours, use "
-        "publish_alone",
+        f"publish inside one, for example `{begin}`; without a change of yours, use publish_alone",
     )
 
 
@@ -194,15 +193,19 @@ def _no_pool(_pool: Any) -> None:
     )
 
 
-def _psycopg_transaction(tx: Any) -> None:
+def _psycopg_transaction(tx: Any, begin: str = "with connection.transaction():") -> None:
     # Outside autocommit psycopg opens a transaction with the first statement.
     if tx.autocommit and tx.info.transaction_status.name == "IDLE":
-        raise _no_transaction()
+        raise _no_transaction(begin)
+
+
+def _psycopg_async_transaction(tx: Any) -> None:
+    _psycopg_transaction(tx, "async with connection.transaction():")
 
 
 def _django_transaction(tx: Any) -> None:
     if not tx.in_atomic_block:
-        raise _no_transaction()
+        raise _no_transaction("with transaction.atomic():")
 
 
 def _begins_by_itself(_tx: Any) -> None:
@@ -220,7 +223,7 @@ _DRIVERS: dict[tuple[str, str], Driver] = {
     ("asyncpg", "PoolConnectionProxy"): _ASYNCPG,
     ("asyncpg", "Pool"): Driver(True, _asyncpg, _no_pool, "asyncpg"),
     ("psycopg", "Connection"): Driver(False, _psycopg, _psycopg_transaction, "psycopg"),
-    ("psycopg", "AsyncConnection"): Driver(True, _psycopg_async, _psycopg_transaction, "psycopg"),
+    ("psycopg", "AsyncConnection"): Driver(True, _psycopg_async, _psycopg_async_transaction, "psycopg"),
     ("sqlalchemy", "Session"): _SQLALCHEMY,
     ("sqlalchemy", "scoped_session"): _SQLALCHEMY,
     ("sqlalchemy", "Connection"): _SQLALCHEMY,

@@ -11,7 +11,7 @@ With a synchronous connection or session the same methods are called without `aw
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Mapping
 from datetime import datetime
 from typing import Any, Final, TypeVar, Unpack, overload
 from uuid import UUID
@@ -34,7 +34,7 @@ from holdfast.postgres.drivers import (
 from holdfast.postgres.publishing import Payload, PublishingSteps, Steps
 from holdfast.postgres.queries import Queries
 from holdfast.postgres.refusals import refusal_of
-from holdfast.typed_events import TypedEvent
+from holdfast.typed_events import TypedEvent, is_typed_event
 
 _NONE: Final = object()
 T = TypeVar("T")
@@ -81,7 +81,9 @@ class Publisher:
         With `key`, the envelope has the id of the event that holds the key: this one, or a pending one.
         """
         if payload is _NONE:
-            return self.publish_event(tx, _of_class(event_type, options))
+            return self.publish_event(tx, _of_class(tx, event_type, options))
+        if not isinstance(event_type, str):
+            _refuse_payload(event_type)
         if not options and current_context.get() is None:
             return self._run(tx, self._steps.publish_plain(event_type, payload))
         return self.publish_event(tx, _new(event_type, payload, options))
@@ -110,20 +112,24 @@ class Publisher:
         The connection has no open transaction and begins none: an asyncpg connection or pool, or a connection of
         psycopg or Django in autocommit mode.
         """
-        event = _of_class(event_type, options) if payload is _NONE else _new(event_type, payload, options)
+        if payload is not _NONE:
+            _refuse_payload(event_type)
+        event = _of_class(connection, event_type, options) if payload is _NONE else _new(event_type, payload, options)
         if event.key is not None:
             raise FieldError("key", "is given to publish_alone", "publish events with a key in a transaction")
         return self._run(connection, self._steps.publish(event), alone=True)
 
     @overload
-    def publish_event(self, tx: SyncTransaction, event: NewEvent) -> EventEnvelope: ...
+    def publish_event(self, tx: SyncTransaction, event: NewEvent | TypedEvent) -> EventEnvelope: ...
     @overload
-    def publish_event(self, tx: AsyncTransaction, event: NewEvent) -> Coroutine[Any, Any, EventEnvelope]: ...
-    def publish_event(self, tx: Any, event: NewEvent) -> Any:
+    def publish_event(
+        self, tx: AsyncTransaction, event: NewEvent | TypedEvent
+    ) -> Coroutine[Any, Any, EventEnvelope]: ...
+    def publish_event(self, tx: Any, event: NewEvent | TypedEvent) -> Any:
         """Publish an event that was made before and return its envelope."""
         return self._run(tx, self._steps.publish(event))
 
-    def row_of(self, event: NewEvent) -> OutboxRow:
+    def row_of(self, event: NewEvent | TypedEvent) -> OutboxRow:
         """Return the row that publishing the event at this moment writes."""
         return self._steps.row(require_event(event))
 
@@ -138,9 +144,11 @@ class Publisher:
 
         Only the database knows whether an `event_id` is taken: then the others are written, and an error is raised.
         """
-        if not isinstance(events, Iterable):
-            raise FieldError("events", f"is {type(events).__name__}", "pass a list of NewEvent")
-        return self._run(tx, self._steps.publish_many(events))
+        # A pydantic model is iterable, over its fields; so is a payload.
+        if not isinstance(events, Iterable) or isinstance(events, str | Mapping | NewEvent) or is_typed_event(events):
+            remedy = "pass a list of NewEvent, or of objects of event classes; for one event, use publish"
+            raise FieldError("events", f"is {type(events).__name__}", remedy)
+        return self._run(tx, self._steps.publish_many(events), "publish_many")
 
     @overload
     def cancel(self, tx: SyncTransaction, key: str) -> bool: ...
@@ -148,7 +156,7 @@ class Publisher:
     def cancel(self, tx: AsyncTransaction, key: str) -> Coroutine[Any, Any, bool]: ...
     def cancel(self, tx: Any, key: str) -> Any:
         """Cancel the pending event that was published with `key` and return whether there was one."""
-        return self._run(tx, self._steps.cancel(key))
+        return self._run(tx, self._steps.cancel(key), "cancel")
 
     @overload
     def reschedule(
@@ -160,20 +168,23 @@ class Publisher:
     ) -> Coroutine[Any, Any, bool]: ...
     def reschedule(self, tx: Any, key: str, *, delay: Delay | None = None, available_at: datetime | None = None) -> Any:
         """Move the pending event that was published with `key` to another time and return whether there was one."""
-        return self._run(tx, self._steps.reschedule(key, delay, available_at))
+        return self._run(tx, self._steps.reschedule(key, delay, available_at), "reschedule")
 
     def bind(self, tx: AsyncTransaction) -> BoundPublisher:
         """Return an `EventPublisher` for code that must not know about transactions."""
         return BoundPublisher(self, tx)
 
-    def _run(self, tx: Any, steps: Steps[T], *, alone: bool = False) -> Any:
+    def _run(self, tx: Any, steps: Steps[T], method: str = "publish", *, alone: bool = False) -> Any:
         driver = driver_of(tx)
         if alone:
             require_alone(tx, driver)
         else:
             driver.require_transaction(tx)
         if driver.asynchronous:
-            return self._run_async(tx, driver, steps)
+            coroutine = self._run_async(tx, driver, steps)
+            # Of this name Python warns if it is never awaited.
+            coroutine.__qualname__ = method  # type: ignore[attr-defined]
+            return coroutine
         answer: object = None
         while True:
             try:
@@ -214,7 +225,17 @@ def _new(event_type: str, payload: Payload, options: EventOptions) -> NewEvent:
         raise unknown_option(options) or error from None
 
 
-def _of_class(event: Any, options: EventOptions) -> NewEvent:
+def _refuse_payload(event: object) -> None:
+    """Refuse an event that is made already in place of an event type, beside a payload."""
+    if isinstance(event, NewEvent | EventEnvelope) or is_typed_event(event):
+        problem = f"is given beside an object of {type(event).__name__}, which has its own"
+        raise FieldError("payload", problem, "write publish(tx, event), or publish(tx, event_type, payload)")
+
+
+def _of_class(tx: object, event: Any, options: EventOptions) -> NewEvent:
+    if isinstance(tx, str):
+        remedy = "write publish(tx, event_type, payload), with the connection or session of your transaction"
+        raise FieldError("tx", "is missing", remedy)
     if isinstance(event, str):
         raise FieldError("payload", "is missing", "pass a dict, a pydantic model or a dataclass")
     if isinstance(event, NewEvent):

@@ -94,9 +94,10 @@ class PublishingSteps:
         self._current = generation, time.monotonic() + _CURRENT_FOR
         return self._origin_of(generation)
 
-    def publish(self, event: NewEvent) -> Steps[EventEnvelope]:
+    def publish(self, given: NewEvent | TypedEvent) -> Steps[EventEnvelope]:
         """Write one event, unless a pending one holds its key."""
-        identity, now = require_event(event).event_id or uuid7(), datetime.now(UTC)
+        event = require_event(given)
+        identity, now = event.event_id or uuid7(), datetime.now(UTC)
         text, payload = encode(event.payload, self._payload_limit)
         origin = self._origin
         row = self.row(event, None, now.isoformat(), identity, origin, text)
