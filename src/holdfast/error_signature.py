@@ -40,6 +40,8 @@ _PART = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|\d+")
 _SHORTEST_PART = 3
 # A name that a programmer has given, such as first_name, line1 and x-request-id. One with more digits may be an id.
 _NAME = re.compile(r"(?=[^\d]*(?:(?<=[A-Za-z])\d[^\d]*)?\Z)[A-Za-z_][\w .-]{0,59}", re.ASCII)
+# The last part of sku-f and sku-a1 may be a hexadecimal number.
+_HEX_PART = re.compile(r"-[0-9a-f]{1,8}\b")
 # One that events seldom have as a value, unlike the code of a country.
 _NAME_IN_CODE = re.compile(r"[a-z_][a-z0-9_.-]*")
 _PLACEHOLDER = re.compile(r"<\w+>")
@@ -113,7 +115,9 @@ def place_in(frame: Frame) -> str:
 
 
 def _is_name(text: str) -> bool:
-    return _NAME.fullmatch(text) is not None and not (_MIXED.fullmatch(text) and _is_random(text))
+    if _NAME.fullmatch(text) is None or _HEX_PART.search(text):
+        return False
+    return not (_MIXED.fullmatch(text) and _is_random(text))
 
 
 def _names(error: BaseException, sqlstate: str | None, message: Callable[[], str]) -> Iterator[str]:

@@ -19,12 +19,12 @@ from tests.operator.support import ACTOR, fail, states
 pytestmark = pytest.mark.operator
 
 VERBS = {
-    "archive": {"detail", "discard", "groups", "page", "replay", "resolve", "restore", "select"},
+    "archive": {"count", "detail", "discard", "groups", "page", "replay", "resolve", "restore", "select"},
     "audit": {"page"},
     "events": {"cancel", "cancel_many", "detail", "page", "select"},
     "failed": {"discard", "edit", "groups", "note", "page", "pages", "replay", "resolve", "restore", "select"},
     "generations": {"all", "begin", "move", "retire"},
-    "handlers": {"all", "retire"},
+    "handlers": {"all", "known", "retire"},
     "plans": {"cancel", "create", "detail", "page", "pause", "read", "resume", "run"},
     "retention": {"erase", "preview_erasure", "report", "set_policy", "size", "sweep"},
     "schedules": {"all", "detail", "pause", "remove", "resume", "trigger"},

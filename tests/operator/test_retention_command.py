@@ -205,7 +205,7 @@ def test_archive(holdfast: Run, database: Callable[..., Any]) -> None:
     assert (code, json.loads(out)["left"]) == (0, {})
     assert database(value, "SELECT status FROM core.outbox") == "pending"
     code, out, _ = holdfast("archive", "replay", str(first), "--yes")
-    assert (code, "1 event left: gone" in out) == (1, True)
+    assert (code, "replayed or never there" in " ".join(out.split())) == (1, True)
     assert holdfast("archive", "discard", str(second), "--yes")[0] == 0
     assert json.loads(holdfast("archive", "list", "--discarded", "--json")[1])[0]["id"] == second
     code, out, _ = holdfast("archive", "restore", str(second))
