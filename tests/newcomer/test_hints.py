@@ -33,7 +33,8 @@ async def test_a_missing_right_names_the_role_and_the_login(logins: Logins, caps
     for name in (logins.names["stranger"], logins.names[WORKER]):
         for command in (["failed", "list"], ["status"], ["retention", "show"]):
             assert await asyncio.to_thread(run, [*command, "--dsn", logins.dsn_of(name)]) == 1
-            assert f"try: as an administrator: GRANT holdfast_operator TO {name}" in capsys.readouterr().err
+            grant = f"as an administrator: GRANT holdfast_operator TO {name}"
+            assert f"try: use a login that has the role holdfast_operator, or {grant}" in capsys.readouterr().err
 
 
 async def test_an_unknown_setting_in_the_address(dsn: str, capsys: pytest.CaptureFixture[str]) -> None:
