@@ -173,7 +173,8 @@ async def test_a_worker_is_refused_a_login_without_its_role(logins: Logins, role
     words = ("worker", "tests.newcomer.test_verbs:registry", "--processes", processes)
     code, _, err = await typed(logins.dsn_of(login), *words)
     assert code == 1, err
-    assert err.endswith(f"try: as an administrator: GRANT holdfast_worker TO {login}\n")
+    grant = f"as an administrator: GRANT holdfast_worker TO {login}"
+    assert err.endswith(f"try: use a login that has the role holdfast_worker, or {grant}\n")
     assert "holdfast_operator" not in err
 
 

@@ -45,5 +45,6 @@ async def _require_rights(connection: asyncpg.Connection, queries: Queries) -> N
     if rows:
         raise NotPermitted(
             f"{rows[0]['login']} may not work: it may not call {', '.join(row['name'] for row in rows)}",
-            f"as an administrator: GRANT holdfast_worker TO {rows[0]['login']}",
+            "use a login that has the role holdfast_worker, or as an administrator: "
+            f"GRANT holdfast_worker TO {rows[0]['login']}",
         )

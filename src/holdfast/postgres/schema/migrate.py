@@ -142,7 +142,8 @@ async def require_compatible(
     if facts.has_ledger and not facts.may_read_ledger:
         raise MigrationRefused(
             f"{facts.login} may not read {schema}.migrations",
-            f"as an administrator: GRANT holdfast_{role} TO {facts.login}",
+            f"use a login that has the role holdfast_{role}, or as an administrator: "
+            f"GRANT holdfast_{role} TO {facts.login}",
         )
     found = await read_contract(connection, queries, recorded=facts.has_contract) if facts.has_ledger else None
     release.terms.require(schema, found)
