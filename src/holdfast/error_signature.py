@@ -23,7 +23,7 @@ _VARYING = re.compile(
     | (?P<address> (?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)+ | \b\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?\b
                  | (?<![\w:])(?=[0-9:]*(?:[a-f]|::))(?:[0-9a-f]{0,4}:){2,7}[0-9a-f]{1,4}(?![\w:]) )
     | (?P<hex>     \b0x[0-9a-f]+\b | \b(?=[a-f]*[0-9])[0-9a-f]{8,}\b )
-    # Ids such as ORD-2026-A235, of which the first part says what it is: words of parts with digits or capitals.
+    # Ids such as Ord-2026-A235, of which the first part says what it is: words of parts with digits or capitals.
     | (?P<dashed>  (?<![\w-])(?=[a-z-]{0,40}\d)(?!\d{4}-\d\d-\d\d)(?P<first>[a-z0-9]{1,20})
                    (?-i:-(?:[A-Z0-9]{1,40}|(?=[a-z]{0,40}[A-Z0-9])[A-Za-z0-9]{1,40}|[a-f]{1,8})(?!\w)){1,8} )
     # Ids such as ch_3OaBcD2eZvKYlo2C and 01ARZ3NDEKTSV4RRFFQ69G5FAV: long words with digits in more than one place.

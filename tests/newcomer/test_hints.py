@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 
 import asyncpg
 import pytest
@@ -13,19 +12,8 @@ from holdfast.errors import ConfigurationError
 from holdfast.operator import Operator, Progress, Selection
 from tests.logins import WORKER, Logins
 from tests.operator.support import ACTOR, HANDLER, beat, fail, subscribe
-from tests.servers import SessionServer
 
 pytestmark = pytest.mark.newcomer
-
-
-@pytest.fixture
-def logins(postgres_server: SessionServer, dsn: str) -> Iterator[Logins]:
-    made = Logins(postgres_server, dsn)
-    made.create()
-    try:
-        yield made
-    finally:
-        made.drop()
 
 
 async def test_a_missing_right_names_the_role_and_the_login(logins: Logins, capsys: pytest.CaptureFixture[str]) -> None:

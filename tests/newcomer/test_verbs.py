@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from uuid import UUID
 
@@ -53,16 +52,6 @@ async def typed(dsn: str, *words: object) -> tuple[int | None, str, str]:
     process = await command(dsn, *map(str, words))
     out, err = await asyncio.wait_for(process.communicate(), 60)
     return process.returncode, out.decode(), err.decode()
-
-
-@pytest.fixture
-def logins(postgres_server: SessionServer, dsn: str) -> Iterator[Logins]:
-    made = Logins(postgres_server, dsn)
-    made.create()
-    try:
-        yield made
-    finally:
-        made.drop()
 
 
 async def discarded(conn: asyncpg.Connection) -> set[UUID]:

@@ -56,6 +56,7 @@ AS e (
 -- name: publish_given
 -- The same for events whose ids the caller has chosen: one that is taken is left out, and counted as missing, because an
 -- error would abort the caller's transaction. Without a conflict target, which would need the privilege to read the column.
+-- A statement of its own, because ON CONFLICT and the count make large batches slower, and few callers choose ids.
 WITH published AS (
 INSERT INTO core.outbox (
     id, event_type, event_version, occurred_at, source, target, content_class, channel, generation, domain_id,
