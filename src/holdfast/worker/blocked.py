@@ -14,7 +14,7 @@ from holdfast.postgres.delivery import Delivery
 from holdfast.telemetry import Notice, Observer
 from holdfast.worker.hourly import HourlyLimit
 from holdfast.worker.in_flight import InFlight
-from holdfast.worker.settle_queues import SettleQueue
+from holdfast.worker.settle_queues import SettleQueue, delivery_of
 
 # For so long after a blocked row its handler's rows are settled, and entered, without waiting for locks.
 _WARY = 10.0
@@ -83,7 +83,7 @@ class BlockedRows:
     def add(self, queue: SettleQueue[Any], some: Iterable[Any]) -> None:
         """Let rows wait under their leases, behind the others."""
         for each in some:
-            delivery = each if isinstance(each, Delivery) else each.delivery
+            delivery = delivery_of(each)
             self._in_flight.block(delivery)
             self._handlers.note(delivery)
             self._waiting.append((queue, each))

@@ -155,6 +155,11 @@ class SettleQueues:
             self._wakeups.wake_in(min(settlement.delay for settlement in batch))
 
 
+def delivery_of(settlement: Settlement | Delivery) -> Delivery:
+    """Return the delivery that is settled; one that is delivered stands for itself."""
+    return settlement if isinstance(settlement, Delivery) else settlement.delivery
+
+
 def _deliveries(batch: Sequence[Settlement]) -> list[Delivery]:
     return [settlement.delivery for settlement in batch]
 

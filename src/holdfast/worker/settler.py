@@ -17,7 +17,7 @@ from holdfast.postgres.faults import CONNECTION_FAULTS, PASSING_FAULTS
 from holdfast.telemetry import Notice
 from holdfast.worker.blocked import BlockedHandlers, BlockedRows
 from holdfast.worker.hourly import HourlyLimit
-from holdfast.worker.settle_queues import SettleQueue, SettleQueues, Some
+from holdfast.worker.settle_queues import SettleQueue, SettleQueues, Some, delivery_of
 from holdfast.worker.settlements import Settlement
 from holdfast.worker.shared import Shared
 from holdfast.worker.wakeups import Wakeups
@@ -181,7 +181,7 @@ class Settler:
 
     def _drop(self, settled: Sequence[Settlement | Delivery]) -> None:
         """Hold the deliveries no longer."""
-        self._in_flight.drop(*map(_delivery, settled))
+        self._in_flight.drop(*map(delivery_of, settled))
         was_full, self._unsettled = self.full, self._unsettled - len(settled)
         if was_full:
             self._on_room()
@@ -197,7 +197,7 @@ class Settler:
         if ambiguous:
             lost.clear()  # they were settled by a statement whose answer did not arrive
         self._counters.lost_leases += len(lost)
-        queue.settled([each for each in batch if _delivery(each).id not in lost] if lost else batch)
+        queue.settled([each for each in batch if delivery_of(each).id not in lost] if lost else batch)
 
     async def _ask(self, statement: _Statement, *, wait: bool) -> tuple[set[UUID], bool]:
         """Send until the database has answered: while it does not, no other worker can claim the rows either.
@@ -247,21 +247,21 @@ class Settler:
                     continue
                 except Exception as error:
                     refusal = error
-            self._report_refusal(queue, _delivery(settlement), refusal)
+            self._report_refusal(queue, delivery_of(settlement), refusal)
         return blocked
 
     # --- what another session keeps from being settled -------------------------------------------------
 
     def _is_wary(self, settlement: Settlement | Delivery) -> bool:
-        return _delivery(settlement).handler.name in self.blocked_handlers
+        return delivery_of(settlement).handler.name in self.blocked_handlers
 
     async def _settle_free(self, queue: SettleQueue[Some], batch: list[Some]) -> list[Some]:
         """Find the rows of a batch that are blocked, settle the others, and return the blocked ones."""
         blocked: list[Some] = []
         for _ in range(_FREE_ROUNDS):
             found = await self._find_blocked(queue, batch)
-            blocked += [each for each in batch if _delivery(each).id in found]
-            batch = [each for each in batch if _delivery(each).id not in found]
+            blocked += [each for each in batch if delivery_of(each).id in found]
+            batch = [each for each in batch if delivery_of(each).id not in found]
             if not batch:
                 return blocked
             try:
@@ -277,7 +277,7 @@ class Settler:
         blocked: set[UUID] = set()
         delete = queue.deletes and (self._deliveries.deletes_delivered or queue is self._queues.archive)
         for start in range(0, len(batch), _LOOKS):
-            some = [_delivery(each) for each in batch[start : start + _LOOKS]]
+            some = [delivery_of(each) for each in batch[start : start + _LOOKS]]
             look = partial(self._deliveries.blocked, batch=some, record=queue.records, delete=delete)
             found, _ = await self._ask(look, wait=True)
             blocked |= found
@@ -363,7 +363,3 @@ def _without(batch: Sequence[Any], some: Sequence[Any]) -> Sequence[Any]:
         return batch
     left_out = set(map(id, some))
     return [each for each in batch if id(each) not in left_out]
-
-
-def _delivery(settlement: Settlement | Delivery) -> Delivery:
-    return settlement if isinstance(settlement, Delivery) else settlement.delivery
