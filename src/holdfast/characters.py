@@ -6,11 +6,11 @@ import re
 import shlex
 from typing import Final
 
-# What moves a cursor, starts a line, turns the direction of writing so that a line reads as another one, or has no
-# width, so that two names look the same.
+# What moves a cursor, starts a line, turns the direction of writing so that a line reads as another one, or is not
+# seen, so that two names look the same.
 CONTROL: Final = re.compile(
     r"[\x00-\x1f\x7f-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e"
-    r"\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U000e0000-\U000e0fff]"
+    r"\u2060-\u206f\u2800\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U000e0000-\U000e0fff]"
 )
 
 

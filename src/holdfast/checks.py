@@ -133,7 +133,9 @@ def text(field: str, value: object, longest: int = LONGEST_TEXT, *, error: Refus
 
 def line(field: str, value: object, longest: int = 200, *, error: Refusal = ConfigurationError) -> str:
     """Return text of one line, of at most `longest` bytes, that a terminal can show and a log can hold."""
-    if not isinstance(value, str) or not value.strip():
+    if not isinstance(value, str | None):
+        raise error(field, f"is {type(value).__name__}, not str", "pass text")
+    if value is None or not value.strip():
         raise error(field, "is empty", "write text for people who read it later")
     if len(value.encode(errors="replace")) > longest:
         raise error(field, f"has more than {longest} bytes", "shorten it")

@@ -6,9 +6,11 @@ HoldfastError
 │   └── FieldError                any other argument of publish
 ├── ConfigurationError            a setting or an argument of the library; .field and .remedy
 │   ├── HandlerNameError
-│   └── NothingSelected           a filter of an operator matches no event
+│   └── NotFound                  an argument of an operator names something that is not there
+│       └── NothingSelected       a filter of an operator matches no event
 ├── SchemaMismatch                code and schema do not work together; .found, .expected, .remedy
-├── NotPermitted                  a login lacks a privilege; .problem and .remedy
+├── RemediedError                 something was refused, nothing was changed; .problem and .remedy
+│   └── NotPermitted              a login lacks a privilege
 ├── MigrationError
 ├── LifespanError                 a lifespan of handlers failed, and the worker does not run
 ├── TerminalHandlerError          raise it in a handler: no retry, the event fails now
@@ -56,12 +58,28 @@ class ConfigurationError(_Remedied):
     """A setting or an argument of the library is not acceptable."""
 
 
-class NothingSelected(ConfigurationError):
+class NotFound(ConfigurationError):
+    """An argument names something that does not exist, or does not exist any more."""
+
+
+class NothingSelected(NotFound):
     """A filter matches no event: nothing is wrong with it, and there is nothing to do."""
 
 
 class HandlerNameError(ConfigurationError):
     """A handler's name does not begin with a domain context."""
+
+
+class RemediedError(HoldfastError):
+    """Something was refused, and nothing was changed; `remedy` says what to do about `problem`."""
+
+    def __init__(self, problem: str, remedy: str) -> None:
+        super().__init__(problem, remedy)
+        self.problem = problem
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.problem}; {self.remedy}"
 
 
 class SchemaMismatch(HoldfastError):
@@ -77,16 +95,8 @@ class SchemaMismatch(HoldfastError):
         return f"the database has schema {self.found}, this version needs {self.expected}; {self.remedy}"
 
 
-class NotPermitted(HoldfastError):
+class NotPermitted(RemediedError):
     """The login of a connection lacks a privilege that publishing, or a worker, needs."""
-
-    def __init__(self, problem: str, remedy: str) -> None:
-        super().__init__(problem, remedy)
-        self.problem = problem
-        self.remedy = remedy
-
-    def __str__(self) -> str:
-        return f"{self.problem}; {self.remedy}"
 
 
 class MigrationError(HoldfastError):

@@ -13,8 +13,9 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 
 from holdfast.chain import cause_of, context_of, is_context_suppressed
 from holdfast.error_signature import details_of, place_in, signature
+from holdfast.event_data import NO_EVENT, EventData
 from holdfast.frames import Frame, frames_of, place_of, shown
-from holdfast.redact import HIDDEN, redact_secrets, redact_values, unredacted
+from holdfast.redact import HIDDEN, redact_secrets, unredacted
 
 FailureReason = Literal["max_deliveries", "retry_terminal", "rejected", "cancelled", "expired"]
 Redactor = Callable[[str], str]
@@ -87,12 +88,14 @@ def with_traceback(text: str, traceback: str | None) -> str:
     return f"{text}{_SEPARATOR}{traceback}" if traceback else text
 
 
-def describe(exc: BaseException, redact: Redactor | None = None, payload: object = None, home: str = "") -> ErrorReport:
+def describe(
+    exc: BaseException, redact: Redactor | None = None, event: EventData = NO_EVENT, home: str = ""
+) -> ErrorReport:
     """Return an error and its causes as a bounded, storable text, with a traceback. It never raises.
 
-    The text is without what drivers quote of rows and parameters, passwords and tokens, and without strings of the
-    event's `payload`. The traceback has neither messages nor the values of variables. A redactor is applied to both
-    besides; `unredacted` turns all of that off. `home` is the package of the handler.
+    The text is without what drivers quote of rows and parameters, passwords and tokens, and without the data of the
+    `event`. The traceback has neither messages nor the values of variables. A redactor is applied to both besides;
+    `unredacted` turns all of that off. `home` is the package of the handler.
 
     >>> describe(ValueError("no such order")).text
     'ValueError: no such order'
@@ -108,13 +111,13 @@ def describe(exc: BaseException, redact: Redactor | None = None, payload: object
     except BaseException as error:
         # Whatever an exotic exception does while it is read, the row still has to be settled.
         whole = text = f"{type_name}: <unreadable: {_type_name(error)}>"
-    traceback, details = _where_raised(exc, redact, payload, home)
-    return _report(text, whole, type_name, redact, payload, traceback, details)
+    traceback, details = _where_raised(exc, redact, event.payload, home)
+    return _report(text, whole, type_name, redact, event, traceback, details)
 
 
-def state(reason: str, type_name: str, redact: Redactor | None = None, payload: object = None) -> ErrorReport:
+def state(reason: str, type_name: str, redact: Redactor | None = None, event: EventData = NO_EVENT) -> ErrorReport:
     """Return the reason that a handler gives for an outcome, like `describe` an error."""
-    return _report(reason, reason, type_name, redact, payload)
+    return _report(reason, reason, type_name, redact, event)
 
 
 def _report(
@@ -122,15 +125,16 @@ def _report(
     whole: str,
     type_name: str,
     redact: Redactor | None,
-    payload: object,
+    event: EventData,
     traceback: str | None = None,
     details: Iterable[str] = (),
 ) -> ErrorReport:
     own = () if redact is None else (redact,)
     # The signature is that of the whole text, so that it depends neither on what is hidden nor on the release.
-    group = signature(bound(whole, *own), type_name, details, payload)
+    group = signature(bound(whole, *own), type_name, details, event.payload)
     if redact is not unredacted:
-        own = (*own, partial(redact_values, payload=payload), redact_secrets)
+        # Secrets first: by the words before them they are recognised, which the event may have too.
+        own = (*own, redact_secrets, event.redact)
     return ErrorReport(bound(text, *own), type_name, group, traceback)
 
 

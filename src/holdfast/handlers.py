@@ -11,11 +11,13 @@ An event class (see `holdfast.typed_events`) stands for its event type; the payl
     async def charge_card(event: EventEnvelope[OrderPlaced]) -> None: ...
 
 Further parameters are recognised by name: `payload` (annotated with a model of your own, which is validated),
-`tx` (an `asyncpg.Connection` in a transaction that commits together with the delivery; for `async def` only),
+`tx` (a transaction that commits together with the delivery, in the library that it is annotated with),
 `context` (a `HandlerContext`) and `state` (what the registry's lifespan yields).
 
 `via` says where a handler runs: with `"outbox"` a worker delivers the event and retries, with `"in_process"`
 `Reactions` run the handler beside the producer as soon as that has committed. The function stays as it is.
+
+With `batch` a handler takes several events in one call (see `holdfast.batch`).
 
 `registry.schedule` declares events that are published at set times, each by one of the workers.
 """
@@ -28,11 +30,13 @@ from datetime import timedelta
 from functools import cache, partial
 from typing import Any, Literal, TypeVar, get_args
 
+from holdfast.batch import Batch, alone, batch_of
 from holdfast.checks import function as require_function
-from holdfast.checks import instance, number, one_of
+from holdfast.checks import instance, number, one_of, whole
 from holdfast.context import HandlerContext
 from holdfast.envelope import EventEnvelope
 from holdfast.errors import ConfigurationError, FieldError, TerminalHandlerError
+from holdfast.flow import OnOutage, Pause, at_once, breaker, per_second
 from holdfast.lifespan import Lifespan, require_lifespan
 from holdfast.middleware import Middleware, MiddlewareFunction, middlewares
 from holdfast.names import event_pattern, handler_name
@@ -43,9 +47,11 @@ from holdfast.schedules import Missed, Schedule, timing
 from holdfast.typed_events import TypedEvent, declared_type
 
 DEFAULT_TIMEOUT = 300.0
+_MOST_PER_KEY = 100_000
 SHORTEST_TIMEOUT, LONGEST_TIMEOUT = 0.001, 86_400.0
 
 OnError = Literal["retry", "reject"]
+OnFailedHead = Literal["block", "skip"]
 Via = Literal["outbox", "in_process"]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -62,17 +68,25 @@ class Handler:
     timeout: float = DEFAULT_TIMEOUT
     on_error: OnError = "retry"
     via: Via = "outbox"
+    concurrency: int | None = None  # deliveries at the same time in one worker; None: as many as the worker allows
+    fleet_concurrency: int | None = None  # and in all workers together
+    rate: float | None = None  # deliveries that begin per second, in all workers together
+    breaker: Pause | None = None
+    on_failed_head: OnFailedHead = "block"
+    per_key_concurrency: int | None = None
     parameters: Parameters = field(default=Parameters(True, frozenset()), repr=False)
     lifespans: tuple[Lifespan, ...] = field(default=(), repr=False)  # those of its registries, its own one last
     middleware: tuple[Middleware, ...] = field(default=(), repr=False)
     asynchronous: bool = True
     transactional: bool = False
     plain: bool = False  # asynchronous, takes the event as it is and nothing else, and nothing is around it
+    batch: Batch | None = None  # how it takes several events; `function` takes one event all the same
 
     @property
     def package(self) -> str:
         """The top package of the handler's function."""
-        function = self.function.func if isinstance(self.function, partial) else self.function
+        function = self.function if self.batch is None else self.batch.function
+        function = function.func if isinstance(function, partial) else function
         return str(getattr(function, "__module__", "")).partition(".")[0]
 
     def wants(self, event_type: str) -> bool:
@@ -104,6 +118,17 @@ class Handler:
             extras["payload"] = model.read(event)
         if "context" in wanted:
             extras["context"] = context
+        if self.wants_state:
+            extras["state"] = state
+        if self.transactional:
+            extras["tx"] = tx
+        return extras
+
+    def batch_extras(self, contexts: list[HandlerContext], tx: object, state: object) -> dict[str, Any]:
+        """Return the arguments beside the events of a batch."""
+        extras: dict[str, Any] = {}
+        if "context" in self.parameters.wanted:
+            extras["context"] = contexts
         if self.wants_state:
             extras["state"] = state
         if self.transactional:
@@ -184,6 +209,14 @@ class HandlerRegistry:
         timeout: float = DEFAULT_TIMEOUT,
         on_error: OnError = "retry",
         via: Via = "outbox",
+        concurrency: int | None = None,
+        fleet_concurrency: int | None = None,
+        rate: str | float | None = None,
+        on_outage: OnOutage | Pause = "retry",
+        batch: int | None = None,
+        within: float | timedelta | str | None = None,
+        on_failed_head: OnFailedHead = "block",
+        per_key_concurrency: int | None = None,
     ) -> Callable[[Function], Function]:
         """Register the decorated function for event types; `*` in a type stands for any characters.
 
@@ -192,10 +225,26 @@ class HandlerRegistry:
         `timeout` is the time limit of one attempt in seconds. With `on_error="reject"` an error fails the
         event at once, with reason `rejected`. With `via="in_process"` the handler runs in the process that publishes,
         after the commit and once; if it fails, the delivery is a dead letter, and a worker runs it after a replay.
+
+        `concurrency` is how many deliveries run at the same time in one worker, `fleet_concurrency` in all workers
+        together, and `rate`, like `"100/s"`, how many begin over time in all of them. With `on_outage="pause"` several
+        transient failures in a row hold the handler's events back until its partner is there again.
+
+        With `batch` the function takes a list of up to so many events, gathered for at most `within` after the first
+        (by default 200 ms), and returns nothing or a result for each.
+
+        `on_failed_head` says what a dead letter does to the events behind it that have the same ordering key: it
+        blocks them until it is replayed, discarded or skipped by an operator, or, with `"skip"`, they go on without it.
+        `per_key_concurrency` is how many events of one fairness key run at once in the whole fleet.
         """
 
         def register(function: Function) -> Function:
-            self.add(name, event_types, function, retry=retry, timeout=timeout, on_error=on_error, via=via)
+            self.add(
+                name, event_types, function, retry=retry, timeout=timeout, on_error=on_error, via=via,
+                concurrency=concurrency, fleet_concurrency=fleet_concurrency, rate=rate, on_outage=on_outage,
+                batch=batch, within=within,
+                on_failed_head=on_failed_head, per_key_concurrency=per_key_concurrency,
+            )  # fmt: skip
             return function
 
         return register
@@ -210,6 +259,14 @@ class HandlerRegistry:
         timeout: float = DEFAULT_TIMEOUT,
         on_error: OnError = "retry",
         via: Via = "outbox",
+        concurrency: int | None = None,
+        fleet_concurrency: int | None = None,
+        rate: str | float | None = None,
+        on_outage: OnOutage | Pause = "retry",
+        batch: int | None = None,
+        within: float | timedelta | str | None = None,
+        on_failed_head: OnFailedHead = "block",
+        per_key_concurrency: int | None = None,
     ) -> Handler:
         """Register a function without the decorator."""
         handler_name(name)
@@ -231,23 +288,46 @@ class HandlerRegistry:
         number(f"{name}.timeout", timeout, SHORTEST_TIMEOUT, LONGEST_TIMEOUT)
         one_of(f"{name}.on_error", on_error, get_args(OnError))
         one_of(f"{name}.via", via, get_args(Via))
+        one_of(f"{name}.on_failed_head", on_failed_head, get_args(OnFailedHead))
+        if per_key_concurrency is not None:
+            whole(f"{name}.per_key_concurrency", per_key_concurrency, 1, _MOST_PER_KEY)
         instance(f"{name}.retry", retry, RetryPolicy, "pass RetryPolicy(...)")
+        limits: dict[str, Any] = {
+            "concurrency": at_once(f"{name}.concurrency", concurrency),
+            "fleet_concurrency": at_once(f"{name}.fleet_concurrency", fleet_concurrency),
+            "rate": per_second(f"{name}.rate", rate),
+            "breaker": breaker(f"{name}.on_outage", on_outage),
+        }
+        if via == "in_process" and (given := next((key for key, value in limits.items() if value is not None), "")):
+            field = "on_outage" if given == "breaker" else given
+            raise ConfigurationError(f"{name}.{field}", "is for workers", 'leave it out, or use via="outbox"')
+        if on_error == "reject" and limits["breaker"] is not None:
+            remedy = 'use on_error="retry": a breaker counts errors that would be retried'
+            raise ConfigurationError(f"{name}.on_outage", "does nothing beside on_error='reject'", remedy)
         require_function(name, function, "decorate a function that takes the event")
-        parameters = parameters_of(name, function)
+        gathered = batch_of(name, batch, within, function)
+        if gathered is not None and via == "in_process":
+            remedy = 'leave batch out, or let a worker run it: via="outbox"'
+            raise ConfigurationError(f"{name}.batch", 'does not go with via="in_process"', remedy)
+        parameters = parameters_of(name, function, batch=gathered is not None)
         _require_own_types(name, types, parameters)
         handler = Handler(
             name=name,
             domain_context=self._domain_context or name.partition(".")[0],
             event_types=types,
-            function=function,
+            function=function if gathered is None else alone(name, function, asynchronous=parameters.asynchronous),
             retry=retry,
             timeout=float(timeout),
             on_error=on_error,
             via=via,
+            **limits,
+            on_failed_head=on_failed_head,
+            per_key_concurrency=per_key_concurrency,
             parameters=parameters,
             asynchronous=parameters.asynchronous,
             transactional="tx" in parameters.wanted,
             plain=parameters.asynchronous and not parameters.wanted and parameters.typed_envelope is None,
+            batch=gathered,
         ).within(self._lifespan, self._middleware)
         self._handlers[name] = handler
         return handler

@@ -15,11 +15,23 @@ def extra_remedy(extra: str) -> str:
     return f"pip install '.[{extra}]' in a checkout of Holdfast, or 'PATH/TO/HOLDFAST.whl[{extra}]'"
 
 
+class MissingExtra(ModuleNotFoundError):
+    """The packages of an extra are not installed."""
+
+    def __init__(self, package: str, extra: str) -> None:
+        self.problem = f"{package} is not installed"
+        self.remedy = extra_remedy(extra)
+        super().__init__(f"{self.problem}; {self.remedy}", name=package)
+
+    def __reduce__(self) -> tuple[type[ModuleNotFoundError], tuple[str]]:
+        return ModuleNotFoundError, (str(self),)
+
+
 def require_extra(extra: str, *packages: str) -> None:
     """Refuse to import what needs the packages of an extra, with the command that installs it."""
     for package in packages:
         if find_spec(package) is None:
-            raise ModuleNotFoundError(f"{package} is not installed; {extra_remedy(extra)}", name=package)
+            raise MissingExtra(package, extra)
 
 
 def release_remedy(release: str) -> str:

@@ -1,7 +1,7 @@
 """The rules for names, each of them once.
 
 - Event types, sources, targets and content classes have event names: up to 200 bytes, printable, without white space,
-  `/` and `*`. In the event pattern of a handler, `*` stands for any characters.
+  characters that are not seen, `/` and `*`. In the event pattern of a handler, `*` stands for any characters.
 - Handlers and schedules have names that begin with a domain context: `<domain context>.<name>` in lower case, up
   to 200 characters.
 - Channels (63 characters) and schemas (48) have identifiers: `a-z`, `0-9` and `_`, not starting with a digit.
@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from typing import TypeGuard
 
+from holdfast.characters import CONTROL
 from holdfast.checks import LONGEST_TEXT, Refusal, quoted, text
 from holdfast.errors import ConfigurationError, HandlerNameError
 
@@ -33,7 +34,7 @@ def event_name(field: str, value: object, *, error: Refusal = ConfigurationError
     # Bytes, not characters: two names and a key must fit into one index entry.
     if len(name.encode()) > LONGEST_NAME:
         raise error(field, f"has more than {LONGEST_NAME} bytes", "choose a shorter name")
-    if not name.isprintable() or any(char.isspace() or char in "/*" for char in name):
+    if not name.isprintable() or CONTROL.search(name) or any(char.isspace() or char in "/*" for char in name):
         remedy = "write dotted lower case, like order.placed"
         raise error(field, "contains white space, '/', '*' or something unprintable", remedy)
     return name
@@ -41,7 +42,8 @@ def event_name(field: str, value: object, *, error: Refusal = ConfigurationError
 
 def event_pattern(field: str, value: object, *, error: Refusal = ConfigurationError) -> str:
     """Return an event type in which `*` may stand for any characters."""
-    if not isinstance(value, str) or not _EVENT_PATTERN.fullmatch(value) or not value.isprintable():
+    shown = isinstance(value, str) and value.isprintable() and not CONTROL.search(value)
+    if not isinstance(value, str) or not shown or not _EVENT_PATTERN.fullmatch(value):
         remedy = 'write it like "order.placed" or "order.*", without spaces and slashes'
         raise error(field, f"has the event type {quoted(value)}", remedy)
     return value

@@ -22,6 +22,8 @@ from holdfast.typed_events import TypedEvent, declared_type, is_typed_event
 HEADERS_LIMIT = 16 * 1024
 MAX_HEADERS = 64
 
+LONGEST_KEY = 800  # bytes of an ordering key or a fairness key
+
 OnDuplicate = Literal["ignore", "reschedule"]
 
 _LARGEST_VERSION = 2**31 - 1
@@ -46,6 +48,7 @@ class EventOptions(TypedDict, total=False):
     correlation_id: str | None
     causation_id: str | None
     ordering_key: str | None
+    fairness_key: str | None
     priority: int
     delay: Delay | None
     available_at: datetime | None
@@ -82,6 +85,7 @@ class NewEvent:
     correlation_id: str | None = None
     causation_id: str | None = None
     ordering_key: str | None = None
+    fairness_key: str | None = None
     priority: int = 1
     delay: Delay | None = None
     available_at: datetime | None = None
@@ -105,7 +109,12 @@ class NewEvent:
         if self.causation_id is not None:
             _require_text(self, "causation_id")
         if self.ordering_key is not None:
-            _require_text(self, "ordering_key")
+            _require_key(self, "ordering_key")
+        if self.fairness_key is not None:
+            _require_key(self, "fairness_key")
+            if self.ordering_key is not None:
+                remedy = "give one of the two: events in order are in turn over their keys already"
+                raise FieldError("fairness_key", "is given together with ordering_key", remedy)
         if self.key is not None:
             _require_text(self, "key")
         if self.event_id is not None:
@@ -206,6 +215,14 @@ def _require_text(event: NewEvent, name: str) -> None:
     value = getattr(event, name)
     if type(value) is not str or not 0 < len(value) <= LONGEST_TEXT or not storable(value):
         object.__setattr__(event, name, text(name, value, error=FieldError))
+
+
+def _require_key(event: NewEvent, name: str) -> None:
+    _require_text(event, name)
+    length = len(getattr(event, name).encode())
+    if length > LONGEST_KEY:
+        remedy = f"keep to {LONGEST_KEY}: use the id of what must be in order, or a hash of it"
+        raise FieldError(name, f"has {length} bytes", remedy)
 
 
 def _require_uuid(name: str, value: object) -> None:

@@ -41,6 +41,7 @@ class OutboxRow(NamedTuple):
     delay: str | None
     priority: str
     ordering_key: str | None
+    fairness_key: str | None
     dedupe_key: str | None
     expires_at: str | None
     expires_in: str | None
@@ -90,7 +91,7 @@ def prepare(
     """
     row_id = str(identity or event.event_id or uuid7())
     headers = _headers_of(event, inherited)
-    # By position: naming twenty-one fields would cost more than everything else here.
+    # By position: naming twenty-two fields would cost more than everything else here.
     return OutboxRow._make(
         (
             row_id,
@@ -111,6 +112,7 @@ def prepare(
             None if event.delay is None else f"{delay_seconds(event.delay):.6f}",
             "1" if event.priority == 1 else str(int(event.priority)),
             event.ordering_key,
+            event.fairness_key,
             event.key,
             None if event.expires_at is None else _iso(event.expires_at),
             None if event.expires_in is None else f"{delay_seconds(event.expires_in):.6f}",

@@ -7,7 +7,7 @@ event, or be filled with something else than its annotation says, is refused her
 import inspect
 import re
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -19,14 +19,15 @@ from pydantic_core import to_json
 from holdfast.context import HandlerContext
 from holdfast.envelope import EventEnvelope
 from holdfast.errors import ConfigurationError, FieldError
+from holdfast.transaction_kinds import ASYNCPG, KINDS, TransactionKind, kind_of, kinds_named, shown
 from holdfast.typed_events import declared_type
 
 EXTRAS: Final = ("payload", "tx", "context", "state")
 AROUND: Final = ("event", "call_next", "context", "state")
 
 _UNDEFINED: Final = object()  # the annotation names what is not imported
+_LISTS: Final = (list, Sequence, Collection, Iterable)  # what a list of events may be annotated with
 _UNTYPED: Final = (Any, object, dict, dict[str, Any])
-_CONNECTIONS: Final = frozenset(("Connection", "PoolConnectionProxy"))  # classes of asyncpg that tx may be
 # A payload is an object, in JSON.
 _NO_OBJECTS: Final = (str, bytes, int, float, list, tuple, set, frozenset, types.NoneType)
 
@@ -56,10 +57,11 @@ class Parameters:
     payload_model: PayloadModel | None = None
     state_type: type | None = None
     optional_state: bool = False
+    transaction: TransactionKind | None = None  # of `tx`
 
 
-def parameters_of(name: str, function: Callable[..., Any]) -> Parameters:
-    """Return what a handler asks for; refuse what it cannot get."""
+def parameters_of(name: str, function: Callable[..., Any], *, batch: bool = False) -> Parameters:
+    """Return what a handler asks for; refuse what it cannot get. With `batch` it takes a list of events."""
     parameters = list(inspect.signature(function).parameters.values())
     if not parameters or parameters[0].kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD):
         raise ConfigurationError(name, "takes no event", "write def handler(event: EventEnvelope)")
@@ -81,15 +83,17 @@ def parameters_of(name: str, function: Callable[..., Any]) -> Parameters:
     _refuse_generator(name, call)
     wanted = frozenset(p.name for p in others if p.name in EXTRAS)
     asynchronous = inspect.iscoroutinefunction(call)
-    if "tx" in wanted and not asynchronous:
-        remedy = "make it async def: the transaction lives on the worker's event loop"
-        raise ConfigurationError(name, "takes tx and is not asynchronous", remedy)
     hints, written = _hints(call), _written(call)
-    envelope, model = _typed_envelope(name, hints.get(first.name, Any), str(written.get(first.name)))
+    annotation, shown = hints.get(first.name, Any), str(written.get(first.name))
+    if batch:
+        annotation, shown = _listed(name, annotation, shown)
+        _refuse_payload(name, wanted)
+    envelope, model = _typed_envelope(name, annotation, shown)
+    transaction = None
     if "tx" in wanted:
-        _require_asyncpg(name, hints.get("tx", Any), str(written.get("tx")))
+        transaction = _transaction(name, hints.get("tx", Any), str(written.get("tx")), asynchronous)
     if "context" in wanted:
-        _require_context(name, hints.get("context", Any))
+        (_require_contexts if batch else _require_context)(name, hints.get("context", Any))
     state = hints.get("state", Any)
     return Parameters(
         asynchronous,
@@ -99,6 +103,7 @@ def parameters_of(name: str, function: Callable[..., Any]) -> Parameters:
         _payload_model(name, hints, str(written.get("payload"))) if "payload" in wanted else None,
         state if isinstance(state, type) and state is not Any and not _is_protocol(state) else None,
         any(p.name == "state" and p.default is not p.empty for p in others),
+        transaction,
     )
 
 
@@ -180,11 +185,41 @@ def _typed_envelope(
         # A class of the application's is most likely meant as the payload.
         own = isinstance(annotation, type) and annotation.__module__ not in ("builtins", "typing")
         remedy = f"write event: EventEnvelope[{shown}]" if own else "write event: EventEnvelope"
+        if get_origin(annotation) in _LISTS:
+            remedy += "; or let it take several events, with batch="
         raise ConfigurationError(name, f"annotates the event with {shown}, which is no envelope", remedy)
     payload = _payload_class(annotation)
     if payload is None:
         return None, None
     return annotation, _model(f"{name}.event", payload)
+
+
+def _listed(name: str, annotation: Any, written: str) -> tuple[Any, str]:
+    """Return the annotation of one event of a batch; refuse what is no list of events."""
+    if annotation is _UNDEFINED:
+        found = re.fullmatch(r"(?:[\w.]+\.)?(?:list|List|Sequence)\[(.*)\]", written)
+        if found is None:
+            raise _undefined(f"{name}.events", written)
+        return _UNDEFINED, found[1].strip("'\"")
+    if annotation in (Any, object, list, Sequence, Collection, Iterable):
+        return Any, "Any"
+    if get_origin(annotation) in _LISTS:
+        (event,) = get_args(annotation)
+        return event, getattr(event, "__name__", str(event))
+    shown = getattr(annotation, "__name__", None) or str(annotation)
+    of = shown if annotation is EventEnvelope or _generic_of(annotation) is EventEnvelope else "EventEnvelope"
+    raise ConfigurationError(
+        name, f"annotates its batch with {shown}, which is no list of events", f"write events: list[{of}]"
+    )
+
+
+def _refuse_payload(name: str, wanted: frozenset[str]) -> None:
+    if "payload" in wanted:
+        raise ConfigurationError(
+            f"{name}.payload",
+            "is of one event, and the handler takes a batch",
+            "write events: list[EventEnvelope[OrderPlaced]], and read event.payload",
+        )
 
 
 def _names_in(written: str) -> list[str]:
@@ -226,29 +261,54 @@ def _is_protocol(annotation: object) -> bool:
     return bool(getattr(annotation, "_is_protocol", False))
 
 
-def _require_asyncpg(name: str, annotation: Any, written: str) -> None:
-    """Refuse a `tx` that is annotated with something else, like a pool, or a session of SQLAlchemy."""
-    if annotation is _UNDEFINED:
-        if _CONNECTIONS.isdisjoint(_names_in(written)):
-            raise _undefined(f"{name}.tx", written)
-        return
+def _transaction(name: str, annotation: Any, written: str, asynchronous: bool) -> TransactionKind:
+    """Return the kind of transaction that `tx` asks for; refuse what no worker has, like a pool."""
     members = get_args(annotation) if _is_union(annotation) else (annotation,)
-    if any(_may_be_asyncpg(member) for member in members):
-        return
+    if annotation is _UNDEFINED:
+        found = kinds_named(written)
+        if not found:
+            raise _undefined(f"{name}.tx", written)
+    else:
+        found = [kind for kind in map(_kind_of, members) if kind is not None]
+    fitting = [kind for kind in found if kind.asynchronous is asynchronous]
+    if annotation is _UNDEFINED and len(fitting) > 1 and ASYNCPG not in fitting:
+        raise _undefined(f"{name}.tx", written)
+    if ASYNCPG in fitting or (asynchronous and any(map(_may_be_anything, members))):
+        return ASYNCPG
+    if fitting:
+        return fitting[0]
+    served = [kind for kind in KINDS if kind.asynchronous is asynchronous]
+    if found:
+        kind = found[0]
+        if kind.asynchronous:
+            remedy = f"make it async def: {kind} is used with await"
+        else:
+            remedy = f"make it a plain def, which runs in a thread: {kind} blocks"
+        twin = next((each for each in served if each.package == kind.package), None)
+        if twin is not None:
+            remedy += f"; or annotate it with {twin}"
+        problem = f"is annotated with {kind}, and the handler is {'async def' if asynchronous else 'a plain def'}"
+        raise ConfigurationError(f"{name}.tx", problem, remedy)
+    if any(map(_may_be_anything, members)):
+        raise ConfigurationError(
+            f"{name}.tx",
+            "has no annotation that says which library it is of, and the handler is a plain def",
+            f"annotate it with {shown(served)}; or make the handler async def",
+        )
     wrong = members[0]
-    shown = f"{wrong.__module__}.{wrong.__qualname__}" if isinstance(wrong, type) else str(wrong)
+    named = f"{wrong.__module__}.{wrong.__qualname__}" if isinstance(wrong, type) else str(wrong)
     raise ConfigurationError(
-        f"{name}.tx",
-        f"is annotated with {shown}, which it is not",
-        "annotate it with asyncpg.Connection: the worker opens the transaction, on a connection of its own",
+        f"{name}.tx", f"is annotated with {named}, which it is not", f"annotate it with {shown(served)}"
     )
 
 
-def _may_be_asyncpg(annotation: Any) -> bool:
+def _kind_of(annotation: Any) -> TransactionKind | None:
+    return kind_of(get_origin(annotation) or annotation)
+
+
+def _may_be_anything(annotation: Any) -> bool:
     origin = get_origin(annotation) or annotation
-    if annotation in (object, Any) or not isinstance(origin, type) or _is_protocol(origin):
-        return True
-    return any(cls.__module__.partition(".")[0] == "asyncpg" and cls.__name__ in _CONNECTIONS for cls in origin.__mro__)
+    return annotation in (object, Any) or not isinstance(origin, type) or _is_protocol(origin)
 
 
 def _require_context(name: str, annotation: Any) -> None:
@@ -259,6 +319,14 @@ def _require_context(name: str, annotation: Any) -> None:
     ):
         problem = f"is annotated with {annotation.__name__}, which it is not"
         raise ConfigurationError(f"{name}.context", problem, "annotate it with holdfast.HandlerContext")
+
+
+def _require_contexts(name: str, annotation: Any) -> None:
+    """Refuse an annotation of the contexts of a batch that says something else."""
+    known = annotation in (Any, object, list, Sequence, Collection, Iterable, _UNDEFINED)
+    if not known and (get_origin(annotation) not in _LISTS or get_args(annotation) not in ((HandlerContext,), (Any,))):
+        problem = "is that of a batch: a list with the context of each event"
+        raise ConfigurationError(f"{name}.context", problem, "annotate it with list[HandlerContext]")
 
 
 def _payload_model(name: str, hints: dict[str, Any], written: str) -> PayloadModel:

@@ -1,4 +1,4 @@
-"""Removal of passwords, tokens and data from error texts.
+"""Removal of passwords and tokens from error texts.
 
 Connection strings reach people in errors, often malformed, because a character in the password was not
 encoded. So this does not parse: where it is unclear what belongs to the password, more is hidden, not less.
@@ -9,9 +9,7 @@ may fail far from its start begins at most once in each word or line, or is boun
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterable, Iterator
 from urllib.parse import unquote_plus
 
 HIDDEN = "***"
@@ -181,15 +179,6 @@ _SECRETS = (
     ),
 )
 
-# Shorter strings occur by chance: replacing them would hide what happened, and no secret is that short.
-_SHORTEST_VALUE = 6
-_LONGEST_PATH = 100
-# To look for the values of a payload takes the number of values times the length of the text.
-_MOST_WORK = 5_000_000
-_LEAST_TEXT = 200
-_BEGINNING = 16
-_PLAIN_KEY = re.compile(r"[A-Za-z_][\w-]{0,39}").fullmatch
-
 
 def unredacted(text: str) -> str:
     """Return the text as it is. As a redactor it turns the redaction of error texts off."""
@@ -207,65 +196,6 @@ def redact_secrets(text: str) -> str:
         if any(word in lower for word in words):
             text = pattern.sub(_hide, text)
     return text
-
-
-def redact_values(text: str, payload: object) -> str:
-    """Return `text` with the strings of a payload replaced by their place in it, the longest first.
-
-    The more strings a payload has, the less of a long text is kept.
-
-    >>> redact_values("no account of ann@example.com", {"customer": {"email": "ann@example.com"}})
-    'no account of <payload.customer.email>'
-    """
-    places = {shown: path for value, path in _strings(payload) for shown in _forms(value)}
-    length = len(text)
-    text = _bounded(text, places)
-    end = " …[truncated]" if len(text) < length else ""
-    found = sorted((shown for shown in places if shown in text), key=len, reverse=True)
-    # One character stands for each place until all are found, so that no value is found in the name of a place.
-    marks = {0xF0000 + number: f"<{places[shown]}>" for number, shown in enumerate(found)}
-    for mark, shown in zip(marks, found, strict=True):
-        text = text.replace(shown, chr(mark))
-    return f"{text.translate(marks)}{end}"
-
-
-def _bounded(text: str, values: Iterable[str]) -> str:
-    """Return as much of the text as so many values can be looked for in, without the beginning of one at its end."""
-    values = tuple(values)
-    room = max(_LEAST_TEXT, _MOST_WORK // max(len(values), 1))
-    if len(text) <= room:
-        return text
-    text = text[:room]
-    ends = [room - _BEGINNING]
-    for value in values:
-        if value not in text and (start := text.find(value[:_BEGINNING])) >= 0:
-            ends.append(start)
-    return text[: min(ends)]
-
-
-def _strings(payload: object) -> Iterator[tuple[str, str]]:
-    pending: list[tuple[object, str]] = [(payload, "payload")]
-    while pending:
-        value, path = pending.pop()
-        if isinstance(value, str):
-            if len(value) >= _SHORTEST_VALUE:
-                yield value, path
-        elif isinstance(value, dict):
-            # A key may be data too.
-            pending += [(each, _place(path, key if _PLAIN_KEY(str(key)) else "*")) for key, each in value.items()]
-        elif isinstance(value, list | tuple):
-            pending += [(each, _place(path, index)) for index, each in enumerate(value)]
-
-
-def _place(path: str, key: object) -> str:
-    return f"{path}.{key}" if len(path) < _LONGEST_PATH else path
-
-
-def _forms(value: str) -> set[str]:
-    """The ways in which a text may quote a value: as it is, and as Python or JSON would."""
-    if value.isascii() and value.isprintable() and "\\" not in value and "'" not in value and '"' not in value:
-        return {value}
-    return {value, repr(value)[1:-1], json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1]}
 
 
 def _hide(match: re.Match[str]) -> str:

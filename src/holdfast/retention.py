@@ -13,9 +13,14 @@ _LONGEST_DAYS = 36_500
 _REPLAYABLE = ("outbox_row", "failed_row", "archive_row")
 _INBOX = "event_handled"
 _RECORDS = "idempotency_record"
-ENTITIES = (*_REPLAYABLE, _INBOX, _RECORDS)
+_ROLLUP = "rollup_row"
+ENTITIES = (*_REPLAYABLE, _INBOX, _RECORDS, _ROLLUP)
 # What has keys and no classes, and nothing to strip, and why.
-_WHOLE = {_INBOX: "the inbox knows keys", _RECORDS: "idempotency records have keys"}
+_WHOLE = {
+    _INBOX: "the inbox knows keys",
+    _RECORDS: "idempotency records have keys",
+    _ROLLUP: "the roll-up has handlers",
+}
 ALL_CLASSES = "*"
 
 
@@ -60,6 +65,7 @@ DEFAULT_POLICIES: RetentionPolicies = MappingProxyType(
         (_INBOX, ALL_CLASSES): RetentionPolicy(60, 7, Disposal.HARD_DELETE),
         # Counted from when it expires, which each request decides.
         (_RECORDS, ALL_CLASSES): RetentionPolicy(0, 0, Disposal.HARD_DELETE),
+        (_ROLLUP, ALL_CLASSES): RetentionPolicy(14, 0, Disposal.HARD_DELETE),
     }
 )
 

@@ -1,5 +1,7 @@
 """Settings of a worker. Every value has a default that suits one process beside one service."""
 
+import os
+import socket
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -10,7 +12,6 @@ from holdfast.names import channel_name
 
 DeadLetters = Literal["in_place", "archive"]
 DEAD_LETTERS: tuple[DeadLetters, ...] = get_args(DeadLetters)
-LogHandled = Literal["never", "debug", "info"]
 
 
 def channel_of(generation: int) -> str:
@@ -33,11 +34,11 @@ class WorkerSettings:
     lease: float = 30.0
     poll_interval: float = 5.0
     grace: float = 30.0  # for running handlers when the worker stops
+    loop_patience: float = 30.0  # how long handlers may block the event loop until the worker is not live
     settle_after: float = 0.005  # how long a finished delivery waits for others to settle with
     listen: bool = True
     listen_dsn: str | None = None  # a direct connection when the other one goes through a pooler
     dead_letters: DeadLetters = "in_place"  # or "archive": what fails for good moves to core.archive
-    log_handled: LogHandled = "never"  # or the level of a line for each event that was handled
     sweep: bool = True  # take turns with the other workers in retention's sweeps
 
     def __post_init__(self) -> None:
@@ -49,13 +50,18 @@ class WorkerSettings:
         number("WorkerSettings.lease", self.lease, 0.5, 3_600)
         number("WorkerSettings.poll_interval", self.poll_interval, 0.01, 3_600)
         number("WorkerSettings.grace", self.grace, 0, 3_600)
+        number("WorkerSettings.loop_patience", self.loop_patience, 1, 3_600)
         number("WorkerSettings.settle_after", self.settle_after, 0, 1)
         one_of("WorkerSettings.dead_letters", self.dead_letters, DEAD_LETTERS)
-        one_of("WorkerSettings.log_handled", self.log_handled, get_args(LogHandled))
         if isinstance(self.channels, str):
             raise ConfigurationError("WorkerSettings.channels", "is a string", f"write ({self.channels!r},)")
         for channel in self.channels:
             channel_name("WorkerSettings.channels", channel)
+
+    @property
+    def shown_name(self) -> str:
+        """The name that operators see: the chosen one, else the host and the id of this process."""
+        return self.name or f"{socket.gethostname()}:{os.getpid()}"
 
     @property
     def served_channels(self) -> tuple[str, ...]:

@@ -1,0 +1,251 @@
+"""The data of an event that error texts may quote, and its removal from them.
+
+A text is compared with the data in windows of a few characters, so that a part of a value is found too, in the time
+that it takes to read both once: payloads are large, and the event loop waits.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING, Final, NamedTuple
+from uuid import UUID
+
+if TYPE_CHECKING:
+    from holdfast.envelope import EventEnvelope
+
+# Shorter values occur by chance: replacing them would hide what happened, and no secret is that short.
+_SHORTEST_VALUE = 6
+_CONTAINERS = (dict, list, tuple)
+_NUMBERS = (int, float)
+_SHORT_NUMBERS = 10 ** (_SHORTEST_VALUE - 1)
+# So many characters of a value are recognised as a part of it.
+_WINDOW = 8
+# Every window holds one piece of this length that begins at a multiple of the step: only those are looked up first.
+_PIECE = 4
+_STEP = _WINDOW - _PIECE + 1
+_DEEPEST_PLACE = 20
+_LONGEST_PLACE = 100
+_PLAIN_KEY = re.compile(r"[A-Za-z_][\w-]{0,39}").fullmatch
+# It is there to be written: all reports about the event have it.
+_PUBLIC_HEADER = "correlation_id"
+
+_ESCAPE = re.compile(
+    r"""
+      \\u(?P<high>[dD][89abAB][0-9a-fA-F]{2})\\u(?P<low>[dD][c-fC-F][0-9a-fA-F]{2})
+    | \\(?P<letter>[nrtbf'"\\/])
+    | \\u(?P<four>[0-9a-fA-F]{4}) | \\U(?P<eight>[0-9a-fA-F]{8}) | \\x(?P<two>[0-9a-fA-F]{2})
+    """,
+    re.VERBOSE,
+)
+_LETTERS = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f"}
+
+
+class _Place(NamedTuple):
+    """Where a value stands: the place of what contains it, and its key there."""
+
+    parent: _Place | None
+    key: object
+    depth: int = 0
+
+    def child(self, key: object) -> _Place:
+        return _Place(self, key, self.depth + 1) if self.depth < _DEEPEST_PLACE else self
+
+    def __str__(self) -> str:
+        keys: list[str] = []
+        place: _Place | None = self
+        while place is not None:
+            key = str(place.key)
+            # A key may be data too.
+            keys.append(key if isinstance(place.key, int) or _PLAIN_KEY(key) else "*")
+            place = place.parent
+        text = keys.pop()
+        while keys and len(text) < _LONGEST_PLACE:
+            text = f"{text}.{keys.pop()}"
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class EventData:
+    """What a handler has of an event, and an error may quote. A key that is the id of the event is not private."""
+
+    payload: object = None
+    headers: Mapping[str, object] | None = None
+    idempotency_key: str | None = None
+    event_id: UUID | None = None
+
+    @classmethod
+    def of(cls, event: EventEnvelope, headers: Mapping[str, object]) -> EventData:
+        """Return the data of an event and its headers."""
+        return cls(event.payload, headers, event.idempotency_key, event.event_id)
+
+    def redact(self, text: str) -> str:
+        """Return `text` with the values of the event, and the longer parts of them, replaced by their places.
+
+        >>> EventData({"customer": {"email": "ann@example.com"}}).redact("no account of Ann@Example.com")
+        'no account of <payload.customer.email>'
+        """
+        values = {_lower(value): place for value, place in self._values()}
+        if not values:
+            return text
+        readings = [_Reading(_lower(text), range(len(text) + 1))]
+        if "\\" in text:
+            readings.append(_unescaped(text))
+        parts = _parts(values, [reading.text for reading in readings])
+        result: list[str] = []
+        end = 0
+        for start, stop, place in _runs(readings, parts):
+            quoted = text[start:stop]
+            whole = values.get(_lower(quoted)) or values.get(_unescaped(quoted).text)
+            result += text[end:start], f"<{whole or place}>"
+            end = stop
+        return "".join([*result, text[end:]])
+
+    def _values(self) -> Iterator[tuple[str, _Place]]:
+        """Yield every value that is long enough to be looked for, and keys that are no names, with their places."""
+        headers = {name: value for name, value in (self.headers or {}).items() if name != _PUBLIC_HEADER}
+        key = self.idempotency_key
+        if key is not None and key != str(self.event_id) and len(key) >= _SHORTEST_VALUE:
+            yield key, _Place(None, "idempotency_key")
+        pending: list[tuple[object, _Place]] = [
+            (self.payload, _Place(None, "payload")),
+            (headers, _Place(None, "headers")),
+        ]
+        while pending:
+            container, place = pending.pop()
+            items: Iterable[tuple[object, object]] = ()
+            if isinstance(container, dict):
+                items = container.items()
+                keys = (name for name in container if isinstance(name, str) and len(name) >= _SHORTEST_VALUE)
+                yield from ((name, place.child(name)) for name in keys if not _PLAIN_KEY(name))
+            elif isinstance(container, _CONTAINERS):
+                items = enumerate(container)
+            for name, value in items:
+                if isinstance(value, str):
+                    if len(value) >= _SHORTEST_VALUE:
+                        yield value, place.child(name)
+                elif isinstance(value, _CONTAINERS):
+                    pending.append((value, place.child(name)))
+                elif isinstance(value, _NUMBERS) and (digits := _digits(value)):
+                    yield digits, place.child(name)
+
+
+NO_EVENT: Final = EventData()
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """A text in small letters, and where each character of it stands in the text that was given; also its end."""
+
+    text: str
+    starts: Sequence[int]
+
+
+class _Run(NamedTuple):
+    """A stretch of a text that is quoted, and a place that it may be from."""
+
+    start: int
+    stop: int
+    place: _Place
+
+
+def _digits(number: float) -> str:
+    """Return a number as texts write it; nothing, if it is too short to be told from others."""
+    if isinstance(number, int):
+        try:
+            return "" if -_SHORT_NUMBERS < number < _SHORT_NUMBERS else str(abs(number))
+        except ValueError:  # Python writes no integer of more than some thousand digits
+            return ""
+    text = str(abs(number))
+    return text if len(text) > _SHORTEST_VALUE and sum(map(str.isdigit, text)) >= _SHORTEST_VALUE else ""
+
+
+def _lower(text: str) -> str:
+    """Return the text in small letters, each in the place of its capital: of one letter they would be two."""
+    return text.replace("\u0130", "i").lower()
+
+
+def _unescaped(text: str) -> _Reading:
+    """Return the text without the escapes of Python and JSON."""
+    parts: list[str] = []
+    starts: list[int] = []
+    end = 0
+    for found in _ESCAPE.finditer(text):
+        parts += text[end : found.start()], _character(found)
+        starts += range(end, found.start() + 1)
+        end = found.end()
+    return _Reading(_lower("".join([*parts, text[end:]])), [*starts, *range(end, len(text) + 1)])
+
+
+def _character(escape: re.Match[str]) -> str:
+    if letter := escape["letter"]:
+        return _LETTERS.get(letter, letter)
+    if high := escape["high"]:
+        return chr(0x10000 + ((int(high, 16) & 0x3FF) << 10) + (int(escape["low"], 16) & 0x3FF))
+    code = escape["four"] or escape["eight"] or escape["two"]
+    return chr(min(int(code, 16), sys.maxunicode))
+
+
+def _parts(values: Mapping[str, _Place], texts: Sequence[str]) -> dict[str, _Place]:
+    """Return short values, and those windows of longer ones that are in a text."""
+    parts = {value: place for value, place in values.items() if len(value) < _WINDOW}
+    long = [value for value in values if len(value) >= _WINDOW]
+    data = "\0" * _STEP + "\0".join(long)
+    pieces = set(_cut(texts, _PIECE))
+    # Where a piece is in a text, all windows around it may be. What the data repeats is looked at once.
+    around = {
+        data[at - _STEP + 1 : at + _WINDOW]: at - _STEP + 1
+        for at in range(_STEP, len(data), _STEP)
+        if data[at : at + _PIECE] in pieces
+    }
+    if not around:
+        return parts
+    windows = set(_cut(texts, _WINDOW))
+    begins = list(accumulate((len(value) + 1 for value in long), initial=_STEP))
+    found = {
+        window: start + offset
+        for near, start in around.items()
+        for offset in range(_STEP)
+        if (window := near[offset : offset + _WINDOW]) in windows
+    }
+    parts |= {window: values[long[bisect_right(begins, start) - 1]] for window, start in found.items()}
+    return parts
+
+
+def _cut(texts: Iterable[str], size: int) -> Iterator[str]:
+    for text in texts:
+        for start in range(len(text) - size + 1):
+            yield text[start : start + size]
+
+
+def _runs(readings: Iterable[_Reading], parts: Mapping[str, _Place]) -> Iterator[_Run]:
+    """Yield the stretches of the text that parts cover, in order."""
+    runs = [
+        _Run(reading.starts[run.start], reading.starts[run.stop], run.place)
+        for size in {len(part) for part in parts}
+        for reading in readings
+        for run in _joined(
+            _Run(start, start + size, parts[window])
+            for start, window in enumerate(_cut([reading.text], size))
+            if window in parts
+        )
+    ]
+    return _joined(sorted(runs, key=lambda run: (run.start, -run.stop)))
+
+
+def _joined(runs: Iterable[_Run]) -> Iterator[_Run]:
+    """Yield runs, which come in the order of their starts, with those that overlap as one."""
+    last: _Run | None = None
+    for run in runs:
+        if last is None or run.start >= last.stop:
+            if last is not None:
+                yield last
+            last = run
+        elif run.stop > last.stop:
+            last = _Run(last.start, run.stop, last.place)
+    if last is not None:
+        yield last

@@ -1,0 +1,172 @@
+"""What a process has done since it started, for exporters: those of several processes add up.
+
+Counts by a name that a writer or an error chooses are bounded: past a limit, new names count as `other`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Final, Generic, NamedTuple, TypeVar
+
+from holdfast.handler_tally import OUTCOMES, HandlerTally, Histogram
+from holdfast.telemetry import Counters
+
+K = TypeVar("K")
+
+# Stands for all names that are not counted by themselves.
+OTHER: Final = "other"
+MOST_EVENT_TYPES: Final = 100
+MOST_FAILURES: Final = 500
+MOST_OBSERVERS: Final = 100
+
+NO_DELIVERIES: Final = HandlerTally(dict.fromkeys(OUTCOMES, 0), 0, Histogram(), Histogram())
+
+
+class FailureKind(NamedTuple):
+    """What failed deliveries are counted by."""
+
+    handler: str
+    reason: str  # retry_terminal, max_deliveries or rejected
+    exception_type: str  # empty where no exception was raised
+
+
+class BoundedCounter(Generic[K]):
+    """Counts by a key, for any thread. When it has `most` keys, it counts new ones under what `other` makes of them."""
+
+    def __init__(self, most: int, other: Callable[[K], K]) -> None:
+        self._most = most
+        self._other = other
+        self.reset()
+
+    def reset(self) -> None:
+        """Count from nothing. A fork may have copied the lock while it was held."""
+        self._lock = threading.Lock()
+        self._counts: dict[K, int] = {}
+
+    def add(self, key: K, count: int = 1) -> None:
+        """Count."""
+        with self._lock:
+            if key not in self._counts and len(self._counts) >= self._most:
+                key = self._other(key)
+            self._counts[key] = self._counts.get(key, 0) + count
+
+    def snapshot(self) -> dict[K, int]:
+        """Return the counts."""
+        with self._lock:
+            return dict(self._counts)
+
+
+def failure_counter() -> BoundedCounter[FailureKind]:
+    """Return a counter of failed deliveries. Handlers and reasons are few; classes of errors may be many."""
+    return BoundedCounter(MOST_FAILURES, lambda kind: kind._replace(exception_type=OTHER))
+
+
+# By event type: what this process has handed to transactions, which may yet roll back.
+published: Final[BoundedCounter[str]] = BoundedCounter(MOST_EVENT_TYPES, lambda _: OTHER)
+os.register_at_fork(after_in_child=published.reset)
+# By observer: facts for which one that is called at once has raised an error.
+lost_facts: Final[BoundedCounter[str]] = BoundedCounter(MOST_OBSERVERS, lambda _: OTHER)
+os.register_at_fork(after_in_child=lost_facts.reset)
+
+
+@dataclass(frozen=True, slots=True)
+class Measurements:
+    """Counts since the start, and as the last fields the state of workers that run."""
+
+    handlers: Mapping[str, HandlerTally] = field(default_factory=dict)
+    nacked_terminal: Mapping[FailureKind, int] = field(default_factory=dict)
+    dlq_written: Mapping[FailureKind, int] = field(default_factory=dict)
+    published: Mapping[str, int] = field(default_factory=dict)
+    counters: Counters = field(default_factory=Counters)
+    facts_dropped: int = 0
+    log_lines_dropped: int = 0
+    workers: int = 0
+    listeners: int = 0  # of the workers, those that should hear notifications
+    listening: int = 0  # of the workers, those that do
+    in_flight: int = 0
+
+    def __add__(self, other: Measurements) -> Measurements:
+        names = {**self.handlers, **other.handlers}
+        return Measurements(
+            {name: _sum(self.handlers.get(name), other.handlers.get(name)) for name in names},
+            Counter(self.nacked_terminal) + Counter(other.nacked_terminal),
+            Counter(self.dlq_written) + Counter(other.dlq_written),
+            Counter(self.published) + Counter(other.published),
+            Counters(
+                **{
+                    each.name: getattr(self.counters, each.name) + getattr(other.counters, each.name)
+                    for each in fields(Counters)
+                }
+            ),
+            *(getattr(self, name) + getattr(other, name) for name in _NUMBERS),
+        )
+
+    def ended(self) -> Measurements:
+        """Return what is left of them when the process has ended: the counts."""
+        return replace(self, workers=0, listeners=0, listening=0, in_flight=0)
+
+    def dumped(self) -> str:
+        """Return them as one line."""
+        return json.dumps(
+            {
+                "handlers": {
+                    name: [
+                        [each.counts[outcome] for outcome in OUTCOMES],
+                        each.archived,
+                        *((list(times.counts), times.sum) for times in (each.handler_time, each.outbox_time)),
+                    ]
+                    for name, each in self.handlers.items()
+                },
+                "nacked_terminal": [[*kind, count] for kind, count in self.nacked_terminal.items()],
+                "dlq_written": [[*kind, count] for kind, count in self.dlq_written.items()],
+                "published": dict(self.published),
+                "counters": asdict(self.counters),
+                **{name: getattr(self, name) for name in _NUMBERS},
+            },
+            separators=(",", ":"),
+        )
+
+    @classmethod
+    def of_publishing(cls) -> Measurements:
+        """Return what this process has done outside of workers: published, and asked observers at once."""
+        return cls(published=published.snapshot(), facts_dropped=sum(lost_facts.snapshot().values()))
+
+    @classmethod
+    def loaded(cls, line: str | bytes) -> Measurements:
+        """Return what `dumped` has written."""
+        found = json.loads(line)
+        return cls(
+            {
+                name: HandlerTally(
+                    dict(zip(OUTCOMES, counts, strict=True)),
+                    archived,
+                    Histogram(tuple(handler_time[0]), handler_time[1]),
+                    Histogram(tuple(outbox_time[0]), outbox_time[1]),
+                )
+                for name, (counts, archived, handler_time, outbox_time) in found["handlers"].items()
+            },
+            {FailureKind(*kind): count for *kind, count in found["nacked_terminal"]},
+            {FailureKind(*kind): count for *kind, count in found["dlq_written"]},
+            found["published"],
+            Counters(**found["counters"]),
+            *(found[name] for name in _NUMBERS),
+        )
+
+
+_NUMBERS: Final = ("facts_dropped", "log_lines_dropped", "workers", "listeners", "listening", "in_flight")
+
+
+def _sum(one: HandlerTally | None, two: HandlerTally | None) -> HandlerTally:
+    if one is None or two is None:
+        return one or two or NO_DELIVERIES
+    return HandlerTally(
+        {outcome: one.counts[outcome] + two.counts[outcome] for outcome in OUTCOMES},
+        one.archived + two.archived,
+        one.handler_time + two.handler_time,
+        one.outbox_time + two.outbox_time,
+    )

@@ -1,0 +1,142 @@
+"""Which observers want which facts, and how facts reach them.
+
+An observer is a function of one fact. It may say what it wants:
+
+facts   the classes of the facts, as a frozenset; without it, the observer gets `Retried`, `Failed` and `Notice`
+sample  a share from 0 to 1: of the facts `Published` and `Handled`, those of so many events. They are chosen by the
+        event's id: of an event, an observer gets both or none
+"""
+
+import contextlib
+import zlib
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Final, TypeAlias, get_args
+from uuid import UUID
+
+from holdfast.checks import functions, number
+from holdfast.errors import ConfigurationError
+from holdfast.failure import describe
+from holdfast.measurements import lost_facts
+from holdfast.telemetry import Fact, Failed, Handled, Notice, Observer, Published, Retried
+
+FactKind: TypeAlias = type[Fact]
+
+FACTS: Final[frozenset[FactKind]] = frozenset(get_args(Fact))
+USUAL_FACTS: Final[frozenset[FactKind]] = frozenset((Retried, Failed, Notice))
+SAMPLED_FACTS: Final[frozenset[FactKind]] = frozenset((Published, Handled))
+_ALL: Final = 1 << 32
+# So many kinds of errors of observers are reported, in the life of a group.
+_MOST_REPORTS: Final = 100
+
+
+def is_sampled(event_id: UUID, share: float) -> bool:
+    """Return whether an event is among such a share of all events. Every process comes to the same answer."""
+    return share >= 1.0 or zlib.crc32(event_id.bytes) < share * _ALL
+
+
+def require_observers(values: object) -> tuple[Observer, ...]:
+    """Return observers; refuse anything else, and one that asks for facts that do not exist."""
+    observers = functions("observers", values)
+    for observer in observers:
+        facts_of(observer)
+        sample_of(observer)
+    return observers
+
+
+def facts_of(observer: Observer) -> frozenset[FactKind]:
+    """Return the kinds of facts that an observer wants."""
+    wanted = getattr(observer, "facts", USUAL_FACTS)
+    if not isinstance(wanted, frozenset | set) or not wanted <= FACTS:
+        raise ConfigurationError(
+            "observers",
+            f"has {_shown(observer)}, whose attribute facts is not a set of fact classes",
+            "write facts = frozenset((Handled, Failed)) with classes of holdfast.telemetry, or name it otherwise",
+        )
+    return frozenset(wanted)
+
+
+def sample_of(observer: Observer) -> float:
+    """Return the share of successes that an observer wants."""
+    return number(f"{_shown(observer)}.sample", getattr(observer, "sample", 1.0), 0, 1)
+
+
+def _shown(observer: Observer) -> str:
+    return str(getattr(observer, "__qualname__", type(observer).__qualname__))
+
+
+class ObserverGroup:
+    """Hands each fact to the observers that want it; `deliver` returns the function that takes an observer's facts.
+
+    Whoever constructs facts asks `share` or `wants` once, and not for each fact. An observer that raises is reported to
+    the others, and to `log` where no other takes notices.
+    """
+
+    def __init__(
+        self,
+        observers: Iterable[Observer],
+        deliver: Callable[[Observer], Callable[[Fact], object]],
+        log: Observer | None = None,
+    ) -> None:
+        self._takers: dict[FactKind, list[tuple[Callable[[Fact], object], float]]] = {}
+        self._notified: list[tuple[Observer, Callable[[Fact], object]]] = []
+        self._failures: set[tuple[int, str]] = set()  # the observer's identity, and the error's type
+        self._log = log
+        for observer in observers:
+            take = deliver(observer)
+            if Notice in facts_of(observer):
+                self._notified.append((observer, take))
+            for kind in facts_of(observer):
+                share = sample_of(observer) if kind in SAMPLED_FACTS else 1.0
+                if share > 0:
+                    self._takers.setdefault(kind, []).append((take, share))
+
+    def wants(self, kind: FactKind) -> bool:
+        """Return whether any of the observers wants facts of such a kind."""
+        return kind in self._takers
+
+    def share(self, kind: FactKind) -> float:
+        """Return the share of such facts to construct, by `is_sampled`: 0 when no observer wants them."""
+        return max((share for _, share in self._takers.get(kind, ())), default=0.0)
+
+    def __call__(self, fact: Fact) -> None:
+        for take, share in self._takers.get(type(fact), ()):
+            if share >= 1.0 or not isinstance(fact, Published | Handled) or is_sampled(fact.event_id, share):
+                take(fact)
+
+    def report_failure(self, observer: Observer, fact: Fact, error: BaseException) -> None:
+        """Report an observer that raised, once for each type of its errors, and to none that has raised itself."""
+        report = describe(error)
+        failure = id(observer), report.type_name
+        if failure in self._failures or len(self._failures) >= _MOST_REPORTS:
+            return
+        self._failures.add(failure)
+        details: dict[str, object] = {
+            "observer": _shown(observer),
+            "fact": type(fact).__name__,
+            "error": report.type_name,
+            "place": (report.traceback or "").partition("\n")[0].removeprefix("raised at "),
+            "remedy": "mend it: it loses each fact for which it raises, and this is said once for a type of error",
+        }
+        notice = Notice("error", "observer_failed", details)
+        failed = {identity for identity, _ in self._failures}
+        others = [take for each, take in self._notified if id(each) not in failed]
+        if not others and self._log is not None and id(self._log) not in failed:
+            with contextlib.suppress(Exception):
+                self._log(notice)
+        for take in others:
+            take(notice)
+
+
+class DirectObservers(ObserverGroup):
+    """Calls observers at once, in the caller's thread and context. A fact for which one raises is lost, and counted."""
+
+    def __init__(self, observers: Iterable[Observer], log: Observer | None = None) -> None:
+        super().__init__(observers, lambda observer: partial(self._call, observer), log)
+
+    def _call(self, observer: Observer, fact: Fact) -> None:
+        try:
+            observer(fact)
+        except Exception as error:
+            lost_facts.add(_shown(observer))
+            self.report_failure(observer, fact, error)
