@@ -52,6 +52,11 @@ class DatabaseClock:
             self.steps.append((earliest + latest) / 2 - sum(known) / 2)
         self._on_step()
 
+    def now(self) -> float:
+        """The database's time, in seconds since 1970, to within a round trip; while it is unknown, this machine's."""
+        offset = self._offset
+        return time.time() if offset is None else sum(offset) / 2 + steady()
+
     def ended_before(self) -> datetime | None:
         """The time before which a lease must end to count as expired; None while nothing is known.
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 from uuid import UUID
 
 import asyncpg
@@ -21,6 +21,7 @@ from holdfast.handlers import Handler
 from holdfast.ids import uuid7
 from holdfast.postgres.clock import DatabaseClock, steady
 from holdfast.postgres.delivery import Delivery
+from holdfast.postgres.keyed import Kind
 from holdfast.postgres.statements import NamedStatements
 from holdfast.postgres.subscriptions import SubscriptionsChanged
 from holdfast.retention import RetentionPolicies
@@ -84,6 +85,7 @@ class Deliveries:
 
     def __init__(self, statements: NamedStatements, *, worker: UUID, generation: int, lease: float) -> None:
         self._fetch = statements.fetch
+        self._filled_in = statements.filled_in
         self._worker = worker
         self._generation = generation
         self._lease = timedelta(seconds=lease)
@@ -102,9 +104,14 @@ class Deliveries:
         )
 
     async def claim(
-        self, connection: asyncpg.Connection, subscriptions: int, channel: str, lanes: Sequence[LaneClaim]
-    ) -> list[Delivery]:
-        """Lease what is due under a new token, and return it, the most urgent first.
+        self,
+        connection: asyncpg.Connection,
+        subscriptions: int,
+        channel: str,
+        lanes: Sequence[LaneClaim],
+        keyed: bool = False,
+    ) -> tuple[list[Delivery], Kind]:
+        """Lease what is due under a new token, and return it, the most urgent first; with `keyed`, also what has a key.
 
         Raises SubscriptionsChanged when the subscriptions are no longer at the version that is passed.
         """
@@ -120,14 +127,18 @@ class Deliveries:
             generation=self._generation,
             handlers=[lane.handler.name for lane in lanes],
             ended_before=self.clock.ended_before(),
+            keyed=keyed,
             **_columns(lanes),
         )
-        if records and records[0]["id"] is None:
-            raise SubscriptionsChanged
+        kind: Kind = ""
+        if records and records[-1]["id"] is None:
+            kind = records.pop()["route"] or ""
+            if not kind:
+                raise SubscriptionsChanged
         now, handlers = time.monotonic(), {lane.route: lane.handler for lane in lanes}
         claimed = [Delivery(record, token, handlers, now) for record in records]
         claimed.sort(key=_urgency)
-        return claimed
+        return claimed, kind
 
     async def split(
         self, connection: asyncpg.Connection, subscriptions: int, channel: str, lanes: Sequence[LaneClaim]
@@ -190,9 +201,15 @@ class Deliveries:
         return [row[0] for row in rows]
 
     async def deliver(
-        self, connection: asyncpg.Connection, batch: Sequence[Delivery], *, record: bool, delete: bool = True
+        self,
+        connection: asyncpg.Connection,
+        batch: Sequence[Delivery],
+        outcome: Literal["delivered", "duplicate"],
+        *,
+        record: bool,
+        delete: bool = True,
     ) -> list[UUID]:
-        """Settle deliveries as delivered and, with `record`, write the inbox.
+        """Settle deliveries as delivered and, with `record`, write the inbox. `outcome` is what they are counted as.
 
         Without `delete`, rows that the retention policies do not keep are left to the next sweep.
         """
@@ -206,7 +223,7 @@ class Deliveries:
                 return [
                     lost
                     for some in groups
-                    for lost in await self.deliver(connection, some, record=record, delete=delete)
+                    for lost in await self.deliver(connection, some, outcome, record=record, delete=delete)
                 ]
         rows = await self._fetch(
             connection,
@@ -215,6 +232,7 @@ class Deliveries:
             routes=list(handlers),
             handlers=list(handlers.values()),
             record=record,
+            outcome=outcome,
         )
         return [row[0] for row in rows]
 
@@ -268,12 +286,12 @@ class Deliveries:
         self, connection: asyncpg.Connection, batch: Sequence[Delivery], delays: Iterable[float]
     ) -> list[UUID]:
         """Give deliveries back without counting the attempt; a delay above zero is a snooze."""
-        rows = await self._fetch(connection, "outbox_release", **_fence(batch), delays=_intervals(delays))
+        rows = await self._fetch(
+            connection, "outbox_release", **_fence(batch), delays=_intervals(delays), handlers=_names(batch)
+        )
         return [row[0] for row in rows]
 
-    async def enter(
-        self, connection: asyncpg.Connection, delivery: Delivery, idle: float, look: bool = False
-    ) -> str | None:
+    async def enter(self, connection: asyncpg.Connection, look: bool, *, delivery: Delivery, idle: float) -> str | None:
         """Settle the row and write the inbox, as the first statement of a transactional handler.
 
         Returns `run`, `duplicate` when the handler has handled the event already, or `lost` for the lease. None: with
@@ -290,6 +308,46 @@ class Deliveries:
         entered: str | None = rows[0][0]
         return entered
 
+    async def enter_batch(
+        self, connection: asyncpg.Connection, look: bool, *, batch: Sequence[Delivery], idle: float
+    ) -> list[str] | None:
+        """Do what `enter` does for several deliveries of one handler; the answer for each, in their order."""
+        rows = await self._fetch(
+            connection,
+            "enter_batch" if look else "outbox_enter_batch",
+            **_fence(batch),
+            handler=batch[0].handler.name,
+            idle=timedelta(seconds=idle),
+        )
+        return None if rows[0][0] is None else list(rows[0][0])
+
+    async def reopen_batch(self, connection: asyncpg.Connection, batch: Sequence[Delivery]) -> bool:
+        """Undo `enter_batch` for some of its deliveries; False when this transaction has not entered one of them."""
+        routes = [each.route for each in batch]
+        rows = await self._fetch(
+            connection, "reopen_batch", **_fence(batch), handler=batch[0].handler.name, routes=routes
+        )
+        return not rows
+
+    async def delete_delivered_batch(self, connection: asyncpg.Connection, batch: Sequence[Delivery]) -> None:
+        """Do what `delete_delivered` does for several deliveries of one handler."""
+        if self._deletes_delivered and batch:
+            values = {"ids": [each.id for each in batch], "handler": batch[0].handler.name}
+            await self._fetch(connection, "delete_delivered_batch", **values)
+
+    def entering(self, delivery: Delivery, idle: float, look: bool) -> str:
+        """Return the statement of `enter` with its values, for a message of several. What is not `run` is an error."""
+        return self._filled_in(
+            "enter_at_once",
+            {
+                "id": delivery.id,
+                "token": delivery.token,
+                "handler": delivery.handler.name,
+                "idle": f"{idle} s",
+                "look": look,
+            },
+        )
+
     async def reopen(self, connection: asyncpg.Connection, delivery: Delivery) -> bool:
         """Undo `enter` after a failure, in the same transaction; False when that transaction has not entered."""
         rows = await self._fetch(
@@ -301,6 +359,21 @@ class Deliveries:
             route=delivery.route,
         )
         return bool(rows[0][0])
+
+    def retrying(self, delivery: Delivery, delay: float, error: str) -> str:
+        """Return a retry of what the transaction has entered, with its values, for a message of several.
+
+        When the transaction has not entered it is an error.
+        """
+        return self._filled_in(
+            "retry_entered",
+            {
+                "id": delivery.id,
+                "handler": delivery.handler.name,
+                "delay": f"{delay:.6f} s",
+                "error": error.encode().hex(),
+            },
+        )
 
     async def delete_delivered(self, connection: asyncpg.Connection, delivery: Delivery) -> None:
         """Delete the row that `enter` has settled, as the last statement of its transaction, if it is not kept."""

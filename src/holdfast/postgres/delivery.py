@@ -8,6 +8,7 @@ from typing import Any
 from uuid import UUID
 
 from holdfast.handlers import Handler
+from holdfast.tracing import HandleSpan
 
 _CRASHES_ALLOWED = 3
 
@@ -42,7 +43,14 @@ class Delivery:
     key: tuple[str, str]
     twin: bool  # the worker has another copy of the same key
     claimed_at: float
-    started_at: float | None  # when the handler began to run
+    started_at: float | None  # when the handler, or the middleware after it, was last given its time
+    began_at: float | None  # when the first of its middlewares began to run, or the handler
+    ended_at: float  # when the attempt ended
+    span: HandleSpan | None  # of the attempt, if it is recorded
+    ordering_key: str | None
+    seq: int  # its number, if it has an ordering key
+    awaited: bool  # another row may be claimed when this one is settled
+    closed: bool  # what became of it is counted and reported
 
     __slots__ = tuple(__annotations__)
 
@@ -58,12 +66,22 @@ class Delivery:
         self.key = (handler.name, self.idempotency_key)
         self.twin = False
         self.claimed_at = claimed_at
-        self.started_at = None
+        self.started_at = self.began_at = None
+        self.ended_at = 0.0
+        self.span = None
+        self.ordering_key = None
+        self.seq = 0
+        self.awaited = False
+        self.closed = False
 
     @property
     def event_id(self) -> UUID:
         """The id under which the event was published; a sibling's own id is another one."""
         return self.origin_id or self.id
+
+    @property
+    def handler_name(self) -> str:
+        return self.handler.name
 
     @property
     def allowance(self) -> int:

@@ -7,7 +7,7 @@ would be `Any` to them, and `Any` takes every overload.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 from weakref import WeakKeyDictionary
@@ -123,6 +123,18 @@ def _django(tx: Any, queries: Queries, name: str, values: Values) -> object:
 
 
 def _sqlalchemy(tx: Any, queries: Queries, name: str, values: Values) -> object:
+    result = _sqlalchemy_result(tx, queries, name, values)
+    return result.scalar() if result.returns_rows else None
+
+
+def sqlalchemy_rows(tx: Any, queries: Queries, name: str, values: Values) -> Sequence[Sequence[Any]]:
+    """Run a statement by means of SQLAlchemy, which begins its transaction by that, and return all its rows."""
+    result = _sqlalchemy_result(tx, queries, name, values)
+    rows: Sequence[Sequence[Any]] = result.fetchall() if result.returns_rows else ()
+    return rows
+
+
+def _sqlalchemy_result(tx: Any, queries: Queries, name: str, values: Values) -> Any:
     connection = tx.connection() if callable(tx.connection) else tx
     # SQLAlchemy begins a transaction with the first statement, unless the engine or the connection is set otherwise.
     if getattr(connection.connection.dbapi_connection, "autocommit", False):
@@ -131,14 +143,13 @@ def _sqlalchemy(tx: Any, queries: Queries, name: str, values: Values) -> object:
     match connection.dialect.paramstyle:
         case "numeric_dollar":
             statement = queries.asyncpg(name)
-            result = connection.exec_driver_sql(statement.sql, statement.bind(values))
+            return connection.exec_driver_sql(statement.sql, statement.bind(values))
         case "pyformat":
-            result = connection.exec_driver_sql(queries.psycopg(name), dict(values))
+            return connection.exec_driver_sql(queries.psycopg(name), dict(values))
         case _:
             from sqlalchemy import text
 
-            result = connection.execute(text(queries.sqlalchemy(name)), values)
-    return result.scalar() if result.returns_rows else None
+            return connection.execute(text(queries.sqlalchemy(name)), values)
 
 
 async def _sqlalchemy_async(tx: Any, queries: Queries, name: str, values: Values) -> object:

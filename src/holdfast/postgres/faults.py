@@ -58,6 +58,12 @@ _UNAVAILABLE = ("08", "53", "57P", "25P03", "25P04", "25006")
 _DRIVER_PACKAGES = ("sqlalchemy.", "psycopg.", "asyncpg.", "django.db.")
 
 
+def is_away(error: BaseException) -> bool:
+    """Return whether an error of asyncpg says that the server cannot be reached, not that it refused a statement."""
+    # A value that the driver cannot encode is an InterfaceError too.
+    return isinstance(error, CONNECTION_FAULTS) and not isinstance(error, (*PASSING_FAULTS, ValueError))
+
+
 def is_conflict(error: BaseException) -> bool:
     """Return whether the transaction lost to another one (serialization failure, deadlock) and cannot go on."""
     return sqlstate_of(error) in CONFLICT_SQLSTATES

@@ -3,13 +3,16 @@
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from importlib.resources import files
 from uuid import UUID
 
 import asyncpg
 
+from holdfast.errors import SchemaMismatch
 from holdfast.postgres.connection import own_transaction
 from holdfast.postgres.lock_waits import DELIVERING, LockWait
 from holdfast.postgres.queries import Queries
+from holdfast.postgres.schema.contract import read_contract, read_terms
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,7 @@ class Registration:
 class Fleet:
     def __init__(self, queries: Queries) -> None:
         self._queries = queries
+        self._terms = read_terms(files("holdfast.postgres").joinpath("sql"))
 
     async def beat(self, connection: asyncpg.Connection, registration: Registration) -> None:
         await self._fetch(connection, "worker_beat", asdict(registration))
@@ -40,6 +44,16 @@ class Fleet:
         """The channels and generations with open events of which no worker has been heard in the last minute."""
         rows = await self._fetch(connection, "unserved_channels", {})
         return [(row["channel"], row["generation"]) for row in rows]
+
+    async def schema_mismatch(self, connection: asyncpg.Connection) -> SchemaMismatch | None:
+        """Return why the schema does not fit this code, if it does not: it may have been migrated meanwhile."""
+        async with own_transaction(connection):
+            found = await read_contract(connection, self._queries, recorded=True)
+        try:
+            self._terms.require(self._queries.schema, found)
+        except SchemaMismatch as mismatch:
+            return mismatch
+        return None
 
     async def lock_waits(self, connection: asyncpg.Connection, worker: UUID) -> list[LockWait]:
         """Return which sessions of a worker wait for a lock, and for whom."""

@@ -20,6 +20,7 @@ from holdfast.context import current_context
 from holdfast.envelope import EventEnvelope
 from holdfast.errors import FieldError
 from holdfast.new_event import EventOptions, NewEvent, require_event, unknown_option
+from holdfast.observing import DirectObservers, require_observers
 from holdfast.outbox_row import OutboxRow
 from holdfast.outcome import Delay
 from holdfast.payload import PAYLOAD_LIMIT
@@ -31,9 +32,11 @@ from holdfast.postgres.drivers import (
     driver_of,
     require_alone,
 )
-from holdfast.postgres.publishing import Payload, PublishingSteps, Steps
+from holdfast.postgres.publishing import Payload, PublishingSteps, Steps, log_notice
 from holdfast.postgres.queries import Queries
 from holdfast.postgres.refusals import refusal_of
+from holdfast.telemetry import Observer
+from holdfast.tracing import Tracing, require_tracing
 from holdfast.typed_events import TypedEvent, is_typed_event
 
 _NONE: Final = object()
@@ -45,7 +48,10 @@ class Publisher:
 
     Without `generation`, events get that of the worker in this process, else that of `HOLDFAST_GENERATION`, else the
     current one of the database, which is looked up at most once a second: a program that writes to several databases
-    makes a publisher for each.
+    makes a publisher for each. With `tracing` a publish is a span, and the event carries its trace context.
+
+    Observers are called at once, in the caller's thread, and get `Published` when an event is recorded: whether the
+    transaction commits is not known then.
     """
 
     def __init__(
@@ -56,10 +62,15 @@ class Publisher:
         generation: int | None = None,
         channel: str | None = None,
         payload_limit: int = PAYLOAD_LIMIT,
+        observers: Iterable[Observer] = (log_notice,),
+        tracing: Tracing | None = None,
     ) -> None:
+        require_tracing(tracing)
         self.source = source
         self._queries = Queries(schema)
-        self._steps = PublishingSteps(source, schema, generation, channel or None, payload_limit)
+        observe = DirectObservers(require_observers(observers), log_notice)
+        self._steps = PublishingSteps(source, schema, generation, channel or None, payload_limit, observe, tracing)
+        self._traced = tracing is not None
 
     @overload
     def publish(
@@ -84,7 +95,7 @@ class Publisher:
             return self.publish_event(tx, _of_class(tx, event_type, options))
         if not isinstance(event_type, str):
             _refuse_payload(event_type)
-        if not options and current_context.get() is None:
+        if not options and not self._traced and current_context.get() is None:
             return self._run(tx, self._steps.publish_plain(event_type, payload))
         return self.publish_event(tx, _new(event_type, payload, options))
 
@@ -144,11 +155,17 @@ class Publisher:
 
         Only the database knows whether an `event_id` is taken: then the others are written, and an error is raised.
         """
-        # A pydantic model is iterable, over its fields; so is a payload.
-        if not isinstance(events, Iterable) or isinstance(events, str | Mapping | NewEvent) or is_typed_event(events):
-            remedy = "pass a list of NewEvent, or of objects of event classes; for one event, use publish"
-            raise FieldError("events", f"is {type(events).__name__}", remedy)
-        return self._run(tx, self._steps.publish_many(events), "publish_many")
+        return self._run(tx, self._steps.publish_many(_several(events)), "publish_many")
+
+    @overload
+    def publish_rows(self, tx: SyncTransaction, events: Iterable[NewEvent | TypedEvent]) -> list[OutboxRow]: ...
+    @overload
+    def publish_rows(
+        self, tx: AsyncTransaction, events: Iterable[NewEvent | TypedEvent]
+    ) -> Coroutine[Any, Any, list[OutboxRow]]: ...
+    def publish_rows(self, tx: Any, events: Iterable[NewEvent | TypedEvent]) -> Any:
+        """Do what `publish_many` does, and return the rows as they were written."""
+        return self._run(tx, self._steps.publish_rows(_several(events)), "publish_rows")
 
     @overload
     def cancel(self, tx: SyncTransaction, key: str) -> bool: ...
@@ -193,9 +210,8 @@ class Publisher:
                 return end.value
             try:
                 answer = driver.run(tx, self._queries, command.statement, command.values)
-            except Exception as error:
-                self._refuse(error)
-                raise
+            except BaseException as error:
+                steps.throw(self._refusal(error))
 
     async def _run_async(self, tx: Any, driver: Driver, steps: Steps[T]) -> T:
         run = driver.run
@@ -208,14 +224,16 @@ class Publisher:
                 return result
             try:
                 answer = await run(tx, self._queries, command.statement, command.values)
-            except Exception as error:
-                self._refuse(error)
-                raise
+            except BaseException as error:
+                steps.throw(self._refusal(error))
 
-    def _refuse(self, error: Exception) -> None:
-        """Raise what an error of the database means for a producer, if that is known."""
-        if (refusal := refusal_of(error, self._queries.schema)) is not None:
-            raise refusal from error
+    def _refusal(self, error: BaseException) -> BaseException:
+        """Return what an error of the database means for a producer, if that is known; the error itself otherwise."""
+        refusal = refusal_of(error, self._queries.schema) if isinstance(error, Exception) else None
+        if refusal is None:
+            return error
+        refusal.__cause__ = error
+        return refusal
 
 
 def _new(event_type: str, payload: Payload, options: EventOptions) -> NewEvent:
@@ -223,6 +241,14 @@ def _new(event_type: str, payload: Payload, options: EventOptions) -> NewEvent:
         return NewEvent(event_type, payload, **options)
     except TypeError as error:
         raise unknown_option(options) or error from None
+
+
+def _several(events: Iterable[NewEvent | TypedEvent]) -> Iterable[NewEvent | TypedEvent]:
+    # A pydantic model is iterable, over its fields; so is a payload.
+    if not isinstance(events, Iterable) or isinstance(events, str | Mapping | NewEvent) or is_typed_event(events):
+        remedy = "pass a list of NewEvent, or of objects of event classes; for one event, use publish"
+        raise FieldError("events", f"is {type(events).__name__}", remedy)
+    return events
 
 
 def _refuse_payload(event: object) -> None:

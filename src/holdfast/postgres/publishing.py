@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 from uuid import UUID
 
 import structlog
+from pydantic_core import from_json
 
 from holdfast.checks import whole
 from holdfast.context import current_context
@@ -19,11 +20,14 @@ from holdfast.envelope import EventEnvelope
 from holdfast.errors import FieldError
 from holdfast.generation import environment_generation, worker_generation
 from holdfast.ids import uuid7
+from holdfast.measurements import published
 from holdfast.new_event import NewEvent, require_event
+from holdfast.observing import DirectObservers, is_sampled
 from holdfast.outbox_row import Origin, OutboxRow, envelope_of, inherited_headers, origin, plain, prepare
 from holdfast.outcome import Delay, delay_seconds
 from holdfast.payload import encode
-from holdfast.telemetry import Notice
+from holdfast.telemetry import Fact, Notice, Published, trace_id_of
+from holdfast.tracing import Span, Tracing
 from holdfast.typed_events import TypedEvent
 
 # A dict, a pydantic model or a dataclass, with values as docs/payloads.md lists them.
@@ -37,6 +41,9 @@ _CURRENT_FOR = 1.0
 _DEFAULTS: dict[str, str | None] = {"event_version": "1", "content_class": "operations", "priority": "1"}
 
 T = TypeVar("T")
+# A trace context and headers, for events that have none.
+Inherited: TypeAlias = tuple[str | None, dict[str, str] | None]
+Written: TypeAlias = tuple[list[UUID], list[OutboxRow]]
 
 
 class Command(NamedTuple):
@@ -52,16 +59,27 @@ Steps = Generator[Command, Any, T]
 _logger = structlog.get_logger("holdfast")
 
 
-def _log(notice: Notice) -> None:
-    getattr(_logger, notice.level)(notice.name, **notice.details)
+def log_notice(fact: Fact) -> None:
+    """The default observer of a publisher: it has one thing to say, that an event type is past its deadline."""
+    if isinstance(fact, Notice):
+        getattr(_logger, fact.level)(fact.name, **fact.details)
 
 
 class PublishingSteps:
     """The steps of one publisher's methods, and the generation and channel of its events."""
 
     def __init__(
-        self, source: str, schema: str, generation: int | None, channel: str | None, payload_limit: int
+        self,
+        source: str,
+        schema: str,
+        generation: int | None,
+        channel: str | None,
+        payload_limit: int,
+        observe: DirectObservers,
+        tracing: Tracing | None = None,
     ) -> None:
+        self._observe = observe
+        self._reported = observe.share(Published)  # of the events, by their ids
         self._source = source
         self._schema = schema
         self._channel = channel
@@ -70,6 +88,7 @@ class PublishingSteps:
         self._current: tuple[int | None, float] = None, 0.0  # the database's own, and until when that counts
         self._origins = {self._fallback: origin(source, self._fallback, self._channel)}
         self._payload_limit = whole("payload_limit", payload_limit, 1)
+        self._tracing = tracing
 
     @property
     def _origin(self) -> Origin:
@@ -97,10 +116,17 @@ class PublishingSteps:
     def publish(self, given: NewEvent | TypedEvent) -> Steps[EventEnvelope]:
         """Write one event, unless a pending one holds its key."""
         event = require_event(given)
-        identity, now = event.event_id or uuid7(), datetime.now(UTC)
+        identity = event.event_id or uuid7()
+        if self._tracing is None:
+            return (yield from self._publish(event, identity, self._inherited()))
+        with self._tracing.publish([event], identity) as span:
+            return (yield from self._publish(event, identity, self._inherited(span)))
+
+    def _publish(self, event: NewEvent, identity: UUID, inherited: Inherited) -> Steps[EventEnvelope]:
+        now = datetime.now(UTC)
         text, payload = encode(event.payload, self._payload_limit)
         origin = self._origin
-        row = self.row(event, None, now.isoformat(), identity, origin, text)
+        row = self.row(event, inherited, now.isoformat(), identity, origin, text)
         envelope = envelope_of(event, payload, row, identity, now)
         if origin.generation is None:
             origin = yield from self._look_up()
@@ -113,28 +139,47 @@ class PublishingSteps:
             yield Command("publish_one", row._asdict())
         elif not (yield Command("publish_given", self._columns([row], row.occurred_at, origin))):
             raise _taken(str(identity))
+        published.add(event.event_type)
+        if self._reported:
+            self._report(identity, event.event_type, origin, row)
         return envelope
 
     def publish_plain(self, event_type: str, payload: Payload) -> Steps[EventEnvelope]:
         """Write one event without options and outside of a handler, in the shortest way."""
         origin = self._origin
         columns, envelope = plain(event_type, payload, origin, self._payload_limit)
-        warn_if_deprecated(event_type, _log)
+        warn_if_deprecated(event_type, self._observe)
         if origin.generation is None:
             origin = yield from self._look_up()
             columns |= {"generation": origin.generation, "channel": origin.channel}
         yield Command("publish_plain", columns)
+        published.add(event_type)
+        if self._reported:
+            self._report(envelope.event_id, event_type, origin)
         return envelope
 
     def publish_many(self, given: Iterable[NewEvent | TypedEvent]) -> Steps[list[UUID]]:
-        """Check all events, then write them in few statements."""
-        now = datetime.now(UTC).isoformat()
+        """Check all events, then write them in few statements. Returns their ids."""
+        return (yield from self._publish_all(given))[0]
+
+    def publish_rows(self, given: Iterable[NewEvent | TypedEvent]) -> Steps[list[OutboxRow]]:
+        """Do the same, and return the rows."""
+        return (yield from self._publish_all(given))[1]
+
+    def _publish_all(self, given: Iterable[NewEvent | TypedEvent]) -> Steps[Written]:
         events = [require_event(event) for event in given]
+        if self._tracing is None or not events:
+            return (yield from self._write(events, self._inherited()))
+        with self._tracing.publish(events) as span:
+            return (yield from self._write(events, self._inherited(span)))
+
+    def _write(self, events: Sequence[NewEvent], shared: Inherited) -> Steps[Written]:
+        now = datetime.now(UTC).isoformat()
         for event in events:
             if event.key is not None:
                 raise FieldError("key", "is given to publish_many", "publish events with a key one by one")
         ids = [event.event_id or uuid7() for event in events]
-        shared, origin = self._inherited(), self._origin
+        origin = self._origin
         rows = [self.row(event, shared, now, identity, origin) for event, identity in zip(events, ids, strict=True)]
         given_ids = [event.event_id for event in events if event.event_id is not None]
         if len(set(given_ids)) < len(given_ids):
@@ -147,7 +192,29 @@ class PublishingSteps:
             written = yield Command(statement, self._columns(chunk, now, origin))
             if given_ids and written != len(chunk):
                 raise _some_taken(len(chunk) - written, len(chunk))
-        return ids
+            if self._reported:
+                for identity, row in zip(ids[start : start + _MOST_ROWS], chunk, strict=True):
+                    self._report(identity, row.event_type, origin, row)
+        for event_type, count in Counter(event.event_type for event in events).items():
+            published.add(event_type, count)
+        return ids, rows
+
+    def _report(self, identity: UUID, event_type: str, origin: Origin, row: OutboxRow | None = None) -> None:
+        """Report an event that was recorded, if it is among those to report; one without options has no row."""
+        if not is_sampled(identity, self._reported):
+            return
+        generation = None if origin.generation is None else int(origin.generation)
+        if row is None:
+            fact = Published(identity, event_type, origin.source, None, None, generation, str(identity), None)
+        else:
+            headers = from_json(row.headers) if row.headers else {}
+            correlation = headers.get("correlation_id") or row.id
+            domain_id = None if row.domain_id is None else UUID(row.domain_id)
+            trace_id = trace_id_of(row.trace_context)
+            fact = Published(
+                identity, event_type, row.source, row.target, domain_id, generation, correlation, trace_id
+            )  # fmt: skip
+        self._observe(fact)
 
     def _columns(self, rows: Sequence[OutboxRow], now: str, origin: Origin) -> dict[str, object]:
         """Return the rows as columns. A column of defaults only, as most are, is left to the statement."""
@@ -199,26 +266,25 @@ class PublishingSteps:
     def row(
         self,
         event: NewEvent,
-        shared: tuple[str | None, dict[str, str] | None] | None = None,
+        shared: Inherited | None = None,
         now: str | None = None,
         identity: UUID | None = None,
         origin: Origin | None = None,
         encoded: str | None = None,
     ) -> OutboxRow:
         """Return the row of an event."""
-        if event.ordering_key is not None:
-            raise FieldError("ordering_key", "is not supported by this version", "leave it out")
-        warn_if_deprecated(event.event_type, _log)
+        warn_if_deprecated(event.event_type, self._observe)
         trace_context, inherited = shared or self._inherited()
         source = origin or self._origin
         return prepare(event, source, self._payload_limit, trace_context, inherited, now, identity, encoded)
 
-    def _inherited(self) -> tuple[str | None, dict[str, str] | None]:
-        """Return trace context and headers of the event that is being handled, if one is."""
+    def _inherited(self, span: Span | None = None) -> Inherited:
+        """Return trace context and headers for events that have none: of the span, or of the event being handled."""
         cause = current_context.get()
+        own = None if span is None else span.trace_context
         if cause is None:
-            return None, None
-        return cause.trace_context, inherited_headers(cause.event_id, cause.headers)
+            return own, None
+        return own or cause.trace_context, inherited_headers(cause.event_id, cause.headers)
 
 
 def _taken(identity: str) -> FieldError:

@@ -38,6 +38,19 @@ class Statement:
         """The values in the order of the placeholders: `await c.fetch(s.sql, *s.bind({"id": 1}))`."""
         return tuple(map(values.__getitem__, self.parameters))
 
+    def filled_in(self, values: Mapping[str, object]) -> str:
+        """The statement with values in its text, for messages of several statements, which can have no parameters.
+
+        Only for ids, numbers, and names of our own: nothing in them may end a quotation, or look like a placeholder.
+        """
+        sql = self.sql
+        for number, value in enumerate(self.bind(values), start=1):
+            text = str(value)
+            if "'" in text or "\\" in text or "$" in text:
+                raise ValueError(f"{text!r} cannot stand in the text of a statement")
+            sql = sql.replace(f"${number}", text if isinstance(value, int) else f"'{text}'")
+        return sql
+
 
 class Queries:
     """The statements and scripts of one installation, rendered for its schema and kept."""
@@ -210,6 +223,7 @@ _FUNCTION = re.compile(
     r"^CREATE OR REPLACE FUNCTION core\.(?P<name>\w+)\((?P<parameters>[^()]*)\)\s+RETURNS (?P<result>\w+)",
     re.MULTILINE,
 )
+_INTERNAL = re.compile(r" (?:anyarray|record)\b")
 _FUNCTION_PARAMETER = re.compile(r"(?:p_)?(?P<name>\w+) (?P<type>\w+(?:\[\])?)(?: DEFAULT .+)?")
 
 
@@ -218,8 +232,8 @@ def calls(script: str) -> dict[str, str]:
     return {
         match["name"]: _call(match["name"], [each.strip() for each in match["parameters"].split(",")], match["result"])
         for match in _FUNCTION.finditer(script)
-        # Only other functions can call those of any array, and only triggers their own.
-        if "anyarray" not in match["parameters"] and match["result"] != "trigger"
+        # Only other functions can call those of any array or of a row, and only triggers their own.
+        if not _INTERNAL.search(match["parameters"]) and match["result"] != "trigger"
     }
 
 

@@ -44,7 +44,7 @@ class ReactionStatements:
         return set(await self._value(connection, "reaction_unhandled", **values))
 
     async def enter(
-        self, connection: asyncpg.Connection, handler: str, event: EventEnvelope, idle: float, look: bool = False
+        self, connection: asyncpg.Connection, look: bool, *, handler: str, event: EventEnvelope, idle: float
     ) -> bool | None:
         """Record the event as handled, in the open transaction; False when the handler has handled it already.
 

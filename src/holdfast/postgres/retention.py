@@ -30,7 +30,9 @@ STEPS = (
     "archive_tombstones",
     "inbox",
     "keys",
+    "heads",
     "records",
+    "rollup",
 )
 MOST_IN_BATCH = 5_000
 _FIRST_BATCH = 500
@@ -124,10 +126,12 @@ class Sweep:
             match step:
                 case "keys":
                     swept, more = await self._keys(connection, size)
+                case "heads":
+                    swept, more = await self._heads(connection, size)
                 case "inbox":
                     swept, more = await self._inbox(connection, size)
-                case "records":
-                    swept, more = await self._records(connection, size)
+                case "records" | "rollup":
+                    swept, more = await self._whole(connection, step, size)
                 case _:
                     swept, more = await self._rows(connection, step, content_class, size)
         except PASSING_FAULTS:
@@ -186,8 +190,16 @@ class Sweep:
         self._from = (row["next_source"], row["next_key"])
         return row["swept"], row["next_key"] is not None
 
-    async def _records(self, connection: asyncpg.Connection, size: int) -> tuple[int, bool]:
-        (row,) = await fetch(connection, self._queries, "sweep_records", limit=size, **self._who)
+    async def _heads(self, connection: asyncpg.Connection, size: int) -> tuple[int, bool]:
+        handler, key = self._from or ("", "")
+        (row,) = await fetch(
+            connection, self._queries, "sweep_heads", handler=handler, key=key, limit=size, **self._who
+        )
+        self._from = (row["next_handler"], row["next_key"])
+        return row["swept"], row["next_key"] is not None
+
+    async def _whole(self, connection: asyncpg.Connection, step: str, size: int) -> tuple[int, bool]:
+        (row,) = await fetch(connection, self._queries, f"sweep_{step}", limit=size, **self._who)
         return row["swept"], row["more"]
 
 

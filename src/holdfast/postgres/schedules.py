@@ -138,8 +138,13 @@ class Schedules:
         rows = await self._fetch(connection, "schedules_watch", names=list(names))
         return [Watched(**row) for row in rows]
 
-    async def fire(self, connection: asyncpg.Connection, watched: Watched, due: Due) -> bool:
-        """Publish the due slots and advance the schedule; false when another worker has done so or holds the row."""
+    async def fire(
+        self, connection: asyncpg.Connection, watched: Watched, due: Due, trace_context: str | None = None
+    ) -> bool:
+        """Publish the due slots and advance the schedule; false when another worker has done so or holds the row.
+
+        The events carry the trace context, in a schema of this release.
+        """
         values = {
             "name": watched.name,
             "version": watched.version,
@@ -148,5 +153,8 @@ class Schedules:
             "next": due.next,
             "generation": self._generation,
         }
-        (answer,) = await self._fetch(connection, "schedule_fire", **values)
+        if trace_context is None:
+            (answer,) = await self._fetch(connection, "schedule_fire", **values)
+        else:
+            (answer,) = await self._fetch(connection, "fire_traced", **values, trace_context=trace_context)
         return bool(answer[0])

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import asyncpg
 
 from holdfast.postgres.connection import Address, own_transaction
 from holdfast.postgres.queries import Queries
+
+
+class ApplicationConnection(ABC):
+    """A connection of the application's, in whatever library, that runs statements of Holdfast's by their names."""
+
+    @abstractmethod
+    async def rows(self, name: str, values: Mapping[str, object]) -> Sequence[Sequence[Any]]:
+        """Return all rows of a statement."""
 
 
 class NamedStatements:
@@ -19,8 +31,16 @@ class NamedStatements:
         self._queries = queries
         self._address = address
 
-    async def fetch(self, connection: asyncpg.Connection, name: str, /, **values: object) -> list[asyncpg.Record]:
-        """Return all rows of a statement."""
+    def filled_in(self, name: str, values: Mapping[str, object]) -> str:
+        """Return a statement with values in its text."""
+        return self._queries.asyncpg(name).filled_in(values)
+
+    async def fetch(
+        self, connection: asyncpg.Connection | ApplicationConnection, name: str, /, **values: object
+    ) -> list[asyncpg.Record]:
+        """Return all rows of a statement. Those of an application's connection are known by position only."""
+        if isinstance(connection, ApplicationConnection):
+            return await connection.rows(name, values)  # type: ignore[return-value]
         statement = self._queries.asyncpg(name)
         records: list[asyncpg.Record]
         if self._address.pooled and not connection.is_in_transaction():

@@ -13,7 +13,18 @@ from typing import Final
 
 import asyncpg
 
-from holdfast.postgres.doctor import backlog, drift, horizon, schedules, trust, upkeep, wakeups, workers
+from holdfast.postgres.doctor import (
+    backlog,
+    drift,
+    growth,
+    horizon,
+    partitions,
+    schedules,
+    trust,
+    upkeep,
+    wakeups,
+    workers,
+)
 from holdfast.postgres.doctor.examination import Examination
 from holdfast.postgres.doctor.findings import (
     PARTS,
@@ -74,6 +85,8 @@ CHECKS: Final[tuple[Check, ...]] = (
     *backlog.CHECKS,
     *schedules.CHECKS,
     *trust.CHECKS,
+    *growth.CHECKS,
+    *partitions.CHECKS,
 )
 
 

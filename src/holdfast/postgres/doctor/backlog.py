@@ -139,7 +139,7 @@ async def _routes(examination: Examination) -> list[Finding]:
             f"{status.routes.left_out} more routes",
             "events of more types and channels are open than are looked at here",
             f"{status.open} open; at least {len(status.routes) + status.routes.left_out} routes, "
-            f"of which {len(status.routes)} are looked at: those to which a handler subscribes by name first",
+            f"of which {len(status.routes)} are looked at: those to which a handler subscribes first",
             "find who writes them: holdfast events list",
         )
     ]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from holdfast.postgres.schema.ownership import OWNER
 
@@ -34,6 +34,28 @@ class Finding:
     what: str
     evidence: str
     remedy: str
+
+
+def with_rest(findings: list[Finding], rows: Sequence[Mapping[str, Any]]) -> list[Finding]:
+    """Return the findings of rows that a limit may have cut off, with one more for those that are not among them.
+
+    Each row has the `total` of all.
+    """
+    left = rows[0]["total"] - len(rows) if rows else 0
+    if not left:
+        return findings
+    last = findings[-1]
+    return [
+        *findings,
+        Finding(
+            last.severity,
+            last.code,
+            f"{left} more",
+            "there are more of these than are named here",
+            f"{rows[0]['total']} in all, of which {len(rows)} are named",
+            "look again when these are gone: holdfast doctor",
+        ),
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +114,11 @@ class Limits:
     clock: timedelta = timedelta(seconds=2)
     blocked: timedelta = timedelta(seconds=10)  # a transaction that has written to the inbox
     lock_wait: timedelta = timedelta(seconds=2)  # of a session that delivers
+    many_rows: int = 5_000_000  # in the outbox
+    too_many_rows: int = 20_000_000
+    weekly_failures: int = 10
+    journal_bytes: int = 64 * 1024**2  # of the roll-up: what its readers look at
+    weekly_p99: timedelta = timedelta(seconds=0.5)  # of the time in the outbox
     frozen: timedelta = timedelta(seconds=10)  # a client that does not read what it is sent
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.postgres.doctor.examination import Examination
-from holdfast.postgres.doctor.findings import Check, Finding, Severity
+from holdfast.postgres.doctor.findings import Check, Finding, Severity, with_rest
 
 _FAR = 10
 
@@ -19,7 +19,7 @@ async def _sessions(examination: Examination) -> list[Finding]:
     rows = await examination.rows(
         "horizon_sessions", held_for=examination.limits.held_for, held_transactions=examination.limits.held_transactions
     )
-    return [
+    findings = [
         Finding(
             _severity(examination, row["seconds"], row["transactions"]),
             "horizon-session",
@@ -30,13 +30,14 @@ async def _sessions(examination: Examination) -> list[Finding]:
         )
         for row in rows
     ]
+    return with_rest(findings, rows)
 
 
 async def _prepared(examination: Examination) -> list[Finding]:
     rows = await examination.rows(
         "horizon_prepared", held_for=examination.limits.held_for, held_transactions=examination.limits.held_transactions
     )
-    return [
+    findings = [
         Finding(
             _severity(examination, row["seconds"], row["transactions"]),
             "horizon-prepared",
@@ -47,11 +48,12 @@ async def _prepared(examination: Examination) -> list[Finding]:
         )
         for row in rows
     ]
+    return with_rest(findings, rows)
 
 
 async def _slots(examination: Examination) -> list[Finding]:
     rows = await examination.rows("horizon_slots", held_transactions=examination.limits.held_transactions)
-    return [
+    findings = [
         Finding(
             _severity(examination, 0, row["transactions"]),
             "horizon-slot",
@@ -64,12 +66,13 @@ async def _slots(examination: Examination) -> list[Finding]:
         )
         for row in rows
     ]
+    return with_rest(findings, rows)
 
 
 async def _standbys(examination: Examination) -> list[Finding]:
     await examination.require_sessions()
     rows = await examination.rows("horizon_standbys", held_transactions=examination.limits.held_transactions)
-    return [
+    findings = [
         Finding(
             _severity(examination, 0, row["transactions"]),
             "horizon-standby",
@@ -80,6 +83,7 @@ async def _standbys(examination: Examination) -> list[Finding]:
         )
         for row in rows
     ]
+    return with_rest(findings, rows)
 
 
 def _duration(seconds: float) -> str:

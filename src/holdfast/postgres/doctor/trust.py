@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from holdfast.characters import sql_string
 from holdfast.postgres.doctor.examination import Examination
-from holdfast.postgres.doctor.findings import Check, Finding
+from holdfast.postgres.doctor.findings import Check, Finding, with_rest
 
 _LATEST = 10_000
 
@@ -39,7 +39,8 @@ async def _sources(examination: Examination) -> list[Finding]:
 
 async def _locks(examination: Examination) -> list[Finding]:
     await examination.require_installed()
-    return [
+    rows = await examination.rows("list_foreign_locks")
+    findings = [
         Finding(
             "warning",
             "lock-foreign",
@@ -48,14 +49,16 @@ async def _locks(examination: Examination) -> list[Finding]:
             f"pid {row['pid']}, login {row['login']}, application {row['application']}, for {row['seconds']:.0f} s",
             f"SELECT pg_terminate_backend({row['pid']});",
         )
-        for row in await examination.rows("list_foreign_locks")
+        for row in rows
     ]
+    return with_rest(findings, rows)
 
 
 async def _inbox(examination: Examination) -> list[Finding]:
     await examination.require_installed()
     await examination.require_sessions()
-    return [
+    rows = await examination.rows("list_inbox_writers", blocked=examination.limits.blocked)
+    findings = [
         Finding(
             "warning",
             "inbox-blocked",
@@ -65,8 +68,9 @@ async def _inbox(examination: Examination) -> list[Finding]:
             f"login {row['login']}, application {row['application']}, {row['state']}, since {row['seconds']:.0f} s ago",
             f"SELECT pg_terminate_backend({row['pid']});",
         )
-        for row in await examination.rows("list_inbox_writers", blocked=examination.limits.blocked)
+        for row in rows
     ]
+    return with_rest(findings, rows)
 
 
 CHECKS = (

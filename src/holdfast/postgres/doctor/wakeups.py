@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from holdfast.postgres.doctor.examination import Examination
-from holdfast.postgres.doctor.findings import Check, Finding
+from holdfast.postgres.doctor.findings import Check, Finding, with_rest
 from holdfast.postgres.doctor.workers import unconnected
 
 _LOOKS = 5
@@ -86,7 +86,8 @@ async def _queue(examination: Examination) -> list[Finding]:
 
 
 async def _frozen(examination: Examination) -> list[Finding]:
-    return [
+    rows = await examination.rows("list_frozen_sessions", frozen=examination.limits.frozen)
+    findings = [
         Finding(
             "problem",
             "listener-frozen",
@@ -95,8 +96,9 @@ async def _frozen(examination: Examination) -> list[Finding]:
             f"{row['application']}, login {row['login']}, for {row['seconds']:.0f} s",
             f"workers end sessions of a silent worker by themselves; else: SELECT pg_terminate_backend({row['pid']});",
         )
-        for row in await examination.rows("list_frozen_sessions", frozen=examination.limits.frozen)
+        for row in rows
     ]
+    return with_rest(findings, rows)
 
 
 async def _lock(examination: Examination) -> list[Finding]:

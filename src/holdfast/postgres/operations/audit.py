@@ -49,12 +49,22 @@ async def of_row(statements: Statements, id: UUID, *, most: int) -> list[AuditLi
     return [_line(row) for row in await statements.fetch("list_audit_of_row", id=id, most=most)]
 
 
+async def of_event(statements: Statements, id: UUID, *, limit: int) -> list[AuditLine]:
+    """Actions that changed any delivery of an event, the latest first."""
+    return [_line(row) for row in await statements.fetch("list_audit_of_event", id=id, most=limit)]
+
+
 async def note_refusal(
     statements: Statements, *, actor: str, action: str, reason: str | None, arguments: dict[str, Any], problem: str
 ) -> None:
     """Record that an action was refused."""
     text = json.dumps(arguments, default=str)
     await statements.fetch("audit_refused", actor=actor, action=action, reason=reason, arguments=text, problem=problem)
+
+
+async def note_reveal(statements: Statements, id: UUID, *, actor: str, reason: str) -> None:
+    """Record that somebody has asked for the values of an event."""
+    await statements.fetch("audit_reveal", actor=actor, reason=reason, id=id)
 
 
 def _line(row: asyncpg.Record) -> AuditLine:

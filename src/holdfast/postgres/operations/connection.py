@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any
 
 import asyncpg
@@ -12,9 +12,10 @@ from holdfast.errors import ConfigurationError
 from holdfast.postgres import doctor
 from holdfast.postgres.connection import Address, connect
 from holdfast.postgres.doctor import Part, Report
+from holdfast.postgres.faults import CONNECTION_FAULTS
 from holdfast.postgres.operations import metrics, status, sweeping
 from holdfast.postgres.operations.metrics import Snapshot
-from holdfast.postgres.operations.patience import LockWatch
+from holdfast.postgres.operations.patience import LockWatch, ReadLimit
 from holdfast.postgres.operations.status import Status
 from holdfast.postgres.operations.sweeping import SweepReport
 from holdfast.postgres.queries import Queries
@@ -52,22 +53,59 @@ class Statements:
 class OperatorConnection:
     """One connection to one schema. The schema's version is checked before the first statement that depends on it."""
 
-    def __init__(self, dsn: str, schema: str, on_wait: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        address: Address | str,
+        schema: str,
+        on_wait: Callable[[str], None] = lambda _what: None,
+        *,
+        read_timeout: float | None = None,
+    ) -> None:
         self.schema = schema
         self._queries = Queries(schema)
-        self._address = Address(dsn)
+        self._address = address if isinstance(address, Address) else Address(address)
         self._locks = LockWatch(self._address, self._queries, on_wait)
+        self._read_limit = None if read_timeout is None else ReadLimit(read_timeout)
         self._connection: asyncpg.Connection | None = None
         self._checked = False
 
+    @property
+    def dsn(self) -> str:
+        """The address, with the password that it may have."""
+        return self._address.dsn
+
     async def open(self) -> None:
-        await self._address.probe()
+        if not self._address.reached:
+            await self._address.probe()
         self._connection = await connect(self._address, "operator", statement_timeout=STATEMENT_TIMEOUT)
 
     async def close(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.close(timeout=2)
+
+    def terminate(self) -> None:
+        """Forget the connection; nothing is asked of the other side."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.terminate()
+
+    async def usable(self, timeout: float) -> bool:
+        """Whether the other side still answers, and no transaction was left behind."""
+        connection = self._connection
+        if connection is None or connection.is_closed() or connection.is_in_transaction():
+            return False
+        try:
+            await connection.fetchval("SELECT 1", timeout=timeout)
+        except (*CONNECTION_FAULTS, asyncpg.PostgresError):
+            return False
+        return True
+
+    @property
+    def idle(self) -> bool:
+        """Whether the connection is open, and between two transactions."""
+        connection = self._connection
+        return connection is not None and not connection.is_closed() and not connection.is_in_transaction()
 
     @property
     def driver(self) -> asyncpg.Connection:
@@ -86,11 +124,14 @@ class OperatorConnection:
         connection = await self._current()
         async with (
             self._rights(connection),
+            self._limited(connection),
             self._locks.over(connection),
             connection.transaction(isolation="repeatable_read", readonly=True),
         ):
             statements = Statements(connection, self._queries)
             await statements.fetch("begin_read")
+            if self._read_limit is not None:
+                await statements.fetch("limit_read", limit=self._read_limit.setting)
             yield statements
 
     @asynccontextmanager
@@ -117,13 +158,14 @@ class OperatorConnection:
     async def status(self) -> Status:
         """The state of the schema, in one snapshot."""
         connection = await self._current()
-        async with self._rights(connection), self._locks.over(connection):
-            return await status.read(connection, self.schema)
+        limit = self._read_limit
+        async with self._rights(connection), self._limited(connection), self._locks.over(connection):
+            return await status.read(connection, self.schema, None if limit is None else limit.setting)
 
     async def snapshot(self) -> Snapshot:
         """What metrics are made of."""
         connection = await self._current()
-        async with self._rights(connection), self._locks.over(connection):
+        async with self._rights(connection), self._limited(connection), self._locks.over(connection):
             return await metrics.snapshot(connection, self.schema)
 
     async def examine(self, only: Part | None) -> Report:
@@ -135,6 +177,9 @@ class OperatorConnection:
         connection = await self._current()
         async with self._rights(connection), self._locks.over(connection):
             return await sweeping.sweep(connection, self._queries, actor, reason, on_batch)
+
+    def _limited(self, connection: asyncpg.Connection) -> AbstractAsyncContextManager[None]:
+        return nullcontext() if self._read_limit is None else self._read_limit.over(connection)
 
     @asynccontextmanager
     async def _rights(self, connection: asyncpg.Connection) -> AsyncIterator[None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -19,6 +19,7 @@ from holdfast.stored_json import decode
 
 ERROR_LENGTH = 500
 MOST_LINES = 200
+MOST_TRACES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,3 +156,11 @@ async def _delivery(statements: Statements, row: asyncpg.Record) -> Delivery:
         plans=[PlannedRow(**plan) for plan in plans],
         actions=await audit.of_row(statements, row["id"], most=MOST_LINES),
     )
+
+
+async def trace_contexts(
+    statements: Statements, ids: Sequence[UUID], numbers: Sequence[int], *, most: int = MOST_TRACES
+) -> list[str]:
+    """Trace contexts of some of the rows of the outbox and of the archive, each once."""
+    values = {"ids": list(ids)[:most], "numbers": list(numbers)[:most], "most": most}
+    return [row["trace_context"] for row in await statements.fetch("read_trace_contexts", **values)]

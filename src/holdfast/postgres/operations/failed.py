@@ -5,9 +5,10 @@ Nothing here reads delivered rows. Counts end at a limit: one that equals it mea
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
 
@@ -105,16 +106,48 @@ class FailureGroups:
         return self.examined >= self.limit
 
 
+@dataclass(frozen=True, slots=True)
+class FailureHistogram:
+    """How many dead letters of a group failed in each step of time, the oldest first."""
+
+    handler_name: str
+    signature: str
+    counts: list[int]
+
+    @property
+    def name(self) -> str:
+        """The group's name in other verbs."""
+        return f"{self.handler_name}/{self.signature}"
+
+
+@dataclass(frozen=True, slots=True)
+class FailureHistograms:
+    """When the dead letters of groups failed: from `since` on, in steps of so many seconds.
+
+    When `examined` equals `limit`, only that many of the newest were examined, and early steps may be too low.
+    """
+
+    since: datetime
+    step: float
+    groups: list[FailureHistogram]
+    examined: int
+    limit: int = MOST
+
+    @property
+    def is_more(self) -> bool:
+        return self.examined >= self.limit
+
+
 async def page(
-    statements: Statements, selection: str, *, limit: int, before: FailedEvent | None, payload: bool
+    statements: Statements, selection: str, *, limit: int, before: tuple[datetime, UUID] | None, payload: bool
 ) -> list[FailedEvent]:
     """Dead letters that a selection (JSON) matches, the newest first."""
     rows = await statements.fetch(
         "list_failed",
         filter=selection,
         most=limit,
-        before_at=before and before.failed_at,
-        before_id=before and before.id,
+        before_at=before and before[0],
+        before_id=before and before[1],
         error_length=ERROR_LENGTH,
         payload=payload,
     )
@@ -129,6 +162,24 @@ async def groups(statements: Statements, selection: str) -> FailureGroups:
     return grouped(rows)
 
 
+async def histogram(
+    statements: Statements, selection: dict[str, Any], *, hours: timedelta, steps: int
+) -> FailureHistograms:
+    """When the dead letters that a selection matches failed, by group."""
+    since = await statements.value("read_time") - hours
+    step = hours.total_seconds() / steps
+    wanted = json.dumps(selection | {"since": since.isoformat()})
+    values = {"filter": wanted, "since": since, "step": step, "most_examined": MOST}
+    counts: dict[tuple[str, str], list[int]] = {}
+    rows = await statements.fetch("count_failures_over_time", **values)
+    for row in rows:
+        of_group = counts.setdefault((row["handler_name"], row["signature"]), [0] * steps)
+        of_group[min(max(row["step"], 0), steps - 1)] += row["count"]
+    largest = sorted(counts.items(), key=lambda each: -sum(each[1]))[:MOST_GROUPS]
+    groups = [FailureHistogram(*group, each) for group, each in largest]
+    return FailureHistograms(since, step, groups, sum(row["count"] for row in rows))
+
+
 def grouped(rows: list[asyncpg.Record]) -> FailureGroups:
     """Groups of the outbox or of the archive."""
     examined = rows[0]["examined"] if rows else 0
@@ -140,6 +191,11 @@ def grouped(rows: list[asyncpg.Record]) -> FailureGroups:
 async def select(statements: Statements, selection: str, *, most: int) -> list[UUID]:
     """Ids of the rows that a selection matches, the newest first."""
     return [row["id"] for row in await statements.fetch("select_failed", filter=selection, most=most)]
+
+
+async def count_discarded(statements: Statements, *, most: int) -> int:
+    """How many discarded rows can be restored, up to a limit."""
+    return int(await statements.value("count_discarded", most=most))
 
 
 async def resolve(statements: Statements, ids: list[UUID]) -> dict[UUID, list[NamedDelivery]]:

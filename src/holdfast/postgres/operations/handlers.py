@@ -6,9 +6,10 @@ from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime
 
-from holdfast.postgres.operations import archive, failed
+from holdfast.postgres.operations import archive, failed, flow
 from holdfast.postgres.operations.connection import Statements
 from holdfast.postgres.operations.excerpt import Excerpt
+from holdfast.postgres.operations.flow import HandlerFlow
 from holdfast.postgres.operations.status import MOST, Status
 
 MOST_HANDLERS = 1_000
@@ -26,6 +27,7 @@ class HandlerStatus:
     failed: int  # and in the outbox
     archived: int  # failed, and moved to the archive
     workers: list[str]  # living ones that have it
+    flow: HandlerFlow | None = None  # None: it has no limits and no breaker, and is not paused
 
     @property
     def retired(self) -> bool:
@@ -44,6 +46,7 @@ async def every(statements: Statements, status: Status, only: str | None = None)
     for handler, _, count in await failed.counts_by_handler(statements, most=MOST):
         failures[handler] += count
     archived = await archive.counts_by_handler(statements, only)
+    flows = await flow.every(statements, only)
     waiting: Counter[str] = Counter()
     for route in status.routes:
         waiting.update({handler: route.open for handler in route.handlers})
@@ -57,6 +60,7 @@ async def every(statements: Statements, status: Status, only: str | None = None)
             failed=failures[row["handler_name"]],
             archived=archived.get(row["handler_name"], 0),
             workers=row["workers"],
+            flow=flows.get(row["handler_name"]),
         )
         for row in subscriptions
     )

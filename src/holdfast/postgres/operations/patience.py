@@ -10,7 +10,7 @@ from typing import Final
 
 import asyncpg
 
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, RemediedError
 from holdfast.postgres.connection import Address, connect
 from holdfast.postgres.faults import CONNECTION_FAULTS
 from holdfast.postgres.lock_waits import LockWait
@@ -19,6 +19,7 @@ from holdfast.postgres.queries import Queries
 PATIENCE: Final = 1.5
 _BETWEEN_LOOKS: Final = 0.5
 _WAITED: Final = timedelta(seconds=1)
+_STATEMENTS_IN_READ: Final = 3  # that may each take as long as they may
 
 
 class Blocked(HoldfastError):
@@ -31,6 +32,45 @@ class Blocked(HoldfastError):
 
     def __str__(self) -> str:
         return f"{self.problem}; {self.remedy}"
+
+
+class ReadTimeout(RemediedError):
+    """A read took longer than it may; it has ended, and nothing was changed."""
+
+
+class ReadLimit:
+    """How long a read of an operator may take: each of its statements, and all of them together."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    @property
+    def setting(self) -> str:
+        """The limit of one statement, for the server."""
+        return f"{max(1, round(self._seconds * 1000))}ms"
+
+    @contextlib.asynccontextmanager
+    async def over(self, connection: asyncpg.Connection) -> AsyncIterator[None]:
+        """End the connection when the block takes too long: a server out of reach ends no statement by itself."""
+        late = False
+
+        def end() -> None:
+            nonlocal late
+            late = True
+            connection.terminate()
+
+        timer = asyncio.get_running_loop().call_later(_STATEMENTS_IN_READ * self._seconds, end)
+        try:
+            yield
+        except (asyncpg.QueryCanceledError, *CONNECTION_FAULTS) as error:
+            if late or isinstance(error, asyncpg.QueryCanceledError):
+                raise ReadTimeout(
+                    f"the read took longer than {self._seconds:g} s and was ended",
+                    "narrow it: fewer rows, a shorter time, another filter; or try again later",
+                ) from error
+            raise
+        finally:
+            timer.cancel()
 
 
 class LockWatch:

@@ -13,6 +13,7 @@ import asyncpg
 from holdfast.postgres.operations.connection import Statements
 
 MOST_PREVIEWED = 100_000
+ERROR_LENGTH = 500
 
 PlanVerb = Literal["pause", "resume", "cancel"]
 
@@ -81,6 +82,32 @@ class Preview:
     @property
     def not_failed(self) -> int:
         return sum(line.not_failed for line in self.lines)
+
+
+@dataclass(frozen=True, slots=True)
+class FailedAgainRow:
+    """A row that failed after a plan had replayed it, as it is now."""
+
+    position: int  # in the plan
+    id: UUID
+    replayed_at: datetime
+    event_id: UUID | None  # None, like what follows: retention has taken it
+    event_type: str | None
+    handler_name: str | None
+    state: str | None
+    error_signature: str | None
+    last_error: str | None  # the first 500 characters, like the one before
+    previous_error: str | None  # why it had failed before the replay
+    failed_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class FailedAgain:
+    """A page of what failed again in a plan; `next` is where the next one begins. None: there are no more."""
+
+    plan: int
+    rows: list[FailedAgainRow]
+    next: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +188,13 @@ async def preview(statements: Statements, plan: int) -> Preview:
     lines = await statements.fetch("preview_plan", plan=plan, most=MOST_PREVIEWED)
     skipped = await statements.fetch("list_skipped", plan=plan)
     return Preview([PreviewLine(**line) for line in lines], {row["why"]: row["count"] for row in skipped})
+
+
+async def failed_again(statements: Statements, plan: int, *, after: int, limit: int) -> FailedAgain:
+    """Rows that failed after the plan had replayed them, in its order."""
+    values = {"plan": plan, "after": after, "most": limit, "error_length": ERROR_LENGTH}
+    rows = [FailedAgainRow(**row) for row in await statements.fetch("list_failed_again", **values)]
+    return FailedAgain(plan, rows, rows[-1].position if len(rows) == limit else None)
 
 
 async def change_state(

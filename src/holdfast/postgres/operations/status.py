@@ -15,6 +15,7 @@ from uuid import UUID
 import asyncpg
 
 from holdfast.postgres.operations.excerpt import Excerpt
+from holdfast.postgres.operations.flow import HandlerFlow
 from holdfast.postgres.queries import Queries
 
 T = TypeVar("T")
@@ -26,6 +27,8 @@ MOST_WORKERS = 200
 MOST_UNSERVED = 20
 ERROR_LENGTH = 500
 MOST_CHANNELS = 20_000
+MOST_LANES = 50_000
+_OF_ALL = ("total", "oldest_of_all")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,8 @@ class RouteStatus:
     open: int
     oldest: float | None  # seconds since the first one is due; None: nothing is due
     unserved: list[str]  # of the handlers, those that no living worker has
+    pending: int = 0  # of the open ones, those that are due; of all routes together, up to the limit
+    in_flight: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +94,8 @@ class Status:
     workers: Excerpt[WorkerStatus]
     wakeup_mode: str | None  # None: the trigger is missing
     newest_failure: NewestFailure | None = None
+    oldest: float | None = None  # age of the oldest due event, in seconds, also of routes that are left out
+    flows: tuple[HandlerFlow, ...] = ()  # of the handlers that are limited or paused, or have a breaker
 
     @property
     def more_unserved(self) -> int:
@@ -114,11 +121,6 @@ class Status:
         return self.archived >= MOST
 
     @property
-    def oldest(self) -> float | None:
-        """Age of the oldest due event, in seconds."""
-        return max((route.oldest for route in self.routes if route.oldest is not None), default=None)
-
-    @property
     def unrouted(self) -> list[RouteStatus]:
         return [route for route in self.routes if not route.handlers]
 
@@ -140,8 +142,8 @@ async def notifications(connection: asyncpg.Connection) -> Notifications:
     return Notifications(**row)
 
 
-async def read(connection: asyncpg.Connection, schema: str = "core") -> Status:
-    """Read the status in one snapshot."""
+async def read(connection: asyncpg.Connection, schema: str = "core", limit: str | None = None) -> Status:
+    """Read the status in one snapshot; `limit` is the time that each statement has, as the server writes it."""
     queries = Queries(schema)
 
     async def fetch(name: str, **values: object) -> list[asyncpg.Record]:
@@ -151,18 +153,23 @@ async def read(connection: asyncpg.Connection, schema: str = "core") -> Status:
 
     async with connection.transaction(isolation="repeatable_read", readonly=True):
         await fetch("begin_read")
+        if limit is not None:
+            await fetch("limit_read", limit=limit)
         (counts,) = await fetch("count_open", most=MOST)
         (failed,) = await fetch("count_failed", most=MOST)
         newest = await fetch("newest_failure", error_length=ERROR_LENGTH)
         (archived,) = await fetch("count_archived", most=MOST)
-        routes = await fetch("list_routes", most_routes=MOST_ROUTES, most_in_route=MOST_IN_ROUTE)
-        unserved = await fetch("list_unserved", most_unserved=MOST_UNSERVED, most_channels=MOST_CHANNELS)
+        walk = {"most_channels": MOST_CHANNELS, "most_lanes": MOST_LANES}
+        routes = await fetch("list_routes", most_routes=MOST_ROUTES, most_in_route=MOST_IN_ROUTE, most=MOST, **walk)
+        unserved = await fetch("list_unserved", most_unserved=MOST_UNSERVED, **walk)
         workers = await fetch("list_workers", most_workers=MOST_WORKERS)
+        flows = await fetch("list_handler_flow", only=None)
         wakeup_mode = await fetch("read_wakeup_mode")
     return Status(
-        pending=counts["pending"],
+        # Beside more open events than are counted, those of the routes may not be among the counted ones.
+        pending=max(counts["pending"], sum(row["pending"] for row in routes)),
         delayed=counts["delayed"],
-        in_flight=counts["in_flight"],
+        in_flight=max(counts["in_flight"], sum(row["in_flight"] for row in routes)),
         expired_leases=counts["expired_leases"],
         failed=failed["count"],
         archived=archived["count"],
@@ -173,10 +180,12 @@ async def read(connection: asyncpg.Connection, schema: str = "core") -> Status:
         workers=_excerpt(WorkerStatus, workers),
         wakeup_mode=wakeup_mode[0][0] if wakeup_mode else None,
         newest_failure=NewestFailure(**newest[0]) if newest else None,
+        oldest=routes[0]["oldest_of_all"] if routes else None,
+        flows=tuple(HandlerFlow(**row) for row in flows),
     )
 
 
 def _excerpt(kind: Callable[..., T], rows: list[asyncpg.Record]) -> Excerpt[T]:
-    """The rows, without their `total`."""
-    shown = [{name: value for name, value in row.items() if name != "total"} for row in rows]
+    """The rows, without what they say of all."""
+    shown = [{name: value for name, value in row.items() if name not in _OF_ALL} for row in rows]
     return Excerpt((kind(**each) for each in shown), rows[0]["total"] if rows else 0)

@@ -11,7 +11,7 @@ from typing import Any
 
 import asyncpg
 
-from holdfast.errors import MigrationError
+from holdfast.errors import MigrationError, RemediedError
 from holdfast.postgres.connection import is_pooled, open_connection
 from holdfast.postgres.queries import Queries
 from holdfast.retry import CONFLICT_SQLSTATES, LOCK_NOT_AVAILABLE
@@ -27,16 +27,8 @@ _PASSING = CONFLICT_SQLSTATES | {LOCK_NOT_AVAILABLE}
 _PASSING_FOR_ROLES = _PASSING | {"42710", "23505", "XX000"}
 
 
-class MigrationRefused(MigrationError):
-    """The database was left as it was; `remedy` says what to do about `problem`."""
-
-    def __init__(self, problem: str, remedy: str) -> None:
-        super().__init__(problem, remedy)
-        self.problem = problem
-        self.remedy = remedy
-
-    def __str__(self) -> str:
-        return f"{self.problem}; {self.remedy}"
+class MigrationRefused(RemediedError, MigrationError):
+    """A migration that the database, as it is, does not allow."""
 
 
 async def connect(dsn: str) -> Any:
@@ -147,6 +139,7 @@ async def change(
     work: Callable[[], Awaitable[None]],
     *,
     roles: bool = False,
+    tries: int = LOCK_TRIES,
     on_retry: Callable[[int], None] = lambda _attempt: None,
 ) -> None:
     """Run `work` in a transaction of its own, again when it could not get a lock in two seconds."""
@@ -163,8 +156,8 @@ async def change(
             if error.sqlstate not in passing:
                 raise refusal(what, error) from error
             attempt += 1
-            if attempt == LOCK_TRIES:
-                raise await _no_lock(connection, queries, what) from error
+            if attempt >= tries:
+                raise await _no_lock(connection, queries, what, attempt) from error
             on_retry(attempt)
         await lock_wait.missed()
         # Long enough for those who queued behind the change to go ahead of its next try.
@@ -188,7 +181,7 @@ def refusal(what: str, error: asyncpg.PostgresError) -> MigrationRefused:
     )
 
 
-async def _no_lock(connection: Any, queries: Queries, what: str) -> MigrationRefused:
+async def _no_lock(connection: Any, queries: Queries, what: str, tries: int) -> MigrationRefused:
     async with reading(connection, queries):
         oldest = await connection.fetchrow(queries.asyncpg("oldest_transaction").sql)
     holder = (
@@ -198,6 +191,6 @@ async def _no_lock(connection: Any, queries: Queries, what: str) -> MigrationRef
         else ""
     )
     return MigrationRefused(
-        f"{what}: no lock within 2 s in {LOCK_TRIES} tries{holder}",
+        f"{what}: no lock within 2 s in {tries} tries{holder}",
         "end the long transaction (pg_stat_activity, pg_terminate_backend) or wait for it, and run again",
     )

@@ -18,6 +18,7 @@ from typing import Any, Literal
 import asyncpg
 
 from holdfast.postgres.queries import Queries, render, split
+from holdfast.postgres.schema.concurrent_index import statements_for
 from holdfast.postgres.schema.contract import Contract, read_contract
 from holdfast.postgres.schema.ddl import (
     MigrationRefused,
@@ -118,8 +119,11 @@ def printable(schema: str = "core", *, roles: bool = True, since: int = 0, sourc
         parts.append(queries.asyncpg("become_owner_for_session").sql + ";")
     parts.append(queries.script("ledger.sql"))
     for migration in release.migrations[since:]:
-        alone = "" if migration.transactional else "\n-- Each statement of this one must run outside a transaction."
-        parts.append(f"-- Migration {migration}{alone}\n{render(migration.sql, schema)}")
+        text = migration.sql
+        if not migration.transactional:
+            # As the rest of the script, in its transaction: an index then keeps producers waiting while it is built.
+            text = text.replace(" CONCURRENTLY", "")
+        parts.append(f"-- Migration {migration}\n{render(text, schema)}")
         parts.append(_record(queries, migration.version, migration.name, migration.checksum))
     parts.extend(render(script, schema) for script in release.functions)
     parts.append(_record(queries, 0, "functions", release.functions_checksum))
@@ -154,13 +158,7 @@ def _record(queries: Queries, version: int, name: str, checksum: str) -> str:
 
 
 def _filled_in(queries: Queries, name: str, values: Mapping[str, int | str]) -> str:
-    # The values come from our own file names, hashes and contract.toml: no quotes in them.
-    statement = queries.asyncpg(name)
-    sql = statement.sql
-    for number, parameter in enumerate(statement.parameters, start=1):
-        value = values[parameter]
-        sql = sql.replace(f"${number}", str(value) if isinstance(value, int) else f"'{value}'")
-    return sql + ";"
+    return queries.asyncpg(name).filled_in(values) + ";"
 
 
 @asynccontextmanager
@@ -283,8 +281,9 @@ class _Runner:
         if self.roles:
             await self._run("become_owner_for_session")
         try:
-            for statement in split(render(migration.sql, self.queries.schema)):
-                await self.connection.execute(statement)
+            for written in split(render(migration.sql, self.queries.schema)):
+                for statement in await statements_for(self.connection, self.queries, written):
+                    await self.connection.execute(statement)
         except asyncpg.PostgresError as error:
             raise MigrationRefused(
                 f"migration {migration}: {error} ({error.sqlstate})",

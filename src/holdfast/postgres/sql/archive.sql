@@ -9,7 +9,7 @@ FROM (VALUES
         id, original_id, queue, payload, headers, deliveries_count, created_at, failed_at, failure_reason, last_exception,
         event_type, event_version, occurred_at, source, target, content_class, channel, generation, domain_id,
         idempotency_key, trace_context, origin_id, priority, ordering_key, dedupe_key, expires_at, first_failed_at,
-        error_signature, failure_history, deleted_at, disposed_at, traceback}'::text[]),
+        error_signature, failure_history, deleted_at, disposed_at, traceback, fairness_key, seq}'::text[]),
     ('archive', 'index', '{"queue, failed_at"}'),
     ('archive', 'table', '{archive}'),
     ('outbox', 'table', '{outbox}'),
@@ -17,7 +17,7 @@ FROM (VALUES
         id, payload, headers, attempts, created_at, last_error, status, lease_token, lease_expires_at, handler_name,
         event_type, event_version, occurred_at, source, target, content_class, channel, generation, domain_id,
         idempotency_key, trace_context, origin_id, priority, ordering_key, dedupe_key, expires_at, first_failed_at,
-        failure_history, available_at, settled_at, deleted_at, disposed_at, traceback}')
+        failure_history, available_at, settled_at, deleted_at, disposed_at, traceback, fairness_key, seq}')
 ) AS needed (relation, kind, parts)
 CROSS JOIN LATERAL unnest(needed.parts) AS p (part)
 LEFT JOIN pg_catalog.pg_namespace n ON n.nspname = 'core'

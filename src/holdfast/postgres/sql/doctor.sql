@@ -35,11 +35,18 @@ SELECT current_setting('server_version') AS server,
 -- --- the schema as it is: the names of the columns below are those of the differences that are reported ---
 
 -- name: describe_tables
-SELECT quote_ident(c.relname) AS name, quote_ident(pg_get_userbyid(c.relowner)) AS owner, c.relkind::text AS kind,
+-- A partitioned outbox counts as the plain one: its partitions have the storage options, and a check of their own
+-- (list_partition_flaws).
+SELECT quote_ident(c.relname) AS name, quote_ident(pg_get_userbyid(c.relowner)) AS owner,
+       CASE WHEN c.relname = 'outbox' AND c.relkind = 'p' THEN 'r' ELSE c.relkind::text END AS kind,
        c.relpersistence::text AS persistence, c.relrowsecurity AS row_security,
-       coalesce(c.reloptions, '{}') AS options
+       coalesce(CASE WHEN c.relkind = 'p' THEN (SELECT d.reloptions FROM pg_class d
+                                                WHERE d.relnamespace = n.oid AND d.relname = 'outbox_default')
+                ELSE c.reloptions END, '{}') AS options
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = 'core' AND c.relkind IN ('r', 'p', 'f')
+  AND NOT EXISTS (SELECT FROM pg_inherits h JOIN pg_class p ON p.oid = h.inhparent AND p.relname = 'outbox'
+                  WHERE h.inhrelid = c.oid AND p.relnamespace = n.oid)
 ORDER BY c.relname;
 
 -- name: describe_columns
@@ -59,34 +66,42 @@ JOIN pg_type t ON t.oid = a.atttypid
 LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
 LEFT JOIN pg_collation l ON l.oid = a.attcollation
 WHERE n.nspname = 'core' AND c.relkind IN ('r', 'p', 'f')
+  AND NOT EXISTS (SELECT FROM pg_inherits h JOIN pg_class p ON p.oid = h.inhparent AND p.relname = 'outbox'
+                  WHERE h.inhrelid = c.oid AND p.relnamespace = n.oid)
 ORDER BY c.relname, a.attnum;
 
 -- name: describe_constraints
 -- Postgres 18 lists NOT NULL among the constraints; it stands with the columns already. Constraint triggers are triggers.
+-- outbox_before belongs to a conversion that is under way, which has a check of its own.
 SELECT quote_ident(c.relname) AS relation, quote_ident(o.conname) AS name,
        regexp_replace(pg_get_constraintdef(o.oid), ' NOT VALID$', '') AS definition, NOT o.convalidated AS invalid
 FROM pg_constraint o
 JOIN pg_class c ON c.oid = o.conrelid
 JOIN pg_namespace n ON n.oid = c.relnamespace
-WHERE n.nspname = 'core' AND o.contype NOT IN ('n', 't')
+WHERE n.nspname = 'core' AND o.contype NOT IN ('n', 't') AND NOT (c.relname = 'outbox' AND o.conname = 'outbox_before')
+  AND NOT EXISTS (SELECT FROM pg_inherits h JOIN pg_class p ON p.oid = h.inhparent AND p.relname = 'outbox'
+                  WHERE h.inhrelid = c.oid AND p.relnamespace = n.oid)
 ORDER BY c.relname, o.conname;
 
 -- name: describe_indexes
 -- Those behind a primary key or a unique constraint come and go with it.
 SELECT quote_ident(t.relname) AS relation, quote_ident(c.relname) AS name,
-       pg_get_indexdef(i.indexrelid) AS definition, NOT (i.indisvalid AND i.indisready) AS invalid
+       replace(pg_get_indexdef(i.indexrelid), ' ON ONLY ', ' ON ') AS definition, NOT (i.indisvalid AND i.indisready) AS invalid
 FROM pg_index i
 JOIN pg_class c ON c.oid = i.indexrelid
 JOIN pg_class t ON t.oid = i.indrelid
 JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = 'core' AND t.relkind IN ('r', 'p', 'm')
   AND NOT EXISTS (SELECT FROM pg_constraint o WHERE o.conindid = i.indexrelid AND o.contype IN ('p', 'u', 'x'))
+  AND NOT EXISTS (SELECT FROM pg_inherits h JOIN pg_class p ON p.oid = h.inhparent AND p.relname = 'outbox'
+                  WHERE h.inhrelid = t.oid AND p.relnamespace = n.oid)
 ORDER BY c.relname;
 
 -- name: describe_triggers
 -- The trigger that asks for a source's owner need not fire while no source has one.
 SELECT quote_ident(c.relname) AS relation, quote_ident(t.tgname) AS name,
-       pg_get_triggerdef(t.oid) AS definition,
+       regexp_replace(pg_get_triggerdef(t.oid), 'WHEN \(+current_setting\(''holdfast[.]gathering''.* EXECUTE', 'EXECUTE')
+           AS definition,
        CASE t.tgenabled WHEN 'O' THEN 'no'
                         WHEN 'D' THEN CASE WHEN t.tgname = 'outbox_source' AND 0 = (
                                                SELECT pg_relation_size(s.oid) FROM pg_class s
@@ -98,6 +113,8 @@ FROM pg_trigger t
 JOIN pg_class c ON c.oid = t.tgrelid
 JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = 'core' AND NOT t.tgisinternal
+  AND NOT EXISTS (SELECT FROM pg_inherits h JOIN pg_class p ON p.oid = h.inhparent AND p.relname = 'outbox'
+                  WHERE h.inhrelid = c.oid AND p.relnamespace = n.oid)
 ORDER BY c.relname, t.tgname;
 
 -- name: describe_rules
@@ -247,7 +264,8 @@ ORDER BY r.rolname;
 SELECT a.pid, coalesce(nullif(a.application_name, ''), '?') AS application, coalesce(a.usename::text, '?') AS login,
        coalesce(a.state, '?') AS state,
        coalesce(extract(epoch FROM clock_timestamp() - a.xact_start), 0)::float8 AS seconds,
-       greatest(age(a.backend_xmin), age(a.backend_xid)) AS transactions
+       greatest(age(a.backend_xmin), age(a.backend_xid)) AS transactions,
+       count(*) OVER ()::int AS total
 FROM pg_stat_activity a
 WHERE a.pid <> pg_backend_pid() AND a.datname = current_database()
   AND a.backend_type IS DISTINCT FROM 'autovacuum worker'
@@ -263,7 +281,8 @@ SELECT quote_literal(s.slot_name) AS slot, s.slot_type AS type, s.active,
        coalesce(greatest(age(s.xmin), age(s.catalog_xmin)), 0) AS transactions,
        pg_size_pretty(pg_wal_lsn_diff(
            CASE WHEN pg_is_in_recovery() THEN pg_last_wal_receive_lsn() ELSE pg_current_wal_lsn() END,
-           s.restart_lsn)) AS kept
+           s.restart_lsn)) AS kept,
+       count(*) OVER ()::int AS total
 FROM pg_replication_slots s
 WHERE (NOT s.active AND (s.xmin IS NOT NULL OR s.catalog_xmin IS NOT NULL OR s.restart_lsn IS NOT NULL))
    OR greatest(age(s.xmin), age(s.catalog_xmin)) >= :held_transactions::int
@@ -272,7 +291,8 @@ LIMIT 20;
 
 -- name: horizon_prepared
 SELECT quote_literal(p.gid) AS gid, p.owner::text AS login,
-       extract(epoch FROM clock_timestamp() - p.prepared)::float8 AS seconds, age(p.transaction) AS transactions
+       extract(epoch FROM clock_timestamp() - p.prepared)::float8 AS seconds, age(p.transaction) AS transactions,
+       count(*) OVER ()::int AS total
 FROM pg_prepared_xacts p
 WHERE p.database = current_database()
   AND (clock_timestamp() - p.prepared >= :held_for::interval OR age(p.transaction) >= :held_transactions::int)
@@ -282,7 +302,8 @@ LIMIT 20;
 -- name: horizon_standbys
 -- With hot_standby_feedback the oldest query on a standby counts as one here. Through a slot it counts as the slot's.
 SELECT r.pid, coalesce(nullif(r.application_name, ''), '?') AS application,
-       coalesce(host(r.client_addr), 'local') AS address, age(r.backend_xmin) AS transactions
+       coalesce(host(r.client_addr), 'local') AS address, age(r.backend_xmin) AS transactions,
+       count(*) OVER ()::int AS total
 FROM pg_stat_replication r
 WHERE r.backend_xmin IS NOT NULL AND age(r.backend_xmin) >= :held_transactions::int
 ORDER BY 4 DESC
@@ -300,7 +321,9 @@ SELECT quote_ident(c.relname) AS name, s.n_live_tup AS live, s.n_dead_tup AS dea
        + coalesce((SELECT o.option_value::float8 FROM pg_options_to_table(c.reloptions) o
                    WHERE o.option_name = 'autovacuum_vacuum_scale_factor'),
                   current_setting('autovacuum_vacuum_scale_factor')::float8) * greatest(c.reltuples, 0) AS due_at,
-       extract(epoch FROM clock_timestamp() - greatest(s.last_vacuum, s.last_autovacuum))::float8 AS vacuumed_before
+       extract(epoch FROM clock_timestamp() - greatest(s.last_vacuum, s.last_autovacuum))::float8 AS vacuumed_before,
+       c.relname = 'outbox' OR EXISTS (SELECT FROM pg_inherits h JOIN pg_class p ON p.oid = h.inhparent
+                                       WHERE h.inhrelid = c.oid AND p.relname = 'outbox') AS is_outbox
 FROM pg_stat_all_tables s
 JOIN pg_class c ON c.oid = s.relid
 JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -338,8 +361,7 @@ WHERE a.datname = current_database() AND starts_with(a.application_name, 'holdfa
 -- to a limit. By the worker that holds them, if it lives: then its handler still runs, and its slot is taken.
 SELECT count(*) AS events, coalesce(max(extract(epoch FROM now() - o.lease_expires_at)), 0)::float8 AS longest,
        array_agg(DISTINCT o.route) AS routes, w.name AS worker, w.host || ':' || w.pid AS process
-FROM (SELECT route, status, lease_expires_at, claimed_by FROM core.outbox
-      WHERE settled_at IS NULL AND ordering_key IS NULL
+FROM (SELECT route, status, lease_expires_at, claimed_by FROM core.open_rows()
       LIMIT :most::int) o
 LEFT JOIN core.workers w ON w.id = o.claimed_by AND w.stopped_at IS NULL AND core.is_living(w.heartbeat_at)
 WHERE o.status = 'in_flight' AND o.lease_expires_at < now() - :expired_for::interval
@@ -369,7 +391,8 @@ ORDER BY count(*) DESC, 1 LIMIT 20;
 -- name can be borrowed, so the role counts as well where there are roles. Producers share the second lock of a channel until
 -- they have committed.
 SELECT lock.name, l.pid, coalesce(a.usename::text, '?') AS login, coalesce(nullif(a.application_name, ''), '?') AS application,
-       coalesce(extract(epoch FROM clock_timestamp() - a.state_change), 0)::float8 AS seconds
+       coalesce(extract(epoch FROM clock_timestamp() - a.state_change), 0)::float8 AS seconds,
+       count(*) OVER ()::int AS total
 FROM (SELECT format('%s of the channel %s', kind.name, c.channel) AS name, 'holdfast sleeper' AS application,
              'holdfast_worker' AS role, hashtextextended('core.' || c.channel || kind.suffix, 0) AS key
       FROM (SELECT unnest(w.channels) AS channel FROM core.workers w UNION SELECT 'outbox_default'
@@ -391,7 +414,8 @@ ORDER BY 1, 2 LIMIT 20;
 -- Sessions that have written to the inbox and have not ended their transaction. Handlers of workers do that, for as long
 -- as they may; a name can be borrowed, so the role counts as well.
 SELECT a.pid, coalesce(nullif(a.application_name, ''), '?') AS application, coalesce(a.usename::text, '?') AS login,
-       coalesce(a.state, '?') AS state, extract(epoch FROM clock_timestamp() - a.xact_start)::float8 AS seconds
+       coalesce(a.state, '?') AS state, extract(epoch FROM clock_timestamp() - a.xact_start)::float8 AS seconds,
+       count(*) OVER ()::int AS total
 FROM pg_locks l
 JOIN pg_stat_activity a ON a.pid = l.pid
 WHERE l.locktype = 'relation' AND l.granted AND l.mode = 'RowExclusiveLock'
@@ -406,7 +430,8 @@ ORDER BY a.xact_start LIMIT 20;
 -- Tables of one row, of no use without it.
 SELECT 'subscriptions_version' AS name WHERE NOT EXISTS (SELECT FROM core.subscriptions_version)
 UNION ALL SELECT 'sweeps' WHERE NOT EXISTS (SELECT FROM core.sweeps)
-UNION ALL SELECT 'clock' WHERE NOT EXISTS (SELECT FROM core.clock);
+UNION ALL SELECT 'clock' WHERE NOT EXISTS (SELECT FROM core.clock)
+UNION ALL SELECT 'partitioning' WHERE NOT EXISTS (SELECT FROM core.partitioning);
 
 -- name: read_clock_steps
 -- The last step that a worker has seen in the last day, and what lies further in the future than it can: leases beyond
@@ -422,15 +447,15 @@ SELECT (SELECT extract(epoch FROM s.step) FROM core.clock_steps s
            WHERE o.status = 'in_flight' AND o.lease_expires_at > now() + l.longest) AS workers
 FROM (SELECT coalesce(max(coalesce(w.lease, interval '1 hour')), interval '1 hour') + :clock::interval AS longest
       FROM core.workers w WHERE w.stopped_at IS NULL) l
-LEFT JOIN (SELECT status, claimed_by, lease_expires_at, available_at, created_at FROM core.outbox
-           WHERE settled_at IS NULL AND ordering_key IS NULL
+LEFT JOIN (SELECT status, claimed_by, lease_expires_at, available_at, created_at FROM core.open_rows()
            LIMIT :most::int) o ON true;
 
 -- name: list_frozen_sessions
 -- A session that sends to a client which does not read. One that listens keeps the notification queue from being emptied,
 -- and each keeps the snapshot of its transaction.
 SELECT a.pid, coalesce(nullif(a.application_name, ''), '?') AS application, coalesce(a.usename::text, '?') AS login,
-       extract(epoch FROM clock_timestamp() - coalesce(a.xact_start, a.state_change))::float8 AS seconds
+       extract(epoch FROM clock_timestamp() - coalesce(a.xact_start, a.state_change))::float8 AS seconds,
+       count(*) OVER ()::int AS total
 FROM pg_stat_activity a
 WHERE a.datname = current_database() AND a.wait_event = 'ClientWrite'
   AND coalesce(a.xact_start, a.state_change) < clock_timestamp() - :frozen::interval
@@ -439,3 +464,33 @@ LIMIT 20;
 
 -- name: database_clock
 SELECT extract(epoch FROM clock_timestamp())::float8;
+
+-- --- partitions ---
+
+-- name: list_partition_flaws
+-- Partitions whose storage options are not those of outbox_default, or that lack an index.
+SELECT quote_ident(c.relname) AS name, coalesce(array_to_string(c.reloptions, ', '), '') AS options,
+       coalesce(array_to_string(d.reloptions, ', '), '') AS usual,
+       (SELECT count(*) FROM pg_index i WHERE i.indrelid = p.oid)
+       - (SELECT count(*) FROM pg_index i JOIN pg_inherits x ON x.inhrelid = i.indexrelid
+          WHERE i.indrelid = c.oid AND i.indisvalid) AS indexes_missing
+FROM pg_class p
+JOIN pg_inherits h ON h.inhparent = p.oid
+JOIN pg_class c ON c.oid = h.inhrelid
+JOIN pg_class d ON d.oid = to_regclass('core.outbox_default')
+WHERE p.oid = to_regclass('core.outbox') AND p.relkind = 'p'
+  AND (c.reloptions IS DISTINCT FROM d.reloptions
+       OR (SELECT count(*) FROM pg_index i WHERE i.indrelid = p.oid)
+          > (SELECT count(*) FROM pg_index i JOIN pg_inherits x ON x.inhrelid = i.indexrelid
+             WHERE i.indrelid = c.oid AND i.indisvalid))
+ORDER BY c.relname LIMIT 20;
+
+-- name: list_kept_partitions
+-- Partitions that should have been dropped a while ago, and how many of their rows are kept, up to a limit.
+SELECT l.name, cardinality(core.partition_kept(l.name, 10001)) AS kept,
+       (extract(epoch FROM now() - l.upper_at) / 86400)::int AS days
+FROM core.partitions_list() l CROSS JOIN core.partitioning g
+WHERE l.upper_at + ('1 ' || g.every)::interval + interval '2 days'
+      < now() - (SELECT max(p.active_ttl_days + p.tombstoned_grace_days) FROM core.retention_policies p
+                 WHERE p.entity = 'outbox_row') * interval '1 day'
+ORDER BY l.upper_at LIMIT 20;

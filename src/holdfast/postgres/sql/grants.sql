@@ -11,7 +11,8 @@ GRANT SELECT ON core.migrations, core.contract TO holdfast_producer, holdfast_wo
 
 -- Producers write events, and may look after those of their own sources.
 GRANT INSERT (id, event_type, event_version, occurred_at, source, target, content_class, channel, generation, domain_id,
-              payload, headers, idempotency_key, trace_context, available_at, expires_at, priority, ordering_key, dedupe_key)
+              payload, headers, idempotency_key, trace_context, available_at, expires_at, priority, ordering_key, dedupe_key,
+              fairness_key)
     ON core.outbox TO holdfast_producer;
 GRANT SELECT ON core.my_outbox TO holdfast_producer;
 GRANT EXECUTE ON FUNCTION
@@ -28,15 +29,20 @@ GRANT EXECUTE ON FUNCTION
 
 -- Workers have functions and no table.
 GRANT EXECUTE ON FUNCTION
+    core.outbox_claim_ordered(uuid, uuid, interval, text, bigint, text[], int[], boolean[], text[], text[], text[], text[],
+        text[], bigint[], boolean, int, timestamptz),
+    core.outbox_claim_fair(uuid, uuid, interval, text, bigint, text[], int[], int[], text[], text[], text[], int, timestamptz),
     core.outbox_claim(uuid, uuid, interval, bigint, text, bigint, text[], smallint[], text[], int[], timestamptz[], uuid[],
-        timestamptz),
+        timestamptz, boolean),
     core.outbox_extend(uuid[], uuid[], interval),
-    core.outbox_deliver(uuid[], uuid[], text[], text[], boolean),
+    core.outbox_deliver(uuid[], uuid[], text[], text[], boolean, text),
     core.outbox_blocked(uuid[], uuid[], text[], boolean, boolean),
     core.outbox_retry(uuid[], uuid[], text[], interval[], text[]),
     core.outbox_fail(uuid[], uuid[], text[], text[], text[], text[]),
-    core.outbox_release(uuid[], uuid[], interval[]),
-    core.outbox_enter(uuid, uuid, text, interval), core.outbox_reopen(uuid, uuid, text, text),
+    core.outbox_release(uuid[], uuid[], interval[], text[]),
+    core.outbox_enter(uuid, uuid, text, interval), core.outbox_enter_at_once(uuid, uuid, text, interval, boolean),
+    core.outbox_enter_batch(uuid[], uuid[], text, interval),
+    core.outbox_reopen(uuid, uuid, text, text), core.outbox_retry_entered(uuid, text, interval, text),
     core.outbox_split(bigint, text, bigint, text[], smallint[], int[], timestamptz[], uuid[], timestamptz),
     core.outbox_routes(text, bigint), core.outbox_routes_within(text, bigint, text[], text[], text, int, int, boolean),
     core.outbox_channels(),
@@ -44,13 +50,16 @@ GRANT EXECUTE ON FUNCTION
     core.subscribe(text, text, text[]), core.subscriptions_read(),
     core.worker_beat(uuid, text, text, int, text, bigint, text[], text[]), core.worker_stopped(uuid),
     core.worker_alive(uuid, interval), core.silent_workers(timestamptz), core.clock_stepped(uuid, interval, interval),
-    core.clock_unrecorded(), core.clock_repair(int), core.unserved_channels()
+    core.clock_unrecorded(), core.clock_repair(int), core.unserved_channels(),
+    core.rollup_write(bigint, text[], bigint[], bigint[], float8[], bigint[], float8[]), core.rollup_fold(int),
+    core.rollup_lag()
     TO holdfast_worker;
 
 -- Operators read everything and repair through functions.
 GRANT SELECT ON core.outbox, core.failed, core.deliveries, core.event_handled, core.subscriptions, core.subscriptions_version,
-    core.workers, core.clock_steps, core.clock,
-    core.deployments, core.outbox_keys, core.sources, core.stop_requests, core.audit, core.failure_notes, core.plans, core.plan_rows
+    core.workers, core.clock_steps, core.clock, core.rollup, core.rollup_journal, core.rollup_reports, core.rollup_counts,
+    core.deployments, core.outbox_keys, core.sources, core.stop_requests, core.audit, core.failure_notes, core.plans, core.plan_rows,
+    core.ordering_heads
     TO holdfast_operator;
 GRANT EXECUTE ON FUNCTION
     core.outbox_replay(uuid, bigint, text), core.outbox_replay_many(uuid[], bigint, text, text, boolean),
@@ -63,21 +72,37 @@ GRANT EXECUTE ON FUNCTION
     core.plan_release(bigint, uuid), core.plan_change_state(bigint, text, text, text),
     core.serving_generation(), core.generation_open(bigint, int), core.generation_begin(text, text, text), core.generation_retire(bigint, boolean, text, text),
     core.generation_move(bigint, bigint, int, text, text), core.worker_release(uuid, int, text, text),
-    core.retire(text, text, text, text), core.audit_refused(text, text, text, jsonb, text),
+    core.retire(text, text, text, text), core.audit_refused(text, text, text, jsonb, text), core.audit_reveal(text, text, uuid),
+    core.keys_blocked(text, text, int, int), core.key_release(text, text, text, text), core.open_rows(), core.keyed_lanes(),
     core.outbox_routes(text, bigint), core.outbox_channels(), core.served_channels(), core.channel_of(bigint), core.living_since(),
-    core.living_for(), core.is_living(timestamptz), core.open_channels(int), core.subscriptions_read(), core.raised_at(text)
+    core.living_for(), core.is_living(timestamptz), core.open_channels(int), core.subscriptions_read(), core.raised_at(text),
+    core.rollup_lag()
+    TO holdfast_operator;
+
+-- Limits, pauses and breakers of handlers.
+GRANT EXECUTE ON FUNCTION
+    core.flow_declare(text[], int[], float8[], int[], float8[], float8[]), core.flow_limited(text[]),
+    core.flow_waits(text[], timestamptz),
+    core.outbox_falter(uuid[], uuid[], text[], interval[], text[], boolean[], boolean[]),
+    core.breaker_succeed(text[], uuid[])
+    TO holdfast_worker;
+GRANT SELECT ON core.handler_flow, core.handler_slots TO holdfast_operator;
+GRANT EXECUTE ON FUNCTION
+    core.handler_limit(text, int, float8, text[], text, text), core.handler_pause(text, text, text),
+    core.handler_resume(text, text, text), core.handler_breaker(text, boolean, text, text),
+    core.flow_waits(text[], timestamptz)
     TO holdfast_operator;
 
 -- The archive of dead letters, and retention. A sweep does what the policies say, for every caller.
 GRANT EXECUTE ON FUNCTION
     core.outbox_archive(uuid[], uuid[], text[], text[], text[], text[]),
-    core.outbox_deliver_and_delete(uuid[], uuid[], text[], text[], boolean), core.outbox_delete_delivered(uuid, text)
+    core.outbox_deliver_and_delete(uuid[], uuid[], text[], text[], boolean, text), core.outbox_delete_delivered(uuid, text)
     TO holdfast_worker;
 GRANT EXECUTE ON FUNCTION
     core.retention_policies_read(), core.retention_classes(text, text),
     core.retention_sweep(text, text, timestamptz, int, text, text), core.sweep_keys(text, text, int, text, text),
     core.sweep_inbox(bigint, int, int, text, text),
-    core.sweep_acquire(uuid, interval, boolean), core.sweep_finish(uuid, jsonb, bigint)
+    core.sweep_heads(text, text, int, text, text), core.sweep_acquire(uuid, interval, boolean), core.sweep_finish(uuid, jsonb, bigint)
     TO holdfast_worker, holdfast_operator;
 GRANT SELECT ON core.archive, core.retention_policies, core.sweeps TO holdfast_operator;
 GRANT EXECUTE ON FUNCTION
@@ -98,12 +123,22 @@ GRANT EXECUTE ON FUNCTION
     core.schedule_remove(text, text, text)
     TO holdfast_operator;
 
--- Idempotency records: a process that carries out commands begins and completes them, and no role reads the table.
+-- Idempotency records: a process that carries out commands begins and completes them, and no role reads the table. Operators
+-- see what is no secret, and have records of their own: of requests to the HTTP API.
+GRANT EXECUTE ON FUNCTION core.requests_read(text, text, timestamptz, timestamptz, text, timestamptz, text, int, int)
+    TO holdfast_operator;
 GRANT EXECUTE ON FUNCTION
     core.idempotency_begin(text, text, text[], int, interval, int, int),
     core.idempotency_complete(text, text, boolean, int, jsonb, bytea, boolean)
-    TO holdfast_producer, holdfast_worker;
-GRANT EXECUTE ON FUNCTION core.sweep_records(int, text, text) TO holdfast_worker, holdfast_operator;
+    TO holdfast_producer, holdfast_worker, holdfast_operator;
+GRANT EXECUTE ON FUNCTION core.sweep_records(int, text, text), core.sweep_rollup(int, text, text) TO holdfast_worker, holdfast_operator;
+
+-- Partitions: workers make and drop them as the policies say. The conversion is the owner's.
+GRANT EXECUTE ON FUNCTION core.partitions_extend(), core.partitions_drop() TO holdfast_worker;
+GRANT EXECUTE ON FUNCTION core.partitions_list(), core.partitions_bound(), core.is_partitioned(), core.partition_kept(text, int),
+    core.first_id(timestamptz), core.id_time(uuid)
+    TO holdfast_operator;
+GRANT SELECT ON core.partitioning TO holdfast_operator;
 
 -- Names of contract 1, for its code; they go with functions/previous_names.sql.
 GRANT SELECT ON core.registry, core.stops TO holdfast_operator;

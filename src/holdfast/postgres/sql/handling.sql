@@ -6,6 +6,16 @@
 -- Then the result is NULL, and nothing was entered. For the same reason the advisory locks of the last handler are given
 -- up here; that is never NULL.
 
+-- name: enter_at_once
+-- Sent with the values in its text, in one message with the BEGIN and the savepoint.
+SELECT core.outbox_enter_at_once(:id, :token, :handler, :idle, :look);
+
+-- name: retry_entered
+-- Sent with the values in its text, in one message with the rollback to the savepoint and the COMMIT. The error is in
+-- hexadecimal: what a handler has set decides how the server reads other texts, until it has rolled back.
+SELECT core.outbox_retry_entered(
+    :id, :handler, :delay, pg_catalog.convert_from(pg_catalog.decode(:error, 'hex'), 'UTF8'));
+
 -- name: enter_handler
 SELECT CASE WHEN EXISTS (SELECT FROM pg_catalog.pg_prepared_statements p
                          WHERE p.from_sql OR NOT pg_catalog.starts_with(p.name, '__asyncpg_'))
@@ -14,6 +24,24 @@ SELECT CASE WHEN EXISTS (SELECT FROM pg_catalog.pg_prepared_statements p
             THEN NULL
             ELSE core.outbox_enter(:id::uuid, :token::uuid, :handler::text, :idle::interval) END
 
+-- name: enter_batch
+SELECT CASE WHEN EXISTS (SELECT FROM pg_catalog.pg_prepared_statements p
+                         WHERE p.from_sql OR NOT pg_catalog.starts_with(p.name, '__asyncpg_'))
+              OR EXISTS (SELECT FROM pg_catalog.pg_listening_channels())
+              OR pg_catalog.pg_advisory_unlock_all() IS NULL
+            THEN NULL
+            ELSE core.outbox_enter_batch(:ids::uuid[], :tokens::uuid[], :handler::text, :idle::interval) END
+
+-- name: reopen_batch
+-- The ids that this transaction has not entered.
+SELECT t.id
+FROM ROWS FROM (pg_catalog.unnest(:ids::uuid[]), pg_catalog.unnest(:tokens::uuid[]), pg_catalog.unnest(:routes::text[]))
+    AS t (id, token, route)
+WHERE NOT core.outbox_reopen(t.id, t.token, :handler::text, t.route)
+
+-- name: delete_delivered_batch
+SELECT core.outbox_delete_delivered(t.id, :handler::text) FROM pg_catalog.unnest(:ids::uuid[]) AS t (id)
+
 -- name: enter_reaction
 SELECT CASE WHEN EXISTS (SELECT FROM pg_catalog.pg_prepared_statements p
                          WHERE p.from_sql OR NOT pg_catalog.starts_with(p.name, '__asyncpg_'))
@@ -21,3 +49,35 @@ SELECT CASE WHEN EXISTS (SELECT FROM pg_catalog.pg_prepared_statements p
               OR pg_catalog.pg_advisory_unlock_all() IS NULL
             THEN NULL
             ELSE core.reaction_enter(:handler::text, :event::uuid, :source::text, :key::text, :idle::interval) END
+
+-- name: mark_handler
+-- What the handler does from here on can be undone, and the row stays settled or locked.
+SAVEPOINT holdfast_handler;
+
+-- name: undo_handler
+ROLLBACK TO SAVEPOINT holdfast_handler;
+
+-- name: release_handler
+-- Fails if a statement has failed, and if this is no longer the transaction that was marked.
+RELEASE SAVEPOINT holdfast_handler;
+
+-- name: begin_handler
+BEGIN;
+
+-- name: rollback_handler
+ROLLBACK;
+
+-- name: commit_handler
+COMMIT;
+
+-- name: describe_application
+-- Whether the connections of the application lead to the worker's own database, and what its login may not do there.
+SELECT pg_catalog.current_database()::text AS database, 
+       extract(epoch FROM pg_catalog.pg_postmaster_start_time())::text AS started,
+       session_user::text AS login,
+       (SELECT pg_catalog.string_agg(p.proname, ', ' ORDER BY p.proname)
+        FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
+        WHERE n.nspname = 'core'
+          AND p.proname IN ('outbox_enter', 'outbox_enter_batch', 'outbox_reopen', 'outbox_retry', 'outbox_fail', 'outbox_archive',
+                            'outbox_release', 'outbox_blocked', 'outbox_delete_delivered')
+          AND NOT pg_catalog.has_function_privilege(p.oid, 'EXECUTE')) AS denied;

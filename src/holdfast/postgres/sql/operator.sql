@@ -28,6 +28,12 @@ ORDER BY f.failed_at DESC, f.id DESC;
 -- name: select_failed
 SELECT s.id FROM core.failed_select(:filter::text::jsonb, :most::int) AS s (id);
 
+-- name: count_discarded
+-- Dead letters that can be restored: what failed, was discarded, and is not disposed of.
+SELECT count(*) FROM (
+    SELECT FROM core.outbox WHERE deleted_at IS NOT NULL AND failed_at IS NOT NULL AND disposed_at IS NULL
+    LIMIT :most::int) o;
+
 -- name: list_failure_groups
 -- One look at each dead letter, up to a limit; then one more at the newest of each group, for its error.
 WITH dead AS MATERIALIZED (
@@ -62,6 +68,13 @@ GROUP BY f.handler_name, f.generation;
 -- The deliveries that ids stand for, and their states. No line: there is no such event, or its deliveries are gone.
 SELECT d.asked, d.id AS row_id, d.archive_id, d.state
 FROM core.deliveries_of(:ids::uuid[]) d ORDER BY d.handler_name, d.id;
+
+-- name: read_trace_contexts
+SELECT o.trace_context FROM core.outbox o WHERE o.id = ANY (:ids::uuid[]) AND o.trace_context IS NOT NULL
+UNION
+SELECT a.trace_context FROM core.archive a
+WHERE (a.id = ANY (:numbers::bigint[]) OR a.original_id = ANY (:ids::uuid[])) AND a.trace_context IS NOT NULL
+LIMIT :most::int;
 
 -- name: read_event_rows
 SELECT o.id, o.origin_id, o.event_type, o.event_version, o.occurred_at, o.source, o.target, o.content_class, o.domain_id,
@@ -126,8 +139,8 @@ SELECT o.id, coalesce(o.origin_id, o.id) AS event_id, o.event_type, o.source, o.
        o.channel, o.generation
 FROM core.outbox_channels() c
 CROSS JOIN LATERAL (
-    SELECT * FROM core.outbox o
-    WHERE o.settled_at IS NULL AND o.ordering_key IS NULL AND o.channel = c.channel AND o.generation = c.generation
+    SELECT * FROM core.open_rows() o
+    WHERE o.channel = c.channel AND o.generation = c.generation
       AND (:event_type::text IS NULL OR o.event_type = :event_type::text)
       AND (:handler::text IS NULL OR o.handler_name = :handler::text
            OR o.handler_name IS NULL AND EXISTS (
@@ -240,6 +253,31 @@ SELECT s.handler_name, s.domain_context, s.event_types, s.retired_at, s.total,
 FROM first s
 ORDER BY s.handler_name, s.domain_context;
 
+-- name: list_handler_flow
+-- What holds handlers back. What is in flight is looked up row by row, as claims do (functions/flow.sql).
+SELECT f.handler_name, coalesce(f.fleet_concurrency, f.declared_fleet_concurrency) AS fleet_concurrency,
+       coalesce(f.rate, f.declared_rate) AS rate,
+       array_remove(ARRAY[CASE WHEN f.fleet_concurrency IS NOT NULL THEN 'fleet_concurrency' END,
+                          CASE WHEN f.rate IS NOT NULL THEN 'rate' END], NULL) AS set_by_operator,
+       s.in_flight, f.paused_at, f.paused_by,
+       CASE WHEN f.breaker_after IS NULL THEN NULL
+            WHEN f.opened_at IS NOT NULL THEN CASE WHEN s.probes THEN 'probing' ELSE 'open' END
+            WHEN clock_timestamp() < f.resumed_at + interval '5 seconds' THEN 'ramp' ELSE 'closed' END AS breaker,
+       cardinality(f.failing) AS failures, f.opened_at, f.failed_probes,
+       CASE WHEN f.opened_at IS NOT NULL AND NOT s.probes
+            THEN greatest(0, extract(epoch FROM f.probe_at - clock_timestamp()))::float8 END AS probe_in
+FROM core.handler_flow f
+CROSS JOIN LATERAL (
+    SELECT count(*)::int AS in_flight, coalesce(bool_or(h.token = f.probe_token), false) AS probes
+    FROM core.handler_slots h CROSS JOIN LATERAL unnest(h.ids) AS t (id)
+    CROSS JOIN LATERAL (
+        SELECT FROM core.outbox o
+        WHERE o.id = t.id AND o.lease_token = h.token AND o.status = 'in_flight' AND o.lease_expires_at >= now() LIMIT 1) o
+    WHERE h.handler_name = f.handler_name) s
+WHERE :only::text IS NULL OR f.handler_name = :only::text
+ORDER BY f.handler_name
+LIMIT 10000;
+
 -- name: list_generations
 -- Every number that something knows: what writers get, events that are open, workers that live, deployments that were
 -- begun. The channels are gone through once, however many there are; when there are too many numbers, those of
@@ -247,9 +285,8 @@ ORDER BY s.handler_name, s.domain_context;
 WITH open AS MATERIALIZED (
     SELECT c.channel, c.generation, s.channel IS NULL AS unserved,
            (SELECT count(*) FROM (
-                SELECT FROM core.outbox o
-                WHERE o.settled_at IS NULL AND o.ordering_key IS NULL
-                  AND o.channel = c.channel AND o.generation = c.generation
+                SELECT FROM core.open_rows() o
+                WHERE o.channel = c.channel AND o.generation = c.generation
                 LIMIT :most::int) o) AS open
     FROM core.outbox_channels() c LEFT JOIN core.served_channels() s USING (channel, generation)),
 of_generation AS MATERIALIZED (
@@ -279,8 +316,8 @@ ORDER BY known.generation DESC;
 
 -- name: count_held
 SELECT count(*)
-FROM (SELECT FROM core.outbox o
-      WHERE o.settled_at IS NULL AND o.ordering_key IS NULL AND o.status = 'in_flight' AND o.claimed_by = :worker::uuid
+FROM (SELECT FROM core.open_rows() o
+      WHERE o.status = 'in_flight' AND o.claimed_by = :worker::uuid
       LIMIT :most::int) held;
 
 -- name: knows_generation
@@ -296,8 +333,8 @@ SELECT o.handler_name FROM core.outbox o WHERE o.id = :id::uuid;
 SELECT count(*)::int AS count
 FROM (SELECT FROM core.outbox_channels() c
       CROSS JOIN LATERAL (
-          SELECT FROM core.outbox o
-          WHERE o.settled_at IS NULL AND o.ordering_key IS NULL AND o.channel = c.channel AND o.generation = c.generation
+          SELECT FROM core.open_rows() o
+          WHERE o.channel = c.channel AND o.generation = c.generation
             AND (o.status = 'pending' OR o.lease_expires_at < now())) o
       WHERE c.generation = :generation::bigint
       LIMIT :most::int) o;

@@ -6,13 +6,13 @@
 -- database's clock: a producer whose own clock is wrong must not decide when an event is due.
 INSERT INTO core.outbox (
     id, event_type, event_version, occurred_at, source, target, content_class, channel, generation, domain_id,
-    payload, headers, idempotency_key, trace_context, priority, ordering_key, dedupe_key,
+    payload, headers, idempotency_key, trace_context, priority, ordering_key, fairness_key, dedupe_key,
     available_at, expires_at)
 VALUES (
     :id::text::uuid, :event_type::text, :event_version::text::int, :occurred_at::text::timestamptz, :source::text,
     :target::text, :content_class::text, :channel::text, :generation::text::bigint, :domain_id::text::uuid,
     :payload::text::jsonb, :headers::text::jsonb, :idempotency_key::text, :trace_context::text,
-    :priority::text::smallint, :ordering_key::text, :dedupe_key::text,
+    :priority::text::smallint, :ordering_key::text, :fairness_key::text, :dedupe_key::text,
     coalesce(:available_at::text::timestamptz, pg_catalog.timestamptz_pl_interval(
         pg_catalog.now(), pg_catalog.make_interval(secs => coalesce(:delay::text::float8, 0)))),
     coalesce(:expires_at::text::timestamptz, pg_catalog.timestamptz_pl_interval(
@@ -29,13 +29,13 @@ VALUES (:id::text::uuid, :event_type::text, :occurred_at::text::timestamptz, :so
 -- that has its default in every row is not sent at all: unnest fills it up with NULL.
 INSERT INTO core.outbox (
     id, event_type, event_version, occurred_at, source, target, content_class, channel, generation, domain_id,
-    payload, headers, idempotency_key, trace_context, priority, ordering_key, dedupe_key,
+    payload, headers, idempotency_key, trace_context, priority, ordering_key, fairness_key, dedupe_key,
     available_at, expires_at)
 SELECT
     id::uuid, event_type, coalesce(event_version::int, 1), coalesce(occurred_at, :now::text)::timestamptz, :source::text,
     target, coalesce(content_class, 'operations'), coalesce(channel, :default_channel::text), :generation::text::bigint,
     domain_id::uuid, payload::jsonb, headers::jsonb, coalesce(idempotency_key, id), trace_context,
-    coalesce(priority::smallint, 1), ordering_key, dedupe_key,
+    coalesce(priority::smallint, 1), ordering_key, fairness_key, dedupe_key,
     coalesce(available_at::timestamptz, pg_catalog.timestamptz_pl_interval(
         pg_catalog.now(), pg_catalog.make_interval(secs => coalesce(delay::float8, 0)))),
     coalesce(expires_at::timestamptz, pg_catalog.timestamptz_pl_interval(
@@ -44,13 +44,13 @@ FROM unnest(
     :id::text[], :event_type::text[], :event_version::text[], :occurred_at::text[],
     :target::text[], :content_class::text[], :channel::text[], :domain_id::text[],
     :payload::text[], :headers::text[], :idempotency_key::text[], :trace_context::text[],
-    :priority::text[], :ordering_key::text[], :dedupe_key::text[],
+    :priority::text[], :ordering_key::text[], :fairness_key::text[], :dedupe_key::text[],
     :available_at::text[], :delay::text[], :expires_at::text[], :expires_in::text[])
 AS e (
     id, event_type, event_version, occurred_at,
     target, content_class, channel, domain_id,
     payload, headers, idempotency_key, trace_context,
-    priority, ordering_key, dedupe_key,
+    priority, ordering_key, fairness_key, dedupe_key,
     available_at, delay, expires_at, expires_in);
 
 -- name: publish_given
@@ -60,13 +60,13 @@ AS e (
 WITH published AS (
 INSERT INTO core.outbox (
     id, event_type, event_version, occurred_at, source, target, content_class, channel, generation, domain_id,
-    payload, headers, idempotency_key, trace_context, priority, ordering_key, dedupe_key,
+    payload, headers, idempotency_key, trace_context, priority, ordering_key, fairness_key, dedupe_key,
     available_at, expires_at)
 SELECT
     id::uuid, event_type, coalesce(event_version::int, 1), coalesce(occurred_at, :now::text)::timestamptz, :source::text,
     target, coalesce(content_class, 'operations'), coalesce(channel, :default_channel::text), :generation::text::bigint,
     domain_id::uuid, payload::jsonb, headers::jsonb, coalesce(idempotency_key, id), trace_context,
-    coalesce(priority::smallint, 1), ordering_key, dedupe_key,
+    coalesce(priority::smallint, 1), ordering_key, fairness_key, dedupe_key,
     coalesce(available_at::timestamptz, pg_catalog.timestamptz_pl_interval(
         pg_catalog.now(), pg_catalog.make_interval(secs => coalesce(delay::float8, 0)))),
     coalesce(expires_at::timestamptz, pg_catalog.timestamptz_pl_interval(
@@ -75,13 +75,13 @@ FROM unnest(
     :id::text[], :event_type::text[], :event_version::text[], :occurred_at::text[],
     :target::text[], :content_class::text[], :channel::text[], :domain_id::text[],
     :payload::text[], :headers::text[], :idempotency_key::text[], :trace_context::text[],
-    :priority::text[], :ordering_key::text[], :dedupe_key::text[],
+    :priority::text[], :ordering_key::text[], :fairness_key::text[], :dedupe_key::text[],
     :available_at::text[], :delay::text[], :expires_at::text[], :expires_in::text[])
 AS e (
     id, event_type, event_version, occurred_at,
     target, content_class, channel, domain_id,
     payload, headers, idempotency_key, trace_context,
-    priority, ordering_key, dedupe_key,
+    priority, ordering_key, fairness_key, dedupe_key,
     available_at, delay, expires_at, expires_in)
 ON CONFLICT DO NOTHING RETURNING true)
 SELECT pg_catalog.count(*) FROM published;

@@ -49,4 +49,6 @@ SELECT (SELECT count(*) FROM (SELECT a.* FROM core.audit a ORDER BY a.id DESC LI
 
 -- name: estimate_outbox
 -- The planner's idea of the table's size, for a progress bar. -1: it has none yet.
-SELECT c.reltuples::bigint FROM pg_catalog.pg_class c WHERE c.oid = 'core.outbox'::pg_catalog.regclass;
+SELECT coalesce(sum(nullif(c.reltuples, -1)), -1)::bigint FROM pg_catalog.pg_class c
+WHERE c.relkind = 'r' AND (c.oid = 'core.outbox'::pg_catalog.regclass OR c.oid IN (
+    SELECT h.inhrelid FROM pg_catalog.pg_inherits h WHERE h.inhparent = 'core.outbox'::pg_catalog.regclass));

@@ -9,15 +9,17 @@ SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true),
        pg_catalog.set_config('enable_seqscan', 'off', true), pg_catalog.set_config('jit', 'off', true),
        pg_catalog.set_config('statement_timeout', '15s', true);
 
+-- name: limit_read
+-- After begin_read, for reads that somebody waits for in front of a page.
+SELECT pg_catalog.set_config('statement_timeout', :limit::text, true);
+
 -- name: count_open
--- The condition on ordering_key is that of the index: without it there is none for these rows.
 SELECT count(*) FILTER (WHERE o.status = 'pending' AND o.available_at <= now()) AS pending,
        count(*) FILTER (WHERE o.status = 'pending' AND o.available_at > now()) AS delayed,
        count(*) FILTER (WHERE o.status = 'in_flight') AS in_flight,
        count(*) FILTER (WHERE o.status = 'in_flight' AND o.lease_expires_at < now()) AS expired_leases,
        count(*) AS examined
-FROM (SELECT status, available_at, lease_expires_at FROM core.outbox
-      WHERE settled_at IS NULL AND ordering_key IS NULL
+FROM (SELECT status, available_at, lease_expires_at FROM core.open_rows()
       LIMIT :most::int) o;
 
 -- name: count_failed
@@ -42,39 +44,96 @@ ORDER BY f.failed_at DESC LIMIT 1;
 SELECT count(*) FROM (SELECT FROM core.archive WHERE deleted_at IS NULL LIMIT :most::int) a;
 
 -- name: list_routes
--- Routes by a loose index scan, then for each one: the handlers it is owed to, how much is open, since when the first of
--- it is due, and whether a living worker serves all of them. A route with a slash is an event's own, before it is known
--- to whom it is owed; any other is a handler's name. Of the channels those first that a worker serves, and then a
--- generation's own, and of the routes those first that a handler subscribes to by name: a writer names channels and types as
--- it likes. `total` is how many there are, up to a limit.
-WITH channel AS MATERIALIZED (
-    SELECT row_number() OVER (ORDER BY s.channel IS NULL, o.channel <> core.channel_of(o.generation), o.channel,
-                                       o.generation) AS n, o.channel, o.generation
-    FROM core.open_channels(:most_routes::int) o LEFT JOIN core.served_channels() s USING (channel, generation)
-    ORDER BY n LIMIT :most_routes::int),
-known AS MATERIALIZED (
+-- Routes, and for each one: the handlers it is owed to, how much is open, since when the first of it is due, and whether a
+-- living worker serves all of them. A route with a slash is an event's own, before it is known to whom it is owed; any
+-- other is a handler's name.
+-- A writer names channels and types as it likes, and dates them as far ahead as it likes. So those are listed first that a
+-- handler subscribes to in a channel that workers have served in the last day or a generation has of its own; then those
+-- that a handler subscribes to elsewhere; and among equals what has been due for longest, never by name. `total` is how
+-- many there are and `first_due_at` when the first row of all is due, also of those that are not listed. Lanes are found
+-- by a loose index scan, one probe each, first one of every channel, then a second one: a flood in one channel hides
+-- no other channel, and a flood in all of them no subscription that names its event type.
+WITH RECURSIVE known_channel AS MATERIALIZED (
+    SELECT served.channel, w.generation FROM core.workers w CROSS JOIN unnest(w.channels) AS served (channel)
+    UNION SELECT core.channel_of(d.generation), d.generation FROM core.deployments d
+    UNION SELECT core.channel_of(0), 0),
+open_channel AS MATERIALIZED (
+    SELECT c.channel, c.generation, k.channel IS NOT NULL AS known
+    FROM core.open_channels(:most_channels::int) c LEFT JOIN known_channel k USING (channel, generation)
+    ORDER BY known DESC, c.channel, c.generation),
+named AS MATERIALIZED (
     SELECT s.handler_name AS route FROM core.subscriptions s WHERE s.retired_at IS NULL
     UNION SELECT '*/' || s.event_type FROM core.subscriptions s
     WHERE s.retired_at IS NULL AND strpos(s.event_type, '*') = 0
     LIMIT 2000),
-every AS MATERIALIZED (
-    SELECT c.n, c.channel, c.generation, k.route, true AS known
-    FROM (SELECT * FROM channel ORDER BY channel.n LIMIT 3) c CROSS JOIN known k
+walked AS (
+    SELECT c.channel, c.generation, c.known, first.route, first.priority, first.available_at, first.status
+    FROM open_channel c
+    CROSS JOIN LATERAL (
+        SELECT o.route, o.priority, o.available_at, o.status FROM core.outbox o
+        WHERE o.settled_at IS NULL AND o.ordering_key IS NULL
+          AND o.channel = c.channel AND o.generation = c.generation
+        ORDER BY o.channel, o.generation, o.route, o.priority, o.available_at LIMIT 1) first
+    UNION ALL
+    SELECT w.channel, w.generation, w.known, next.route, next.priority, next.available_at, next.status
+    FROM walked w
+    CROSS JOIN LATERAL (
+        SELECT o.route, o.priority, o.available_at, o.status FROM core.outbox o
+        WHERE o.settled_at IS NULL AND o.ordering_key IS NULL
+          AND o.channel = w.channel AND o.generation = w.generation AND (o.route, o.priority) > (w.route, w.priority)
+        ORDER BY o.channel, o.generation, o.route, o.priority, o.available_at LIMIT 1) next),
+lane AS MATERIALIZED (
+    (SELECT w.channel, w.generation, w.known, w.route, w.priority, w.available_at, w.status
+     FROM walked w LIMIT :most_lanes::int)
+    UNION ALL
+    SELECT c.channel, c.generation, c.known, n.route, first.priority, first.available_at, first.status
+    FROM (SELECT * FROM open_channel c WHERE c.known
+          LIMIT (SELECT 10000 / greatest(count(*), 1) FROM named)) c
+    CROSS JOIN named n
     CROSS JOIN LATERAL (
         SELECT FROM core.outbox o
         WHERE o.settled_at IS NULL AND o.ordering_key IS NULL
-          AND o.channel = c.channel AND o.generation = c.generation AND o.route = k.route LIMIT 1) o
+          AND o.channel = c.channel AND o.generation = c.generation AND o.route = n.route LIMIT 1) present
+    CROSS JOIN unnest('{0,1,2}'::smallint[]) AS level (priority)
+    CROSS JOIN LATERAL (
+        SELECT o.priority, o.available_at, o.status FROM core.outbox o
+        WHERE o.settled_at IS NULL AND o.ordering_key IS NULL
+          AND o.channel = c.channel AND o.generation = c.generation AND o.route = n.route
+          AND o.priority = level.priority
+        ORDER BY o.available_at LIMIT 1) first
     UNION ALL
-    (SELECT c.n, c.channel, c.generation, r.route, false
-     FROM channel c CROSS JOIN LATERAL core.outbox_routes(c.channel, c.generation) AS r (route)
-     LIMIT 10000)),
+    -- Those of events with a key, which stand apart. The first of a key is the oldest, and any key will do.
+    SELECT l.channel, l.generation, k.channel IS NOT NULL, l.route, 1::smallint, first.available_at, first.status
+    FROM (SELECT * FROM core.keyed_lanes() LIMIT :most_lanes::int) l
+    LEFT JOIN known_channel k USING (channel, generation)
+    CROSS JOIN LATERAL (
+        SELECT o.available_at, o.status FROM core.outbox o
+        WHERE o.settled_at IS NULL AND o.ordering_key IS NOT NULL
+          AND o.channel = l.channel AND o.generation = l.generation AND o.route = l.route
+        ORDER BY o.ordering_key, o.seq LIMIT 1) first),
+every AS MATERIALIZED (
+    SELECT lane.channel, lane.generation, lane.route, bool_or(lane.known) AS known,
+           CASE WHEN strpos(lane.route, '/') > 0 THEN nullif(split_part(lane.route, '/', 1), '*') END AS target,
+           CASE WHEN strpos(lane.route, '/') > 0 THEN split_part(lane.route, '/', 2) END AS event_type,
+           -- Behind what workers hold, for the first one that none does.
+           min(CASE WHEN lane.available_at > now() THEN NULL WHEN lane.status = 'pending' THEN lane.available_at
+                    ELSE (SELECT o.available_at FROM core.outbox o
+                          WHERE o.settled_at IS NULL AND o.ordering_key IS NULL
+                            AND o.channel = lane.channel AND o.generation = lane.generation AND o.route = lane.route
+                            AND o.priority = lane.priority AND o.available_at <= now() AND o.status = 'pending'
+                          ORDER BY o.available_at LIMIT 1) END) AS due_at
+    FROM lane
+    GROUP BY lane.channel, lane.generation, lane.route),
 found AS MATERIALIZED (
-    SELECT r.channel, r.generation, r.route, count(*) OVER ()::int AS total,
-           CASE WHEN strpos(r.route, '/') > 0 THEN nullif(split_part(r.route, '/', 1), '*') END AS target,
-           CASE WHEN strpos(r.route, '/') > 0 THEN split_part(r.route, '/', 2) END AS event_type
-    FROM every r
-    GROUP BY r.n, r.channel, r.generation, r.route
-    ORDER BY bool_or(r.known) OR strpos(r.route, '/') = 0 DESC, r.n, r.route
+    SELECT e.channel, e.generation, e.route, e.target, e.event_type, e.due_at,
+           count(*) OVER ()::int AS total, min(e.due_at) OVER () AS first_due_at
+    FROM (SELECT every.*,
+                 every.event_type IS NULL OR every.route IN (SELECT named.route FROM named)
+                 OR EXISTS (SELECT FROM core.subscriptions s
+                            WHERE s.retired_at IS NULL AND strpos(s.event_type, '*') > 0 AND every.event_type LIKE s.pattern
+                              AND (every.target IS NULL OR every.target = s.domain_context)) AS wanted
+          FROM every) e
+    ORDER BY e.known AND e.wanted DESC, e.wanted DESC, e.due_at NULLS LAST, e.channel, e.generation, e.route
     LIMIT :most_routes::int),
 owed AS MATERIALIZED (
     SELECT found.*, CASE WHEN found.event_type IS NULL THEN ARRAY[found.route] ELSE ARRAY(
@@ -82,37 +141,73 @@ owed AS MATERIALIZED (
                WHERE s.retired_at IS NULL AND found.event_type LIKE s.pattern
                  AND (found.target IS NULL OR found.target = s.domain_context)
                ORDER BY s.handler_name) END AS handlers
-    FROM found)
+    FROM found),
+-- Together up to the limit, in the order in which they were found.
+counted AS MATERIALIZED (
+    SELECT o.channel, o.generation, o.route,
+           count(*) FILTER (WHERE o.status = 'pending' AND o.available_at <= now())::int AS pending,
+           count(*) FILTER (WHERE o.status = 'in_flight')::int AS in_flight
+    FROM (SELECT found.channel, found.generation, found.route, o.status, o.available_at
+          FROM found CROSS JOIN LATERAL (
+              SELECT o.status, o.available_at FROM core.open_rows() o
+              WHERE o.channel = found.channel AND o.generation = found.generation AND o.route = found.route
+              LIMIT :most::int) o
+          LIMIT :most::int) o
+    GROUP BY o.channel, o.generation, o.route)
 SELECT owed.channel, owed.generation, owed.route, owed.total, owed.target, owed.event_type, owed.handlers,
        (SELECT count(*) FROM (
-            SELECT FROM core.outbox o
-            WHERE o.settled_at IS NULL AND o.ordering_key IS NULL
-              AND o.channel = owed.channel AND o.generation = owed.generation AND o.route = owed.route
+            SELECT FROM core.open_rows() o
+            WHERE o.channel = owed.channel AND o.generation = owed.generation AND o.route = owed.route
             LIMIT :most_in_route::int) o) AS open,
-       (SELECT extract(epoch FROM now() - min(first.available_at))::float8
-        FROM unnest('{0,1,2}'::smallint[]) AS level (priority)
-        CROSS JOIN LATERAL (
-            SELECT o.available_at FROM core.outbox o
-            WHERE o.settled_at IS NULL AND o.ordering_key IS NULL
-              AND o.channel = owed.channel AND o.generation = owed.generation AND o.route = owed.route
-              AND o.priority = level.priority AND o.available_at <= now() AND o.status = 'pending'
-            ORDER BY o.available_at LIMIT 1) first) AS oldest,
+       coalesce(counted.pending, 0) AS pending, coalesce(counted.in_flight, 0) AS in_flight,
+       extract(epoch FROM now() - owed.due_at)::float8 AS oldest,
+       extract(epoch FROM now() - owed.first_due_at)::float8 AS oldest_of_all,
        ARRAY(SELECT h FROM unnest(owed.handlers) AS h
              WHERE NOT EXISTS (SELECT FROM core.workers w
                                WHERE w.stopped_at IS NULL AND core.is_living(w.heartbeat_at)
                                  AND w.generation = owed.generation AND owed.channel = ANY (w.channels)
                                  AND h = ANY (w.handlers))) AS unserved
-FROM owed
+FROM owed LEFT JOIN counted USING (channel, generation, route)
 ORDER BY owed.channel, owed.generation, owed.route;
 
 -- name: list_unserved
--- Channels that have open rows and no living worker: some of them, those of deployments first, and how many there are.
+-- Channels that have open rows and no living worker: some of them, and how many there are. Those first that workers have
+-- served in the last day or a generation has of its own, and among equals the one in which a row has been due for longest.
+WITH RECURSIVE known_channel AS MATERIALIZED (
+    SELECT served.channel, w.generation FROM core.workers w CROSS JOIN unnest(w.channels) AS served (channel)
+    UNION SELECT core.channel_of(d.generation), d.generation FROM core.deployments d
+    UNION SELECT core.channel_of(0), 0),
+unserved AS MATERIALIZED (
+    SELECT c.channel, c.generation, k.channel IS NOT NULL AS known
+    FROM core.open_channels(:most_channels::int) c
+    LEFT JOIN core.served_channels() s USING (channel, generation) LEFT JOIN known_channel k USING (channel, generation)
+    WHERE s.channel IS NULL
+    ORDER BY known DESC, c.channel, c.generation),
+walked AS (
+    SELECT c.channel, c.generation, first.route, first.priority, first.available_at
+    FROM unserved c
+    CROSS JOIN LATERAL (
+        SELECT o.route, o.priority, o.available_at FROM core.outbox o
+        WHERE o.settled_at IS NULL AND o.ordering_key IS NULL
+          AND o.channel = c.channel AND o.generation = c.generation
+        ORDER BY o.channel, o.generation, o.route, o.priority, o.available_at LIMIT 1) first
+    UNION ALL
+    SELECT w.channel, w.generation, next.route, next.priority, next.available_at
+    FROM walked w
+    CROSS JOIN LATERAL (
+        SELECT o.route, o.priority, o.available_at FROM core.outbox o
+        WHERE o.settled_at IS NULL AND o.ordering_key IS NULL
+          AND o.channel = w.channel AND o.generation = w.generation AND (o.route, o.priority) > (w.route, w.priority)
+        ORDER BY o.channel, o.generation, o.route, o.priority, o.available_at LIMIT 1) next),
+due AS MATERIALIZED (
+    SELECT w.channel, w.generation, min(w.available_at) AS at
+    FROM (SELECT walked.channel, walked.generation, walked.available_at FROM walked LIMIT :most_lanes::int) w
+    WHERE w.available_at <= now()
+    GROUP BY w.channel, w.generation)
 SELECT first.channel, first.generation, first.total
-FROM (SELECT c.channel, c.generation, count(*) OVER ()::int AS total
-      FROM core.open_channels(:most_channels::int) c LEFT JOIN core.served_channels() s USING (channel, generation)
-      WHERE s.channel IS NULL
-      ORDER BY c.generation <> 0 AND NOT EXISTS (SELECT FROM core.deployments d WHERE d.generation = c.generation),
-               c.channel <> core.channel_of(c.generation), c.channel, c.generation
+FROM (SELECT u.channel, u.generation, count(*) OVER ()::int AS total
+      FROM unserved u LEFT JOIN due USING (channel, generation)
+      ORDER BY u.known DESC, due.at NULLS LAST, u.channel, u.generation
       LIMIT :most_unserved::int) first
 ORDER BY first.channel, first.generation;
 

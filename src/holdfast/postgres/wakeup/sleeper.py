@@ -138,6 +138,6 @@ class Sleeper:
         if self._waiting is not None:
             self._waiting.cancel()
             await asyncio.gather(self._waiting, return_exceptions=True)
-            self._connection.drop()
+            self._connection.drop(fault=False)
         self._asleep.clear()
         await self._connection.close()

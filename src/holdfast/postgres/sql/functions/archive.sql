@@ -40,7 +40,8 @@ BEGIN
         INSERT INTO core.outbox (
             id, event_type, event_version, occurred_at, source, target, content_class, channel, generation, domain_id,
             payload, headers, idempotency_key, trace_context, created_at, available_at, handler_name,
-            origin_id, priority, ordering_key, dedupe_key, failure_history)
+            origin_id, priority, ordering_key, dedupe_key, failure_history, fairness_key, seq)
+        OVERRIDING SYSTEM VALUE
         SELECT c.original_id, c.event_type, c.event_version, c.occurred_at, c.source, c.target, c.content_class,
             -- A generation's own channel follows it; a channel for a processing characteristic stays.
             CASE WHEN c.channel = core.channel_of(c.generation) THEN core.channel_of(p_new_generation) ELSE c.channel END,
@@ -55,7 +56,8 @@ BEGIN
                 'raised_at', core.raised_at(c.traceback),
                 'generation', c.generation,
                 'replayed_by', p_replayed_by,
-                'replayed_at', now()))
+                'replayed_at', now())),
+            c.fairness_key, coalesce(c.seq, nextval(pg_get_serial_sequence('core.outbox', 'seq')))
         FROM chosen c
         ON CONFLICT (id) DO NOTHING
         RETURNING id, channel),
@@ -67,6 +69,7 @@ BEGIN
     notified AS (SELECT pg_notify(b.channel, 'rescan') FROM (SELECT DISTINCT back.channel FROM back) b)
     SELECT array_agg(gone.id), array_agg(gone.original_id) INTO v_moved, v_replayed
     FROM gone WHERE (SELECT count(*) FROM notified) >= 0;
+    PERFORM core.replayed_places(v_replayed);
 
     -- What was moved is gone from here.
     SELECT array_agg(asked.id), array_agg(coalesce(moved.original_id, a.original_id)),
@@ -195,12 +198,14 @@ BEGIN
             id, event_type, event_version, occurred_at, source, target, content_class, channel, generation, domain_id,
             payload, headers, idempotency_key, trace_context, created_at, handler_name, origin_id, priority, ordering_key,
             dedupe_key, expires_at, status, attempts, last_error, error_signature, failure_reason, first_failed_at,
-            failed_at, settled_at, failure_history, traceback)
+            failed_at, settled_at, failure_history, traceback, fairness_key, seq)
+        OVERRIDING SYSTEM VALUE
         SELECT f.original_id, f.event_type, f.event_version, f.occurred_at, f.source, f.target, f.content_class, f.channel,
             f.generation, f.domain_id, f.payload, f.headers, f.idempotency_key, f.trace_context, f.created_at, f.queue,
             f.origin_id, f.priority, f.ordering_key, f.dedupe_key, f.expires_at, 'failed', f.deliveries_count,
             f.last_exception, f.error_signature, f.failure_reason, f.first_failed_at, f.failed_at, f.failed_at,
-            f.failure_history, f.traceback
+            f.failure_history, f.traceback, f.fairness_key,
+            coalesce(f.seq, nextval(pg_get_serial_sequence('core.outbox', 'seq')))
         FROM free f
         ON CONFLICT (id) DO NOTHING
         RETURNING id)

@@ -23,7 +23,8 @@ AS $$
 $$;
 
 -- is_name: 1 to p_most bytes of a name that can be shown on a line, without characters that control or cannot be seen
--- (Unicode's Cc, Cf, Zl and Zp): two names that look the same would be two.
+-- (Unicode's Cc, Cf, Zl and Zp, its white space but for the space, fillers, the blank of Braille, and what selects a variant
+-- of the character before it): two names that look the same would be two. characters.py has those that Python prints.
 CREATE OR REPLACE FUNCTION core.is_name(p_text text, p_most int DEFAULT 200)
 RETURNS boolean
 LANGUAGE sql IMMUTABLE
@@ -31,8 +32,9 @@ AS $$
     SELECT pg_catalog.octet_length(p_text) OPERATOR(pg_catalog.>=) 1
        AND pg_catalog.octet_length(p_text) OPERATOR(pg_catalog.<=) p_most
        AND p_text OPERATOR(pg_catalog.!~)
-           '[[:cntrl:]\u007f-\u009f\u00ad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f'
-           '\ufeff\ufff9-\ufffb\U000110bd\U000110cd\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e007f]'
+           '[[:cntrl:]\u007f-\u00a0\u00ad\u034f\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u115f\u1160\u1680\u17b4\u17b5\u180b-\u180f'
+           '\u2000-\u200f\u2028-\u202f\u205f-\u206f\u2800\u3000\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U000110bd\U000110cd'
+           '\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]'
 $$;
 
 -- is_silence: how long a transaction may stay silent.

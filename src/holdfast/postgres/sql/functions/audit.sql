@@ -108,3 +108,22 @@ BEGIN
     END IF;
 END
 $$;
+
+-- audit_reveal: writes down that somebody has asked for the values of an event's payload, which were hidden from them, and
+-- why. Whoever may call it could read them anyway: it is the line that matters.
+CREATE OR REPLACE FUNCTION core.audit_reveal(p_actor text, p_reason text, p_id uuid)
+RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF coalesce(p_reason, '') = '' THEN
+        RAISE EXCEPTION 'p_reason must say why the values are needed'
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Say it in a sentence.';
+    ELSIF p_id IS NULL THEN
+        RAISE EXCEPTION 'p_id must name an event'
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Pass the id of a row.';
+    END IF;
+    PERFORM core.audit_append(p_actor, 'event.reveal', p_reason, jsonb_build_object('ids', jsonb_build_array(p_id)), NULL);
+END
+$$;

@@ -15,16 +15,23 @@
 -- Rows with an expired lease are due again: there is no reaper that could fail. A lease has expired when it ends before
 -- now, and before p_ended_before, which is the caller's reckoning of this clock (see clock.sql).
 -- Returns one row with a NULL id, and claims nothing, when the subscriptions are no longer at p_subscriptions_version.
--- Touches core.outbox (update); reads core.subscriptions_version, core.event_handled and core.stop_requests, the requests to
--- cancel (`stopped`).
--- Without p_ended_before, as earlier releases had it: in the transaction that makes the one which workers of those call
--- from then on, with the default.
+-- With p_keyed, one more row with a NULL id says in its route that there are open rows with a key on the channel, which
+-- keyed.sql claims: `ordered`, or `fair` when some of them have a fairness key.
+-- Touches core.outbox (update) and core.rollup_journal (insert), and where a handler has a limit, core.handler_slots (insert)
+-- and core.handler_flow (see flow.sql); reads core.subscriptions_version, core.event_handled and core.stop_requests, the
+-- requests to cancel (`stopped`).
+-- Of a handler with a limit, the lanes share what is allowed by chance, in proportion to their p_limits: one row at a time
+-- would otherwise always come from the same lane.
+-- Without p_ended_before or p_keyed, as earlier releases had it: in the transaction that makes the one which workers of
+-- those call from then on, with the defaults.
 DROP FUNCTION IF EXISTS core.outbox_claim(
     uuid, uuid, interval, bigint, text, bigint, text[], smallint[], text[], int[], timestamptz[], uuid[]);
+DROP FUNCTION IF EXISTS core.outbox_claim(
+    uuid, uuid, interval, bigint, text, bigint, text[], smallint[], text[], int[], timestamptz[], uuid[], timestamptz);
 CREATE OR REPLACE FUNCTION core.outbox_claim(
     p_worker uuid, p_token uuid, p_lease interval, p_subscriptions_version bigint, p_channel text, p_generation bigint,
     p_routes text[], p_priorities smallint[], p_handlers text[], p_limits int[],
-    p_marks_at timestamptz[], p_marks_id uuid[], p_ended_before timestamptz DEFAULT NULL)
+    p_marks_at timestamptz[], p_marks_id uuid[], p_ended_before timestamptz DEFAULT NULL, p_keyed boolean DEFAULT false)
 RETURNS TABLE (
     id uuid, route text, priority smallint, available_at timestamptz, origin_id uuid,
     event_type text, event_version int, occurred_at timestamptz, source text, target text, domain_id uuid,
@@ -38,24 +45,32 @@ AS $$
 DECLARE
     v_cancelling   boolean := EXISTS (SELECT FROM core.stop_requests);
     v_ended_before timestamptz := least(now(), p_ended_before);
+    v_limited      text[];   -- handlers, and how much is allowed of each; NULL without any
+    v_allowed      int[];
 BEGIN
     IF (p_worker IS NOT NULL AND p_token IS NOT NULL
         AND p_lease BETWEEN interval '0' AND interval '1 day') IS NOT TRUE THEN
         PERFORM core.refuse_argument('a claim needs p_worker, p_token and a p_lease of at most a day');
     END IF;
     IF (p_subscriptions_version IS NOT NULL AND p_channel IS NOT NULL AND p_generation IS NOT NULL
-        AND core.is_list(p_routes) AND core.is_list(p_priorities) AND core.is_list(p_handlers) AND core.is_list(p_limits)
+        AND core.is_list(p_routes) AND core.is_list(p_priorities) AND core.are_names(p_handlers, 100000) AND core.is_list(p_limits)
         AND core.is_list(p_marks_at) AND core.is_list(p_marks_id) AND 0 <= ALL (p_limits) AND 100000 >= ALL (p_limits)
         AND cardinality(p_routes) = ALL (ARRAY[cardinality(p_priorities), cardinality(p_limits), cardinality(p_handlers),
                                                cardinality(p_marks_at), cardinality(p_marks_id)])) IS NOT TRUE THEN
-        PERFORM core.refuse_argument('the arrays must have one entry for each lane, and a limit is 0 to 100000');
+        PERFORM core.refuse_argument('the arrays must have one entry for each lane, a limit is 0 to 100000, and p_handlers name '
+                                     'handlers, in 1 to 200 bytes each');
+    END IF;
+    IF EXISTS (SELECT FROM core.handler_flow) THEN
+        SELECT array_agg(a.handler_name), array_agg(a.allowed) INTO v_limited, v_allowed
+        FROM core.flow_allow(p_handlers, v_ended_before) a;
     END IF;
     RETURN QUERY
-    WITH due AS MATERIALIZED (
-        SELECT o.id
-        FROM unnest(p_routes, p_priorities, p_limits, p_marks_at, p_marks_id) AS lane (route, priority, n, mark_at, mark_id)
+    WITH seen AS MATERIALIZED (
+        SELECT o.id, lane.route, lane.handler, lane.priority, lane.n, o.attempts, o.available_at
+        FROM unnest(p_routes, p_priorities, p_handlers, p_limits, p_marks_at, p_marks_id)
+             AS lane (route, priority, handler, n, mark_at, mark_id)
         CROSS JOIN LATERAL (
-            SELECT o.id FROM core.outbox o
+            SELECT o.id, o.attempts, o.available_at FROM core.outbox o
             WHERE o.settled_at IS NULL AND o.ordering_key IS NULL
               AND o.channel = p_channel AND o.generation = p_generation
               AND o.route = lane.route AND o.priority = lane.priority
@@ -63,11 +78,31 @@ BEGIN
               AND o.available_at <= now()
               AND (o.status = 'pending' OR o.lease_expires_at < v_ended_before)
             ORDER BY o.available_at, o.id
-            LIMIT lane.n
+            LIMIT least(lane.n, v_allowed[array_position(v_limited, lane.handler)])
             FOR UPDATE SKIP LOCKED) o
         -- Under the snapshot that shows the rows: in a statement before this one the answer could be older than an
         -- event which is owed to a handler that was subscribed in between.
-        WHERE EXISTS (SELECT FROM core.subscriptions_version WHERE one AND version = p_subscriptions_version))
+        WHERE EXISTS (SELECT FROM core.subscriptions_version WHERE one AND version = p_subscriptions_version)),
+    due AS MATERIALIZED (
+        SELECT seen.id, seen.route, seen.handler, seen.attempts FROM seen
+        WHERE v_limited IS NULL OR seen.id NOT IN (
+            SELECT ranked.id
+            FROM (SELECT lot.id, lot.handler, row_number() OVER (
+                      PARTITION BY lot.handler ORDER BY (lot.place + lot.chance) / lot.n, lot.priority, lot.route) AS nth
+                  FROM (SELECT drawn.*, row_number() OVER lane - 1 AS place, first_value(drawn.drawn) OVER lane AS chance
+                        FROM (SELECT seen.*, - ln(1 - random()) AS drawn FROM seen
+                              WHERE seen.handler = ANY (v_limited)) drawn
+                        WINDOW lane AS (PARTITION BY drawn.route, drawn.priority ORDER BY drawn.available_at, drawn.id)) lot
+                 ) ranked
+            WHERE ranked.nth > v_allowed[array_position(v_limited, ranked.handler)])),
+    counted AS (
+        INSERT INTO core.rollup_journal (handler_name, generation, outcome, n)
+        SELECT due.handler, p_generation, 'begun', count(*)
+        FROM due WHERE due.attempts = 0 GROUP BY due.handler),
+    slots AS (
+        INSERT INTO core.handler_slots (handler_name, token, ids)
+        SELECT due.handler, p_token, array_agg(due.id) FROM due
+        WHERE v_limited IS NOT NULL AND due.handler = ANY (v_limited) GROUP BY due.handler)
     UPDATE core.outbox AS o
     SET status = 'in_flight', attempts = least(o.attempts, 2147483646) + 1, claimed_by = p_worker,
         lease_token = p_token, lease_expires_at = now() + p_lease
@@ -84,8 +119,25 @@ BEGIN
                   FROM core.event_handled h
                   WHERE h.handler_name = p_handlers[array_position(p_routes, o.route)]
                     AND h.idempotency_key = o.idempotency_key LIMIT 1), false);
-    IF NOT FOUND AND NOT EXISTS (SELECT FROM core.subscriptions_version WHERE one AND version = p_subscriptions_version) THEN
+    IF FOUND AND v_limited IS NOT NULL THEN
+        PERFORM core.flow_spend(v_limited, p_token);
+    ELSIF NOT FOUND AND NOT EXISTS (SELECT FROM core.subscriptions_version WHERE one AND version = p_subscriptions_version) THEN
         RETURN QUERY SELECT NULL::uuid, NULL, NULL::smallint, NULL::timestamptz, NULL::uuid, NULL,
+            NULL::int, NULL::timestamptz, NULL, NULL, NULL::uuid, NULL::jsonb, NULL, NULL, NULL::jsonb,
+            NULL::int, NULL::float8, NULL::boolean, NULL::boolean, NULL::boolean;
+        RETURN;
+    END IF;
+    -- Backwards, as in keyed_lanes.
+    IF p_keyed AND EXISTS (SELECT FROM (SELECT FROM core.outbox o
+                                           WHERE o.settled_at IS NULL AND o.ordering_key IS NOT NULL
+                                             AND o.channel = p_channel AND o.generation = p_generation
+                                           ORDER BY o.route DESC, o.ordering_key DESC, o.seq DESC LIMIT 1) o) THEN
+        RETURN QUERY SELECT NULL::uuid, CASE WHEN EXISTS (
+                SELECT FROM (SELECT FROM core.outbox o
+                             WHERE o.settled_at IS NULL AND o.fairness_key IS NOT NULL
+                               AND o.channel = p_channel AND o.generation = p_generation
+                             ORDER BY o.route DESC, o.fairness_key DESC, o.available_at DESC, o.id DESC LIMIT 1) o) THEN 'fair' ELSE 'ordered' END,
+            NULL::smallint, NULL::timestamptz, NULL::uuid, NULL,
             NULL::int, NULL::timestamptz, NULL, NULL, NULL::uuid, NULL::jsonb, NULL, NULL, NULL::jsonb,
             NULL::int, NULL::float8, NULL::boolean, NULL::boolean, NULL::boolean;
     END IF;
@@ -178,7 +230,12 @@ BEGIN
             claimed_by = NULL, lease_token = NULL, lease_expires_at = NULL
         -- Never without a sibling: an event whose last subscription was retired this moment waits, unrouted.
         WHERE o.id = ANY (ARRAY(SELECT wanted.id FROM wanted))
-        RETURNING 1)
+        RETURNING o.id),
+    -- One that was claimed before it had several handlers: it ends, and its siblings begin.
+    counted AS (
+        INSERT INTO core.rollup_journal (handler_name, generation, outcome, n)
+        SELECT core.begun_for(NULL, o.target, o.event_type, o.claimed_by), p_generation, 'begun', - count(*)
+        FROM origin o JOIN settled USING (id) WHERE o.attempts > 0 GROUP BY 1)
     SELECT o.route, o.priority, count(*)::int,
            min(o.available_at), (array_agg(o.id ORDER BY o.available_at, o.id))[1]
     FROM origin o GROUP BY o.route, o.priority;
@@ -228,7 +285,9 @@ BEGIN
                   AND o.channel = p_channel AND o.generation = p_generation AND o.route > found.route
                 ORDER BY o.channel, o.generation, o.route LIMIT 1)
         FROM found WHERE found.route IS NOT NULL)
-    SELECT found.route FROM found WHERE found.route IS NOT NULL LIMIT 10000;
+    SELECT found.route FROM found WHERE found.route IS NOT NULL
+    UNION SELECT l.route FROM core.keyed_lanes() l WHERE l.channel = p_channel AND l.generation = p_generation
+    LIMIT 10000;
 END
 $$;
 
@@ -371,7 +430,8 @@ BEGIN
             WHERE o.settled_at IS NULL AND o.ordering_key IS NULL
               AND (o.channel, o.generation) > (open.channel, open.generation)
             ORDER BY o.channel, o.generation LIMIT 1) next)
-    SELECT open.channel, open.generation FROM open;
+    SELECT open.channel, open.generation FROM open
+    UNION SELECT l.channel, l.generation FROM core.keyed_lanes() l;
 END
 $$;
 
@@ -388,7 +448,7 @@ BEGIN
     IF (p_most BETWEEN 1 AND 100000) IS NOT TRUE THEN
         PERFORM core.refuse_argument('p_most must be 1 to 100000');
     END IF;
-    IF NOT EXISTS (SELECT FROM core.outbox o WHERE o.settled_at IS NULL AND o.ordering_key IS NULL) THEN
+    IF NOT EXISTS (SELECT FROM core.open_rows()) THEN
         RETURN;
     END IF;
     RETURN QUERY
@@ -413,7 +473,8 @@ BEGIN
         SELECT FROM core.outbox o
         WHERE o.settled_at IS NULL AND o.ordering_key IS NULL
           AND o.channel = known.channel AND o.generation = known.generation LIMIT 1) o
-    UNION SELECT open.channel, open.generation FROM open;
+    UNION SELECT open.channel, open.generation FROM open
+    UNION (SELECT DISTINCT l.channel, l.generation FROM core.keyed_lanes() l LIMIT p_most);
 END
 $$;
 

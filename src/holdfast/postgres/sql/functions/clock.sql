@@ -59,8 +59,9 @@ BEGIN
 END
 $$;
 
--- worker_alive: extends the lease of a worker as a whole. Returns the time of this clock, and the longest lease in the
--- fleet, in seconds.
+-- worker_alive: extends the lease of a worker as a whole, and is a heartbeat: its worker sends it from a thread of its own,
+-- also while a handler blocks the event loop and until the last handler has ended after SIGTERM. Returns the time of this
+-- clock, and the longest lease in the fleet, in seconds.
 CREATE OR REPLACE FUNCTION core.worker_alive(p_id uuid, p_lease interval)
 RETURNS TABLE (clock timestamptz, longest_lease float8)
 LANGUAGE plpgsql SECURITY DEFINER
@@ -69,7 +70,7 @@ AS $$
 BEGIN
     PERFORM core.require_lease(p_lease);
     PERFORM core.clock_observe();
-    UPDATE core.workers w SET lease = p_lease, lease_expires_at = now() + p_lease WHERE w.id = p_id;
+    UPDATE core.workers w SET lease = p_lease, lease_expires_at = now() + p_lease, heartbeat_at = now() WHERE w.id = p_id;
     RETURN QUERY SELECT clock_timestamp(), extract(epoch FROM greatest(p_lease, core.longest_lease()))::float8;
 END
 $$;
@@ -152,9 +153,13 @@ BEGIN
         WITH open AS MATERIALIZED (
             SELECT o.id FROM core.outbox o
             WHERE o.settled_at IS NULL AND o.ordering_key IS NULL AND o.first_failed_at < now() - p_by
+            FOR UPDATE SKIP LOCKED),
+        keyed AS MATERIALIZED (
+            SELECT o.id FROM core.outbox o
+            WHERE o.settled_at IS NULL AND o.ordering_key IS NOT NULL AND o.first_failed_at < now() - p_by
             FOR UPDATE SKIP LOCKED)
         UPDATE core.outbox o SET first_failed_at = o.first_failed_at + p_by
-        WHERE o.id = ANY (ARRAY(SELECT open.id FROM open));
+        WHERE o.id = ANY (ARRAY(SELECT open.id FROM open UNION ALL SELECT keyed.id FROM keyed));
         RETURN true;
     END IF;
     WITH ahead AS MATERIALIZED (
@@ -163,10 +168,16 @@ BEGIN
           AND o.available_at > now() AND o.available_at < 'infinity'
           AND (o.first_failed_at IS NOT NULL OR o.claimed_by IS NOT NULL OR o.failure_history <> '[]')
         FOR UPDATE SKIP LOCKED),
+    keyed AS MATERIALIZED (
+        SELECT o.id FROM core.outbox o
+        WHERE o.settled_at IS NULL AND o.ordering_key IS NOT NULL AND o.status = 'pending'
+          AND o.available_at > now() AND o.available_at < 'infinity'
+          AND (o.first_failed_at IS NOT NULL OR o.claimed_by IS NOT NULL OR o.failure_history <> '[]')
+        FOR UPDATE SKIP LOCKED),
     moved AS (
         UPDATE core.outbox o
         SET available_at = greatest(o.available_at + p_by, now()), first_failed_at = least(o.first_failed_at, now())
-        WHERE o.id = ANY (ARRAY(SELECT ahead.id FROM ahead))
+        WHERE o.id = ANY (ARRAY(SELECT ahead.id FROM ahead UNION ALL SELECT keyed.id FROM keyed))
         RETURNING o.channel)
     SELECT count(pg_notify(c.channel, 'rescan')) INTO v_channels FROM (SELECT DISTINCT moved.channel FROM moved) c;
     UPDATE core.workers w
@@ -202,10 +213,16 @@ BEGIN
         WHERE o.settled_at IS NULL AND o.ordering_key IS NULL AND o.status = 'in_flight'
           AND (o.lease_expires_at > v_latest OR o.available_at > now())
         LIMIT p_most
+        FOR UPDATE SKIP LOCKED),
+    keyed AS MATERIALIZED (
+        SELECT o.id FROM core.outbox o
+        WHERE o.settled_at IS NULL AND o.ordering_key IS NOT NULL AND o.status = 'in_flight'
+          AND (o.lease_expires_at > v_latest OR o.available_at > now())
+        LIMIT p_most
         FOR UPDATE SKIP LOCKED)
     UPDATE core.outbox o
     SET lease_expires_at = least(o.lease_expires_at, v_latest), available_at = least(o.available_at, now())
-    WHERE o.id = ANY (ARRAY(SELECT held.id FROM held));
+    WHERE o.id = ANY (ARRAY(SELECT held.id FROM held UNION ALL SELECT keyed.id FROM keyed));
     GET DIAGNOSTICS v_leases = ROW_COUNT;
 
     WITH ahead AS MATERIALIZED (
@@ -221,9 +238,15 @@ BEGIN
             LIMIT p_most
             FOR UPDATE SKIP LOCKED) o
         LIMIT p_most),
+    keyed AS MATERIALIZED (
+        SELECT o.id FROM core.outbox o
+        WHERE o.settled_at IS NULL AND o.ordering_key IS NOT NULL
+          AND o.available_at > now() AND o.available_at <= o.created_at AND o.status = 'pending'
+        LIMIT p_most
+        FOR UPDATE SKIP LOCKED),
     moved AS (
         UPDATE core.outbox o SET available_at = now()
-        WHERE o.id = ANY (ARRAY(SELECT ahead.id FROM ahead))
+        WHERE o.id = ANY (ARRAY(SELECT ahead.id FROM ahead UNION ALL SELECT keyed.id FROM keyed))
         RETURNING o.channel),
     notified AS (SELECT pg_notify(c.channel, 'rescan') FROM (SELECT DISTINCT moved.channel FROM moved) c)
     SELECT count(*) INTO v_due FROM moved WHERE (SELECT count(*) FROM notified) >= 0;

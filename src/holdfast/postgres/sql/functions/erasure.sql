@@ -19,14 +19,19 @@ BEGIN
         UPDATE core.outbox o SET payload = NULL, headers = NULL, disposed_at = now() WHERE o.id = ANY (p_ids);
     WHEN 'RETAIN_METADATA', 'ERASE' THEN
         -- The id, the type, where from and where to, the times and the outcome. A key may say more than that.
+        PERFORM core.forget_heads(array_agg(o.handler_name), array_agg(o.ordering_key), array_agg(o.id))
+        FROM core.outbox o WHERE o.id = ANY (p_ids) AND o.ordering_key > '';
         UPDATE core.outbox o
         SET payload = NULL, headers = NULL, domain_id = NULL, trace_context = NULL, idempotency_key = o.id::text,
-            ordering_key = NULL, dedupe_key = NULL, last_error = NULL, traceback = NULL, error_signature = NULL,
+            ordering_key = NULL, fairness_key = NULL, dedupe_key = NULL, last_error = NULL, traceback = NULL, error_signature = NULL,
             failure_history = '[]', claimed_by = NULL, deleted_at = coalesce(o.deleted_at, now()),
             disposed_at = CASE p_disposal WHEN 'ERASE' THEN o.disposed_at ELSE now() END
         WHERE o.id = ANY (p_ids);
     END CASE;
     GET DIAGNOSTICS n = ROW_COUNT;
+    IF p_disposal IN ('STRIP_PAYLOAD', 'RETAIN_METADATA') THEN
+        UPDATE core.partitioning p SET keeps_metadata = true WHERE p.one AND NOT p.keeps_metadata;
+    END IF;
     RETURN n;
 END
 $$;
@@ -47,9 +52,11 @@ BEGIN
     WHEN 'STRIP_PAYLOAD' THEN
         UPDATE core.archive a SET payload = NULL, headers = NULL, disposed_at = now() WHERE a.id = ANY (p_ids);
     WHEN 'RETAIN_METADATA', 'ERASE' THEN
+        PERFORM core.forget_heads(array_agg(a.queue), array_agg(a.ordering_key), array_agg(a.original_id))
+        FROM core.archive a WHERE a.id = ANY (p_ids) AND a.ordering_key > '';
         UPDATE core.archive a
         SET payload = NULL, headers = NULL, domain_id = NULL, trace_context = NULL, idempotency_key = a.original_id::text,
-            ordering_key = NULL, dedupe_key = NULL, last_exception = NULL, traceback = NULL, error_signature = NULL,
+            ordering_key = NULL, fairness_key = NULL, dedupe_key = NULL, last_exception = NULL, traceback = NULL, error_signature = NULL,
             failure_history = '[]', deleted_at = coalesce(a.deleted_at, now()),
             disposed_at = CASE p_disposal WHEN 'ERASE' THEN a.disposed_at ELSE now() END
         WHERE a.id = ANY (p_ids);

@@ -236,14 +236,15 @@ BEGIN
     published AS (
         INSERT INTO core.outbox (
             id, event_type, event_version, occurred_at, source, target, content_class, channel, generation, domain_id,
-            payload, headers, idempotency_key, trace_context, handler_name, priority)
+            payload, headers, idempotency_key, trace_context, handler_name, priority, ordering_key, fairness_key, seq)
+        OVERRIDING SYSTEM VALUE  -- in the place of the original
         SELECT p_new_id, o.event_type, o.event_version, o.occurred_at, o.source, o.target, o.content_class,
                CASE WHEN o.channel = core.channel_of(o.generation) THEN core.channel_of(p_new_generation) ELSE o.channel END,
                p_new_generation, o.domain_id, p_payload,
                coalesce(o.headers, '{}') || jsonb_build_object(
                    'correlation_id', coalesce(o.headers ->> 'correlation_id', coalesce(o.origin_id, o.id)::text),
                    'causation_id', coalesce(o.origin_id, o.id), 'edited_from', o.id),
-               p_new_id::text, o.trace_context, o.handler_name, o.priority
+               p_new_id::text, o.trace_context, o.handler_name, o.priority, o.ordering_key, o.fairness_key, o.seq
         FROM old o),
     resolved AS (
         UPDATE core.outbox o

@@ -59,9 +59,8 @@ AS $$
 BEGIN
     RETURN QUERY
     SELECT c.channel, (SELECT count(*)::int FROM (
-               SELECT FROM core.outbox o
-               WHERE o.settled_at IS NULL AND o.ordering_key IS NULL
-                 AND o.channel = c.channel AND o.generation = c.generation
+               SELECT FROM core.open_rows() o
+               WHERE o.channel = c.channel AND o.generation = c.generation
                LIMIT p_most) o)
     FROM core.outbox_channels() c
     WHERE c.generation = p_generation;
@@ -164,11 +163,23 @@ BEGIN
             FOR UPDATE SKIP LOCKED) o
         WHERE c.generation = p_from
         LIMIT p_most),
+    keyed AS MATERIALIZED (
+        SELECT o.id
+        FROM core.outbox_channels() c
+        CROSS JOIN LATERAL (
+            SELECT o.id FROM core.outbox o
+            WHERE o.settled_at IS NULL AND o.ordering_key IS NOT NULL
+              AND o.channel = c.channel AND o.generation = p_from
+              AND (o.status = 'pending' OR o.lease_expires_at < now())
+            LIMIT p_most
+            FOR UPDATE SKIP LOCKED) o
+        WHERE c.generation = p_from
+        LIMIT p_most - (SELECT count(*) FROM movable)),
     moved AS (
         UPDATE core.outbox o
         SET generation = p_to,
             channel = CASE WHEN o.channel = core.channel_of(p_from) THEN core.channel_of(p_to) ELSE o.channel END
-        WHERE o.id = ANY (ARRAY(SELECT movable.id FROM movable))
+        WHERE o.id = ANY (ARRAY(SELECT movable.id FROM movable UNION ALL SELECT keyed.id FROM keyed))
         RETURNING o.id, o.channel),
     notified AS (SELECT pg_notify(c.channel, 'rescan') FROM (SELECT DISTINCT moved.channel FROM moved) c)
     SELECT array_agg(moved.id) INTO v_ids FROM moved WHERE (SELECT count(*) FROM notified) >= 0;

@@ -90,3 +90,62 @@ BEGIN
     RETURN FOUND;
 END
 $$;
+
+-- requests_read: requests with a key as operators may see them: when, of whom and how they ended, and never a body, a header, a
+-- hash or a whole key. Those that expire last come first. A scope with a key is looked up; everything else is searched for among
+-- at most p_most_examined records, from a place on. The last line says how many were examined and where the search ended,
+-- and has no scope.
+CREATE OR REPLACE FUNCTION core.requests_read(
+    p_scope text, p_key text, p_since timestamptz, p_until timestamptz, p_state text, p_before_at timestamptz,
+    p_before_mark text, p_most int, p_most_examined int)
+RETURNS TABLE (scope text, key_hint text, key_bytes int, state text, status_code int, body_bytes int, body_omitted boolean,
+               created_at timestamptz, expires_at timestamptz, examined int, last_at timestamptz, last_mark text)
+LANGUAGE plpgsql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_examined int := 0;
+    v_found    int := 0;
+    v_last_at  timestamptz;
+    v_mark     tid;
+    v_row      record;
+BEGIN
+    IF (p_most BETWEEN 1 AND 1000 AND p_most_examined BETWEEN 1 AND 100000
+        AND coalesce(octet_length(p_scope), 1) <= 1020 AND coalesce(octet_length(p_key), 1) <= 255
+        AND coalesce(p_before_mark ~ '^\([0-9]{1,10},[0-9]{1,5}\)$', true)) IS NOT TRUE THEN
+        PERFORM core.refuse_argument('a page has 1 to 1000 requests, of 1 to 100000 that are examined');
+    END IF;
+    FOR v_row IN
+        SELECT r.scope, r.key, lower(r.status) AS state, r.response_status_code AS status_code,
+               octet_length(r.response_body) AS body_bytes, r.body_omitted, r.created_at, r.expires_at, r.mark
+        FROM (
+            (SELECT r.*, r.ctid AS mark FROM core.idempotency_records r
+             WHERE p_scope IS NOT NULL AND p_key IS NOT NULL AND r.scope = p_scope AND r.key = p_key)
+            UNION ALL
+            (SELECT r.*, r.ctid AS mark FROM core.idempotency_records r
+             WHERE (p_scope IS NULL OR p_key IS NULL)
+               AND r.expires_at <= coalesce(p_before_at, 'infinity')
+               AND (r.expires_at < coalesce(p_before_at, 'infinity') OR p_before_mark IS NULL
+                    OR r.ctid < p_before_mark::tid)
+             ORDER BY r.expires_at DESC, r.ctid DESC
+             LIMIT p_most_examined)) r
+    LOOP
+        v_examined := v_examined + 1;
+        v_last_at := v_row.expires_at;
+        v_mark := v_row.mark;
+        IF (p_scope IS NULL OR v_row.scope = p_scope) AND (p_key IS NULL OR v_row.key = p_key)
+           AND (p_since IS NULL OR v_row.created_at >= p_since) AND (p_until IS NULL OR v_row.created_at < p_until)
+           AND (p_state IS NULL OR v_row.state = p_state) THEN
+            v_found := v_found + 1;
+            RETURN QUERY SELECT v_row.scope, left(v_row.key, least(8, char_length(v_row.key) / 2)) || '…',
+                octet_length(v_row.key), v_row.state, v_row.status_code, v_row.body_bytes, v_row.body_omitted,
+                v_row.created_at, v_row.expires_at, NULL::int, NULL::timestamptz, NULL::text;
+            EXIT WHEN v_found = p_most;
+        END IF;
+    END LOOP;
+    RETURN QUERY SELECT NULL::text, NULL::text, NULL::int, NULL::text, NULL::int, NULL::int, NULL::boolean,
+        NULL::timestamptz, NULL::timestamptz, v_examined,
+        CASE WHEN v_found = p_most OR v_examined = p_most_examined THEN v_last_at END, v_mark::text;
+END
+$$;

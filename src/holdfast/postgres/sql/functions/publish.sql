@@ -1,59 +1,214 @@
 -- Publishing, on the database's side: what happens when a row is inserted into core.outbox, and what a producer does with
 -- its pending events afterwards. The statements of producers stand in ../publish.sql.
 --
--- Three triggers of core.outbox call the first functions. Migrations make them, with the conditions under which they do;
+-- Four triggers of core.outbox call the first functions. Migrations make them, with the conditions under which they do;
 -- ../notify.sql makes the bell anew:
 --
---   BEFORE INSERT     outbox_fill      checks what the caller wrote, and fills in its key
+--   BEFORE INSERT     outbox_fill      checks what the caller wrote, fills in its key, and makes it due no earlier than now
 --   BEFORE INSERT     outbox_source    refuses a source that belongs to another role; enabled once a source has an owner
+--   AFTER UPDATE      outbox_changed   checks an UPDATE that no function of this schema makes
 --   AFTER, at commit  outbox_bell      calls outbox_notify, which wakes a sleeping worker
+--
+-- There is no CHECK on core.outbox: each one is read and compiled anew for each statement, and those that are needed took
+-- half the time of an INSERT and two thirds of that of a settle.
 
 -- outbox_fill: a writer in another language names event_type, source and payload; the key defaults to the id, which a
--- column default cannot say. What never changes after the insert is checked here and not by a CHECK, because a CHECK runs
--- on every update, and this one would read large payloads back from storage each time.
+-- column default cannot say. An event is due when it is written, at the earliest: else a producer could date its own before
+-- those of others in the same lane, and make up how long they have waited.
+-- A plain row, as nearly all are, passes at once; what the condition is not sure of is left to require_event, and nothing
+-- that require_event refuses may pass here.
+-- Every name is qualified instead of pinning the search_path, which would cost more than the rest.
 CREATE OR REPLACE FUNCTION core.outbox_fill()
 RETURNS trigger
-LANGUAGE plpgsql
+LANGUAGE plpgsql SECURITY DEFINER
+AS $$
+BEGIN
+    IF NEW.fairness_key IS NOT NULL AND NEW.ordering_key IS NULL THEN
+        NEW.ordering_key := '';  -- out of the lanes, and in no order
+    END IF;
+    IF NEW.event_type OPERATOR(pg_catalog.~) '^[!-)+-.0-~]+$'
+       AND pg_catalog.octet_length(NEW.event_type) OPERATOR(pg_catalog.<=) 200
+       AND NEW.source OPERATOR(pg_catalog.~) '^[!-)+-.0-~]+$'
+       AND pg_catalog.octet_length(NEW.source) OPERATOR(pg_catalog.<=) 200
+       AND (NEW.target IS NULL
+            OR NEW.target OPERATOR(pg_catalog.~) '^[!-)+-.0-~]+$'
+               AND pg_catalog.octet_length(NEW.target) OPERATOR(pg_catalog.<=) 200)
+       AND NEW.channel OPERATOR(pg_catalog.~) '^[ -~]+$'
+       AND pg_catalog.octet_length(NEW.channel) OPERATOR(pg_catalog.<=) 63
+       AND pg_catalog.jsonb_typeof(NEW.payload) OPERATOR(pg_catalog.=) 'object'
+       -- As text: 1e131071 takes eight bytes in jsonb, and a few thousand of them would fail every claim that meets the row.
+       AND pg_catalog.octet_length(NEW.payload::pg_catalog.text) OPERATOR(pg_catalog.<=) 262144
+       AND (NEW.headers IS NULL
+            OR pg_catalog.jsonb_typeof(NEW.headers) OPERATOR(pg_catalog.=) 'object'
+               AND pg_catalog.octet_length(NEW.headers::pg_catalog.text) OPERATOR(pg_catalog.<=) 8192)
+       AND pg_catalog.length(NEW.idempotency_key) OPERATOR(pg_catalog.>) 0
+       AND pg_catalog.octet_length(NEW.idempotency_key) OPERATOR(pg_catalog.<=) 1020
+       AND (NEW.trace_context IS NULL OR pg_catalog.octet_length(NEW.trace_context) OPERATOR(pg_catalog.<=) 1020)
+       AND pg_catalog.length(NEW.content_class) OPERATOR(pg_catalog.>) 0
+       AND pg_catalog.octet_length(NEW.content_class) OPERATOR(pg_catalog.<=) 800
+       AND (NEW.handler_name IS NULL OR pg_catalog.strpos(NEW.handler_name, '/') OPERATOR(pg_catalog.=) 0)
+       AND NEW.event_version OPERATOR(pg_catalog.>) 0
+       AND NEW.generation OPERATOR(pg_catalog.>=) 0
+       AND NEW.priority OPERATOR(pg_catalog.>=) 0 AND NEW.priority OPERATOR(pg_catalog.<=) 2
+       AND NEW.occurred_at OPERATOR(pg_catalog.>) '0001-01-02 00:00:00+00'::pg_catalog.timestamptz
+       AND NEW.occurred_at OPERATOR(pg_catalog.<) '9999-12-31 00:00:00+00'::pg_catalog.timestamptz
+       AND NEW.available_at OPERATOR(pg_catalog.>) '0001-01-02 00:00:00+00'::pg_catalog.timestamptz
+       AND (NEW.available_at OPERATOR(pg_catalog.>=) NEW.created_at OR NEW.origin_id IS NOT NULL)
+       AND NEW.available_at OPERATOR(pg_catalog.<) '9999-12-31 00:00:00+00'::pg_catalog.timestamptz
+       AND NEW.status OPERATOR(pg_catalog.=) 'pending' AND NEW.attempts OPERATOR(pg_catalog.=) 0
+       AND (NEW.ordering_key IS NULL
+            OR pg_catalog.octet_length(NEW.ordering_key) OPERATOR(pg_catalog.<=) 800
+               AND (pg_catalog.length(NEW.ordering_key) OPERATOR(pg_catalog.=) 0)
+                   OPERATOR(pg_catalog.=) (NEW.fairness_key IS NOT NULL)
+               AND (NEW.fairness_key IS NULL
+                    OR pg_catalog.length(NEW.fairness_key) OPERATOR(pg_catalog.>) 0
+                       AND pg_catalog.octet_length(NEW.fairness_key) OPERATOR(pg_catalog.<=) 800))
+       AND pg_catalog.num_nonnulls(
+               NEW.expires_at, NEW.dedupe_key, NEW.settled_at, NEW.lease_token, NEW.lease_expires_at,
+               NEW.failed_at, NEW.failure_reason) OPERATOR(pg_catalog.=) 0
+       -- In a partition, whose table has another name, the id has to say when it was made.
+       AND (TG_TABLE_NAME OPERATOR(pg_catalog.=) 'outbox'
+            OR pg_catalog.substr(NEW.id::pg_catalog.text, 15, 1) OPERATOR(pg_catalog.=) '7')
+    THEN
+        RETURN NEW;
+    END IF;
+    IF TG_TABLE_NAME OPERATOR(pg_catalog.<>) 'outbox' THEN
+        PERFORM core.require_dated(NEW.id);
+    END IF;
+    NEW.idempotency_key := coalesce(NEW.idempotency_key, NEW.id::pg_catalog.text);
+    PERFORM core.require_event(NEW);
+    IF NEW.origin_id IS NULL THEN  -- a sibling is due when its event was
+        NEW.available_at := greatest(NEW.available_at, NEW.created_at);
+    END IF;
+    RETURN NEW;
+END
+$$;
+
+-- require_dated: ids of a partitioned outbox are of version 7, or its partitions could not tell them apart by time. One that
+-- comes back from the archive may be older than the partitions; the functions of this schema are told from others by their
+-- search_path, and such rows are few.
+CREATE OR REPLACE FUNCTION core.require_dated(p_id uuid)
+RETURNS void
+LANGUAGE plpgsql STABLE
+AS $$
+BEGIN
+    IF pg_catalog.substr(p_id::pg_catalog.text, 15, 1) OPERATOR(pg_catalog.<>) '7'
+       AND pg_catalog.current_setting('search_path') OPERATOR(pg_catalog.<>) 'pg_catalog, pg_temp' THEN
+        RAISE EXCEPTION 'id must be a UUID of version 7 while the outbox is partitioned by time, not of version %',
+                        pg_catalog.substr(p_id::pg_catalog.text, 15, 1)
+            USING ERRCODE = 'check_violation', CONSTRAINT = 'outbox_dated', TABLE = 'outbox', SCHEMA = 'core',
+                  HINT = 'Leave id out of the INSERT: the database makes one. Or make it of version 7 (RFC 9562).';
+    END IF;
+END
+$$;
+
+-- outbox_changed: what require_row says of a row is true after an UPDATE by hand as well. The functions of this schema, which
+-- make all the others, check what they write by themselves. Their search_path tells them from everything else.
+CREATE OR REPLACE FUNCTION core.outbox_changed()
+RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    PERFORM core.require_row(NEW);
+    RETURN NULL;
+END
+$$;
+
+-- require_event: what must be true of a new event, beside what must be true of every row.
+CREATE OR REPLACE FUNCTION core.require_event(p_row record)
+RETURNS void
+LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    -- As in is_name, which a producer may not call.
+    -- As in is_name.
     c_unseen CONSTANT text :=
-        '[[:cntrl:]\u007f-\u009f\u00ad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f'
-        '\ufeff\ufff9-\ufffb\U000110bd\U000110cd\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e007f]';
+        '[[:cntrl:]\u007f-\u00a0\u00ad\u034f\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u115f\u1160\u1680\u17b4\u17b5\u180b-\u180f'
+        '\u2000-\u200f\u2028-\u202f\u205f-\u206f\u2800\u3000\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U000110bd\U000110cd'
+        '\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]';
 BEGIN
-    IF jsonb_typeof(NEW.payload) IS DISTINCT FROM 'object' THEN
-        RAISE EXCEPTION 'payload must be a JSON object, not %', coalesce(jsonb_typeof(NEW.payload), 'NULL')
+    IF jsonb_typeof(p_row.payload) IS DISTINCT FROM 'object' THEN
+        RAISE EXCEPTION 'payload must be a JSON object, not %', coalesce(jsonb_typeof(p_row.payload), 'NULL')
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Wrap the value: {"value": ...}.';
-    ELSIF NEW.event_type !~ '^[^/*[:space:][:cntrl:]]+$' OR char_length(NEW.event_type) > 200 THEN
+    ELSIF p_row.event_type !~ '^[^/*[:space:][:cntrl:]]+$' OR char_length(p_row.event_type) > 200 THEN
         RAISE EXCEPTION 'event_type must be 1 to 200 characters without spaces, "/" or "*"'
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Write it like order.placed.';
-    ELSIF NEW.source !~ '^[^/*[:space:][:cntrl:]]+$' OR char_length(NEW.source) > 200 THEN
+    ELSIF p_row.source !~ '^[^/*[:space:][:cntrl:]]+$' OR char_length(p_row.source) > 200 THEN
         RAISE EXCEPTION 'source must be 1 to 200 characters without spaces, "/" or "*"'
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Name the producing context, like shop.';
-    ELSIF NEW.target !~ '^[^/*[:space:][:cntrl:]]+$' OR char_length(NEW.target) > 200 THEN
+    ELSIF p_row.target !~ '^[^/*[:space:][:cntrl:]]+$' OR char_length(p_row.target) > 200 THEN
         RAISE EXCEPTION 'target must be NULL or 1 to 200 characters without spaces, "/" or "*"'
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Name one context, like billing, or leave it NULL for all.';
-    ELSIF NEW.event_type ~ c_unseen OR NEW.source ~ c_unseen OR NEW.target ~ c_unseen THEN
+    ELSIF p_row.event_type ~ c_unseen OR p_row.source ~ c_unseen OR p_row.target ~ c_unseen THEN
         RAISE EXCEPTION 'event_type, source and target must have no characters that cannot be seen'
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Write them in letters, digits, "." and "_".';
-    ELSIF NEW.channel ~ c_unseen THEN
+    ELSIF p_row.channel ~ c_unseen THEN
         RAISE EXCEPTION 'channel must have no control characters'
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Name it like hot, or leave it out for the current one.';
-    ELSIF octet_length(NEW.payload::text) > 524288 THEN
-        RAISE EXCEPTION 'payload has % bytes of JSON text, 524288 are allowed', octet_length(NEW.payload::text)
+    ELSIF octet_length(p_row.payload::text) > 524288 THEN
+        RAISE EXCEPTION 'payload has % bytes of JSON text, 524288 are allowed', octet_length(p_row.payload::text)
             USING ERRCODE = 'check_violation', CONSTRAINT = 'outbox_payload_size',
                   HINT = 'Store the data elsewhere and publish a reference to it.';
-    ELSIF jsonb_typeof(NEW.headers) <> 'object' THEN
-        RAISE EXCEPTION 'headers must be NULL or a JSON object, not %', jsonb_typeof(NEW.headers)
+    ELSIF jsonb_typeof(p_row.headers) <> 'object' THEN
+        RAISE EXCEPTION 'headers must be NULL or a JSON object, not %', jsonb_typeof(p_row.headers)
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Write them like {"tenant": "acme"}.';
-    ELSIF octet_length(NEW.headers::text) > 65536 THEN
-        RAISE EXCEPTION 'headers have % bytes of JSON text, 65536 are allowed', octet_length(NEW.headers::text)
+    ELSIF octet_length(p_row.headers::text) > 65536 THEN
+        RAISE EXCEPTION 'headers have % bytes of JSON text, 65536 are allowed', octet_length(p_row.headers::text)
             USING ERRCODE = 'check_violation', CONSTRAINT = 'outbox_headers_size',
                   HINT = 'Put the data into the payload.';
     END IF;
-    NEW.idempotency_key := coalesce(NEW.idempotency_key, NEW.id::text);
-    RETURN NEW;
+    PERFORM core.require_row(p_row);
+END
+$$;
+
+-- require_row: what must be true of every row. A settled row is delivered or failed, and a leased row is in flight: every
+-- reader may rely on these. An index row must stay under 2,704 bytes, whatever a writer sends. Every driver can represent the
+-- years, and every claim looks at them; an event may be held until infinity. A handler's lane is its name, an event's lane
+-- has a slash: they never meet. A row that has a fairness key, and no other, has the ordering key ''. Refuses as a CHECK with
+-- the name would.
+CREATE OR REPLACE FUNCTION core.require_row(p_row record)
+RETURNS void
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    c_first CONSTANT timestamptz := '0001-01-02 00:00:00+00';
+    c_end   CONSTANT timestamptz := '9999-12-31 00:00:00+00';
+    v_rule  text;
+BEGIN
+    v_rule := CASE
+        WHEN p_row.status NOT IN ('pending', 'in_flight', 'delivered', 'failed') THEN 'outbox_status'
+        WHEN (p_row.settled_at IS NOT NULL) <> (p_row.status IN ('delivered', 'failed')) THEN 'outbox_settled'
+        WHEN (p_row.lease_token IS NOT NULL) <> (p_row.status = 'in_flight')
+             OR (p_row.lease_token IS NULL) <> (p_row.lease_expires_at IS NULL) THEN 'outbox_leased'
+        WHEN (p_row.failed_at IS NOT NULL) <> (p_row.status = 'failed')
+             OR (p_row.failure_reason IS NOT NULL) <> (p_row.status = 'failed') THEN 'outbox_failed'
+        WHEN p_row.failure_reason NOT IN ('max_deliveries', 'retry_terminal', 'rejected', 'cancelled', 'expired')
+            THEN 'outbox_failure_reason'
+        WHEN p_row.payload IS NULL AND p_row.deleted_at IS NULL THEN 'outbox_payload_present'
+        WHEN octet_length(p_row.payload::text) > 524288 THEN 'outbox_payload_size'
+        WHEN octet_length(p_row.headers::text) > 65536 THEN 'outbox_headers_size'
+        WHEN octet_length(p_row.channel) NOT BETWEEN 1 AND 63 THEN 'outbox_channel'
+        WHEN octet_length(p_row.idempotency_key) NOT BETWEEN 1 AND 1020
+             OR octet_length(p_row.dedupe_key) NOT BETWEEN 1 AND 1020 THEN 'outbox_keys'
+        WHEN octet_length(p_row.trace_context) > 1020 OR octet_length(p_row.content_class) NOT BETWEEN 1 AND 800
+            THEN 'outbox_texts'
+        WHEN p_row.event_version < 1 OR p_row.generation < 0 OR p_row.attempts < 0 OR p_row.priority NOT BETWEEN 0 AND 2
+            THEN 'outbox_numbers'
+        WHEN p_row.occurred_at < c_first OR p_row.occurred_at >= c_end OR p_row.available_at < c_first
+             OR p_row.available_at >= c_end AND p_row.available_at <> 'infinity'
+             OR p_row.expires_at < c_first OR p_row.expires_at >= c_end THEN 'outbox_times'
+        WHEN strpos(p_row.handler_name, '/') > 0 THEN 'outbox_handler_name'
+        WHEN octet_length(p_row.ordering_key) > 800 OR (p_row.ordering_key = '') <> (p_row.fairness_key IS NOT NULL)
+            THEN 'outbox_ordering_key'
+        WHEN octet_length(p_row.fairness_key) NOT BETWEEN 1 AND 800 OR p_row.fairness_key IS NOT NULL AND p_row.ordering_key IS NULL
+            THEN 'outbox_fairness_key'
+    END;
+    IF v_rule IS NOT NULL THEN
+        RAISE EXCEPTION 'new row for relation "outbox" violates check constraint "%"', v_rule
+            USING ERRCODE = 'check_violation', CONSTRAINT = v_rule, TABLE = 'outbox', SCHEMA = 'core';
+    END IF;
 END
 $$;
 
@@ -198,7 +353,10 @@ LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    holder uuid;
+    holder       uuid;
+    v_handler    text;
+    v_generation bigint;
+    v_attempts   int;
 BEGIN
     PERFORM core.require_key(p_source, p_key);
     PERFORM core.require_source(p_source);
@@ -207,9 +365,14 @@ BEGIN
     UPDATE core.outbox o
     SET status = 'failed', failure_reason = 'cancelled', failed_at = now(), settled_at = now(), deleted_at = now(),
         last_error = 'cancelled by its producer', traceback = NULL
-    WHERE o.id = holder AND o.source = p_source AND o.status = 'pending';
+    WHERE o.id = holder AND o.source = p_source AND o.status = 'pending'
+    RETURNING core.begun_for(o.handler_name, o.target, o.event_type, o.claimed_by), o.generation, o.attempts
+    INTO v_handler, v_generation, v_attempts;
     IF NOT FOUND THEN
         RETURN 0;   -- a running event keeps its key: it may be pending again
+    END IF;
+    IF v_attempts > 0 THEN
+        PERFORM core.rollup_count(v_handler, v_generation, 'cancelled', 1);
     END IF;
     DELETE FROM core.outbox_keys k WHERE k.source = p_source AND k.dedupe_key = p_key;
     RETURN 1;
@@ -236,8 +399,8 @@ BEGIN
 END
 $$;
 
--- outbox_retime: a pending event to another time. Workers look again: it may be due earlier than they sleep, or lie below
--- their marks. Like the bell, it is silent in a transaction that opted out for two-phase commit.
+-- outbox_retime: a pending event to another time, now at the earliest. Workers look again: it may be due earlier than they
+-- sleep, or lie below their marks. Like the bell, it is silent in a transaction that opted out for two-phase commit.
 CREATE OR REPLACE FUNCTION core.outbox_retime(p_id uuid, p_source text, p_available_at timestamptz)
 RETURNS int
 LANGUAGE plpgsql SECURITY DEFINER
@@ -246,7 +409,7 @@ AS $$
 DECLARE
     v_channel text;
 BEGIN
-    UPDATE core.outbox o SET available_at = p_available_at
+    UPDATE core.outbox o SET available_at = greatest(p_available_at, now())
     WHERE o.id = p_id AND o.source = p_source AND o.status = 'pending'
     RETURNING o.channel INTO v_channel;
     IF NOT FOUND THEN

@@ -138,6 +138,9 @@ DECLARE
     v_known  boolean;
     v_ids    uuid[];
     v_new    text[];
+    v_handler    text;
+    v_generation bigint;
+    v_attempts   int;
 BEGIN
     IF (pg_column_size(p_event) <= 1048576 AND core.is_name(v_source)
         AND core.is_name(v_type) AND v_type ~ '^[^/*[:space:][:cntrl:]]+$'
@@ -220,7 +223,12 @@ BEGIN
     WHERE p_alone AND o.id = v_id AND o.source = v_source AND o.status = 'pending' AND o.handler_name IS NULL
       AND NOT EXISTS (SELECT FROM core.subscriptions s
                       WHERE s.retired_at IS NULL AND o.event_type LIKE s.pattern
-                        AND (o.target IS NULL OR o.target = s.domain_context));
+                        AND (o.target IS NULL OR o.target = s.domain_context))
+    RETURNING core.begun_for(NULL, o.target, o.event_type, o.claimed_by), o.generation, o.attempts
+    INTO v_handler, v_generation, v_attempts;
+    IF v_attempts > 0 THEN
+        PERFORM core.rollup_count(v_handler, v_generation, 'begun', -1);  -- a worker had claimed it meanwhile
+    END IF;
     RETURN v_ids;
 EXCEPTION WHEN data_exception OR check_violation OR not_null_violation OR program_limit_exceeded THEN
     PERFORM core.refuse_argument('p_event: ' || SQLERRM, 'Pass the envelope of the event.');

@@ -64,6 +64,7 @@ BEGIN
     withdrawn AS (DELETE FROM core.stop_requests s USING moved WHERE s.id = moved.id),
     notified AS (SELECT pg_notify(c.channel, 'rescan') FROM (SELECT DISTINCT moved.channel FROM moved) c)
     SELECT array_agg(moved.id) INTO v_moved FROM moved WHERE (SELECT count(*) FROM notified) >= 0;
+    PERFORM core.replayed_places(v_moved);
 
     RETURN QUERY
     SELECT r.id, CASE WHEN r.outcome NOT IN ('failed', 'archived') THEN r.outcome WHEN r.created_at < v_horizon THEN 'too_old' ELSE 'busy' END
@@ -156,8 +157,11 @@ LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    v_channel text;
-    v_open    uuid[];
+    v_channel    text;
+    v_open       uuid[];
+    v_handler    text;
+    v_generation bigint;
+    v_attempts   int;
 BEGIN
     IF coalesce(p_cancelled_by, '') = '' OR octet_length(p_cancelled_by) > 200 THEN
         RAISE EXCEPTION 'p_cancelled_by must name who cancels, in 1 to 200 bytes'
@@ -169,8 +173,12 @@ BEGIN
     SET status = 'failed', failure_reason = 'cancelled', failed_at = now(), settled_at = now(), deleted_at = now(),
         last_error = 'cancelled by ' || p_cancelled_by, traceback = NULL, lease_token = NULL, lease_expires_at = NULL
     FROM free WHERE o.id = free.id
-    RETURNING o.channel INTO v_channel;
-    IF NOT FOUND THEN
+    RETURNING o.channel, core.begun_for(o.handler_name, o.target, o.event_type, o.claimed_by), o.generation, o.attempts
+    INTO v_channel, v_handler, v_generation, v_attempts;
+    IF v_attempts > 0 THEN
+        PERFORM core.rollup_count(v_handler, v_generation, 'cancelled', 1);
+    END IF;
+    IF v_attempts IS NULL THEN
         SELECT o.channel INTO v_channel FROM core.outbox o WHERE o.id = p_id AND o.settled_at IS NULL;
         IF NOT FOUND THEN
             v_open := ARRAY(SELECT d.id FROM core.deliveries_of(ARRAY[p_id]) d

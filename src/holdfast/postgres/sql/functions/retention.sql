@@ -28,7 +28,8 @@ DECLARE
         WHEN 'archived' THEN '{archive_row}'
         WHEN 'archive_tombstones' THEN '{archive_row,outbox_row}'
         WHEN 'inbox' THEN '{event_handled}'
-        WHEN 'records' THEN '{idempotency_record}' END;
+        WHEN 'records' THEN '{idempotency_record}'
+        WHEN 'rollup' THEN '{rollup_row}' END;
     v_policy core.retention_policies;
 BEGIN
     SELECT p.* INTO v_policy FROM core.retention_policies p

@@ -104,7 +104,8 @@ $$;
 
 -- schedule_publish: one event for each slot, which it carries as the time at which it occurred. Its key is made of the
 -- schedule and the slot. It goes to the newest generation that a living worker serves. p_generation is that of the worker
--- that fires it, which may not have said yet that it lives.
+-- that fires it, which may not have said yet that it lives. The trace context comes as a setting of the transaction, so
+-- that workers of other releases can call the functions as they do.
 CREATE OR REPLACE FUNCTION core.schedule_publish(
     p_name text, p_slots timestamptz[], p_keys text[], p_headers jsonb, p_generation bigint)
 RETURNS uuid[]
@@ -118,9 +119,11 @@ DECLARE
 BEGIN
     WITH published AS (
         INSERT INTO core.outbox (
-            event_type, occurred_at, source, target, channel, generation, payload, headers, idempotency_key, priority)
+            event_type, occurred_at, source, target, channel, generation, payload, headers, idempotency_key, priority,
+            trace_context)
         SELECT s.event_type, slot.at, s.source, s.target, core.channel_of(v_generation), v_generation, s.payload,
-               jsonb_build_object('schedule', s.name) || p_headers, 'schedule:' || s.name || ':' || slot.key, s.priority
+               jsonb_build_object('schedule', s.name) || p_headers, 'schedule:' || s.name || ':' || slot.key, s.priority,
+               nullif(current_setting('holdfast.trace_context', true), '')
         FROM core.schedules s CROSS JOIN unnest(p_slots, p_keys) AS slot (at, key)
         WHERE s.name = p_name
         ORDER BY slot.at

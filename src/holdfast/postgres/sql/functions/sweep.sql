@@ -11,6 +11,8 @@
 --   inbox               forgets what was handled
 --   keys                frees producers' keys that no event needs any longer
 --   records             forgets idempotency records that have expired
+--   rollup              deletes old lines of the roll-up, and adds up its minutes of a day ago (see rollup.sql)
+-- Where the outbox is partitioned, partitions_drop (partitions.sql) comes before the first two.
 -- Every function decides by the policies and the database's clock alone: no caller can delete anything early.
 -- With p_actor a batch is audited, which is for operators; workers sweep without.
 -- Nothing here waits for a row lock, and a row of an unfinished replay plan stays.
@@ -79,11 +81,12 @@ DECLARE
     v_class text := coalesce(p_after, '');
     v_found int := 0;
 BEGIN
-    IF v_class <> '' AND p_step IN ('inbox', 'keys', 'failed', 'records') THEN
+    IF v_class <> '' AND p_step IN ('inbox', 'keys', 'heads', 'failed', 'records', 'rollup') THEN
         RETURN;
-    ELSIF p_step IN ('inbox', 'keys') OR p_step IN ('failed', 'records') AND EXISTS (
+    ELSIF p_step IN ('inbox', 'keys', 'heads') OR p_step IN ('failed', 'records', 'rollup') AND EXISTS (
             SELECT FROM core.retention_policies p
-            WHERE p.entity = CASE p_step WHEN 'failed' THEN 'failed_row' ELSE 'idempotency_record' END) THEN
+            WHERE p.entity = CASE p_step WHEN 'failed' THEN 'failed_row' WHEN 'records' THEN 'idempotency_record'
+                             ELSE 'rollup_row' END) THEN
         RETURN NEXT v_class;
         RETURN;
     END IF;
@@ -139,6 +142,10 @@ DECLARE
     v_both   timestamptz := core.days_ago(v_policy.active_ttl_days + v_policy.tombstoned_grace_days);
     v_plans  boolean := EXISTS (SELECT FROM core.plans p WHERE p.finished_at IS NULL);
 BEGIN
+    IF p_step = 'delivered' AND v_policy.disposal = 'HARD_DELETE' AND core.is_partitioned() THEN
+        -- Whole partitions are dropped when both times are over: rows are touched only where that has not happened.
+        v_active := v_both - (SELECT ('1 ' || p.every)::interval + interval '1 day' FROM core.partitioning p WHERE p.one);
+    END IF;
     CASE p_step
     WHEN 'delivered' THEN
         RETURN QUERY
@@ -195,6 +202,11 @@ BEGIN
         SELECT NULL::uuid, NULL::bigint, r.expires_at FROM core.idempotency_records r
         WHERE r.expires_at < v_both
         ORDER BY r.expires_at LIMIT p_limit;
+    WHEN 'rollup' THEN
+        RETURN QUERY
+        SELECT NULL::uuid, NULL::bigint, r.period_start FROM core.rollup r
+        WHERE r.period_start < v_both
+        ORDER BY r.period_start LIMIT p_limit;
     END CASE;
 END
 $$;

@@ -16,6 +16,9 @@ BEGIN
     INSERT INTO core.workers (id, name, host, pid, version, generation, channels, handlers)
     VALUES (p_id, p_name, p_host, p_pid, p_version, p_generation, p_channels, p_handlers)
     ON CONFLICT (id) DO UPDATE SET heartbeat_at = now(), stopped_at = NULL;
+    -- A silent worker is replaced when another lives under its name on its host, such as one that its supervisor started.
+    UPDATE core.workers w SET stopped_at = now()
+    WHERE w.name = p_name AND w.host = p_host AND w.id <> p_id AND w.stopped_at IS NULL AND NOT core.is_living(w.heartbeat_at);
     -- Kept a day for people who ask what ran last night.
     DELETE FROM core.workers w WHERE w.heartbeat_at < now() - interval '1 day';
     -- Requests to cancel that came too late.
@@ -36,8 +39,8 @@ $$;
 
 -- worker_release: releases up to p_most rows that a worker holds, for an operator who knows that it is gone. Like
 -- outbox_release it counts no attempt, and the fence keeps the worker from settling them if it comes back. Rows that a
--- transaction has locked stay. Returns how many were released: call it again until there are none. A silent worker that
--- holds nothing more counts as stopped, until it is heard of again.
+-- transaction has locked stay. Returns how many were released: call it again until there are none. A worker that holds
+-- nothing more counts as stopped, until it is heard of again.
 CREATE OR REPLACE FUNCTION core.worker_release(p_worker uuid, p_most int, p_actor text, p_reason text DEFAULT NULL)
 RETURNS int
 LANGUAGE plpgsql SECURITY DEFINER
@@ -57,12 +60,23 @@ BEGIN
         WHERE o.settled_at IS NULL AND o.ordering_key IS NULL AND o.status = 'in_flight' AND o.claimed_by = p_worker
         LIMIT p_most
         FOR UPDATE SKIP LOCKED),
+    keyed AS MATERIALIZED (
+        SELECT o.id FROM core.outbox o
+        WHERE o.settled_at IS NULL AND o.ordering_key IS NOT NULL AND o.status = 'in_flight' AND o.claimed_by = p_worker
+        LIMIT p_most - (SELECT count(*) FROM held)
+        FOR UPDATE SKIP LOCKED),
     released AS (
         UPDATE core.outbox o
         SET status = 'pending', attempts = greatest(o.attempts - 1, 0), available_at = least(o.available_at, now()),
             claimed_by = NULL, lease_token = NULL, lease_expires_at = NULL
-        WHERE o.id = ANY (ARRAY(SELECT held.id FROM held))
-        RETURNING o.id, o.channel),
+        WHERE o.id = ANY (ARRAY(SELECT held.id FROM held UNION ALL SELECT keyed.id FROM keyed))
+        RETURNING o.id, o.channel, o.attempts, o.generation, o.handler_name, o.target, o.event_type),
+    counted AS (
+        INSERT INTO core.rollup_journal (handler_name, generation, outcome, n)
+        SELECT core.begun_for(r.handler_name, r.target, r.event_type, p_worker), r.generation, 'begun', - sum(r.n)
+        FROM (SELECT r.handler_name, r.target, r.event_type, r.generation, count(*) AS n
+              FROM released r WHERE r.attempts = 0 GROUP BY 1, 2, 3, 4) r
+        GROUP BY 1, 2),
     notified AS (SELECT pg_notify(c.channel, 'rescan') FROM (SELECT DISTINCT released.channel FROM released) c)
     SELECT array_agg(released.id) INTO v_ids FROM released WHERE (SELECT count(*) FROM notified) >= 0;
     PERFORM core.audit_append(
@@ -70,11 +84,9 @@ BEGIN
         jsonb_build_object('worker', p_worker, 'ids', coalesce(to_jsonb(v_ids), '[]')),
         jsonb_build_object('moved', coalesce(cardinality(v_ids), 0)));
     UPDATE core.workers w SET stopped_at = now()
-    WHERE w.id = p_worker AND w.stopped_at IS NULL AND NOT core.is_living(w.heartbeat_at)
+    WHERE w.id = p_worker AND w.stopped_at IS NULL
       AND coalesce(cardinality(v_ids), 0) < p_most
-      AND NOT EXISTS (SELECT FROM core.outbox o
-                      WHERE o.settled_at IS NULL AND o.ordering_key IS NULL AND o.status = 'in_flight'
-                        AND o.claimed_by = p_worker);
+      AND NOT EXISTS (SELECT FROM core.open_rows() o WHERE o.status = 'in_flight' AND o.claimed_by = p_worker);
     RETURN coalesce(cardinality(v_ids), 0);
 END
 $$;
@@ -124,8 +136,8 @@ BEGIN
 END
 $$;
 
--- unserved_channels: the channels and generations that have open rows and no living worker; a hundred at most, those of
--- deployments first.
+-- unserved_channels: the channels and generations that have open rows and no living worker; a hundred at most, those
+-- first that workers have served in the last day, and then those of deployments.
 CREATE OR REPLACE FUNCTION core.unserved_channels()
 RETURNS TABLE (channel text, generation bigint)
 LANGUAGE plpgsql STABLE SECURITY DEFINER
@@ -136,7 +148,9 @@ BEGIN
     SELECT first.channel, first.generation
     FROM (SELECT c.channel, c.generation
           FROM (SELECT * FROM core.open_channels(1000) EXCEPT SELECT * FROM core.served_channels()) c
-          ORDER BY core.is_begun(c.generation) DESC, c.channel = core.channel_of(c.generation) DESC, c.channel, c.generation
+          ORDER BY EXISTS (SELECT FROM core.workers w
+                           WHERE w.generation = c.generation AND c.channel = ANY (w.channels)) DESC,
+                   core.is_begun(c.generation) DESC, c.channel = core.channel_of(c.generation) DESC, c.channel, c.generation
           LIMIT 100) first
     ORDER BY first.channel, first.generation;
 END

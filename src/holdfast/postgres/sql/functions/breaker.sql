@@ -1,0 +1,267 @@
+-- Breakers: when the partner of a handler is down, its rows stay in the database, and no attempt is lost.
+--
+-- One state for the fleet, in core.handler_flow. Closed: failures in a row are noted. Open: claims take nothing but, now and
+-- then, one row that probes (flow_allow). It closes when a probe succeeds, and a ramp follows. Workers report what becomes of
+-- attempts only of handlers that declare a breaker.
+--
+-- Rows are locked before the lines of handlers, in id order, as in settle.sql; claims wait for neither.
+
+-- probe_interval: how long to wait before a probe, after so many that have failed: twice as long each time, give or take a
+-- fifth, so that breakers which opened together do not probe together.
+CREATE OR REPLACE FUNCTION core.probe_interval(p_first float8, p_longest float8, p_failed int)
+RETURNS interval
+LANGUAGE sql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT least(coalesce(p_longest, 30), coalesce(p_first, 1) * power(2, least(p_failed, 20)))
+           * (0.8 + 0.4 * random()) * interval '1 second'
+$$;
+
+-- outbox_falter: settles attempts that failed with transient errors, of handlers that have a breaker. p_last says of each
+-- whether its budget is spent, p_after_success whether the same worker has succeeded with another event since the failure
+-- before it. The rows are named in the order in which they failed. Returns what has become of each: `lost`; `retry`, as
+-- outbox_retry; `hold`, back to pending without the attempt; or `fail`: nothing has, and the caller is to fail it. `opened`
+-- is true for the failure that has opened the breaker, and `open` while it is.
+--
+-- Several failures in a row of at least two events open it: one event that fails alone fails by its own fault. They are
+-- given back the attempts that they have lost. A row whose budget is spent gets one more attempt, because it may be the
+-- first to meet an outage that others will show.
+CREATE OR REPLACE FUNCTION core.outbox_falter(
+    p_ids uuid[], p_tokens uuid[], p_handlers text[], p_delays interval[], p_errors text[], p_last boolean[],
+    p_after_success boolean[])
+RETURNS TABLE (id uuid, verdict text, open boolean, opened boolean)
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET jit = off SET plan_cache_mode = force_custom_plan
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    f          core.handler_flow;
+    v_handler  text;
+    v_now      timestamptz;
+    v_mine     uuid[];
+    v_verdicts text[] := array_fill('lost'::text, ARRAY[cardinality(p_ids)]);
+    v_open     boolean[] := array_fill(false, ARRAY[cardinality(p_ids)]);
+    v_opened   int := 0;
+    v_since    int;
+    v_held_for interval;
+    v_waits    interval[] := p_delays;
+BEGIN
+    PERFORM core.require_batch(p_ids, p_tokens, ARRAY[cardinality(p_handlers), cardinality(p_delays), cardinality(p_errors),
+                                                      cardinality(p_last), cardinality(p_after_success)]);
+    PERFORM core.require_failures(p_handlers, '{}');
+    PERFORM core.require_delays(p_delays);
+    IF (core.is_list(p_last) AND core.is_list(p_after_success)) IS NOT TRUE THEN
+        PERFORM core.refuse_argument('p_last and p_after_success must have one entry for each row');
+    END IF;
+    v_mine := ARRAY(
+        SELECT t.id FROM (SELECT * FROM unnest(p_ids, p_tokens) AS t (id, token) ORDER BY id) t
+        CROSS JOIN LATERAL (
+            SELECT FROM core.outbox o WHERE o.id = t.id AND o.lease_token = t.token AND o.status = 'in_flight'
+            FOR NO KEY UPDATE) o);
+    FOR v_handler IN SELECT DISTINCT h FROM unnest(p_handlers) AS t (h) ORDER BY h LOOP
+        SELECT x.* INTO f FROM core.handler_flow x WHERE x.handler_name = v_handler FOR UPDATE;
+        v_now := clock_timestamp();
+        v_since := 1;
+        FOR i IN 1 .. cardinality(p_ids) LOOP
+            CONTINUE WHEN p_handlers[i] <> v_handler OR p_ids[i] <> ALL (v_mine);
+            v_verdicts[i] := 'retry';
+            IF f.breaker_after IS NULL THEN
+                -- It had a breaker when the worker began.
+                IF p_last[i] THEN
+                    v_verdicts[i] := 'fail';
+                END IF;
+                CONTINUE;
+            ELSIF f.opened_at IS NOT NULL THEN
+                v_verdicts[i] := 'hold';
+                IF p_tokens[i] = f.probe_token THEN
+                    f.failed_probes := least(f.failed_probes, 1000) + 1;
+                    f.probe_at := v_now + core.probe_interval(f.first_probe, f.longest_wait, f.failed_probes);
+                    f.probe_token := NULL;
+                END IF;
+                CONTINUE;
+            END IF;
+            IF p_after_success[i] THEN
+                f.failing := '{}';
+                v_since := i;
+            END IF;
+            f.failing := (f.failing || p_ids[i])[greatest(1, cardinality(f.failing) + 2 - f.breaker_after):];
+            IF cardinality(f.failing) >= f.breaker_after
+               AND (f.breaker_after = 1 OR EXISTS (SELECT FROM unnest(f.failing) AS t (id) WHERE t.id <> p_ids[i])) THEN
+                f.opened_at := v_now;
+                f.failed_probes := 0;
+                f.probe_at := v_now + core.probe_interval(f.first_probe, f.longest_wait, 0);
+                f.probe_token := NULL;
+                v_opened := i;
+                FOR j IN v_since .. i LOOP
+                    IF p_handlers[j] = v_handler AND v_verdicts[j] <> 'lost' THEN
+                        v_verdicts[j] := 'hold';
+                    END IF;
+                END LOOP;
+                PERFORM core.breaker_give_back(v_handler, f.failing, p_ids[v_since:i], f.probe_at);
+                PERFORM core.audit_append(
+                    'system', 'breaker.open', 'transient failures in a row', jsonb_build_object('handler', v_handler),
+                    jsonb_build_object('failures', cardinality(f.failing)));
+                f.failing := '{}';
+            ELSIF p_last[i] AND EXISTS (SELECT FROM unnest(f.failing) AS t (id) WHERE t.id <> p_ids[i]) THEN
+                v_verdicts[i] := 'hold';
+            ELSIF p_last[i] AND p_ids[i] = ANY (f.last_chances) THEN
+                v_verdicts[i] := 'fail';
+                f.last_chances := array_remove(f.last_chances, p_ids[i]);
+            ELSIF p_last[i] THEN
+                v_verdicts[i] := 'hold';
+                f.last_chances := (f.last_chances || p_ids[i])[greatest(1, cardinality(f.last_chances) - 98):];
+            END IF;
+        END LOOP;
+        UPDATE core.handler_flow x
+        SET failing = f.failing, last_chances = f.last_chances, opened_at = f.opened_at, failed_probes = f.failed_probes,
+            probe_at = f.probe_at, probe_token = f.probe_token
+        WHERE x.handler_name = v_handler AND f.breaker_after IS NOT NULL;
+        IF f.opened_at IS NOT NULL THEN
+            -- Those that are held are due when it is time to probe, behind the rows that have waited longer.
+            v_held_for := greatest(interval '0.01 seconds', f.probe_at - v_now);
+            FOR i IN 1 .. cardinality(p_ids) LOOP
+                IF p_handlers[i] = v_handler THEN
+                    v_open[i] := true;
+                    v_waits[i] := CASE v_verdicts[i] WHEN 'hold' THEN v_held_for ELSE v_waits[i] END;
+                END IF;
+            END LOOP;
+        END IF;
+    END LOOP;
+
+    WITH settling AS MATERIALIZED (
+        SELECT t.id, t.handler, t.delay, t.error, t.verdict
+        FROM unnest(p_ids, p_handlers, v_waits, p_errors, v_verdicts) AS t (id, handler, delay, error, verdict)
+        WHERE t.verdict IN ('retry', 'hold')),
+    done AS (
+        UPDATE core.outbox o
+        SET status = 'pending', available_at = statement_timestamp() + t.delay,
+            attempts = CASE t.verdict WHEN 'hold' THEN greatest(o.attempts - 1, 0) ELSE o.attempts END,
+            last_error = core.error_text(t.error), traceback = core.error_traceback(t.error),
+            first_failed_at = coalesce(o.first_failed_at, statement_timestamp()), handler_name = t.handler,
+            claimed_by = NULL, lease_token = NULL, lease_expires_at = NULL
+        FROM settling t WHERE o.id = t.id
+        RETURNING o.handler_name, o.generation, t.verdict, o.attempts)
+    INSERT INTO core.rollup_journal (handler_name, generation, outcome, n)
+    SELECT d.handler_name, d.generation, CASE d.verdict WHEN 'hold' THEN 'snoozed' ELSE 'retried' END, count(*)
+    FROM done d GROUP BY 1, 2, 3
+    UNION ALL
+    SELECT d.handler_name, d.generation, 'begun', - count(*) FROM done d
+    WHERE d.verdict = 'hold' AND d.attempts = 0 GROUP BY 1, 2;
+
+    RETURN QUERY SELECT t.id, t.verdict, t.open, t.i = v_opened
+                 FROM unnest(p_ids, v_verdicts, v_open) WITH ORDINALITY AS t (id, verdict, open, i);
+END
+$$;
+
+-- breaker_give_back: gives rows back the attempts that failures in a row have cost them, one for each time they are named in
+-- p_failing, and makes them due with the next probe at the latest. Not those that are being settled (p_settling).
+CREATE OR REPLACE FUNCTION core.breaker_give_back(p_handler text, p_failing uuid[], p_settling uuid[], p_probe_at timestamptz)
+RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET jit = off SET plan_cache_mode = force_custom_plan
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+BEGIN
+    WITH lost AS MATERIALIZED (
+        SELECT t.id, count(*)::int AS n FROM unnest(p_failing) AS t (id) WHERE t.id <> ALL (p_settling) GROUP BY t.id),
+    mine AS MATERIALIZED (
+        SELECT lost.id, lost.n, o.attempts FROM lost CROSS JOIN LATERAL (
+            SELECT o.attempts FROM core.outbox o
+            WHERE o.id = lost.id AND o.status = 'pending' AND o.settled_at IS NULL AND o.handler_name = p_handler
+            FOR NO KEY UPDATE SKIP LOCKED) o),
+    given AS (
+        UPDATE core.outbox o
+        SET attempts = greatest(o.attempts - mine.n, 0), available_at = least(o.available_at, p_probe_at)
+        FROM mine WHERE o.id = mine.id
+        RETURNING o.generation, o.attempts, mine.attempts AS before)
+    INSERT INTO core.rollup_journal (handler_name, generation, outcome, n)
+    SELECT p_handler, g.generation, 'begun', - count(*) FROM given g WHERE g.attempts = 0 AND g.before > 0 GROUP BY g.generation;
+END
+$$;
+
+-- breaker_succeed: notes that handlers with a breaker have succeeded, with rows under these leases, in parallel. A probe that
+-- has succeeded closes the breaker, and wakes the workers. Returns the handlers whose breaker is open or has closed with
+-- this call (`closed`).
+CREATE OR REPLACE FUNCTION core.breaker_succeed(p_handlers text[], p_tokens uuid[])
+RETURNS TABLE (handler_name text, closed boolean)
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_column
+DECLARE
+    f       core.handler_flow;
+    v_woken boolean := false;
+BEGIN
+    IF (core.are_names(p_handlers, 100000) AND core.is_list(p_tokens) AND cardinality(p_handlers) = cardinality(p_tokens))
+       IS NOT TRUE THEN
+        PERFORM core.refuse_argument('p_handlers and p_tokens must have one entry for each success');
+    END IF;
+    FOR f IN SELECT f.* FROM core.handler_flow f
+             WHERE f.handler_name = ANY (p_handlers) AND (f.opened_at IS NOT NULL OR f.failing <> '{}')
+             ORDER BY f.handler_name FOR UPDATE
+    LOOP
+        IF f.opened_at IS NULL THEN
+            UPDATE core.handler_flow x SET failing = '{}' WHERE x.handler_name = f.handler_name;
+            CONTINUE;
+        END IF;
+        handler_name := f.handler_name;
+        closed := EXISTS (SELECT FROM unnest(p_handlers, p_tokens) AS t (handler, token)
+                          WHERE t.handler = f.handler_name AND t.token = f.probe_token);
+        IF closed THEN
+            PERFORM core.breaker_close(f.handler_name, 'system', 'a probe has succeeded');
+            v_woken := true;
+        END IF;
+        RETURN NEXT;
+    END LOOP;
+    IF v_woken THEN
+        PERFORM core.flow_wake();
+    END IF;
+END
+$$;
+
+-- breaker_close: closes it, if it is open, and begins the ramp.
+CREATE OR REPLACE FUNCTION core.breaker_close(p_handler text, p_actor text, p_reason text)
+RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    f core.handler_flow;
+BEGIN
+    SELECT x.* INTO f FROM core.handler_flow x WHERE x.handler_name = p_handler FOR UPDATE;
+    UPDATE core.handler_flow x
+    SET opened_at = NULL, failing = '{}', failed_probes = 0, probe_at = NULL, probe_token = NULL, resumed_at = clock_timestamp()
+    WHERE x.handler_name = p_handler AND x.opened_at IS NOT NULL;
+    PERFORM core.audit_append(
+        p_actor, 'breaker.close', p_reason, jsonb_build_object('handler', p_handler),
+        jsonb_build_object('changed', (f.opened_at IS NOT NULL)::int, 'failed_probes', f.failed_probes));
+END
+$$;
+
+-- handler_breaker: opens or closes the breaker of a handler, for an operator. One that is opened probes, and closes by
+-- itself when a probe succeeds. Returns whether it has changed.
+CREATE OR REPLACE FUNCTION core.handler_breaker(p_handler text, p_open boolean, p_actor text, p_reason text DEFAULT NULL)
+RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    f core.handler_flow := core.flow_change(p_handler);
+BEGIN
+    IF f.breaker_after IS NULL THEN
+        PERFORM core.refuse_argument('p_handler must have a breaker', 'Pause the handler, or declare on_outage="pause".');
+    ELSIF NOT p_open THEN
+        PERFORM core.breaker_close(p_handler, p_actor, p_reason);
+        PERFORM core.flow_wake();
+        RETURN f.opened_at IS NOT NULL;
+    END IF;
+    UPDATE core.handler_flow x
+    SET opened_at = clock_timestamp(), failed_probes = 0, probe_at = clock_timestamp() + core.probe_interval(x.first_probe, x.longest_wait, 0),
+        probe_token = NULL
+    WHERE x.handler_name = p_handler AND x.opened_at IS NULL;
+    PERFORM core.audit_append(p_actor, 'breaker.open', p_reason, jsonb_build_object('handler', p_handler),
+                              jsonb_build_object('changed', (f.opened_at IS NULL)::int));
+    RETURN f.opened_at IS NULL;
+END
+$$;
