@@ -1,12 +1,14 @@
 """Runs handlers within their middlewares."""
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from holdfast.context import HandlerContext
+from holdfast.context import HandlerContext, current_context
 from holdfast.envelope import EventEnvelope
 from holdfast.errors import TerminalHandlerError
+from holdfast.handlers import Handler
 from holdfast.lifespan import States
 from holdfast.middleware import CallNext, Middleware
 from holdfast.outcome import Outcome
@@ -20,6 +22,82 @@ async def run_through(
     for each in reversed(tuple(around)):
         call = partial(_run, each, context, states, call)
     return await call(event)
+
+
+async def run_each_through(
+    handler: Handler,
+    call: Callable[[dict[int, EventEnvelope]], Awaitable[list[Outcome | Exception]]],
+    events: Sequence[EventEnvelope],
+    contexts: Sequence[HandlerContext],
+    states: States,
+) -> list[Outcome | Exception]:
+    """Run a batch handler within middlewares: each event goes through its own, and the handler is called once.
+
+    It is called with the events that have arrived at it, as soon as every other one has ended on its way. When it
+    raises, they all get the error, and unless their middlewares turn that into outcomes, the call has failed.
+    """
+    waiting: dict[int, tuple[EventEnvelope, asyncio.Future[Outcome]]] = {}
+    moved = asyncio.Event()
+
+    def arrive(index: int, event: EventEnvelope) -> Awaitable[Outcome]:
+        answer: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        waiting[index] = (event, answer)
+        moved.set()
+        return answer
+
+    async def go(index: int) -> Outcome:
+        current_context.set(contexts[index])
+        try:
+            arriving = partial(arrive, index)
+            return await run_through(handler.middleware, arriving, events[index], contexts[index], states)
+        finally:
+            ways.discard(index)
+            moved.set()
+
+    ways = set(range(len(events)))  # those that have not ended
+    tasks = [asyncio.create_task(go(index)) for index in range(len(events))]
+    called: set[int] = set()
+    raised: Exception | None = None
+    try:
+        while ways:
+            await moved.wait()
+            moved.clear()
+            if len(waiting) < len(ways) or not waiting:
+                continue
+            arrived = {index: waiting[index] for index in sorted(waiting)}
+            waiting.clear()
+            called.update(arrived)
+            try:
+                results = await call({index: event for index, (event, _) in arrived.items()})
+            except Exception as error:
+                raised, results = error, [error] * len(arrived)
+            for (_, answer), result in zip(arrived.values(), results, strict=True):
+                if answer.done():
+                    continue
+                if isinstance(result, Exception):
+                    answer.set_exception(_raisable(result))
+                else:
+                    answer.set_result(result)
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    failed = [index for index in called if isinstance(ended[index], BaseException)]
+    # A transaction keeps what it has written for one event only together with the others.
+    if failed and (raised is not None or handler.transactional):
+        raise raised or _of(ended[failed[0]])
+    return [_of(each) if isinstance(each, BaseException) else each for each in ended]
+
+
+def _of(error: object) -> Exception:
+    """Return an error of one event; what is none that a handler may end with becomes one."""
+    return error if isinstance(error, Exception) else RuntimeError(f"the middleware ended with {type(error).__name__}")
+
+
+def _raisable(error: Exception) -> Exception:
+    """Return an error that a future takes: StopIteration means something else to who awaits it."""
+    return RuntimeError("the handler raised StopIteration") if isinstance(error, StopIteration) else error
 
 
 async def _run(

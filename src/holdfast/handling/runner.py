@@ -1,139 +1,217 @@
 """Runs one handler: on the event loop, in a thread, or in a transaction. Workers and reactions run handlers this way.
 
-A run ends with the handler's outcome, or raises its error. Who asked for the run decides what becomes of either.
+A run ends with the handler's outcome, or for a batch with the result of each event, or raises the handler's error. Who
+asked for the run decides what becomes of it.
 """
 
 import asyncio
 import contextvars
 from collections.abc import Awaitable, Callable
 from functools import partial
-
-import asyncpg
+from typing import Any, Protocol, TypeVar, cast
 
 from holdfast.chain import traceback_of
-from holdfast.context import HandlerContext
-from holdfast.envelope import EventEnvelope
+from holdfast.failure import describe
 from holdfast.handlers import Handler
-from holdfast.handling.middleware import run_through
-from holdfast.handling.sessions import Session, Sessions, ended_by_hand, terminate
+from holdfast.handling.application.handler_thread import HandlerThread
+from holdfast.handling.application.sources import Source, Sources, finished
+from holdfast.handling.calls import Call
+from holdfast.handling.django_connections import renew_after, renew_connections
+from holdfast.handling.handler_transaction import HandlerTransaction, OwnTransaction
+from holdfast.handling.sessions import EndedByHand, Sessions, terminate
 from holdfast.handling.threads import Threads
 from holdfast.lifespan import States
-from holdfast.outcome import Outcome
 from holdfast.telemetry import Notice, Observer
+from holdfast.transaction_kinds import ASYNCPG
 
-# Called on the event loop when the handler's own time begins; True when it does so in a thread.
-Start = Callable[[bool], None]
-HandlerCall = Callable[[], Awaitable[Outcome]]
-# Begins and ends the transaction around the call, and returns what is left to settle: None for nothing.
-HandlerTransaction = Callable[[Session, HandlerCall], Awaitable[Outcome | None]]
+R = TypeVar("R")
+T = TypeVar("T")
+
+HandlerCall = Callable[[], Awaitable[R]]
+# Begins and ends the transaction around the call, and returns what became of it.
+Conduct = Callable[[HandlerTransaction, HandlerCall[R]], Awaitable[T]]
+
+
+class Start(Protocol):
+    """Called on the event loop when the handler's own time begins; with True when it does so in a thread.
+
+    `thread` is that thread, if it has a transaction.
+    """
+
+    def __call__(self, in_thread: bool, thread: HandlerThread | None = None, /) -> None: ...
 
 
 class HandlerRunner:
     """Runs handlers with the threads and database sessions of one process.
 
+    Those that take a transaction of the application's get it from `sources`, and one of `transaction_threads` for it.
     `states` has what the lifespans of handlers yielded. `patience` is how long a handler may wait for a thread; by
     default, its own time limit.
     """
 
     def __init__(
-        self, sessions: Sessions, threads: Threads, states: States, observe: Observer, *, patience: float | None = None
+        self,
+        sessions: Sessions,
+        sources: Sources,
+        threads: Threads,
+        states: States,
+        observe: Observer,
+        *,
+        transaction_threads: int = 1,
+        patience: float | None = None,
     ) -> None:
         self._states = states
         self._sessions = sessions
+        self._sources = sources
         self._threads = threads
+        # Not those of other handlers: Django keeps a connection for each thread.
+        self._transaction_threads = Threads(transaction_threads, at_end=sources.leave_thread)
         self._observe = observe
         self._patience = patience
 
-    async def run(
-        self,
-        handler: Handler,
-        event: EventEnvelope,
-        context: HandlerContext,
-        start: Start,
-        transact: HandlerTransaction,
-    ) -> Outcome | None:
-        """Return the outcome of the handler, or for one that takes `tx`, what `transact` returns.
+    async def run(self, call: Call[R], start: Start) -> R:
+        """Return the outcome of a handler that takes no `tx`.
 
         `start` is called when the handler's own time begins: waiting for a thread or a session is not part of it.
         """
-        if not handler.transactional:
-            call = self._call_within if handler.middleware else self._call
-            return await call(handler, context, start, None, event)
+        run = self._call_within if call.handler.middleware else self._call
+        return await run(call, start, None)
+
+    async def transact(self, call: Call[R], start: Start, conduct: Conduct[R, T]) -> T:
+        """Run a handler that takes `tx` in a transaction, and return what `conduct` returns."""
+        kind = call.handler.parameters.transaction
+        if kind is not None and kind is not ASYNCPG:
+            return await self._transact_in_application(self._sources.of(kind), call, start, conduct)
         session = await self._sessions.take()
         try:
-            return await transact(session, partial(self._lend, session, handler, event, context, start))
+            transaction = OwnTransaction(session)
+            run = self._call_within if call.handler.middleware else self._call
+            return await conduct(transaction, partial(self._lend, transaction, call, start, run))
         except BaseException:
             terminate(session)  # its state is unknown
             raise
         finally:
             self._sessions.release(session)
 
+    async def _transact_in_application(self, source: Source, call: Call[R], start: Start, conduct: Conduct[R, T]) -> T:
+        """Run the handler in a transaction of the application's: on the event loop, or all of it in one thread."""
+        handler = call.handler
+        transaction = source.transaction()
+        lend = partial(self._lend, transaction, call, start)
+        patience = handler.timeout if self._patience is None else self._patience
+        try:
+            if source.kind.asynchronous:
+                run = self._call_within if handler.middleware else self._call
+                return await source.lend(transaction, conduct, partial(lend, run), patience)
+            thread = HandlerThread(asyncio.get_running_loop(), transaction)
+
+            def work(answer: Callable[[object], None]) -> None:
+                here = partial(lend, partial(self._call_here, thread))
+                finished(source.lend(transaction, conduct, here, answer=answer))
+
+            variables = contextvars.copy_context()
+
+            def entering(answer: Callable[[object], None]) -> None:
+                variables.run(work, answer)
+
+            try:
+                return cast(T, await self._transaction_threads.call(entering, _entering, patience=patience, early=True))
+            except asyncio.CancelledError:
+                thread.sever()  # it goes on until it ends by itself, and must not commit
+                raise
+        finally:
+            if transaction.after_commit_error is not None:
+                self._observe(_after_commit_failed(call, transaction.after_commit_error))
+
     async def _lend(
         self,
-        session: Session,
-        handler: Handler,
-        event: EventEnvelope,
-        context: HandlerContext,
+        transaction: HandlerTransaction,
+        call: Call[R],
         start: Start,
-    ) -> Outcome:
-        """Call the handler with the session, whose transaction must still be open afterwards."""
-        session.lent = True
+        run: Callable[[Call[R], Start, object], Awaitable[R]],
+    ) -> R:
+        """Call the handler with its transaction, which must still be open afterwards."""
+        transaction.lend()
         try:
-            call = self._call_within if handler.middleware else self._call
-            outcome = await call(handler, context, start, session, event)
+            outcome = await run(call, start, transaction.tx)
         finally:
-            session.lent = False
-        if session.is_in_transaction():
+            still_open = transaction.take_back()
+        if still_open and transaction.refused:
+            raise EndedByHand(transaction.savepoint)  # which the handler has caught
+        if still_open:
             return outcome
         # Some ways to end a transaction cannot be intercepted. If it was a commit, the event counts as handled, and
         # what the handler did after it was not part of the transaction.
         details: dict[str, object] = {
-            "handler_name": handler.name,
-            "delivery_id": str(context.delivery_id),
-            "remedy": "let the handler return or raise; use tx.transaction() for a part that may fail",
+            "handler_name": call.handler.name,
+            "delivery_id": str(call.delivery_id),
+            "remedy": f"let the handler return or raise; use {transaction.savepoint} for a part that may fail",
         }
         self._observe(Notice("error", "transaction_ended_by_hand", details))
-        raise ended_by_hand()
+        raise EndedByHand(transaction.savepoint, has_ended=True)
 
-    async def _call(
-        self,
-        handler: Handler,
-        context: HandlerContext,
-        start: Start,
-        tx: asyncpg.Connection | None,
-        event: EventEnvelope,
-    ) -> Outcome:
-        state = self._states[handler.lifespans[-1]] if handler.wants_state else None
-        extras, given = handler.extras(event, context, tx, state), handler.received(event)
+    async def _call(self, call: Call[R], start: Start, tx: object) -> R:
+        handler = call.handler
+        function = call.prepared(tx, self._state(handler))
         if handler.asynchronous:
             start(False)
-            return handler.outcome_of(await handler.function(given, **extras))
-        call = partial(contextvars.copy_context().run, handler.function, given, **extras)
+            try:
+                return call.result_of(await function())
+            except Exception as error:
+                renew_after(error)
+                raise
+        in_context = partial(contextvars.copy_context().run, _in_thread, function)
         patience = handler.timeout if self._patience is None else self._patience
-        return handler.outcome_of(await self._threads.call(call, partial(start, True), patience=patience))
+        return call.result_of(await self._threads.call(in_context, partial(start, True), patience=patience))
 
-    async def _call_within(
-        self,
-        handler: Handler,
-        context: HandlerContext,
-        start: Start,
-        tx: asyncpg.Connection | None,
-        event: EventEnvelope,
-    ) -> Outcome:
+    async def _call_within(self, call: Call[R], start: Start, tx: object) -> R:
         """Call the handler within its middlewares, which share its time limit."""
 
-        async def innermost(event: EventEnvelope) -> Outcome:
+        async def innermost(call: Call[R]) -> R:
             try:
-                return await self._call(handler, context, start, tx, event)
+                return await self._call(call, start, tx)
             finally:
                 start(False)  # what follows runs on the event loop, and can be cancelled
 
         start(False)
-        return await run_through(handler.middleware, innermost, event, context, self._states)
+        return await call.through(self._states, innermost)
+
+    async def _call_here(self, thread: HandlerThread, call: Call[R], start: Start, tx: object) -> R:
+        """Call the handler in this thread, which has its transaction. It never suspends."""
+        thread.post(start, True, thread)
+        if not call.handler.middleware:
+            return self._outcome(tx, call)
+        return thread.run_through(call, partial(self._outcome, tx), self._states)
+
+    def _outcome(self, tx: object, call: Call[R]) -> R:
+        return call.result_of(call.prepared(tx, self._state(call.handler))())
+
+    def _state(self, handler: Handler) -> object:
+        return self._states[handler.lifespans[-1]] if handler.wants_state else None
 
     def close(self) -> None:
         """Let the threads end. The sessions belong to who made them."""
         self._threads.close()
+        self._transaction_threads.close()
+
+
+def _in_thread(function: Callable[[], object]) -> object:
+    renew_connections()
+    return function()
+
+
+def _entering() -> None:
+    """The handler's own time has not begun: its transaction comes first."""
+
+
+def _after_commit_failed(call: Call[Any], error: Exception) -> Notice:
+    details: dict[str, object] = {
+        "handler_name": call.handler.name,
+        "delivery_id": str(call.delivery_id),
+        "error": describe(error).text,
+        "remedy": "the event is handled and committed; what was to follow the commit is not done, or not all of it",
+    }
+    return Notice("error", "after_commit_failed", details)
 
 
 def overran(handler: Handler, cancelled: object = None) -> TimeoutError:
@@ -142,7 +220,7 @@ def overran(handler: Handler, cancelled: object = None) -> TimeoutError:
     return error.with_traceback(traceback_of(cancelled) if isinstance(cancelled, BaseException) else None)
 
 
-async def limited(handler: Handler, run: Awaitable[Outcome | None]) -> Outcome | None:
+async def limited(handler: Handler, run: Awaitable[T]) -> T:
     """Cancel the run at the handler's time limit."""
     try:
         async with asyncio.timeout(handler.timeout) as limit:
@@ -151,14 +229,3 @@ async def limited(handler: Handler, run: Awaitable[Outcome | None]) -> Outcome |
         if not limit.expired():
             raise
         raise overran(handler, error.__cause__) from None
-
-
-async def commit(session: Session, transaction: asyncpg.transaction.Transaction, handler: Handler) -> None:
-    """Commit the transaction of a handler; an error when a failed statement has made the server roll it back."""
-    session.ended = ""
-    await transaction.commit()
-    if session.ended != "COMMIT":
-        raise asyncpg.InFailedSQLTransactionError(
-            f"{handler.name} went on after a statement had failed, and nothing could be committed; use "
-            "tx.transaction() for a part that may fail"
-        )

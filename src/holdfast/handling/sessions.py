@@ -31,6 +31,8 @@ _DEALLOCATE = """
 SELECT pg_catalog.string_agg(pg_catalog.format('DEALLOCATE %I', name), '; ')
 FROM pg_catalog.pg_prepared_statements WHERE from_sql OR NOT pg_catalog.starts_with(name, '__asyncpg_')"""
 
+_SAVEPOINT = "SAVEPOINT holdfast_handler"
+
 T = TypeVar("T")
 
 # How long a transaction may stay silent beyond the handler's own limit before the server ends it.
@@ -49,12 +51,15 @@ class NoConnection(Exception):
         self.fault = fault
 
 
-def ended_by_hand() -> TerminalHandlerError:
-    """The error of a handler that tries to end its transaction, or has done so."""
-    return TerminalHandlerError(
-        "the handler ended its transaction by hand; it commits with the delivery: raise or return Retry, Snooze or "
-        "Reject to roll back, and use tx.transaction() for a part that may fail"
-    )
+class EndedByHand(TerminalHandlerError):
+    """The error of a handler that tries to end its transaction, or has done so: then it may be committed."""
+
+    def __init__(self, savepoint: str = "tx.transaction()", *, has_ended: bool = False) -> None:
+        super().__init__(
+            "the handler ended its transaction by hand; it commits with the delivery: raise or return Retry, Snooze or "
+            f"Reject to roll back, and use {savepoint} for a part that may fail"
+        )
+        self.has_ended = has_ended
 
 
 def _marking(name: str) -> Callable[..., Any]:
@@ -78,34 +83,81 @@ class Session(asyncpg.Connection):  # type: ignore[misc]
 
     used = False  # by a handler, since it was opened or cleaned
     lent = False  # to a handler, now
+    refused = False  # to end the transaction, since it was lent
     pooled = False
     marked = False  # a handler has changed the driver's side of the session, where no reset reaches
     ended = ""  # how the server ended the last COMMIT: with ROLLBACK, if a statement had failed before
     released_at = 0.0
+    _carried = ""  # what the next BEGIN or COMMIT takes along
+    _refusal: asyncpg.PostgresError | None = None  # of that by a BEGIN
 
     async def execute(self, query: str, *args: Any, timeout: float | None = None) -> str:
         if self.lent:
             if _ENDS.match(query):
-                raise ended_by_hand()
-        elif self.used and query.startswith("BEGIN"):
+                self.refused = True
+                raise EndedByHand()
+        elif (self.used or self._carried) and query.startswith("BEGIN"):
             return await self._begin(query)
+        elif self._carried and query.startswith("COMMIT"):
+            query = f"{self._carried} {query}"
         status: str = await super().execute(query, *args, timeout=timeout)
         if not self.lent and query.startswith("COMMIT"):
             self.ended = status
         return status
 
-    async def enter(self, first: Callable[[bool], Awaitable[T | None]]) -> tuple[asyncpg.transaction.Transaction, T]:
+    @property
+    def leftovers(self) -> bool:
+        """Whether the last handler may have left something that a reset within a transaction leaves."""
+        return self.used and not self.pooled
+
+    async def enter_at_once(self, statement: str) -> asyncpg.transaction.Transaction | None:
+        """Begin a transaction with a statement and the savepoint of `set_savepoint`, all in one message.
+
+        Returns None when the statement was refused: then nothing has begun, and `enter` finds out why.
+        """
+        transaction = self.transaction(isolation="read_committed")
+        self._carried, self._refusal = f"{statement}; {_SAVEPOINT};", None
+        try:
+            await transaction.start()
+        finally:
+            self._carried = ""
+        if self._refusal is None:
+            return transaction
+        await transaction.rollback()
+        if isinstance(self._refusal, asyncpg.LockNotAvailableError):
+            raise self._refusal
+        return None
+
+    async def set_savepoint(self) -> None:
+        """Let `undo` return to this point."""
+        await super().execute(_SAVEPOINT)
+
+    async def undo(self) -> None:
+        """Take back everything since the savepoint."""
+        await super().execute(f"ROLLBACK TO {_SAVEPOINT}")
+
+    async def commit_instead(self, transaction: asyncpg.transaction.Transaction, statement: str) -> None:
+        """Take back everything since the savepoint, run the statement and commit, all in one message."""
+        self._carried = f"ROLLBACK TO {_SAVEPOINT}; {statement};"
+        try:
+            await transaction.commit()
+        finally:
+            self._carried = ""
+
+    async def enter(
+        self, first: Callable[["Session", bool], Awaitable[T | None]]
+    ) -> tuple[asyncpg.transaction.Transaction, T]:
         """Begin a transaction with the statement of `first`; return it and the statement's result.
 
         The statement is told whether the session was used. Then it gives up the locks of the last handler, and returns
         None if it finds what a reset within a transaction leaves: the session is cleaned, and all begins again. Behind
         a pooler a session is not the last handler's.
         """
-        for look in (self.used and not self.pooled, False):
+        for look in (self.leftovers, False):
             transaction = self.transaction(isolation="read_committed")
             await transaction.start()
             try:
-                result = await first(look)
+                result = await first(self, look)
             except asyncpg.LockNotAvailableError:
                 await transaction.rollback()  # others need the session
                 raise
@@ -117,11 +169,14 @@ class Session(asyncpg.Connection):  # type: ignore[misc]
 
     async def _begin(self, begin: str) -> str:
         """Begin a transaction, and reset the session in the same message."""
+        reset = "" if not self.used else _RESET + _UNLOCK if self.pooled else _RESET
         try:
             # The transaction would be read-only or deferrable if the last handler had made that its session's default.
-            reset = _RESET + _UNLOCK if self.pooled else _RESET
-            return str(await super().execute(f"{begin.rstrip(';')} READ WRITE NOT DEFERRABLE;{reset}"))
+            return str(await super().execute(f"{begin.rstrip(';')} READ WRITE NOT DEFERRABLE;{reset} {self._carried}"))
         except asyncpg.PostgresError as refusal:
+            if self._carried and self.is_in_transaction():
+                self._refusal = refusal  # the driver knows of the transaction, and ends it
+                return ""
             raise ConnectionResetError(f"the session could not be reset: {refusal}") from refusal
 
     async def clean(self) -> None:

@@ -10,6 +10,7 @@ import enum
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
 
 
@@ -26,16 +27,17 @@ class _State(enum.Enum):
 
 @dataclass(slots=True)
 class _Call:
-    function: Callable[[], object]
+    function: Callable[..., object]
     start: Callable[[], None]
     loop: asyncio.AbstractEventLoop
     answer: "asyncio.Future[object]"
+    early: bool = False  # the function answers by itself, before it ends
     state: _State = _State.WAITING
 
     def run(self) -> None:
         self._post(self._started)
         try:
-            result = self.function()
+            result = self.function(partial(self._post, self._finish)) if self.early else self.function()
         except (StopIteration, GeneratorExit) as error:
             # A future refuses them: they mean something else to the coroutine that awaits it.
             replaced = RuntimeError(f"the handler raised {type(error).__name__}")
@@ -68,18 +70,24 @@ class _Call:
 class Threads:
     """At most `size` threads, started when they are needed, and as many again in place of those that hang."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, at_end: Callable[[], None] = lambda: None) -> None:
         self._size = size
+        self._at_end = at_end  # runs in each thread, as the last thing
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
         self._lock = threading.Lock()  # for the states of calls and the numbers below
         self._threads = 0
         self._unfinished = 0  # calls that wait or run, abandoned ones included
         self._abandoned = 0
 
-    async def call(self, function: Callable[[], object], start: Callable[[], None], *, patience: float) -> object:
-        """Run the function in a thread. `start` is called, on the loop, when a thread has been found for it."""
+    async def call(
+        self, function: Callable[..., object], start: Callable[[], None], *, patience: float, early: bool = False
+    ) -> object:
+        """Run the function in a thread. `start` is called, on the loop, when a thread has been found for it.
+
+        With `early` the function gets a function to answer with before it ends.
+        """
         loop = asyncio.get_running_loop()
-        call = _Call(function, start, loop, loop.create_future())
+        call = _Call(function, start, loop, loop.create_future(), early)
         with self._lock:
             self._unfinished += 1
         self._calls.put(call)
@@ -130,6 +138,12 @@ class Threads:
         threading.Thread(target=self._work, name=name, daemon=True).start()
 
     def _work(self) -> None:
+        try:
+            self._take_calls()
+        finally:
+            self._at_end()
+
+    def _take_calls(self) -> None:
         while (call := self._calls.get()) is not None:
             if self._take(call):
                 call.run()

@@ -8,6 +8,7 @@ never do, so that `run_now` can drive the same code without an event loop.
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol, TypeVar
@@ -20,6 +21,7 @@ from holdfast.idempotency.hashing import HashedParts, Secrets
 from holdfast.idempotency.keys import KeyInvalid, KeyMissing, http_scope, parse_key
 from holdfast.idempotency.phases import (
     Answered,
+    Closed,
     Decided,
     Event,
     GivenUp,
@@ -39,10 +41,12 @@ from holdfast.idempotency.phases import (
 )
 from holdfast.idempotency.settings import IdempotencySettings
 from holdfast.idempotency.transitions import Action, ImpossibleTransition, transition
+from holdfast.observing import DirectObservers
 from holdfast.postgres.faults import UNIQUE_VIOLATION, is_conflict
 from holdfast.postgres.idempotency import ExistingRecord, NewRecord, Records, StoredResponse
 from holdfast.retry import sqlstate_of
-from holdfast.telemetry import Notice, Observer
+from holdfast.telemetry import Notice, Requested, RequestResult
+from holdfast.tracing import RequestSpan, Tracing
 
 T = TypeVar("T")
 
@@ -97,7 +101,8 @@ class ExchangeConfig:
     secrets: Secrets
     settings: IdempotencySettings
     records: Records
-    observe: Observer
+    observe: DirectObservers
+    tracing: Tracing | None = None
 
 
 class Exchange:
@@ -108,10 +113,14 @@ class Exchange:
         self._settings = config.settings
         self._operation = operation
         self._key_fields = key_fields
+        self._reported = config.observe.wants(Requested)
+        self._began = time.monotonic()
+        self._attempts = 1
         self.phase: Phase = Outside()
         self._forget()
 
     def _forget(self) -> None:
+        self._result: RequestResult = "completed"  # unless Holdfast answers
         self.key: str | None = None
         self._scope = ""
         self._record: NewRecord | None = None
@@ -187,14 +196,22 @@ class Exchange:
             return
         if existing.outcome == "reused":
             self.report("warning", "idempotency_key_reused")
-        self.refuse(answers.replayed(existing, self._settings))
+        self.refuse(
+            answers.replayed(existing, self._settings), "refused" if existing.outcome == "reused" else "replayed"
+        )
 
     # --- decisions that end the endpoint --------------------------------------------------------------------
 
-    def refuse(self, answer: Answer) -> NoReturn:
+    def refuse(self, answer: Answer, result: RequestResult = "refused") -> NoReturn:
         """Answer for the application."""
-        self.advance(Refused(answer))
+        self.decide(answer, result)
         raise StopEndpoint
+
+    def decide(self, answer: Answer, result: RequestResult) -> None:
+        """Have this answered for the application, unless the exchange is decided."""
+        if not self.decided:
+            self._result = result
+        self.advance(Refused(answer))
 
     def repeat(self, error: BaseException) -> NoReturn:
         """Have everything run again."""
@@ -204,7 +221,7 @@ class Exchange:
     def unavailable(self, error: BaseException) -> NoReturn:
         """Answer with 503: a request that cannot be recorded is not carried out."""
         self.report("error", "idempotency_unavailable", error)
-        self.refuse(answers.unavailable(self._settings))
+        self.refuse(answers.unavailable(self._settings), "unavailable")
 
     def judge(self, fault: Fault, error: BaseException) -> None:
         """End the endpoint as the fault requires; return if the error is the application's own."""
@@ -310,6 +327,7 @@ class Exchange:
         if attempt > self._settings.retries or not can_repeat():
             remedy = {"remedy": _STAYING} if error is not None and sqlstate_of(error) == UNIQUE_VIOLATION else {}
             self.report("error", "request_given_up", error, attempt=attempt, **remedy)
+            self._result = "unavailable"
             self.advance(GivenUp(answers.unavailable(self._settings)))
             return None
         pause = random.uniform(0, _FIRST_PAUSE * 2**attempt)
@@ -319,9 +337,29 @@ class Exchange:
     def restart(self) -> None:
         """Forget this attempt: the application is run again from the beginning."""
         self.advance(Restarted())
+        self._attempts += 1
         self._forget()
 
     # --- observability --------------------------------------------------------------------------------------
+
+    def ended(self) -> None:
+        """Report what became of the request, if it took part and an observer wants to know."""
+        result = self._became()
+        if self._reported and result is not None:
+            answer = self.phase.answer if isinstance(self.phase, Answered) else None
+            status, keyed = None if answer is None else answer.status, self.key is not None
+            took = time.monotonic() - self._began
+            self._config.observe(Requested(self._operation, result, status, keyed, self._attempts, took))
+
+    def _became(self) -> RequestResult | None:
+        """Return what became of the request; None if it took no part."""
+        if isinstance(self.phase, Answered) and self.phase.answer is not None:
+            return self._result
+        return "failed" if isinstance(self.phase, Closed) else None
+
+    def trace(self, span: RequestSpan, status: int, route: str | None) -> None:
+        """Tell the span of the request how it was answered."""
+        span.answered(status, route, self._became(), self._attempts)
 
     def report(self, level: str, name: str, error: BaseException | None = None, **details: object) -> None:
         """Hand a notice about the request to the observer; it never contains the key itself."""

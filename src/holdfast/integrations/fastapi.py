@@ -40,9 +40,12 @@ from holdfast.idempotency.asgi.exchange import EXCHANGE, AsgiConfig, current_exc
 from holdfast.idempotency.asgi.middleware import IdempotencyMiddleware, exchange_of
 from holdfast.idempotency.keys import LONGEST_KEY
 from holdfast.idempotency.settings import IdempotencySettings
+from holdfast.measurements import Measurements
+from holdfast.observability.health import Health
 from holdfast.observability.logging import log_fact
 from holdfast.postgres.managed_transaction import Connect
 from holdfast.telemetry import Observer
+from holdfast.tracing import Tracing
 from holdfast.worker.worker import Worker
 
 # The type of `lifespan` in FastAPI and Starlette. It may yield a mapping: the state that requests see.
@@ -52,11 +55,46 @@ _FACTORY = "pass a function that makes it: lambda: Worker(dsn, registry)"
 _INSTALL = "call idempotency.install(app) before the endpoints are declared"
 
 
-def worker_lifespan(make_worker: Callable[[], Worker], lifespan: Lifespan | None = None) -> Lifespan:
+class WorkerLifespan:
+    """The lifespan of an application with a worker in it, which `worker_lifespan` returns."""
+
+    def __init__(self, make_worker: Callable[[], Worker], lifespan: Lifespan | None) -> None:
+        self._make_worker = make_worker
+        self._lifespan = lifespan
+        self._worker: Worker | None = None
+
+    def health(self) -> Health:
+        """How the worker is now, for `HealthApp`."""
+        return (
+            Health("new", not_live=("the application has not started",))
+            if self._worker is None
+            else self._worker.health()
+        )
+
+    def measurements(self) -> Measurements:
+        """What the worker has done and its state, for a `Collector` of prometheus_client."""
+        return Measurements() if self._worker is None else self._worker.measurements()
+
+    # FastAPI and Starlette have a type for lifespans that yield nothing and another for those that yield a mapping, and
+    # none for both.
+    @asynccontextmanager
+    async def __call__(self, app: Any) -> AsyncIterator[Any]:
+        async with AsyncExitStack() as stack:
+            state = None if self._lifespan is None else await stack.enter_async_context(self._lifespan(app))
+            _require_installed(app)
+            worker = self._make_worker()
+            if not isinstance(worker, Worker):
+                raise ConfigurationError("make_worker", f"returned {type(worker).__name__}, not a Worker", _FACTORY)
+            self._worker = worker
+            await stack.enter_async_context(worker)
+            yield state
+
+
+def worker_lifespan(make_worker: Callable[[], Worker], lifespan: Lifespan | None = None) -> WorkerLifespan:
     """Return a lifespan that runs a worker, inside the application's own `lifespan` if there is one.
 
     The application's own lifespan starts first and ends last, so handlers may use what it opens. `make_worker` is
-    called at each start, because a worker that has stopped stays stopped.
+    called at each start, because a worker that has stopped stays stopped. `health` of what is returned says how it is.
     """
     function("make_worker", make_worker, _FACTORY)
     if is_async(make_worker):
@@ -67,19 +105,7 @@ def worker_lifespan(make_worker: Callable[[], Worker], lifespan: Lifespan | None
         )
     if lifespan is not None:
         function("lifespan", lifespan, "pass the lifespan that FastAPI would get: a function of the application")
-
-    @asynccontextmanager
-    async def with_worker(app: Any) -> AsyncIterator[Mapping[str, Any] | None]:
-        async with AsyncExitStack() as stack:
-            state = None if lifespan is None else await stack.enter_async_context(lifespan(app))
-            _require_installed(app)
-            worker = make_worker()
-            if not isinstance(worker, Worker):
-                raise ConfigurationError("make_worker", f"returned {type(worker).__name__}, not a Worker", _FACTORY)
-            await stack.enter_async_context(worker)
-            yield state
-
-    return with_worker
+    return WorkerLifespan(make_worker, lifespan)
 
 
 class Idempotency:
@@ -98,9 +124,10 @@ class Idempotency:
         settings: IdempotencySettings | None = None,
         buffered: bool = False,
         observe: Observer = log_fact,
+        tracing: Tracing | None = None,
     ) -> None:
         function("scope", scope, "pass a dependency that returns the id of a user or a tenant")
-        self._config = AsgiConfig.of(connect, secrets, settings, observe)
+        self._config = AsgiConfig.of(connect, secrets, settings, observe, tracing)
         self.settings: IdempotencySettings = self._config.settings
         self.buffered = buffered
         self.required = TransactionDependency(self, scope, required=True)

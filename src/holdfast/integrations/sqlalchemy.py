@@ -139,11 +139,18 @@ class DomainEvents:
             batches.setdefault(connection, []).append((recorded, new))
         for connection, batch in batches.items():
             for part in _parts(batch):
-                if len(part) == 1:
-                    self._publisher.publish_event(connection, part[0][1])
-                else:
-                    self._publisher.publish_many(connection, [new for _, new in part])
-                ledger.written.update({recorded.position: self._for_reactions(new) for recorded, new in part})
+                trace_context = self._write(connection, [new for _, new in part])
+                ledger.written.update(
+                    {recorded.position: self._for_reactions(new, trace_context) for recorded, new in part}
+                )
+
+    def _write(self, connection: Connection, events: list[NewEvent]) -> str | None:
+        """Publish the events; return the trace context of those that have none of their own."""
+        if len(events) == 1:
+            return self._publisher.publish_event(connection, events[0]).trace_context
+        rows = self._publisher.publish_rows(connection, events)
+        own = (row.trace_context for row, new in zip(rows, events, strict=True) if new.trace_context is None)
+        return next(own, None)
 
     # --- reacting -------------------------------------------------------------------------------------
 
@@ -167,7 +174,7 @@ class DomainEvents:
                     'register the handler with via="outbox"',
                 )
 
-    def _for_reactions(self, new: NewEvent) -> tuple[EventEnvelope, dict[str, str]] | None:
+    def _for_reactions(self, new: NewEvent, trace_context: str | None) -> tuple[EventEnvelope, dict[str, str]] | None:
         if self._reactions is None or not self._reactions.wanted(new.event_type, new.target):
             return None
         row = self._publisher.row_of(new)
@@ -181,7 +188,7 @@ class DomainEvents:
             domain_id=row.domain_id,
             payload=from_json(row.payload),
             idempotency_key=row.idempotency_key,
-            trace_context=row.trace_context,
+            trace_context=new.trace_context or trace_context,
         )
         return envelope, from_json(row.headers) if row.headers else {}
 

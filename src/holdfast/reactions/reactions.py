@@ -15,6 +15,7 @@ not begun when it died are never run: where that matters, register the handler w
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import AsyncIterator, Iterable, Mapping
 from concurrent.futures import Future, InvalidStateError
 from functools import partial
@@ -24,11 +25,13 @@ from typing import Self
 import asyncpg
 from pydantic_core import from_json
 
-from holdfast.checks import function, functions, instance, number
+from holdfast.checks import function, instance, number
 from holdfast.envelope import EventEnvelope
 from holdfast.errors import ConfigurationError
+from holdfast.event_data import EventData
 from holdfast.failure import Redactor, describe, state
 from holdfast.handlers import Handler, HandlerRegistry, Via, require_registry
+from holdfast.handling.application.sources import Sources, Transactions
 from holdfast.handling.background_loop import BackgroundLoop
 from holdfast.handling.lifespans import Lifespans
 from holdfast.handling.runner import HandlerRunner
@@ -36,6 +39,7 @@ from holdfast.handling.sessions import SILENCE, Sessions
 from holdfast.handling.threads import Threads
 from holdfast.observability.logging import log_fact
 from holdfast.observability.observers import Observers
+from holdfast.observing import require_observers
 from holdfast.outcome import Done, Outcome, Reject, Retry
 from holdfast.payload import encode_payload
 from holdfast.postgres import migrate
@@ -46,7 +50,9 @@ from holdfast.postgres.reactions import FailedReaction, ReactionStatements
 from holdfast.postgres.statements import NamedStatements
 from holdfast.postgres.transport import unverified_notice
 from holdfast.reactions.attempts import Attempts, Result
-from holdfast.telemetry import Counters, Failed, Notice, Observer
+from holdfast.reactions.reports import Reports
+from holdfast.telemetry import Counters, Notice, Observer
+from holdfast.tracing import Tracing, require_tracing
 
 # Between tries to record what became of a reaction: half a minute together, as long as a failover may take.
 _PAUSES = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
@@ -73,6 +79,8 @@ class Reactions:
         grace: float = 10.0,
         observers: Iterable[Observer] = (log_fact,),
         redact: Redactor | None = None,
+        tracing: Tracing | None = None,
+        transactions: Transactions = None,
     ) -> None:
         for name, value in (("concurrency", concurrency), ("connections", connections), ("threads", threads)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -83,14 +91,18 @@ class Reactions:
         self.counters = Counters()
         self._registry = require_registry(registry)
         self._schema = schema
+        self._sources = Sources(transactions, schema)
+        self._sources.serve(handler for handler in registry if handler.via == "in_process")
         self._address = Address(dsn)
         self._statements = ReactionStatements(NamedStatements(Queries(schema), self._address))
         self._concurrency = concurrency
         self._connections = connections
         self._most_threads = threads
         self._grace = grace
-        self._observe = Observers(functions("observers", observers))
+        self._observe = Observers(require_observers(observers))
+        self._reports = Reports(self._observe)
         self._redact = redact
+        self._tracing = require_tracing(tracing)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread: int | None = None
         self._lock = threading.Lock()  # for the fields below, which any thread may use
@@ -187,12 +199,20 @@ class Reactions:
             self._address, size=self._connections, patience=60.0, statement_timeout=longest + SILENCE
         )
         self._lifespans = Lifespans(handlers, self._observe, self._redact)
-        runner = HandlerRunner(self._sessions, self._threads, self._lifespans.states, self._observe)
-        self._attempts = Attempts(self._statements, runner)
+        self._runner = HandlerRunner(
+            self._sessions,
+            self._sources,
+            self._threads,
+            self._lifespans.states,
+            self._observe,
+            transaction_threads=self._connections,
+        )
+        self._attempts = Attempts(self._statements, self._runner, self._tracing, self._redact)
         try:
             if handlers:
                 await self._address.probe()
                 await migrate.require_compatible(await self._connection.use(), self._schema)
+                await self._sources.start(await self._connection.use())
                 await self._lifespans.start()
         except BaseException:
             await self._close()  # a context that was not entered is not left
@@ -222,7 +242,8 @@ class Reactions:
 
     async def _close(self) -> None:
         try:
-            self._threads.close()
+            self._runner.close()
+            await self._sources.stop()
             await self._sessions.close()
             await self._connection.close()
         finally:
@@ -276,14 +297,15 @@ class Reactions:
 
     async def _react(self, event: EventEnvelope, headers: dict[str, str], handlers: list[Handler]) -> None:
         results: dict[str, Result] = {handler.name: Stopped("the process was stopped") for handler in handlers}
+        took: dict[str, float] = {}
         try:
             async with self._places:
                 if event.idempotency_key != str(event.event_id):
                     handlers = await self._unhandled(event, handlers, results)
-                await asyncio.gather(*(self._attempt(each, event, headers, results) for each in handlers))
+                await asyncio.gather(*(self._attempt(each, event, headers, results, took) for each in handlers))
         except asyncio.CancelledError:
             pass  # the grace is over; reactions that have not ended have failed
-        await self._record(event, headers, results)
+        await self._record(event, headers, results, took)
 
     async def _unhandled(
         self, event: EventEnvelope, handlers: list[Handler], results: dict[str, Result]
@@ -300,16 +322,28 @@ class Reactions:
         return [handler for handler in handlers if handler.name in unhandled]
 
     async def _attempt(
-        self, handler: Handler, event: EventEnvelope, headers: dict[str, str], results: dict[str, Result]
+        self,
+        handler: Handler,
+        event: EventEnvelope,
+        headers: dict[str, str],
+        results: dict[str, Result],
+        took: dict[str, float],
     ) -> None:
-        results[handler.name] = await self._attempts.run(handler, event, headers)
+        started = time.monotonic()
+        try:
+            results[handler.name] = await self._attempts.run(handler, event, headers)
+        finally:
+            took[handler.name] = time.monotonic() - started
 
     # --- what became of it ----------------------------------------------------------------------------
 
-    async def _record(self, event: EventEnvelope, headers: dict[str, str], results: dict[str, Result]) -> None:
+    async def _record(
+        self, event: EventEnvelope, headers: dict[str, str], results: dict[str, Result], took: dict[str, float]
+    ) -> None:
         done = [name for name, result in results.items() if result is None or isinstance(result, Done)]
+        data = EventData.of(event, headers)
         failed = [
-            self._failure(self._registry[name], result, event.payload)
+            self._failure(self._registry[name], result, data)
             for name, result in results.items()
             if result is not None and not isinstance(result, Done)
         ]
@@ -332,24 +366,9 @@ class Reactions:
         self.counters.delivered += len(done) - duplicates
         self.counters.duplicates += duplicates
         self.counters.failed += len(failed)
-        correlation = headers.get("correlation_id") or str(event.event_id)
-        for each, identity in zip(failed, ids or [event.event_id] * len(failed), strict=True):
-            self._observe(
-                Failed(
-                    event.event_id,
-                    identity,
-                    event.event_type,
-                    event.source,
-                    event.target,
-                    each.handler_name,
-                    1,
-                    correlation,
-                    failure_reason=each.reason,
-                    last_error=each.error,
-                    error_signature=each.signature,
-                    traceback=each.traceback,
-                )
-            )
+        self._reports.handled(event, headers, results, took)
+        identities = ids or [event.event_id] * len(failed)
+        self._reports.failed(event, headers, zip(failed, identities, strict=True), took)
 
     @contextlib.asynccontextmanager
     async def _connected(self) -> AsyncIterator[asyncpg.Connection]:
@@ -360,18 +379,18 @@ class Reactions:
                 self._connection.drop()
                 raise
 
-    def _failure(self, handler: Handler, result: Outcome | BaseException, payload: object) -> FailedReaction:
+    def _failure(self, handler: Handler, result: Outcome | BaseException, event: EventData) -> FailedReaction:
         reason = "rejected" if handler.on_error == "reject" else "retry_terminal"
         if isinstance(result, BaseException):
-            report = describe(result, self._redact, payload, handler.package)
+            report = describe(result, self._redact, event, handler.package)
         elif isinstance(result, Reject):
             reason = "rejected"
             if not result.reason:
                 return FailedReaction(handler.name, reason, result.reason, reason)
-            report = state(str(result.reason), reason, self._redact, payload)
+            report = state(str(result.reason), reason, self._redact, event)
         else:
             asked = (result.reason if isinstance(result, Retry) else None) or "the reaction asked to be run again later"
-            report = state(str(asked), type(result).__name__, self._redact, payload)
+            report = state(str(asked), type(result).__name__, self._redact, event)
         return FailedReaction(handler.name, reason, report.text, report.signature, report.traceback)
 
     def _unrecorded(

@@ -32,7 +32,6 @@ from holdfast.idempotency.phases import (
     Interrupted,
     MessageSent,
     Outside,
-    Refused,
     Repeating,
     ReplyBegins,
     Returned,
@@ -40,9 +39,12 @@ from holdfast.idempotency.phases import (
 )
 from holdfast.idempotency.settings import IdempotencySettings, require_settings
 from holdfast.idempotency.transitions import Action
+from holdfast.observability.logging import log_fact
+from holdfast.observing import DirectObservers, facts_of
 from holdfast.postgres.idempotency import Records
 from holdfast.postgres.managed_transaction import Connect, open_managed_transaction, uninterrupted
 from holdfast.telemetry import Observer
+from holdfast.tracing import Tracing, require_tracing
 
 EXCHANGE = "holdfast.idempotency"  # in the ASGI scope
 # Extensions by which an application answers past its `send`.
@@ -63,19 +65,22 @@ class AsgiConfig(ExchangeConfig):
         secrets: Mapping[int, str | bytes],
         settings: IdempotencySettings | None,
         observe: Observer,
+        tracing: Tracing | None = None,
     ) -> Self:
         """Return the configuration for what an application passes; refuse what its first request would stumble on."""
         function(
             "connect", connect, "pass pool.acquire, or another function that returns a connection's context manager"
         )
         function("observe", observe, "pass a function that takes a fact")
+        facts_of(observe)
         settings = require_settings(settings)
         return cls(
             connect=connect,
             secrets=Secrets(secrets),
             settings=settings,
             records=Records(settings.schema),
-            observe=observe,
+            observe=DirectObservers((observe,), log_fact),
+            tracing=require_tracing(tracing),
         )
 
 
@@ -171,7 +176,7 @@ class AsgiExchange:
         except TimeoutError:
             self._exchange.refuse(answers.body_too_slow(self._settings))
         except ClientGone:
-            self._exchange.refuse(answers.unavailable(self._settings))  # which the client will not read
+            self._exchange.refuse(answers.unavailable(self._settings), "unavailable")  # which the client will not read
 
     async def _hashed_request(self) -> HashedParts:
         scope = self._scope
@@ -187,6 +192,34 @@ class AsgiExchange:
 
     async def run(self) -> None:
         """Run the application until its request is answered."""
+        try:
+            if self._config.tracing is None:
+                await self._run()
+            else:
+                await self._run_traced(self._config.tracing)
+        finally:
+            self._exchange.ended()
+
+    async def _run_traced(self, tracing: Tracing) -> None:
+        headers = self._scope["headers"]
+        trace_context = next((value.decode("latin-1") for name, value in headers if name == b"traceparent"), None)
+        with tracing.request(self._scope["method"], trace_context) as span:
+            send, status = self._server_send, 0
+
+            async def noting(message: Message) -> None:
+                nonlocal status
+                if message["type"] == "http.response.start":
+                    status = message["status"]
+                await send(message)
+
+            self._server_send = noting
+            try:
+                await self._run()
+            finally:
+                if status:
+                    self._exchange.trace(span, status, getattr(self._scope.get("route"), "path_format", None))
+
+    async def _run(self) -> None:
         exchange = self._exchange
         attempt = 0
         while True:
@@ -280,7 +313,7 @@ class AsgiExchange:
                 await uninterrupted(exchange.settle(transaction))
         except asyncio.CancelledError:
             # Code inside gave up waiting. The settlement has come to its end all the same, and its result is answered.
-            exchange.advance(Refused(answers.unavailable(self._settings)))
+            exchange.decide(answers.unavailable(self._settings), "unavailable")
             raise
         if exchange.advance(ReplyBegins()) is Action.REPLY:
             await self._reply()

@@ -23,6 +23,7 @@ from holdfast.idempotency.settings import IdempotencySettings
 from holdfast.observability.logging import log_fact
 from holdfast.postgres.managed_transaction import Connect
 from holdfast.telemetry import Observer
+from holdfast.tracing import Tracing
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
 
@@ -38,9 +39,10 @@ class IdempotencyMiddleware:
         settings: IdempotencySettings | None = None,
         *,
         observe: Observer = log_fact,
+        tracing: Tracing | None = None,
     ) -> None:
         self.app = app
-        self._config = AsgiConfig.of(connect, secrets, settings, observe)
+        self._config = AsgiConfig.of(connect, secrets, settings, observe, tracing)
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] in self._config.settings.methods:

@@ -25,6 +25,7 @@ from holdfast.idempotency.phases import (
 from holdfast.idempotency.transitions import Action
 from holdfast.integrations.django.requests import CapturedRequest
 from holdfast.integrations.django.transaction import AtomicTransaction
+from holdfast.tracing import Tracing
 
 ATTRIBUTE = "holdfast_idempotency"  # of the request
 
@@ -107,6 +108,21 @@ class DjangoExchange:
 
     def run(self) -> Any:
         """Run the view until its request is answered, and return the response."""
+        try:
+            tracing = self._config.tracing
+            return self._run_until_answered() if tracing is None else self._run_traced(tracing)
+        finally:
+            self._exchange.ended()
+
+    def _run_traced(self, tracing: Tracing) -> Any:
+        request = self._request
+        with tracing.request(request.method, request.headers.get("traceparent")) as span:
+            response = self._run_until_answered()
+            route = getattr(request.resolver_match, "route", None)
+            self._exchange.trace(span, response.status_code, None if route is None else f"/{route}")
+            return response
+
+    def _run_until_answered(self) -> Any:
         exchange = self._exchange
         attempt = 0
         while True:

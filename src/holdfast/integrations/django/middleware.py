@@ -18,7 +18,9 @@ from holdfast.idempotency.hashing import Secrets
 from holdfast.idempotency.settings import IdempotencySettings
 from holdfast.integrations.django.exchange import ATTRIBUTE, DjangoConfig, DjangoExchange
 from holdfast.observability.logging import log_fact
+from holdfast.observing import DirectObservers
 from holdfast.postgres.idempotency import Records
+from holdfast.tracing import require_tracing
 
 _SETTING = "HOLDFAST_IDEMPOTENCY"
 # Django answers these with 4xx: they are the view's own errors, whatever their cause.
@@ -75,6 +77,8 @@ def _config(options: dict[str, Any]) -> DjangoConfig:
                 remedy = "set connect_timeout, tcp_user_timeout and keepalives in the OPTIONS of DATABASES"
                 raise ConfigurationError(name, "does not apply: Django opens the connection", remedy)
         using, observe = options.pop("USING", "default"), options.pop("OBSERVE", log_fact)
+        tracing = options.pop("TRACING", None)
+        tracing = require_tracing(import_string(tracing) if isinstance(tracing, str) else tracing)
         chosen = IdempotencySettings(**{name.lower(): value for name, value in options.items()})
     except (ConfigurationError, TypeError) as error:
         raise ImproperlyConfigured(f"{_SETTING}: {error}") from error
@@ -82,7 +86,8 @@ def _config(options: dict[str, Any]) -> DjangoConfig:
         secrets=secrets,
         settings=chosen,
         records=Records(chosen.schema),
-        observe=import_string(observe) if isinstance(observe, str) else observe,
+        observe=DirectObservers((import_string(observe) if isinstance(observe, str) else observe,), log_fact),
+        tracing=tracing,
         scope=import_string(scope) if isinstance(scope, str) else scope,
         using=using,
     )

@@ -1,0 +1,1 @@
+"""Handlers in the application's own transactions: one module for each library."""
