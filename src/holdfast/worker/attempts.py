@@ -1,20 +1,26 @@
 """One attempt: skip what is already handled, expired or over its budget; decode; run; judge; settle."""
 
 import asyncio
-from collections.abc import Sequence
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from holdfast.context import current_context
 from holdfast.deprecation import warn_if_deprecated
+from holdfast.failure import ErrorReport
+from holdfast.handler_tally import DeliveryOutcome
 from holdfast.handlers import Handler
+from holdfast.handling.calls import EventCall
+from holdfast.handling.django_connections import close_connections, renew_after
 from holdfast.handling.runner import HandlerRunner, overran
 from holdfast.handling.sessions import NoConnection, NoSession
 from holdfast.handling.threads import NoThread, Threads
 from holdfast.outcome import Done, Outcome
 from holdfast.postgres.delivery import Delivery
+from holdfast.tracing import LEASE_LOST, Tracing
 from holdfast.worker.decoding import decode
 from holdfast.worker.runners import Runner
-from holdfast.worker.settlements import Judge, Release, Setback, Settlement, Snooze
+from holdfast.worker.settlements import Fail, Falter, Judge, Release, Retry, Setback, Settlement, Snooze
 from holdfast.worker.settler import Settler
 from holdfast.worker.shared import Shared
 from holdfast.worker.transactions import LeaseLost, PutOff, Transactions
@@ -29,23 +35,41 @@ class Attempts:
     def __init__(self, shared: Shared, settler: Settler, judge: Judge, handlers: Sequence[Handler]) -> None:
         self._settler = settler
         self._judge = judge
-        self._transactions = Transactions(shared, settler)
+        self.transactions = Transactions(shared, settler)
         self._in_flight = shared.in_flight
-        self._counters = shared.counters
+        self._held = shared.held
+        self._breakers = shared.breakers
+        self._reports = shared.reports
         self._observe = shared.observe
         self._sessions = shared.connections.sessions
+        self._sources = shared.connections.sources
         self._states = shared.states
+        self._tracing = shared.tracing
+        # One function or the other, so that what does not trace does not ask for each event whether to.
+        self.run: Callable[[Runner, Delivery], Awaitable[None]] = (
+            self.run_untraced if shared.tracing is None else partial(self._run_traced, shared.tracing)
+        )
         self._lease = shared.settings.lease  # and how long a delivery may wait for a thread
         # The dispatcher decides who gets a thread. There may be as many for slow handlers as for quick ones, as many
         # again in place of those that hang, and one more for each handler.
+        self._transaction_threads = shared.settings.sessions_at_most(sum(handler.transactional for handler in handlers))
         self._most_threads = 3 * shared.settings.threads + sum(not handler.asynchronous for handler in handlers)
         self.open()
 
     def open(self) -> None:
         """Let attempts begin, with new threads."""
         self.ending = False  # an attempt that is cancelled from now on raises, and is not settled
-        threads = Threads(self._most_threads)
-        self._handlers = HandlerRunner(self._sessions, threads, self._states, self._observe, patience=self._lease)
+        self.stopping = False  # what has not been called is given back
+        threads = Threads(self._most_threads, at_end=close_connections)
+        self.handlers = HandlerRunner(
+            self._sessions,
+            self._sources,
+            threads,
+            self._states,
+            self._observe,
+            transaction_threads=self._transaction_threads,
+            patience=self._lease,
+        )
 
     def end(self) -> None:
         """Settle nothing of what is cancelled from now on."""
@@ -53,13 +77,15 @@ class Attempts:
 
     def close(self) -> None:
         """Let the threads end."""
-        self._handlers.close()
+        self.handlers.close()
 
     def pass_over(self, delivery: Delivery) -> bool:
         """Settle a delivery that must not run; false when it must."""
         if delivery.handled:
+            self._conclude(delivery, "duplicate")
             self._settler.duplicate(delivery)
         elif delivery.twin:
+            self._conclude(delivery, "snoozed")
             self._settler.add(Snooze(delivery, _TWIN_DELAY))
         elif delivery.cancelled:
             self._fail(delivery, "cancelled", "cancelled while its handler was running")
@@ -72,9 +98,29 @@ class Attempts:
         return True
 
     def _fail(self, delivery: Delivery, reason: str, text: str | None) -> None:
-        self._settler.add(self._judge.fail(delivery, reason, text))
+        settlement = self._judge.fail(delivery, reason, text)
+        self._conclude(delivery, *_conclusion(settlement))
+        self._settler.add(settlement)
 
-    async def run(self, runner: Runner, delivery: Delivery) -> None:
+    def _conclude(self, delivery: Delivery, outcome: DeliveryOutcome, report: ErrorReport | None = None) -> None:
+        """Trace a delivery that does not run."""
+        if self._tracing is not None:
+            with self._tracing.handle(delivery) as span:
+                if span.recording:
+                    span.conclude(outcome, report)
+                    delivery.span = span
+
+    async def _run_traced(self, tracing: Tracing, runner: Runner, delivery: Delivery) -> None:
+        with tracing.handle(delivery) as span:
+            if span.recording:
+                delivery.span = span
+            try:
+                await self.run_untraced(runner, delivery)
+            except (NoThread, NoSession):
+                span.conclude("snoozed")
+                raise
+
+    async def run_untraced(self, runner: Runner, delivery: Delivery) -> None:
         """Run the handler, and settle the delivery. Raises NoThread or NoSession when the handler could not begin."""
         handler = delivery.handler
         result: Outcome | BaseException | None
@@ -87,44 +133,60 @@ class Attempts:
                     # As HandlerRunner would do it, without the calls in between: nearly every event comes here.
                     runner.start()
                     result = handler.outcome_of(await handler.function(event))
+                elif handler.transactional:
+                    lend = partial(self.handlers.transact, EventCall(handler, event, context), runner.start)
+                    result = await self.transactions.run(delivery, partial(self._verdict, runner, delivery), lend)
                 else:
-                    transact = partial(self._transactions.run, delivery, partial(self._verdict, runner, delivery))
-                    result = await self._handlers.run(handler, event, context, runner.start, transact)
+                    result = await self.handlers.run(EventCall(handler, event, context), runner.start)
             finally:
                 current_context.reset(token)
         except (NoThread, NoSession):
             raise
         except NoConnection as missing:
             # The handler has not begun: this counts no attempt.
-            self._settler.add(Snooze(delivery, self._transactions.outage.begin(missing.fault)))
+            if delivery.span is not None:
+                delivery.span.conclude("snoozed")
+            self._settler.add(Snooze(delivery, self.transactions.outage.begin(missing.fault)))
             return
         except LeaseLost:
-            self._lose(delivery)
+            self.lose(delivery)
             return
         except BaseException as error:
             result = error
+            if handler.plain:
+                renew_after(error)
         if runner.overrun:
-            result = self._back(runner, result)
+            result = self.back(runner, result)
         if result is None:
             self._in_flight.drop(delivery)  # settled in its transaction
-        elif isinstance(result, Done):
+            self._held.freed((delivery,))
+            return
+        delivery.ended_at = time.monotonic()
+        if isinstance(result, Done):
+            if handler.breaker is not None:
+                self._settler.succeeded(delivery)
             self._settler.deliver(delivery)
         else:
             settlement = self._verdict(runner, delivery, result)
             if settlement is None:
-                self._lose(delivery)
+                self.lose(delivery)
             else:
                 self._settler.add(settlement)
 
-    def _back(self, runner: Runner, result: Outcome | BaseException | None) -> Outcome | BaseException | None:
+    def back(self, runner: Runner, result: Outcome | BaseException | None) -> Outcome | BaseException | None:
         """Return what counts when a thread past the time limit has come back: the limit, unless it was cancelled."""
         runner.overrun = False
         if runner.queue.shares is not None:
             runner.queue.shares.overrun(-1)
+        if result is None:
+            return None  # committed at the last moment
         return result if runner.cause or self.ending else overran(runner.queue.handler, result)
 
-    def _lose(self, delivery: Delivery) -> None:
-        self._counters.lost_leases += 1
+    def lose(self, delivery: Delivery) -> None:
+        """Leave a delivery to who has its lease, or will have it."""
+        if delivery.span is not None:
+            delivery.span.conclude("lost_lease", LEASE_LOST)
+        self._reports.lost((delivery,))
         self._in_flight.drop(delivery)
 
     def _verdict(self, runner: Runner, delivery: Delivery, setback: Setback) -> Settlement | None:
@@ -136,7 +198,39 @@ class Attempts:
             if runner.cause == "lost":
                 return None
             if runner.cause == "stopping":
+                if delivery.span is not None:
+                    delivery.span.conclude("released")
                 return Release(delivery)
             if runner.cause == "timeout":
                 setback = overran(delivery.handler, setback)
-        return self._judge.settlement(delivery, setback)
+        return self.judged(delivery, setback)
+
+    def judged(self, delivery: Delivery, setback: Setback) -> Settlement:
+        """How to settle an attempt that ended with such an outcome or error."""
+        settlement = self._judge.settlement(delivery, setback)
+        if isinstance(settlement, Falter):
+            settlement.after_success = self._breakers.failed(delivery)
+        conclude(settlement)
+        return settlement
+
+
+def conclude(settlement: Settlement) -> None:
+    """Say in the span of a delivery, if it has one, how the attempt has ended."""
+    if settlement.delivery.span is not None:
+        settlement.delivery.span.conclude(*_conclusion(settlement))
+
+
+def _conclusion(settlement: Settlement) -> tuple[DeliveryOutcome, ErrorReport | None]:
+    """Return what a settlement makes of an attempt, and the error, if it is one."""
+    match settlement:
+        case Retry() | Falter():
+            return "retried", settlement.report
+        case Snooze():
+            return "snoozed", None
+        case Release():
+            return "released", None
+        case Fail(reason="expired"):
+            return "expired", None
+        case Fail(reason="cancelled"):
+            return "cancelled", None
+    return "failed", settlement.report or ErrorReport(settlement.reason, settlement.reason, "")

@@ -14,7 +14,8 @@ from holdfast.postgres.delivery import Delivery
 from holdfast.telemetry import Notice, Observer
 from holdfast.worker.hourly import HourlyLimit
 from holdfast.worker.in_flight import InFlight
-from holdfast.worker.settle_queues import SettleQueue, delivery_of
+from holdfast.worker.settle_queues import SettleQueue
+from holdfast.worker.settlements import delivery_of
 
 # For so long after a blocked row its handler's rows are settled, and entered, without waiting for locks.
 _WARY = 10.0
@@ -54,6 +55,10 @@ class BlockedHandlers:
                 "remedy": "it is settled when that session's transaction ends; holdfast doctor names the session",
             }
             self._observe(Notice("warning", "settle_blocked", details))
+
+    def beware(self, handler: str) -> None:
+        """Let rows of a handler be entered without waiting for locks."""
+        self._until[handler] = time.monotonic() + _WARY
 
     def put_off(self, delivery: Delivery) -> float:
         """Remember a row that could not be entered; in how many seconds to try it again."""

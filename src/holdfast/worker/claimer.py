@@ -4,18 +4,20 @@ import asyncio
 import math
 import random
 import time
+from collections import Counter
 
 import asyncpg
 
 from holdfast.handlers import Handler
-from holdfast.postgres.deliveries import EVERY_ROUTE, RoutePage
+from holdfast.postgres.deliveries import EVERY_ROUTE, LaneClaim, RoutePage
 from holdfast.postgres.delivery import Delivery
 from holdfast.postgres.faults import CONNECTION_FAULTS, PASSING_FAULTS
 from holdfast.postgres.subscriptions import Subscriptions, SubscriptionsChanged
 from holdfast.postgres.wakeup.sleeper import Sleeper
-from holdfast.telemetry import Notice
+from holdfast.telemetry import Claimed, Notice
 from holdfast.worker.discovery import ChannelLanes
 from holdfast.worker.dispatcher import Dispatcher
+from holdfast.worker.keyed import KeyedClaims
 from holdfast.worker.routing import Routing
 from holdfast.worker.shared import Shared
 from holdfast.worker.wakeups import Wakeups
@@ -41,7 +43,10 @@ class Claimer:
         self._deliveries = shared.deliveries
         self._subscriptions = shared.subscriptions
         self._in_flight = shared.in_flight
+        self._flow = shared.flow
+        self._held = shared.held
         self._counters = shared.counters
+        self._reports = shared.reports
         self._batch = shared.settings.batch
         self._lease = shared.settings.lease
         self._poll_interval = shared.settings.poll_interval
@@ -50,7 +55,10 @@ class Claimer:
         self._wakeups = wakeups
         self._sleeper = sleeper
         self._channels = {channel: ChannelLanes() for channel in shared.settings.served_channels}
+        self._keyed = KeyedClaims(shared, {each.name: each for each in handlers}, tuple(self._channels))
+        shared.in_flight.when_freed(wakeups.wake)
         self._observe = shared.observe
+        self._wants_claimed = shared.observe.wants(Claimed)
         self._version = 0  # of the subscriptions, which only a restored backup turns back
         self._routing: Routing | None = None
         self._ranges: tuple[list[str], list[str]] = ([], [])
@@ -68,7 +76,9 @@ class Claimer:
         self._woken = False
         self._polled_at = time.monotonic()
         self._outage = shared.outages.of("claim")
+        self._asked_at: float | None = None  # when claims began that have not succeeded yet
         self.stopped = asyncio.Event()
+        self._held.when_free(wakeups.wake)
 
     async def rest(self) -> None:
         """Look from the start of every lane, and return when nothing is due."""
@@ -102,10 +112,12 @@ class Claimer:
             return
         if self._routing is not None and self._routing.few and not self._find_room(*self._channels.values()):
             # The dispatcher wakes the claimer when there is room.
-            await self._wakeups.wait(self._poll_interval)
-            self._rescan = self._wakeups.take() or self._rescan
+            if self._rounds > self._rest_after and not self._held.passing and not self._dispatcher.left_out:
+                self._rested.set()  # all that is due is held back
+            await self._wakeups.wait(self._held.timeout(self._poll_interval))
+            self._take_wakeups()
             return
-        self._rescan = self._wakeups.take() or self._rescan
+        self._take_wakeups()
         self._rounds += 1
         self._looked_at = started = time.monotonic()
         for channel in self._channels.values():
@@ -113,8 +125,13 @@ class Claimer:
                 channel.restart()
             for lanes in (channel.claimed, channel.split):
                 lanes.rescan(before=math.inf if self._rescan else started - self._poll_interval)
+        if self._rescan:
+            self._keyed.restart()
         self._rescan = False
+        if self._asked_at is None:
+            self._asked_at = started
         found, exhausted = await self.run_once()
+        self._asked_at = None
         took = time.monotonic() - started
         woken, self._woken = self._woken, False
         if not found and self._more:
@@ -123,7 +140,7 @@ class Claimer:
             # A busy handler has no room for a moment: meanwhile look for the others.
             await self._wakeups.wait(_NEIGHBOUR_PACE)
         elif not found:
-            if exhausted and self._rounds > self._rest_after:
+            if exhausted and self._rounds > self._rest_after and not self._held.passing:
                 self._rested.set()
             if woken:
                 await self._wakeups.temper()
@@ -143,13 +160,24 @@ class Claimer:
                 # Few rows: wait as long as the claim took, so that the next one is worth its round trip.
                 await self._wakeups.wait(min(took, _LONGEST_PACE))
 
+    def _take_wakeups(self) -> None:
+        if self._wakeups.take():
+            self._rescan = True
+            self._held.clear()  # an operator may have changed something
+
     def _find_room(self, *channels: ChannelLanes) -> bool:
         """Ask which handlers have room; false when none of those that are served has any."""
         served = {name for channel in channels for name in channel.claimed.handlers}
-        room = self._dispatcher.room
-        self._rooms = {name: 1 if self._cautious else room(name) for name in served}
+        room, holds = self._dispatcher.room, self._held.holds
+        self._rooms = {name: 0 if holds(name) else 1 if self._cautious else room(name) for name in served}
         self._wanted = min(self._portion, max(self._rooms.values(), default=1))
         return any(room > 0 for room in self._rooms.values())
+
+    @property
+    def asking_for(self) -> float | None:
+        """Seconds for which claims have been tried and none has succeeded; None when the last one has."""
+        asked_at = self._asked_at
+        return None if asked_at is None else time.monotonic() - asked_at
 
     @property
     def _asleep(self) -> bool:
@@ -173,11 +201,36 @@ class Claimer:
                 found += split
                 if split and not routing.few:
                     channel.exhausted = False  # the siblings may be on a page that was looked at before
+            # In turn, so that neither takes all the room.
+            first = self._keyed.there(name) and self._rounds % 2 == 0
+            claimed, seen = await self._claim_keyed(connection, name, 2) if first else (0, True)
+            found += claimed
             self._find_room(channel)
             found += await self._claim(connection, routing.version, name, channel)
+            if not first and self._keyed.there(name):
+                claimed, seen = await self._claim_keyed(connection, name, 1)
+                found += claimed
             self._more = self._more or bool(channel.after)
-            exhausted = exhausted and channel.exhausted and not channel.after
+            exhausted = exhausted and seen and channel.exhausted and not channel.after
         return found, exhausted
+
+    async def _claim_keyed(self, connection: asyncpg.Connection, name: str, share: int) -> tuple[int, bool]:
+        """Claim events that have a key, for a part of the room. Returns how many, and whether nothing more is there."""
+        room, holds = self._dispatcher.room, self._held.holds
+        rooms = {
+            each.name: 0 if holds(each.name) else 1 if self._cautious else -(-room(each.name) // share)
+            for each in self._handlers
+        }
+        started = time.monotonic()
+        self._in_flight.claiming()
+        claimed, exhausted = await self._keyed.claim(connection, name, rooms)
+        if claimed:
+            self._counters.claims += 1
+            self._counters.claimed += len(claimed)
+            if self._wants_claimed:
+                self._observe(Claimed(name, len(claimed), time.monotonic() - started))
+            await self._accept(await self._still_leased(connection, claimed, started))
+        return len(claimed), exhausted
 
     async def _page(self, connection: asyncpg.Connection, channel: str, after: str) -> RoutePage:
         """Return a page of the routes that have open rows and may be ours.
@@ -196,17 +249,39 @@ class Claimer:
             return 0
         started = time.monotonic()
         self._in_flight.claiming()
-        claimed = await self._deliveries.claim(connection, version, name, asked)
+        asks = self._keyed.asks(name)
+        claimed, keyed = await self._deliveries.claim(connection, version, name, asked, asks)
+        if asks:
+            self._keyed.learn(name, keyed, time.monotonic() - started)
         self._counters.claims += 1
+        self._counters.claimed += len(claimed)
         if self.stopped.is_set() and not claimed:
             return 0
         ended = time.monotonic()
         channel.exhausted &= channel.claimed.observe(claimed, started, ended)
+        if self._held.limited:
+            await self._ask_limits(connection, asked, claimed)
         if claimed:
             channel.note({each.route for each in claimed})
             self._learn_portion(len(claimed), ended - started)
+            if self._wants_claimed:
+                self._observe(Claimed(name, len(claimed), ended - started))
             await self._accept(await self._still_leased(connection, claimed, started))
         return len(claimed)
+
+    async def _ask_limits(
+        self, connection: asyncpg.Connection, asked: list[LaneClaim], claimed: list[Delivery]
+    ) -> None:
+        """Ask how long to leave out the handlers that have limits, and of which less came than there is room for."""
+        came = Counter(each.handler.name for each in claimed)
+        self._held.came(came)
+        short = {
+            lane.handler.name
+            for lane in asked
+            if lane.handler.name in self._held.limited and came[lane.handler.name] < self._rooms[lane.handler.name]
+        }
+        if short:
+            self._held.note(await self._flow.waits(connection, short, self._deliveries.clock.ended_before()))
 
     async def _extend_own(self, connection: asyncpg.Connection) -> None:
         """Extend this worker's leases on a new connection: they may have expired in the outage before it.
@@ -238,7 +313,7 @@ class Claimer:
         if time.monotonic() - started < self._lease / 2:
             return claimed
         lost = set(await self._deliveries.extend(connection, claimed))
-        self._counters.lost_leases += len(lost)
+        self._reports.lost([each for each in claimed if each.id in lost])
         return [each for each in claimed if each.id not in lost]
 
     async def _split(self, connection: asyncpg.Connection, version: int, name: str, channel: ChannelLanes) -> int:
@@ -254,8 +329,7 @@ class Claimer:
     async def _accept(self, claimed: list[Delivery]) -> None:
         if not claimed:
             return
-        self._counters.claimed += len(claimed)
-        self._in_flight.add(claimed)
+        self._reports.lost(self._in_flight.add(claimed))
         if self.stopped.is_set():
             await self._dispatcher.release(claimed)
             return
@@ -284,6 +358,8 @@ class Claimer:
         if subscriptions.version < self._version:
             subscriptions = await self._subscribe_again(connection, subscriptions.version)
         self._version = subscriptions.version
+        self._held.limited = await self._flow.limited(connection, [handler.name for handler in self._handlers])
+        self._held.clear()
         self._routing = routing = Routing(subscriptions, self._handlers)
         self._ranges = routing.ranges()
         for channel in self._channels.values():
@@ -316,7 +392,7 @@ class Claimer:
             if await self._sleeper.fall_asleep(name):
                 self._rescan = True
                 return  # look once more: what was committed before this worker fell asleep rang no bell
-        timeout = self._poll_interval
+        timeout = self._held.timeout(self._poll_interval)
         if self._sleeper.possible and not self._asleep:
             timeout = min(timeout, _SLEEPER_INTERVAL)
         now = time.monotonic()
@@ -326,6 +402,7 @@ class Claimer:
             if due is not None:
                 timeout = min(timeout, max(due, 0.001))
             timeout = min(timeout, max(channel.claimed.rescan_at() - now, 0.001))
+        timeout = min(timeout, max(self._keyed.look_at - now, 0.001))
         if not self._wakeups.pending:
             self._streak = 0
         self._woken = await self._wakeups.wait(timeout)

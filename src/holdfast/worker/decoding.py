@@ -1,14 +1,14 @@
-"""Makes the event and the handler context, and the fields of facts, from a claimed row."""
-
-import contextlib
-from uuid import UUID
+"""Makes the event and the handler context from a claimed row."""
 
 from pydantic_core import from_json
 
 from holdfast.context import HandlerContext
 from holdfast.envelope import EventEnvelope
 from holdfast.errors import TerminalHandlerError
+from holdfast.event_data import EventData
 from holdfast.postgres.delivery import Delivery
+
+_new_tuple = tuple.__new__
 
 
 def decode(delivery: Delivery) -> tuple[EventEnvelope, HandlerContext]:
@@ -36,32 +36,24 @@ def decode(delivery: Delivery) -> tuple[EventEnvelope, HandlerContext]:
         }
     )
     headers = headers if isinstance(headers, dict) else {}
-    return event, HandlerContext(
-        event_id, delivery.id, delivery.handler.name, delivery.attempts, headers, trace_context
+    # Without the call of a named tuple's own constructor, which takes twice as long.
+    context = (event_id, delivery.id, delivery.handler.name, delivery.attempts, headers, trace_context)
+    return event, _new_tuple(HandlerContext, context)
+
+
+def data_of(delivery: Delivery) -> EventData:
+    """The data of a row that an error may quote, as far as it can be decoded."""
+    headers = _decoded(delivery.headers)
+    return EventData(
+        _decoded(delivery.payload),
+        headers if isinstance(headers, dict) else None,
+        delivery.idempotency_key,
+        delivery.event_id,
     )
 
 
-def payload_of(delivery: Delivery) -> object:
-    """The payload of a row; None if it cannot be decoded."""
+def _decoded(text: str | None) -> object:
     try:
-        return from_json(delivery.payload)
+        return None if text is None else from_json(text)
     except (ValueError, TypeError):
         return None
-
-
-def facts(delivery: Delivery) -> tuple[UUID, UUID, str, str, str | None, str, int, str]:
-    """The fields of every `DeliveryFact`, also for a row that cannot be decoded."""
-    correlation = str(delivery.event_id)
-    if delivery.headers:
-        with contextlib.suppress(ValueError, TypeError, AttributeError):
-            correlation = str(from_json(delivery.headers).get("correlation_id") or correlation)
-    return (
-        delivery.event_id,
-        delivery.id,
-        delivery.event_type,
-        delivery.source,
-        delivery.target,
-        delivery.handler.name,
-        delivery.attempts,
-        correlation,
-    )

@@ -1,4 +1,4 @@
-"""Runs the deliveries of a worker with bounded concurrency, each as one attempt (see attempts.py).
+"""Runs the deliveries of a worker with bounded concurrency: each as one attempt (attempts.py), or batches (batches.py).
 
 Every handler has a queue and runners of its own, so that a slow one fills only its own places. A runner takes a few
 deliveries from its queue and ends; when it begins it starts the next one, which begins after the other handlers had
@@ -21,6 +21,7 @@ from holdfast.handling.threads import NoThread
 from holdfast.postgres.delivery import Delivery
 from holdfast.telemetry import Notice
 from holdfast.worker.attempts import Attempts
+from holdfast.worker.batches import Batches
 from holdfast.worker.hourly import HourlyLimit
 from holdfast.worker.queues import HandlerQueue, queues_of
 from holdfast.worker.runners import Runner, exhausted_notice, overrun_notice
@@ -52,8 +53,12 @@ class Dispatcher:
         self._settler = settler
         self._wakeups = wakeups
         self._attempts = Attempts(shared, settler, judge, handlers)
+        self._batches = Batches(shared, settler, self._attempts)
+        self._sources = shared.connections.sources
         self._in_flight = shared.in_flight
-        self._counters = shared.counters
+        self._held = shared.held
+        self._breakers = shared.breakers
+        self._reports = shared.reports
         self._observe = shared.observe
         self._batch = shared.settings.batch
         self._lease = shared.settings.lease  # and how long a delivery may wait to be run
@@ -68,18 +73,18 @@ class Dispatcher:
         self._runners: set[Runner] = set()
         self._fed: dict[str, HandlerQueue] = {}  # the queues that have deliveries waiting
         self._left_out: dict[str, HandlerQueue] = {}  # of the last claim, for want of room
-        self._reports = HourlyLimit()
+        self._hourly = HourlyLimit()
         self._stopping = False
         self._quiet = asyncio.Event()
-        self.turned_at = time.monotonic()  # when the loop last turned, for the thread of the lease keeper
         settler.when_room(self._start_all)
+        shared.breakers.when_answered(self._breaker_answered)
 
     # --- for the claimer ------------------------------------------------------------------------------
 
     def room(self, handler: str) -> int:
         """How many deliveries of a handler to claim. When it has none, the claimer is woken as soon as it has."""
         queue = self._queues[handler]
-        room = queue.room(self._batch)
+        room = self._room(queue)
         if room > 0:
             self._left_out.pop(handler, None)
         else:
@@ -91,9 +96,14 @@ class Dispatcher:
         """Whether a handler that was left out of the last claim will have room in a moment."""
         return any(queue.soon for queue in self._left_out.values())
 
+    @property
+    def left_out(self) -> bool:
+        """Whether a handler was left out for want of room."""
+        return bool(self._left_out)
+
     def running(self) -> list[Delivery]:
         """The deliveries whose handlers run."""
-        return [runner.delivery for runner in list(self._runners) if runner.delivery is not None]
+        return [delivery for runner in list(self._runners) for delivery in runner.deliveries]
 
     def feed(self, deliveries: Iterable[Delivery]) -> None:
         for name, some in groupby(deliveries, _HANDLER):
@@ -103,11 +113,26 @@ class Dispatcher:
             self._fed[name] = queue
             self._start(queue)
 
+    def hurry(self) -> None:
+        """Begin with batches that still gather: nothing more is due."""
+        for queue in tuple(self._fed.values()):
+            if queue.gathers:
+                queue.hurried = True
+                self._start(queue)
+
     # --- runners --------------------------------------------------------------------------------------
 
     def _start(self, queue: HandlerQueue) -> None:
         """Start one more runner of a handler, unless one is about to begin: that one starts the next."""
-        if queue.waiting and not (queue.fresh or self._settler.full or self._attempts.ending) and queue.free > 0:
+        if (
+            queue.waiting
+            and not (queue.fresh or self._settler.full or self._attempts.ending)
+            and queue.free > 0
+            and (queue.handler.breaker is None or self._within_breaker(queue) > 0)
+        ):
+            if queue.gathers and (wait := queue.ripe_in()) > 0:
+                self._start_in(wait, queue)
+                return
             queue.fresh = True
             queue.take()
             runner = Runner(queue)
@@ -117,6 +142,38 @@ class Dispatcher:
                 asyncio.get_running_loop().call_later(_WATCH_INTERVAL, self._watch, queue.shares)
             runner.task = task = asyncio.create_task(self._run(runner))
             task.add_done_callback(partial(self._ended, runner))
+
+    def _room(self, queue: HandlerQueue) -> int:
+        room = queue.room(self._batch, ahead=not self._held.binds(queue.handler.name))
+        if queue.handler.breaker is None:
+            return room
+        batch = queue.handler.batch
+        return min(room, self._within_breaker(queue) * (1 if batch is None else batch.size) - len(queue.waiting))
+
+    def _within_breaker(self, queue: HandlerQueue) -> int:
+        """Return how many more calls at the same time the breaker of the handler leaves."""
+        if self._breakers.stops(queue.handler):
+            return 0
+        return self._breakers.most(queue.handler) - queue.running
+
+    def _breaker_answered(self, handler: str, is_open: bool) -> None:
+        """Give back what has not begun if the breaker is open, or go on."""
+        queue = self._queues[handler]
+        if is_open:
+            while queue.waiting:
+                self._settler.add(Release(queue.waiting.popleft()))
+        self._start(queue)
+        self._tell_of_room(queue)
+
+    def _start_in(self, seconds: float, queue: HandlerQueue) -> None:
+        """Start a runner when the queue has gathered for long enough, unless it is full before."""
+        if not queue.ripening:
+            queue.ripening = True
+            asyncio.get_running_loop().call_later(seconds, self._ripen, queue)
+
+    def _ripen(self, queue: HandlerQueue) -> None:
+        queue.ripening = False
+        self._start(queue)
 
     def _start_all(self) -> None:
         """Start runners of every handler that has deliveries waiting."""
@@ -163,7 +220,7 @@ class Dispatcher:
         long_ago, lingering = time.monotonic() - shares.long, None
         for runner in self._runners:
             queue = runner.queue
-            if queue.shares is shares and runner.delivery and not runner.lingers and runner.since < long_ago:
+            if queue.shares is shares and runner.deliveries and not runner.lingers and runner.since < long_ago:
                 runner.lingers, lingering = True, queue
                 shares.linger(queue.handler.name)
         if lingering is not None:
@@ -178,9 +235,7 @@ class Dispatcher:
     def _tell_of_room(self, queue: HandlerQueue) -> None:
         """Wake the claimer if a handler that it left out has room again, now that another runner has ended."""
         for each in tuple(self._left_out.values()):
-            if (each is queue or (each.shares is not None and each.shares is queue.shares)) and (
-                each.room(self._batch) > 0
-            ):
+            if (each is queue or (each.shares is not None and each.shares is queue.shares)) and (self._room(each) > 0):
                 del self._left_out[each.handler.name]
                 self._wakeups.wake()
 
@@ -200,33 +255,41 @@ class Dispatcher:
         self._start(queue)
         waiting, shares = queue.waiting, queue.shares
         try:
-            for _ in range(_DELIVERIES):
-                if not waiting or self._settler.full:
+            for _ in range(1 if queue.gathers else _DELIVERIES):
+                if not waiting or self._settler.full or self._breakers.stops(queue.handler):
                     return
-                delivery = waiting.popleft()
-                runner.delivery, runner.deadline = delivery, math.inf
+                taken = queue.next()
+                runner.take(taken)
                 if shares is not None:
                     runner.since = time.monotonic()
                 try:
-                    if not self._attempts.pass_over(delivery):
-                        await self._attempts.run(runner, delivery)
+                    if queue.gathers:
+                        await self._batches.run(runner, taken)
+                    elif not self._attempts.pass_over(taken[0]):
+                        await self._attempts.run(runner, taken[0])
                 except (NoThread, NoSession) as missing:
-                    self._settler.add(Snooze(delivery, _SCARCE_DELAY))
+                    for delivery in runner.deliveries:
+                        self._settler.add(Snooze(delivery, _SCARCE_DELAY))
                     if shares is not None:
                         shares.refused()
-                    self._warn("threads" if isinstance(missing, NoThread) else "connections", delivery.handler)
+                    self._warn("threads" if isinstance(missing, NoThread) else "connections", queue.handler)
                 except BaseException:
-                    self._in_flight.drop(delivery)  # it is claimed again when its lease expires
+                    # Those that `stop` has not settled are claimed again when their leases expire.
+                    left = [delivery for delivery in runner.deliveries if delivery in self._in_flight]
+                    self._in_flight.drop(*left)
+                    self._reports.lost(left)
                     raise
                 finally:
-                    runner.delivery = None
+                    runner.deliveries = ()
                     if shares is not None:
                         self._note(runner, shares)
                     if self._stopping and not self.running():
                         self._quiet.set()
                 if runner.task is not None and runner.task.cancelling():
-                    await self._forget_cancellation(runner, runner.task)
-                queue.finished += 1
+                    await runner.forget_cancellation()
+                    if self._attempts.ending:
+                        raise asyncio.CancelledError
+                queue.finished += len(taken)
                 if shares is not None and self._others_wait(shares, queue):
                     return
         finally:
@@ -242,13 +305,12 @@ class Dispatcher:
         """Stop handlers whose lease is lost or whose event was cancelled; their results are ignored."""
         gone = set(lost)
         for runner in tuple(self._runners):
-            if runner.delivery in gone:
-                runner.cancel("lost")
+            runner.lose(gone)
         for queue in self._fed.values():
             for delivery in [each for each in queue.waiting if each in gone]:
                 queue.waiting.remove(delivery)
                 self._in_flight.drop(delivery)
-                self._counters.lost_leases += 1
+                self._reports.lost((delivery,))
 
     # --- life -----------------------------------------------------------------------------------------
 
@@ -258,11 +320,12 @@ class Dispatcher:
         self._start_all()
         try:
             while True:
-                self.turned_at = now = time.monotonic()
+                now = time.monotonic()
                 self._give_up_waiting(now)
+                self._sources.cut_overdue()
                 for runner in tuple(self._runners):
-                    if runner.delivery is not None and now >= runner.deadline:
-                        self._overrun(runner, runner.delivery)
+                    if runner.deliveries and now >= runner.deadline:
+                        self._overrun(runner, runner.deliveries[0])
                 await asyncio.sleep(self._tick)
         finally:
             self._attempts.end()
@@ -274,38 +337,41 @@ class Dispatcher:
 
     async def stop(self, grace: float) -> None:
         """Release what has not started, let the rest finish within the grace, release what has not finished."""
-        self._stopping = True
+        self._stopping = self._attempts.stopping = True
         for queue in self._fed.values():
             while queue.waiting:
                 self._settler.add(Release(queue.waiting.popleft()))
         await self._settler.flush()
         await self._quiet_within(grace)
-        cancelled = [runner for runner in self._runners if runner.delivery is not None and not runner.in_thread]
+        cancelled = [runner for runner in self._runners if runner.deliveries and not runner.in_thread]
         for runner in cancelled:
             runner.cancel("stopping")
         if cancelled:
             await self._quiet_within(_CANCEL_PATIENCE)
         for runner in tuple(self._runners):
-            if runner.delivery is not None:  # threads, and handlers that refuse to be cancelled
+            if runner.deliveries:  # threads, and handlers that refuse to be cancelled
+                runner.cut()  # or the row would stay locked
+            for delivery in runner.deliveries:
                 # A thread ends with the process, and must not meet the next attempt before that.
-                again = Snooze(runner.delivery, _EXIT_DELAY) if runner.in_thread else Release(runner.delivery)
-                self._settler.add(again)
+                self._settler.add(Snooze(delivery, _EXIT_DELAY) if runner.in_thread else Release(delivery))
         await self._settler.finish()
 
     def _overrun(self, runner: Runner, delivery: Delivery) -> None:
-        """End a handler that is past its time limit. One in a thread keeps its lease until the thread ends.
+        """End a handler that is past its time limit. One in a thread keeps its lease, or its lock, until it ends.
 
-        Otherwise the next attempt would run beside it.
+        Otherwise the next attempt would run beside it. Where the row is locked its lease cannot be extended, so the
+        transaction is not cut: the next claim would find a lease that has expired.
         """
         if not runner.in_thread:
             runner.cancel("timeout")
             return
         runner.overrun, runner.deadline = True, math.inf
+        runner.forbid()
         if runner.queue.shares is not None:
             runner.queue.shares.overrun(1)
             self._share(runner.queue.shares)
             self._tell_of_room(runner.queue)
-        if self._reports.due("overran", delivery.handler.name):
+        if self._hourly.due("overran", delivery.handler.name):
             self._observe(overrun_notice(delivery))
 
     def _give_up_waiting(self, now: float) -> None:
@@ -326,18 +392,8 @@ class Dispatcher:
                 async with asyncio.timeout(seconds):
                     await self._quiet.wait()
 
-    async def _forget_cancellation(self, runner: Runner, task: asyncio.Task[None]) -> None:
-        """Clear a cancellation that the handler swallowed, or caused itself: it must not hit the next handler."""
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.sleep(0)  # where one that has not been raised yet is raised
-        if self._attempts.ending:
-            raise asyncio.CancelledError
-        runner.cause = ""
-        while task.cancelling():
-            task.uncancel()
-
     def _warn(self, scarce: str, handler: Handler) -> None:
         """Report that no thread or connection became free for a lease, once an hour."""
-        if self._reports.due(scarce):
+        if self._hourly.due(scarce):
             running = {each.handler.name for each in self.running() if each.started_at is not None}
             self._observe(exhausted_notice(scarce, handler, self._lease, running))

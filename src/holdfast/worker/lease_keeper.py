@@ -1,7 +1,8 @@
-"""Extends leases from a thread with a loop and a connection of its own.
+"""Extends leases, and sends heartbeats, from a thread with a loop and a connection of its own.
 
 A handler that blocks the worker's loop (a forgotten time.sleep, a long computation) would otherwise lose its lease
-while it still runs, and another worker would run it a second time.
+while it still runs, and another worker would run it a second time. And the worker would pass for dead, as it would
+while it finishes what runs after SIGTERM: an operator would release its events.
 """
 
 import asyncio
@@ -20,11 +21,13 @@ from holdfast.postgres.delivery import Delivery
 from holdfast.postgres.faults import PASSING_FAULTS
 from holdfast.telemetry import Notice
 from holdfast.worker.dispatcher import Dispatcher
+from holdfast.worker.pulse import Pulse
 from holdfast.worker.shared import Shared
 from holdfast.worker.wakeups import Wakeups
 
 _CHUNK = 500
 _STOP_PATIENCE = 1.0
+_BEAT = 10.0  # a heartbeat counts for a minute, however long the lease is
 
 
 def digest_of(identity: UUID) -> str:
@@ -33,7 +36,10 @@ def digest_of(identity: UUID) -> str:
 
 
 class LeaseKeeper:
-    """Extends the leases every third of their time, and has the dispatcher cancel handlers whose lease is lost."""
+    """Extends the leases every third of their time, and has the dispatcher cancel handlers whose lease is lost.
+
+    It sends heartbeats until the last handler has ended.
+    """
 
     def __init__(self, shared: Shared, dispatcher: Dispatcher, wakeups: Wakeups) -> None:
         self._address = shared.connections.address
@@ -42,6 +48,7 @@ class LeaseKeeper:
         self._observe = shared.observe
         self._outages = shared.outages
         self._lease = shared.settings.lease
+        self._pulse = shared.pulse
         self._dispatcher = dispatcher
         self._wakeups = wakeups
         self._stopping = threading.Event()
@@ -50,6 +57,8 @@ class LeaseKeeper:
         self._warned_at = 0.0
         self._running: tuple[asyncio.AbstractEventLoop, asyncio.Task[None]] | None = None
         self._doubted: deque[str] = deque(maxlen=_CHUNK)
+        self._own_pulse = Pulse()
+        self._beat_at: float | None = None
 
     def doubt(self, digest: str) -> None:
         """Ask the database now, not when the leases are next extended, whether a delivery still has its lease.
@@ -62,6 +71,17 @@ class LeaseKeeper:
     def _take_doubted(self) -> list[Delivery]:
         digests = {self._doubted.popleft() for _ in range(len(self._doubted))}
         return [each for each in self._in_flight.snapshot() if digest_of(each.id) in digests]
+
+    @property
+    def beat_for(self) -> float | None:
+        """Seconds since the database last took a heartbeat; None before the first."""
+        beat_at = self._beat_at
+        return None if beat_at is None else time.monotonic() - beat_at
+
+    @property
+    def silent_for(self) -> float:
+        """Seconds for which its thread has been blocked, or has ended."""
+        return 0.0 if self._thread is None else self._own_pulse.silent_for
 
     def start(self) -> None:
         self._worker_loop = asyncio.get_running_loop()
@@ -85,29 +105,37 @@ class LeaseKeeper:
     async def _run_as_task(self) -> None:
         running = asyncio.create_task(self.run())
         self._running = asyncio.get_running_loop(), running
-        await running
+        pulse = asyncio.create_task(self._own_pulse.run())
+        try:
+            await running
+        finally:
+            pulse.cancel()
 
     async def run(self) -> None:
         interval = self._lease / 3
         connection = ReservedConnection(self._address, "leases", statement_timeout=interval)
         outage = self._outages.of("leases")
-        due = time.monotonic()
+        due = beat_due = time.monotonic()
         try:
             while not self._stopping.is_set():
                 now = time.monotonic()
-                if now < due and not self._doubted:
-                    # Short steps, so that stopping is prompt without a signal between threads.
-                    await asyncio.sleep(min(0.1, due - now))
+                beats = now >= min(due, beat_due)
+                leased = self._take_doubted() if self._doubted else []
+                if not beats and not leased:
+                    # Short steps, so that stopping is prompt without a signal between threads; and whoever sends
+                    # doubts, no more than ten looks a second.
+                    await asyncio.sleep(min(0.1, min(due, beat_due) - now))
                     continue
-                doubted = self._take_doubted()
-                if now >= due:
-                    doubted, due = [], now + interval
+                if beats:
+                    beat_due = now + min(interval, _BEAT)
                     self._watch(now)
-                elif not doubted:
-                    await asyncio.sleep(min(0.1, due - now))  # whoever sent them: no more than ten looks a second
-                    continue
+                if now >= due:
+                    leased, due = self._aged(now), now + interval
                 try:
-                    await self.run_once(await connection.use(), now, doubted)
+                    used = await connection.use()
+                    await self._extend(used, leased)
+                    if beats:
+                        await self._beat(used)
                     outage.over()
                 except PASSING_FAULTS:
                     due = time.monotonic() + 0.1
@@ -119,12 +147,12 @@ class LeaseKeeper:
                 async with asyncio.timeout(_STOP_PATIENCE / 2):
                     await connection.close()
 
-    async def run_once(self, connection: asyncpg.Connection, now: float, doubted: Sequence[Delivery] = ()) -> None:
-        """Extend every lease that is old enough to need it, or those that are in doubt."""
+    def _aged(self, now: float) -> list[Delivery]:
+        """Return the deliveries whose leases are old enough to need more time."""
         # Not for ever: a delivery that is past its limit and could not be cancelled, or was never run, loses its lease.
         # One that is handled and cannot be settled does not: its handler would run again.
         blocked = set(self._in_flight.snapshot_blocked())
-        leased = doubted or [
+        return [
             each
             for each in self._in_flight.snapshot()
             if self._lease / 6 < now - each.claimed_at
@@ -135,6 +163,8 @@ class LeaseKeeper:
                 or (each.started_at is not None and not each.handler.asynchronous)
             )
         ]
+
+    async def _extend(self, connection: asyncpg.Connection, leased: Sequence[Delivery]) -> None:
         for start in range(0, len(leased), _CHUNK):
             chunk = leased[start : start + _CHUNK]
             gone = set(await self._deliveries.extend(connection, chunk))
@@ -142,9 +172,11 @@ class LeaseKeeper:
             lost = [each for each in chunk if each.id in gone]
             if lost and self._worker_loop is not None and not self._worker_loop.is_closed():
                 self._worker_loop.call_soon_threadsafe(self._dispatcher.cancel, lost)
-        if not doubted:
-            await self._deliveries.alive(connection)
-            await self._end_silent_sessions(connection)
+
+    async def _beat(self, connection: asyncpg.Connection) -> None:
+        await self._deliveries.alive(connection)
+        self._beat_at = time.monotonic()
+        await self._end_silent_sessions(connection)
 
     async def _end_silent_sessions(self, connection: asyncpg.Connection) -> None:
         ended = await self._deliveries.end_silent_sessions(connection)
@@ -160,7 +192,7 @@ class LeaseKeeper:
 
     def _watch(self, now: float) -> None:
         """Report handlers that block the worker's event loop."""
-        silent = now - self._dispatcher.turned_at
+        silent = self._pulse.silent_for
         if silent > max(2.0, self._lease / 3) and now - self._warned_at > 30:
             self._warned_at = now
             suspects = sorted({each.handler.name for each in self._dispatcher.running() if each.handler.asynchronous})

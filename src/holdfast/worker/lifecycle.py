@@ -8,6 +8,7 @@ from uuid import UUID
 
 from holdfast.failure import describe
 from holdfast.handlers import HandlerRegistry
+from holdfast.observability.health import State
 from holdfast.postgres.faults import CONNECTION_FAULTS, PASSING_FAULTS
 from holdfast.postgres.subscriptions import Subscriptions
 from holdfast.postgres.transport import unverified_notice
@@ -42,8 +43,25 @@ class Lifecycle:
         self.started = asyncio.Event()
         self.entered = asyncio.Event()
         self.stop = asyncio.Event()
+        self.ended = False
+
+    @property
+    def state(self) -> State:
+        """How far it is, once it runs. Safe in another thread."""
+        if self.ended:
+            return "stopped"
+        return "draining" if self.stop.is_set() else "running" if self.started.is_set() else "starting"
 
     async def run(self) -> None:
+        """Work, and note meanwhile that the event loop turns."""
+        pulse = asyncio.create_task(self._parts.shared.pulse.run())
+        try:
+            await self._run_with_lifespans()
+        finally:
+            pulse.cancel()
+            self.ended = True
+
+    async def _run_with_lifespans(self) -> None:
         """Enter the lifespans, work, and leave them when the last handler has ended."""
         lifespans = self._parts.lifespans
         if not await lifespans.start(self.stop):
@@ -72,6 +90,8 @@ class Lifecycle:
             return
         parts = self._parts
         parts.lease_keeper.start()
+        meter = None if parts.shared.tracing is None else parts.shared.tracing.meter
+        unwatch = None if meter is None else meter.watch(parts.shared.tally.snapshot)
         settling = asyncio.create_task(self._keep("settle", parts.settler.run))
         dispatching = asyncio.create_task(self._keep("dispatch", parts.dispatcher.run))
         claiming = asyncio.create_task(self._keep("claim", parts.claimer.run))
@@ -84,6 +104,10 @@ class Lifecycle:
         self.started.set()
         self.entered.set()
         self._observe(Notice("info", "worker_started", self._introduction()))
+        tracing = parts.shared.tracing
+        if tracing is not None and (cause := tracing.inactive()) is not None:
+            remedy = "start the process with opentelemetry-instrument, or set a tracer provider before the worker"
+            self._observe(Notice("warning", "tracing_inactive", {"cause": cause, "remedy": remedy}))
         connections = parts.connections
         if (notice := unverified_notice(connections.address.dsn, connections.listen_address.dsn)) is not None:
             self._observe(notice)
@@ -93,6 +117,8 @@ class Lifecycle:
             grace_ends = asyncio.get_running_loop().time() + self._settings.grace
             await self._stop_claiming(claiming)
             await _end(claiming, *others)
+            # Nothing pings these sessions any longer: in a long drain the server would end them as idle.
+            unhearing = asyncio.ensure_future(self._close_wakeups())
             try:
                 async with asyncio.timeout_at(grace_ends + _GOODBYE):
                     await parts.dispatcher.stop(max(0.0, grace_ends - asyncio.get_running_loop().time()))
@@ -104,8 +130,11 @@ class Lifecycle:
                 }
                 self._observe(Notice("error", "stop_incomplete", details))
             finally:
-                await _end(dispatching, settling)
+                await _end(dispatching, settling, unhearing)
                 await self._close()
+                if unwatch is not None:
+                    unwatch()
+            parts.shared.reports.lost(parts.shared.in_flight.snapshot())
             parts.shared.tally.report()
             self._observe(Notice("info", "worker_stopped", {"worker_id": str(self._worker)}))
 
@@ -136,7 +165,7 @@ class Lifecycle:
         """Wait for the database, refuse one that does not fit, record subscriptions. False when stopped meanwhile."""
         outage = self._parts.shared.outages.of(START)
         while not self.stop.is_set():
-            attempt = asyncio.create_task(self._introduce())
+            attempt = asyncio.create_task(self.introduce())
             try:
                 # A server that does not answer must not keep the worker from stopping.
                 await self._stopped_or(attempt)
@@ -157,18 +186,23 @@ class Lifecycle:
                 attempt.cancel()
         return False
 
-    async def _introduce(self) -> None:
+    async def introduce(self) -> None:
+        """Refuse a database that does not fit, and record subscriptions and schedules."""
         connections, shared = self._parts.connections, self._parts.shared
         patience = asyncio.get_running_loop().call_later(_START_PATIENCE, self.entered.set)
         try:
-            await connections.address.probe()
+            if not connections.address.reached:
+                await connections.address.probe()
             connection = await connections.claim.use()
         finally:
             patience.cancel()
         shared.deliveries.follow(await require_ready(connection, self._settings))
+        await connections.sources.start(connection)
+        await shared.deliveries.alive(connection)  # for the database's clock, by which deliveries are due
         # Handlers that run in process are owed nothing; their lanes are served, for replays.
         owed = [handler for handler in self._registry if handler.via == "outbox"]
         await shared.subscriptions.subscribe(connection, owed)
+        await shared.flow.declare(connection, owed)
         self._report_outdated(await shared.subscriptions.read(connection))
         if self._parts.scheduler is not None:
             await self._parts.maintenance.introduce()
@@ -195,6 +229,9 @@ class Lifecycle:
                 self._observe(Notice("error", "loop_failed", details))
                 await asyncio.sleep(1.0)
 
+    async def _close_wakeups(self) -> None:
+        await asyncio.gather(self._parts.sleeper.close(), self._parts.connections.listen.close())
+
     async def _close(self) -> None:
         closing = self._parts.lease_keeper.stop(), self._parts.sleeper.close(), self._parts.connections.close()
         await _end(*map(asyncio.ensure_future, closing), patience=_CLOSE_PATIENCE)
@@ -203,6 +240,7 @@ class Lifecycle:
         transactional = sum(handler.transactional for handler in self._registry)
         return {
             "worker_id": str(self._worker),
+            "worker": self._settings.shown_name,
             "generation": self._settings.generation,
             "channels": list(self._settings.served_channels),
             "handlers": sorted(handler.name for handler in self._registry),

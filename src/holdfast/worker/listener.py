@@ -4,6 +4,7 @@ A notification is a hint: any role may send one. What it says is only ever a rea
 """
 
 import asyncio
+import time
 from typing import Any
 from uuid import UUID
 
@@ -13,7 +14,7 @@ from holdfast.postgres.faults import CONNECTION_FAULTS, LoginRefused
 from holdfast.postgres.queries import Queries
 from holdfast.postgres.wakeup.sleeper import Sleeper
 from holdfast.telemetry import Notice
-from holdfast.worker.connections import PING_INTERVAL
+from holdfast.worker.connections import IDLE_LIMIT, PING_INTERVAL
 from holdfast.worker.lease_keeper import LeaseKeeper
 from holdfast.worker.shared import Shared
 from holdfast.worker.wakeups import Wakeups
@@ -50,8 +51,16 @@ class Listener:
         self._lease_keeper = lease_keeper
         self._outage = shared.outages.of("listen", longest_wait=_LONGEST_WAIT)
         self._gone = asyncio.Event()
+        self._answered_at: float | None = None  # when the session last answered
 
     async def run(self) -> None:
+        """Listen until it is cancelled."""
+        try:
+            await self._run()
+        finally:
+            self._sleeper.hear(False)
+
+    async def _run(self) -> None:
         first = True
         while True:
             try:
@@ -72,7 +81,16 @@ class Listener:
                 if isinstance(fault, TimeoutError):
                     self._connections.drop()  # the server did not even close the connection: the others are dead too
                 self._wakeups.look_again()
-                await self._outage.wait(fault)
+                if not self._ended_as_idle():
+                    await self._outage.wait(fault)
+
+    def _ended_as_idle(self) -> bool:
+        """Whether the lost session was idle for too long, because a handler has blocked the event loop: no outage.
+
+        The driver's error does not tell: it reads the server's last words as the answer to another statement.
+        """
+        answered_at, self._answered_at = self._answered_at, None
+        return answered_at is not None and time.monotonic() - answered_at >= IDLE_LIMIT
 
     async def _can_listen(self) -> bool:
         """False, with a report, behind a transaction pooler, where no notification arrives: the worker polls."""
@@ -99,6 +117,7 @@ class Listener:
         connection.add_termination_listener(self._terminated)
         for channel in self._channels:
             await connection.add_listener(channel, self._heard)
+        self._answered_at = time.monotonic()
 
     async def _ask(self, connection: asyncpg.Connection, name: str, **values: object) -> None:
         statement = self._queries.asyncpg(name)
@@ -114,6 +133,7 @@ class Listener:
             except TimeoutError:
                 connection = await self._connection.use()
                 await self._ask(connection, "ping")
+                self._answered_at = time.monotonic()
                 await self._sleeper.ping()
 
     def _terminated(self, _connection: Any) -> None:

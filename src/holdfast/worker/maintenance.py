@@ -8,9 +8,10 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from shlex import quote
+from typing import Protocol
 from uuid import UUID
 
 import asyncpg
@@ -26,26 +27,35 @@ from holdfast.settings import WorkerSettings, channel_of
 from holdfast.telemetry import Notice, Observer
 from holdfast.worker.hourly import HourlyLimit
 from holdfast.worker.routing import SubscriptionIndex
-from holdfast.worker.sweeper import Sweeper
 
 _INTERVAL = 10.0
 _LONG_WAIT = 1.0  # for a lock: no claim or settle waits so long for another one
 _BLOCKED_AGAIN = 60.0
+_GOODBYE = 1.4  # for a database that could not be reached when last tried
 
 
 def registration(worker: UUID, handlers: Iterable[Handler], settings: WorkerSettings) -> Registration:
     """How the worker introduces itself to the others."""
-    host = socket.gethostname()
     return Registration(
         id=worker,
-        name=settings.name or f"{host}:{os.getpid()}",
-        host=host,
+        name=settings.shown_name,
+        host=socket.gethostname(),
         pid=os.getpid(),
         version=version("holdfast"),
         generation=settings.generation,
         channels=list(settings.served_channels),
         handlers=sorted(handler.name for handler in handlers),
     )
+
+
+class Chore(Protocol):
+    """What maintenance does beside its own duties, a little at a time."""
+
+    at_the_end: bool  # once more when the worker stops
+
+    async def run_once(self, connection: asyncpg.Connection) -> None: ...
+
+    def failure(self, error: str) -> Notice: ...
 
 
 class Maintenance:
@@ -59,7 +69,7 @@ class Maintenance:
         fleet: Fleet,
         registration: Registration,
         observe: Observer,
-        sweeper: Sweeper | None = None,
+        chores: Sequence[Chore] = (),
     ) -> None:
         self._connection = connection
         self._deliveries = deliveries
@@ -67,12 +77,13 @@ class Maintenance:
         self._fleet = fleet
         self._registration = registration
         self._observe = observe
-        self._sweeper = sweeper
+        self._chores = chores
         self._reports = HourlyLimit()
         self._unserved: set[tuple[str, int]] = set()  # channels and generations, when last looked for
         self._blockers: set[int] = set()  # pids that sessions of this worker waited for, when last looked for
         self._blocked_at = -_BLOCKED_AGAIN  # when it was last reported
         self._introduced = False
+        self.schema_mismatch: str | None = None  # why the schema no longer fits this code
         self._clock_stepped = asyncio.Event()
 
     async def introduce(self) -> None:
@@ -93,7 +104,8 @@ class Maintenance:
                 await self._report_blocked(connection)
                 await self.run_once(connection)
                 await self._repair_clock(connection)
-                await self._sweep(connection)
+                for chore in self._chores:
+                    await self._do(chore, connection)
             except (*PASSING_FAULTS, *CONNECTION_FAULTS):
                 pass  # the loops that matter report outages
             with contextlib.suppress(TimeoutError):
@@ -148,32 +160,36 @@ class Maintenance:
             for route in await self._deliveries.routes(connection, channel):
                 if "/" in route and not index.subscribers(route):
                     self._report_unrouted(channel, route, subscriptions)
+        await self._look_at_schema(connection)
         unserved = set(await self._fleet.unserved(connection))
         # Found twice in a row: when a fleet starts, the other workers have not introduced themselves yet.
         for channel, generation in sorted(unserved & self._unserved):
             self._report_unserved(channel, generation)
         self._unserved = unserved
 
+    async def _look_at_schema(self, connection: asyncpg.Connection) -> None:
+        """Report a schema that was migrated past this code: a worker that starts would refuse it."""
+        mismatch = await self._fleet.schema_mismatch(connection)
+        self.schema_mismatch = None if mismatch is None else str(mismatch)
+        if mismatch is not None and self._reports.due("schema_mismatch"):
+            details: dict[str, object] = {"error": str(mismatch), "remedy": mismatch.remedy}
+            self._observe(Notice("error", "schema_mismatch", details))
+
     async def _beat(self, connection: asyncpg.Connection) -> None:
         self._introduced = True  # also when the answer is lost
         await self._fleet.beat(connection, self._registration)
         await self._deliveries.alive(connection)
 
-    async def _sweep(self, connection: asyncpg.Connection) -> None:
-        if self._sweeper is None:
-            return
+    async def _do(self, chore: Chore, connection: asyncpg.Connection) -> None:
         try:
-            await self._sweeper.run_once(connection)
+            await chore.run_once(connection)
         except (*PASSING_FAULTS, *CONNECTION_FAULTS):
             raise
         except asyncpg.PostgresError as error:
-            # Rows that are kept too long are no reason for the worker to pass for dead.
-            if self._reports.due("sweep_failed", str(error.sqlstate)):
-                details: dict[str, object] = {
-                    "error": redact_secrets(f"{type(error).__name__}: {error}")[:500],
-                    "remedy": "holdfast retention sweep shows it; compare the schema with holdfast migrate status",
-                }
-                self._observe(Notice("error", "sweep_failed", details))
+            # Rows that are kept too long, or not counted, are no reason for the worker to pass for dead.
+            notice = chore.failure(redact_secrets(f"{type(error).__name__}: {error}")[:500])
+            if self._reports.due(notice.name, str(error.sqlstate)):
+                self._observe(notice)
 
     def _report_unrouted(self, channel: str, route: str, subscriptions: Subscriptions) -> None:
         if not self._reports.due("unrouted", channel, route):
@@ -212,11 +228,17 @@ class Maintenance:
         return f"correct HOLDFAST_GENERATION where they are published, and {moving}; or {start}"
 
     async def say_goodbye(self) -> None:
-        """Take the worker off the list, if the database can be reached."""
-        if not self._introduced or not self._connection.reachable:
-            return  # the others notice when it is no longer reported alive
+        """Take the worker off the list, if the database can be reached; else it is found silent a minute later."""
+        if not self._introduced:
+            return
+        patience = None if self._connection.reachable else _GOODBYE
         self._connection.drop(fault=False)  # the loop may have been ended in the middle of a statement
         try:
-            await self._fleet.gone(await self._connection.use(), self._registration.id)
+            async with asyncio.timeout(patience):
+                connection = await self._connection.use()
+            await self._fleet.gone(connection, self._registration.id)
+            for chore in self._chores:
+                if chore.at_the_end:
+                    await self._do(chore, connection)
         except (*PASSING_FAULTS, *CONNECTION_FAULTS):
             pass

@@ -7,13 +7,16 @@ import asyncio
 import random
 import threading
 import time
+from dataclasses import dataclass
 
 import asyncpg
 
+from holdfast import telemetry
+from holdfast.observing import ObserverGroup
 from holdfast.postgres.faults import LoginRefused, remedy_of
 from holdfast.redact import redact_dsn, redact_secrets
 from holdfast.retry import sqlstate_of
-from holdfast.telemetry import Notice, Observer
+from holdfast.telemetry import Notice
 
 START = "start"  # the loop that tries to connect when a worker starts
 FIRST_WAIT = 1.0
@@ -23,6 +26,18 @@ _GRANT = "as an administrator: GRANT holdfast_worker TO the login of this worker
 LONGEST_WAIT = 3.5  # with the jitter on top, a claim follows within five seconds of the database's return
 
 
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What one loop meets."""
+
+    error: str
+    since: float
+
+    @property
+    def lasted(self) -> float:
+        return time.monotonic() - self.since
+
+
 class Outages:
     """The outages of one database, as the loops of a worker meet them, each on a connection of its own.
 
@@ -30,23 +45,32 @@ class Outages:
     once, and not by every loop; so is each reason for which the server refuses a login meanwhile.
     """
 
-    def __init__(self, observe: Observer, dsn: str = "") -> None:
+    def __init__(self, observe: ObserverGroup, dsn: str = "") -> None:
         self._observe = observe
+        self._wants = observe.wants(telemetry.Outage)
         self._address = redact_dsn(dsn.partition("?")[0])
         self._lock = threading.Lock()  # the lease keeper has a thread of its own
         self._since: float | None = None
-        self._met: set[str] = set()
+        self._met: dict[str, Fault] = {}  # by loop
         self._refusals: set[str | None] = set()  # SQLSTATEs that were reported in this outage
         self.recovered_at = -_LATE  # when a loop last recovered
 
     def of(self, loop: str, *, longest_wait: float = LONGEST_WAIT) -> "Outage":
         return Outage(self, loop, longest_wait)
 
+    @property
+    def met(self) -> dict[str, Fault]:
+        """What the loops that have not recovered meet, by their names. Safe in another thread."""
+        with self._lock:
+            return dict(self._met)
+
     def begin(self, loop: str, fault: BaseException, tries: int) -> None:
         refused = isinstance(fault, LoginRefused | asyncpg.TooManyConnectionsError)
         state = sqlstate_of(fault) if refused else None
+        error = redact_secrets(f"{type(fault).__name__}: {fault}")[:500]
         with self._lock:
-            self._met.add(loop)
+            earlier = self._met.get(loop)
+            self._met[loop] = Fault(error, earlier.since if earlier else time.monotonic())
             late = tries == 1 and time.monotonic() - self.recovered_at < _LATE
             known = state in self._refusals if refused else self._since is not None or late
             if known:
@@ -54,7 +78,8 @@ class Outages:
             if refused:
                 self._refusals.add(state)
             self._since = self._since or time.monotonic()
-        error = redact_secrets(f"{type(fault).__name__}: {fault}")[:500]
+        if self._wants:
+            self._observe(telemetry.Outage(loop, False, error))
         if isinstance(fault, asyncpg.InsufficientPrivilegeError):
             denied: dict[str, object] = {"loop": loop, "error": error, "remedy": _GRANT}
             self._observe(Notice("error", "permission_denied", denied))
@@ -75,11 +100,13 @@ class Outages:
     def over(self, loop: str) -> None:
         self.recovered_at = time.monotonic()
         with self._lock:
-            self._met.discard(loop)
+            self._met.pop(loop, None)
             if self._met or self._since is None:
                 return
             lasted, self._since = time.monotonic() - self._since, None
             self._refusals.clear()
+        if self._wants:
+            self._observe(telemetry.Outage(loop, True, lasted=lasted))
         self._observe(Notice("info", "database_back", {"loop": loop, "after_s": round(lasted, 3)}))
 
 

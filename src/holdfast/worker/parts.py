@@ -17,24 +17,35 @@ from uuid import UUID
 
 from holdfast.failure import Redactor
 from holdfast.handlers import HandlerRegistry
+from holdfast.handling.application.sources import Transactions
 from holdfast.handling.lifespans import Lifespans
+from holdfast.observing import ObserverGroup
 from holdfast.postgres.deliveries import Deliveries
 from holdfast.postgres.fleet import Fleet
+from holdfast.postgres.flow import FlowStatements
+from holdfast.postgres.keyed import KeyedDeliveries
 from holdfast.postgres.queries import Queries
 from holdfast.postgres.schedules import Schedules
 from holdfast.postgres.statements import NamedStatements
 from holdfast.postgres.subscriptions import SubscriptionStatements
 from holdfast.postgres.wakeup.sleeper import Sleeper
 from holdfast.settings import WorkerSettings
-from holdfast.telemetry import Counters, Observer
+from holdfast.telemetry import Counters
+from holdfast.tracing import Tracing
+from holdfast.worker.breakers import Breakers
 from holdfast.worker.claimer import Claimer
 from holdfast.worker.connections import Connections
 from holdfast.worker.dispatcher import Dispatcher
+from holdfast.worker.held import Held
 from holdfast.worker.in_flight import InFlight
 from holdfast.worker.lease_keeper import LeaseKeeper
 from holdfast.worker.listener import Listener
-from holdfast.worker.maintenance import Maintenance, registration
+from holdfast.worker.maintenance import Chore, Maintenance, registration
 from holdfast.worker.outage import Outages
+from holdfast.worker.partitioner import Partitioner
+from holdfast.worker.pulse import Pulse
+from holdfast.worker.reports import Reports
+from holdfast.worker.rollup import RollupWriter
 from holdfast.worker.scheduler import Scheduler
 from holdfast.worker.settlements import Judge
 from holdfast.worker.settler import Settler
@@ -53,26 +64,45 @@ class Parts:
         worker: UUID,
         registry: HandlerRegistry,
         settings: WorkerSettings,
-        observe: Observer,
+        observe: ObserverGroup,
         redact: Redactor | None,
+        tracing: Tracing | None,
+        transactions: Transactions = None,
+        connections: Connections | None = None,
     ) -> None:
         queries = Queries(settings.schema)
         handlers = list(registry)
         self.lifespans = Lifespans(handlers, observe, redact)
-        self.connections = connections = Connections(dsn, worker, registry, settings)
+        self.connections = connections = connections or Connections(dsn, worker, registry, settings, transactions)
         statements = NamedStatements(queries, connections.address)
+        deliveries = Deliveries(statements, worker=worker, generation=settings.generation, lease=settings.lease)
         counters = Counters()
+        tally = Tally(counters, deliveries.clock, observe)
+        meter = None if tracing is None else tracing.meter
         self.shared = shared = Shared(
             settings=settings,
             connections=connections,
-            deliveries=Deliveries(statements, worker=worker, generation=settings.generation, lease=settings.lease),
+            deliveries=deliveries,
+            keyed=KeyedDeliveries(
+                statements,
+                worker=worker,
+                generation=settings.generation,
+                lease=settings.lease,
+                clock=deliveries.clock,
+            ),
             subscriptions=SubscriptionStatements(statements),
+            flow=FlowStatements(statements),
+            held=Held(),
+            breakers=Breakers(handlers, observe),
             in_flight=InFlight(),
             counters=counters,
-            tally=Tally(counters, observe, settings.log_handled),
+            tally=tally,
             observe=observe,
+            reports=Reports(tally, observe, settings.generation, meter),
             outages=Outages(observe, connections.address.dsn),
+            pulse=Pulse(),
             states=self.lifespans.states,
+            tracing=tracing,
         )
 
         wakeups = Wakeups()
@@ -85,18 +115,24 @@ class Parts:
             self.listener = Listener(shared, queries, worker, wakeups, self.sleeper, self.lease_keeper)
         self.claimer = Claimer(shared, self.dispatcher, handlers, wakeups, self.sleeper)
 
+        chores: list[Chore] = [RollupWriter(queries, settings.generation, shared.tally, observe)]
+        chores.append(Partitioner(queries, observe, drop=settings.sweep))
+        if settings.sweep:
+            chores.append(Sweeper(queries, worker, observe))
+        introduction = registration(worker, handlers, settings)
+        self.name = introduction.name
         self.maintenance = Maintenance(
             connections.maintenance,
             shared.deliveries,
             shared.subscriptions,
             Fleet(queries),
-            registration(worker, handlers, settings),
+            introduction,
             observe,
-            Sweeper(queries, worker, observe) if settings.sweep else None,
+            chores,
         )
         self.scheduler: Scheduler | None = None
         if registry.schedules:
             schedules = Schedules(statements, settings.generation)
             self.scheduler = Scheduler(
-                connections.schedule, schedules, registry.schedules, shared.counters, observe, shared.outages
+                connections.schedule, schedules, registry.schedules, counters, observe, shared.outages, tracing
             )

@@ -13,15 +13,23 @@ from holdfast.worker.shares import Shares
 _BUFFER_SECONDS = 0.25
 # The payloads that wait for one handler have about so many characters together.
 _BUFFER_SIZE = 8 * 1024 * 1024
+# And those of one claim: all handlers wait for it, and it is in memory several times while it is read.
+_CLAIM_SIZE = 1024 * 1024
+# What a payload has before the first claim has shown it: a few rows are claimed, and then as many as fit.
+_UNKNOWN_SIZE = 128 * 1024
 # A queue that will have room within this time is worth waiting for.
 _SOON = 0.05
 
 
 class HandlerQueue:
-    """What one handler has to do in this worker. `shares` are the threads or sessions it needs, if it needs any."""
+    """What one handler has to do in this worker. `shares` are the threads or sessions it needs, if it needs any.
+
+    A runner takes `size` deliveries at a time. More than one are gathered, for at most `within` seconds.
+    """
 
     __slots__ = (
         "_concurrency",
+        "_most",
         "_rate",
         "_rated",
         "_rated_at",
@@ -29,22 +37,34 @@ class HandlerQueue:
         "_weight",
         "finished",
         "fresh",
+        "gathers",
         "handler",
+        "hurried",
+        "ripening",
         "shares",
+        "size",
         "waiting",
+        "within",
     )  # fmt: skip
 
-    def __init__(self, handler: Handler, concurrency: int, shares: Shares | None) -> None:
+    def __init__(
+        self, handler: Handler, concurrency: int, shares: Shares | None, size: int = 1, within: float = 0.0
+    ) -> None:
         self.handler = handler
+        self.size, self.within = size, within
+        self.gathers = size > 1
+        self.hurried = False  # nothing is worth waiting for
+        self.ripening = False  # a runner is started when the queue has gathered for long enough
+        self._most = size  # deliveries that are taken at once, of payloads that fit into memory
         self.shares = shares
         self.waiting: deque[Delivery] = deque()
         self.fresh = False  # a runner was started and has not begun
         self.finished = 0
-        self._concurrency = concurrency
+        self._concurrency = max(1, concurrency // size)  # of runners; it counts deliveries
         self._running = 0
         self._rate = 0.0
         self._rated, self._rated_at = 0, time.monotonic()
-        self._weight = 1.0  # characters of a payload, on average of the last claims
+        self._weight = 0.0  # characters of a payload, on average of the last claims; 0 before the first
 
     def take(self) -> None:
         """Count one more runner."""
@@ -58,6 +78,11 @@ class HandlerQueue:
             self.shares.give(self.handler.name)
 
     @property
+    def running(self) -> int:
+        """How many runners there are."""
+        return self._running
+
+    @property
     def free(self) -> int:
         """How many more runners the handler may have now."""
         free = self._concurrency - self._running
@@ -67,23 +92,41 @@ class HandlerQueue:
         """Learn the size of payloads from a claim."""
         size = sum(len(each.payload or "") for each in deliveries) / len(deliveries)
         self._weight = max(self._weight / 2, 1.0, size)
+        self._most = min(self.size, int(_BUFFER_SIZE / self._weight) + 1)
 
-    def room(self, batch: int) -> int:
-        """How many rows to claim: for the idle runners, and for those that will be idle a moment later."""
+    def ripe_in(self) -> float:
+        """In how many seconds a batch begins; 0 when it has gathered enough, or for long enough."""
+        if self.hurried or len(self.waiting) >= self._most:
+            return 0.0
+        return self.waiting[0].claimed_at + self.within - time.monotonic()
+
+    def next(self) -> list[Delivery]:
+        """Take the deliveries that a runner runs next: one, or a batch."""
+        waiting = self.waiting
+        if not self.gathers:
+            return [waiting.popleft()]
+        self.hurried = False
+        return [waiting.popleft() for _ in range(min(len(waiting), self._most))]
+
+    def room(self, batch: int, *, ahead: bool = True) -> int:
+        """How many rows to claim: for the idle runners, and, if ahead, for those that will be idle a moment later."""
         now = time.monotonic()
         elapsed = now - self._rated_at
         if elapsed > 0.05:
             self._rate += 0.5 * ((self.finished - self._rated) / elapsed - self._rate)
             self._rated_at, self._rated = now, self.finished
-        most = int(_BUFFER_SIZE / self._weight) + 1
-        ahead = min(int(self._rate * _BUFFER_SECONDS), 2 * batch)
-        target = min(self.free + ahead, most)
+        weight = self._weight or _UNKNOWN_SIZE
+        most = int(_BUFFER_SIZE / weight) + 1
+        later = min(int(self._rate * _BUFFER_SECONDS), 2 * batch) if ahead else 0
+        target = min(self.free * self.size + later, most)
         wanted = target - len(self.waiting)
         # No small claims while there still is plenty: whole batches, if more than one of them is kept ready.
         least = batch if target >= 2 * batch else max(1, min(batch, target) // 2)
+        if self.gathers and len(self.waiting) < self._most and self.free > 0:
+            least = 1  # of a batch that is gathering, whatever is left
         if self.waiting and wanted < least:
             return 0
-        return min(wanted, batch)
+        return min(wanted, batch, int(_CLAIM_SIZE / weight) + 1)
 
     @property
     def soon(self) -> bool:
@@ -102,4 +145,12 @@ def queues_of(handlers: Sequence[Handler], settings: WorkerSettings) -> dict[str
             return sessions
         return None if handler.asynchronous else threads
 
-    return {handler.name: HandlerQueue(handler, settings.concurrency, shares(handler)) for handler in handlers}
+    def queue(handler: Handler) -> HandlerQueue:
+        batch, most = handler.batch, min(handler.concurrency or settings.concurrency, settings.concurrency)
+        if batch is None:
+            return HandlerQueue(handler, most, shares(handler))
+        # A transaction settles what it has handled. What waits to be settled otherwise is bounded.
+        size = batch.size if handler.transactional else min(batch.size, settings.batch)
+        return HandlerQueue(handler, most, shares(handler), min(size, handler.concurrency or size), batch.within)
+
+    return {handler.name: queue(handler) for handler in handlers}

@@ -1,60 +1,111 @@
 """A runner: the task that runs deliveries of one handler, one after the other."""
 
 import asyncio
+import contextlib
+import math
 import time
+from collections.abc import Sequence
 
 from holdfast.handlers import Handler
+from holdfast.handling.application.handler_thread import HandlerThread
 from holdfast.postgres.delivery import Delivery
 from holdfast.telemetry import Notice
 from holdfast.worker.queues import HandlerQueue
 
 
 class Runner:
-    """One runner of a handler: its task, and the delivery it runs."""
+    """One runner of a handler: its task, and the deliveries it has taken: one, or those of a batch."""
 
     __slots__ = (
+        "called",
         "cause",
         "deadline",
-        "delivery",
+        "deliveries",
         "ended",
         "failed",
         "lingers",
+        "lost",
         "overrun",
         "queue",
         "since",
         "task",
+        "thread",
         "threaded",
     )
 
     def __init__(self, queue: HandlerQueue) -> None:
         self.queue = queue
         self.task: asyncio.Task[None] | None = None
-        self.delivery: Delivery | None = None
-        self.since = 0.0  # when the delivery was taken from the queue
-        self.failed = False  # the delivery has not succeeded
-        self.lingers = False  # the delivery holds a thread or a session for long
+        self.deliveries: Sequence[Delivery] = ()  # not settled yet
+        self.called: Sequence[Delivery] = ()  # of a batch: those that the handler has now
+        self.lost: set[Delivery] = set()  # of a batch: those whose lease is lost
+        self.since = 0.0  # when the deliveries were taken from the queue
+        self.failed = False  # no delivery has succeeded
+        self.lingers = False  # it holds a thread or a session for long
         self.deadline = 0.0
         self.cause = ""  # why the handler is being cancelled: timeout, lost or stopping
         self.overrun = False  # its thread is past the time limit, and cannot be cancelled
         self.ended = False
         self.threaded = False  # the last start was in a thread
+        self.thread: HandlerThread | None = None  # of a handler that has a transaction there
 
-    def start(self, in_thread: bool = False) -> None:
+    def start(self, in_thread: bool = False, thread: HandlerThread | None = None) -> None:
         """Start the handler's own time."""
         self.threaded = in_thread
-        if self.delivery is not None:
-            self.delivery.started_at = now = time.monotonic()
-            self.deadline = now + self.delivery.handler.timeout
+        self.thread = thread
+        now = time.monotonic()
+        for delivery in self.deliveries:
+            delivery.started_at = now
+            if delivery.began_at is None:
+                delivery.began_at = now
+        if self.deliveries:
+            self.deadline = now + self.queue.handler.timeout
 
     def cancel(self, cause: str) -> None:
         if self.task is not None and not self.cause:
             self.cause = cause
             self.task.cancel()
 
+    def cut(self) -> None:
+        """Cut the connection of a handler in a thread, if it has one: the transaction ends, and what waits for it."""
+        if self.thread is not None:
+            self.thread.sever()
+
+    def forbid(self) -> None:
+        """Keep a handler in a thread from committing, if it has a transaction; its row stays locked while it runs."""
+        if self.thread is not None:
+            self.thread.forbid()
+
     @property
     def in_thread(self) -> bool:
         """Whether a thread runs the handler: it goes on until it ends by itself."""
-        return self.threaded and self.delivery is not None and self.delivery.started_at is not None
+        return self.threaded and bool(self.deliveries) and self.deliveries[0].started_at is not None
+
+    def take(self, deliveries: Sequence[Delivery]) -> None:
+        """Begin with deliveries of the queue."""
+        self.deliveries, self.deadline = deliveries, math.inf
+
+    def lose(self, gone: set[Delivery]) -> None:
+        """Stop the handler if the lease of its delivery is lost; of a batch, go on with the others.
+
+        A thread cannot be stopped. What it returns for a delivery of a batch whose lease is lost settles nothing.
+        """
+        lost = gone.intersection(self.deliveries)
+        if not lost:
+            return
+        if self.called:
+            self.lost |= lost
+            if not lost.intersection(self.called) or self.in_thread:
+                return
+        self.cancel("lost")
+
+    async def forget_cancellation(self) -> None:
+        """Clear a cancellation that the handler swallowed, or caused itself: it must not hit what follows."""
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(0)  # where one that has not been raised yet is raised
+        self.cause = ""
+        while self.task is not None and self.task.cancelling():
+            self.task.uncancel()
 
 
 def overrun_notice(delivery: Delivery) -> Notice:

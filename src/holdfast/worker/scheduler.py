@@ -10,12 +10,14 @@ import random
 import asyncpg
 
 from holdfast.errors import ConfigurationError
+from holdfast.observing import ObserverGroup
 from holdfast.postgres.connection import ReservedConnection
 from holdfast.postgres.faults import CONNECTION_FAULTS, PASSING_FAULTS
 from holdfast.postgres.schedules import Schedules, Watched
 from holdfast.redact import redact_secrets
-from holdfast.schedules import Schedule, due
-from holdfast.telemetry import Counters, Notice, Observer
+from holdfast.schedules import Due, Schedule, due
+from holdfast.telemetry import Counters, Fired, Notice
+from holdfast.tracing import Tracing
 from holdfast.worker.hourly import HourlyLimit
 from holdfast.worker.outage import Outages
 
@@ -37,8 +39,9 @@ class Scheduler:
         schedules: Schedules,
         declared: tuple[Schedule, ...],
         counters: Counters,
-        observe: Observer,
+        observe: ObserverGroup,
         outages: Outages,
+        tracing: Tracing | None = None,
     ) -> None:
         self._connection = connection
         self._schedules = schedules
@@ -46,7 +49,9 @@ class Scheduler:
         self._names = [schedule.name for schedule in declared]
         self._counters = counters
         self._observe = observe
+        self._wants_fired = observe.wants(Fired)
         self._outage = outages.of("schedule")
+        self._tracing = tracing
         self._reports = HourlyLimit()
         self._declared_on: asyncpg.Connection | None = None
 
@@ -122,7 +127,7 @@ class Scheduler:
         """Fire one schedule. Returns the seconds until the next look at it."""
         try:
             now_due = due(watched.timing, watched.missed, watched.owed_after, watched.looked_at)
-            if not await self._schedules.fire(connection, watched, now_due):
+            if not await self._publish(connection, watched, now_due):
                 return _AGAIN
         except ConfigurationError as error:
             remedy = "a later version of the code has declared it, for workers that understand it: start one"
@@ -136,6 +141,8 @@ class Scheduler:
             self._report("schedule_refused", watched.name, _brief(error), remedy)
             return _LONGEST_SLEEP
         self._counters.fired += len(now_due.fire)
+        if self._wants_fired and now_due.fire:
+            self._observe(Fired(watched.name, tuple(now_due.fire)))
         if now_due.left_out:
             details: dict[str, object] = {
                 "schedule": watched.name,
@@ -145,6 +152,15 @@ class Scheduler:
             }
             self._observe(Notice("warning", "slots_missed", details))
         return max((now_due.next - watched.looked_at).total_seconds(), 0.0)
+
+    async def _publish(self, connection: asyncpg.Connection, watched: Watched, now_due: Due) -> bool:
+        if self._tracing is None or not now_due.fire:
+            return await self._schedules.fire(connection, watched, now_due)
+        with self._tracing.fire(watched.name, len(now_due.fire)) as span:
+            fired = await self._schedules.fire(connection, watched, now_due, span.trace_context)
+            if not fired:  # another worker was quicker, which is known only now
+                span.drop()
+            return fired
 
     def _report(self, name: str, schedule: str, error: str, remedy: str) -> None:
         if self._reports.due(name, schedule):

@@ -8,11 +8,10 @@ from uuid import UUID
 import asyncpg
 
 from holdfast.postgres.delivery import Delivery
-from holdfast.worker.settlements import Fail, Release, Retry, Settlement, Snooze
+from holdfast.worker.settlements import Fail, Falter, Release, Retry, Settlement, Snooze, deliveries_of
 from holdfast.worker.shared import Shared
 from holdfast.worker.wakeups import Wakeups
 
-_NOT_DEAD = ("cancelled", "expired")
 Some = TypeVar("Some", bound=Settlement | Delivery)
 
 
@@ -20,6 +19,7 @@ Some = TypeVar("Some", bound=Settlement | Delivery)
 class SettleQueue(Generic[Some]):
     """Settlements of one kind that wait for the next batch."""
 
+    way: str  # as the fact `Settled` names it
     send: Callable[[asyncpg.Connection, Sequence[Some]], Awaitable[list[UUID]]]  # returns the ids of lost leases
     settled: Callable[[Sequence[Some]], None]  # counts and reports what the statement has settled
     records: bool = False  # writes the inbox
@@ -36,36 +36,40 @@ class SettleQueues:
 
     def __init__(self, shared: Shared, wakeups: Wakeups) -> None:
         self._deliveries = shared.deliveries
-        self._counters = shared.counters
-        self._tally = shared.tally
-        self._observe = shared.observe
+        self._flow = shared.flow
+        self._breakers = shared.breakers
+        self._reports = shared.reports
         self._wakeups = wakeups
         self._archives = shared.settings.dead_letters == "archive"
         # Successes wait as bare deliveries: they are nearly all, and an object around each would be waste.
         self.deliver: SettleQueue[Delivery] = SettleQueue(
+            "deliver",
             self._send_deliver,
-            self._delivered,
+            self._reports.delivered,
             records=True,
             deletes=True,
-            otherwise=SettleQueue(self._send_unrecorded, self._delivered),
+            otherwise=SettleQueue("deliver", self._send_deliver_unrecorded, self._reports.delivered),
         )
         self.duplicate: SettleQueue[Delivery] = SettleQueue(
+            "duplicate",
             self._send_duplicate,
-            self._duplicated,
+            self._reports.duplicated,
             deletes=True,
-            otherwise=SettleQueue(self._send_unrecorded, self._duplicated),
+            otherwise=SettleQueue("duplicate", self._send_duplicate_undeleted, self._reports.duplicated),
         )
-        self.retry: SettleQueue[Retry] = SettleQueue(self._send_retry, self._retried)
-        self.fail: SettleQueue[Fail] = SettleQueue(self._send_fail, self._failed)
+        self.retry: SettleQueue[Retry] = SettleQueue("retry", self._send_retry, self._retried)
+        self.fail: SettleQueue[Fail] = SettleQueue("fail", self._send_fail, self._failed)
         self.archive: SettleQueue[Fail] = SettleQueue(
-            self._send_archive, self._archived, deletes=True, otherwise=self.fail
+            "archive", self._send_archive, self._archived, deletes=True, otherwise=self.fail
         )
-        self.release: SettleQueue[Release] = SettleQueue(self._send_release, self._released)
-        self.snooze: SettleQueue[Snooze] = SettleQueue(self._send_snooze, self._snoozed)
+        self.falter: SettleQueue[Falter] = SettleQueue("falter", self._send_falter, self._faltered)
+        self.release: SettleQueue[Release] = SettleQueue("release", self._send_release, self._reports.released)
+        self.snooze: SettleQueue[Snooze] = SettleQueue("snooze", self._send_snooze, self._snoozed)
         self._all: tuple[SettleQueue[Any], ...] = (
             self.deliver,
             self.duplicate,
             self.retry,
+            self.falter,
             self.fail,
             self.archive,
             self.release,
@@ -86,83 +90,81 @@ class SettleQueues:
             case Retry():
                 return self.retry
             case Fail():
-                # Cancelled and expired events need no attention: they stay in the outbox.
-                archived = self._archives and settlement.reason not in _NOT_DEAD
-                return self.archive if archived else self.fail
+                return self.archive if self._archives and settlement.dead else self.fail
             case Release():
                 return self.release
             case Snooze():
                 return self.snooze
+            case Falter():
+                return self.falter
 
     # --- the statement of each queue, and what follows it ----------------------------------------------
 
     async def _send_deliver(self, connection: asyncpg.Connection, batch: Sequence[Delivery]) -> list[UUID]:
-        return await self._deliveries.deliver(connection, batch, record=True)
-
-    def _delivered(self, batch: Sequence[Delivery]) -> None:
-        self._tally.handled(batch)
+        return await self._deliveries.deliver(connection, batch, "delivered", record=True)
 
     async def _send_duplicate(self, connection: asyncpg.Connection, batch: Sequence[Delivery]) -> list[UUID]:
-        return await self._deliveries.deliver(connection, batch, record=False)
+        return await self._deliveries.deliver(connection, batch, "duplicate", record=False)
 
-    async def _send_unrecorded(self, connection: asyncpg.Connection, batch: Sequence[Delivery]) -> list[UUID]:
-        return await self._deliveries.deliver(connection, batch, record=False, delete=False)
+    async def _send_deliver_unrecorded(self, connection: asyncpg.Connection, batch: Sequence[Delivery]) -> list[UUID]:
+        return await self._deliveries.deliver(connection, batch, "delivered", record=False, delete=False)
 
-    def _duplicated(self, batch: Sequence[Delivery]) -> None:
-        self._counters.duplicates += len(batch)
+    async def _send_duplicate_undeleted(self, connection: asyncpg.Connection, batch: Sequence[Delivery]) -> list[UUID]:
+        return await self._deliveries.deliver(connection, batch, "duplicate", record=False, delete=False)
 
     async def _send_retry(self, connection: asyncpg.Connection, batch: Sequence[Retry]) -> list[UUID]:
-        delays, errors = [s.delay for s in batch], [s.error for s in batch]
-        return await self._deliveries.retry(connection, _deliveries(batch), delays, errors)
+        delays, errors = [s.delay for s in batch], [s.report.stored_briefly for s in batch]
+        return await self._deliveries.retry(connection, deliveries_of(batch), delays, errors)
 
     def _retried(self, batch: Sequence[Retry]) -> None:
-        self._counters.retried += len(batch)
-        self._tally.retried(_deliveries(batch))
-        for settlement in batch:
-            self._observe(settlement.fact)
-        self._wakeups.wake_in(min((settlement.delay for settlement in batch), default=0.0))
+        self._reports.retried(batch)
+        if batch:
+            self._wakeups.wake_in(min(settlement.delay for settlement in batch))
+
+    async def _send_falter(self, connection: asyncpg.Connection, batch: Sequence[Falter]) -> list[UUID]:
+        found = await self._flow.falter(connection, batch)
+        verdicts = {each.id: each.verdict for each in found}
+        for each in batch:
+            each.verdict = verdicts[each.delivery.id]
+        self._breakers.answered(deliveries_of(batch), found)
+        lost = [each.id for each in found if each.verdict == "lost"]
+        fails = [each.fail for each in batch if each.verdict == "fail" and each.fail is not None]
+        if fails:
+            lost += await (self._send_archive if self._archives else self._send_fail)(connection, fails)
+        return lost
+
+    def _faltered(self, batch: Sequence[Falter]) -> None:
+        self._retried([Retry(each.delivery, each.delay, each.report) for each in batch if each.verdict == "retry"])
+        self._reports.snoozed([Snooze(each.delivery, each.delay) for each in batch if each.verdict == "hold"])
+        fails = [each.fail for each in batch if each.verdict == "fail" and each.fail is not None]
+        for each in fails:
+            self._reports.judged(each)
+        self._reports.failed(fails, archived=self._archives)
 
     async def _send_fail(self, connection: asyncpg.Connection, batch: Sequence[Fail]) -> list[UUID]:
         return await self._deliveries.fail(connection, *_failures(batch))
 
     def _failed(self, batch: Sequence[Fail]) -> None:
-        expired = sum(s.reason == "expired" for s in batch)
-        self._counters.expired += expired
-        self._counters.failed += len(batch) - expired
-        self._tally.failed(s.delivery for s in batch if s.reason not in _NOT_DEAD)
-        for settlement in batch:
-            self._observe(settlement.fact)
+        self._reports.failed(batch, archived=False)
 
     async def _send_archive(self, connection: asyncpg.Connection, batch: Sequence[Fail]) -> list[UUID]:
         return await self._deliveries.archive(connection, *_failures(batch))
 
     def _archived(self, batch: Sequence[Fail]) -> None:
-        self._counters.archived += len(batch)
-        self._failed(batch)
+        self._reports.failed(batch, archived=True)
 
     async def _send_release(self, connection: asyncpg.Connection, batch: Sequence[Release]) -> list[UUID]:
-        return await self._deliveries.release(connection, _deliveries(batch), [0.0] * len(batch))
-
-    def _released(self, batch: Sequence[Release]) -> None:
-        self._counters.released += len(batch)
+        return await self._deliveries.release(connection, deliveries_of(batch), [0.0] * len(batch))
 
     async def _send_snooze(self, connection: asyncpg.Connection, batch: Sequence[Snooze]) -> list[UUID]:
-        return await self._deliveries.release(connection, _deliveries(batch), [s.delay for s in batch])
+        return await self._deliveries.release(connection, deliveries_of(batch), [s.delay for s in batch])
 
     def _snoozed(self, batch: Sequence[Snooze]) -> None:
-        self._counters.snoozed += len(batch)
+        self._reports.snoozed(batch)
         if batch:
             self._wakeups.wake_in(min(settlement.delay for settlement in batch))
 
 
-def delivery_of(settlement: Settlement | Delivery) -> Delivery:
-    """Return the delivery that is settled; one that is delivered stands for itself."""
-    return settlement if isinstance(settlement, Delivery) else settlement.delivery
-
-
-def _deliveries(batch: Sequence[Settlement]) -> list[Delivery]:
-    return [settlement.delivery for settlement in batch]
-
-
-def _failures(batch: Sequence[Fail]) -> tuple[list[Delivery], list[str], list[str | None], list[str | None]]:
-    return _deliveries(batch), [s.reason for s in batch], [s.error for s in batch], [s.signature for s in batch]
+def _failures(batch: Sequence[Fail]) -> tuple[Sequence[Delivery], list[str], list[str | None], list[str | None]]:
+    errors = [None if s.report is None else s.report.stored for s in batch]
+    return deliveries_of(batch), [s.reason for s in batch], errors, [s.signature for s in batch]

@@ -14,11 +14,11 @@ import asyncpg
 from holdfast.postgres.connection import LOCK_TIMEOUT, own_transaction
 from holdfast.postgres.delivery import Delivery
 from holdfast.postgres.faults import CONNECTION_FAULTS, PASSING_FAULTS
-from holdfast.telemetry import Notice
+from holdfast.telemetry import Notice, Settled
 from holdfast.worker.blocked import BlockedHandlers, BlockedRows
 from holdfast.worker.hourly import HourlyLimit
-from holdfast.worker.settle_queues import SettleQueue, SettleQueues, Some, delivery_of
-from holdfast.worker.settlements import Settlement
+from holdfast.worker.settle_queues import SettleQueue, SettleQueues, Some
+from holdfast.worker.settlements import Retry, Settlement, deliveries_of, delivery_of
 from holdfast.worker.shared import Shared
 from holdfast.worker.wakeups import Wakeups
 
@@ -52,8 +52,15 @@ class Settler:
         self._deliveries = shared.deliveries
         self._address = shared.connections.address
         self._in_flight = shared.in_flight
+        self._flow = shared.flow
+        self._held = shared.held
+        self._breakers = shared.breakers
         self._counters = shared.counters
+        self._reports = shared.reports
+        self._traced = shared.tracing is not None
+        self._meter = None if shared.tracing is None else shared.tracing.meter
         self._observe = shared.observe
+        self._wants_settled = shared.observe.wants(Settled)
         self._lease = shared.settings.lease
         self._settle_after = shared.settings.settle_after
         self._enough = shared.settings.batch  # to settle without waiting for more
@@ -66,7 +73,7 @@ class Settler:
         self._many = asyncio.Event()
         self._lock = asyncio.Lock()
         self._outage = shared.outages.of("settle")
-        self._reports = HourlyLimit()
+        self._hourly = HourlyLimit()
         self.blocked_handlers = BlockedHandlers(shared.observe)
         self._blocked = BlockedRows(shared.in_flight, self.blocked_handlers)
         self._most_blocked = shared.settings.batch // 5
@@ -99,9 +106,16 @@ class Settler:
 
     def add(self, settlement: Settlement) -> None:
         """Settle a delivery in any other way."""
+        self._reports.judged(settlement)
         self._unsettled += 1
         self._queues.of(settlement).waiting.append(settlement)
         self._wake()
+
+    def succeeded(self, delivery: Delivery) -> None:
+        """Note that a handler with a breaker has succeeded; the breaker is told with the next batch."""
+        self._breakers.succeeded(delivery)
+        if not self._some.is_set():
+            self._some.set()
 
     def _wake(self) -> None:
         if not self._some.is_set():
@@ -140,6 +154,8 @@ class Settler:
             try:
                 for queue, batch in pending:
                     await self._settle(queue, batch)
+                if self._breakers:
+                    await self._report_successes()
             except asyncio.CancelledError:
                 # The caller cannot wait longer; the next flush takes what is left.
                 for queue, left in pending:
@@ -150,7 +166,21 @@ class Settler:
             finally:
                 # After a defect the leases must expire: what is left will not be settled.
                 for _, left in pending:
-                    self._drop(left)
+                    if left:
+                        self._reports.lost(deliveries_of(left))
+                        self._drop(left)
+
+    async def _report_successes(self) -> None:
+        successes = self._breakers.due(self._held.is_open)
+        if successes:
+            try:
+                connection = await self._connection.use()
+                self._breakers.reported(await self._flow.succeed(connection, successes))
+            except PASSING_FAULTS:
+                pass  # the next success says the same
+            except CONNECTION_FAULTS as fault:
+                self._connection.drop()
+                await self._outage.wait(fault)
 
     async def _settle(self, queue: SettleQueue[Some], waiting: list[Some]) -> None:
         """Settle and take from the list, a batch at a time; rows of handlers that others block come last."""
@@ -181,7 +211,9 @@ class Settler:
 
     def _drop(self, settled: Sequence[Settlement | Delivery]) -> None:
         """Hold the deliveries no longer."""
-        self._in_flight.drop(*map(delivery_of, settled))
+        deliveries = deliveries_of(settled)
+        self._in_flight.drop(*deliveries)
+        self._held.freed(deliveries)
         was_full, self._unsettled = self.full, self._unsettled - len(settled)
         if was_full:
             self._on_room()
@@ -192,12 +224,23 @@ class Settler:
         Raises LockNotAvailableError when another session keeps one of the rows from being settled, without `wait` as
         soon as the statement meets it.
         """
+        since, since_ns = time.monotonic(), time.time_ns()
         lost, ambiguous = await self._ask(lambda connection: queue.send(connection, batch), wait=wait)
         self._counters.settles += 1
         if ambiguous:
             lost.clear()  # they were settled by a statement whose answer did not arrive
-        self._counters.lost_leases += len(lost)
-        queue.settled([each for each in batch if delivery_of(each).id not in lost] if lost else batch)
+        if self._wants_settled:
+            self._observe(Settled(queue.way, len(batch), len(lost), time.monotonic() - since))
+        if self._meter is not None:
+            self._meter.settled(time.monotonic() - since)
+        if self._traced:
+            for delivery in deliveries_of(batch):
+                if delivery.span is not None:
+                    delivery.span.settled(since_ns, len(batch), lost=delivery.id in lost)
+        if lost:
+            self._reports.lost([delivery_of(each) for each in batch if delivery_of(each).id in lost])
+            batch = [each for each in batch if delivery_of(each).id not in lost]
+        queue.settled(batch)
 
     async def _ask(self, statement: _Statement, *, wait: bool) -> tuple[set[UUID], bool]:
         """Send until the database has answered: while it does not, no other worker can claim the rows either.
@@ -324,13 +367,14 @@ class Settler:
     # --- rows that the database refuses -----------------------------------------------------------------
 
     def _report_refusal(self, queue: SettleQueue[Any], delivery: Delivery, refusal: Exception) -> None:
+        self._reports.lost((delivery,))
         sqlstate = getattr(refusal, "sqlstate", None)
         name = "settle_refused"
         if isinstance(refusal, PASSING_FAULTS):
             name = "settle_abandoned"  # the obstacle is not the row's own fault, and passes
         elif queue is self._queues.archive:
             name = "archive_refused"
-            if not self._reports.due(name, str(sqlstate)):
+            if not self._hourly.due(name, str(sqlstate)):
                 return  # what is wrong with the archive is wrong for all of them
         details: dict[str, object] = {
             "delivery_id": str(delivery.id),
@@ -348,13 +392,20 @@ class Settler:
 
     # --- in the transaction of a handler --------------------------------------------------------------
 
-    async def settle_within(self, transaction: asyncpg.Connection, settlement: Settlement) -> bool:
-        """Settle one delivery in an open transaction; false when its lease is lost."""
-        return not await self._queues.of(settlement).send(transaction, [settlement])
+    async def settle_within(self, transaction: asyncpg.Connection, settlements: Sequence[Settlement]) -> bool:
+        """Settle deliveries in an open transaction, all in one way; false when a lease is lost."""
+        return not await self._queues.of(settlements[0]).send(transaction, settlements)
+
+    def statement_within(self, settlement: Settlement) -> str | None:
+        """Return the statement that does the same for a retry, with its values; None for the others."""
+        if not isinstance(settlement, Retry):
+            return None
+        return self._deliveries.retrying(settlement.delivery, settlement.delay, settlement.report.stored_briefly)
 
     def committed(self, settlement: Settlement) -> None:
         """Count and report a settlement whose transaction is committed."""
         self._counters.settles += 1
+        self._reports.judged(settlement)
         self._queues.of(settlement).settled([settlement])
 
 

@@ -3,7 +3,8 @@
 Quick handlers share `size` of them, and slow ones as many of their own: a slow handler can use all that there is, and
 takes nothing that its quick neighbours need. A handler is slow while it holds most of what it has for long, or did so
 of late. Before its first delivery has ended it holds one at a time. So does one that mostly fails, while others hold
-some.
+some, and it rests after each failure: what all of those cost together, in processor time too, is a small part of what
+there is.
 """
 
 import time
@@ -16,6 +17,9 @@ _TIMES = 3
 # The longest time that counts, and the weight of the latest delivery in the averages of a handler.
 _LONGEST = 1.0
 _WEIGHT = 0.25
+# A handler that mostly fails rests for so many times as long as it held one, within bounds, and the longer the more
+# handlers fail.
+_RESTS = 3
 # After the server has refused a session beyond `size`, none is asked for during this time.
 _REFUSED = 60.0
 
@@ -30,6 +34,7 @@ class _Share:
     failures: float = 0.0  # of late, as a part of all its deliveries
     slow: bool = False
     fails: bool = False
+    rests_until: float = 0.0
     counted: int = 0  # among what the slow hold
     wasted: int = 0  # among what is held by quick handlers that fail
     unknown: int = 0  # among what is held by handlers of which no delivery has ended
@@ -50,6 +55,7 @@ class Shares:
         self._taken = 0
         self._slow = 0  # held by slow handlers, or for long
         self._wasted = 0  # held by quick handlers that fail
+        self._failing = 0  # handlers that fail
         self._unknown = 0  # held by handlers of which no delivery has ended: they may turn out to be slow
         self._overrun = 0
         self._refused_until = 0.0
@@ -88,14 +94,14 @@ class Shares:
                 if share.average is None:
                     free = min(free, 1 - share.held, beyond - self._slow)
                 elif share.fails and self._taken - self._slow - self._wasted:
-                    free = min(free, 1 - share.held)
+                    free = min(free, 0 if _rests(share) else 1 - share.held)
             free = min(free, size - share.held, size + self._extra - kept - self._taken)
         return max(free, 1 if self._overflow and not share.held else 0)
 
     def rivals(self, handler: str, other: str) -> bool:
         """Whether what the handler gives back may be what the other one waits for."""
         waits = self._share(other)
-        return self._share(handler).slow == waits.slow and not (waits.fails and waits.held)
+        return self._share(handler).slow == waits.slow and not (waits.fails and (waits.held or _rests(waits)))
 
     def take(self, handler: str) -> None:
         share = self._share(handler)
@@ -128,6 +134,8 @@ class Shares:
         share.average = seconds if share.average is None else share.average + _WEIGHT * (seconds - share.average)
         share.failures += _WEIGHT * (failed - share.failures)
         self._count(share)
+        if share.fails:
+            share.rests_until = time.monotonic() + min(min(_RESTS * seconds, _LONG) * self._failing, _LONGEST)
 
     def learn(self) -> None:
         """Learn from the quickest handler how long is long."""
@@ -160,10 +168,16 @@ class Shares:
         counted = share.held if share.slow else share.long
         self._slow += counted - share.counted
         share.counted = counted
-        share.fails = share.failures > 0.5
+        fails = share.failures > 0.5
+        self._failing += fails - share.fails
+        share.fails = fails
         wasted = share.held - counted if share.fails else 0
         self._wasted += wasted - share.wasted
         share.wasted = wasted
         unknown = share.held if share.average is None else 0
         self._unknown += unknown - share.unknown
         share.unknown = unknown
+
+
+def _rests(share: _Share) -> bool:
+    return time.monotonic() < share.rests_until

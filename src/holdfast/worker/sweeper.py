@@ -24,6 +24,8 @@ _ASK_EVERY = 60.0
 class Sweeper:
     """Sweeps one pass at a time, in as many calls of `run_once` as it takes."""
 
+    at_the_end = False
+
     def __init__(self, queries: Queries, worker: UUID, observe: Observer) -> None:
         self._queries = queries
         self._worker = worker
@@ -54,6 +56,11 @@ class Sweeper:
                 self._report_refusal(batch, batch.refusal)
             # As long as the batch took: retention is not urgent and must not slow down deliveries.
             await asyncio.sleep(batch.seconds + _PAUSE)
+
+    def failure(self, error: str) -> Notice:
+        """Say that nothing could be swept."""
+        remedy = "holdfast retention sweep shows it; compare the schema with holdfast migrate status"
+        return Notice("error", "sweep_failed", {"error": error, "remedy": remedy})
 
     def _report_refusal(self, batch: Batch, refusal: asyncpg.PostgresError) -> None:
         if not self._reports.due("sweep_failed", batch.step, batch.content_class, str(refusal.sqlstate)):

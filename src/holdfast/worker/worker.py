@@ -11,30 +11,43 @@ import asyncio
 import os
 import signal
 from collections.abc import Coroutine, Iterable
+from dataclasses import replace
 from types import TracebackType
 from typing import NoReturn, Self
 from uuid import UUID
 
 import asyncpg
 
-from holdfast.checks import function, functions, instance
+from holdfast.checks import function, instance
 from holdfast.errors import ConfigurationError
 from holdfast.failure import Redactor
 from holdfast.generation import serving_generation
+from holdfast.handler_tally import HandlerTally
 from holdfast.handlers import HandlerRegistry, require_registry
+from holdfast.handling.application.sources import Transactions
 from holdfast.ids import uuid7
+from holdfast.measurements import NO_DELIVERIES, Measurements
+from holdfast.observability.health import Health
 from holdfast.observability.logging import log_fact
 from holdfast.observability.observers import Observers
+from holdfast.observing import require_observers
 from holdfast.postgres.faults import remedy_of
 from holdfast.settings import WorkerSettings
 from holdfast.telemetry import Counters, Observer
+from holdfast.tracing import Tracing, require_tracing
+from holdfast.worker.draining import deliver_due
+from holdfast.worker.health import HealthReader
 from holdfast.worker.lifecycle import Lifecycle
 from holdfast.worker.parts import Parts
 from holdfast.worker.process import exit_now
 
 
 class Worker:
-    """Delivers events to the handlers of a registry until it is stopped."""
+    """Delivers events to the handlers of a registry until it is stopped.
+
+    `transactions` is where handlers get a `tx` of SQLAlchemy, psycopg or Django from: the application's session
+    factory, engine or pool, or several of them.
+    """
 
     def __init__(
         self,
@@ -44,25 +57,29 @@ class Worker:
         *,
         observers: Iterable[Observer] = (log_fact,),
         redact: Redactor | None = None,
+        tracing: Tracing | None = None,
+        transactions: Transactions = None,
     ) -> None:
         if not len(require_registry(registry)):
             raise ConfigurationError("registry", "has no handlers", "register at least one with @registry.handler")
         self.settings: WorkerSettings = WorkerSettings() if settings is None else settings
         if redact is not None:
             function("redact", redact, "pass a function of a text that returns a text")
+        require_tracing(tracing)
         instance("settings", self.settings, WorkerSettings, "pass WorkerSettings(...)")
-        self._arguments = dsn, registry, self.settings, functions("observers", observers), redact
+        self._arguments = dsn, registry, self.settings, require_observers(observers), redact, tracing, transactions
         self._running: asyncio.Task[None] | None = None  # while it is used with `async with`
         self._build()
 
     def _build(self) -> None:
         """Make the parts, for this process."""
-        dsn, registry, settings, observers, redact = self._arguments
+        dsn, registry, settings, observers, redact, tracing, transactions = self._arguments
         self._process = os.getpid()
         self.id: UUID = uuid7()
         self._observers = Observers(observers)
-        self._parts = Parts(dsn, self.id, registry, settings, self._observers, redact)
+        self._parts = Parts(dsn, self.id, registry, settings, self._observers, redact, tracing, transactions)
         self._lifecycle = Lifecycle(self._parts, self.id, registry)
+        self._health = HealthReader(self._parts)
         self._begun = False
 
     def _begin(self) -> None:
@@ -118,13 +135,10 @@ class Worker:
         """
         async with self:
             await self._unless_ended(self._lifecycle.started.wait())
-            claimed = -1
-            while claimed != self.counters.claimed:
-                claimed = self.counters.claimed
-                await self._unless_ended(self._parts.claimer.rest())
-                await self._unless_ended(self._parts.shared.in_flight.none.wait())
-                if self._lifecycle.stop.is_set() or self._running is None or self._running.done():
-                    return
+            await deliver_due(self._parts, self._unless_ended, self._has_ended)
+
+    def _has_ended(self) -> bool:
+        return self._lifecycle.stop.is_set() or self._running is None or self._running.done()
 
     async def _unless_ended(self, awaited: Coroutine[None, None, object]) -> None:
         waiting = asyncio.create_task(awaited)
@@ -153,10 +167,34 @@ class Worker:
         if self._running is not None:
             await self._running
 
+    def health(self) -> Health:
+        """How this worker is now: whether it is live and ready, and why not. Any thread may call it, at any time."""
+        return self._health.read(self._lifecycle.state if self._begun else "new")
+
     @property
     def counters(self) -> Counters:
         """What this worker has done since it started."""
         return self._parts.shared.counters
+
+    def tally(self) -> dict[str, HandlerTally]:
+        """Return what has become of each handler's deliveries since this worker started. Any thread may call it."""
+        return self._parts.shared.tally.snapshot()
+
+    def measurements(self) -> Measurements:
+        """Return what this worker has done since it started, and its state. Any thread may call it."""
+        _, registry, *_ = self._arguments
+        tally, runs = self._parts.shared.tally, self._lifecycle.started.is_set() and not self._lifecycle.stop.is_set()
+        return Measurements(
+            handlers={handler.name: NO_DELIVERIES for handler in registry} | tally.snapshot(),
+            nacked_terminal=tally.dead_letters.nacked_terminal.snapshot(),
+            dlq_written=tally.dead_letters.dlq_written.snapshot(),
+            counters=replace(self.counters),
+            facts_dropped=self.facts_dropped,
+            workers=int(runs),
+            listeners=int(runs and self._parts.sleeper.possible),
+            listening=int(runs and self.listening),
+            in_flight=self.in_flight,
+        )
 
     @property
     def facts_dropped(self) -> int:
