@@ -2,33 +2,45 @@
 
 import asyncio
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from holdfast.observability.background import Background
+from holdfast.observability.logging import log_fact
+from holdfast.observing import ObserverGroup, facts_of
 from holdfast.telemetry import Fact, Failed, Notice, Observer
 
 # Together with everything else that a stop may wait for, less than five seconds.
 _FLUSH_PATIENCE = 0.5
 
 
-class Observers:
-    """One observer that hands each fact to all of them, each in a thread of its own.
+class Observers(ObserverGroup):
+    """One observer that hands each fact to all that want it, each in a thread of its own.
 
     An observer that blocks or raises costs facts, not deliveries: those are counted in `dropped`, and a notice
-    `facts_dropped` tells the observer how many once it takes facts again. Failures are dropped last.
+    `facts_dropped` tells the observer how many once it takes facts again. Failures are dropped last. A notice
+    `observer_failed` tells the others of one that raises.
     """
 
     def __init__(self, observers: Iterable[Observer]) -> None:
-        self._all = [
-            Background("holdfast-observer", observer, partial(_tell, observer))  # one thread for each
-            for observer in observers
-        ]
+        self._all: list[Background[Fact]] = []
+        super().__init__(observers, self._in_background, log_fact)
 
-    def __call__(self, fact: Fact) -> None:
-        urgent = isinstance(fact, Failed)
-        for each in self._all:
-            each.put(fact, urgent=urgent)
+    def _in_background(self, observer: Observer) -> Callable[[Fact], object]:
+        def consume(fact: Fact) -> None:
+            try:
+                observer(fact)
+            except BaseException as error:
+                self.report_failure(observer, fact, error)
+                raise
+
+        background = Background("holdfast-observer", consume, partial(_tell, observer))  # one thread for each
+        self._all.append(background)
+
+        def take(fact: Fact) -> None:
+            background.put(fact, urgent=isinstance(fact, Failed))
+
+        return take
 
     @property
     def dropped(self) -> int:
@@ -47,4 +59,5 @@ class Observers:
 
 
 def _tell(observer: Observer, count: int) -> None:
-    observer(Notice("warning", "facts_dropped", {"count": count, "remedy": "make the observer faster, or mend it"}))
+    if Notice in facts_of(observer):
+        observer(Notice("warning", "facts_dropped", {"count": count, "remedy": "make the observer faster, or mend it"}))

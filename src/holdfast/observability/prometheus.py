@@ -1,146 +1,250 @@
-"""The state of an outbox as metrics for Prometheus: backlog, ages, workers, wake-ups, schedules.
+"""Metrics for Prometheus: what a process has done, and the state of an outbox.
 
-The reads never touch settled rows: a scrape costs the same with ten delivered events or ten million. Counts end at a
-limit; one that equals `holdfast_outbox_count_limit` means "or more".
+    from prometheus_client import REGISTRY
+
+    REGISTRY.register(Collector(worker))  # beside a worker that your program starts
+    REGISTRY.register(Collector())        # in a program that only publishes
+
+`holdfast worker --metrics` and `holdfast metrics` need no such program.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
 from holdfast.errors import ConfigurationError
-from holdfast.installing import extra_remedy
+from holdfast.handler_tally import BOUNDS, HandlerTally, Histogram
+from holdfast.installing import require_extra
+from holdfast.measurements import (
+    MOST_EVENT_TYPES,
+    MOST_FAILURES,
+    OTHER,
+    FailureKind,
+    Measurements,
+)
+from holdfast.observability.gauges import Gauge, gauges
 from holdfast.postgres.operations.metrics import Snapshot
-from holdfast.postgres.operations.status import MOST, RouteStatus
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
-CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-WAKEUP_MODES: Final = ("when_idle", "always", "never", "missing")
+# Handlers with samples of their own; the others have one set together. Each has 55 samples, so that a scrape of a
+# worker stays below this, whatever the number of handlers and event types.
+MOST_HANDLERS: Final = 125
+MOST_SAMPLES: Final = 10_000
+_PLAIN: Final = "text/plain; version=0.0.4; charset=utf-8"
+_OPENMETRICS: Final = "application/openmetrics-text"
 
-Sample = tuple[Mapping[str, object], float]
+
+K = TypeVar("K")
+
+
+class Measured(Protocol):
+    """A worker, or the lifespan of an application with one in it."""
+
+    def measurements(self) -> Measurements:
+        """Return what it has done and its state."""
 
 
 def require() -> None:
-    """Raise ConfigurationError unless prometheus_client is installed."""
-    if find_spec("prometheus_client") is None:
-        raise ConfigurationError("metrics", "need prometheus_client", extra_remedy("prometheus"))
+    """Raise ModuleNotFoundError unless prometheus_client is installed."""
+    require_extra("prometheus", "prometheus_client")
 
 
-def render(snapshot: Snapshot) -> str:
-    """All metrics in the text format. Each is a gauge, and is there also when it is zero."""
-    require()
-    from prometheus_client import CollectorRegistry, generate_latest
+class Collector:
+    """What this process has published, and what its given workers have done, for a registry of prometheus_client.
 
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Collector(snapshot))
-    return generate_latest(registry).decode()
+    A registry takes one of them: with several, each sample would be there several times.
+    """
 
+    def __init__(self, *workers: Measured) -> None:
+        require()
+        for worker in workers:
+            if isinstance(worker, type) or not callable(getattr(worker, "measurements", None)):
+                shown = f"the class {worker.__name__}" if isinstance(worker, type) else type(worker).__name__
+                raise ConfigurationError(
+                    "workers", f"has {shown}", "pass workers: Collector(worker), Collector(*workers), or none"
+                )
+        self._workers = workers
+        self._families = ProcessFamilies()
 
-class _Collector:
-    def __init__(self, snapshot: Snapshot) -> None:
-        self._snapshot = snapshot
+    def describe(self) -> Iterator[Metric]:
+        """Return the metrics without samples: a registry refuses two collectors of the same ones."""
+        return ProcessFamilies().of(Measurements())
 
     def collect(self) -> Iterator[Metric]:
-        yield from _outbox(self._snapshot)
-        yield from _routes(self._snapshot)
-        yield from _workers(self._snapshot)
-        yield from _schedules(self._snapshot)
+        """Return the metrics of this moment."""
+        found = sum((worker.measurements() for worker in self._workers), Measurements.of_publishing())
+        return self._families.of(found)
 
 
-def _outbox(snapshot: Snapshot) -> Iterator[Metric]:
-    status = snapshot.status
-    yield _gauge("outbox_pending", "Pending events that are due.", status.pending)
-    yield _gauge("outbox_delayed", "Pending events that are not due yet, including retries.", status.delayed)
-    yield _gauge("outbox_in_flight", "Events that a worker holds under a lease.", status.in_flight)
-    yield _gauge("outbox_expired_leases", "Events in flight whose lease has expired.", status.expired_leases)
-    yield _gauge("outbox_failed", "Events that failed for good and wait for an operator.", status.failed)
-    yield _gauge("outbox_archived", "Events that failed for good and were moved to the archive.", status.archived)
-    yield _gauge("outbox_count_limit", "Limit of these counts: a count equal to it means at least that many.", MOST)
-    yield _gauge("outbox_oldest_seconds", "Age of the oldest due event, in seconds.", status.oldest or 0.0)
+def outbox_metrics(snapshot: Snapshot) -> Iterator[Metric]:
+    """Return the state of an outbox."""
+    return map(_gauge, gauges(snapshot))
 
 
-def _routes(snapshot: Snapshot) -> Iterator[Metric]:
-    routes, unserved = snapshot.status.routes, snapshot.status.unserved
-    yield _gauges("route_open", "Open events of a route.", _by_route(routes, lambda route: route.open))
-    yield _gauges(
-        "route_oldest_seconds",
-        "Age of the oldest due event of a route, in seconds.",
-        _by_route(routes, lambda route: route.oldest or 0.0),
+def exposition(collect: Callable[[], Iterable[Metric]], accepted: str = "") -> tuple[str, str]:
+    """Return metrics as a text, and its content type: OpenMetrics where it is accepted, else Prometheus' own format."""
+    require()
+    from prometheus_client import CollectorRegistry, generate_latest
+    from prometheus_client.openmetrics import exposition as openmetrics
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Collecting(collect))
+    if _OPENMETRICS in accepted:
+        text: bytes = openmetrics.generate_latest(registry)  # type: ignore[no-untyped-call]
+        return text.decode(), openmetrics.CONTENT_TYPE_LATEST
+    return generate_latest(registry).decode(), _PLAIN
+
+
+class _Collecting:
+    def __init__(self, collect: Callable[[], Iterable[Metric]]) -> None:
+        self.collect = collect
+
+
+class _Admitted(Generic[K]):
+    """The first names that come, up to a limit: what has a sample of its own keeps it from scrape to scrape."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._names: set[K] = set()
+
+    def __call__(self, name: K) -> bool:
+        if len(self._names) < self._most:
+            self._names.add(name)
+        return name in self._names
+
+
+class ProcessFamilies:
+    """Makes metrics of measurements, with a bounded number of samples: past a limit, new names count as `other`."""
+
+    def __init__(self) -> None:
+        self._handlers: _Admitted[str] = _Admitted(MOST_HANDLERS)
+        self._event_types: _Admitted[str] = _Admitted(MOST_EVENT_TYPES)
+        self._failures: _Admitted[FailureKind] = _Admitted(MOST_FAILURES)
+
+    def of(self, found: Measurements, deaths: int | None = None) -> Iterator[Metric]:
+        """Return the metrics. `deaths` are those of worker processes, where there are several under one parent."""
+        handlers = self._together(found.handlers)
+        yield _counter(
+            "deliveries",
+            "Deliveries that a worker has claimed, by what became of them; each is counted once for each claim.",
+            ("handler", "outcome"),
+            {(name, outcome): count for name, each in handlers.items() for outcome, count in each.counts.items()},
+        )
+        yield _histogram(
+            "handler_duration_seconds",
+            "How long the handler of an attempt ran.",
+            {name: each.handler_time for name, each in handlers.items()},
+        )
+        yield _histogram(
+            "time_in_outbox_seconds",
+            "Time from when a delivery was due until its handler had ended.",
+            {name: each.outbox_time for name, each in handlers.items()},
+        )
+        yield _counter(
+            "nacked_terminal",
+            "Deliveries that were judged to have failed for good, before that is written.",
+            FailureKind._fields,
+            self._by_kind(found.nacked_terminal),
+        )
+        yield _counter(
+            "dlq_written",
+            "Dead letters that were written, in the outbox or in the archive; none for a lost lease.",
+            FailureKind._fields,
+            self._by_kind(found.dlq_written),
+        )
+        yield _counter(
+            "events_published",
+            "Events that publishers of this process have handed to transactions, which may yet roll back.",
+            ("event_type",),
+            self._by_event_type(found.published),
+        )
+        yield from _counters(found)
+        if deaths is not None:
+            yield _total("worker_deaths", "Worker processes that have died and were started again.", deaths)
+
+    def _together(self, handlers: Mapping[str, HandlerTally]) -> dict[str, HandlerTally]:
+        shown = {name: each for name, each in handlers.items() if self._handlers(name)}
+        left = [Measurements({OTHER: each}) for name, each in handlers.items() if name not in shown]
+        return shown | dict(sum(left, Measurements()).handlers)
+
+    def _by_kind(self, counts: Mapping[FailureKind, int]) -> dict[tuple[str, ...], int]:
+        found: Counter[tuple[str, ...]] = Counter()
+        for kind, count in counts.items():
+            if not self._handlers(kind.handler):
+                kind = kind._replace(handler=OTHER)
+            found[kind if self._failures(kind) else kind._replace(exception_type=OTHER)] += count
+        return found
+
+    def _by_event_type(self, counts: Mapping[str, int]) -> dict[tuple[str, ...], int]:
+        # One of them is always there: without any, a chart of the rate would show nothing instead of zero.
+        found: Counter[tuple[str, ...]] = Counter({(OTHER,): 0})
+        for event_type, count in counts.items():
+            found[(event_type if self._event_types(event_type) else OTHER,)] += count
+        return found
+
+
+def _counters(found: Measurements) -> Iterator[Metric]:
+    counters = found.counters
+    yield _total("claims", "Claims that were sent to the database.", counters.claims)
+    yield _total("events_claimed", "Events that claims have returned.", counters.claimed)
+    yield _total("settle_statements", "Statements that have settled deliveries.", counters.settles)
+    yield _total("events_split", "Events that were split into a delivery for each of several handlers.", counters.split)
+    yield _total("wakeups", "Wake-ups by a notification.", counters.wakeups)
+    yield _total("polls", "Looks for events that no notification has asked for.", counters.polls)
+    yield _total(
+        "listener_reconnects", "Connections for notifications that were opened again.", counters.listen_reconnects
     )
-    yield _gauges(
-        "route_unrouted",
-        "1 for a route whose events no handler subscribes to.",
-        _by_route(routes, lambda route: not route.handlers),
+    yield _total("schedule_slots_fired", "Slots of schedules that were fired.", counters.fired)
+    yield _total(
+        "facts_dropped", "Facts that an observer did not get, because it blocked or raised.", found.facts_dropped
     )
-    yield _gauges(
-        "route_unserved_handlers",
-        "Subscribed handlers of a route that no living worker has.",
-        _by_route(routes, lambda route: len(route.unserved)),
-    )
-    yield _gauges(
-        "channel_unserved",
-        "1 for a channel that has open events and no living worker.",
-        [({"channel": channel, "generation": generation}, 1) for channel, generation in unserved],
-    )
-
-
-def _workers(snapshot: Snapshot) -> Iterator[Metric]:
-    status, notifications = snapshot.status, snapshot.notifications
-    living = sum(worker.living for worker in status.workers)
-    yield _gauge("workers_living", "Workers with a heartbeat in the last minute.", living)
+    yield _total("log_lines_dropped", "Lines of the log that could not be written in time.", found.log_lines_dropped)
+    yield _gauge(Gauge("worker_processes", "Workers that run.", [({}, float(found.workers))]))
     yield _gauge(
-        "workers_silent", "Workers without a heartbeat that did not stop in order.", len(status.workers) - living
+        Gauge("worker_listeners", "Of them, those that should hear notifications.", [({}, float(found.listeners))])
     )
-    yield _gauge("listeners", "Connections of workers that listen for wake-ups.", notifications.listeners)
-    yield _gauges(
-        "notify_mode",
-        "1 for the present wake-up mode.",
-        [({"mode": mode}, mode == (status.wakeup_mode or "missing")) for mode in WAKEUP_MODES],
-    )
-    yield _gauge(
-        "notification_queue_usage",
-        "Share of the server's notification queue that is in use; alert at 0.25.",
-        notifications.queue_usage,
-    )
+    yield _gauge(Gauge("worker_listening", "Of them, those that hear notifications.", [({}, float(found.listening))]))
+    yield _gauge(Gauge("worker_in_flight", "Deliveries that they hold under a lease.", [({}, float(found.in_flight))]))
 
 
-def _schedules(snapshot: Snapshot) -> Iterator[Metric]:
-    by_name = [({"schedule": each.name}, each) for each in snapshot.schedules]
-    yield _gauges(
-        "schedule_overdue_seconds",
-        "Age of the oldest slot of a schedule that was not fired, in seconds.",
-        [(labels, each.overdue_for or 0.0) for labels, each in by_name],
-    )
-    yield _gauges(
-        "schedule_served",
-        "1 for a schedule that a living worker declares.",
-        [(labels, each.served) for labels, each in by_name],
-    )
-    yield _gauges(
-        "schedule_paused",
-        "1 for a schedule that an operator has paused.",
-        [(labels, each.paused_at is not None) for labels, each in by_name],
-    )
-
-
-def _by_route(routes: Iterable[RouteStatus], value: Callable[[RouteStatus], float]) -> list[Sample]:
-    return [
-        ({"channel": each.channel, "generation": each.generation, "route": each.route}, value(each)) for each in routes
-    ]
-
-
-def _gauge(name: str, text: str, value: float) -> Metric:
-    return _gauges(name, text, [({}, value)])
-
-
-def _gauges(name: str, text: str, samples: Iterable[Sample]) -> Metric:
+def _gauge(gauge: Gauge) -> Metric:
     from prometheus_client.core import GaugeMetricFamily
 
-    family = GaugeMetricFamily(f"holdfast_{name}", text)
-    for labels, value in samples:
-        family.add_sample(family.name, {label: str(each) for label, each in labels.items()}, float(value))
+    family = GaugeMetricFamily(f"holdfast_{gauge.name}", gauge.text)
+    for labels, value in gauge.samples:
+        family.add_sample(family.name, {label: _label(each) for label, each in labels.items()}, value)
     return family
+
+
+def _total(name: str, text: str, value: int) -> Metric:
+    return _counter(name, text, (), {(): value})
+
+
+def _counter(name: str, text: str, labels: tuple[str, ...], values: Mapping[tuple[str, ...], int]) -> Metric:
+    from prometheus_client.core import CounterMetricFamily
+
+    family = CounterMetricFamily(f"holdfast_{name}", text, labels=labels)
+    for key, value in values.items():
+        family.add_metric([_label(each) for each in key], value)
+    return family
+
+
+_LE: Final = (*map(str, BOUNDS), "+Inf")
+
+
+def _histogram(name: str, text: str, values: Mapping[str, Histogram]) -> Metric:
+    from prometheus_client.core import HistogramMetricFamily
+
+    family = HistogramMetricFamily(f"holdfast_{name}", text, labels=("handler",))
+    for handler, each in values.items():
+        family.add_metric([_label(handler)], list(zip(_LE, each.cumulative, strict=True)), each.sum)
+    return family
+
+
+def _label(value: str) -> str:
+    """Return a value that every format can hold; quotes and line ends are escaped by the formats themselves."""
+    return value.encode("utf-8", "backslashreplace").decode()

@@ -1,0 +1,118 @@
+"""How a worker is: the value that `Worker.health()` returns, and that probes show.
+
+live   the event loop turns, and heartbeats are sent; or the database is away, and the worker waits for it
+ready  it is live, claims succeed, the schema fits the code, and the worker is not about to stop
+
+A worker that is not live should be started again. One that is not ready need not be.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
+
+State = Literal["new", "starting", "running", "draining", "stopped"]
+ListenerState = Literal["listening", "connecting", "pooled", "off"]
+
+_LISTENING = {
+    "listening": "listening",
+    "connecting": "polling until LISTEN is connected",
+    "pooled": "polling: LISTEN cannot pass a transaction pooler",
+    "off": "polling: LISTEN is off",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """How a worker is at one moment, or the processes of one `--processes`."""
+
+    state: State | None  # None, as below: it did not answer
+    not_live: tuple[str, ...] = ()  # why it is not live
+    not_ready: tuple[str, ...] = ()  # what else keeps it from being ready
+    name: str = ""
+    pid: int | None = None
+    generation: int | None = None
+    listener: ListenerState | None = None
+    in_flight: int | None = None
+    loop_silent_s: float | None = None  # since the event loop last turned
+    heartbeat_s: float | None = None  # since the database last took a heartbeat; None: it has taken none yet
+    processes: tuple[Health, ...] = ()
+
+    @property
+    def live(self) -> bool:
+        """Whether the worker goes on by itself: if not, start it again."""
+        return not self.not_live
+
+    @property
+    def ready(self) -> bool:
+        """Whether the worker delivers events now."""
+        return self.live and not self.not_ready
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Why it is not live or not ready, the worst first."""
+        return self.not_live + self.not_ready
+
+    def __str__(self) -> str:
+        """One line for people."""
+        word = "ready" if self.ready else "live, not ready" if self.live else "not live"
+        ending = self.state in ("draining", "stopped")
+        about = [
+            *([_LISTENING[self.listener]] if self.listener is not None and not ending else ()),
+            *([f"generation {self.generation}"] if self.generation is not None else ()),
+            *([f"{self.in_flight} in flight"] if self.in_flight is not None else ()),
+            *([f"{len(self.processes)} processes"] if self.processes else ()),
+        ]
+        known = f" ({', '.join(about)})" if about else ""
+        why = f": {'; '.join(self.problems)}" if self.problems else ""
+        return f"{word}{why}{known}"
+
+    def as_data(self) -> dict[str, Any]:
+        """The same for programs, as JSON has it."""
+        own = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "processes"}
+        found = {"live": self.live, "ready": self.ready, "problems": list(self.problems)} | own
+        if self.processes:
+            found["processes"] = [each.as_data() for each in self.processes]
+        return found
+
+
+ReadHealth = Callable[[], Health | Awaitable[Health]]
+
+
+async def read_now(read: ReadHealth) -> Health:
+    """The health of a worker, which answers at once, or of several processes, which have to be asked."""
+    found = read()
+    return await found if inspect.isawaitable(found) else found
+
+
+def from_data(data: Mapping[str, Any]) -> Health:
+    """The health that `as_data` was made of. What another release has added is left out."""
+    known = {field.name: data[field.name] for field in fields(Health) if field.name in data}
+    for name in ("not_live", "not_ready"):
+        known[name] = tuple(map(str, known.get(name, ())))
+    known["processes"] = tuple(map(from_data, known.get("processes", ())))
+    return Health(**known)
+
+
+def joined(own: Health, processes: Iterable[Health]) -> Health:
+    """The health of a parent and its worker processes: live if each of them is, ready if each of them is.
+
+    It is starting until the first of them has started.
+    """
+    found = tuple(processes)
+    named = [(f"process {number}", each) for number, each in enumerate(found, start=1)]
+    listeners = [each.listener for each in found if each.listener not in (None, "listening")]
+    starting = own.state == "running" and found and all(each.state in ("new", "starting", "stopped") for each in found)
+    return replace(
+        own,
+        state="starting" if starting else own.state,
+        not_live=own.not_live + tuple(f"{name}: {why}" for name, each in named for why in each.not_live),
+        not_ready=own.not_ready + tuple(f"{name}: {why}" for name, each in named for why in each.not_ready),
+        listener=listeners[0] if listeners else next((each.listener for each in found if each.listener), None),
+        in_flight=sum(each.in_flight or 0 for each in found),
+        loop_silent_s=max((each.loop_silent_s or 0.0 for each in found), default=None),
+        heartbeat_s=max((each.heartbeat_s or 0.0 for each in found), default=None),
+        processes=found,
+    )
