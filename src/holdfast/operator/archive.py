@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 from uuid import UUID
 
-from holdfast.errors import ConfigurationError
+from holdfast.errors import ConfigurationError, NotFound
 from holdfast.operator import arguments
 from holdfast.operator.failed import named
 from holdfast.operator.outcome import Moved, moved, require_remembered
@@ -64,14 +64,14 @@ class Archive:
             rows = await archive.select(statements, handler, signature, most=arguments.MOST_AT_ONCE)
         if not rows:
             field, name = ("handler", handler) if group is None else ("group", group)
-            raise ConfigurationError(field, f"{name[:80]!r} has nothing in the archive", "holdfast archive groups")
+            raise NotFound(field, f"{name[:80]!r} has nothing in the archive", "holdfast archive groups")
         return rows
 
     async def detail(self, id: int | UUID | str, *, payload: bool = False) -> ArchivedDetail:
         """One archived event, with its payload only on request."""
         named = (await self.resolve([id]))[0]
         if isinstance(named, UUID):
-            raise ConfigurationError("id", f"{id} is in the outbox, not in the archive", f"holdfast failed show {id}")
+            raise NotFound("id", f"{id} is in the outbox, not in the archive", f"holdfast failed show {id}")
         async with self._session.reading() as statements:
             found = await archive.detail(statements, named, payload=payload)
         if found is None:
@@ -124,7 +124,8 @@ class Archive:
             "archive_ids": len(numbers),
             "rows": len(rows),
         }
-        async with self._session.changing("archive.replay", dry_run=dry_run, **asked) as statements:
+        changing = self._session.changing("archive.replay", dry_run=dry_run, **asked)
+        async with self._session.replaying(rows, numbers, dry_run=dry_run), changing as statements:
             into = await generation_for(statements, generation)
             how: dict[str, Any] = {"generation": into, "actor": self._session.actor, "reason": reason, "force": force}
             found = await archive.replay(statements, numbers, **how) if numbers else NOTHING
@@ -166,7 +167,5 @@ def _require_bounded(count: int) -> None:
         raise ConfigurationError("ids", problem, remedy)
 
 
-def _unknown(id: object) -> ConfigurationError:
-    return ConfigurationError(
-        "ids", f"{str(id)[:80]} is not in the archive", "copy a number from holdfast archive list"
-    )
+def _unknown(id: object) -> NotFound:
+    return NotFound("ids", f"{str(id)[:80]} is not in the archive", "copy a number from holdfast archive list")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from uuid import UUID
 
 from holdfast.operator import arguments
 from holdfast.operator.session import Session
@@ -15,6 +16,13 @@ class AuditTrail:
 
     def __init__(self, session: Session) -> None:
         self._session = session
+
+    async def of_event(self, id: UUID | str, *, limit: int = 50) -> list[AuditLine]:
+        """Actions that changed any delivery of an event, the latest first."""
+        arguments.page("limit", limit)
+        asked = arguments.identity(id, listed_by="holdfast events list, or holdfast failed list")
+        async with self._session.reading() as statements:
+            return await audit.of_event(statements, asked, limit=limit)
 
     async def page(
         self,

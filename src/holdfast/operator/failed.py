@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 from holdfast.characters import shell_word
-from holdfast.errors import ConfigurationError, NothingSelected, PayloadError
+from holdfast.errors import ConfigurationError, NotFound, NothingSelected, PayloadError
 from holdfast.ids import uuid7
 from holdfast.operator import arguments
 from holdfast.operator.outcome import Moved, moved, require_remembered
@@ -17,9 +19,11 @@ from holdfast.operator.session import Refused, Session, generation_for
 from holdfast.payload import encode_payload
 from holdfast.postgres.operations import archive, failed, generations
 from holdfast.postgres.operations.connection import Statements
-from holdfast.postgres.operations.failed import FailedEvent, FailureGroups, NamedDelivery
+from holdfast.postgres.operations.failed import FailedEvent, FailureGroups, FailureHistograms, NamedDelivery
 
 _STREAM_PAGE = 500
+MOST_HOURS = 366 * 24
+MOST_STEPS = 200
 EVERYTHING = Selection()
 
 
@@ -49,18 +53,19 @@ class FailedEvents:
         selection: Selection = EVERYTHING,
         *,
         limit: int = 50,
-        before: FailedEvent | None = None,
+        before: FailedEvent | tuple[datetime, UUID] | None = None,
         payload: bool = False,
         discarded: bool = False,
     ) -> list[FailedEvent]:
-        """Dead letters, the newest first; `before` is the last one of the previous page.
+        """Dead letters, the newest first; `before` is the last one of the previous page, or its time and id.
 
         With `discarded` it is those that were discarded and can be restored.
         """
         arguments.page("limit", limit)
         wanted = selection.as_json(discarded=discarded)
         async with self._session.reading() as statements:
-            return await failed.page(statements, wanted, limit=limit, before=before, payload=payload)
+            place = (before.failed_at, before.id) if isinstance(before, FailedEvent) else before
+            return await failed.page(statements, wanted, limit=limit, before=place, payload=payload)
 
     async def pages(self, selection: Selection = EVERYTHING, *, payload: bool = False) -> AsyncIterator[FailedEvent]:
         """All dead letters, read a page at a time: a read that takes minutes must not hold one snapshot."""
@@ -75,6 +80,19 @@ class FailedEvents:
         async with self._session.reading() as statements:
             return await failed.groups(statements, selection.as_json())
 
+    async def histogram(
+        self, selection: Selection = EVERYTHING, *, hours: int = 24, steps: int = 24
+    ) -> FailureHistograms:
+        """When the dead letters of each group failed, in the last hours. Those of the archive are not counted."""
+        arguments.whole("hours", hours, 1, MOST_HOURS)
+        arguments.whole("steps", steps, 1, MOST_STEPS)
+        if selection.since is not None or selection.until is not None or selection.archived:
+            raise ConfigurationError("selection", "has a time, or is of the archive", "name the hours instead")
+        async with self._session.reading() as statements:
+            return await failed.histogram(
+                statements, json.loads(selection.as_json()), hours=timedelta(hours=hours), steps=steps
+            )
+
     async def select(
         self, selection: Selection, *, most: int = arguments.MOST_AT_ONCE, discarded: bool = False
     ) -> list[UUID]:
@@ -85,6 +103,11 @@ class FailedEvents:
             if not rows:
                 raise await no_match(statements, selection, discarded=discarded)
         return rows
+
+    async def count_discarded(self, *, most: int = arguments.MOST_AT_ONCE) -> int:
+        """How many discarded dead letters can be restored; one that equals `most` means "or more"."""
+        async with self._session.reading() as statements:
+            return await failed.count_discarded(statements, most=arguments.whole("most", most, 1, failed.MOST))
 
     async def resolve(self, ids: Iterable[UUID | str]) -> list[UUID]:
         """The rows that ids name, in the outbox or in the archive. An unknown id is an error.
@@ -118,7 +141,8 @@ class FailedEvents:
         rows, actor = await self._rows(ids, selection), self._session.actor
         asked: dict[str, Any] = {"reason": arguments.reason(reason), "selection": selection}
         asked |= {"generation": generation, "force": force, "rows": len(rows)}
-        async with self._session.changing("replay", dry_run=dry_run, **asked) as statements:
+        changing = self._session.changing("replay", dry_run=dry_run, **asked)
+        async with self._session.replaying(rows, dry_run=dry_run), changing as statements:
             into = await generation_for(statements, generation)
             found = await failed.replay(statements, rows, generation=into, actor=actor, reason=reason, force=force)
             unknown = not await generations.known(statements, into)
@@ -201,7 +225,7 @@ def named(found: dict[UUID, list[NamedDelivery]]) -> dict[UUID, list[NamedDelive
     """The failed ones of the deliveries that ids stand for; all of them, where none has failed. None is an error."""
     if unknown := [str(id) for id, deliveries in found.items() if not deliveries]:
         others = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
-        raise ConfigurationError(
+        raise NotFound(
             "ids",
             f"contains an id that no event and no delivery has: {unknown[0]}{others}",
             "check it, retention may have removed the event; holdfast failed list has the dead letters",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.errors import ConfigurationError
+from holdfast.errors import ConfigurationError, NotFound
 from holdfast.operator import arguments
 from holdfast.operator.session import Refused, Session
 from holdfast.postgres.operations import generations
@@ -36,12 +36,12 @@ class Generations:
         async with self._session.reading() as statements:
             return await generations.every(statements)
 
-    async def begin(self, label: str | None = None, *, reason: str | None = None) -> int:
+    async def begin(self, label: str | None = None, *, reason: str | None = None, dry_run: bool = False) -> int:
         """Begin a generation and return its number; from then on it is that of writers that do not name one."""
         if label is not None:
             arguments.line("label", label)
         asked: dict[str, Any] = {"reason": arguments.reason(reason), "label": label}
-        async with self._session.changing("generation.begin", **asked) as statements:
+        async with self._session.changing("generation.begin", dry_run=dry_run, **asked) as statements:
             return await generations.begin(statements, label=label, actor=self._session.actor, reason=reason)
 
     async def retire(
@@ -105,7 +105,7 @@ class Generations:
         for each in await self.all():
             if each.generation == generation:
                 return each
-        raise ConfigurationError("generation", f"{generation} is unknown", "holdfast generations list")
+        raise NotFound("generation", f"{generation} is unknown", "holdfast generations list")
 
 
 def _not_retired(generation: int, open_events: int, workers: int) -> Refused:

@@ -1,15 +1,34 @@
-"""Verbs for handlers: their subscriptions, their backlog, and the workers that serve them."""
+"""Verbs for handlers: their subscriptions, their backlog, what holds them back, and the workers that serve them."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
 
-from holdfast.errors import ConfigurationError
+from holdfast.checks import one_of
+from holdfast.errors import ConfigurationError, NotFound
+from holdfast.flow import at_once, per_second
 from holdfast.operator import arguments
-from holdfast.operator.session import Session
-from holdfast.postgres.operations import handlers
+from holdfast.operator.session import Refused, Session
+from holdfast.postgres.operations import flow, handlers
+from holdfast.postgres.operations.connection import Statements
 from holdfast.postgres.operations.excerpt import Excerpt
+from holdfast.postgres.operations.flow import HandlerFlow, Limit
 from holdfast.postgres.operations.handlers import HandlerStatus
+
+
+@dataclass(frozen=True, slots=True)
+class FlowChange:
+    """What a change of a handler's limits, pause or breaker has made of them."""
+
+    handler: str
+    changed: bool  # False: it was like that before
+    flow: HandlerFlow | None  # None: nothing holds it back any more
+    dry_run: bool = False
+
+
+_Change = Callable[[Statements], Awaitable[bool]]
 
 
 class Handlers:
@@ -29,6 +48,101 @@ class Handlers:
         """Whether a handler ever subscribed."""
         return bool(await self._read(handler))
 
+    async def show(self, handler: str) -> HandlerStatus:
+        """One handler, with its backlog and what holds it back."""
+        arguments.handler(handler)
+        found = await self._read(handler)
+        if not found:
+            raise NotFound("handler", f"{handler} is unknown", "holdfast handlers list")
+        return found[0]
+
+    async def limit(
+        self,
+        handler: str,
+        *,
+        fleet_concurrency: int | None = None,
+        rate: str | float | None = None,
+        clear: Sequence[Limit] = (),
+        reason: str | None = None,
+        dry_run: bool = False,
+    ) -> FlowChange:
+        """Set limits of a handler for the whole fleet: deliveries at the same time, and a rate like `"100/s"`.
+
+        They win over what its code declares, until they are cleared: `clear` names those that go back to it.
+        """
+        most, per = at_once("fleet_concurrency", fleet_concurrency), per_second("rate", rate)
+        cleared: list[str] = [clear] if isinstance(clear, str) else list(clear)
+        for each in cleared:
+            one_of("clear", each, get_args(Limit))
+        if most is None and per is None and not cleared:
+            raise ConfigurationError("fleet_concurrency", "is missing", "give fleet_concurrency, rate or clear")
+        asked = {"fleet_concurrency": most, "rate": per, "clear": cleared}
+        actor = self._session.actor
+
+        async def change(statements: Statements) -> bool:
+            return await flow.limit(statements, handler, most, per, cleared, actor=actor, reason=reason)
+
+        return await self._change("handler.limit", handler, change, reason, dry_run, asked)
+
+    async def pause(self, handler: str, *, reason: str | None = None, dry_run: bool = False) -> FlowChange:
+        """Claim nothing more for a handler, until it is resumed. Its events wait; what runs may finish."""
+        actor = self._session.actor
+
+        async def change(statements: Statements) -> bool:
+            return await flow.pause(statements, handler, actor=actor, reason=reason)
+
+        return await self._change("handler.pause", handler, change, reason, dry_run)
+
+    async def resume(self, handler: str, *, reason: str | None = None, dry_run: bool = False) -> FlowChange:
+        """End the pause of a handler, and wake its workers."""
+        actor = self._session.actor
+
+        async def change(statements: Statements) -> bool:
+            return await flow.resume(statements, handler, actor=actor, reason=reason)
+
+        return await self._change("handler.resume", handler, change, reason, dry_run)
+
+    async def open(self, handler: str, *, reason: str | None = None, dry_run: bool = False) -> FlowChange:
+        """Open the breaker of a handler: one event probes now and then, and the first that succeeds closes it."""
+        return await self._turn_breaker("breaker.open", handler, True, reason, dry_run)
+
+    async def close(self, handler: str, *, reason: str | None = None, dry_run: bool = False) -> FlowChange:
+        """Close the breaker of a handler, without waiting for a probe."""
+        return await self._turn_breaker("breaker.close", handler, False, reason, dry_run)
+
+    async def _turn_breaker(
+        self, action: str, handler: str, open: bool, reason: str | None, dry_run: bool
+    ) -> FlowChange:
+        actor = self._session.actor
+
+        async def change(statements: Statements) -> bool:
+            found = (await flow.every(statements, handler)).get(handler)
+            if found is None or found.breaker is None:
+                raise Refused(
+                    f"{handler} has no breaker", 'declare on_outage="pause", or: holdfast handlers pause ' + handler
+                )
+            return await flow.turn_breaker(statements, handler, open=open, actor=actor, reason=reason)
+
+        return await self._change(action, handler, change, reason, dry_run)
+
+    async def _change(
+        self,
+        action: str,
+        handler: str,
+        change: _Change,
+        reason: str | None,
+        dry_run: bool,
+        named: dict[str, Any] | None = None,
+    ) -> FlowChange:
+        arguments.handler(handler)
+        asked: dict[str, Any] = {"reason": arguments.reason(reason), "handler": handler, **(named or {})}
+        if not await self._read(handler):
+            raise NotFound("handler", f"{handler} is unknown", "holdfast handlers list")
+        async with self._session.changing(action, dry_run=dry_run, **asked) as statements:
+            changed = await change(statements)
+            found = (await flow.every(statements, handler)).get(handler)
+        return FlowChange(handler, changed, found, dry_run)
+
     async def _read(self, only: str | None = None) -> Excerpt[HandlerStatus]:
         status = await self._session.connection.status()
         async with self._session.reading() as statements:
@@ -44,11 +158,9 @@ class Handlers:
         known = await self._read(handler)
         wanted = [each for each in known if event_type is None or event_type in each.event_types]
         if not known:
-            raise ConfigurationError("handler", f"{handler} is unknown", "holdfast handlers list")
+            raise NotFound("handler", f"{handler} is unknown", "holdfast handlers list")
         if not wanted:
-            raise ConfigurationError(
-                "event_type", f"{handler} has no subscription to {event_type!r}", "holdfast handlers list"
-            )
+            raise NotFound("event_type", f"{handler} has no subscription to {event_type!r}", "holdfast handlers list")
         asked: dict[str, Any] = {"reason": arguments.reason(reason), "handler": handler}
         async with self._session.changing("handler.retire", dry_run=dry_run, **asked) as statements:
             actor = self._session.actor

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from uuid import UUID, uuid4
 
-from holdfast.errors import ConfigurationError
+from holdfast.errors import NotFound
 from holdfast.operator.session import Refused, Session
 from holdfast.postgres.operations import plans
 from holdfast.postgres.operations.plans import Plan
@@ -88,9 +88,9 @@ async def run(
                 await plans.release(statements, plan, token)
 
 
-def unknown(plan: int) -> ConfigurationError:
+def unknown(plan: int) -> NotFound:
     """The error for a plan that does not exist."""
-    return ConfigurationError("plan", f"{plan} is unknown", "holdfast plans list")
+    return NotFound("plan", f"{plan} is unknown", "holdfast plans list")
 
 
 async def _read(session: Session, plan: int) -> Plan:

@@ -21,7 +21,7 @@ from holdfast.operator.selection import Selection
 from holdfast.operator.session import Refused, Session
 from holdfast.postgres.operations import plans
 from holdfast.postgres.operations.connection import Statements
-from holdfast.postgres.operations.plans import Plan, PlanVerb, Preview
+from holdfast.postgres.operations.plans import FailedAgain, Plan, PlanVerb, Preview
 
 MOST_ROWS = 100_000
 MOST_PLANS = 200
@@ -122,6 +122,14 @@ class ReplayPlans:
         """One plan: its progress, and what it would do next."""
         async with self._session.reading() as statements:
             return PlanReport(await _read(statements, plan), await plans.preview(statements, plan))
+
+    async def failed_again(self, plan: int, *, after: int | None = None, limit: int = 50) -> FailedAgain:
+        """What failed after a plan had replayed it, in the plan's order; `after` is the `next` of the page before."""
+        arguments.page("limit", limit)
+        position = -1 if after is None else arguments.whole("after", after)
+        async with self._session.reading() as statements:
+            await _read(statements, plan)
+            return await plans.failed_again(statements, plan, after=position, limit=limit)
 
     async def run(
         self,

@@ -9,7 +9,7 @@ from typing import Any
 from uuid import UUID
 
 from holdfast.checks import quoted
-from holdfast.errors import ConfigurationError
+from holdfast.errors import ConfigurationError, NotFound
 from holdfast.names import schedule_name
 from holdfast.operator import arguments
 from holdfast.operator.session import Refused, Session
@@ -116,8 +116,8 @@ def _upcoming(found: ScheduleStatus) -> list[datetime]:
         return []  # without the extra, or without its time zone
 
 
-async def _unknown(statements: Statements, name: str) -> ConfigurationError:
+async def _unknown(statements: Statements, name: str) -> NotFound:
     declared = [each.name for each in await schedules.every(statements)]
     more = f" and {len(declared) - MOST_NAMED} more" if len(declared) > MOST_NAMED else ""
     remedy = f"name one of {', '.join(declared[:MOST_NAMED])}{more}" if declared else "no schedule is declared"
-    return ConfigurationError("schedule", f"{quoted(name)} is unknown", f"{remedy}; holdfast schedules list shows all")
+    return NotFound("schedule", f"{quoted(name)} is unknown", f"{remedy}; holdfast schedules list shows all")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from typing import Any, TypedDict, get_args
 
@@ -80,6 +80,10 @@ class Selection:
         """The given fields, by name."""
         names = [field.name for field in fields(self) if field.name not in ("everything", "archived")]
         return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+    def in_archive(self) -> Selection:
+        """The same selection, of the dead letters in the archive."""
+        return replace(self, archived=True)
 
     def required(self) -> Selection:
         """The selection itself. An error when it is empty: a change of all events has to be explicit."""

@@ -2,43 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
+from uuid import UUID
 
-from holdfast.errors import HoldfastError
+from holdfast.errors import RemediedError
 from holdfast.operator import arguments
 from holdfast.operator.selection import Selection
-from holdfast.postgres.operations import audit, generations
+from holdfast.postgres.operations import audit, events, generations
 from holdfast.postgres.operations.connection import OperatorConnection, Statements
+from holdfast.tracing import Tracing, require_tracing
 
 
-class Refused(HoldfastError):
-    """The request cannot be carried out in the present state, and nothing was changed; `remedy` says what can be."""
-
-    def __init__(self, problem: str, remedy: str) -> None:
-        super().__init__(problem, remedy)
-        self.problem = problem
-        self.remedy = remedy
-
-    def __str__(self) -> str:
-        return f"{self.problem}; {self.remedy}"
+class Refused(RemediedError):
+    """The request of an operator cannot be carried out in the present state."""
 
 
 class Session:
     """What all verbs of an operator share."""
 
-    def __init__(self, dsn: str, actor: str, schema: str, on_wait: Callable[[str], None]) -> None:
-        self.dsn = dsn
+    def __init__(self, connection: OperatorConnection, actor: str, tracing: Tracing | None = None) -> None:
+        self.dsn = connection.dsn
         self.actor = arguments.line("actor", actor)
-        self.schema = schema
-        self.connection = OperatorConnection(dsn, schema, on_wait)
+        self.schema = connection.schema
+        self.connection = connection
+        self._tracing = require_tracing(tracing)
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[Statements]:
         """One snapshot for all statements of the block, with a time limit."""
         async with self.connection.reading() as statements:
             yield statements
+
+    @asynccontextmanager
+    async def replaying(
+        self, rows: Sequence[UUID], numbers: Sequence[int] = (), *, dry_run: bool = False
+    ) -> AsyncIterator[None]:
+        """Trace a replay of rows of the outbox, and of the archive by their numbers, linked to the traces they have."""
+        if self._tracing is None or dry_run:
+            yield
+            return
+        async with self.reading() as statements:
+            linked = await events.trace_contexts(statements, rows, numbers)
+        with self._tracing.replay(len(rows) + len(numbers), linked):
+            yield
 
     @asynccontextmanager
     async def changing(

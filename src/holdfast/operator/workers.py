@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from holdfast.errors import ConfigurationError
+from holdfast.errors import NotFound
 from holdfast.operator import arguments
 from holdfast.operator.session import Refused, Session
 from holdfast.postgres.operations import workers
@@ -24,7 +24,7 @@ class ReleasedWorker:
     released: int
     left: int
     dry_run: bool = False
-    unlisted: bool = False  # it was silent, and is no longer in the list of workers
+    unlisted: bool = False  # it is no longer in the list of workers, until it is heard of again
 
 
 class Workers:
@@ -43,8 +43,8 @@ class Workers:
         """Release the events that a worker holds, without counting the attempts. Its leases are void from then on.
 
         They would be due by themselves when the leases expire; this is for leases that expire too late, such as after
-        the database's clock was set back. A worker that was killed leaves the list with it. Refused, unless forced,
-        while the worker lives: its handlers would run beside those of the next worker.
+        the database's clock was set back. The worker leaves the list with it, until it is heard of again. Refused,
+        unless forced, while the worker lives: its handlers would run beside those of the next worker.
         """
         identity = arguments.identity(worker, "worker", "holdfast workers list")
         asked: dict[str, Any] = {"reason": arguments.reason(reason), "worker": str(identity), "force": force}
@@ -59,9 +59,9 @@ class Workers:
         async with self._session.reading() as statements:
             held = await workers.count_held(statements, identity)
         if not held and not listed:
-            raise ConfigurationError("worker", f"{identity} is unknown", "holdfast workers list")
+            raise NotFound("worker", f"{identity} is unknown", "holdfast workers list")
         if dry_run:
-            return ReleasedWorker(identity, held, 0, dry_run, bool(listed and not living))
+            return ReleasedWorker(identity, held, 0, dry_run, bool(listed))
         released = 0
         while True:
             async with self._session.changing("worker.release", **asked) as statements:
@@ -71,4 +71,4 @@ class Workers:
             released += count
             if count < BATCH:
                 left = max(0, held - released)
-                return ReleasedWorker(identity, released, left, unlisted=bool(listed and not living and not left))
+                return ReleasedWorker(identity, released, left, unlisted=bool(listed and not left))
