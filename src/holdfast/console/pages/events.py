@@ -1,0 +1,111 @@
+"""Events: where is this one? Filters stand in the address; lists go on from the last row, and never count."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+from starlette.responses import Response
+
+from holdfast.characters import shell_word
+from holdfast.console.filters import Fields, moment, whole
+from holdfast.console.page import Call, Page
+from holdfast.errors import ConfigurationError
+from holdfast.operator import EventLine
+
+PAGE: Final = 50
+STATES: Final = {
+    "": "Any",
+    "pending": "Pending",
+    "in_flight": "In flight",
+    "delayed": "Delayed",
+    "delivered": "Delivered",
+    "failed": "Failed",
+    "discarded": "Set aside",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class EventFilter:
+    """The events of a page."""
+
+    status: str = ""
+    event_type: str = ""
+    handler: str = ""
+    source: str = ""
+    generation: str = ""
+    domain_id: str = ""
+    key: str = ""
+    since: str = ""
+    until: str = ""
+
+    @classmethod
+    def of(cls, query: Fields) -> EventFilter:
+        """Return the filter of an address."""
+        found = cls(**{each.name: query.get(each.name.replace("_", "-"), "").strip() for each in fields(cls)})
+        if found.status not in STATES:
+            raise ConfigurationError("status", "is unknown", f"use one of {', '.join(filter(None, STATES))}")
+        return found
+
+    @property
+    def given(self) -> dict[str, str]:
+        """The fields that are not empty, by their names in an address."""
+        found = {each.name.replace("_", "-"): getattr(self, each.name) for each in fields(self)}
+        return {name: value for name, value in found.items() if value}
+
+    def without(self, *names: str) -> dict[str, str]:
+        """The other fields."""
+        return {key.replace("-", "_"): value for key, value in self.given.items() if key not in names}
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of a search."""
+        state = "pending" if self.status == "delayed" else self.status or None
+        return {
+            "state": state,
+            "event_type": self.event_type or None,
+            "handler": self.handler or None,
+            "source": self.source or None,
+            "generation": whole("generation", self.generation),
+            "domain_id": self.domain_id or None,
+            "key": self.key or None,
+            "since": moment("since", self.since),
+            "until": moment("until", self.until),
+        }
+
+    def command(self) -> str:
+        """A command that lists the same, or nearly."""
+        if self.status in ("failed", "discarded"):
+            names: tuple[str, ...] = ("event-type", "handler", "source", "since", "until")
+            start = f"holdfast failed list{' --discarded' if self.status == 'discarded' else ''}"
+        else:
+            names, start = ("event-type", "handler", "source", "generation"), "holdfast events list"
+        return start + "".join(f" --{name} {shell_word(value)}" for name, value in self.given.items() if name in names)
+
+
+async def show(call: Call) -> Response:
+    """Show events, the newest first."""
+    which = EventFilter.of(call.query)
+    before = call.query.get("before") or None
+    async with call.operator() as operator:
+        found = await operator.events.search(**which.arguments, before=before, limit=PAGE)
+    events: list[EventLine] = found.events
+    if which.status in ("pending", "delayed"):
+        now, later = call.now, which.status == "delayed"
+        events = [each for each in events if (each.available_at > now) == later]
+    return call.render(
+        "events.html",
+        active="events",
+        title="Events",
+        cli=which.command(),
+        which=which,
+        states=STATES,
+        events=events,
+        next=found.next,
+        searched_until=found.searched_until,
+        first=before is None,
+        now=call.now,
+    )
+
+
+PAGES = (Page("/events", "events", get=show),)

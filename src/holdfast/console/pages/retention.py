@@ -1,0 +1,100 @@
+"""Retention: what is kept for how long, and what would a sweep take now?"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from starlette.responses import Response
+
+from holdfast.access.principal import Role
+from holdfast.console.actions import Action, Done, Question, pages_of, typed
+from holdfast.console.formatting import ago, count, plural
+from holdfast.console.page import Call, Page
+from holdfast.operator import Operator, RetentionReport
+
+STEPS: Final = {
+    "delivered": "delivered, to be tombstoned",
+    "tombstones": "tombstones, to be disposed of",
+    "failed": "failed, to be tombstoned",
+    "discarded": "discarded, cancelled or expired, to be disposed of",
+    "archived": "archived, to be tombstoned",
+    "archive_tombstones": "tombstones of the archive, to be disposed of",
+    "inbox": "inbox rows, to be forgotten",
+    "keys": "producers' keys, to be freed",
+    "records": "idempotency records, to be forgotten",
+    "rollup": "lines of the roll-up, to be deleted",
+}
+ENTITIES: Final = {
+    "outbox_row": "Delivered events",
+    "failed_row": "Failed events",
+    "archive_row": "Archived events",
+    "event_handled": "What the inbox remembers",
+    "idempotency_record": "Idempotency records, once expired",
+    "rollup_row": "The roll-up of counts",
+}
+DISPOSALS: Final = {
+    "HARD_DELETE": "deleted",
+    "STRIP_PAYLOAD": "kept without payload",
+    "RETAIN_METADATA": "kept as metadata",
+}
+
+
+async def show(call: Call) -> Response:
+    """Show the policies, and what is due."""
+    async with call.operator() as operator:
+        found = await operator.retention.report()
+    policies = sorted((entity, kind, policy) for (entity, kind), policy in found.policies.items())
+    return call.render(
+        "retention.html",
+        active="retention",
+        title="Retention",
+        report=found,
+        policies=policies,
+        unkept=[entity for entity in ("failed_row", "archive_row") if (entity, "*") not in found.policies],
+        entities=ENTITIES,
+        disposals=DISPOSALS,
+        steps=STEPS,
+        sentence=_sentence(call, found),
+        cli="holdfast retention show",
+    )
+
+
+def _sentence(call: Call, found: RetentionReport) -> str:
+    last = f"the last ended {ago(found.finished_at, call.now)}"
+    if found.sweeping:
+        return f"A sweep is running; {last}."
+    if not found.due:
+        return f"A sweep would take nothing now; {last}."
+    return f"A sweep would take {count(found.total, more=found.more)} rows now; {last}."
+
+
+async def _ask_sweep(call: Call, operator: Operator) -> Question:
+    found = await operator.retention.report()
+    return Question(
+        title=f"Sweep {count(found.total, more=found.more)} rows?",
+        lines=[(f"{STEPS.get(due.step, due.step)} {due.content_class}".strip(), due.count) for due in found.due],
+        facts=[
+            ("Final", "what is deleted or stripped cannot be brought back"),
+            ("How", "in batches, each of them audited; workers leave their own sweeps to it"),
+            ("How long", "the answer comes when it is done; a terminal shows the progress of a large one"),
+        ],
+        button=f"Sweep {count(found.total, more=found.more)}",
+        command='holdfast retention sweep --reason "…"',
+        back="/retention",
+        danger=True,
+        nothing=not found.due,
+        typed=typed(found.total),
+    )
+
+
+async def _sweep(call: Call, operator: Operator, reason: str | None) -> Done:
+    done = await operator.retention.sweep(reason=reason)
+    refused = f" {plural(len(done.refused), 'step was', 'steps were')} refused by the database." if done.refused else ""
+    said = f"{plural(done.total, 'row')} swept in {plural(done.batches, 'batch', 'batches')}.{refused}"
+    return Done(path="/retention", said=said)
+
+
+PAGES = (
+    Page("/retention", "retention", get=show),
+    *pages_of(Action(name="retention.sweep", active="retention", ask=_ask_sweep, act=_sweep, role=Role.ADMIN)),
+)
