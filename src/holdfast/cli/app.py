@@ -19,19 +19,29 @@ from holdfast.cli.command_group import CommandGroup, without_types
 COMMANDS: Final = {
     "migrate": "Bring the database to the schema this version needs.",
     "worker": "Deliver events to the handlers of an application, until SIGTERM.",
-    "status": "Show what is pending, in flight, delayed and failed, and the workers.",
+    "worker status": "Say how the worker on this machine is, without the database: exits with 0 if it is live, else "
+    "with 1.",
+    "status": "Show what is pending, in flight, delayed and failed, what handlers did lately, and the workers.",
     "metrics": "Print the state of the outbox in the text format of Prometheus, or serve it.",
+    "console": "Serve the web console.",
+    "console password": "Ask for a password and print the line for the password file; without a terminal it is read "
+    "from the input.",
+    "console token": "Print a new token to stderr, once, and the line for the token file to stdout.",
+    "mcp": "Serve the verbs of operators as tools for assistants, by standard input and output or by HTTP.",
     "doctor": "Check the schema for drift and the installation for what blocks delivery.",
-    "events": "Events: list the open ones, show one, cancel one or many.",
+    "events": "Events: list them, find one, show one, cancel one or many.",
     "failed": "Dead letters: list, replay, discard or correct them.",
     "plans": "Replay plans: replay many events, starting with a canary.",
-    "handlers": "Handlers: their subscriptions, and the workers that serve them.",
+    "handlers": "Handlers: their subscriptions, their limits, and the workers that serve them.",
+    "keys": "Ordering keys that a dead letter blocks.",
     "workers": "Workers: which run, and what they serve.",
     "generations": "Generations of the deployment.",
     "schedules": "Schedules: events that are published at fixed times.",
+    "requests": "Requests with an idempotency key: was it used, and how did it end?",
     "audit": "List the actions of operators, the latest first.",
     "notify": "Show or set the wake-up mode: when publishing wakes the workers, for all users of the schema.",
     "archive": "Dead letters in the archive.",
+    "partitions": "Partitions of the outbox by time.",
     "retention": "How long rows are kept, and what is left of them.",
     "uninstall": "Remove Holdfast from the database, with every event it holds.",
 }
@@ -75,11 +85,12 @@ def make_app(used: Collection[str] = COMMANDS.keys()) -> typer.Typer:
         if name not in used:
             app.command(name, help=help)(_unused)
             continue
-        module = import_module(f"holdfast.cli.{name}")
+        module_name = name.replace(" ", "_")
+        module = import_module(f"holdfast.cli.{module_name}")
         if hasattr(module, "app"):
             app.add_typer(module.app, name=name)
         else:
-            app.command(name)(getattr(module, name))
+            app.command(name)(getattr(module, module_name))
     app.command()(version)
     return app
 
@@ -102,6 +113,8 @@ def run(arguments: list[str]) -> int:
     # People add --debug at the end, after the command; typer would accept it only before.
     debug = "--debug" in arguments
     words = [argument for argument in arguments if argument != "--debug"]
+    if " ".join(words[:2]) in COMMANDS:  # `worker status`: no registry, that would be module:name
+        words[:2] = [" ".join(words[:2])]
     named = next((word for word in words if not word.startswith("-")), "")
     # A shell that completes a line passes it in the environment.
     used = COMMANDS if "_HOLDFAST_COMPLETE" in os.environ else [named] if named in COMMANDS else []

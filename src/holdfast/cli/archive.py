@@ -49,7 +49,7 @@ def list_(
         lambda operator: operator.archive.page(handler=handler, discarded=discarded, limit=limit, before=before)
     )
     if as_json:
-        print_json([asdict(each) for each in found])
+        print_json(found)
         print_left_out(found, limit, as_json=True)
         return
     print_table(
@@ -90,7 +90,7 @@ def show(
     """Show one archived event."""
     found = where.run(lambda operator: operator.archive.detail(id, payload=payload))
     if as_json:
-        print_json({"group": found.group} | asdict(found))
+        print_json(found)
         return
     print_line(f"{'group':<17} {shown(found.group)}")
     for name, value in asdict(found).items():

@@ -9,6 +9,7 @@ import typer
 from holdfast.cli import output
 from holdfast.cli.options import JsonOption, LimitOption, Where, spread
 from holdfast.cli.selection import moment
+from holdfast.errors import ConfigurationError
 from holdfast.operator import AuditLine
 
 
@@ -26,15 +27,23 @@ def audit(
     since: Annotated[
         str | None, typer.Option("--since", metavar="TIME", help="Since: 2h, 7d, or 2026-01-31T08:00 (UTC).")
     ] = None,
+    event: Annotated[
+        str | None, typer.Option("--event", metavar="ID", help="Only what was done to this event; no other filter.")
+    ] = None,
     steps: Annotated[bool, typer.Option("--steps", help="Include every single step of replay plans.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """List the actions of operators, the latest first. Times are UTC."""
-    found = where.run(
-        lambda operator: operator.audit.page(
-            limit=limit, actor=actor, action=action, since=moment("--since", since), steps=steps
+    if event is not None:
+        if any((actor, action, since, steps)):
+            raise ConfigurationError("--event", "is given together with a filter", "give one of them")
+        found = where.run(lambda operator: operator.audit.of_event(event, limit=limit))
+    else:
+        found = where.run(
+            lambda operator: operator.audit.page(
+                limit=limit, actor=actor, action=action, since=moment("--since", since), steps=steps
+            )
         )
-    )
     if as_json:
         output.print_json(found)
         output.print_left_out(found, limit, as_json=True)

@@ -17,11 +17,10 @@ class CommandGroup(TyperGroup):
         try:
             return super().invoke(ctx)
         except typer.BadParameter as error:
-            kind = next((words for word, words in _NUMBERS.items() if word in error.message.lower()), None)
-            if kind is None or error.param is None:
+            if error.param is None or not error.message:  # one that is missing
                 raise
             remedy = f"{error.ctx.command_path if error.ctx else 'holdfast'} --help"
-            raise ConfigurationError(_shown_name(error.param), f"is not {kind}", remedy) from None
+            raise ConfigurationError(_shown_name(error.param), _problem(error.message), remedy) from None
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
@@ -31,6 +30,17 @@ class CommandGroup(TyperGroup):
 
 # Words of typer's errors, and of those of the libraries that it uses, in all their releases.
 _NUMBERS = {"integer": "a whole number", "float": "a number", "number": "a number"}
+
+
+def _problem(message: str) -> str:
+    """Return what a library says of a value, in our words.
+
+    >>> _problem("Input should be less than or equal to 1")
+    'should be less than or equal to 1'
+    """
+    if kind := next((words for word, words in _NUMBERS.items() if word in message.lower()), None):
+        return f"is not {kind}"
+    return message.removeprefix("Value error, ").removeprefix("Input ").rstrip(".")
 
 
 def _shown_name(parameter: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.text import Text
@@ -43,7 +43,7 @@ def doctor(
         return
     report = where.run(lambda operator: operator.doctor(only.value if only else None))
     if as_json:
-        output.print_json(as_data(report))
+        output.print_json(report)
     else:
         _show(report)
     if not report.healthy:
@@ -56,25 +56,6 @@ def _list(only: Part | None, as_json: bool) -> None:
         output.print_json([{"name": c.name, "part": c.part, "about": c.about, "codes": c.codes} for c in checks])
     else:
         output.print_table(("check", "part", "what must hold"), [(c.name, c.part, c.about) for c in checks])
-
-
-# --- for machines ---
-
-
-def as_data(report: Report) -> dict[str, Any]:
-    """One document. `healthy` is false exactly when the command exits with 1."""
-    return {
-        "schema": report.schema,
-        "server": report.server,
-        "owner": report.owner,
-        "healthy": report.healthy,
-        "problems": len(report.of("problem")),
-        "warnings": len(report.of("warning")),
-        "notes": len(report.of("note")),
-        "checks": report.checks,
-        "passed": report.passed,
-        "findings": report.findings,
-    }
 
 
 # --- for people ---

@@ -1,21 +1,22 @@
-"""holdfast events: the open ones, one with its history, and cancelling one or many."""
+"""holdfast events: the open ones, any others, one with its history, causes and effects, and cancelling one or many."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Annotated, cast
+from typing import Annotated, Any, cast
 
 import typer
 
 from holdfast.cli import output, timeline
 from holdfast.cli.command_group import command_group
 from holdfast.cli.options import Change, JsonOption, LimitOption, PayloadOption, Target, Where, spread
+from holdfast.cli.selection import moment
 from holdfast.cli.unmoved import print_unmoved
 from holdfast.errors import ConfigurationError
-from holdfast.operator import Moved, OpenFilters, Operator
+from holdfast.operator import Children, EventPage, Moved, OpenFilters, Operator, Relative
 from holdfast.operator.arguments import MOST_AT_ONCE
 
-app = command_group("Events: list the open ones, show one, cancel one or many.")
+app = command_group("Events: list them, find one, show one, cancel one or many.")
 
 _ID = typer.Argument(metavar="ID", help="Id of an event, or of one of its deliveries.", show_default=False)
 IdArgument = Annotated[str, _ID]
@@ -44,10 +45,44 @@ class OpenFilter:
         return cast(OpenFilters, asdict(self))
 
 
+@dataclass(frozen=True, slots=True)
+class SearchFilter:
+    """Options that search among all events, and not only the open ones."""
+
+    state: Annotated[
+        str | None,
+        typer.Option("--state", metavar="STATE", help="pending, in_flight, delivered, failed, discarded, or all."),
+    ] = None
+    since: Annotated[
+        str | None, typer.Option("--since", metavar="TIME", help="Made since: 2h, 7d, or 2026-01-31T08:00 (UTC).")
+    ] = None
+    until: Annotated[str | None, typer.Option("--until", metavar="TIME", help="Made before this time.")] = None
+    domain_id: Annotated[str | None, typer.Option("--domain-id", metavar="ID", help="Of this domain.")] = None
+    before: Annotated[
+        str | None, typer.Option("--before", metavar="CURSOR", help="Go on where the page before ended.")
+    ] = None
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The arguments of the search; `all` is no state in particular."""
+        return {
+            "state": None if self.state == "all" else self.state,
+            "since": moment("--since", self.since),
+            "until": moment("--until", self.until),
+            "domain_id": self.domain_id,
+            "before": self.before,
+        }
+
+
 @app.command("list")
 @spread
-def list_(where: Where, which: OpenFilter, limit: LimitOption = 50, as_json: JsonOption = False) -> None:
-    """List some of the events that are pending or in flight."""
+def list_(
+    where: Where, which: OpenFilter, among: SearchFilter, limit: LimitOption = 50, as_json: JsonOption = False
+) -> None:
+    """List some of the events that are pending or in flight; with a state or a time, of all events."""
+    if among != SearchFilter():
+        _search(where, which, among, limit, as_json)
+        return
     found = where.run(lambda operator: operator.events.page(limit=limit, **which.given))
     if as_json:
         output.print_json(found)
@@ -71,6 +106,105 @@ def list_(where: Where, which: OpenFilter, limit: LimitOption = 50, as_json: Jso
         ],
     )
     output.print_left_out(found, limit)
+
+
+def _search(where: Where, which: OpenFilter, among: SearchFilter, limit: int, as_json: bool) -> None:
+    filters: dict[str, Any] = dict(which.given)
+    for open_only in ("channel", "route"):
+        if filters.pop(open_only) is not None:
+            raise ConfigurationError(
+                f"--{open_only}",
+                "selects open events only",
+                "leave out --state, --since, --until, --domain-id, --before",
+            )
+    _show_page(where.run(lambda operator: operator.events.search(limit=limit, **filters, **among.given)), as_json)
+
+
+def _show_page(found: EventPage, as_json: bool) -> None:
+    if as_json:
+        output.print_json(found)
+        return
+    output.print_table(
+        ("id", "state", "event type", "handler", "made", "settled", "attempts", "generation", "last error"),
+        [
+            (
+                e.id,
+                e.state,
+                e.event_type,
+                e.handler_name,
+                e.created_at,
+                e.settled_at,
+                e.attempts,
+                e.generation,
+                output.first_line(e.last_error, 60),
+            )
+            for e in found.events
+        ],
+    )
+    _show_next(found, "--before")
+
+
+def _show_next(found: EventPage | Children, option: str) -> None:
+    if found.searched_until is not None:
+        direction = "back to" if option == "--before" else "up to"
+        output.print_line(f"searched {direction} {output.shown(found.searched_until)} UTC", "dim")
+    if found.next is not None:
+        output.print_line(f"there may be more: {option} {found.next}", "dim")
+
+
+@app.command("find")
+@spread
+def find(
+    where: Where,
+    key: Annotated[str, typer.Argument(metavar="KEY", help="An id, an idempotency key, or a producer's key.")],
+    limit: LimitOption = 50,
+    as_json: JsonOption = False,
+) -> None:
+    """Find the event with an id, an idempotency key, or the key that its producer gave it."""
+    found = where.run(lambda operator: operator.events.find(key, limit=limit))
+    _show_page(found, as_json)
+    if not found.events:
+        raise typer.Exit(1)
+
+
+@app.command("children")
+@spread
+def children(
+    where: Where,
+    id: IdArgument,
+    after: Annotated[
+        str | None, typer.Option("--after", metavar="CURSOR", help="Go on where the page before ended.")
+    ] = None,
+    limit: LimitOption = 50,
+    as_json: JsonOption = False,
+) -> None:
+    """List the events that an event has caused."""
+    found = where.run(lambda operator: operator.events.children(id, after=after, limit=limit))
+    if as_json:
+        output.print_json(found)
+        return
+    _show_relatives(found.children)
+    _show_next(found, "--after")
+
+
+@app.command("causes")
+@spread
+def causes(where: Where, id: IdArgument, as_json: JsonOption = False) -> None:
+    """List an event, what caused it, what caused that, and so on."""
+    found = where.run(lambda operator: operator.events.ancestors(id))
+    if as_json:
+        output.print_json(found)
+        return
+    _show_relatives(found)
+    if found[-1].cause is not None:
+        output.print_line(f"its cause is not known here: {found[-1].cause}", "dim")
+
+
+def _show_relatives(found: list[Relative]) -> None:
+    output.print_table(
+        ("id", "event type", "source", "status", "occurred", "distance"),
+        [(e.event_id, e.event_type, e.source, e.status, e.occurred_at, e.distance) for e in found],
+    )
 
 
 @app.command("show")

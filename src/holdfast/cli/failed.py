@@ -13,7 +13,7 @@ import typer
 from holdfast.cli import output, timeline
 from holdfast.cli.command_group import command_group
 from holdfast.cli.editor import edited
-from holdfast.cli.groups import show_groups
+from holdfast.cli.groups import show_groups, show_histograms
 from holdfast.cli.options import (
     Change,
     ForceOption,
@@ -97,6 +97,23 @@ def groups(where: Where, which: Filter, as_json: JsonOption = False) -> None:
     found, archived = where.run(read)
     show_groups(found, as_json)
     print_archived(archived, selection.handler, as_json=as_json)
+
+
+@app.command("histogram")
+@spread
+def histogram(
+    where: Where,
+    group: Annotated[
+        str | None, typer.Option("--group", metavar="HANDLER/SIGNATURE", help="A group, as in failed groups.")
+    ] = None,
+    handler: Annotated[str | None, typer.Option("--handler", metavar="NAME", help="Failed for this handler.")] = None,
+    hours: Annotated[int, typer.Option("--hours", help="How far to look back.")] = 24,
+    steps: Annotated[int, typer.Option("--steps", help="Into how many steps of time.")] = 24,
+    as_json: JsonOption = False,
+) -> None:
+    """Show when the dead letters of each group failed, the oldest step first."""
+    selection = Filter(group=group, handler=handler).selection()
+    show_histograms(where.run(lambda operator: operator.failed.histogram(selection, hours=hours, steps=steps)), as_json)
 
 
 @app.command("show")

@@ -10,6 +10,7 @@ from holdfast.cli import output
 from holdfast.cli.command_group import command_group
 from holdfast.cli.options import Change, JsonOption, ReasonOption, Target, Where, spread
 from holdfast.operator import Generation, MovedGeneration, Operator
+from holdfast.operator.encoding import plain
 
 app = command_group("Generations of the deployment.")
 
@@ -22,7 +23,7 @@ def list_(where: Where, as_json: JsonOption = False) -> None:
     """List generations with their backlog, their workers, and whether they can be retired."""
     found = where.run(lambda operator: operator.generations.all())
     if as_json:
-        output.print_json([output.as_data(g) | {"in_the_way": g.in_the_way} for g in found])
+        output.print_json(found)
         output.print_left_out(found, as_json=True)
         return
     output.print_table(
@@ -78,7 +79,7 @@ def retire(
 
     found = where.run(act)
     if change.as_json:
-        output.print_json(output.as_data(found) | {"dry_run": change.dry_run})
+        output.print_json(plain(found) | {"dry_run": change.dry_run})
     else:
         output.print_line(f"generation {generation} {change.would}retired")
 

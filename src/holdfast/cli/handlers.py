@@ -1,7 +1,8 @@
-"""holdfast handlers: their subscriptions, and the workers that serve them."""
+"""holdfast handlers: their subscriptions, what holds them back, and the workers that serve them."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
 import typer
@@ -9,9 +10,10 @@ import typer
 from holdfast.cli import output
 from holdfast.cli.command_group import command_group
 from holdfast.cli.options import Change, JsonOption, Target, Where, spread
-from holdfast.operator import HandlerStatus, Operator
+from holdfast.flow import shown_rate
+from holdfast.operator import FlowChange, HandlerFlow, HandlerStatus, Limit, Operator
 
-app = command_group("Handlers: their subscriptions, and the workers that serve them.")
+app = command_group("Handlers: their subscriptions, their limits, and the workers that serve them.")
 
 
 @app.command("list")
@@ -20,14 +22,197 @@ def list_(where: Where, as_json: JsonOption = False) -> None:
     """List every handler with its subscriptions, its backlog, its failures, and its workers."""
     found = where.run(lambda operator: operator.handlers.all())
     if as_json:
-        output.print_json([{"unserved": each.unserved} | output.as_data(each) for each in found])
+        output.print_json(found)
         output.print_left_out(found, as_json=True)
         return
-    output.print_table(
-        ("handler", "domain context", "event types", "open", "failed", "served by"),
-        [(e.handler_name, e.domain_context, e.event_types or "retired", e.open, _failed(e), _served(e)) for e in found],
-    )
+    limited = any(each.flow is not None for each in found)
+    rows: list[tuple[object, ...]] = [
+        (
+            *(e.handler_name, e.domain_context, e.event_types or "retired", e.open, _failed(e), _served(e)),
+            *((_flow(e.flow),) if limited else ()),
+        )
+        for e in found
+    ]
+    headers = ("handler", "domain context", "event types", "open", "failed", "served by", "limits")
+    output.print_table(headers if limited else headers[:-1], rows)
     output.print_left_out(found)
+
+
+@app.command("show")
+@spread
+def show(
+    where: Where, handler: Annotated[str, typer.Argument(help="The handler's name.")], as_json: JsonOption = False
+) -> None:
+    """Show one handler: its backlog, its limits, whether it is paused, and the state of its breaker."""
+    found = where.run(lambda operator: operator.handlers.show(handler))
+    if as_json:
+        output.print_json(found)
+        return
+    facts: list[tuple[str, object]] = [
+        ("handler", found.handler_name),
+        ("domain context", found.domain_context),
+        ("event types", found.event_types or "retired"),
+        ("open", found.open),
+        ("failed", _failed(found)),
+        ("served by", _served(found)),
+    ]
+    if found.flow is not None:
+        facts += _facts(found.flow)
+    output.print_facts(facts)
+
+
+@app.command("limit")
+@spread
+def limit(
+    where: Target,
+    handler: Annotated[str, typer.Argument(help="The handler's name.")],
+    change: Change,
+    fleet_concurrency: Annotated[
+        int | None,
+        typer.Option("--fleet-concurrency", metavar="N", help="Deliveries at the same time, in all workers together."),
+    ] = None,
+    rate: Annotated[
+        str | None, typer.Option("--rate", metavar="RATE", help="Deliveries over time, like 100/s, 90/min or 10/h.")
+    ] = None,
+    clear: Annotated[
+        list[str] | None,
+        typer.Option("--clear", metavar="LIMIT", help="fleet_concurrency or rate: back to what the code declares."),
+    ] = None,
+) -> None:
+    """Limit a handler in all workers, at once. It wins over what the code declares, until it is cleared."""
+    named: list[Limit] = [_limit(each) for each in clear or ()]
+    asked: dict[str, Any] = {"fleet_concurrency": fleet_concurrency, "rate": rate, "clear": named}
+    _turn(
+        where,
+        change,
+        f"Change the limits of {handler}?",
+        lambda operator, dry_run: operator.handlers.limit(handler, **asked, reason=change.reason, dry_run=dry_run),
+        "limits",
+    )
+
+
+@app.command("pause")
+@spread
+def pause(where: Target, handler: Annotated[str, typer.Argument(help="The handler's name.")], change: Change) -> None:
+    """Claim nothing more for a handler until it is resumed. Its events wait; what runs may finish."""
+    _turn(
+        where,
+        change,
+        f"Pause {handler}?",
+        lambda operator, dry_run: operator.handlers.pause(handler, reason=change.reason, dry_run=dry_run),
+        "pause",
+    )
+
+
+@app.command("resume")
+@spread
+def resume(where: Target, handler: Annotated[str, typer.Argument(help="The handler's name.")], change: Change) -> None:
+    """End the pause of a handler."""
+    _turn(
+        where,
+        change,
+        f"Resume {handler}?",
+        lambda operator, dry_run: operator.handlers.resume(handler, reason=change.reason, dry_run=dry_run),
+        "pause",
+    )
+
+
+@app.command("open")
+@spread
+def open_(where: Target, handler: Annotated[str, typer.Argument(help="The handler's name.")], change: Change) -> None:
+    """Open the breaker of a handler: its events wait, and one probes now and then, until one succeeds."""
+    _turn(
+        where,
+        change,
+        f"Open the breaker of {handler}?",
+        lambda operator, dry_run: operator.handlers.open(handler, reason=change.reason, dry_run=dry_run),
+        "breaker",
+    )
+
+
+@app.command("close")
+@spread
+def close(where: Target, handler: Annotated[str, typer.Argument(help="The handler's name.")], change: Change) -> None:
+    """Close the breaker of a handler, without waiting for a probe."""
+    _turn(
+        where,
+        change,
+        f"Close the breaker of {handler}?",
+        lambda operator, dry_run: operator.handlers.close(handler, reason=change.reason, dry_run=dry_run),
+        "breaker",
+    )
+
+
+def _limit(name: str) -> Limit:
+    """Return what --clear names; the verb refuses what is neither."""
+    return "rate" if name == "rate" else name.replace("-", "_")  # type: ignore[return-value]
+
+
+def _turn(
+    where: Target,
+    change: Change,
+    question: str,
+    verb: Callable[[Operator, bool], Awaitable[FlowChange]],
+    what: str,
+) -> None:
+    """Change what holds a handler back, and say what does so now. Exit code 1: it was like that before."""
+
+    async def act(operator: Operator) -> FlowChange:
+        found = await verb(operator, True)
+        if change.dry_run:
+            return found
+        if found.changed:
+            change.confirm(question)
+        return await verb(operator, False)
+
+    found = where.run(act)
+    if change.as_json:
+        output.print_json(found)
+    else:
+        said = f"{what} {change.would}changed" if found.changed else f"{what} not changed: it was like that before"
+        output.print_line(f"{found.handler}: {said}")
+        output.print_line(f"{found.handler}: {_flow(found.flow) if found.flow else 'nothing holds it back'}")
+    if not found.changed:
+        raise typer.Exit(1)
+
+
+def _flow(flow: HandlerFlow | None) -> str:
+    """What holds a handler back, in a few words."""
+    if flow is None:
+        return "-"
+    words = ["PAUSED"] if flow.paused_at is not None else []
+    if flow.breaker not in (None, "closed"):
+        words.append(f"breaker {str(flow.breaker).upper() if flow.opened_at else flow.breaker}")
+    if flow.fleet_concurrency is not None:
+        words.append(f"{flow.fleet_concurrency} at once{_by(flow, 'fleet_concurrency')}")
+    if flow.rate is not None:
+        words.append(f"{shown_rate(flow.rate)}{_by(flow, 'rate')}")
+    return ", ".join(words) or "breaker closed"
+
+
+def _by(flow: HandlerFlow, limit: str) -> str:
+    return " (set)" if limit in flow.set_by_operator else ""
+
+
+def _facts(flow: HandlerFlow) -> list[tuple[str, object]]:
+    facts: list[tuple[str, object]] = []
+    if flow.paused_at is not None:
+        facts.append(("paused", f"since {output.shown(flow.paused_at)} by {flow.paused_by}"))
+    if flow.fleet_concurrency is not None:
+        by = "operator" if "fleet_concurrency" in flow.set_by_operator else "code"
+        facts.append(("fleet concurrency", f"{flow.fleet_concurrency}, {flow.in_flight} in flight; set by {by}"))
+    if flow.rate is not None:
+        facts.append(
+            ("rate", f"{shown_rate(flow.rate)}; set by {'operator' if 'rate' in flow.set_by_operator else 'code'}")
+        )
+    if flow.breaker is not None:
+        facts.append(
+            ("breaker", flow.breaker if flow.breaker != "closed" else f"closed, {flow.failures} failures in a row")
+        )
+    if flow.opened_at is not None:
+        due = "now" if flow.probe_in is None else f"in {flow.probe_in:.1f} s"
+        facts += [("open since", flow.opened_at), ("probes", f"{flow.failed_probes} failed, the next {due}")]
+    return facts
 
 
 @app.command("retire")

@@ -14,6 +14,7 @@ import os
 import select
 import sys
 import threading
+from collections.abc import Mapping
 from typing import Any, Final, TextIO
 
 import structlog
@@ -21,6 +22,7 @@ from structlog.typing import EventDict, Processor
 
 from holdfast.characters import CONTROL
 from holdfast.observability.background import Background
+from holdfast.observability.logging import add_delivery
 
 _FLUSH_PATIENCE = 1.0
 _URGENT: Final = frozenset(("error", "exception", "critical", "fatal"))
@@ -98,8 +100,16 @@ def flush() -> None:
         writer.flush()
 
 
-def configure(stream: TextIO | None = None, level: str = "info") -> None:
-    """Send structlog's entries, and those of the standard library, from a level on to `stream` (stderr)."""
+def dropped() -> int:
+    """How many lines were dropped."""
+    return sum(writer.dropped for writer in _writers)
+
+
+def configure(stream: TextIO | None = None, level: str = "info", bound: Mapping[str, object] | None = None) -> None:
+    """Send structlog's entries, and those of the standard library, from a level on to `stream` (stderr).
+
+    What is `bound` is part of every entry, and the fields of its delivery are of what a handler writes.
+    """
     least = logging.getLevelNamesMapping()[level.upper()]
     stream = stream or sys.stderr
     terminal = stream.isatty()
@@ -107,6 +117,8 @@ def configure(stream: TextIO | None = None, level: str = "info") -> None:
     _writers[:] = [writer]
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
+        add_delivery,
+        lambda _logger, _method, entry: {**(bound or {}), **entry},
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="%H:%M:%S" if terminal else "iso", utc=not terminal),
         structlog.processors.format_exc_info,
@@ -128,7 +140,7 @@ def configure(stream: TextIO | None = None, level: str = "info") -> None:
         handler = _Handler(writer)
         handler.setFormatter(
             structlog.stdlib.ProcessorFormatter(
-                foreign_pre_chain=[*shared[:2], structlog.stdlib.add_logger_name, shared[2]],
+                foreign_pre_chain=[*shared[:4], structlog.stdlib.add_logger_name, shared[4]],
                 processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last],
             )
         )

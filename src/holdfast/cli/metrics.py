@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
-import re
 import signal
 import sys
 from collections.abc import Iterable
@@ -18,8 +16,7 @@ from holdfast.cli.options import Where, spread
 from holdfast.errors import ConfigurationError
 from holdfast.observability import endpoint, prometheus
 from holdfast.observability.endpoint import Scraper
-
-LOOPBACK = "127.0.0.1"
+from holdfast.observability.http import Site, address_of, is_loopback, reason_of
 
 
 @spread
@@ -58,22 +55,6 @@ def metrics(
         logs.flush()
 
 
-def address_of(text: str) -> tuple[str, int]:
-    """The host and the port of `9464`, `:9464`, `0.0.0.0:9464` or `[::1]:9464`."""
-    found = re.fullmatch(r"(?:(?P<host>[^:\[\]\s]*|\[[0-9a-fA-F:.]+\]):)?(?P<port>[0-9]{1,5})", text)
-    if not found or int(found["port"]) > 65_535:
-        raise ConfigurationError("--listen", f"{text!r} is not an address to listen on", f"write {LOOPBACK}:9464")
-    return (found["host"] or LOOPBACK).strip("[]"), int(found["port"])
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach it."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 async def _serve(scraper: Scraper, host: str, port: int, allowed: Iterable[str]) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -82,10 +63,9 @@ async def _serve(scraper: Scraper, host: str, port: int, allowed: Iterable[str])
         async with endpoint.serve(scraper, host, port, allowed) as bound:
             if not is_loopback(host):
                 print(f"note: every client that reaches {host} port {bound} can read the metrics", file=sys.stderr)
-            shown = f"[{host}]" if ":" in host else host
-            print(f"serving http://{shown}:{bound}{endpoint.PATH}", file=sys.stderr, flush=True)
+            print(f"serving {Site(host, bound, {}).url}{endpoint.PATH}", file=sys.stderr, flush=True)
             await stop.wait()
     except OSError as error:
         raise ConfigurationError(
-            "--listen", f"cannot be used: {error.strerror or error}", "name an address of this machine and a free port"
+            "--listen", f"cannot be used: {reason_of(error)}", "name an address of this machine and a free port"
         ) from None

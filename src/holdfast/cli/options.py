@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
-from holdfast.cli import environment, output
+from holdfast.cli import environment, output, tracing
 from holdfast.cli.environment import DsnOption, SchemaOption
 from holdfast.errors import ConfigurationError
 from holdfast.operator import Operator
@@ -81,7 +81,10 @@ class Where:
         async def connected() -> T:
             where = environment.dsn(self.dsn)
             schema = environment.schema(self.schema)
-            async with Operator(where, actor=self.who, schema=schema, on_wait=_say_on_terminal) as operator:
+            traced = tracing.configured()
+            async with Operator(
+                where, actor=self.who, schema=schema, on_wait=_say_on_terminal, tracing=traced
+            ) as operator:
                 return await verb(operator)
 
         return asyncio.run(connected())

@@ -12,12 +12,9 @@ import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, is_dataclass
-from datetime import datetime, timedelta
-from typing import Any, Final
-from uuid import UUID
+from datetime import datetime
+from typing import Final
 
-from pydantic import BaseModel
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -60,23 +57,11 @@ def progress_bar(*, quiet: bool = False) -> Iterator[Progress]:
 
 
 def print_json(value: object, *, indent: int | None = 2) -> None:
-    text = json.dumps(value, indent=indent, default=_plain, ensure_ascii=False)
+    from holdfast.operator.encoding import plain  # which brings all that verbs return
+
+    text = json.dumps(plain(value), indent=indent, ensure_ascii=False)
     # The only one that JSON has outside of strings is the line break of the indentation.
     print(CONTROL.sub(lambda match: match[0] if match[0] == "\n" else json.dumps(match[0])[1:-1], text), flush=True)
-
-
-def _plain(value: object) -> Any:
-    if is_dataclass(value) and not isinstance(value, type):
-        return asdict(value)
-    if isinstance(value, datetime):
-        return value.isoformat()
-    if isinstance(value, timedelta):
-        return value.total_seconds()
-    if isinstance(value, UUID):
-        return str(value)
-    if isinstance(value, BaseModel):
-        return value.model_dump(mode="json")
-    raise TypeError(type(value).__name__)
 
 
 def print_table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -93,15 +78,22 @@ class Listing:
         self._headers = headers
         self._rows = [tuple(map(shown, row)) for row in rows]
 
+    def width(self, console: Console, options: ConsoleOptions) -> int:
+        """How wide a table of the rows is."""
+        return Measurement.get(console, options.update(max_width=_UNLIMITED), self._table()).maximum
+
+    def _table(self) -> Table:
+        table = Table(*self._headers, box=None, header_style="dim", pad_edge=False)
+        for row in self._rows:
+            table.add_row(*map(Text, row))
+        return table
+
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         if not self._rows:
             yield Text("none", style="dim")
             return
-        table = Table(*self._headers, box=None, header_style="dim", pad_edge=False)
-        for row in self._rows:
-            table.add_row(*map(Text, row))
-        if Measurement.get(console, options.update(max_width=_UNLIMITED), table).maximum <= options.max_width:
-            yield table
+        if self.width(console, options) <= options.max_width:
+            yield self._table()
             return
         for name, *cells in self._rows:
             yield Text(name, style="bold", no_wrap=True, overflow="ignore")
@@ -201,8 +193,3 @@ def first_line(text: str | None, longest: int = 100) -> str:
     line, _, more = (text or "-").partition("\n")
     lines = [line, more.removeprefix(_MEMBER).partition("\n")[0]] if more.startswith(_MEMBER) else [line]
     return ": ".join(each if len(each) <= longest else f"{each[:longest]}…" for each in lines)
-
-
-def as_data(value: Any) -> dict[str, Any]:
-    """A dataclass as what `print_json` can print, to be added to."""
-    return {field: getattr(value, field) for field in value.__dataclass_fields__}

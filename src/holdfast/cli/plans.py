@@ -114,6 +114,42 @@ def show(where: Where, plan: PlanArgument, as_json: JsonOption = False) -> None:
     _show(where.run(lambda operator: operator.plans.detail(plan)), as_json)
 
 
+@app.command("failed")
+@spread
+def failed(
+    where: Where,
+    plan: PlanArgument,
+    after: Annotated[
+        int | None, typer.Option("--after", metavar="POSITION", help="Go on where the page before ended.")
+    ] = None,
+    limit: LimitOption = 50,
+    as_json: JsonOption = False,
+) -> None:
+    """List what failed again after the plan had replayed it, in the plan's order."""
+    found = where.run(lambda operator: operator.plans.failed_again(plan, after=after, limit=limit))
+    if as_json:
+        output.print_json(found)
+        return
+    output.print_table(
+        ("id", "state", "event type", "handler", "replayed", "failed", "error before", "error now"),
+        [
+            (
+                e.id,
+                e.state,
+                e.event_type,
+                e.handler_name,
+                e.replayed_at,
+                e.failed_at,
+                output.first_line(e.previous_error, 60),
+                output.first_line(e.last_error, 60),
+            )
+            for e in found.rows
+        ],
+    )
+    if found.next is not None:
+        output.print_line(f"there may be more: --after {found.next}", "dim")
+
+
 @app.command("run")
 @spread
 def run(where: Target, plan: PlanArgument, change: Change) -> None:
@@ -217,7 +253,7 @@ def progress_text(plan: int, doing: str, *, delivered: int, failed: int, replaye
 def _show(found: PlanReport, as_json: bool) -> None:
     plan, preview = found.plan, found.preview
     if as_json:
-        output.print_json(output.as_data(found) | {"running": plan.running})
+        output.print_json(found)
         return
     because = f": {plan.state_reason}" if plan.state_reason and (plan.running or plan.state != "open") else ""
     title = "a plan that is not kept (dry run)" if found.dry_run else f"plan {plan.id} {_state(plan)}{because}"

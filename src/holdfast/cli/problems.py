@@ -12,10 +12,11 @@ from rich.console import Console
 
 from holdfast.cli.output import clean, wrapped
 from holdfast.errors import ConfigurationError, HoldfastError
+from holdfast.installing import MissingExtra
 from holdfast.operator import DATABASE_ERRORS, remedy_of
 from holdfast.redact import redact_dsn
 
-REPORTED: Final = (HoldfastError, *DATABASE_ERRORS)
+REPORTED: Final = (HoldfastError, MissingExtra, *DATABASE_ERRORS)
 
 
 def report(error: BaseException) -> int:
@@ -24,7 +25,7 @@ def report(error: BaseException) -> int:
     _print(f"error: {_one_line(_problem(error))}")
     if remedy:
         _print(f"try: {_one_line(remedy)}")
-    return 2 if isinstance(error, ConfigurationError) else 1
+    return 2 if isinstance(error, ConfigurationError | MissingExtra) else 1
 
 
 def _print(line: str) -> None:

@@ -13,7 +13,7 @@ from holdfast.cli.command_group import command_group
 from holdfast.cli.options import Change, JsonOption, Target, Where, spread
 from holdfast.cli.output import counted, print_json, print_line, print_table, progress_bar
 from holdfast.errors import ConfigurationError
-from holdfast.operator import Erasure, Operator, RetentionReport, SweepReport
+from holdfast.operator import Erasure, Operator, RetentionReport, SweepReport, encoding
 from holdfast.retention import ALL_CLASSES, Disposal, RetentionPolicies, RetentionPolicy
 
 app = command_group("How long rows are kept, and what is left of them.")
@@ -28,7 +28,9 @@ STEPS = {
     "archive_tombstones": "tombstones of the archive, to be disposed of",
     "inbox": "inbox rows, to be forgotten",
     "keys": "producers' keys, to be freed",
+    "heads": "ordering keys that are done with, to be forgotten",
     "records": "idempotency records, to be forgotten",
+    "rollup": "lines of the roll-up, to be deleted",
 }
 
 
@@ -38,7 +40,7 @@ def show(where: Where, as_json: JsonOption = False) -> None:
     """Show the policies, what a sweep would take now, and when the last one ended."""
     found = where.run(lambda operator: operator.retention.report())
     if as_json:
-        print_json(as_data(found))
+        print_json(found)
         return
     print_policies(found.policies)
     print_due(found)
@@ -55,7 +57,7 @@ def sweep(target: Target, change: Change) -> None:
     due = target.run(lambda operator: operator.retention.report())
     if change.dry_run or not due.due:
         if change.as_json:
-            print_json({"dry_run": change.dry_run, "due": as_data(due)["due"], "swept": {}})
+            print_json({"dry_run": change.dry_run, "due": due.due, "swept": {}})
         else:
             print_due(due)
         return
@@ -69,7 +71,7 @@ def sweep(target: Target, change: Change) -> None:
 
     done = target.run(run)
     if change.as_json:
-        print_json({"dry_run": False, "due": as_data(due)["due"], **asdict(done)})
+        print_json({"dry_run": False, "due": due.due, **asdict(done)})
     else:
         print_table(["swept", "rows"], [(STEPS[step], count) for step, count in done.swept.items() if count])
         longest = f"the longest took {done.longest * 1000:.0f} ms"
@@ -86,7 +88,8 @@ def set_policy(
     target: Target,
     change: Change,
     entity: Annotated[
-        str, typer.Argument(help="outbox_row, failed_row, archive_row, event_handled or idempotency_record.")
+        str,
+        typer.Argument(help="outbox_row, failed_row, archive_row, event_handled, idempotency_record or rollup_row."),
     ],
     content_class: Annotated[
         str, typer.Option("--class", metavar="NAME", help="A content class; * is all that have no policy of their own.")
@@ -114,7 +117,7 @@ def set_policy(
 
     in_force = target.run(act)
     if change.as_json:
-        print_json({"dry_run": change.dry_run, "policies": policies_as_data(in_force)})
+        print_json({"dry_run": change.dry_run, "policies": encoding.policies(in_force)})
     else:
         print_policies(in_force)
 
@@ -167,24 +170,6 @@ def progress(title: str, total: int | None) -> Iterator[Callable[[int], None]]:
             bars.advance(bar, rows)
 
         yield advance
-
-
-def as_data(found: RetentionReport) -> dict[str, Any]:
-    """Counts end at the limit."""
-    return {
-        "policies": policies_as_data(found.policies),
-        "due": [asdict(each) for each in found.due],
-        "limit": found.limit,
-        "last_sweep": {"finished_at": found.finished_at, "swept": found.last},
-        "sweeping": found.sweeping,
-    }
-
-
-def policies_as_data(policies: RetentionPolicies) -> list[dict[str, Any]]:
-    return [
-        {"entity": entity, "content_class": content_class, **asdict(policy)}
-        for (entity, content_class), policy in sorted(policies.items())
-    ]
 
 
 def print_policies(policies: RetentionPolicies) -> None:

@@ -9,8 +9,8 @@ import typer
 from holdfast.cli import output
 from holdfast.cli.command_group import command_group
 from holdfast.cli.options import Change, JsonOption, PayloadOption, Target, Where, spread
-from holdfast.operator import MOST_SCHEDULES, Operator, ScheduleChange, ScheduleStatus
-from holdfast.stored_json import decode
+from holdfast.operator import MOST_SCHEDULES, Operator, ScheduleChange
+from holdfast.operator.encoding import plain
 
 app = command_group("Schedules: events that are published at fixed times.")
 
@@ -23,7 +23,7 @@ def list_(where: Where, as_json: JsonOption = False) -> None:
     """List schedules with their next and last slots, and whether a worker fires them."""
     found = where.run(lambda operator: operator.schedules.all())
     if as_json:
-        output.print_json([_as_data(each) for each in found])
+        output.print_json(found)
         output.print_left_out(found, MOST_SCHEDULES, as_json=True)
         return
     output.print_table(
@@ -40,7 +40,7 @@ def show(where: Where, name: NameArgument, payload: PayloadOption = False, as_js
     found = where.run(lambda operator: operator.schedules.detail(name, payload=payload))
     seen = found.schedule
     if as_json:
-        output.print_json(_as_data(seen) | {"upcoming": found.upcoming})
+        output.print_json(plain(seen) | {"upcoming": found.upcoming})
         return
     output.print_line(seen.name, "bold")
     slots = [("" if number else "next slots", slot) for number, slot in enumerate(found.upcoming)]
@@ -131,12 +131,3 @@ def _change_state(where: Target, name: str, verb: Literal["pause", "resume"], ch
         output.print_line(f"{name} was {'paused' if verb == 'pause' else 'not paused'} already")
     if not done.changed:
         raise typer.Exit(1)
-
-
-def _as_data(seen: ScheduleStatus) -> dict[str, Any]:
-    data = output.as_data(seen)
-    if seen.payload is None:
-        del data["payload"]
-    else:
-        data["payload"] = decode(seen.payload)
-    return {"state": seen.state} | data

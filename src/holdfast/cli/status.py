@@ -1,4 +1,4 @@
-"""holdfast status: the backlog by route, its age, and the workers."""
+"""holdfast status: the backlog by route, its age, what handlers did lately, and the workers."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from rich.live import Live
 from rich.text import Text
 
 from holdfast.characters import shell_word
-from holdfast.cli import output
+from holdfast.cli import output, rates
 from holdfast.cli.options import Where, spread
+from holdfast.cli.rates import Rates
 from holdfast.operator import MOST, MOST_IN_ROUTE, MOST_ROUTES, MOST_UNSERVED, NewestFailure, Operator, Status
 
 _SHOWN_ROUTES = 50  # --json has more
@@ -28,7 +29,7 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", help="Show it again and again, until Ctrl-C.")] = False,
     interval: Annotated[float, typer.Option(min=0.2, help="Seconds between reads, with --watch.")] = 2.0,
 ) -> None:
-    """Show what is pending, in flight, delayed and failed, and the workers. Delivered events are not counted."""
+    """Show what is pending, in flight, delayed and failed, what handlers did lately, and the workers."""
     try:
         where.run(lambda operator: _show(operator, as_json, interval if watch else None))
     except KeyboardInterrupt:
@@ -38,30 +39,30 @@ def status(
 
 async def _show(operator: Operator, as_json: bool, interval: float | None) -> None:
     with _printer(operator.schema, as_json, interval is not None) as show:
-        show(await operator.status())
+        show(await operator.status(), await rates.read(operator))
         while interval is not None:
             await asyncio.sleep(interval)
-            show(await operator.status())
+            show(await operator.status(), await rates.read(operator))
 
 
 @contextmanager
-def _printer(schema: str, as_json: bool, again: bool) -> Iterator[Callable[[Status], None]]:
+def _printer(schema: str, as_json: bool, again: bool) -> Iterator[Callable[[Status, Rates], None]]:
     """How a status is shown: as JSON, on a screen that is redrawn, or as lines."""
     console = output.console()
     if as_json:
         indent = None if again else 2
-        yield lambda found: output.print_json(as_data(schema, found), indent=indent)
+        yield lambda found, did: output.print_json(as_data(schema, found, did), indent=indent)
     elif again and console.is_terminal:
         with Live(console=console, auto_refresh=False, screen=True) as live:
-            yield lambda found: live.update(_shown(schema, found), refresh=True)
+            yield lambda found, did: live.update(_shown(schema, found, did), refresh=True)
     else:
-        yield lambda found: console.print(_shown(schema, found), crop=False)
+        yield lambda found, did: console.print(_shown(schema, found, did), crop=False)
 
 
 # --- for machines ---
 
 
-def as_data(schema: str, found: Status) -> dict[str, Any]:
+def as_data(schema: str, found: Status, did: Rates) -> dict[str, Any]:
     """A count that equals its limit means "or more"."""
     return {
         "schema": schema,
@@ -83,20 +84,25 @@ def as_data(schema: str, found: Status) -> dict[str, Any]:
         "unserved_channels": [{"channel": c, "generation": g} for c, g in found.unserved],
         "workers": [asdict(worker) for worker in found.workers],
         "workers_left_out": found.workers.left_out,
+        "handlers_limited": [asdict(flow) for flow in found.flows],
+        "rates": rates.as_data(did),
     }
 
 
 # --- for people ---
 
 
-def _shown(schema: str, found: Status) -> RenderableType:
+def _shown(schema: str, found: Status, did: Rates) -> RenderableType:
     parts: list[RenderableType] = [_counts(schema, found)]
     if found.newest_failure:
         parts.append(Text(output.clean(_newest(found.newest_failure)), style="red"))
     parts += [Text(output.clean(f"! {warning}"), style="yellow") for warning in warnings(found)]
     if found.routes:
         parts.append(_routes(found))
+    # Before what handlers did, which is long and may be cut off at the end of the screen.
     parts.append(_workers(found) if found.workers else Text("no workers", style="yellow"))
+    if (table := rates.table(did)) is not None:
+        parts.append(table)
     return Group(*parts)
 
 
@@ -156,6 +162,15 @@ def warnings(found: Status) -> list[str]:
             f"{found.expired_leases} in flight have an expired lease; the next claim of a worker that has room takes "
             "them, and holdfast doctor says if handlers overran and keep the room"
         )
+    for flow in found.flows:
+        if flow.paused_at is not None:
+            resume = f"holdfast handlers resume {flow.handler_name}"
+            said.append(f"{flow.handler_name} is paused by {flow.paused_by}; its events wait: {resume}")
+        elif flow.opened_at is not None:
+            said.append(
+                f"the breaker of {flow.handler_name} is open since {output.shown(flow.opened_at)}, "
+                f"{flow.failed_probes} probes have failed; its events wait: holdfast handlers show {flow.handler_name}"
+            )
     if found.wakeup_mode is None:
         said.append("the trigger outbox_bell is missing; holdfast notify when_idle makes it")
     return said

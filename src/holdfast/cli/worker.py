@@ -10,21 +10,22 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
-from types import ModuleType
+from functools import partial
 from typing import Annotated
 
 import typer
 
-from holdfast.cli import environment, logs
-from holdfast.cli.environment import DsnOption, LogLevel, LogLevelOption, SchemaOption
+from holdfast.cli import environment, logs, tracing, worker_sites
+from holdfast.cli.environment import DsnOption, LogLevel, LogLevelOption, LogSuccesses, SchemaOption
+from holdfast.cli.targets import load_redactor, load_registry, load_transactions
+from holdfast.cli.worker_metrics import ProcessMetrics, pages_of_processes
+from holdfast.cli.worker_sites import ProcessesHealth
 from holdfast.errors import ConfigurationError
-from holdfast.failure import Redactor
-from holdfast.handlers import HandlerRegistry
 from holdfast.installing import extra_remedy
-from holdfast.observability.logging import log_fact
-from holdfast.redact import unredacted
+from holdfast.observability.logging import LogObserver, log_fact
+from holdfast.observability.service_manager import ServiceManager
 from holdfast.settings import WorkerSettings
 from holdfast.telemetry import Notice, Observer
 from holdfast.worker import process
@@ -34,6 +35,13 @@ from holdfast.worker.worker import Worker
 
 _DEFAULT = WorkerSettings(generation=0)
 _LIMIT_PAST_GRACE = 15.0
+_VARIABLES = {
+    "service": "HOLDFAST_SERVICE",
+    "environment": "HOLDFAST_ENVIRONMENT",
+    "version": "HOLDFAST_SERVICE_VERSION",
+}
+# It serves the pages of all processes.
+_OF_THE_PARENT = ("HOLDFAST_HEALTH", "HOLDFAST_METRICS")
 
 
 class DeadLetters(StrEnum):
@@ -41,14 +49,6 @@ class DeadLetters(StrEnum):
 
     IN_PLACE = "in_place"
     ARCHIVE = "archive"
-
-
-class LogHandled(StrEnum):
-    """Whether each event that was handled is a line of the log, and of which level."""
-
-    NEVER = "never"
-    DEBUG = "debug"
-    INFO = "info"
 
 
 def worker(
@@ -74,6 +74,12 @@ def worker(
         float,
         typer.Option("--settle-after", help="Seconds a finished delivery waits for others to settle with."),
     ] = _DEFAULT.settle_after,
+    loop_patience: Annotated[
+        float,
+        typer.Option(
+            "--loop-patience", help="Seconds that handlers may block the event loop until the worker is not live."
+        ),
+    ] = _DEFAULT.loop_patience,
     no_listen: Annotated[bool, typer.Option("--no-listen", help="Only poll: no LISTEN connection.")] = False,
     dead_letters: Annotated[
         DeadLetters,
@@ -107,20 +113,81 @@ def worker(
             "payloads; none turns all redaction off. Default: HOLDFAST_REDACT.",
         ),
     ] = None,
-    log_level: LogLevelOption = None,
-    log_handled: Annotated[
-        LogHandled | None,
+    transactions: Annotated[
+        list[str] | None,
         typer.Option(
-            "--log-handled",
+            "--transactions",
+            metavar="MODULE:NAME",
+            help="Where handlers get a tx of SQLAlchemy, psycopg or Django from: a session factory, an engine or a "
+            "pool, like shop.db:Session; may be repeated.",
+        ),
+    ] = None,
+    health: Annotated[
+        str | None,
+        typer.Option(
+            "--health",
+            metavar="[HOST:]PORT",
+            help="Serve /health/live and /health/ready over HTTP. Without a host only this machine can ask. "
+            "Default: HOLDFAST_HEALTH.",
+        ),
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-host",
+            metavar="NAME",
+            help="With --health or --metrics: answer requests for this host too; may be repeated. "
+            "Without it: for addresses, localhost and this machine's name.",
+        ),
+    ] = None,
+    log_level: LogLevelOption = None,
+    log_successes: Annotated[
+        LogSuccesses | None,
+        typer.Option(
+            "--log-successes",
+            case_sensitive=False,
             help="The level of a line for each event that was handled. "
-            "Default: debug with --log-level debug, else never.",
+            "Default: HOLDFAST_LOG_SUCCESSES, else debug with --log-level debug, else never.",
+        ),
+    ] = None,
+    log_sample: Annotated[
+        float | None,
+        typer.Option(
+            "--log-sample",
+            min=0,
+            max=1,
+            help="The share of those lines that is written, by the ids of the events; failures and retries always are. "
+            "Default: HOLDFAST_LOG_SAMPLE, else 1.",
+        ),
+    ] = None,
+    service: Annotated[
+        str | None, typer.Option(help="Your application's name, in every line of the log. Default: HOLDFAST_SERVICE.")
+    ] = None,
+    deployment: Annotated[
+        str | None,
+        typer.Option(
+            "--environment", help="Where it runs, like production, in every line. Default: HOLDFAST_ENVIRONMENT."
+        ),
+    ] = None,
+    service_version: Annotated[
+        str | None,
+        typer.Option("--service-version", help="Its version, in every line. Default: HOLDFAST_SERVICE_VERSION."),
+    ] = None,
+    metrics: Annotated[
+        str | None,
+        typer.Option(
+            "--metrics",
+            metavar="[HOST:]PORT",
+            help="Serve what each handler did at /metrics, for Prometheus; of all processes together. "
+            "Without a host only this machine can read it. Default: HOLDFAST_METRICS.",
         ),
     ] = None,
     lifeline: Annotated[int | None, typer.Option("--lifeline", hidden=True)] = None,
+    reports: Annotated[bool, typer.Option("--reports", hidden=True)] = False,
+    socket: Annotated[str | None, typer.Option("--socket", hidden=True)] = None,
 ) -> None:
     """Deliver events to the handlers of an application, until SIGTERM."""
     level = environment.log_level(log_level)
-    handled = log_handled or (LogHandled.DEBUG if level is LogLevel.DEBUG else LogHandled.NEVER)
     settings = WorkerSettings(
         schema=environment.schema(schema),
         generation=environment.generation(generation),
@@ -133,35 +200,83 @@ def worker(
         lease=lease,
         poll_interval=poll_interval,
         grace=grace,
+        loop_patience=loop_patience,
         settle_after=settle_after,
         listen=not no_listen,
         listen_dsn=environment.listen_dsn(listen_dsn),
         dead_letters=dead_letters.value,
-        log_handled=handled.value,
         sweep=not no_sweep,
     )
+    log = LogObserver(
+        service=environment.service(service),
+        environment=environment.deployment_environment(deployment),
+        version=environment.service_version(service_version),
+        worker=settings.shown_name,
+        successes=environment.log_successes(log_successes, level).value,
+        sample=environment.log_sample(log_sample),
+    )
+    if log_sample is not None and log.successes == "never":
+        print("note: --log-sample has no effect without --log-successes", file=sys.stderr)
+    health_at, metrics_at = environment.health(health), environment.metrics(metrics)
     address = environment.dsn(dsn)
     registry = load_registry(target)
+    sources = [load_transactions(name) for name in transactions or ()]
     redactor_name = environment.redactor(redact)
     redactor = load_redactor(redactor_name)
-    logs.configure(level=level)
+    manager = worker_sites.service_manager()
+    logs.configure(level=level, bound={**log.application, **log.process})
     left: list[str] = []
+    child = [target, *(word for name in transactions or () for word in ("--transactions", name))]
+    killed = 0
     try:
-        with _sentry(environment.sentry_dsn()) as observers:
+        with _sentry(environment.sentry_dsn(), log.application) as observers:
             if processes == 1:
-                worker = Worker(address, registry, settings, observers=(log_fact, *observers), redact=redactor)
-                left = process.run_worker(_work(worker, lifeline))
+                traced = tracing.configured(note=True)
+                worker = Worker(
+                    address,
+                    registry,
+                    settings,
+                    observers=(log, *observers),
+                    redact=redactor,
+                    tracing=traced,
+                    transactions=sources,
+                )
+                measured = ProcessMetrics(worker)
+                sites = worker_sites.sites(health_at, metrics_at, allow_host or (), worker.health, measured.pages)
+                with (
+                    worker_sites.serving(sites, worker.health, socket or worker_sites.own_socket(log), log),
+                    measured.reported(lifeline if reports else None),
+                ):
+                    left = process.run_worker(_work(worker, lifeline, manager))
             else:
-                # Each child reports its own dead letters; a bad address is found here, before any child is started.
-                asyncio.run(_supervise(target, address, settings, processes, redactor_name, level))
+                # Each child reports its own dead letters; what is refused is found here, before any child is started.
+                Worker(address, registry, settings, transactions=sources)
+                children = worker_sites.ProcessesHealth(settings, processes, log)
+                options = ["--reports"] if metrics_at is not None else []
+                supervisor = Supervisor(
+                    lambda n, fd: [*child_command(child, settings, n, fd), *children.option(n), *options],
+                    processes,
+                    log,
+                    environment=_variables(address, settings, redactor_name, level, log),
+                    name=settings.shown_name,
+                    when_stopping=children.draining,
+                    patience=settings.grace + _LIMIT_PAST_GRACE,
+                )
+                pages = partial(pages_of_processes, supervisor.reports)
+                sites = worker_sites.sites(health_at, metrics_at, allow_host or (), children.read, pages)
+                with worker_sites.serving(sites, children.read, children.socket, log):
+                    asyncio.run(_supervise(supervisor, address, settings, children, manager))
+                killed = supervisor.killed
     finally:
         logs.flush()
+    if killed:
+        raise typer.Exit(1)
     _leave(left)
 
 
 @contextlib.contextmanager
-def _sentry(dsn: str | None) -> Iterator[tuple[Observer, ...]]:
-    """The observer that reports to Sentry, if SENTRY_DSN is set and the extra is installed."""
+def _sentry(dsn: str | None, application: Mapping[str, str]) -> Iterator[tuple[Observer, ...]]:
+    """The observer that reports to Sentry of an application, if SENTRY_DSN is set and the extra is installed."""
     if dsn is None:
         yield ()
     elif importlib.util.find_spec("sentry_sdk") is None:
@@ -171,69 +286,21 @@ def _sentry(dsn: str | None) -> Iterator[tuple[Observer, ...]]:
         from holdfast.integrations.sentry import SentryObserver
 
         try:
-            sentry = SentryObserver(dsn)
+            sentry = SentryObserver(
+                dsn,
+                environment=environment.sentry_environment(application.get("environment")),
+                release=environment.sentry_release(application.get("version")),
+            )
         except ConfigurationError as error:
             raise ConfigurationError("SENTRY_DSN", error.problem, error.remedy) from None
         with sentry:
             yield (sentry,)
 
 
-def load_registry(target: str) -> HandlerRegistry:
-    """Import `module:attribute`, looking in the current directory first."""
-    module, attribute = _imported(target, "a registry", "MODULE:REGISTRY, like app.handlers:registry")
-    if not hasattr(module, attribute):
-        found = [name for name, value in vars(module).items() if isinstance(value, HandlerRegistry)]
-        remedy = f"did you mean {module.__name__}:{found[0]}?" if found else "make one: registry = HandlerRegistry()"
-        raise ConfigurationError(module.__name__, f"has no attribute {attribute}", remedy)
-    registry = getattr(module, attribute)
-    if not isinstance(registry, HandlerRegistry):
-        problem = f"is {type(registry).__name__}, not a HandlerRegistry"
-        raise ConfigurationError(target, problem, "name the registry that your handlers are registered with")
-    return registry
-
-
-def load_redactor(target: str | None) -> Redactor | None:
-    """Import the function that is applied to error texts; `none` is the one that turns redaction off."""
-    if not target:
-        return None
-    if target == "none":
-        return unredacted
-    module, attribute = _imported(target, "a function", "MODULE:FUNCTION, like app.privacy:redact, or none")
-    found = getattr(module, attribute, None)
-    if not callable(found):
-        problem = "is not a function" if hasattr(module, attribute) else "does not exist"
-        raise ConfigurationError(target, problem, "name a function that takes a text and returns one")
-    redactor: Redactor = found
-    return redactor
-
-
-def _imported(target: str, what: str, form: str) -> tuple[ModuleType, str]:
-    module_name, _, attribute = target.partition(":")
-    if not module_name or not attribute:
-        raise ConfigurationError(target, f"does not name {what}", f"write {form}")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        return importlib.import_module(module_name), attribute
-    except ModuleNotFoundError as error:
-        if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
-            remedy = "run this in the directory that holds it, or correct the name"
-            raise ConfigurationError(
-                module_name, f"cannot be imported: no module named {error.name}", remedy
-            ) from error
-        raise _broken(module_name, error) from error
-    except (Exception, SystemExit) as error:
-        raise _broken(module_name, error) from error
-
-
-def _broken(module: str, error: BaseException) -> ConfigurationError:
-    problem = f"failed while it was imported: {type(error).__name__}: {error}"
-    return ConfigurationError(module, problem, "correct it; --debug shows where it happened")
-
-
-async def _work(worker: Worker, lifeline: int | None) -> None:
+async def _work(worker: Worker, lifeline: int | None, manager: ServiceManager | None) -> None:
     if lifeline is None:
-        await worker.run(signals=True)
+        async with worker_sites.told(manager, worker.health):
+            await worker.run(signals=True)
         return
     # Under a supervisor only that decides when patience is over: service managers signal parent and child alike, and
     # the second signal to a child must not cut its handlers short.
@@ -251,25 +318,39 @@ def _call_soon(loop: asyncio.AbstractEventLoop, worker: Worker) -> None:
 
 
 async def _supervise(
-    target: str, address: str, settings: WorkerSettings, processes: int, redactor_name: str | None, level: LogLevel
+    supervisor: Supervisor,
+    address: str,
+    settings: WorkerSettings,
+    children: ProcessesHealth,
+    manager: ServiceManager | None,
 ) -> None:
     # Said once here, instead of by every child.
     await refuse_unready(address, settings)
+    watching = asyncio.create_task(children.watch())
+    async with worker_sites.told(manager, children.read):
+        try:
+            await supervisor.run()
+        finally:
+            watching.cancel()
+
+
+def _variables(
+    address: str, settings: WorkerSettings, redactor_name: str | None, level: LogLevel, log: LogObserver
+) -> dict[str, str]:
     # Addresses hold passwords and travel in the environment, where the process list does not show them.
-    variables = {**os.environ, "HOLDFAST_DSN": address, "HOLDFAST_LOG_LEVEL": level}
+    variables = {name: value for name, value in os.environ.items() if name not in _OF_THE_PARENT}
+    variables |= {"HOLDFAST_DSN": address, "HOLDFAST_LOG_LEVEL": level}
     if settings.listen_dsn:
         variables["HOLDFAST_LISTEN_DSN"] = settings.listen_dsn
+    variables |= tracing.child_environment()
     if redactor_name:
         variables["HOLDFAST_REDACT"] = redactor_name
-
-    def command(number: int, lifeline: int) -> Sequence[str]:
-        return child_command(target, settings, number, lifeline)
-
-    await Supervisor(command, processes, log_fact, environment=variables).run()
+    variables |= {"HOLDFAST_LOG_SUCCESSES": log.successes, "HOLDFAST_LOG_SAMPLE": str(log.sample)}
+    return variables | {_VARIABLES[name]: value for name, value in log.application.items()}
 
 
-def child_command(target: str, settings: WorkerSettings, number: int, lifeline: int) -> list[str]:
-    """The command of one process under the supervisor."""
+def child_command(arguments: Sequence[str], settings: WorkerSettings, number: int, lifeline: int) -> list[str]:
+    """The command of one process under the supervisor. Of the `arguments`, the first is the registry."""
     options: dict[str, object] = {
         "--concurrency": settings.concurrency,
         "--threads": settings.threads,
@@ -278,17 +359,17 @@ def child_command(target: str, settings: WorkerSettings, number: int, lifeline: 
         "--lease": settings.lease,
         "--poll-interval": settings.poll_interval,
         "--grace": settings.grace,
+        "--loop-patience": settings.loop_patience,
         "--settle-after": settings.settle_after,
         "--generation": settings.generation,
         "--schema": settings.schema,
         "--dead-letters": settings.dead_letters,
-        "--log-handled": settings.log_handled,
         "--lifeline": lifeline,
     }
-    if settings.name:
-        options["--name"] = f"{settings.name}/{number}"
+    # Also without a chosen name: the process that takes a dead one's place has its name, and replaces it in the list.
+    options["--name"] = f"{settings.shown_name}/{number}"
     # -P: the directory we stand in must not come before the installed packages.
-    command = [sys.executable, "-P", "-c", "from holdfast.cli import main; main()", "worker", target]
+    command = [sys.executable, "-P", "-c", "from holdfast.cli import main; main()", "worker", *arguments]
     command += [word for option, value in options.items() for word in (option, str(value))]
     command += [word for channel in settings.channels for word in ("--channel", channel)]
     return command + ["--no-listen"] * (not settings.listen) + ["--no-sweep"] * (not settings.sweep)
