@@ -66,7 +66,12 @@ async def _play(server: EmbeddedPostgres, wanted: argparse.Namespace, started: f
         asyncio.get_running_loop().add_signal_handler(number, me.cancel, number)
     try:
         dsn = await _prepare(server)
-        async with Stage(dsn) as stage, Figures(dsn, stage.sent) as figures, Customers(stage.url) as customers:
+        watched = wanted.seconds is None
+        async with (
+            Stage(dsn, with_console=watched) as stage,
+            Figures(dsn, stage.sent) as figures,
+            Customers(stage.url) as customers,
+        ):
             if wanted.seconds is None:
                 return await live.play(stage, figures, customers, server)
             run = unattended.Run(stage, figures, customers, started=started, seconds=wanted.seconds)

@@ -14,17 +14,19 @@ from uuid import UUID
 import uvicorn
 from fastapi import Depends, FastAPI, HTTPException, Request
 from pydantic import BaseModel, Field
-from sqlalchemy import text
-from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy import func, select
+from sqlalchemy.ext.asyncio import AsyncSession
 
+from examples.orders.database import connect
 from examples.orders.handlers import registry
-from examples.orders.model import Order
+from examples.orders.model import Order, Sale
+from examples.orders.telemetry import tracing
 from holdfast import Publisher, Reactions
 from holdfast.integrations.fastapi import Idempotency
 from holdfast.integrations.sqlalchemy import DomainEvents
 from holdfast.worker.supervisor import end_with_parent
 
-publisher = Publisher(source="orders")
+publisher = Publisher(source="orders", tracing=tracing)
 
 
 class NewOrder(BaseModel):
@@ -35,9 +37,8 @@ class NewOrder(BaseModel):
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
     dsn = os.environ["HOLDFAST_DSN"]
-    engine = create_async_engine(dsn.replace("postgresql://", "postgresql+asyncpg://", 1), pool_size=8, max_overflow=0)
-    sessions = async_sessionmaker(engine, expire_on_commit=False)
-    async with Reactions(dsn, registry) as reactions:
+    engine, sessions = connect(dsn)
+    async with Reactions(dsn, registry, transactions=sessions, tracing=tracing) as reactions:
         DomainEvents(publisher, reactions).attach(sessions)
         app.state.sessions = sessions
         yield
@@ -52,7 +53,7 @@ def caller() -> str:
 app = FastAPI(title="Orders", lifespan=lifespan)
 # By it a request is recognised: with one of its own, a process does not know the requests of another.
 secret = os.environ.get("ORDERS_SECRET") or secrets.token_hex(32)
-idempotency = Idempotency(lambda: app.state.sessions(), secrets={1: secret}, scope=caller)
+idempotency = Idempotency(lambda: app.state.sessions(), secrets={1: secret}, scope=caller, tracing=tracing)
 idempotency.install(app)
 Session = Annotated[AsyncSession, Depends(idempotency.optional)]
 
@@ -71,7 +72,7 @@ async def get_order(order_id: UUID, request: Request) -> dict[str, Any]:
         order = await session.get(Order, order_id)
         if order is None:
             raise HTTPException(404, "there is no such order")
-        entries = await session.scalar(text("SELECT count(*) FROM ledger WHERE order_id = :id"), {"id": order_id})
+        entries = await session.scalar(select(func.count()).where(Sale.order_id == order_id))
     return {
         "id": order.id,
         "customer": order.customer,

@@ -1,16 +1,24 @@
-"""What follows an order. A worker runs these: `holdfast worker examples.orders.handlers:registry`.
+"""What follows an order. A worker runs these, with the shop's own sessions:
+
+    holdfast worker examples.orders.handlers:registry --transactions examples.orders.database:Session
 
 One stands a rung lower: the API itself runs it, after the commit. To move it up, leave its last argument out.
 """
 
 import asyncio
 import os
+from datetime import timedelta
 from uuid import UUID
+from zoneinfo import ZoneInfo
 
-import asyncpg
 from pydantic import BaseModel
+from sqlalchemy import Date, cast, func, select
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast import EventEnvelope, HandlerRegistry
+from examples.orders import telemetry  # noqa: F401 - the worker traces where its handlers have set it up
+from examples.orders.model import ClosedDay, DayOfOrders, Sale
+from holdfast import EventEnvelope, HandlerContext, HandlerRegistry
 
 registry = HandlerRegistry()
 
@@ -24,9 +32,11 @@ class OrderPlaced(BaseModel):
 
 
 @registry.handler("order.placed", name="notifications.send_confirmation")
-async def send_confirmation(event: EventEnvelope, payload: OrderPlaced) -> None:
+async def send_confirmation(event: EventEnvelope, payload: OrderPlaced, context: HandlerContext) -> None:
     """An effect outside the database: at least once. A worker killed after it and before the settle repeats it."""
     await asyncio.sleep(0.02)  # mail servers take their time
+    if context.attempt == 1 and os.environ.get("ORDERS_MAIL_BUSY"):
+        raise ConnectionError("the mail server is busy")
     line = f"{payload.order_id} {event.event_id} Thank you, {payload.customer!a}\n"
     sent = os.open(os.environ["ORDERS_SENT"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
@@ -36,22 +46,16 @@ async def send_confirmation(event: EventEnvelope, payload: OrderPlaced) -> None:
 
 
 @registry.handler("order.placed", name="ledger.record_sale")
-async def record_sale(event: EventEnvelope, payload: OrderPlaced, tx: asyncpg.Connection) -> None:
+async def record_sale(event: EventEnvelope, payload: OrderPlaced, tx: AsyncSession) -> None:
     """An effect in the database: exactly once. It commits together with the delivery, or not at all."""
-    await tx.execute(
-        "INSERT INTO ledger (order_id, total_cents) VALUES ($1, $2)", payload.order_id, payload.total_cents
-    )
+    tx.add(Sale(order_id=payload.order_id, total_cents=payload.total_cents))
 
 
 @registry.handler("order.placed", name="storefront.count_order", via="in_process")
-async def count_order(event: EventEnvelope, tx: asyncpg.Connection) -> None:
+async def count_order(event: EventEnvelope, tx: AsyncSession) -> None:
     """A figure for the shop's window, where it may miss an order that the API took as it died."""
-    await tx.execute(
-        """
-        INSERT INTO orders_by_day (day, orders) VALUES (current_date, 1)
-        ON CONFLICT (day) DO UPDATE SET orders = orders_by_day.orders + 1
-        """
-    )
+    counted = insert(DayOfOrders).values(day=func.current_date(), orders=1)
+    await tx.execute(counted.on_conflict_do_update(index_elements=["day"], set_={"orders": DayOfOrders.orders + 1}))
 
 
 # Each midnight in Berlin, by one of the workers: see `holdfast schedules list`.
@@ -59,16 +63,10 @@ registry.schedule("day.ended", name="ledger.end_of_day", cron="0 0 * * *", timez
 
 
 @registry.handler("day.ended", name="ledger.close_day")
-async def close_day(event: EventEnvelope, tx: asyncpg.Connection) -> None:
+async def close_day(event: EventEnvelope, tx: AsyncSession) -> None:
     """The books of the day that has ended. The slot, and not the clock, says which day that is."""
-    await tx.execute(
-        """
-        INSERT INTO closed_days (day, orders, total_cents)
-        SELECT ended.day, count(l.id), coalesce(sum(l.total_cents), 0)
-        FROM (SELECT ($1::timestamptz AT TIME ZONE 'Europe/Berlin' - interval '1 minute')::date AS day) ended
-        LEFT JOIN ledger l ON (l.recorded_at AT TIME ZONE 'Europe/Berlin')::date = ended.day
-        GROUP BY ended.day
-        ON CONFLICT (day) DO UPDATE SET orders = excluded.orders, total_cents = excluded.total_cents
-        """,
-        event.occurred_at,
-    )
+    ended = (event.occurred_at.astimezone(ZoneInfo("Europe/Berlin")) - timedelta(minutes=1)).date()
+    day_of_sale = cast(func.timezone("Europe/Berlin", Sale.recorded_at), Date)
+    sums = select(func.count(Sale.id), func.coalesce(func.sum(Sale.total_cents), 0)).where(day_of_sale == ended)
+    orders, total_cents = (await tx.execute(sums)).one()
+    await tx.merge(ClosedDay(day=ended, orders=orders, total_cents=total_cents))

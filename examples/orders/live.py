@@ -27,7 +27,12 @@ class Play:
         self._stage = stage
         self._figures = figures
         self._customers = customers
-        self._scene = Scene(url=stage.url, server=f"Postgres {server.version}", dsn=server.database_dsn("shop"))
+        self._scene = Scene(
+            url=stage.url,
+            console=stage.console_url,
+            server=f"Postgres {server.version}",
+            dsn=server.database_dsn("shop"),
+        )
         self._backlog: deque[int] = deque(maxlen=1000)
         self._delivered: deque[tuple[float, int]] = deque(maxlen=9)
         self._news: deque[tuple[str, str]] = deque(maxlen=30)

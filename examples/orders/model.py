@@ -1,8 +1,8 @@
-"""An order. What happens to it is recorded on it; that it is published is not its concern."""
+"""An order, and what follows it. What happens to it is recorded on it; that it is published is not its concern."""
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import date, datetime
 from uuid import UUID, uuid4
 
 from sqlalchemy import DateTime, FetchedValue
@@ -30,3 +30,33 @@ class Order(RecordsEvents, Base):
         placed = {"order_id": str(order.id), "customer": customer, "total_cents": total_cents}
         order.record(NewEvent("order.placed", placed, domain_id=order.id))
         return order
+
+
+class Sale(Base):
+    """A line of the ledger."""
+
+    __tablename__ = "ledger"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    order_id: Mapped[UUID]
+    total_cents: Mapped[int]
+    recorded_at: Mapped[datetime] = mapped_column(DateTime(timezone=True), server_default=FetchedValue())
+
+
+class DayOfOrders(Base):
+    """A figure for the shop's window."""
+
+    __tablename__ = "orders_by_day"
+
+    day: Mapped[date] = mapped_column(primary_key=True)
+    orders: Mapped[int]
+
+
+class ClosedDay(Base):
+    """The books of a day that has ended."""
+
+    __tablename__ = "closed_days"
+
+    day: Mapped[date] = mapped_column(primary_key=True)
+    orders: Mapped[int]
+    total_cents: Mapped[int]

@@ -1,6 +1,7 @@
-"""The demo's processes: the API and the worker, as children that end when the demo does, however it ends."""
+"""The demo's processes: the API, the worker and the console, as children that end when the demo does."""
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
@@ -17,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Short, so that what a killed worker held comes back while one looks on. The defaults suit production.
 LEASE = 3.0
 POLL_INTERVAL = 1.0
+_CONSOLE_PORT = 8424
 
 
 class Child:
@@ -77,10 +79,14 @@ class Child:
 
 
 class Stage:
-    """A directory for logs and sent confirmations, the API on a free loopback port, and the worker."""
+    """A directory for logs and sent confirmations, the API on a free loopback port, the worker and the console.
 
-    def __init__(self, dsn: str) -> None:
+    Without somebody who looks at it there need be no console.
+    """
+
+    def __init__(self, dsn: str, *, with_console: bool = False) -> None:
         self._dsn = dsn
+        self._with_console = with_console
 
     async def __aenter__(self) -> Self:
         self.directory = Path(tempfile.mkdtemp(prefix="orders-demo-"))
@@ -94,24 +100,44 @@ class Stage:
         listening, lifeline = self._socket.fileno(), self._reading
         serve = [sys.executable, "-m", "examples.orders.api", str(listening), str(lifeline)]
         work = [*_holdfast(), "worker", "examples.orders.handlers:registry", "--lease", f"{LEASE:g}"]
+        work += ["--transactions", "examples.orders.database:Session"]
         work += ["--poll-interval", f"{POLL_INTERVAL:g}", "--grace", "5", "--lifeline", str(lifeline)]
-        self.api = Child(serve, self.directory / "api.log", environment, (listening, lifeline))
-        self.worker = Child(work, self.directory / "worker.log", environment, (lifeline,))
+        as_api, as_worker = ({**environment, "OTEL_SERVICE_NAME": name} for name in ("orders-api", "orders-worker"))
+        self.api = Child(serve, self.directory / "api.log", as_api, (listening, lifeline))
+        self.worker = Child(work, self.directory / "worker.log", as_worker, (lifeline,))
+        port = _free_port(_CONSOLE_PORT)
+        show = [*_holdfast(), "console", "--listen", f"127.0.0.1:{port}", "--environment", "demo"]
+        show += ["--lifeline", str(lifeline)]
+        self.console = Child(show, self.directory / "console.log", environment, (lifeline,))
+        self.console_url = f"http://127.0.0.1:{port}" if self._with_console else ""
         self.api.start()
         self.worker.start()
+        if self._with_console:
+            self.console.start()
         return self
 
     async def __aexit__(
         self, _type: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
         # Shielded: a second Ctrl-C must not leave half of this undone.
-        await asyncio.shield(asyncio.gather(self.worker.stop(), self.api.stop()))
+        await asyncio.shield(asyncio.gather(self.worker.stop(), self.api.stop(), self.console.stop()))
         self.worker.kill()
         self.api.kill()
+        self.console.kill()
         self._socket.close()
         os.close(self._writing)
         os.close(self._reading)
         shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def _free_port(wanted: int) -> int:
+    """The wanted port, so that a browser's page is found again after a restart; another one where it is taken."""
+    for port in (wanted, 0):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+            return int(probe.getsockname()[1])
+    return wanted
 
 
 def _holdfast() -> list[str]:

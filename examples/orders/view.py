@@ -40,6 +40,7 @@ class Scene:
     placing: int = 0
     kills: int = 0
     url: str = ""
+    console: str = ""  # its address in a browser
     server: str = ""
     dsn: str = ""
     news: Sequence[tuple[str, str]] = ()  # when, what
@@ -67,9 +68,10 @@ def _header(scene: Scene) -> RenderableType:
     grid = Table.grid(expand=True)
     grid.add_column()
     grid.add_column(justify="right")
-    grid.add_row(
-        Text("Holdfast", style="bold cyan").append("  orders demo", style="bold"), Text(scene.server, style="dim")
-    )
+    title = Text("Holdfast", style="bold cyan").append("  orders demo", style="bold")
+    if scene.console:
+        title.append("  console ", style="dim").append(scene.console, style="cyan")
+    grid.add_row(title, Text(scene.server, style="dim"))
     command = Text("curl -X POST ", style="dim").append(scene.url, style="cyan")
     command.append(' --json \'{"customer":"Ada","total_cents":1999}\'', style="dim")
     command.no_wrap, command.overflow = True, "ellipsis"
