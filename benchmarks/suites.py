@@ -1,7 +1,8 @@
-"""The thirteen benchmarks: which arms each has, quick and in full, and which limits."""
+"""The benchmarks: which arms each has, quick and in full, and which limits."""
 
 from typing import Any
 
+from benchmarks import observed
 from benchmarks.benchmark import Arm, Benchmark, Limit, Options, Results, course, middle, ratio, to_raw
 
 
@@ -30,6 +31,16 @@ def drain_also(results: Results) -> dict[str, Any]:
     return found
 
 
+def observability(quick: bool) -> list[Arm]:
+    options = {"count": 20_000 if quick else 100_000}
+    watched = [Arm(label, "holdfast", "drain", options | {"observed": label}) for label in observed.ARMS]
+    return [*watched, Arm("raw", "raw", "drain", options)]
+
+
+def observability_also(results: Results) -> dict[str, Any]:
+    return {f"{label}_to_off": ratio(results, label, observed.OFF) for label in observed.ARMS if label != observed.OFF}
+
+
 def horizon(quick: bool) -> list[Arm]:
     return pair("drain", {"count": 100_000 if quick else 200_000, "hold": True})
 
@@ -43,8 +54,97 @@ def horizon_also(results: Results) -> dict[str, Any]:
     }
 
 
+# The application's libraries, beside asyncpg: as a driver's figures are named, and as its arms are.
+LIBRARIES = ("async_session", "session", "psycopg_async", "psycopg", "django")
+
+
 def transactional(quick: bool) -> list[Arm]:
-    return pair("transactional", {"count": 4_000 if quick else 20_000})
+    options = {"count": 4_000 if quick else 20_000}
+    arms = pair("transactional", options)
+    for library in LIBRARIES:
+        own = {"count": 2_000 if quick else 8_000, "kind": library}
+        arms.append(Arm(library, "holdfast", "transactional", own))
+        arms.append(Arm(f"raw {library}", "raw", "transactional", own))
+    return arms
+
+
+def transactional_also(results: Results) -> dict[str, Any]:
+    ratios = {library: ratio(results, library, f"raw {library}") for library in LIBRARIES}
+    by_driver = {"asyncpg": ratio(results, "holdfast", "raw"), **ratios}
+    return {
+        "ratio_to_raw_by_driver": by_driver,
+        **{f"ratio_to_raw_{library}": found for library, found in ratios.items()},
+    }
+
+
+def limited(quick: bool) -> list[Arm]:
+    options = {"count": 20_000 if quick else 50_000}
+    kinds = {"concurrency": "fleet_concurrency", "rate": "rate", "breaker": "breaker"}
+    arms = [Arm(label, "holdfast", "drain", options | {"kind": kind}) for label, kind in kinds.items()]
+    return [*pair("drain", options), *arms]
+
+
+def limited_also(results: Results) -> dict[str, Any]:
+    return {f"{label}_to_unlimited": ratio(results, label, "holdfast") for label in ("concurrency", "rate", "breaker")}
+
+
+def partitioned(quick: bool) -> list[Arm]:
+    options = {"count": 20_000 if quick else 50_000}
+    return [
+        *pair("drain", options),
+        Arm("partitioned", "holdfast", "drain", options | {"kind": "partitioned"}),
+        Arm("convert", "holdfast", "convert", {"kept": 200_000 if quick else 5_000_000}),
+        Arm("drop", "holdfast", "drop", {"kept": 100_000 if quick else 1_000_000}),
+    ]
+
+
+def partitioned_also(results: Results) -> dict[str, Any]:
+    return {
+        "partitioned_to_plain": ratio(results, "partitioned", "holdfast"),
+        **{
+            figure: middle(results, "convert", figure)
+            for figure in ("conversion_s", "longest_publish_s", "longest_gap_s", "failed_publishes")
+        },
+        "drop_s": middle(results, "drop", "drop_s"),
+    }
+
+
+def batch(quick: bool) -> list[Arm]:
+    options = {"count": 4_000 if quick else 20_000}
+    return [
+        Arm("holdfast", "holdfast", "batch", options),
+        Arm("raw", "raw", "transactional", options),
+        Arm("single", "holdfast", "transactional", options),
+    ]
+
+
+def batch_also(results: Results) -> dict[str, Any]:
+    return {"batch_to_single": ratio(results, "holdfast", "single")}
+
+
+def ordered(quick: bool) -> list[Arm]:
+    options = {"count": 20_000 if quick else 50_000}
+    return [*pair("drain", options), Arm("ordered", "holdfast", "drain", options | {"kind": "ordered"})]
+
+
+def ordered_also(results: Results) -> dict[str, Any]:
+    return {
+        "ordered_to_unordered": ratio(results, "ordered", "holdfast"),
+        "inversions": middle(results, "ordered", "inversions"),
+    }
+
+
+def fair(quick: bool) -> list[Arm]:
+    options = {"count": 20_000 if quick else 50_000}
+    return [*pair("drain", options), Arm("fair", "holdfast", "drain", options | {"kind": "fair"})]
+
+
+def fair_also(results: Results) -> dict[str, Any]:
+    """`before_single`: after how many events of one tenant the only event of another was handled."""
+    return {
+        "fair_to_plain": ratio(results, "fair", "holdfast"),
+        "before_single": middle(results, "fair", "before_single"),
+    }
 
 
 def failures(quick: bool) -> list[Arm]:
@@ -209,11 +309,14 @@ def latency_also(results: Results) -> dict[str, Any]:
 
 def scrape(quick: bool) -> list[Arm]:
     options = {"count": 100 if quick else 300}
-    full = options | {"kept": kept_labels(quick)["kept"]}
+    kept = {"kept": kept_labels(quick)["kept"]}
+    status = {"count": 20 if quick else 50, "handlers": 1_000}
     return [
         *pair("scrape", options),
-        Arm("kept", "holdfast", "scrape", full),
-        Arm("raw kept", "raw", "scrape", full),
+        Arm("kept", "holdfast", "scrape", options | kept),
+        Arm("raw kept", "raw", "scrape", options | kept),
+        Arm("status", "holdfast", "status", status),
+        Arm("status kept", "holdfast", "status", status | kept),
     ]
 
 
@@ -223,6 +326,8 @@ def scrape_also(results: Results) -> dict[str, Any]:
         "ms_kept": middle(results, "kept", "ms"),
         "ms_kept_to_empty": ratio(results, "kept", "holdfast", "ms"),
         "raw_ms_kept_to_empty": ratio(results, "raw kept", "raw", "ms"),
+        "status_ms": middle(results, "status", "ms"),
+        "status_ms_kept_to_empty": ratio(results, "status kept", "status", "ms"),
     }
 
 
@@ -304,7 +409,15 @@ BENCHMARKS = {
             "transactional",
             "How fast are handlers that write in the same transaction?",
             transactional,
-            limits=to_raw(0.6),
+            transactional_also,
+            limits=to_raw(0.6) | {f"ratio_to_raw_{library}": Limit(">=", 0.75) for library in LIBRARIES},
+        ),
+        Benchmark(
+            "batch",
+            "How fast is a batch handler, beside one that writes the same in a transaction for each event?",
+            batch,
+            batch_also,
+            limits={"batch_to_single": Limit(">=", 1.3)},
         ),
         Benchmark(
             "growth",
@@ -324,6 +437,57 @@ BENCHMARKS = {
             quick_repeats=1,
             limits={"last_to_first": Limit(">=", 0.8)},
         ),
+        Benchmark(
+            "observability",
+            "What do logs, metrics and traces cost a worker that drains?",
+            observability,
+            observability_also,
+            quick_repeats=3,
+            limits={
+                "log_sampled_to_off": Limit(">=", 0.9),
+                "log_metrics_to_off": Limit(">=", 0.9),
+                "traces_1_to_off": Limit(">=", 0.85),
+            },
+        ),
+        Benchmark(
+            "limited",
+            "What do a limit that never binds, and a breaker that stays closed, cost a worker that drains?",
+            limited,
+            limited_also,
+            quick_repeats=3,
+            limits={"concurrency_to_unlimited": Limit(">=", 0.7), "rate_to_unlimited": Limit(">=", 0.7)},
+        ),
+        Benchmark(
+            "partitioned",
+            "What do partitions cost a drain, how long does a conversion hold others up, and how long is a drop?",
+            partitioned,
+            partitioned_also,
+            repeats=3,
+            quick_repeats=3,
+            limits={
+                "partitioned_to_plain": Limit(">=", 0.9),
+                "failed_publishes": Limit("<=", 0),
+                "longest_publish_s": Limit("<=", 2),
+                "longest_gap_s": Limit("<=", 2),
+                "drop_s": Limit("<=", 1),
+            },
+        ),
+        Benchmark(
+            "ordered",
+            "How fast does a worker drain events of 10,000 ordering keys, and does it keep the order?",
+            ordered,
+            ordered_also,
+            quick_repeats=3,
+            limits={"ordered_to_unordered": Limit(">=", 0.5), "inversions": Limit("<=", 0)},
+        ),
+        Benchmark(
+            "fair",
+            "How long does the single event of one tenant wait behind all the others, which are another's?",
+            fair,
+            fair_also,
+            quick_repeats=3,
+            limits={"before_single": Limit("<=", 1_000)},
+        ),
         Benchmark("large", "How fast are payloads of 10 KB?", large),
         Benchmark(
             "fanout",
@@ -334,13 +498,13 @@ BENCHMARKS = {
         ),
         Benchmark(
             "scrape",
-            "Do the events that are kept slow a scrape of the metrics down?",
+            "Do the events that are kept slow a scrape of the metrics down, or the status of 1,000 busy handlers?",
             scrape,
             scrape_also,
             figure="ms",
             unit="ms",
             repeats=3,
-            limits={"ms_kept_to_empty": Limit("<=", 1.5)},
+            limits={"ms_kept_to_empty": Limit("<=", 1.5), "status_ms_kept_to_empty": Limit("<=", 1.5)},
         ),
         Benchmark(
             "memory",

@@ -28,6 +28,7 @@ def main(verbs: Mapping[str, Verb], run: Callable[[Any], Any]) -> None:
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--notify", default="when_idle", help="when_idle, always or never")
     parser.add_argument("--kind", default="", help="a variant of the verb")
+    parser.add_argument("--observed", default="holdfast", help="what watches the worker, see benchmarks/observed.py")
     parser.add_argument("--bare", action="store_true", help="publish without a business row")
     parser.add_argument("--busy", action="store_true", help="while a worker drains a backlog")
     parser.add_argument("--hold", action="store_true", help="while another session holds a snapshot")

@@ -11,8 +11,12 @@ from benchmarks.workload import EVENT_TYPE, payload_of
 from holdfast.postgres import migrate
 
 FILL = """
-INSERT INTO core.outbox (id, event_type, source, payload, idempotency_key)
-SELECT i, $1, 'shop', $2::jsonb, i::text FROM (SELECT core.uuid7() AS i FROM generate_series(1, $3)) ids
+INSERT INTO core.outbox (id, event_type, source, payload, idempotency_key, trace_context)
+SELECT i, $1, 'shop', $2::jsonb, i::text,
+       CASE WHEN $4::float8 IS NOT NULL THEN
+           format('00-%s-%s-0%s', md5(i::text), left(md5('span' || i), 16), (random() < $4)::int)
+       END
+FROM (SELECT core.uuid7() AS i FROM generate_series(1, $3)) ids
 """
 # One statement for both tables: the second one need not be read back from the first.
 KEEP = """
@@ -33,8 +37,12 @@ FILL_CHUNK = 5_000
 BYTES_PER_KEPT = 1_450
 
 
-async def prepare(dsn: str, *, due: int, size: int = 200, kept: int = 0) -> asyncpg.Connection:
+async def prepare(
+    dsn: str, *, due: int, size: int = 200, kept: int = 0, sampled: float | None = None
+) -> asyncpg.Connection:
     """A database with `kept` delivered and `due` pending events; returns a connection for observing.
+
+    With `sampled` the events carry trace contexts, of which such a share is sampled.
 
     The runner hands out copies of a database that has the schema and the delivered events already.
     """
@@ -44,7 +52,8 @@ async def prepare(dsn: str, *, due: int, size: int = 200, kept: int = 0) -> asyn
     body = json.dumps(payload_of(size))
     await connection.execute(PREPARING)
     for start in range(0, due, FILL_CHUNK):
-        await connection.execute(with_ids(connection, FILL), EVENT_TYPE, body, min(FILL_CHUNK, due - start))
+        count = min(FILL_CHUNK, due - start)
+        await connection.execute(with_ids(connection, FILL), EVENT_TYPE, body, count, sampled)
     await connection.execute(PREPARED)
     await connection.execute("VACUUM ANALYZE core.outbox, core.event_handled")
     await connection.execute("CHECKPOINT")

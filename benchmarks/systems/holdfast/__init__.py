@@ -1,16 +1,29 @@
 """Holdfast itself, with every guarantee on and default settings."""
 
-from benchmarks.systems.holdfast.deliver import drain, drain_together, failures, fanout, memory, transactional, work
+from benchmarks.systems.holdfast.deliver import (
+    batch,
+    drain,
+    drain_together,
+    failures,
+    fanout,
+    memory,
+    transactional,
+    work,
+)
 from benchmarks.systems.holdfast.http import http
+from benchmarks.systems.holdfast.partitions import convert, drop
 from benchmarks.systems.holdfast.publish import produce, publish, publish_many
-from benchmarks.systems.holdfast.scrape import scrape
+from benchmarks.systems.holdfast.scrape import scrape, status
 from benchmarks.systems.holdfast.wake import latency
 
 VERBS = {
     each.__name__: each
     for each in (
+        batch,
+        convert,
         drain,
         drain_together,
+        drop,
         failures,
         fanout,
         http,
@@ -20,6 +33,7 @@ VERBS = {
         publish,
         publish_many,
         scrape,
+        status,
         transactional,
         work,
     )

@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,48 +10,100 @@ from typing import Any
 
 import asyncpg
 
+from benchmarks import observed
 from benchmarks.counters import difference, peak_rss_mb, snapshot
 from benchmarks.systems import together
 from benchmarks.systems.crew import asked, begin, report, told_to_end
 from benchmarks.systems.harness import BUSINESS, ORDERS
+from benchmarks.systems.holdfast.partitions import partition_by_week
+from benchmarks.systems.libraries import LIBRARIES, Library
 from benchmarks.systems.process import database_of
 from benchmarks.systems.tables import held_snapshot, pace, prepare
 from benchmarks.workload import EVENT_TYPE, quantile
 from holdfast import EventEnvelope, HandlerRegistry, RetryPolicy, Worker
 from holdfast.postgres.deliveries import Deliveries
 
+# Limits that never bind, by the kind of the drain.
+HELD: dict[str, dict[str, Any]] = {
+    "": {},
+    "fleet_concurrency": {"fleet_concurrency": 100_000},
+    "rate": {"rate": 1_000_000},
+    "breaker": {"on_outage": "pause"},
+    "partitioned": {},
+    "ordered": {},
+    "fair": {},
+}
+# Events with a key: so many ordering keys; or one tenant that has all events, but one of another tenant, the last.
+KEYED = {
+    "ordered": "UPDATE core.outbox SET ordering_key = 'k' || seq % 10000",
+    "fair": """UPDATE core.outbox o SET ordering_key = '', fairness_key =
+                   CASE WHEN o.seq = (SELECT max(seq) FROM core.outbox) THEN 'small' ELSE 'large' END""",
+}
+
+
+class Places:
+    """What is known of the events that have a key, and whether handlers meet them in order."""
+
+    def __init__(self, rows: list[asyncpg.Record]) -> None:
+        self._of = {row["id"]: (row["key"], row["seq"]) for row in rows}
+        self._last: dict[str, int] = {}
+        self.inversions = 0
+        self.before_single: int | None = None
+
+    def note(self, event: EventEnvelope, handled: int) -> None:
+        key, seq = self._of[event.event_id]
+        if seq < self._last.get(key, 0):
+            self.inversions += 1
+        self._last[key] = seq
+        if key == "small":
+            self.before_single = handled
+
 
 async def drain(options: argparse.Namespace) -> dict[str, Any]:
-    observer = await prepare(options.dsn, due=options.count, size=options.size, kept=options.kept)
+    sampled = observed.SAMPLED.get(options.observed)
+    if options.kind == "partitioned":
+        await partition_by_week(options.dsn)
+    observer = await prepare(options.dsn, due=options.count, size=options.size, kept=options.kept, sampled=sampled)
     holder = await held_snapshot(options.dsn) if options.hold else None
+    places = None
+    if options.kind in KEYED:
+        await observer.execute(KEYED[options.kind])
+        keys = "SELECT id, seq, coalesce(fairness_key, ordering_key) AS key FROM core.outbox WHERE settled_at IS NULL"
+        places = Places(await observer.fetch(keys))
     registry, finished = HandlerRegistry(), asyncio.Event()
     marks: list[tuple[float, int]] = []
     handled = 0
 
-    @registry.handler(EVENT_TYPE, name="bench.handle")
+    @registry.handler(EVENT_TYPE, name="bench.handle", **HELD[options.kind])
     async def handle(event: EventEnvelope) -> None:
         nonlocal handled
         handled += 1
+        if places is not None:
+            places.note(event, handled)
         if handled % 500 == 0:
             marks.append((time.perf_counter(), handled))
         if handled == options.count:
             finished.set()
 
-    worker = Worker(options.dsn, registry, observers=())
     database = database_of(options.dsn)
-    with timed_claims() as claims:
+    with timed_claims() as claims, observed.ARMS[options.observed]() as arguments:
+        worker = Worker(options.dsn, registry, **arguments)
         before = await snapshot(observer, database)
+        scraped = observed.scraping(worker) if options.observed in observed.SCRAPED else contextlib.nullcontext()
         async with worker:
-            await finished.wait()
-            await settled(worker)
+            with scraped:
+                await finished.wait()
+                await settled(worker)
             after = await snapshot(observer, database)
     result = await difference(observer, before, after, options.count)
     for connection in [observer, *([holder] if holder else [])]:
         await connection.close()
     return result | {
-        "claim_p50_ms": round(quantile(claims, 0.5) * 1e3, 2),
-        "claim_p99_ms": round(quantile(claims, 0.99) * 1e3, 2),
+        "claim_p50_ms": round(quantile(claims or [0.0], 0.5) * 1e3, 2),
+        "claim_p99_ms": round(quantile(claims or [0.0], 0.99) * 1e3, 2),
         "rss_mb": peak_rss_mb(),
+        "facts_dropped": worker.facts_dropped,
+        **({} if places is None else {"inversions": places.inversions, "before_single": places.before_single or 0}),
         **pace(marks),
     }
 
@@ -64,7 +117,7 @@ def timed_claims() -> Iterator[list[float]]:
     async def timed(*arguments: Any) -> Any:
         started = time.perf_counter()
         claimed = await claim(*arguments)
-        if claimed:
+        if claimed[0]:
             seconds.append(time.perf_counter() - started)
         return claimed
 
@@ -105,10 +158,15 @@ async def work(options: argparse.Namespace) -> dict[str, Any]:
 
 
 async def deliver_all(
-    options: argparse.Namespace, observer: Any, registry: HandlerRegistry, deliveries: int, done: Callable[[], bool]
+    options: argparse.Namespace,
+    observer: Any,
+    registry: HandlerRegistry,
+    deliveries: int,
+    done: Callable[[], bool],
+    transactions: Any = None,
 ) -> dict[str, Any]:
     """Run a worker until everything is done and settled."""
-    worker = Worker(options.dsn, registry, observers=())
+    worker = Worker(options.dsn, registry, observers=(), transactions=transactions)
     database = database_of(options.dsn)
     before = await snapshot(observer, database)
     async with worker:
@@ -119,6 +177,9 @@ async def deliver_all(
 
 
 async def transactional(options: argparse.Namespace) -> dict[str, Any]:
+    """A handler that writes in its transaction; `--kind` names the library, asyncpg by default."""
+    if options.kind:
+        return await transactional_with(LIBRARIES[options.kind](), options)
     observer = await prepare(options.dsn, due=options.count)
     await observer.execute(ORDERS)
     registry, handled = HandlerRegistry(), 0
@@ -130,6 +191,40 @@ async def transactional(options: argparse.Namespace) -> dict[str, Any]:
         handled += 1
 
     result = await deliver_all(options, observer, registry, options.count, lambda: handled >= options.count)
+    assert await observer.fetchval("SELECT count(*) FROM orders") == options.count
+    await observer.close()
+    return result
+
+
+async def batch(options: argparse.Namespace) -> dict[str, Any]:
+    """A batch handler that writes as much as `transactional` for each of its events, in one transaction for all."""
+    observer = await prepare(options.dsn, due=options.count)
+    await observer.execute(ORDERS)
+    registry, handled = HandlerRegistry(), 0
+
+    @registry.handler(EVENT_TYPE, name="bench.handle", batch=500, within="50ms")
+    async def handle(events: list[EventEnvelope], tx: asyncpg.Connection) -> None:
+        nonlocal handled
+        for _ in events:
+            await tx.execute(BUSINESS)
+        handled += len(events)
+
+    result = await deliver_all(options, observer, registry, options.count, lambda: handled >= options.count)
+    assert await observer.fetchval("SELECT count(*) FROM orders") == options.count
+    await observer.close()
+    return result
+
+
+async def transactional_with(library: Library, options: argparse.Namespace) -> dict[str, Any]:
+    observer = await prepare(options.dsn, due=options.count)
+    await observer.execute(ORDERS)
+    handled: list[None] = []
+    async with library.source(options.dsn) as source:
+        registry = HandlerRegistry()
+        registry.add("bench.handle", (EVENT_TYPE,), library.handler(handled))
+        result = await deliver_all(
+            options, observer, registry, options.count, lambda: len(handled) >= options.count, source
+        )
     assert await observer.fetchval("SELECT count(*) FROM orders") == options.count
     await observer.close()
     return result

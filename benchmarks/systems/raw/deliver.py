@@ -15,6 +15,7 @@ from benchmarks.counters import difference, peak_rss_mb, snapshot
 from benchmarks.systems import together
 from benchmarks.systems.crew import asked, begin, report, told_to_end
 from benchmarks.systems.harness import BUSINESS, ORDERS
+from benchmarks.systems.libraries import LIBRARIES, PLACES, HandThreads, Library
 from benchmarks.systems.process import database_of
 from benchmarks.systems.raw.statements import (
     BATCH,
@@ -27,6 +28,7 @@ from benchmarks.systems.raw.statements import (
     SETTLE,
     SETTLE_SIBLINGS,
     SPLIT,
+    UNCHECKED,
 )
 from benchmarks.systems.tables import held_snapshot, pace, prepare
 from benchmarks.workload import quantile
@@ -42,6 +44,13 @@ class Tally:
         self.done = 0
         self.marks: list[tuple[float, int]] = []
         self.claims: list[float] = []
+
+
+async def connect(dsn: str) -> asyncpg.Connection:
+    """A connection whose updates cost what those of Holdfast's functions do."""
+    connection = await asyncpg.connect(dsn)
+    await connection.execute(UNCHECKED)
+    return connection
 
 
 async def deliver(connection: asyncpg.Connection, tally: Tally, enough: Callable[[], bool], pause: float = 0.0) -> None:
@@ -69,7 +78,7 @@ async def drain(options: argparse.Namespace) -> dict[str, Any]:
     holder = await held_snapshot(options.dsn) if options.hold else None
     tally, database = Tally(), database_of(options.dsn)
     before = await snapshot(observer, database)
-    connections = [await asyncpg.connect(options.dsn) for _ in range(LOOPS)]
+    connections = [await connect(options.dsn) for _ in range(LOOPS)]
     await asyncio.gather(*(deliver(connection, tally, lambda: False) for connection in connections))
     result = await difference(observer, before, await snapshot(observer, database), options.count)
     for connection in [*connections, observer, *([holder] if holder else [])]:
@@ -89,7 +98,7 @@ async def drain_together(options: argparse.Namespace) -> dict[str, Any]:
 async def work(options: argparse.Namespace) -> dict[str, Any]:
     tally = Tally()
     cpu = await begin()
-    connections = [await asyncpg.connect(options.dsn) for _ in range(LOOPS)]
+    connections = [await connect(options.dsn) for _ in range(LOOPS)]
     await asyncio.gather(*(deliver(connection, tally, lambda: False) for connection in connections))
     await asked()
     report({"handled": tally.done, "python": time.process_time() - cpu})
@@ -102,7 +111,7 @@ async def work(options: argparse.Namespace) -> dict[str, Any]:
 async def memory(options: argparse.Namespace) -> dict[str, Any]:
     observer = await prepare(options.dsn, due=options.count, size=options.size)
     tally, target = Tally(), min(options.count, options.until or options.count)
-    connections = [await asyncpg.connect(options.dsn) for _ in range(LOOPS)]
+    connections = [await connect(options.dsn) for _ in range(LOOPS)]
     await asyncio.gather(*(deliver(each, tally, lambda: tally.done >= target, 0.01) for each in connections))
     for connection in [*connections, observer]:
         await connection.close()
@@ -110,11 +119,16 @@ async def memory(options: argparse.Namespace) -> dict[str, Any]:
 
 
 async def transactional(options: argparse.Namespace) -> dict[str, Any]:
-    """A transaction per event: lock, inbox row, the handler's row, settle; ten connections at a time."""
+    """A transaction per event: lock, inbox row, the handler's row, settle; ten connections at a time.
+
+    `--kind` names the library, asyncpg by default.
+    """
+    if options.kind:
+        return await transactional_with(LIBRARIES[options.kind](), options)
     observer = await prepare(options.dsn, due=options.count)
     await observer.execute(ORDERS)
-    claiming = await asyncpg.connect(options.dsn)
-    connections = [await asyncpg.connect(options.dsn) for _ in range(10)]
+    claiming = await connect(options.dsn)
+    connections = [await connect(options.dsn) for _ in range(10)]
     rows: asyncio.Queue[Any] = asyncio.Queue(2 * BATCH)
 
     async def claim() -> None:
@@ -149,10 +163,48 @@ async def transactional(options: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
+async def transactional_with(library: Library, options: argparse.Namespace) -> dict[str, Any]:
+    observer = await prepare(options.dsn, due=options.count)
+    await observer.execute(ORDERS)
+    claiming = await asyncpg.connect(options.dsn)
+    rows: asyncio.Queue[Any] = asyncio.Queue(2 * BATCH)
+
+    async def claim(put: Callable[[Any], Any]) -> None:
+        statement, worker = await claiming.prepare(CLAIM), uuid.uuid4()
+        while found := await statement.fetch(BATCH, worker, token := uuid.uuid4(), *START):
+            for row in found:
+                if (waiting := put((row, token))) is not None:
+                    await waiting
+
+    async def run(source: Any) -> None:
+        while (item := await rows.get()) is not None:
+            await library.by_hand(source, *item)
+
+    async def end() -> None:
+        await claim(rows.put)
+        for _ in range(PLACES):
+            await rows.put(None)
+
+    database = database_of(options.dsn)
+    async with library.source(options.dsn) as source:
+        before = await snapshot(observer, database)
+        if library.asynchronous:
+            await asyncio.gather(end(), *(run(source) for _ in range(PLACES)))
+        else:
+            threads = HandThreads(library, source)
+            await claim(threads.put)
+            await asyncio.to_thread(threads.join)
+        result = await difference(observer, before, await snapshot(observer, database), options.count)
+    assert await observer.fetchval("SELECT count(*) FROM orders") == options.count
+    for connection in (claiming, observer):
+        await connection.close()
+    return result
+
+
 async def failures(options: argparse.Namespace) -> dict[str, Any]:
     """Every event fails for good, with an error text of the usual length; `--kind retried`: at the second attempt."""
     observer = await prepare(options.dsn, due=options.count)
-    connections = [await asyncpg.connect(options.dsn) for _ in range(LOOPS)]
+    connections = [await connect(options.dsn) for _ in range(LOOPS)]
     attempts, failed = 2 if options.kind == "retried" else 1, 0
 
     async def loop(connection: asyncpg.Connection) -> None:
@@ -186,7 +238,7 @@ async def failures(options: argparse.Namespace) -> dict[str, Any]:
 async def fanout(options: argparse.Namespace) -> dict[str, Any]:
     """Three rows per event: the published one is settled as split, each sibling is inserted, claimed and settled."""
     observer = await prepare(options.dsn, due=options.count)
-    connection = await asyncpg.connect(options.dsn)
+    connection = await connect(options.dsn)
     names = [f"bench.handle_{n}" for n in range(options.handlers)]
     split = await connection.prepare(SPLIT)
     claim = await connection.prepare(CLAIM.replace("route = '*/order.placed'", "route = ANY ($6)"))

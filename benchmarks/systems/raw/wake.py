@@ -12,7 +12,7 @@ from typing import Any
 import asyncpg
 
 from benchmarks.systems.harness import BUSINESS, ORDERS, delivered
-from benchmarks.systems.raw.deliver import START
+from benchmarks.systems.raw.deliver import START, connect
 from benchmarks.systems.raw.publish import NO_BELL
 from benchmarks.systems.raw.statements import BATCH, CLAIM, INSERT, SETTLE
 from benchmarks.systems.tables import prepare
@@ -39,7 +39,7 @@ async def latency(options: argparse.Namespace) -> dict[str, Any]:
 
     @asynccontextmanager
     async def worker() -> AsyncIterator[None]:
-        listening, claiming = await asyncpg.connect(options.dsn), await asyncpg.connect(options.dsn)
+        listening, claiming = await asyncpg.connect(options.dsn), await connect(options.dsn)
         woken = asyncio.Event()
         await listening.add_listener("raw", lambda *_: woken.set())
         claim, settle = await claiming.prepare(CLAIM), await claiming.prepare(SETTLE)
