@@ -14,9 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-import asyncpg
-
 from chaos.events import crowd, derived
+from chaos.libraries import in_batch, in_transaction, pause, publish, write
 from holdfast import (
     EventEnvelope,
     HandlerContext,
@@ -26,10 +25,13 @@ from holdfast import (
     TerminalHandlerError,
     TransientHandlerError,
 )
+from holdfast.flow import Pause
 
 # Faults take attempts too: an event that only suffers from them must not run out of attempts.
 PATIENT = RetryPolicy(max_attempts=1000, base_delay=0.1, max_delay=0.5)
 BRIEF = RetryPolicy(max_attempts=3, base_delay=0.1, max_delay=0.2)
+FEW = RetryPolicy(max_attempts=10, base_delay=0.1, max_delay=0.2)
+AWAY = Pause(after=5, first_probe=0.2, longest_wait=1.0)
 registry = HandlerRegistry()
 publisher = Publisher("ledger")
 
@@ -65,40 +67,65 @@ def sleep(seconds: float) -> None:
     select.select([], [], [], seconds)
 
 
-async def effect(event: EventEnvelope, tx: asyncpg.Connection, context: HandlerContext) -> None:
-    sql = "INSERT INTO chaos.effects (handler, key) VALUES ($1, $2)"
-    await tx.execute(sql, context.handler_name, event.idempotency_key)
+async def effect(event: EventEnvelope, tx: Any, context: HandlerContext) -> None:
+    await write(tx, context.handler_name, event.idempotency_key)
 
 
 # --- ordinary ---------------------------------------------------------------------------------------------
 
 
 @registry.handler("order.placed", name="ledger.record", retry=PATIENT)
-async def record(event: EventEnvelope, tx: asyncpg.Connection, context: HandlerContext) -> None:
+@in_transaction
+async def record(event: EventEnvelope, tx: Any, context: HandlerContext) -> None:
     started = time.monotonic()
     await effect(event, tx, context)
-    await publisher.publish(tx, "receipt.due", {}, idempotency_key=derived(event.idempotency_key))
-    await asyncio.sleep(duration(event))
+    await publish(publisher, tx, "receipt.due", derived(event.idempotency_key))
+    await pause(duration(event))
     deliveries.note(event, context, started)
 
 
 @registry.handler("payment.received", name="ledger.pay", retry=PATIENT)
 @registry.handler("receipt.due", name="ledger.receipt", retry=PATIENT)
-async def pay(event: EventEnvelope, tx: asyncpg.Connection, context: HandlerContext) -> None:
+@in_transaction
+async def pay(event: EventEnvelope, tx: Any, context: HandlerContext) -> None:
     started = time.monotonic()
-    await asyncio.sleep(duration(event))
+    await pause(duration(event))
     await effect(event, tx, context)
     deliveries.note(event, context, started)
 
 
-@registry.handler("order.placed", name="mail.confirm", retry=PATIENT)
-@registry.handler("parcel.sent", name="parcel.track", retry=PATIENT)
+@registry.handler("payment.received", name="ledger.total", retry=PATIENT, batch=50, within="50ms")
+@in_batch
+async def total(events: list[EventEnvelope], tx: Any, context: list[HandlerContext]) -> None:
+    """LSN-12: one transaction for many. Some make their first call fail, and are found by halving."""
+    started = time.monotonic()
+    for event, each in zip(events, context, strict=True):
+        await effect(event, tx, each)
+        if each.attempt == 1 and int(event.idempotency_key) % 41 == 7:
+            raise TransientHandlerError("the total does not add up")
+    await pause(duration(events[0]))
+    for event, each in zip(events, context, strict=True):
+        deliveries.note(event, each, started)
+
+
+# A limit that binds now and then, whatever happens to the workers that hold its places.
+@registry.handler("order.placed", name="mail.confirm", retry=PATIENT, fleet_concurrency=12)
 @registry.handler("offer.made", name="offer.show", retry=PATIENT)
 @registry.handler("probe.sent", name="probe.hear", retry=PATIENT)
 async def send(event: EventEnvelope, context: HandlerContext) -> None:
     started = time.monotonic()
     if context.handler_name != "probe.hear":
         await asyncio.sleep(duration(event))
+    deliveries.note(event, context, started)
+
+
+@registry.handler("parcel.sent", name="parcel.track", retry=FEW, on_outage=AWAY, rate="400/s")
+async def track(event: EventEnvelope, context: HandlerContext) -> None:
+    """LSN-17: its partner is away for a second in ten, which must not make a dead letter."""
+    started = time.monotonic()
+    if int(started) % 10 == 0:
+        raise TransientHandlerError("the carrier does not answer")
+    await asyncio.sleep(duration(event))
     deliveries.note(event, context, started)
 
 
@@ -120,11 +147,12 @@ def print_invoice(event: EventEnvelope, context: HandlerContext) -> None:
 
 
 @registry.handler("stock.counted", name="stock.flaky", retry=PATIENT)
-async def count_stock(event: EventEnvelope, tx: asyncpg.Connection, context: HandlerContext) -> None:
+@in_transaction
+async def count_stock(event: EventEnvelope, tx: Any, context: HandlerContext) -> None:
     """Writes its effect, and then fails the first times."""
     started = time.monotonic()
     await effect(event, tx, context)
-    await asyncio.sleep(duration(event))
+    await pause(duration(event))
     if context.attempt <= int(event.idempotency_key) % 3:
         raise TransientHandlerError("the warehouse does not answer")
     deliveries.note(event, context, started)
@@ -144,7 +172,8 @@ async def leave(event: EventEnvelope) -> None:
 
 
 @registry.handler("trouble.block", name="trouble.block", retry=PATIENT)
-async def block(event: EventEnvelope, tx: asyncpg.Connection, context: HandlerContext) -> None:
+@in_transaction
+async def block(event: EventEnvelope, tx: Any, context: HandlerContext) -> None:
     """A4: keeps the loop from turning for longer than the lease."""
     started = time.monotonic()
     await effect(event, tx, context)
@@ -158,10 +187,11 @@ async def hang(event: EventEnvelope) -> None:
 
 
 @registry.handler("trouble.hog", name="trouble.hog", retry=PATIENT)
-async def hog(event: EventEnvelope, tx: asyncpg.Connection, context: HandlerContext) -> None:
+@in_transaction
+async def hog(event: EventEnvelope, tx: Any, context: HandlerContext) -> None:
     """B9: sits on one of few connections."""
     started = time.monotonic()
-    await asyncio.sleep(float(event.payload["seconds"]))
+    await pause(float(event.payload["seconds"]))
     await effect(event, tx, context)
     deliveries.note(event, context, started)
 
@@ -194,7 +224,8 @@ async def shout(event: EventEnvelope, context: HandlerContext) -> None:
 
 
 @registry.handler("trouble.die_before_commit", name="trouble.die_before_commit", retry=PATIENT)
-async def die_before_commit(event: EventEnvelope, tx: asyncpg.Connection, context: HandlerContext) -> None:
+@in_transaction
+async def die_before_commit(event: EventEnvelope, tx: Any, context: HandlerContext) -> None:
     """A1: killed with its effect written and not committed."""
     await effect(event, tx, context)
     if context.attempt == 1:
@@ -202,7 +233,8 @@ async def die_before_commit(event: EventEnvelope, tx: asyncpg.Connection, contex
 
 
 @registry.handler("trouble.die_after_commit", name="trouble.die_after_commit", retry=PATIENT)
-async def die_after_commit(event: EventEnvelope, tx: asyncpg.Connection, context: HandlerContext) -> None:
+@in_transaction
+async def die_after_commit(event: EventEnvelope, tx: Any, context: HandlerContext) -> None:
     """A2: killed as soon as others can see the effect."""
     await effect(event, tx, context)
     if context.attempt == 1:
@@ -278,7 +310,8 @@ async def complain(event: EventEnvelope) -> None:
 
 
 @registry.handler("trouble.large", name="trouble.large", retry=PATIENT)
-async def measure(event: EventEnvelope, tx: asyncpg.Connection, context: HandlerContext) -> None:
+@in_transaction
+async def measure(event: EventEnvelope, tx: Any, context: HandlerContext) -> None:
     """D2, D3: nothing of a large payload is missing."""
     text: Any = event.payload["text"]
     if len(text) != event.payload["length"]:

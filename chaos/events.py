@@ -17,7 +17,7 @@ NOBODY = ""
 
 ORDINARY: dict[str, Mapping[str, Fate]] = {
     "order.placed": {"ledger.record": "effect", "mail.confirm": "delivery"},
-    "payment.received": {"ledger.pay": "effect"},
+    "payment.received": {"ledger.pay": "effect", "ledger.total": "effect"},
     "parcel.sent": {"parcel.track": "delivery"},
     "invoice.due": {"invoice.print": "delivery"},
     "stock.counted": {"stock.flaky": "effect"},

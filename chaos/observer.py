@@ -51,7 +51,7 @@ class Observer:
                         held.setdefault(worker, set()).add(row)
                     connections = await connection.fetchval(CONNECTIONS)
                     self.samples.append(Sample(time.monotonic(), held, connections))
-                except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+                except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError):
                     if connection is not None:
                         connection.terminate()
                     connection = None
@@ -62,9 +62,19 @@ class Observer:
                     connection.terminate()
 
 
-def in_flight(samples: Iterable[Sample], at: float, worker: str | None = None) -> int:
-    """How many rows a worker, or all of them, held when something happened to it."""
-    return max((each.count(worker) for each in samples if at - _BEFORE <= each.at <= at + _AFTER), default=0)
+def in_flight(samples: Iterable[Sample], at: float, worker: str | None = None, until: float = 0.0) -> int:
+    """How many rows a worker, or all of them, held when something happened to it, or while it went on.
+
+    A busy machine may leave no sample near that: then the last one before it counts.
+    """
+    before, last = 0, max(at, until) + _AFTER
+    near = []
+    for each in samples:
+        if at - _BEFORE <= each.at <= last:
+            near.append(each.count(worker))
+        elif each.at < at:
+            before = each.count(worker)
+    return max(near, default=before)
 
 
 def recoveries(samples: Sequence[Sample], deaths: Iterable[Death]) -> list[float]:

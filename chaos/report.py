@@ -3,7 +3,7 @@
 import json
 import os
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -68,19 +68,33 @@ def measured(runs: Sequence[Run]) -> str:
 
 
 def commands(runs: Sequence[Run]) -> list[str]:
-    """What makes these runs again: one line for neighbouring seeds that were run for the same time."""
-    found = []
-    for seconds in sorted({float(run["seconds"]) for run in runs if run["scenario"] == "mix"}):
-        seeds = sorted({int(run["seed"]) for run in runs if (run["scenario"], run["seconds"]) == ("mix", seconds)})
-        firsts = [seed for seed in seeds if seed - 1 not in seeds]
-        lasts = [seed for seed in seeds if seed + 1 not in seeds]
-        ranges = zip(firsts, lasts, strict=True)
-        found += [f"./dev chaos --seeds {first}..{last} --for {seconds:g} --report" for first, last in ranges]
-    for seconds in sorted({float(run["seconds"]) for run in runs if run["scenario"] != "mix"}):
-        names = [run["scenario"] for run in runs if run["scenario"] != "mix" and run["seconds"] == seconds]
-        chosen = " ".join(f"--scenario {name}" for name in names)
-        found.append(f"./dev chaos {chosen} --seed 1 --for {seconds:g} --report")
-    return found
+    """What makes these runs again: one line for the scenarios that were run with the same seeds for the same time."""
+    seeds: dict[tuple[str, float], set[int]] = {}
+    for run in runs:
+        seeds.setdefault((run["scenario"], float(run["seconds"])), set()).add(int(run["seed"]))
+    names: dict[tuple[bool, float, str], list[str]] = {}
+    for (name, seconds), every in seeds.items():
+        for options in _options(every):
+            names.setdefault((name != "mix", seconds, options), []).append(name)
+    return [
+        " ".join(("./dev chaos", *_chosen(found), f"{options} --for {seconds:g} --report"))
+        for (_, seconds, options), found in sorted(names.items(), key=lambda item: item[0][:2])
+    ]
+
+
+def _options(seeds: Iterable[int]) -> list[str]:
+    """The option for each row of neighbouring seeds."""
+    every = sorted(seeds)
+    firsts = [seed for seed in every if seed - 1 not in every]
+    lasts = [seed for seed in every if seed + 1 not in every]
+    return [
+        f"--seed {first}" if first == last else f"--seeds {first}..{last}"
+        for first, last in zip(firsts, lasts, strict=True)
+    ]
+
+
+def _chosen(names: Sequence[str]) -> Iterator[str]:
+    return (f"--scenario {name}" for name in names if name != "mix")
 
 
 def total(runs: Iterable[Run], name: str) -> int:
@@ -88,7 +102,9 @@ def total(runs: Iterable[Run], name: str) -> int:
 
 
 def worst(runs: Iterable[Run], figure: str, scenario: str | None = None) -> str:
-    found = [run["figures"][figure] for run in runs if figure in run["figures"] and scenario in (None, run["scenario"])]
+    """The largest, without those of runs that had the machine not to themselves."""
+    chosen = [run for run in runs if scenario in (None, run["scenario"]) and not run.get("busy")]
+    found = [run["figures"][figure] for run in chosen if figure in run["figures"]]
     return f"{max(found):g}" if found else "not measured"
 
 
@@ -139,11 +155,23 @@ def promises(runs: Sequence[Run]) -> list[str]:
         limited("LSN-16 handlers run again after a SIGKILL, slow commits", "slow_commits", "repeats_of_one"),
         limited("LSN-17 lone event beside slow handlers, p50", "slow_neighbours", "lone_p50_ms", " ms"),
         limited("LSN-17 fast handler beside slow ones, p99", "slow_neighbours", "fast_p99_s", " s"),
+        ("OBS-2 runs in which begun = delivered + duplicates + failed + expired + cancelled + open", "all", sums(runs)),
         ("Connections leaked, transactions left idle", "0, 0", (
             f"{counts['leaked_connections']}, {counts['idle_in_transaction']}")),
         ("Runs in which something of this was broken", "0", f"{sum(bool(run['problems']) for run in runs)}"),
     ]  # fmt: skip
     return ["| Promise | Limit | Measured, the worst |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows)]
+
+
+def sums(runs: Sequence[Run]) -> str:
+    """In how many runs the counts of the roll-up add up, and of how many deliveries."""
+    counted = [run["counted"] for run in runs if run.get("counted")]
+    even = sum(each["begun"] == sum(each.values()) - each["begun"] for each in counted)
+    return (
+        f"{even} of {len(counted)}, {sum(each['begun'] for each in counted):,} deliveries"
+        if counted
+        else "not measured"
+    )
 
 
 def scenarios(runs: Sequence[Run]) -> list[str]:

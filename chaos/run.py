@@ -4,13 +4,13 @@ import asyncio
 import shutil
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
 import asyncpg
 
-from chaos import measures
+from chaos import balance, measures
 from chaos.checker import Row, Verdict, check
 from chaos.events import OWED, crowd
 from chaos.history import read
@@ -59,6 +59,7 @@ class Result:
     figures: dict[str, float]
     problems: list[str] = field(default_factory=list)
     directory: Path | None = None
+    counted: dict[str, int] = field(default_factory=dict)  # by the roll-up: begun, each outcome, open
 
     def summary(self) -> dict[str, object]:
         verdict = self.verdict
@@ -84,6 +85,7 @@ class Result:
             "strikes": sum(self.strikes.values()),
             "struck": self.strikes,
             "figures": self.figures,
+            "counted": self.counted,
             "problems": self.problems,
         }
 
@@ -137,6 +139,8 @@ async def _play(world: World, scenario: Scenario, seconds: float, progress: Prog
     leaked += await _none(world, CONNECTED, "chaos_worker")
     progress("checking", seconds)
     verdict = await _check(world)
+    async with world.admin() as connection:
+        counted, begun = await balance.read(connection)
     result = Result(
         scenario.name,
         world.seed,
@@ -150,7 +154,9 @@ async def _play(world: World, scenario: Scenario, seconds: float, progress: Prog
         measures.figures(world)
         | {name: round(value, 3) for name, value in {**measured, "overdue_s": drained.overdue}.items()},
         drained.problems,
+        counted=asdict(counted),
     )
+    result.problems += balance.problems(counted, begun)
     result.problems += _problems(result, world, scenario)
     return result
 
@@ -201,7 +207,7 @@ def _in_flight(world: World) -> int:
     """What all the faults together can have taken from workers that were at it."""
     samples = world.observer.samples
     return sum(
-        in_flight(samples, strike.at, worker)
+        in_flight(samples, strike.at, worker, strike.until)
         for strike in world.strikes
         for worker in ([None] if strike.hit is None else strike.hit)
     )
@@ -279,6 +285,8 @@ def _problems(result: Result, world: World, scenario: Scenario) -> list[str]:
             problems.append(f"{name}: {count}")
     if verdict.effect_duplicates:
         problems.append(f"effects that happened twice: {verdict.effect_duplicates}")
+    if world.unwatched is not None:
+        problems.append(f"what was in flight is not known: the observer ended with {world.unwatched!r}")
     if verdict.delivery_duplicates > result.in_flight_at_kill:
         problems.append(
             f"{verdict.delivery_duplicates} deliveries happened twice, {result.in_flight_at_kill} were in flight"

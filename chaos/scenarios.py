@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from chaos import poison, standby, surroundings
+from chaos.libraries import LIBRARIES
 from chaos.nemeses import Nemesis
 from chaos.nemeses.deployments import CloseLogins, RollOut, StepClock
 from chaos.nemeses.lines import (
@@ -19,6 +20,7 @@ from chaos.nemeses.lines import (
     StopBehindDeadLines,
     SwallowLines,
 )
+from chaos.nemeses.operators import TurnHandlers, TurnPartitions
 from chaos.nemeses.processes import FreezeWorkers, HoldLogs, HurryWorkers, KillWorkers, StopWorkers
 from chaos.nemeses.resources import (
     FillDisk,
@@ -113,6 +115,8 @@ PROCESSES: Lane = (
     HoldLogs,
     RollOut,
     Crowd,
+    TurnHandlers,
+    TurnPartitions,
     lambda: Neighbours(100),
 )
 SERVER: Lane = (
@@ -140,9 +144,33 @@ SLOW = Setup(workers=2, imports=3_000, rate=100, batch=100, concurrency=20)
 MIX = Setup(imports=3_000, crowd=30)  # with more, workers would mostly be starting
 RECLAIM = SETUP.lease + SETUP.poll_interval + 1
 
+
+def transactions(library: str) -> Scenario:
+    """Everything that may happen to a handler's transaction, in one of the application's libraries."""
+    return Scenario(
+        f"transactions_{library}",
+        f"LSN-13, P1, P2: effects in transactions of {library}; whatever strikes workers, server and lines, once each",
+        (
+            (
+                KillWorkers,
+                FreezeWorkers,
+                StopWorkers,
+                HurryWorkers,
+                dies("before_commit"),
+                dies("after_commit"),
+                blocks,
+            ),
+            (restart, crash, kill_server, FreezePostgres, terminate_all, LockTable, CloseLogins),
+            (CutLines, LoseAnswers, RefuseLines, lambda: FreezeLines((2.0, 6.0))),
+        ),
+        setup=Setup(rate=150, library=library),
+    )
+
+
 SCENARIOS = {
     each.name: each
     for each in (
+        *map(transactions, LIBRARIES),
         Scenario(
             "mix",
             "P1, P2, P8: nothing lost, nothing twice, whatever happens together",
@@ -285,6 +313,18 @@ SCENARIOS = {
                 "stop_hurried_s": 2.0,
                 "stop_half_open_s": SETUP.grace + 5,
             },
+        ),
+        Scenario(
+            "limits",
+            "LSN-10, LSN-17: limits, pauses and a partner's outages while workers die; no dead letter, nothing stuck",
+            ((KillWorkers, FreezeWorkers, StopWorkers, terminate_all), (TurnHandlers,)),
+            pause=(1, 3),
+        ),
+        Scenario(
+            "partitions",
+            "OBX-6: the outbox is partitioned and made one table again while workers die; nothing lost, nothing twice",
+            ((KillWorkers, FreezeWorkers, StopWorkers, terminate_all), (TurnPartitions,)),
+            pause=(1, 3),
         ),
         Scenario("hostile", "A12, D1-D6: payloads, errors and exceptions that nobody expects", ((Hostile,),)),
         Scenario(

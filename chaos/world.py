@@ -66,6 +66,7 @@ class Setup:
     imports: float = 0.0  # likewise, of the one that publishes hundreds at a time
     probes: float = 0.0  # likewise, of the one that measures
     server: dict[str, str] = field(default_factory=dict)
+    library: str = ""  # of the handlers' transactions; empty: asyncpg
 
     @property
     def connections_at_most(self) -> int:
@@ -83,6 +84,8 @@ class Setup:
             "--batch": self.batch,
             "--concurrency": self.concurrency,
         }
+        if self.library:
+            options["--transactions"] = "chaos.libraries:transactions"
         return [str(word) for option in options.items() for word in option]
 
 
@@ -192,6 +195,7 @@ class World:
     async def populate(self) -> None:
         environment = {
             "HOLDFAST_DSN": self.worker_address(),
+            "CHAOS_LIBRARY": self.setup.library,
             "CHAOS_DELIVERIES": str(self.deliveries),
             "CHAOS_LEASE": str(self.setup.lease),
             "CHAOS_CROWD": str(self.setup.crowd),
@@ -200,6 +204,12 @@ class World:
         await self.fleet.ready()
         self.observer = Observer(self.admin_address)
         self._watching = asyncio.create_task(self.observer.run())
+
+    @property
+    def unwatched(self) -> BaseException | None:
+        """What ended the observer before the run was over, if anything did."""
+        watching = self._watching
+        return watching.exception() if watching is not None and watching.done() else None
 
     def produce(self) -> None:
         kinds: list[type[Producer]] = [AsyncpgProducer, AsyncpgProducer, AsyncpgProducer]
