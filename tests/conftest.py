@@ -6,6 +6,7 @@ empty_dsn        a fresh database without it
 conn             an asyncpg connection to `dsn`
 own_server       a server of the test's own, with fsync on, to restart, stop and kill
 own_dsn          a database with Holdfast's schema on `own_server`
+logs_of_its_own  for every test: structlog as it was
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 import asyncpg
 import pytest
+import structlog
 
 from holdfast.embedded import EmbeddedPostgres
 from tests.report import Report
@@ -55,6 +57,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     # With no server at all the tests must fail, not vanish: the fixture says which one is missing.
     majors = majors or [SUPPORTED_MAJORS[0]]
     metafunc.parametrize("postgres_server", majors, indirect=True, scope="session", ids=[f"pg{m}" for m in majors])
+
+
+@pytest.fixture(autouse=True)
+def logs_of_its_own(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A command that a test runs in its own process sets up structlog: not for the loggers of the tests after it."""
+    configure = structlog.configure
+
+    def without_caching(**options: Any) -> None:
+        configure(**{**options, "cache_logger_on_first_use": False})
+
+    monkeypatch.setattr(structlog, "configure", without_caching)
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture(scope="session")

@@ -127,6 +127,7 @@ class Outbox:
         generation: int = 0,
         token: UUID | None = None,
         ended_before: datetime | None = None,
+        keyed: bool = False,
     ) -> list[asyncpg.Record]:
         lanes = lanes or (Lane(),)
         return await self.call(
@@ -144,6 +145,7 @@ class Outbox:
             marks_at=[lane.mark[0] for lane in lanes],
             marks_id=[lane.mark[1] for lane in lanes],
             ended_before=ended_before,
+            keyed=keyed,
         )
 
     async def hold(self, *lanes: Lane, **options: Any) -> list[InFlight]:
@@ -176,7 +178,12 @@ class Outbox:
             some = [each for each in held if each.handler == handler]
             routes = list(dict.fromkeys(each.route for each in some))
             lost = await self.call(
-                "outbox_deliver", **_fence(some), routes=routes, handlers=[handler] * len(routes), record=record
+                "outbox_deliver",
+                **_fence(some),
+                routes=routes,
+                handlers=[handler] * len(routes),
+                record=record,
+                outcome=None,
             )
             settled |= {each.id for each in some} - set(_ids(lost))
         return list(dict.fromkeys(each.id for each in held if each.id not in settled))
@@ -203,7 +210,8 @@ class Outbox:
         return _ids(rows)
 
     async def release(self, *held: InFlight, delay: float = 0) -> list[UUID]:
-        return _ids(await self.call("outbox_release", **_fence(held), delays=[timedelta(seconds=delay)] * len(held)))
+        delays = [timedelta(seconds=delay)] * len(held)
+        return _ids(await self.call("outbox_release", **_fence(held), delays=delays, handlers=_handlers(held)))
 
     async def enter(self, held: InFlight, idle: float = 60) -> str:
         """How the transaction of a handler begins: `run`, `duplicate` or `lost`."""
@@ -214,6 +222,11 @@ class Outbox:
         """What follows the rollback of a handler that failed."""
         rows = await self.call("outbox_reopen", id=held.id, token=held.token, handler=held.handler, route=held.route)
         return bool(rows[0][0])
+
+    async def retry_entered(self, held: InFlight, delay: float = 0, error: str = "boom") -> None:
+        """Both in one: what follows the rollback, and the retry."""
+        values = {"id": held.id, "handler": held.handler, "delay": timedelta(seconds=delay), "error": error}
+        await self.call("outbox_retry_entered", **values)
 
     async def find_and_split(
         self, *lanes: Lane, version: int | None = None, channel: str = CHANNEL, generation: int = 0
@@ -249,7 +262,7 @@ class Outbox:
         """As after the installation."""
         tables = (
             "outbox", "event_handled", "subscriptions", "outbox_keys", "sources", "deployments", "workers",
-            "stop_requests", "schedules",
+            "stop_requests", "schedules", "handler_flow", "handler_slots", "ordering_heads",
         )  # fmt: skip
         await self.connection.execute(
             "; ".join(f'DELETE FROM "{self.schema}".{table}' for table in tables)

@@ -24,10 +24,11 @@ from uuid import UUID
 import asyncpg
 
 from holdfast import HandlerRegistry, NewEvent, Publisher, Worker, WorkerSettings
+from holdfast.observing import FACTS, FactKind
 from holdfast.telemetry import Fact, Notice
 
 ROOT = Path(__file__).parents[2]
-PATIENCE = 20.0  # for what has no promised time: a busy machine must not fail a test
+PATIENCE = 40.0  # for what has no promised time: a busy machine must not fail a test
 T = TypeVar("T")
 F = TypeVar("F", bound=Fact)
 
@@ -69,13 +70,33 @@ class Facts(list[Fact]):
         return [notice for notice in self.of(Notice) if notice.name == name]
 
 
+class Observed(Facts):
+    """An observer that remembers all facts, or those that it wants."""
+
+    def __init__(self, facts: Iterable[FactKind] = FACTS, sample: float = 1.0) -> None:
+        super().__init__()
+        self.facts, self.sample = frozenset(facts), sample
+
+    def __call__(self, fact: Fact) -> None:
+        self.append(fact)
+
+
 @contextlib.asynccontextmanager
 async def running(
-    dsn: str, registry: HandlerRegistry, facts: Facts | None = None, *, redact: Any = None, **settings: Any
+    dsn: str,
+    registry: HandlerRegistry,
+    facts: Facts | None = None,
+    *,
+    redact: Any = None,
+    transactions: Any = None,
+    **settings: Any,
 ) -> AsyncIterator[Worker]:
     """A worker on the test's own event loop. No defect of one of its loops goes unseen."""
     facts = Facts() if facts is None else facts
-    worker = Worker(dsn, registry, WorkerSettings(**settings), observers=(facts.append,), redact=redact)
+    observer = facts if isinstance(facts, Observed) else facts.append
+    worker = Worker(
+        dsn, registry, WorkerSettings(**settings), observers=(observer,), redact=redact, transactions=transactions
+    )
     async with worker:
         yield worker
     assert not [notice for notice in facts.of(Notice) if notice.name in ("loop_failed", "settle_refused")]

@@ -23,6 +23,7 @@ from uuid import uuid4
 
 import asyncpg
 import pytest
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 
 from examples.orders import unattended
 from examples.orders.__main__ import arguments
@@ -176,10 +177,12 @@ async def test_reactions_and_schedules_are_counted(dsn: str, conn: asyncpg.Conne
     async with Figures(dsn, tmp_path / "sent.txt") as figures:
         assert await figures.reacted(orders) == 2
         assert await figures.reacted(orders[1:]) == 1
-        async with running(dsn, registry):
+        engine = create_async_engine(dsn.replace("postgresql://", "postgresql+asyncpg://", 1))
+        async with running(dsn, registry, transactions=async_sessionmaker(engine)):
             await figures.end_the_day()
             await until(lambda: conn.fetchval("SELECT count(*) FROM closed_days"), what="the books are closed")
             await drained(conn)
+        await engine.dispose()
         books = await figures.books()
         assert books.closed == books.recorded
         assert books.next_slot is not None

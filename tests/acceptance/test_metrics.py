@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,17 @@ import asyncpg
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from holdfast import HandlerRegistry, Operator
+from holdfast import HandlerRegistry, Operator, installing
 from holdfast.cli import main
-from holdfast.cli.metrics import address_of, is_loopback
 from holdfast.embedded import EmbeddedPostgres
 from holdfast.errors import ConfigurationError
 from holdfast.observability import endpoint, prometheus
 from holdfast.observability.endpoint import Scraper, serve
+from holdfast.observability.http import address_of, is_loopback
+from holdfast.postgres.operations.excerpt import Excerpt
 from holdfast.postgres.operations.metrics import Snapshot, snapshot
+from holdfast.postgres.operations.rates import RollupLag
+from holdfast.postgres.operations.server import ServerStatus
 from holdfast.postgres.operations.status import Notifications, RouteStatus, Status
 from holdfast.postgres.wakeup import mode as wakeup_mode
 from tests.acceptance.support import backends, insert, publish_many, running, until
@@ -50,7 +54,8 @@ def parsed(text: str) -> Metrics:
 
 
 async def scrape(conn: asyncpg.Connection) -> str:
-    return prometheus.render(await snapshot(conn))
+    found = await snapshot(conn)
+    return prometheus.exposition(lambda: prometheus.outbox_metrics(found))[0]
 
 
 async def request(
@@ -96,7 +101,7 @@ async def test_every_state_is_a_metric(dsn: str, conn: asyncpg.Connection) -> No
     assert found["holdfast_route_unrouted"] == {lane % "placed": 0, lane % "lost": 1}
     assert found["holdfast_route_unserved_handlers"] == {lane % "placed": 1, lane % "lost": 0}
     assert found["holdfast_channel_unserved"] == {'{channel="outbox_default",generation="0"}': 1}
-    assert 0 <= found["holdfast_notification_queue_usage"][""] < 1
+    assert 0 <= found["holdfast_notification_queue_usage_ratio"][""] < 1
     assert found["holdfast_workers_living"] == {"": 0}
 
 
@@ -140,22 +145,32 @@ def test_labels_are_escaped() -> None:
     """OBS-2: whoever may publish chooses names, and must not be able to write metrics of their own."""
     route = 'a\\b"c\nholdfast_outbox_failed 0'
     lane = RouteStatus("c", 0, route, None, None, [route], 7, None, [])
-    status = Status(0, 0, 0, 0, 9, 0, False, [lane], [], 0, [], "always")
-    text = prometheus.render(Snapshot(status, Notifications(0.5, 1), []))
+    status = Status(0, 0, 0, 0, 9, 0, False, Excerpt([lane], 1), [], 0, Excerpt([], 0), "always")
+    server = ServerStatus(3, 97, None, None, [])
+    found = Snapshot(status, Notifications(0.5, 1), [], [], 0, RollupLag(3, 4.0, 8192), server)
+    text = prometheus.exposition(lambda: prometheus.outbox_metrics(found))[0]
     found = parsed(text)
     assert found["holdfast_route_open"] == {
         '{channel="c",generation="0",route="a\\\\b\\"c\\nholdfast_outbox_failed 0"}': 7
     }
     assert found["holdfast_outbox_failed"] == {"": 9}
-    assert found["holdfast_notification_queue_usage"] == {"": 0.5}
+    assert (found["holdfast_rollup_journal_lines"], found["holdfast_rollup_journal_oldest_seconds"]) == (
+        {"": 3},
+        {"": 4},
+    )
+    assert found["holdfast_notification_queue_usage_ratio"] == {"": 0.5}
     assert text.endswith("\n") and "\n\n" not in text
 
 
 NAMES = """
-    channel_unserved listeners
-    notification_queue_usage notify_mode outbox_archived outbox_count_limit outbox_delayed outbox_expired_leases
-    outbox_failed outbox_in_flight outbox_oldest_seconds outbox_pending route_oldest_seconds route_open route_unrouted
-    route_unserved_handlers schedule_overdue_seconds schedule_paused schedule_served workers_living workers_silent
+    channel_unserved failures_last_week handler_failed handler_in_flight handler_oldest_seconds handler_pending
+    horizon_age_seconds horizon_age_transactions listeners notification_queue_usage_ratio notify_mode outbox_archived
+    outbox_count_limit
+    outbox_delayed outbox_expired_leases outbox_failed outbox_in_flight outbox_oldest_seconds outbox_pending
+    outbox_unrouted rollup_journal_lines rollup_journal_oldest_seconds
+    route_oldest_seconds route_open route_unrouted route_unserved_handlers routes_left_out
+    schedule_overdue_seconds schedule_paused schedule_served server_connections server_connections_limit
+    table_dead_rows table_rows table_size_bytes workers_living workers_silent
 """
 
 
@@ -174,7 +189,7 @@ async def test_the_client_library_reads_them(dsn: str, conn: asyncpg.Connection)
 
 async def test_without_the_extra(dsn: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """OPS-1: one line says what to install, whether they are printed or served."""
-    monkeypatch.setattr(prometheus, "find_spec", lambda _name: None)
+    monkeypatch.setattr(installing, "find_spec", lambda name: None if name == "prometheus_client" else find_spec(name))
     for extra in ([], ["--listen", "0"]):
         with pytest.raises(SystemExit) as end:
             await asyncio.to_thread(main, ["metrics", "--dsn", dsn, *extra])

@@ -13,7 +13,6 @@ import pytest
 
 from holdfast import EventEnvelope, HandlerContext, HandlerRegistry, NewEvent
 from holdfast.postgres.deliveries import Deliveries
-from holdfast.postgres.delivery import Delivery
 from tests.acceptance.support import (
     PUBLISHER,
     Facts,
@@ -196,12 +195,12 @@ async def test_an_answer_that_waited_longer_than_the_lease(
     taken = await publish(conn, "order.placed", {"n": 1})
     await publish(conn, "order.placed", {"n": 2})
 
-    async def late(self: Deliveries, *arguments: Any) -> list[Delivery]:
-        claimed = await claim(self, *arguments)
+    async def late(self: Deliveries, *arguments: Any) -> Any:
+        claimed, keyed = await claim(self, *arguments)
         if len(claimed) == 2:
             await conn.execute(TAKE, taken)
             time.sleep(lease)  # the loop is what must stand still
-        return claimed
+        return claimed, keyed
 
     monkeypatch.setattr(Deliveries, "claim", late)
     async with running(dsn, registry, lease=lease, poll_interval=0.2) as worker:

@@ -96,7 +96,7 @@ async def test_a_worker_behind_a_transaction_pooler_polls(dsn: str, pooled_dsn: 
     async def record(event: EventEnvelope, tx: asyncpg.Connection) -> None:
         await tx.execute("INSERT INTO ledger VALUES ($1)", event.payload["n"])
 
-    async with running(pooled_dsn, registry, facts, poll_interval=0.2):
+    async with running(pooled_dsn, registry, facts, poll_interval=0.2) as worker:
         for n in range(50):
             async with conn.transaction():
                 await publisher.publish(conn, "order.placed", {"n": str(n)})
@@ -105,6 +105,7 @@ async def test_a_worker_behind_a_transaction_pooler_polls(dsn: str, pooled_dsn: 
                 await asyncio.sleep(0.1)  # let it poll in between: statements move between sessions
         await drained(conn)
         assert await conn.fetchval("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'") == 0
+        assert worker.health().ready and worker.health().listener == "pooled"
     assert sorted(outside, key=int) == [str(n) for n in range(50)]
     assert await conn.fetchval("SELECT count(*) FROM ledger") == 50
     (notice,) = facts.notices("listener_pooled")

@@ -130,14 +130,18 @@ async def test_one_event_for_each_dead_letter(dsn: str, conn: asyncpg.Connection
     assert len(prints) == 2, "two events of a handler that failed alike are one issue"
     assert {handler for _, handler, _ in prints} == {"billing.charge", "mail.send"}
     assert CANARY.encode() not in b"".join(transport.envelopes)
-    assert not any({"threads", "stacktrace", "breadcrumbs"} & set(event) for event in events)
+    assert not any({"threads", "stacktrace"} & set(event) for event in events)
+    (crumb,) = charged["breadcrumbs"]["values"]
+    assert crumb["message"] == f"attempt 1: ConnectionError: no line for {identities[0]}, 2 fields"
+    assert (crumb["category"], crumb["data"]["attempts"]) == ("holdfast.retry", 1)
+    assert not any("breadcrumbs" in event for event in events if event["tags"]["handler_name"] == "mail.send")
     frames = [event["exception"]["values"][0]["stacktrace"]["frames"] for event in events]
     assert not any("vars" in frame for each in frames for frame in each)
     assert {(each[-1]["filename"].rpartition("/")[2], each[-1]["in_app"]) for each in frames} == {
         ("test_worker_sentry.py", True)
     }
     assert {event["tags"]["correlation_id"] for event in events} == {
-        event["extra"]["correlation_id"] for event in events
+        event["contexts"]["delivery"]["correlation_id"] for event in events
     }
 
 
@@ -215,8 +219,20 @@ async def charge(event):
 """
 
 
-async def test_the_command_tells_sentry(dsn: str, conn: asyncpg.Connection, tmp_path: Path) -> None:
-    """DLQ-6: with SENTRY_DSN, over HTTP, and what is still queued when it is told to stop is sent first."""
+@pytest.mark.parametrize(
+    ("of_sentry", "told"),
+    [
+        ({}, ("staging", "1.4.2")),
+        ({"SENTRY_ENVIRONMENT": "canary", "SENTRY_RELEASE": "shop@1.4.2"}, ("canary", "shop@1.4.2")),
+    ],
+)
+async def test_the_command_tells_sentry(
+    dsn: str, conn: asyncpg.Connection, tmp_path: Path, of_sentry: dict[str, str], told: tuple[str, str]
+) -> None:
+    """DLQ-6, OBS-1: with SENTRY_DSN, over HTTP, and what is still queued when it is told to stop is sent first.
+
+    It has the environment and the release of the worker, or those of Sentry's own variables.
+    """
     bodies: list[bytes] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -232,7 +248,8 @@ async def test_the_command_tells_sentry(dsn: str, conn: asyncpg.Connection, tmp_
     port = server.sockets[0].getsockname()[1]
     identity = await publish(conn, "order.placed", {"secret": CANARY})
     command = [sys.executable, "-c", "from holdfast.cli import main; main()", "worker", "sentry_app:registry"]
-    variables = {**os.environ, "HOLDFAST_DSN": dsn, "SENTRY_DSN": f"http://key@127.0.0.1:{port}/1"}
+    command += ["--environment", "staging", "--service-version", "1.4.2"]
+    variables = {**os.environ, "HOLDFAST_DSN": dsn, "SENTRY_DSN": f"http://key@127.0.0.1:{port}/1", **of_sentry}
     worker = await asyncio.create_subprocess_exec(*command, cwd=tmp_path, env=variables)
     try:
         await drained(conn)
@@ -246,6 +263,7 @@ async def test_the_command_tells_sentry(dsn: str, conn: asyncpg.Connection, tmp_
         await server.wait_closed()
     events = [item.payload.json for body in bodies for item in unpacked(body).items if item.type == "event"]
     assert [event["tags"]["event_id"] for event in events if event] == [str(identity)]
+    assert [(event["environment"], event.get("release")) for event in events if event] == [told]
     assert CANARY.encode() not in b"".join(unpacked(body).serialize() for body in bodies)
 
 

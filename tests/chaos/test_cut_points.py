@@ -317,6 +317,8 @@ class Victim:
         connection = f"holdfast {job.step.connection}"
         if job.cold:
             self._wire.reset(connection)
+        elif job.cut is None:
+            await self._work(job.step)  # a session that was idle before would be reset in the middle of it
         watch = self._wire.watch(connection, job.cut)
         await self._work(job.step)
         if job.cut is None:

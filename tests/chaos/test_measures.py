@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
+import asyncpg
+import pytest
+
 from chaos.measures import Delivery, noticed, repeats
+from chaos.observer import Observer, Sample, in_flight
 from chaos.world import Strike
+from tests.acceptance.support import until
 
 LONG, SHORT = Strike("half_open", 100.0, 116.0), Strike("half_open", 140.0, 145.0)
 
@@ -40,3 +48,45 @@ def test_overlaps_are_two_runs_of_a_row_at_once() -> None:
     """T14: one that begins before the other ends, whoever runs it."""
     runs = [run("a", 1, 10.0, 12.0), run("a", 2, 11.9, 12.5), run("b", 1, 10.0, 12.0), run("b", 2, 12.0, 13.0)]
     assert repeats(runs)["overlaps"] == 1
+
+
+def test_what_a_fault_that_lasts_can_take() -> None:
+    """P2: connections that are frozen for seconds hold back what is handled meanwhile, too."""
+    samples = [Sample(at, {"w-1": {f"r-{n}" for n in range(count)}}) for at, count in ((90, 3), (101, 4), (104, 9))]
+    assert in_flight(samples, 101.0) == 4
+    assert in_flight(samples, 101.0, until=105.0) == 9
+    assert in_flight(samples, 100.0, until=0.0) == in_flight(samples[:1], 100.0, "w-1") == 3
+    assert in_flight(samples, 100.0, "w-2") == 0
+
+
+class _Server:
+    """Connections of which every other one fails, each time with another error."""
+
+    def __init__(self) -> None:
+        self.errors = [TimeoutError(), asyncpg.InternalClientError("another operation is in progress")]
+        self.fails = False
+
+    async def connect(self, *_: Any, **__: Any) -> _Server:
+        self.fails = not self.fails
+        return self
+
+    async def fetch(self, _sql: str) -> list[tuple[str, str]]:
+        if self.fails and self.errors:
+            raise self.errors.pop()
+        return [("w-1", "r-1")]
+
+    async def fetchval(self, _sql: str) -> int:
+        return 1
+
+    def terminate(self) -> None: ...
+
+
+async def test_no_fault_ends_the_observer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """P2: without samples nothing seems to have been in flight when a fault struck."""
+    server = _Server()
+    monkeypatch.setattr("chaos.observer.asyncpg.connect", server.connect)
+    observer = Observer("")
+    watching = asyncio.create_task(observer.run())
+    await until(lambda: observer.samples or watching.done(), what="a sample")
+    assert not watching.done() and observer.samples[0].count() == 1
+    watching.cancel()

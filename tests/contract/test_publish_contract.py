@@ -705,7 +705,8 @@ BAD_FIELDS: dict[str, tuple[str, dict[str, Any]]] = {
     "key with NUL": ("key", {"key": "a\0"}),
     "unknown on_duplicate": ("on_duplicate", {"key": "k", "on_duplicate": "replace"}),
     "reschedule without a key": ("on_duplicate", {"on_duplicate": "reschedule"}),
-    "ordering key": ("ordering_key", {"ordering_key": "k"}),
+    "ordering key of 801 bytes": ("ordering_key", {"ordering_key": "😀" * 200 + "k"}),
+    "both keys": ("fairness_key", {"ordering_key": "a", "fairness_key": "b"}),
 }
 
 

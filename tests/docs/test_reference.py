@@ -29,6 +29,7 @@ from holdfast import (
 from holdfast.cli import environment
 from holdfast.cli.app import make_app
 from holdfast.idempotency import IdempotencySettings
+from holdfast.operator import Operators
 from holdfast.postgres.doctor import CHECKS
 from holdfast.postgres.operations import status
 from tests.docs.support import PAGES, ROOT, names, read, sections, table
@@ -62,11 +63,12 @@ def test_every_field_is_documented_with_its_default(section: str, kind: type[Any
 @pytest.mark.parametrize(
     ("section", "call", "also"),
     [
-        ("Publisher", Publisher, {}),
+        ("Publisher", Publisher, {"observers": "(log_notice,)"}),
         ("Handlers", HandlerRegistry.handler, {"retry": "RetryPolicy()"}),
         ("HandlerRegistry", HandlerRegistry, {}),
         ("Reactions", Reactions, {"observers": "(log_fact,)"}),
         ("Schedules", HandlerRegistry.schedule, {}),
+        ("Operators", Operators, {}),
     ],
 )
 def test_every_argument_is_documented_with_its_default(section: str, call: Any, also: dict[str, str]) -> None:

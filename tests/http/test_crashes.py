@@ -191,8 +191,9 @@ async def test_a_store_that_is_not_there(dsn: str, conn: asyncpg.Connection) -> 
 
 async def test_a_pool_with_nothing_to_give(dsn: str, conn: asyncpg.Connection) -> None:
     """Row 17: 503 within the time for a connection, and the others go on."""
-    async with opened(dsn, connect_within=0.2) as (_, http):
-        busy = [asyncio.create_task(http.order(f"k-{n}", {"seconds": 0.6})) for n in range(8)]
+    async with opened(dsn, connect_within=1.0) as (_, http):
+        # All eight connections are opened meanwhile, and none is given back before the ninth has waited.
+        busy = [asyncio.create_task(http.order(f"k-{n}", {"seconds": 4.0})) for n in range(8)]
         await until(lambda: running(conn, 8), what="eight run")
         problem(await http.order("late"), 503, "idempotency-unavailable")
         assert [(await each).status_code for each in busy] == [201] * 8

@@ -190,7 +190,7 @@ def test_the_golden_text_knows_what_matters() -> None:
         "table outbox, owned by holdfast_owner",
         "  with autovacuum_",
         "  column idempotency_key text not null",
-        "  constraint outbox_status: CHECK ((status = ANY",
+        "  constraint plans_state: CHECK ((state = ANY",
         "  index core.outbox_lane: CREATE INDEX outbox_lane ON core.outbox USING btree (channel, generation, route,",
         "  trigger outbox_bell: CREATE CONSTRAINT TRIGGER outbox_bell AFTER INSERT ON core.outbox DEFERRABLE INITIALLY",
         "view failed, owned by holdfast_owner",

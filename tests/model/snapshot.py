@@ -10,6 +10,7 @@ from uuid import UUID
 import asyncpg
 
 from tests.model.rows import Model
+from tests.outbox import Outbox
 
 _AROUND = ("now", "subscriptions_version", "inbox", "effects", "keys", "to_cancel")
 _BESIDE = ("settled_at", "delivered_at", "failed_at")  # for the laws alone: the model says the same with the status
@@ -77,6 +78,13 @@ def require_laws(before: Snapshot, after: Snapshot) -> None:
     assert after.inbox == sorted(handled.union(before.inbox)), "the inbox is not what was delivered, each once"
     assert len(after.effects) == len(set(after.effects)), "an effect happened twice"
     assert set(after.effects) <= set(after.inbox), "an effect without its delivery"
+
+
+async def require_balance(outbox: Outbox) -> None:
+    """OBS-2: of what was begun, each delivery is open or was closed by exactly one outcome."""
+    (row,) = await outbox.call("read_balance")
+    counted = dict(row)
+    assert counted.pop("begun") == sum(counted.values()), dict(row)
 
 
 def _require_step(before: dict[str, Any] | None, row: dict[str, Any]) -> None:

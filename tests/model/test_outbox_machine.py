@@ -45,7 +45,7 @@ from tests.model.choices import (
     sources,
 )
 from tests.model.rows import About, Model, Row
-from tests.model.snapshot import read, require_equal, require_laws
+from tests.model.snapshot import read, require_balance, require_equal, require_laws
 from tests.nightly import nightly_examples
 from tests.outbox import NOBODY, START, InFlight, Lane, Outbox, connect
 from tests.servers import SessionServer
@@ -81,7 +81,9 @@ class OutboxMachine(RuleBasedStateMachine):
 
     async def _clear(self) -> Any:
         await self.outbox.clear()
-        await self.outbox.connection.execute("DELETE FROM effects")
+        await self.outbox.connection.execute(
+            "DELETE FROM effects; DELETE FROM core.rollup; DELETE FROM core.rollup_journal"
+        )
         if next(self.examples) % 25 == 0:  # else dead rows would be most of what each step reads
             await self.outbox.connection.execute("VACUUM core.outbox, core.event_handled, effects")
         return await read(self.outbox.connection)
@@ -95,6 +97,7 @@ class OutboxMachine(RuleBasedStateMachine):
         found = self.run(read(self.outbox.connection))
         require_laws(self.before, found)
         require_equal(self.model, found)
+        self.run(require_balance(self.outbox))
         self.before = found
         # What the rules ask over and over.
         rows = self.model.rows.values()

@@ -22,6 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast import EventEnvelope, HandlerRegistry, RetryPolicy
+from holdfast.event_data import EventData
 from holdfast.failure import describe
 from holdfast.operator import Operator
 from holdfast.retry import classify
@@ -188,7 +189,7 @@ def test_a_key_that_the_event_names_is_data() -> None:
         try:
             {}[key]
         except KeyError as error:
-            return describe(error, payload={"to": [{"country": country}]}).signature
+            return describe(error, event=EventData({"to": [{"country": country}]})).signature
         return ""
 
     assert signature("FR", "FR") == signature("DE", "DE")
@@ -283,7 +284,7 @@ def raised(error: BaseException, payload: object = None) -> str:
     try:
         raise error
     except BaseException as caught:
-        return describe(caught, payload=payload).signature
+        return describe(caught, event=EventData(payload)).signature
 
 
 def member(text: str) -> Exception:

@@ -213,7 +213,7 @@ replace_workers() {
 # --- what service managers read ---
 
 
-UNITS = blocks("ini")
+UNITS = blocks("ini", pages=[ROOT / "docs" / "deploying.md"])
 MANIFESTS = blocks("yaml")
 
 
@@ -280,14 +280,16 @@ def documents() -> Iterator[dict[str, Any]]:
 
 def test_manifests_are_whole(tmp_path: Path) -> None:
     """OPS-4: labels agree, a pod has time to stop, the generation is given; kubectl reads them, where it is."""
-    job, deployment, service = documents()
-    assert (job["kind"], deployment["kind"], list(service)) == (
-        "Job",
-        "Deployment",
+    compose, job, deployment, budget, probes, service = documents()
+    assert [each.get("kind") for each in (job, deployment, budget)] == ["Job", "Deployment", "PodDisruptionBudget"]
+    assert [list(each) for each in (compose, probes, service)] == [
+        ["services"],
+        ["livenessProbe", "readinessProbe"],
         ["lifecycle", "terminationGracePeriodSeconds"],
-    )
+    ]
     spec = deployment["spec"]
     assert spec["selector"]["matchLabels"] == spec["template"]["metadata"]["labels"]
+    assert spec["selector"] == budget["spec"]["selector"]
     (worker,) = spec["template"]["spec"]["containers"]
     grace = int(worker["command"][worker["command"].index("--grace") + 1])
     assert spec["template"]["spec"]["terminationGracePeriodSeconds"] > grace + 15
@@ -295,14 +297,13 @@ def test_manifests_are_whole(tmp_path: Path) -> None:
         "POD_NAME": None,
         "HOLDFAST_GENERATION": "GENERATION",
     }
-    assert '"\\"$POD_NAME\\""' in worker["startupProbe"]["exec"]["command"][2]
     if kubectl := shutil.which("kubectl"):
         whole = [block.text for block in MANIFESTS if "apiVersion" in block.text]
         (tmp_path / "shop.yaml").write_text("---\n".join(whole))
         (tmp_path / "kustomization.yaml").write_text("resources: [shop.yaml]\n")
         run = subprocess.run([kubectl, "kustomize", str(tmp_path)], capture_output=True, text=True, timeout=60)
         assert run.returncode == 0, run.stderr
-        assert run.stdout.count("kind: ") == 2
+        assert run.stdout.count("kind: ") == 3
 
 
 @pytest.mark.parametrize("wrong", ["a:\n  b: 1\n c: 2\n", "a: 1\na: 2\n", "a: {b: 1}\n", "a\n", "a:\n- b\n", "a:\n"])

@@ -20,12 +20,25 @@ from holdfast import EventEnvelope, HandlerRegistry, RetryPolicy
 from holdfast.cli import environment, groups, logs, timeline
 from holdfast.errors import ConfigurationError
 from holdfast.failure import FailureCycle
-from holdfast.observability.logging import log_fact
+from holdfast.observability.logging import LogObserver, log_fact
+from holdfast.observing import FACTS, USUAL_FACTS
 from holdfast.operator import Delivery, EventDetail, FailureGroup, FailureGroups, Operator
+from holdfast.postgres.clock import DatabaseClock
 from holdfast.reactions.reactions import Reactions
 from holdfast.telemetry import Counters, Failed, Handled, Notice, Retried
 from holdfast.worker.tally import Tally
-from tests.acceptance.support import PUBLISHER, Facts, drained, publish, publish_many, row, running, settled, until
+from tests.acceptance.support import (
+    PUBLISHER,
+    Facts,
+    Observed,
+    drained,
+    publish,
+    publish_many,
+    row,
+    running,
+    settled,
+    until,
+)
 from tests.outbox import Outbox, connect
 
 pytestmark = [pytest.mark.newcomer, pytest.mark.newest_postgres]
@@ -241,16 +254,16 @@ async def test_each_handled_event_is_a_fact_on_request(dsn: str, conn: asyncpg.C
 
     async def with_tx(event: EventEnvelope, tx: asyncpg.Connection) -> None: ...
 
-    for setting, expected in (("never", 0), ("info", 6)):
-        registry, facts = HandlerRegistry(), Facts()
+    for wanted, expected in ((USUAL_FACTS, 0), (FACTS, 6)):
+        registry, facts = HandlerRegistry(), Observed(wanted)
         registry.add("shop.done", ("order.placed",), done)
         registry.add("shop.with_tx", ("order.placed",), with_tx)
         registry.add("shop.kinds", ("order.placed",), kinds, retry=ONCE)
         await publish_many(conn, "order.placed", 3)
-        async with running(dsn, registry, facts, log_handled=setting):
+        async with running(dsn, registry, facts):
             await drained(conn)
         handled = facts.of(Handled)
-        assert len(handled) == expected and all(fact.level == "info" and fact.took > 0 for fact in handled)
+        assert len(handled) == expected and all(fact.took is not None and fact.took > 0 for fact in handled)
         (summary,) = facts.notices("worker_summary")
         assert (summary.level, summary.details["handled"], summary.details["failed"]) == ("info", 6, 3)
         assert summary.details["handlers"] == {
@@ -264,12 +277,13 @@ class OfHandler:
     def __init__(self, name: str) -> None:
         self.handler = self
         self.name = name
+        self.began_at = None  # the handler has not run
 
 
 def test_a_summary_names_few_handlers_and_is_silent_when_nothing_happened() -> None:
     """OPS-1."""
     facts = Facts()
-    tally = Tally(Counters(), facts.append, "never")
+    tally = Tally(Counters(), DatabaseClock(15.0), facts.append)
     tally.report()
     assert facts == []
     busy: list[object] = [OfHandler(f"shop.h{n}") for n in range(50) for _ in range(n + 1)]
@@ -292,7 +306,7 @@ def test_the_level_decides_what_is_printed(level: str, shown: int, monkeypatch: 
         logs.configure(stream, level)
         monkeypatch.setattr("holdfast.observability.logging._log", structlog.get_logger("holdfast"))
         identity = uuid4()
-        log_fact(Handled(identity, identity, "a.b", "shop", None, "shop.h", 1, "c", took=0.1, level="debug"))
+        LogObserver(successes="debug")(Handled(identity, identity, "a.b", "shop", None, "shop.h", 1, "c", took=0.1))
         log_fact(Notice("info", "worker_summary", {"handled": 1}))
     finally:
         structlog.configure(**was)

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.cli.app import run
 from holdfast.errors import ConfigurationError
-from holdfast.operator import Operator, Progress, Selection
+from holdfast.operator import Operator, Progress, Refused, Selection
 from tests.logins import WORKER, Logins
 from tests.operator.support import ACTOR, HANDLER, beat, fail, subscribe
 
@@ -47,21 +47,23 @@ async def test_an_unknown_schedule_names_those_that_exist(dsn: str, conn: asyncp
 
 
 async def test_a_killed_worker_leaves_the_list(dsn: str, conn: asyncpg.Connection) -> None:
-    """OPS-1: at once by a command, or by itself after an hour; a living one stays."""
+    """OPS-1: at once by a command, or by itself after an hour; --force does not wait until it counts as silent."""
     for name in ("killed", "forgotten", "living"):
         await beat(conn, name, HANDLER)
+    just_killed = await beat(conn, "just killed", HANDLER)
     silent = "UPDATE core.workers SET heartbeat_at = now() - $2::text::interval WHERE name = $1"
     await conn.execute(silent, "killed", "5 minutes")
     await conn.execute(silent, "forgotten", "61 minutes")
     async with Operator(dsn, actor=ACTOR) as operator:
         listed = {worker.name: worker for worker in await operator.workers.all()}
-        assert set(listed) == {"killed", "living"}
+        assert set(listed) == {"killed", "living", "just killed"}
         dry = await operator.workers.release(listed["killed"].id, dry_run=True)
         assert (dry.unlisted, dry.released) == (True, 0)
         done = await operator.workers.release(listed["killed"].id)
         assert (done.unlisted, done.released, done.left) == (True, 0, 0)
-        forced = await operator.workers.release(listed["living"].id, force=True)
-        assert not forced.unlisted
+        with pytest.raises(Refused, match="lives"):
+            await operator.workers.release(just_killed)
+        assert (await operator.workers.release(just_killed, force=True)).unlisted
         assert [worker.name for worker in await operator.workers.all()] == ["living"]
         assert [worker.name for worker in (await operator.status()).workers] == ["living"]
         await beat(conn, "killed", HANDLER)
@@ -98,3 +100,18 @@ async def _waits(operator: Operator, plan: int) -> str | None:
     async with asyncio.timeout(30):
         await operator.plans.run(plan, on_progress=show, stop=stop)
     return seen[0]
+
+
+async def test_a_worker_that_was_replaced_leaves_the_list(dsn: str, conn: asyncpg.Connection) -> None:
+    """OPS-1, OBS-3: a silent one, when another lives under its name on its host; any other stays for people to see."""
+    await beat(conn, "web/1", HANDLER, host="another")
+    await beat(conn, "web/2", HANDLER)
+    await beat(conn, "web/2", HANDLER, again="at once")
+    async with Operator(dsn, actor=ACTOR) as operator:
+        listed = [worker.name for worker in await operator.workers.all()]
+        assert sorted(listed) == ["web/1", "web/2", "web/2"], "two may live under one name"
+        await conn.execute("UPDATE core.workers SET heartbeat_at = now() - interval '2 minutes'")
+        for name in ("web/1", "web/2"):
+            await beat(conn, name, HANDLER, again="by the supervisor")
+        found = sorted((worker.name, worker.host, worker.living) for worker in await operator.workers.all())
+        assert found == [("web/1", "another", False), ("web/1", "host", True), ("web/2", "host", True)]

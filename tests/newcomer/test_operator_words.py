@@ -107,6 +107,35 @@ def test_what_is_no_number_gets_a_remedy(holdfast: Run, arguments: tuple[str, ..
     assert err == f"error: {name} is not a whole number\ntry: holdfast {' '.join(arguments[:2])} --help\n"
 
 
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (("--log-level", "loud"), "--log-level 'loud' is not one of"),
+        (("--log-sample", "2"), "--log-sample "),
+        (("--processes", "0"), "--processes "),
+    ],
+)
+def test_a_value_that_an_option_does_not_take(holdfast: Run, options: tuple[str, ...], problem: str) -> None:
+    """OPS-1: in two lines, like every other mistake."""
+    code, _, err = holdfast("worker", "app:registry", *options)
+    first, second = err.splitlines()
+    assert (code, second) == (2, "try: holdfast worker --help")
+    assert first.startswith(f"error: {problem}") and "Input" not in first and "Value error" not in first
+
+
+@pytest.mark.parametrize("options", [("--log-level", "INFO"), ("--log-successes", "Info")])
+def test_levels_may_be_written_in_capitals(holdfast: Run, options: tuple[str, ...]) -> None:
+    """OPS-1, OBS-1: as the environment may have them; the next mistake is the module that is not there."""
+    code, _, err = holdfast("worker", "no_such_app:registry", *options, "--dsn", "postgresql://localhost/x")
+    assert code == 2 and "no_such_app" in err and "--log" not in err
+
+
+def test_a_sample_of_nothing_is_noted(holdfast: Run) -> None:
+    """OPS-1, OBS-1."""
+    said = holdfast("worker", "no_such_app:registry", "--log-sample", "0.1", "--dsn", "postgresql://localhost/x")[2]
+    assert "note: --log-sample has no effect without --log-successes\n" in said
+
+
 def test_nothing_to_do_is_no_mistake(dsn: str, holdfast: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """DLQ-4: for a known handler, and for all; a handler that is unknown stays a mistake."""
     monkeypatch.setenv("HOLDFAST_DSN", dsn)

@@ -52,4 +52,5 @@ def test_only_the_command_takes_settings_from_the_environment() -> None:
         "embedded/account.py",
         "generation.py",
         "postgres/transport.py",
+        "testing/plugin.py",
     }

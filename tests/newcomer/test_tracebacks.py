@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.event_data import EventData
 from holdfast.failure import MAX_TRACEBACK_BYTES, ErrorReport, describe
 
 pytestmark = pytest.mark.newcomer
@@ -61,7 +62,7 @@ def test_neither_locals_nor_messages_nor_secrets() -> None:
         card = CANARY
         dict(dsn="postgres://u:hunter2@h/db")[f"no card {card}"]
 
-    report = raised(fail, payload={"card": CANARY})
+    report = raised(fail, event=EventData({"card": CANARY}))
     assert CANARY not in report.stored and "hunter2" not in report.stored
     assert "<payload.card>" in report.text and "fail" in place(report)
 

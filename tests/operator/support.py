@@ -76,10 +76,15 @@ async def subscribe(conn: asyncpg.Connection, handler: str = HANDLER, *event_typ
     await conn.execute("SELECT core.subscribe($1, $2, $3)", context, handler, list(event_types or (EVENT,)))
 
 
-async def beat(conn: asyncpg.Connection, name: str, *handlers: str, generation: int = 0) -> None:
+async def beat(
+    conn: asyncpg.Connection, name: str, *handlers: str, generation: int = 0, host: str = "host", again: str = ""
+) -> uuid.UUID:
+    """The heartbeat of a worker, which is another one with another host or `again`; its id."""
     channel = "outbox_default" if generation == 0 else f"outbox_gen_{generation}"
-    values = (uuid.uuid5(uuid.NAMESPACE_DNS, name), name, generation, [channel], list(handlers))
-    await conn.execute("SELECT core.worker_beat($1, $2, 'host', 1, '1.0', $3, $4, $5)", *values)
+    identity = uuid.uuid5(uuid.NAMESPACE_DNS, name + host * (host != "host") + again)
+    values = (identity, name, host, generation, [channel], list(handlers))
+    await conn.execute("SELECT core.worker_beat($1, $2, $3, 1, '1.0', $4, $5, $6)", *values)
+    return identity
 
 
 async def states(conn: asyncpg.Connection) -> dict[str, int]:

@@ -63,7 +63,7 @@ def test_a_problem_exits_1(here: Run, dsn: str) -> None:
     """OBX-3: grouped by how bad they are, each with its code, its evidence and what to try."""
     execute(
         dsn,
-        "ALTER TABLE core.outbox DROP CONSTRAINT outbox_status",
+        "ALTER TABLE core.plans DROP CONSTRAINT plans_state",
         "ALTER TABLE core.outbox DISABLE TRIGGER outbox_bell",
         "GRANT SELECT ON core.outbox TO pg_monitor",
     )
@@ -78,11 +78,11 @@ def test_a_problem_exits_1(here: Run, dsn: str) -> None:
         "Statements are for the schema's owner: SET ROLE holdfast_owner;",
     ]
     at = lines.index("1 problem")
-    assert lines[at + 1] == "  constraint-missing  the constraint core.outbox.outbox_status is missing"
-    assert lines[at + 2].startswith("      expected CHECK ((status = ANY")
+    assert lines[at + 1] == "  constraint-missing  the constraint core.plans.plans_state is missing"
+    assert lines[at + 2].startswith("      expected CHECK ((state = ANY")
     assert lines[at + 3] == "      try: SET lock_timeout = '5s';"
-    assert lines[at + 4].startswith("           ALTER TABLE core.outbox ADD CONSTRAINT outbox_status CHECK")
-    assert lines[at + 5] == "           ALTER TABLE core.outbox VALIDATE CONSTRAINT outbox_status;"
+    assert lines[at + 4].startswith("           ALTER TABLE core.plans ADD CONSTRAINT plans_state CHECK")
+    assert lines[at + 5] == "           ALTER TABLE core.plans VALIDATE CONSTRAINT plans_state;"
 
 
 def test_warnings_and_notes_exit_0(here: Run, dsn: str) -> None:

@@ -77,8 +77,8 @@ DRIFTS = [
         "core.deployments.label",
         'ALTER TABLE core.deployments ALTER COLUMN label TYPE text COLLATE "C"',
     ),
-    Drift("constraint-missing", "core.outbox.outbox_status", "ALTER TABLE core.outbox DROP CONSTRAINT outbox_status"),
-    Drift("constraint-missing", "core.outbox.outbox_keys", "ALTER TABLE core.outbox DROP CONSTRAINT outbox_keys"),
+    Drift("constraint-missing", "core.plans.plans_state", "ALTER TABLE core.plans DROP CONSTRAINT plans_state"),
+    Drift("constraint-missing", "core.audit.audit_actor", "ALTER TABLE core.audit DROP CONSTRAINT audit_actor"),
     Drift(
         "constraint-missing",
         "core.event_handled.event_handled_once",
@@ -92,15 +92,15 @@ DRIFTS = [
     ),
     Drift(
         "constraint-definition",
-        "core.outbox.outbox_status",
-        "ALTER TABLE core.outbox DROP CONSTRAINT outbox_status, "
-        "ADD CONSTRAINT outbox_status CHECK (status IN ('pending', 'in_flight', 'delivered', 'failed', 'lost'))",
+        "core.plans.plans_state",
+        "ALTER TABLE core.plans DROP CONSTRAINT plans_state, "
+        "ADD CONSTRAINT plans_state CHECK (state IN ('open', 'paused', 'stopped', 'cancelled', 'done', 'lost'))",
     ),
     Drift(
         "constraint-invalid",
-        "core.outbox.outbox_headers_size",
-        "ALTER TABLE core.outbox DROP CONSTRAINT outbox_headers_size, "
-        "ADD CONSTRAINT outbox_headers_size CHECK (pg_column_size(headers) <= 65536) NOT VALID",
+        "core.archive.archive_payload_present",
+        "ALTER TABLE core.archive DROP CONSTRAINT archive_payload_present, "
+        "ADD CONSTRAINT archive_payload_present CHECK (payload IS NOT NULL OR deleted_at IS NOT NULL) NOT VALID",
     ),
     Drift("index-missing", "core.outbox_lane", "DROP INDEX core.outbox_lane"),
     Drift("index-extra", "core.by_status", "CREATE INDEX by_status ON core.outbox (status)"),

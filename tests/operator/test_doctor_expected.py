@@ -74,7 +74,7 @@ def test_the_description_knows_what_matters() -> None:
     assert objects["column"]["outbox.route"]["generated"].endswith("STORED")
     assert objects["column"]["outbox.seq"]["identity"] == "ALWAYS"
     assert objects["column"]["outbox.id"]["default"] == "core.uuid7()"
-    assert "'in_flight'" in objects["constraint"]["outbox.outbox_status"]["definition"]
+    assert "'paused'" in objects["constraint"]["plans.plans_state"]["definition"]
     assert "WHERE ((settled_at IS NULL)" in objects["index"]["outbox_lane"]["definition"]
     assert "DEFERRABLE" in objects["trigger"]["outbox.outbox_bell"]["definition"]
     assert objects["view"]["my_outbox"]["options"] == ["security_barrier=true"]
@@ -109,12 +109,12 @@ async def test_another_name_of_the_schema_changes_nothing(empty_dsn: str, schema
     connection = await asyncpg.connect(empty_dsn)
     try:
         assert (await doctor.examine(connection, schema)).findings == ()
-        await connection.execute(f'ALTER TABLE "{schema}".outbox DROP CONSTRAINT outbox_status')
+        await connection.execute(f'ALTER TABLE "{schema}".plans DROP CONSTRAINT plans_state')
         await connection.execute(f'ALTER FUNCTION "{schema}".subscriptions_read() SECURITY INVOKER')
         report = await doctor.examine(connection, schema, only="drift")
         found = {finding.code: finding for finding in report.findings}
         assert set(found) == {"constraint-missing", "function-security"}
-        assert found["constraint-missing"].object == f"{schema}.outbox.outbox_status"
+        assert found["constraint-missing"].object == f"{schema}.plans.plans_state"
         assert found["function-security"].remedy == f"holdfast migrate apply --schema {schema}"
         for statement in found["constraint-missing"].remedy.splitlines():
             await connection.execute(statement)

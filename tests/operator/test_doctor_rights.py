@@ -79,9 +79,13 @@ async def test_a_login_without_rights_is_told_what_it_lacks(dsn: str, visitor: V
     assert unseen == {
         "release", "listeners", "generations", "channels", "handlers", "routes", "routing", "leases", "single-rows",
         "schedules", "slots", "declarations", "sources", "locks", "clock-steps", "workers",
+        "rollup", "growth", "weekly-times", "weekly-failures",
+        "partitions", "partitions-ahead", "partitions-conversion", "partitions-kept",
     }  # fmt: skip
     assert set(report.passed) == set(report.checks) - unseen - {"sessions", "standbys", "inbox"}
-    assert [finding.object for finding in report.of("problem")] == ["release"], "drift that was not looked for"
+    assert [finding.object for finding in report.of("problem")] == ["release, partitions"], (
+        "drift that was not looked for"
+    )
     assert not report.healthy
     assert (await visitor.examine(dsn, only="health")).healthy, "not to see is a warning"
     assert all(finding.what.startswith("could not check ") for finding in report.findings)
@@ -89,7 +93,7 @@ async def test_a_login_without_rights_is_told_what_it_lacks(dsn: str, visitor: V
 
 async def test_drift_is_named_to_everybody(dsn: str, conn: asyncpg.Connection, visitor: Visitor) -> None:
     """OBX-3: the catalogs are open to all."""
-    await conn.execute("ALTER TABLE core.outbox DROP CONSTRAINT outbox_status")
+    await conn.execute("ALTER TABLE core.plans DROP CONSTRAINT plans_state")
     await conn.execute("GRANT SELECT ON core.outbox TO PUBLIC")
     problems = {finding.code for finding in (await visitor.examine(dsn)).of("problem")}
     assert problems == {"constraint-missing", "grant-extra", "could-not-look"}

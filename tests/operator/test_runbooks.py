@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import asyncpg
@@ -75,10 +78,12 @@ def shop(dsn: str, tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "PATH": path, "HOLDFAST_DSN": dsn, "PWD": str(tmp_path)}
 
 
-async def typed(page: str, shop: dict[str, str]) -> str:
+async def typed(page: str, shop: dict[str, str], replace: Mapping[str, str] | None = None) -> str:
     """Run the commands of a page in one shell that ends at the first one that fails; returns what was printed."""
     lines = "\n".join(block.text for block in blocks("sh", pages=[ROOT / "docs" / "runbooks" / page])).splitlines()
     script = "\n".join(MEANWHILE.get(line, line) for line in lines)
+    for text, other in (replace or {}).items():
+        script = script.replace(text, other)
     unknown = [line for line in lines if line.startswith("#") and line not in MEANWHILE]
     assert unknown == []
     run = await asyncio.to_thread(
@@ -176,6 +181,17 @@ async def test_backup_and_restore(conn: asyncpg.Connection, shop: dict[str, str]
     assert await conn.fetchval("SELECT count(*) FROM core.outbox WHERE status = 'pending'") == 1, (
         "the original is as it was"
     )
+
+
+async def test_alerts(conn: asyncpg.Connection, shop: dict[str, str]) -> None:
+    """OBS-3, OPS-4: what each alert says to look at, and a drill whose outage is seen in the metrics."""
+    Path(shop["PWD"], "fixed").touch()
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as found:
+        port = found.getsockname()[1]
+    printed = await typed("alerts.md", shop, replace={"9464": str(port)})
+    assert "holdfast_workers_living 0.0" in printed and "holdfast_workers_living 1.0" in printed
+    assert 'outcome="delivered"} 20.0' in printed
+    assert await conn.fetch("SELECT status, count(*) FROM core.outbox GROUP BY 1") == [("delivered", 20)]
 
 
 def test_every_runbook_has_a_drill() -> None:

@@ -86,7 +86,7 @@ async def test_every_claim_has_a_token_of_its_own(outbox: Outbox, shared_dsn: st
     version = await outbox.subscriptions_version()
     connection = await asyncpg.connect(shared_dsn)
     try:
-        claims = [await deliveries.claim(connection, version, CHANNEL, lanes) for _ in range(3)]
+        claims = [(await deliveries.claim(connection, version, CHANNEL, lanes))[0] for _ in range(3)]
     finally:
         await connection.close()
     assert [len(claim) for claim in claims] == [10, 10, 10]
@@ -117,10 +117,11 @@ async def test_a_lane_that_changed_hands_is_settled_for_both(outbox: Outbox, sha
     try:
         held = []
         for handler in registry:
-            held += await deliveries.claim(connection, version, CHANNEL, [LaneClaim(LANE, 1, handler, 1, START)])
+            claim = [LaneClaim(LANE, 1, handler, 1, START)]
+            held += (await deliveries.claim(connection, version, CHANNEL, claim))[0]
         stranger = copy(held[0])
         stranger.id = NOBODY
-        assert await deliveries.deliver(connection, [*held, stranger], record=True) == [NOBODY]
+        assert await deliveries.deliver(connection, [*held, stranger], "delivered", record=True) == [NOBODY]
     finally:
         await connection.close()
     wanted = sorted((each.handler.name, str(each.id)) for each in held)
@@ -201,7 +202,8 @@ async def test_channels_generations_and_routes_are_kept_apart(outbox: Outbox) ->
 
 async def test_lanes_give_their_oldest_rows_up_to_their_limits(outbox: Outbox) -> None:
     """LSN-10: priorities are lanes with limits of their own, oldest first within each."""
-    ids = {p: await outbox.insert_many(5, priority=str(p), available_at="now() - n * interval '1 s'") for p in range(3)}
+    at = "now() - n * interval '1 s'"
+    ids = {p: await outbox.insert_many(5, priority=str(p), created_at=at, available_at=at) for p in range(3)}
     claimed = await outbox.claim(Lane(priority=0, limit=2), Lane(priority=1, limit=1), Lane(priority=2, limit=9))
     by_priority = {p: {row["id"] for row in claimed if row["priority"] == p} for p in range(3)}
     # The higher n is, the longer the row has been due.
@@ -494,6 +496,19 @@ async def test_an_unknown_reason_is_refused_as_a_whole(outbox: Outbox) -> None:
     assert await outbox.states(*(each.id for each in held)) == ["in_flight", "in_flight"]
 
 
+async def test_a_handler_that_would_have_the_name_of_a_lane_is_refused(outbox: Outbox) -> None:
+    """S4, LSN-1: whatever settles an event for it."""
+    held = await outbox.held()
+    for function, values in (
+        ("outbox_deliver", {"routes": [held.route], "handlers": ["a/b"], "record": True, "outcome": None}),
+        ("outbox_deliver_and_delete", {"routes": [held.route], "handlers": ["a/b"], "record": True, "outcome": None}),
+        ("outbox_retry", {"handlers": ["a/b"], "delays": [timedelta()], "errors": ["boom"]}),
+    ):
+        with pytest.raises(asyncpg.InvalidParameterValueError):
+            await outbox.call(function, ids=[held.id], tokens=[held.token], **values)
+    assert await outbox.states(held.id) == ["in_flight"]
+
+
 async def test_giving_back_burns_no_attempt(outbox: Outbox) -> None:
     """LSN-4: the row is as if it had never been claimed, in its old place."""
     id = await outbox.insert()
@@ -650,6 +665,51 @@ async def test_a_failed_handler_of_a_siblings_lane(outbox: Outbox) -> None:
     assert (await outbox.row(held.id))["route"] == HANDLER
 
 
+@pytest.mark.parametrize("own_lane", [False, True])
+async def test_a_retry_in_the_transaction_of_the_handler(outbox: Outbox, other: Outbox, own_lane: bool) -> None:
+    """LSN-5, E2: what takes one statement leaves the same as what takes two, and the row is locked until it commits."""
+    rows, counts = [], []
+    for at_once in (False, True):
+        held = await outbox.held(idempotency_key=f"k{at_once}")
+        if own_lane:
+            assert await outbox.retry(held) == []
+            [held] = await outbox.hold(Lane(HANDLER))
+        await outbox.connection.execute("DELETE FROM core.rollup_journal")
+        async with outbox.connection.transaction():
+            assert await outbox.enter(held) == "run"
+            if at_once:
+                await outbox.retry_entered(held, delay=60, error="down\x1eraised at here")
+            else:
+                assert await outbox.reopen(held) is True
+                assert await outbox.retry(held, delay=60, error="down\x1eraised at here") == []
+            assert await other.claim() == []
+        row = dict(await outbox.row(held.id))
+        assert row["available_at"] - row["first_failed_at"] >= timedelta(seconds=59)
+        differs = ("id", "event_id", "idempotency_key", "seq", "available_at", "first_failed_at", "occurred_at")
+        rows.append({key: value for key, value in row.items() if key not in differs and not key.endswith("created_at")})
+        counted = "SELECT outcome, sum(n) FROM core.rollup_journal GROUP BY 1 HAVING sum(n) <> 0 ORDER BY 1"
+        counts.append([tuple(each) for each in await outbox.connection.fetch(counted)])
+    assert rows[0] == rows[1]
+    assert (rows[1]["status"], rows[1]["last_error"], rows[1]["traceback"]) == ("pending", "down", "raised at here")
+    assert counts == [[("retried", 1)]] * 2
+    assert await inbox(outbox) == []
+
+
+async def test_only_what_the_transaction_has_entered_is_retried(outbox: Outbox) -> None:
+    """LSN-3, LSN-6: not what is committed, nor what is in flight; a duplicate leaves the inbox row of the first."""
+    first, second = await outbox.held(idempotency_key="k"), await outbox.held(idempotency_key="k")
+    async with outbox.connection.transaction():
+        assert await outbox.enter(first) == "run"
+    for held in (first, second):
+        with pytest.raises(asyncpg.ObjectNotInPrerequisiteStateError):
+            await outbox.retry_entered(held)
+    async with outbox.connection.transaction():
+        assert await outbox.enter(second) == "duplicate"
+        await outbox.retry_entered(second)
+    assert await inbox(outbox) == [(HANDLER, "k")]
+    assert await outbox.states(first.id, second.id) == ["delivered", "pending"]
+
+
 async def test_only_the_transaction_that_entered_can_reopen(outbox: Outbox) -> None:
     """LSN-3, LSN-6: what is committed is delivered for good, and a duplicate has no inbox row of its own."""
     first, second = await outbox.held(idempotency_key="k"), await outbox.held(idempotency_key="k")
@@ -746,7 +806,7 @@ async def test_the_same_keys_in_opposite_order_never_deadlock(outbox: Outbox, sh
             batches = []
             for start, key in ((0, "n"), (500, "501 - n")):
                 # Ids that grow with n, so that one batch meets the keys rising and the other falling.
-                id = f"lpad(to_hex(n + {start + 1000 * number}), 32, '0')::uuid"
+                id = f"rpad(lpad(to_hex(n + {start + 1000 * number}), 12, '0') || '70008', 32, '0')::uuid"
                 await outbox.insert_many(500, id=id, idempotency_key=f"'{number}-' || {key}")
                 batches.append(await outbox.hold(Lane(limit=500)))
             settles = (session.deliver(*batch) for session, batch in zip(sessions, batches, strict=True))

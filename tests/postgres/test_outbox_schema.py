@@ -93,7 +93,7 @@ LEGAL: dict[str, dict[str, Any]] = {
     "held": {"available_at": datetime.max.replace(tzinfo=UTC)},  # asyncpg writes it as infinity
 }
 
-# A CHECK is refused with the name of its constraint.
+# What is refused, as by a CHECK with the name of the constraint.
 ILLEGAL: dict[str, tuple[str, dict[str, Any]]] = {
     "unknown status": ("outbox_status", {"status": "done"}),
     "delivered without a time": ("outbox_settled", {"status": "delivered"}),
@@ -126,7 +126,11 @@ ILLEGAL: dict[str, tuple[str, dict[str, Any]]] = {
     "negative attempts": ("outbox_numbers", {"attempts": -1}),
     "priority 3": ("outbox_numbers", {"priority": 3}),
     "priority -1": ("outbox_numbers", {"priority": -1}),
-    "ordering key": ("outbox_ordering_key", {"ordering_key": "k"}),
+    "empty ordering key": ("outbox_ordering_key", {"ordering_key": ""}),
+    "ordering key of 801 bytes": ("outbox_ordering_key", {"ordering_key": "k" * 801}),
+    "empty fairness key": ("outbox_fairness_key", {"fairness_key": ""}),
+    "fairness key of 801 bytes": ("outbox_fairness_key", {"fairness_key": "k" * 801}),
+    "both keys": ("outbox_ordering_key", {"ordering_key": "a", "fairness_key": "b"}),
     "handler name with a slash": ("outbox_handler_name", {"handler_name": "a/b"}),
 }
 
@@ -144,6 +148,42 @@ async def test_an_illegal_row_is_refused_by_name(outbox: Outbox, constraint: str
         await outbox.insert(**columns)
     assert refused.value.constraint_name == constraint
     assert await outbox.value("SELECT count(*) FROM core.outbox") == 0
+
+
+@pytest.mark.parametrize(("constraint", "columns"), ILLEGAL.values(), ids=ILLEGAL)
+async def test_an_update_by_hand_is_refused_by_the_same_name(
+    outbox: Outbox, constraint: str, columns: dict[str, Any]
+) -> None:
+    """OBX-1, S4: what is written in psql is held to the rules of an INSERT."""
+    id = await outbox.insert(expires_at=NOW, trace_context="t")
+    names = list(columns)
+    assignments = ", ".join(f"{name} = ${number}" for number, name in enumerate(names, start=2))
+    with pytest.raises(asyncpg.CheckViolationError) as refused:
+        await outbox.connection.execute(f"UPDATE core.outbox SET {assignments} WHERE id = $1", id, *columns.values())
+    assert (refused.value.constraint_name, refused.value.table_name) == (constraint, "outbox")
+    assert await outbox.states(id) == ["pending"]
+
+
+async def test_statements_pay_for_no_check(outbox: Outbox) -> None:
+    """LSN-1, PUB-1: each CHECK, and each WHEN of an INSERT, would be compiled anew for every statement."""
+    checks = "SELECT count(*) FROM pg_constraint WHERE conrelid = 'core.outbox'::regclass AND contype = 'c'"
+    conditions = """SELECT count(*) FROM pg_trigger
+                    WHERE tgrelid = 'core.outbox'::regclass AND tgqual IS NOT NULL AND tgenabled <> 'D'
+                      AND tgtype & 4 > 0"""
+    assert [await outbox.value(checks), await outbox.value(conditions)] == [0, 0]
+
+
+async def test_only_updates_by_hand_call_the_trigger(outbox: Outbox) -> None:
+    """LSN-1, LSN-2: the functions of claims and settles check what they write, and each event needs two of them."""
+    calls = """SELECT coalesce(sum(calls), 0) FROM pg_stat_xact_user_functions
+               WHERE schemaname = 'core' AND funcname = 'outbox_changed'"""
+    await outbox.insert_many(3)
+    async with outbox.connection.transaction():
+        await outbox.connection.execute("SET LOCAL track_functions = 'pl'")
+        assert await outbox.deliver(*await outbox.hold()) == []
+        assert await outbox.value(calls) == 0
+        await outbox.connection.execute("UPDATE core.outbox SET available_at = now()")
+        assert await outbox.value(calls) == 3
 
 
 TIMES = ["-infinity", "0044-03-15 00:00:00+00 BC", "0001-01-01 12:00:00+00", "9999-12-31 12:00:00+00", "20000-01-01"]

@@ -324,7 +324,7 @@ async def test_a_split_has_the_lanes_of_a_claim(outbox: Outbox) -> None:
     for handler in (HANDLER, MAIL):
         await outbox.subscribe(handler, EVENT)
     at = "now() - (10 - n) * interval '1 s'"
-    ids = {p: await outbox.insert_many(5, priority=str(p), available_at=at) for p in (0, 1)}
+    ids = {p: await outbox.insert_many(5, priority=str(p), created_at=at, available_at=at) for p in (0, 1)}
     rows = {p: [await outbox.row(id) for id in each] for p, each in ids.items()}
     mark = (rows[1][3]["available_at"], rows[1][3]["id"])
     lanes = [Lane(priority=0, limit=2), Lane(priority=1, limit=9, mark=mark), Lane(priority=2), Lane("*/nothing")]
@@ -396,7 +396,7 @@ async def test_lanes_and_channels_list_what_is_open(outbox: Outbox) -> None:
     await outbox.deliver(delivered)
     lanes = [row[0] for row in await outbox.call("outbox_routes", channel=CHANNEL, generation=0)]
     assert sorted(lanes) == sorted([LANE, "*/order.paid", f"mail/{EVENT}"])
-    found = [tuple(row) for row in await outbox.call("outbox_channels")]
+    found = sorted(tuple(row) for row in await outbox.call("outbox_channels"))
     assert found == [(CHANNEL, 0), (CHANNEL, 3), ("outbox_slow", 3)]
 
 
@@ -448,7 +448,7 @@ async def test_what_became_due_since_the_last_claim_is_not_overlooked(outbox: Ou
         return (await outbox.call("outbox_due_in", channel=CHANNEL, generation=0, **values))[0][0]
 
     now = await outbox.value("SELECT now()")
-    await outbox.insert(available_at=now - timedelta(seconds=2))
+    await outbox.insert(created_at=now - timedelta(seconds=2), available_at=now - timedelta(seconds=2))
     await outbox.insert(available_at=now + timedelta(hours=1))
     assert -20 < (await due_in(since=30) or 0) < -1
     assert (await due_in(since=1) or 0) > 3000, "it was there when the claim looked"

@@ -53,8 +53,11 @@ async def refused(connection: asyncpg.Connection, queries: Queries, names: list[
     faults = {}
     for name in names:
         statement = queries.asyncpg(name)
+        *others, last = statement.sql.rstrip("; \n").split("; ") if not statement.parameters else [statement.sql]
         try:
-            prepared = await connection.prepare(statement.sql)
+            for other in others:  # of one message
+                await connection.prepare(other)
+            prepared = await connection.prepare(last)
         except asyncpg.PostgresError as error:
             faults[name] = f"{error.sqlstate} {error}"
             continue

@@ -11,6 +11,7 @@ import pytest
 
 from holdfast import EventEnvelope, HandlerContext, HandlerRegistry
 from holdfast.errors import ConfigurationError
+from holdfast.observing import DirectObservers
 from holdfast.postgres.connection import Address, ReservedConnection
 from holdfast.postgres.queries import Queries
 from holdfast.postgres.schedules import Schedules, Watched
@@ -122,8 +123,8 @@ async def test_a_first_declaration_owes_nothing_of_the_past(conn: asyncpg.Connec
 async def test_an_idle_worker_sleeps_until_the_next_slot(dsn: str, conn: asyncpg.Connection) -> None:
     """IDM-4: five seconds at most, and a look writes nothing; a slot that is nearer ends the sleep sooner."""
     connection, facts, counters = ReservedConnection(Address(dsn), "schedule"), Facts(), Counters()
-    outages = Outages(facts.append)
-    scheduler = Scheduler(connection, schedules(), declaring().schedules, counters, facts.append, outages)
+    observe = DirectObservers((facts.append,))
+    scheduler = Scheduler(connection, schedules(), declaring().schedules, counters, observe, Outages(observe))
     await scheduler.declare()
     await scheduler.run_once(conn)
     await conn.execute("UPDATE core.schedules SET next_slot = owed_after + interval '1 hour'")

@@ -71,6 +71,7 @@ async def test_wakeup_with_many_handlers(dsn: str, conn: asyncpg.Connection, cou
     assert stalls.longest < 0.1
 
 
+@pytest.mark.timeout(300)
 async def test_start_with_many_handlers(dsn: str, conn: asyncpg.Connection) -> None:
     """LSN-1, T15: workers that start together record 3,000 handlers without outlasting each other's time limits."""
     registry = HandlerRegistry()
@@ -80,12 +81,19 @@ async def test_start_with_many_handlers(dsn: str, conn: asyncpg.Connection) -> N
     for n in range(3000):
         registry.add(f"a.handler_{n}", (f"shop.type_{n:04}",), note)
     async with AsyncExitStack() as stack:
-        start = (stack.enter_async_context(running(dsn, registry, lease=1.0)) for _ in range(3))
+        start = (stack.enter_async_context(running(dsn, registry, lease=3.0)) for _ in range(3))
         await asyncio.gather(*start)
+        await until(lambda: _started(conn, 3), what="three have started", within=200)
         assert await conn.fetchval("SELECT count(*) FROM core.subscriptions WHERE retired_at IS NULL") == 3000
         version = await conn.fetchval("SELECT version FROM core.subscriptions_version")
-        async with running(dsn, registry, lease=1.0):
+        async with running(dsn, registry, lease=3.0):
+            await until(lambda: _started(conn, 4), what="the fourth has started", within=60)
             assert await conn.fetchval("SELECT version FROM core.subscriptions_version") == version
+
+
+async def _started(conn: asyncpg.Connection, count: int) -> bool:
+    """Workers that have subscribed; where that takes a while, `async with` does not wait for it."""
+    return int(await conn.fetchval("SELECT count(*) FROM core.workers")) == count
 
 
 async def test_foreign_event_types(dsn: str, conn: asyncpg.Connection) -> None:

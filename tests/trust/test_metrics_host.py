@@ -4,23 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import Any
 
 import pytest
 
-from holdfast.observability import endpoint
+from holdfast.observability import endpoint, http
 
 pytestmark = pytest.mark.trust
-
-
-class Fixed:
-    """A scraper without a database."""
-
-    async def metrics(self) -> str:
-        return "up 1\n"
-
-    async def close(self) -> None:
-        pass
 
 
 async def status(port: int, fields: str) -> int:
@@ -51,6 +40,6 @@ async def status(port: int, fields: str) -> int:
 )
 async def test_which_hosts_are_answered(fields: str, expected: int) -> None:
     """SEC-1: addresses, localhost, this machine's name and what is allowed; anything else is misdirected."""
-    scraper: Any = Fixed()
-    async with endpoint.serve(scraper, "127.0.0.1", 0, ["Metrics.internal"]) as port:
+    page = endpoint.process_page(lambda: ())
+    async with http.serve([http.Site("127.0.0.1", 0, {endpoint.PATH: page}, ("Metrics.internal",))]) as (port,):
         assert await status(port, fields) == expected

@@ -8,7 +8,8 @@ from typing import Any
 import asyncpg
 import pytest
 
-from holdfast import EventEnvelope, HandlerRegistry
+from holdfast import EventEnvelope, HandlerRegistry, RetryPolicy
+from holdfast.handling.sessions import Session
 from tests.acceptance.support import publish, running, settled, until
 
 pytestmark = pytest.mark.trust
@@ -204,3 +205,65 @@ async def test_session_is_clean_after_a_pause_too(dsn: str, conn: asyncpg.Connec
         await until(lambda: conn.fetchval(reset), within=5, what="the session is reset without a handler")
         await settled(conn, await publish(conn, "order.placed"))
     assert prepared == [0, 0]
+
+
+@pytest.fixture
+def messages(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The first words of the messages that are sent on the sessions of handlers."""
+    sent: list[str] = []
+
+    def counted(name: str) -> None:
+        method = getattr(asyncpg.Connection, name)
+
+        async def call(self: asyncpg.Connection, query: str, *args: Any, **options: Any) -> Any:
+            if type(self) is Session:
+                sent.append(query.split()[0])
+            return await method(self, query, *args, **options)
+
+        monkeypatch.setattr(asyncpg.Connection, name, call)
+
+    for name in ("execute", "fetch", "fetchrow", "fetchval"):
+        counted(name)
+    return sent
+
+
+async def test_a_delivery_begins_in_one_message(dsn: str, conn: asyncpg.Connection, messages: list[str]) -> None:
+    """LSN-3: reset, settle, inbox and savepoint cost a delivery no round trip beside that of its BEGIN."""
+    registry = HandlerRegistry()
+
+    @registry.handler("order.placed", name="leaks.count")
+    async def count(event: EventEnvelope, tx: asyncpg.Connection) -> None:
+        await tx.fetch("SELECT 1")
+
+    async with running(dsn, registry, connections=1):
+        for n in range(3):
+            await settled(conn, await publish(conn, "order.placed", {"n": n}))
+    begun = [at for at, word in enumerate(messages) if word == "BEGIN"]
+    assert [messages[at : at + 3] for at in begun] == [["BEGIN", "SELECT", "COMMIT;"]] * 3, messages
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["SELECT 1", "SET standard_conforming_strings = off", "SET client_encoding = 'SJIS'"],
+)
+async def test_a_failed_attempt_ends_in_one_message(
+    dsn: str, conn: asyncpg.Connection, messages: list[str], change: str
+) -> None:
+    """LSN-5: rollback, retry and commit are one round trip, and what a handler has set changes no text in it."""
+    registry, failures = HandlerRegistry(), ["it's \\' $1; --", "naïve 表 ☃", ""]
+
+    @registry.handler("order.placed", name="leaks.fail", retry=RetryPolicy(max_attempts=9, base_delay=0.01))
+    async def fail(event: EventEnvelope, tx: asyncpg.Connection) -> None:
+        errors.append(await tx.fetchval("SELECT last_error FROM core.outbox"))
+        await tx.execute(change)
+        await tx.execute("CREATE TABLE public.of_a_failed_attempt ()")
+        if failures:
+            raise ConnectionError(failures.pop(0))
+        await tx.execute("DROP TABLE public.of_a_failed_attempt")
+
+    errors: list[str | None] = []
+    async with running(dsn, registry, connections=1):
+        await settled(conn, await publish(conn, "order.placed"))
+    assert errors == [None, "ConnectionError: it's \\' $1; --", "ConnectionError: naïve 表 ☃", "ConnectionError"]
+    tail = [messages[at - 1] for at, word in enumerate(messages) if word == "BEGIN" and at]
+    assert tail[-3:] == ["ROLLBACK"] * 3, messages

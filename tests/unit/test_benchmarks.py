@@ -56,16 +56,36 @@ def test_the_limits_are_those_that_were_promised() -> None:
         "publish when_idle_to_never_16 >= 0.8",
         "publish_many ratio_to_raw >= 0.8",
         "http ratio_to_raw >= 0.87",
+        "batch batch_to_single >= 1.3",
+        "partitioned partitioned_to_plain >= 0.9",
+        "partitioned longest_publish_s <= 2",
+        "partitioned longest_gap_s <= 2",
+        "partitioned failed_publishes <= 0",
+        "partitioned drop_s <= 1",
+        "limited concurrency_to_unlimited >= 0.7",
+        "limited rate_to_unlimited >= 0.7",
         "latency p50_ms <= 3",
         "latency p99_ms <= 15",
         "latency busy_p99_ms <= 50",
         "latency flood_notifications_per_event < 0.05",
         "horizon last_to_first >= 0.8",
+        "ordered ordered_to_unordered >= 0.5",
+        "ordered inversions <= 0",
+        "fair before_single <= 1000",
+        "observability traces_1_to_off >= 0.85",
         "transactional ratio_to_raw >= 0.6",
+        "transactional ratio_to_raw_async_session >= 0.75",
+        "transactional ratio_to_raw_session >= 0.75",
+        "transactional ratio_to_raw_psycopg_async >= 0.75",
+        "transactional ratio_to_raw_psycopg >= 0.75",
+        "transactional ratio_to_raw_django >= 0.75",
         "fanout ratio_to_raw >= 0.8",
         "growth kept_to_empty >= 0.95",
         "growth claim_p99_to_empty <= 1.2",
+        "observability log_sampled_to_off >= 0.9",
+        "observability log_metrics_to_off >= 0.9",
         "scrape ms_kept_to_empty <= 1.5",
+        "scrape status_ms_kept_to_empty <= 1.5",
         "memory rss_mb <= 150",
         "memory rss_mb_large <= 150",
     }
@@ -75,13 +95,19 @@ def test_the_limits_are_those_that_were_promised() -> None:
 
 FIGURES = ("per_second", "python_us", "postgres_us", "wal_bytes", "hot_share", "round_trips", "statements")
 FIGURES += ("index_writes", "rss_mb", "p50_ms", "p99_ms", "ms", "claim_p50_ms", "claim_p99_ms", "notifications")
+FIGURES += ("conversion_s", "longest_publish_s", "longest_gap_s", "failed_publishes", "drop_s")
 PEERS = ["pgqueuer", "faststream-outbox"]
 
 
 def summary_of(benchmark: Benchmark, quick: bool, peers: list[str], **values: float) -> dict[str, Any]:
     """With every figure 1, but for those of the arms that are named."""
     arms = benchmark.arms(quick) + peer_arms(benchmark, quick, peers)
-    same: dict[str, Any] = dict.fromkeys(FIGURES, 1.0) | {"last_to_first": 1.0, "pace": [1.0, 2.0]}
+    same: dict[str, Any] = dict.fromkeys(FIGURES, 1.0) | {
+        "last_to_first": 1.0,
+        "pace": [1.0, 2.0],
+        "inversions": 1.0,
+        "before_single": 1,
+    }
     results = {arm.label: [same | {benchmark.figure: values.get(arm.label, 1.0)}] for arm in arms}
     summary = benchmark.summary(results, [arm.label for arm in arms if arm.system in peers])
     options = {arm.label: dict(arm.options) for arm in arms}

@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import sys
 import textwrap
 import time
@@ -21,7 +22,8 @@ import structlog
 
 from holdfast import HandlerRegistry, WorkerSettings
 from holdfast.cli import logs, main
-from holdfast.cli.worker import _sentry, child_command, load_registry
+from holdfast.cli.targets import load_registry
+from holdfast.cli.worker import _sentry, child_command
 from holdfast.errors import ConfigurationError
 from holdfast.telemetry import Fact, Notice
 from holdfast.worker import supervisor
@@ -147,10 +149,10 @@ def test_without_the_extra_sentry_is_not_told_and_the_worker_works(
 ) -> None:
     """DLQ-6: the variable may be meant for others."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
-    with _sentry("https://key@sentry.example.org/1") as observers:
+    with _sentry("https://key@sentry.example.org/1", {}) as observers:
         assert observers == ()
     assert "note: SENTRY_DSN is set and not used; pip install '.[sentry]' in a checkout" in capsys.readouterr().err
-    with _sentry(None) as observers:
+    with _sentry(None, {}) as observers:
         assert observers == ()
     assert capsys.readouterr().err == ""
 
@@ -178,7 +180,7 @@ def test_a_child_gets_every_setting_and_no_password() -> None:
         dead_letters="archive",
         sweep=False,
     )
-    command = child_command("app:registry", settings, 3, 9)
+    command = child_command(["app:registry", "--transactions", "app:Session"], settings, 3, 9)
     assert SECRET not in " ".join(command)
     words = command[command.index("worker") + 1 :]
     expected = {
@@ -188,9 +190,12 @@ def test_a_child_gets_every_setting_and_no_password() -> None:
         *(("--channel", "hot"), ("--channel", "cold"), ("--dead-letters", "archive")),
     }
     assert expected <= set(itertools.pairwise(words))
-    assert words[0] == "app:registry"
+    assert words[:3] == ["app:registry", "--transactions", "app:Session"]
     assert {"--no-listen", "--no-sweep"} <= set(words)
     assert "--processes" not in words
+    # Without a chosen name too, it is that of the place: the next process there replaces this one.
+    unnamed = child_command("app:registry", WorkerSettings(generation=0), 3, 9)
+    assert unnamed[unnamed.index("--name") + 1] == f"{socket.gethostname()}:{os.getpid()}/3"
 
 
 def python(source: str) -> list[str]:
@@ -222,11 +227,12 @@ async def test_a_child_that_dies_is_started_again_with_backoff(monkeypatch: pyte
         with open({str(runs)!r}, "a") as file: file.write("x")
         os._exit(137) if os.path.getsize({str(runs)!r}) < 5 else time.sleep(600)
     """
-    supervising = asyncio.create_task(Supervisor(lambda _n, _fd: python(source), 1, seen.append).run())
+    supervising = asyncio.create_task(Supervisor(lambda _n, _fd: python(source), 1, seen.append, name="web").run())
     await until(lambda: runs.exists() and runs.stat().st_size == 5)
     os.kill(os.getpid(), signal.SIGTERM)
     await asyncio.wait_for(supervising, 20)
     died = seen.named("worker_died")
+    assert {notice.details["worker"] for notice in died} == {"web/1"} and len({n.details["pid"] for n in died}) == 4
     assert [notice.details["restart_in_s"] for notice in died] == [0.02, 0.04, 0.05, 0.05]
     assert {notice.details["exit_code"] for notice in died} == {137}
 

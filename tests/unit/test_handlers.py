@@ -179,7 +179,7 @@ def test_functions_that_nobody_can_call() -> None:
         (nothing, "takes no event"),
         (keyword, "takes no event"),
         (unknown, "'session', which Holdfast cannot fill"),
-        (threaded, "takes tx and is not asynchronous"),
+        (threaded, "the handler is a plain def; annotate it with sqlalchemy.orm.Session"),
         (untyped, "has no annotation"),
         (undefined, "not defined"),
     ]

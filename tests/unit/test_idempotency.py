@@ -35,6 +35,7 @@ from holdfast.idempotency.keys import (
     require_scope,
 )
 from holdfast.idempotency.phases import Decided
+from holdfast.observing import DirectObservers
 from holdfast.postgres.faults import is_conflict
 from holdfast.postgres.idempotency import ExistingRecord, Records
 from holdfast.postgres.managed_transaction import open_managed_transaction, uninterrupted
@@ -118,7 +119,7 @@ def test_scopes_of_requests_and_jobs_are_apart() -> None:
 def read_key(fields: list[bytes], *, required: bool, scope: Any = "alice") -> str | Answer | None:
     """The key that an exchange reads in the fields, or its answer."""
     config = ExchangeConfig(
-        secrets=Secrets({1: "x" * 16}), settings=SETTINGS, records=Records(), observe=lambda _fact: None
+        secrets=Secrets({1: "x" * 16}), settings=SETTINGS, records=Records(), observe=DirectObservers(())
     )
     exchange = Exchange(config, "POST /", fields)
     try:

@@ -47,6 +47,8 @@ class Database:
     async def routes(self, _: object, channel: str) -> list[str]:
         return self.found.get(channel, [])
 
+    async def schema_mismatch(self, _: object) -> None: ...
+
     async def unserved(self, _: object) -> list[tuple[str, int]]:
         return self.open
 

@@ -73,10 +73,11 @@ def test_the_message_recommends_a_form() -> None:
     assert "order.placed" in str(refused(event_type="order placed"))
 
 
-TEXTS = ["idempotency_key", "trace_context", "correlation_id", "causation_id", "ordering_key", "key"]
+TEXTS = ["idempotency_key", "trace_context", "correlation_id", "causation_id", "key"]
+KEYS = ["ordering_key", "fairness_key"]
 
 
-@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("name", TEXTS + KEYS)
 @pytest.mark.parametrize("value", ["", "a\0b", "a\nb", "\x1b[31m", "\x85", "\udc80", "x" * 256, 7, b"k"])
 def test_texts_are_checked(name: str, value: Any) -> None:
     """PUB-3."""
@@ -87,6 +88,14 @@ def test_texts_are_checked(name: str, value: Any) -> None:
 @pytest.mark.parametrize("value", ["x" * 255, "job:1:send reminder/7", "👩\u200d💻", "😀" * 255])
 def test_texts_are_lenient_otherwise(name: str, value: str) -> None:
     assert getattr(new(**{name: value}), name) == value
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_keys_have_at_most_800_bytes(name: str) -> None:
+    """LSN-9, LSN-15: what an index can hold beside the longest names; and an event has one of the two."""
+    assert getattr(new(**{name: "😀" * 200}), name) == "😀" * 200
+    assert refused(**{name: "😀" * 201}).field == name
+    assert refused(ordering_key="a", fairness_key="b").field == "fairness_key"
 
 
 def test_enum_members_become_plain_text() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncpg
 
+from holdfast.observing import DirectObservers
 from holdfast.postgres.faults import LoginRefused
 from holdfast.telemetry import Fact, Notice
 from holdfast.worker.outage import Outages
@@ -16,7 +17,7 @@ def told(facts: list[Fact]) -> list[str]:
 def test_an_outage_is_told_once_by_all_who_meet_it() -> None:
     """LSN-2: the first loop tells that it begins, the last one that it is over."""
     facts: list[Fact] = []
-    outages = Outages(facts.append)
+    outages = Outages(DirectObservers((facts.append,)))
     claim, settle = outages.of("claim"), outages.of("settle")
     for _ in range(3):
         claim.begin(OSError("gone"))
@@ -32,7 +33,7 @@ def test_an_outage_is_told_once_by_all_who_meet_it() -> None:
 def test_who_finds_a_dead_connection_afterwards_meets_no_new_outage() -> None:
     """LSN-2: unless it does not get through either."""
     facts: list[Fact] = []
-    outages = Outages(facts.append)
+    outages = Outages(DirectObservers((facts.append,)))
     claim, leases = outages.of("claim"), outages.of("leases")
     claim.begin(OSError("gone"))
     claim.over()
@@ -49,7 +50,7 @@ def test_who_finds_a_dead_connection_afterwards_meets_no_new_outage() -> None:
 def test_a_refused_login_is_told_although_the_outage_was() -> None:
     """LSN-2, OPS-5: what cut the connection before it says nothing about the login; each reason is told once."""
     facts: list[Fact] = []
-    outages = Outages(facts.append)
+    outages = Outages(DirectObservers((facts.append,)))
     claim, settle = outages.of("claim"), outages.of("settle")
 
     def refused(error: asyncpg.PostgresError) -> LoginRefused:
@@ -77,7 +78,7 @@ def test_a_refused_login_is_told_although_the_outage_was() -> None:
 
 def test_waits_grow_to_a_limit_with_jitter() -> None:
     """LSN-2, P7: from one second on, never longer than the limit and a quarter of it."""
-    outage = Outages(lambda fact: None).of("claim", longest_wait=4)
+    outage = Outages(DirectObservers(())).of("claim", longest_wait=4)
     waits = [outage.begin(OSError("gone")) for _ in range(200)]
     assert all(1 <= wait <= 1.25 for wait in waits[:1]) and all(2 <= wait <= 2.5 for wait in waits[1:2])
     assert all(4 <= wait <= 5 for wait in waits[2:])

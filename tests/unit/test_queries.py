@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from importlib.resources import files
 from importlib.resources.abc import Traversable
+from uuid import UUID
 
 import psycopg
 import pytest
@@ -146,8 +147,8 @@ def test_render_writes_the_schema_where_core_names_it(sql: str, expected: str) -
 
 
 FOLDER = files("holdfast.postgres").joinpath("sql")
-# The places that the word may have: core.name, SCHEMA core, 'core' and 'core.' as texts, 'core.name' as a text of SQL.
-PLACES = re.compile(r"(?:\bSCHEMA )core\b(?!\.)|(?<![\w.\"])core(?=\.[a-z_])|'core(?=\.?')")
+# The places that the word may have: core.name, core.%I, SCHEMA core, 'core' and 'core.' as texts, 'core.name' as SQL.
+PLACES = re.compile(r"(?:\bSCHEMA )core\b(?!\.)|(?<![\w.\"])core(?=\.(?:[a-z_]|%I))|'core(?=\.?')")
 
 
 def sql_texts(folder: Traversable, path: str = "") -> Iterator[tuple[str, str]]:
@@ -223,10 +224,18 @@ def test_a_parameter_that_cannot_be_called_is_named() -> None:
         calls("CREATE OR REPLACE FUNCTION core.f(OUT p_id uuid) RETURNS uuid")
 
 
+def test_values_in_the_text_of_a_statement() -> None:
+    statement = for_asyncpg("SELECT :id, :n, :id")
+    assert statement.filled_in({"id": UUID(int=1), "n": 7}) == f"SELECT '{UUID(int=1)}', 7, '{UUID(int=1)}'"
+    for text in ("it's", "a\\", "$2"):
+        with pytest.raises(ValueError, match="cannot stand in the text"):
+            statement.filled_in({"id": text, "n": 7})
+
+
 @pytest.mark.parametrize("name", sorted(name for name in SCRIPTS if name.startswith("functions/")))
 def test_every_function_has_a_call(name: str) -> None:
     made = re.findall(
-        r"CREATE OR REPLACE FUNCTION core\.(\w+)\((?!p_array anyarray|\)\nRETURNS trigger)", SCRIPTS[name]
+        r"CREATE OR REPLACE FUNCTION core\.(\w+)\((?!p_array anyarray|p_row record|\)\nRETURNS trigger)", SCRIPTS[name]
     )
     assert list(statements()[name]) == made != []
 

@@ -10,11 +10,13 @@ from holdfast.retention import DEFAULT_POLICIES, Disposal, RetentionPolicy, chec
 
 
 def test_the_default_policies() -> None:
-    """OBX-5: outbox 45 + 7 days, inbox 60 + 7, hard delete; idempotency records go when they expire."""
+    """OBX-5: outbox 45 + 7 days, inbox 60 + 7, hard delete; idempotency records go when they expire, the roll-up
+    after 14 days."""
     assert dict(DEFAULT_POLICIES) == {
         ("outbox_row", "*"): RetentionPolicy(45, 7, Disposal.HARD_DELETE),
         ("event_handled", "*"): RetentionPolicy(60, 7, Disposal.HARD_DELETE),
         ("idempotency_record", "*"): RetentionPolicy(0, 0, Disposal.HARD_DELETE),
+        ("rollup_row", "*"): RetentionPolicy(14, 0, Disposal.HARD_DELETE),
     }
 
 

@@ -48,6 +48,7 @@ RANGES = {
     "lease": (0.5, 3_600),
     "poll_interval": (0.01, 3_600),
     "grace": (0, 3_600),
+    "loop_patience": (1, 3_600),
     "settle_after": (0, 1),
 }
 WHOLE = ("generation", "concurrency", "threads", "connections", "batch")

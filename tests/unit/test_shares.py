@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast import EventEnvelope, HandlerRegistry, WorkerSettings
+from holdfast.postgres.delivery import Delivery
 from holdfast.worker.queues import queues_of
 from holdfast.worker.shares import Shares
 
@@ -105,12 +106,21 @@ def test_hanging_of_late() -> None:
     assert all_of(shares, "quick") == 9
 
 
-def test_failing_beside_quick() -> None:
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time that the shares see."""
+    now = [1000.0]
+    monkeypatch.setattr("holdfast.worker.shares.time.monotonic", lambda: now[0])
+    return now
+
+
+def test_failing_beside_quick(clock: list[float]) -> None:
     """LSN-17: a handler that fails all the time holds one session while others hold some, and many otherwise."""
     shares = Shares(10)
     known(shares, "quick", QUICK)
     known(shares, "fails", QUICK, failed=True)
     shares.take("quick")
+    clock[0] += 4 * QUICK
     assert all_of(shares, "fails") == 1
     shares.give("quick")
     assert all_of(shares, "fails") == 9
@@ -118,6 +128,31 @@ def test_failing_beside_quick() -> None:
     assert not shares.rivals("quick", "fails")
     known(shares, "fails", QUICK)
     assert shares.rivals("quick", "fails")
+
+
+@pytest.mark.parametrize("failing", [1, 5])
+def test_failing_handlers_rest(clock: list[float], failing: int) -> None:
+    """LSN-17: beside a busy handler all those that fail hold less than half a session, and rest for no one else."""
+    shares = Shares(10)
+    known(shares, "quick", QUICK)
+    names = [f"fails{number}" for number in range(failing)]
+    for name in names:
+        known(shares, name, QUICK, failed=True)
+    clock[0] += 10
+    shares.take("quick")
+    held = 0
+    for _ in range(1000):
+        for name in names:
+            if shares.free(name):
+                held += 1
+                shares.take(name)
+                shares.ended(name, QUICK, False, True)
+                shares.give(name)
+                assert not shares.rivals("quick", name)
+        clock[0] += QUICK
+    assert 100 < held < 500
+    shares.give("quick")
+    assert all(shares.free(name) for name in names)
 
 
 def test_slow_commits() -> None:
@@ -144,6 +179,29 @@ def test_one_handler_has_all() -> None:
     assert all_of(shares, "alone") == 10
 
 
+def claimed(payload: str) -> Delivery:
+    """A delivery, as far as its size is concerned."""
+    delivery = Delivery.__new__(Delivery)
+    delivery.payload = payload
+    return delivery
+
+
+def test_a_claim_is_bounded_in_characters_too() -> None:
+    """LSN-16, LSN-17: all handlers wait for a claim, so one of large payloads has few rows; the first one, too."""
+    registry = HandlerRegistry()
+
+    async def coroutine(event: EventEnvelope) -> None: ...
+
+    registry.add("a.coroutine", ("x",), coroutine)
+    queue = queues_of(list(registry), WorkerSettings(concurrency=100))["a.coroutine"]
+    assert queue.room(500) == 9, "of a size that is not known"
+    queue.weigh([claimed("x" * 400_000)])
+    assert queue.room(500) == 3
+    for _ in range(20):
+        queue.weigh([claimed("{}")])
+    assert queue.room(500) == 100
+
+
 def test_room_of_each_handler() -> None:
     """LSN-17: `concurrency` is what one handler may run; threads and sessions limit those that need them."""
     registry = HandlerRegistry()
@@ -160,6 +218,8 @@ def test_room_of_each_handler() -> None:
     registry.add("a.blocking", ("x",), blocking)
     queues = queues_of(list(registry), WorkerSettings(concurrency=50, threads=4, connections=3))
     known(queues["a.transactional"].shares or Shares(0), "a.transactional", QUICK)
+    for queue in queues.values():
+        queue.weigh([claimed("{}")])
     assert {name: queue.room(500) for name, queue in queues.items()} == {
         "a.coroutine": 50,
         "a.transactional": 3,

@@ -13,6 +13,7 @@ from datetime import timedelta
 import asyncpg
 
 from holdfast import EventEnvelope, HandlerContext, HandlerRegistry, RetryPolicy
+from holdfast.flow import Pause
 
 
 def say(**line: object) -> None:
@@ -28,6 +29,13 @@ class Outside:
         self._dsn = dsn
         self._connection: asyncpg.Connection | None = None
         self._lock = asyncio.Lock()
+
+    async def value(self, sql: str) -> object:
+        """What a query returns."""
+        async with self._lock:
+            if self._connection is None:
+                self._connection = await asyncpg.connect(self._dsn)
+            return await self._connection.fetchval(sql)
 
     async def note(self, event: EventEnvelope, context: HandlerContext) -> None:
         async with self._lock:
@@ -57,6 +65,22 @@ def ledger(dsn: str) -> HandlerRegistry:
             event.event_id,
             event.payload["n"],
         )
+
+    return registry
+
+
+def batches(dsn: str) -> HandlerRegistry:
+    """A transactional batch handler, which says when it has written and lingers before its COMMIT."""
+    registry = HandlerRegistry()
+
+    @registry.handler(
+        "order.placed", name="ledger.book_many", batch=40, within="20ms", retry=RetryPolicy(max_attempts=1000)
+    )
+    async def book_many(events: list[EventEnvelope], tx: asyncpg.Connection) -> None:
+        rows = [("ledger.book_many", event.event_id, event.payload["n"]) for event in events]
+        await tx.executemany("INSERT INTO ledger (handler, event_id, n) VALUES ($1, $2, $3)", rows)
+        say(told="batch_written", events=len(events))
+        await asyncio.sleep(0.05)
 
     return registry
 
@@ -179,5 +203,40 @@ def telling(dsn: str) -> HandlerRegistry:
     @registry.handler("order.placed", name="billing.charge", retry=RetryPolicy(max_attempts=1000))
     async def charge(event: EventEnvelope) -> None:
         say(told="ran", n=event.payload["n"])
+
+    return registry
+
+
+def limited(dsn: str) -> HandlerRegistry:
+    """Seven at once in all workers; notes when each run begins and ends, by the database's clock."""
+    registry, connections = HandlerRegistry(), list[asyncpg.Connection]()
+
+    async def note(sql: str, *values: object) -> None:
+        connection = connections.pop() if connections else await asyncpg.connect(dsn)
+        await connection.execute(sql, *values)
+        connections.append(connection)
+
+    begin = "INSERT INTO runs (event_id, attempt, worker) VALUES ($1, $2, $3)"
+    end = "UPDATE runs SET ended_at = clock_timestamp() WHERE event_id = $1 AND attempt = $2"
+
+    @registry.handler("order.placed", name="billing.charge", fleet_concurrency=7, retry=RetryPolicy(max_attempts=1000))
+    async def charge(event: EventEnvelope, context: HandlerContext) -> None:
+        await note(begin, event.event_id, context.attempt, os.getpid())
+        await asyncio.sleep(0.05)
+        await note(end, event.event_id, context.attempt)
+
+    return registry
+
+
+def partner(dsn: str) -> HandlerRegistry:
+    """Calls a partner, which is a table: it is up when there is a row in it."""
+    registry, outside = HandlerRegistry(), Outside(dsn)
+    down = Pause(after=5, first_probe=0.2, longest_wait=1.0)
+
+    @registry.handler("order.placed", name="billing.charge", on_outage=down, retry=RetryPolicy(max_attempts=3))
+    async def charge(event: EventEnvelope, context: HandlerContext) -> None:
+        await outside.note(event, context)
+        if not await outside.value("SELECT count(*) FROM partner"):
+            raise ConnectionError("no answer")
 
     return registry

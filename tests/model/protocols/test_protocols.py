@@ -16,7 +16,9 @@ import holdfast
 from tests.model.protocols.exchange import Exchange
 from tests.model.protocols.firing import Firing
 from tests.model.protocols.lease import Lease
+from tests.model.protocols.order import Order
 from tests.model.protocols.search import Model, Violation, search
+from tests.model.protocols.slots import Slots
 from tests.model.protocols.split import Split
 from tests.model.protocols.wakeup import TOLD, UNTOLD, Wakeup
 
@@ -41,7 +43,7 @@ def harm(model: Model[Any]) -> str:
     return caught.value.problem
 
 
-@pytest.mark.parametrize("model", [Wakeup, Lease, Split, Firing, Exchange])
+@pytest.mark.parametrize("model", [Wakeup, Lease, Split, Firing, Exchange, Slots, Order])
 def test_every_step_names_code_that_is_there(model: type[Model[Any]]) -> None:
     """A function that is renamed or gone is a protocol that has changed: its model has to follow."""
     missing = []
@@ -55,6 +57,35 @@ def test_every_step_names_code_that_is_there(model: type[Model[Any]]) -> None:
         if not words.issuperset(found["name"].removeprefix("core.").split(".")):
             missing.append(f"{verb}: {reference}")
     assert not missing, missing
+
+
+# --- order within a key: LSN-9 --------------------------------------------------------------------------------
+
+
+@pytest.mark.flow
+@pytest.mark.parametrize("blocks", [True, False])
+def test_the_rows_of_a_key_come_one_after_the_other(blocks: bool) -> None:
+    """LSN-9: over late commits, two claims at once, retries, lost leases, dead letters, replays and sweeps."""
+    assert search(Order(blocks=blocks)).states > 1000
+
+
+@pytest.mark.flow
+def test_without_comparing_the_line_two_rows_of_a_key_are_in_flight() -> None:
+    """LSN-9: a claim that looked before another one took a row."""
+    assert harm(Order(compares=False)) == "two rows of a key are in flight"
+
+
+@pytest.mark.flow
+def test_a_line_that_names_a_replayed_row_again_is_another_line() -> None:
+    """LSN-9: by its id alone a claim would take it for the one that it has seen to be over."""
+    assert harm(Order(blocks=False, knows_times=False)) == "two rows of a key are in flight"
+
+
+@pytest.mark.flow
+def test_without_going_on_with_what_was_begun_a_late_number_overtakes_it() -> None:
+    """LSN-9: a smaller number that is committed while the head waits for its retry."""
+    found = harm(Order(goes_on=False))
+    assert found in ("a row is begun before another one is over", "two rows of a key are in flight")
 
 
 # --- wake-up: LSN-1, LSN-2 ------------------------------------------------------------------------------------
@@ -284,3 +315,30 @@ def test_without_each_precaution_a_key_does_not_hold(broken_by: str, problem: st
     """IDM-1."""
     bodies = ("x", "y") if "hash" in broken_by else ("x", "x")
     assert problem in harm(Exchange(bodies, broken_by=broken_by))
+
+
+# --- places of a limited handler: LSN-10 ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param(Slots(3, 3, 1), id="one place"),
+        pytest.param(Slots(3, 3, 2), id="two places"),
+        pytest.param(Slots(2, 4, 1), id="four claimers"),
+    ],
+)
+def test_a_limit_is_kept_and_no_place_is_lost(model: Slots) -> None:
+    """LSN-10: whoever dies, never more under a lease than allowed, and everything can still be delivered."""
+    search(model)
+
+
+@pytest.mark.parametrize("precaution", ["the count is made before the lock", "claims are not written down"])
+def test_without_each_precaution_a_limit_is_exceeded(precaution: str) -> None:
+    """LSN-10."""
+    assert "more deliveries are in flight" in harm(Slots(3, 3, 1, broken_by=precaution))
+
+
+def test_without_the_lease_places_are_lost() -> None:
+    """LSN-10: those of workers that died."""
+    harm(Slots(2, 2, 1, broken_by="an expired lease keeps its place"))

@@ -1,0 +1,100 @@
+"""The HTTP API against its own OpenAPI document (OPS-3): what schemathesis makes of it, over real HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+
+import hypothesis
+import pytest
+import schemathesis
+import uvicorn
+from schemathesis.checks import CheckFunction
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    negative_data_rejection,
+    response_schema_conformance,
+    status_code_conformance,
+    unsupported_method,
+)
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.routing import Mount
+
+from holdfast.access.principal import Principal, Role
+from holdfast.api import create_api
+from holdfast.api.openapi import openapi
+from holdfast.operator import Operators
+from holdfast.operator.catalogue import VERBS
+from tests.acceptance.support import until
+from tests.servers import SessionServer
+
+pytestmark = [pytest.mark.console, pytest.mark.newest_postgres, pytest.mark.slow]
+
+TOKEN = "a-token-of-an-admin"
+CHECKS: list[CheckFunction] = [
+    schemathesis.checks.not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_schema_conformance,
+    negative_data_rejection,
+    unsupported_method,
+]
+# A conversion of the table has tests of its own.
+described = openapi(verb for name, verb in VERBS.items() if not name.startswith("partitions."))
+schema = schemathesis.openapi.from_dict(json.loads(json.dumps(described)))
+
+
+async def authenticate(request: Request) -> Principal | None:
+    return Principal("ann", Role.ADMIN) if request.headers["authorization"] == f"Bearer {TOKEN}" else None
+
+
+class Server:
+    """The API in a thread of its own, with an event loop that stays."""
+
+    def __init__(self, dsn: str) -> None:
+        self._dsn = dsn
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
+        self.address = ""
+
+    async def _serve(self) -> None:
+        async with Operators(self._dsn) as operators:
+            app = Starlette(routes=[Mount("/api/v1", create_api(operators, authenticate))])
+            server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", lifespan="off"))
+            serving = asyncio.create_task(server.serve())
+            await until(lambda: server.started, what="the server has started")
+            port = server.servers[0].sockets[0].getsockname()[1]
+            self.address = f"http://127.0.0.1:{port}/api/v1"
+            self._server = server
+            self._ready.set()
+            await serving
+
+    def __enter__(self) -> Server:
+        self._thread.start()
+        assert self._ready.wait(30)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.should_exit = True
+        self._thread.join(30)
+
+
+@pytest.fixture(scope="module")
+def address(postgres_server: SessionServer) -> Iterator[str]:
+    name = postgres_server.create(schema=True)
+    try:
+        with Server(postgres_server.dsn(name)) as server:
+            yield server.address
+    finally:
+        postgres_server.drop(name)
+
+
+@schema.parametrize()
+@hypothesis.settings(max_examples=3, derandomize=True, deadline=None, database=None)
+@pytest.mark.timeout(120)
+def test_the_api_keeps_what_its_document_promises(case: schemathesis.Case, address: str) -> None:
+    """OPS-3: no error of the server, only documented answers, no argument that the document forbids."""
+    case.call_and_validate(base_url=address, headers={"Authorization": f"Bearer {TOKEN}"}, checks=CHECKS)

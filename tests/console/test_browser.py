@@ -1,0 +1,257 @@
+"""The console in a real browser: every page in both themes and at two widths, the keyboard alone, live parts."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import asyncpg
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from holdfast import EventEnvelope, HandlerRegistry, Worker
+from holdfast.console.pages import PAGES
+from holdfast.embedded import EmbeddedPostgres
+from tests.console.conftest import fill_all
+from tests.console.examples import address_of
+from tests.console.serving import served
+from tests.servers import SessionServer, run_coroutine
+
+pytestmark = [pytest.mark.console, pytest.mark.newest_postgres, pytest.mark.slow, pytest.mark.timeout(300)]
+
+VIEWS = [("light", 1440, 900), ("dark", 390, 844), ("dark", 1440, 900), ("light", 390, 844)]
+NOT_HTML = ("palette", "failures.hand-over")
+SHOWN = [page for page in PAGES if page.get is not None and page.name not in NOT_HTML]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """One Chromium for the tests of this module; that it is missing is a failure, and not a reason to skip.
+
+    Playwright keeps an event loop running in this thread, in which no other module's tests could run theirs.
+    """
+    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if program is None:
+        pytest.fail("Chromium is not on this machine: apt-get install chromium", pytrace=False)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="session")
+def shown(postgres_server: SessionServer) -> Iterator[tuple[str, str]]:
+    """The address of a console, and that of its database."""
+    name = postgres_server.create(schema=True)
+    dsn = postgres_server.dsn(name)
+    run_coroutine(lambda: fill_all(dsn))
+    with served(dsn) as address:
+        yield address, dsn
+    postgres_server.drop(name)
+
+
+@contextlib.contextmanager
+def opened(browser: Browser, base: str, theme: str = "light", width: int = 1440, height: int = 900) -> Iterator[Page]:
+    """A page whose complaints are collected, and end the test."""
+    context = browser.new_context(
+        base_url=base,
+        viewport={"width": width, "height": height},
+        color_scheme=theme,  # type: ignore[arg-type]
+        reduced_motion="reduce",
+    )
+    page = context.new_page()
+    complaints: list[str] = []
+    page.on("console", lambda said: complaints.append(said.text) if said.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    try:
+        yield page
+        assert complaints == []
+    finally:
+        context.close()
+
+
+def execute(dsn: str, statement: str, *values: Any) -> Any:
+    async def run() -> Any:
+        conn = await asyncpg.connect(dsn)
+        try:
+            return await conn.fetchval(statement, *values)
+        finally:
+            await conn.close()
+
+    return run_coroutine(run)
+
+
+@pytest.mark.parametrize(("theme", "width", "height"), VIEWS, ids=[f"{theme}-{width}" for theme, width, _ in VIEWS])
+def test_every_page_in_every_view(
+    browser: Browser, shown: tuple[str, str], theme: str, width: int, height: int
+) -> None:
+    """OPS-2: nothing is complained about, nothing is wider than the screen, and axe finds nothing serious."""
+    base, dsn = shown
+    axe = Axe()
+    found: list[str] = []
+    with opened(browser, base, theme, width, height) as page:
+        for each in SHOWN:
+            path = run_coroutine(lambda each=each: address_of(each, dsn))
+            answer = page.goto(path)
+            assert answer is not None and answer.status == 200, path
+            wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+            if wide > 0:
+                found.append(f"{path} is {wide} px too wide")
+            # Colours and structure are the same at the other width, and a run of axe takes seconds.
+            for problem in axe.run(page).response["violations"] if (theme, width, height) in VIEWS[:2] else ():
+                if problem["impact"] in ("serious", "critical"):
+                    where = problem["nodes"][0]["html"][:160]
+                    found.append(f"{path}: {problem['id']} ({problem['help']}): {where}")
+    assert found == []
+
+
+def test_the_keyboard_alone(browser: Browser, shown: tuple[str, str]) -> None:
+    """OPS-2: going, choosing, asking for a replay and not doing it, and the palette."""
+    base, _ = shown
+    with opened(browser, base) as page:
+        page.goto("/")
+        page.keyboard.press("g")
+        page.keyboard.press("f")
+        expect(page.locator("h1")).to_have_text("Failures")
+        page.keyboard.press("j")
+        page.keyboard.press("x")
+        expect(page.locator(".bulk")).to_contain_text("1 chosen · exactly 31 events")
+        page.keyboard.press("x")
+        expect(page.locator(".bulk")).to_be_hidden()
+        page.keyboard.press("r")
+        dialog = page.locator("#dialog")
+        expect(dialog).to_contain_text("Replay 31 in production")
+        expect(page.locator("#dialog [name=reason]")).to_be_focused()
+        page.keyboard.press("Escape")
+        expect(dialog).to_be_hidden()
+        expect(page.locator("[data-key=r]")).to_be_focused()
+        page.keyboard.press("Control+k")
+        page.keyboard.type("ledger")
+        expect(page.locator("#palette li").first).to_contain_text("ledger.record_sale")
+        page.keyboard.press("Enter")
+        expect(page.locator("body")).to_contain_text("ledger.record_sale")
+        page.keyboard.press("?")
+        expect(page.locator("#help")).to_be_visible()
+        page.keyboard.press("Escape")
+        page.keyboard.press("t")
+        expect(page.locator("html")).to_have_attribute("data-theme", "dark")
+
+
+def test_pages_are_live_and_can_be_paused(browser: Browser, shown: tuple[str, str]) -> None:
+    """OPS-2: a new event is counted without loading the page; a pause freezes everything."""
+    base, dsn = shown
+    add = "INSERT INTO core.outbox (event_type, source, payload) VALUES ('live.test', 'shop', '{}') RETURNING id"
+    with opened(browser, base) as page:
+        page.goto("/")
+        pending = page.locator("#states .cell b").first
+        before = int(pending.inner_text().replace(",", ""))
+        execute(dsn, add)
+        expect(pending).to_have_text(str(before + 1), timeout=20_000)
+        page.keyboard.press(" ")
+        expect(page.locator("[data-live-toggle]")).to_have_attribute("aria-pressed", "true")
+        execute(dsn, add)
+        page.wait_for_timeout(1_500)
+        expect(pending).to_have_text(str(before + 1))
+        page.keyboard.press(" ")
+        expect(pending).to_have_text(str(before + 2), timeout=20_000)
+
+
+def test_a_group_is_replayed_from_the_browser(browser: Browser, shown: tuple[str, str]) -> None:
+    """OPS-3: from the group to the answer, with the number in every question."""
+    base, dsn = shown
+    with opened(browser, base) as page:
+        page.goto("/failures")
+        page.get_by_role("link", name=re.compile("webhooks.deliver")).click()
+        page.get_by_role("button", name=re.compile("Replay 2…")).click()
+        page.locator("#dialog [name=reason]").fill("the hook is back")
+        page.get_by_role("button", name="Replay 2 in production").click()
+        expect(page.locator("h1")).to_have_text("2 events replayed")
+    assert execute(dsn, "SELECT reason FROM core.audit WHERE action = 'replay'") == "the hook is back"
+
+
+def test_pages_work_without_a_script(browser: Browser, shown: tuple[str, str]) -> None:
+    """OPS-2: the same forms, as pages of their own."""
+    base, _ = shown
+    context = browser.new_context(base_url=base, java_script_enabled=False)
+    page = context.new_page()
+    page.goto("/failures")
+    page.locator("input[name=chosen]").last.check()
+    page.locator(".bulk button[value=discard]").click()
+    expect(page.locator("h1")).to_contain_text("Discard")
+    page.locator("[name=reason]").fill("not needed")
+    page.locator("#confirm .button.danger").click()
+    expect(page.locator("h1")).to_contain_text("discarded")
+    page.get_by_role("button", name=re.compile("Restore")).click()
+    expect(page.locator("h1")).to_contain_text("restored")
+    context.close()
+
+
+class TerminalDown(Exception):
+    """What the handler of the next test raises until it is fixed."""
+
+
+def till(*, fixed: bool) -> HandlerRegistry:
+    """A handler before and after its fix."""
+    registry = HandlerRegistry()
+
+    @registry.handler("order.placed", name="billing.charge_card", on_error="reject")
+    async def charge(event: EventEnvelope) -> None:
+        if not fixed:
+            raise TerminalDown("terminal T-0412 did not answer")
+
+    return registry
+
+
+def test_a_handler_is_fixed_and_its_group_replayed(browser: Browser, postgres_server: SessionServer) -> None:
+    """OPS-3, RUN-1: a handler fails, its group is shown; it is fixed and replayed, and the pages say delivered."""
+    name = postgres_server.create(schema=True)
+    dsn = postgres_server.dsn(name)
+    run_coroutine(lambda: Worker(dsn, till(fixed=False)).drain())  # subscribes
+    add = "INSERT INTO core.outbox (event_type, source, payload) VALUES ('order.placed', 'shop', '{}') RETURNING id"
+    ids = [execute(dsn, add) for _ in range(3)]
+    run_coroutine(lambda: Worker(dsn, till(fixed=False)).drain())
+    try:
+        with served(dsn) as base, opened(browser, base) as page:
+            page.goto("/failures")
+            page.get_by_role("link", name=re.compile("billing.charge_card")).first.click()
+            expect(page.locator("main")).to_contain_text("TerminalDown")
+            page.get_by_role("button", name=re.compile("Replay 3…")).click()
+            page.locator("#dialog [name=reason]").fill("the terminal was exchanged")
+            page.get_by_role("button", name="Replay 3 in production").click()
+            expect(page.locator("h1")).to_have_text("3 events replayed")
+            page.goto("/")
+            pending = page.locator("#states .cell.s-pending b").first
+            expect(pending).to_have_text("3", timeout=20_000)
+            run_coroutine(lambda: Worker(dsn, till(fixed=True)).drain())
+            expect(pending).to_have_text("0", timeout=20_000)
+            page.goto(f"/events/{ids[0]}")
+            expect(page.locator("main")).to_contain_text(re.compile("delivered", re.IGNORECASE))
+            expect(page.locator("main")).to_contain_text("the terminal was exchanged")
+            page.goto("/failures")
+            expect(page.locator("main")).to_contain_text("Nothing waits for a decision")
+        assert execute(dsn, "SELECT count(*) FROM core.outbox WHERE status = 'delivered'") == 3
+    finally:
+        postgres_server.drop(name)
+
+
+def test_the_database_goes_away_under_an_open_page(
+    browser: Browser, own_server: EmbeddedPostgres, own_dsn: str
+) -> None:
+    """OPS-2: the page keeps what it shows and says so, and is live again by itself."""
+    add = "INSERT INTO core.outbox (event_type, source, payload) VALUES ('live.test', 'shop', '{}') RETURNING id"
+    execute(own_dsn, add)
+    with served(own_dsn) as base, opened(browser, base) as page:
+        page.goto("/")
+        pending = page.locator("#states .cell b").first
+        expect(pending).to_have_text("1")
+        own_server.kill()
+        expect(page.locator("#away")).to_be_visible(timeout=30_000)
+        expect(pending).to_have_text("1")
+        own_server.start()
+        expect(page.locator("#away")).to_be_hidden(timeout=60_000)
+        execute(own_dsn, add)
+        expect(pending).to_have_text("2", timeout=20_000)

@@ -1,0 +1,164 @@
+"""Schedules, retention, archive, requests, audit and doctor in the console."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import AsyncIterator, Callable
+
+import asyncpg
+import pytest
+
+from holdfast.access.principal import Role
+from holdfast.console import Console
+from tests.console import fleet, shop
+from tests.console.asking import acted, ask, confirm
+from tests.console.conftest import Browser
+
+pytestmark = [pytest.mark.console, pytest.mark.newest_postgres]
+
+Consoles = Callable[..., Console]
+ADA = "ada@example.com"
+
+
+@pytest.fixture
+async def db(staffed: str) -> AsyncIterator[asyncpg.Connection]:
+    connection = await asyncpg.connect(staffed)
+    yield connection
+    await connection.close()
+
+
+async def test_schedules_are_triggered_paused_and_removed(
+    staffed: str, db: asyncpg.Connection, consoles: Consoles
+) -> None:
+    """IDM-4, OPS-3: five slots, the event of a trigger, and a pause that the page names."""
+    async with Browser(consoles(staffed, environment="production")) as browser:
+        listed = (await browser.get("/schedules")).text
+        assert fleet.REPORT in listed and "2 schedules" in listed and "holdfast schedules list" in listed
+        page = (await browser.get(f"/schedules/{fleet.REPORT}")).text
+        assert page.partition('class="slots"')[2].partition("</ol>")[0].count("<li>") == 5
+        page = await acted(browser, db, "schedules.trigger", "schedule.trigger", schedule=fleet.REPORT)
+        assert "day.ended" in page and "this is its event" in page
+        page = await acted(browser, db, "schedules.pause", "schedule.pause", schedule=fleet.REPORT)
+        assert f"Paused by {ADA}" in page
+        page = await acted(browser, db, "schedules.resume", "schedule.resume", schedule=fleet.REPORT)
+        assert "Paused by" not in page and "schedules.remove" not in page
+        assert (await ask(browser, "schedules.remove", schedule=fleet.REPORT)).status_code == 409
+        await db.execute("UPDATE core.schedules SET attended_at = now() - interval '1 day'")
+        assert (
+            await confirm(browser, await ask(browser, "schedules.remove", schedule=fleet.REPORT))
+        ).status_code == 400
+        page = await acted(browser, db, "schedules.remove", "schedule.remove", schedule=fleet.REPORT)
+        assert "1 schedule," in page
+        assert (await browser.get(f"/schedules/{fleet.REPORT}")).status_code == 404
+
+
+async def test_a_sweep_takes_what_the_page_says(staffed: str, db: asyncpg.Connection, consoles: Consoles) -> None:
+    """OBX-5, OPS-3: the policies, what is due, and a sweep by an admin."""
+    await db.execute(
+        "UPDATE core.idempotency_records SET expires_at = now() - interval '1 day' WHERE scope = 'tenant-1'"
+    )
+    async with Browser(consoles(staffed, environment="production")) as browser:
+        page = html.unescape((await browser.get("/retention")).text)
+        assert (
+            "45 days" in page
+            and "idempotency records, to be forgotten" in page
+            and "Failed events have no policy" in page
+        )
+        asked = await ask(browser, "retention.sweep")
+        assert re.search(r"Sweep \d+ in production", asked.text) and "cannot be brought back" in asked.text
+        done = await confirm(browser, asked, reason="quarter end")
+        assert done.headers["location"] == "/retention"
+        assert "A sweep would take nothing now" in (await browser.get("/retention")).text
+    assert await db.fetchval("SELECT count(*) FROM core.idempotency_records WHERE scope = 'tenant-1'") == 0
+    assert await db.fetchval("SELECT count(*) FROM core.audit WHERE actor = $1 AND reason = 'quarter end'", ADA) > 0
+
+
+async def test_archived_events_are_replayed_discarded_and_restored(
+    staffed: str, db: asyncpg.Connection, consoles: Consoles
+) -> None:
+    """DLQ-4, OPS-3: exactly the chosen ones, and a discard can be undone."""
+    first, second = await db.fetch(
+        "SELECT id, original_id FROM core.archive WHERE deleted_at IS NULL ORDER BY id LIMIT 2"
+    )
+    async with Browser(consoles(staffed, environment="production")) as browser:
+        page = (await browser.get("/archive")).text
+        assert "6 dead letters wait in the archive" in page and "410 Gone" in page
+        assert page.count('name="chosen"') == 6
+        page = await acted(browser, db, "archive.discard", "archive.discard", chosen=str(first["id"]))
+        assert "1 event discarded" in page and f'value="{first["id"]}"' in page
+        page = await acted(browser, db, "archive.restore", "archive.restore", chosen=str(first["id"]))
+        assert "1 event restored" in page
+        page = await acted(browser, db, "archive.replay", "archive.replay", chosen=str(second["id"]))
+        assert "1 event replayed" in page and f'value="{second["id"]}"' not in page
+        assert (await ask(browser, "archive.replay")).status_code == 400
+        assert (await ask(browser, "archive.replay", chosen="1; DROP")).status_code == 400
+        assert "webhooks.deliver" in (await browser.get("/archive", params={"handler": "webhooks.deliver"})).text
+        assert "The archive is empty" in (await browser.get("/archive", params={"handler": shop.FAILING})).text
+    assert await db.fetchval("SELECT status FROM core.outbox WHERE id = $1", second["original_id"]) == "pending"
+
+
+async def test_requests_are_shown_without_bodies(filled: str, consoles: Consoles) -> None:
+    """IDM-5, S16: state and times, never a body, a hash or a whole key; a key with its scope is looked up."""
+    async with Browser(consoles(filled)) as browser:
+        page = (await browser.get("/requests")).text
+        assert "tenant-1" in page and "SECRET BODY" not in page and "hmac" not in page and "checkout-11" not in page
+        used = (await browser.get("/requests", params={"scope": "tenant-1", "key": "checkout-1"})).text
+        assert "The key was used in this scope" in used and "holdfast requests show tenant-1 checkout-1" in used
+        unused = (await browser.get("/requests", params={"scope": "tenant-1", "key": "never"})).text
+        assert "was not used in this scope" in unused
+        failed = (await browser.get("/requests", params={"state": "failed"})).text
+        assert "422" in failed and "201" not in failed.partition("<tbody>")[2].partition("</tbody>")[0]
+        for wrong in ({"state": "nonsense"}, {"before": "nonsense"}, {"since": "nonsense"}):
+            assert (await browser.get("/requests", params=wrong)).status_code == 400
+
+
+async def test_the_audit_is_filtered_and_goes_on(staffed: str, db: asyncpg.Connection, consoles: Consoles) -> None:
+    """OPS-3: by actor, action and time; every line once; refusals are marked."""
+    await db.executemany(
+        "INSERT INTO core.audit (actor, action, reason, arguments) VALUES ($1, 'replay', $2, '{}')",
+        [("bob", f"line {n}") for n in range(60)],
+    )
+    async with Browser(consoles(staffed)) as browser:
+        await ask(browser, "plans.resume", plan="1", confirmed="yes", reason="too early")
+        page = (await browser.get("/audit")).text
+        assert "refused" in page and "too early" in page
+        seen: list[str] = []
+        path = "/audit?actor=bob"
+        while path:
+            text = (await browser.get(path)).text
+            seen += re.findall(r"“(line \d+)”", text)
+            older = re.search(r'href="(/audit\?before=[^"]+)">Older', text)
+            path = html.unescape(older[1]) if older else ""
+        assert seen == [f"line {n}" for n in range(59, -1, -1)]
+        named = (await browser.get("/audit", params={"action": "handler"})).text
+        assert "handler.pause" in named and "the partner asked for it" in named and "line 1”" not in named
+        assert "holdfast audit --action handler" in named
+        assert "No line matches" in (await browser.get("/audit", params={"actor": "nobody"})).text
+
+
+async def test_the_doctor_says_what_to_do(filled: str, consoles: Consoles) -> None:
+    """OPS-2: each finding with its remedy to copy, and the checks that passed."""
+    async with Browser(consoles(filled)) as browser:
+        page = (await browser.get("/doctor")).text
+        assert "holdfast doctor" in page and "Checks that passed" in page and 'class="checks"' in page
+
+
+async def test_pages_of_an_empty_schema_say_what_being_empty_means(dsn: str, consoles: Consoles) -> None:
+    """OPS-2: in a sentence, with what to do next."""
+    said = {
+        "/plans": "No plan was made yet",
+        "/handlers": "No handler has subscribed yet",
+        "/workers": "No worker is running",
+        "/schedules": "No schedule is declared",
+        "/retention": "A sweep would take nothing now",
+        "/archive": "The archive is empty",
+        "/requests": "No request is remembered",
+        "/audit": "Nobody has done anything yet",
+    }
+    async with Browser(consoles(dsn, role=Role.VIEWER)) as browser:
+        for path, text in said.items():
+            answer = await browser.get(path)
+            assert answer.status_code == 200 and text in answer.text, path
+        for path in ("/generations", "/doctor"):
+            assert (await browser.get(path)).status_code == 200

@@ -1,0 +1,234 @@
+"""Breakers, as the functions of the database keep them: when they open, probe and close, and what that costs."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import timedelta
+from uuid import UUID
+
+import asyncpg
+import pytest
+
+from tests.outbox import EVENT, HANDLER, InFlight, Lane, Outbox
+
+pytestmark = pytest.mark.flow
+
+ONE = Lane(limit=1)
+# A row that has failed is on its handler's own route.
+BOTH = Lane(), Lane(HANDLER)
+
+
+@pytest.fixture(autouse=True)
+async def declared(outbox: Outbox) -> None:
+    await outbox.subscribe(HANDLER, EVENT)
+    await declare(outbox)
+
+
+async def declare(outbox: Outbox, after: int | None = 3) -> None:
+    probes: list[object] = [None, None] if after is None else [1.0, 30.0]
+    await outbox.call(
+        "flow_declare", handlers=[HANDLER], fleet_concurrencies=[None], rates=[None],
+        breakers=[after], first_probes=probes[:1], longest_waits=probes[1:],
+    )  # fmt: skip
+
+
+async def falter(
+    outbox: Outbox, *held: InFlight, last: bool = False, after_success: bool = False, delay: float = 0
+) -> list[tuple[str, bool]]:
+    """The verdict on each, and whether the breaker is open."""
+    n = len(held)
+    rows = await outbox.call(
+        "outbox_falter", ids=[each.id for each in held], tokens=[each.token for each in held],
+        handlers=[HANDLER] * n, delays=[timedelta(seconds=delay)] * n, errors=["no answer"] * n, last=[last] * n,
+        after_success=[after_success] * n,
+    )  # fmt: skip
+    assert [row["id"] for row in rows] == [each.id for each in held]
+    return [(row["verdict"], row["open"]) for row in rows]
+
+
+async def succeed(outbox: Outbox, *held: InFlight) -> list[tuple[str, bool]]:
+    rows = await outbox.call("breaker_succeed", handlers=[HANDLER] * len(held), tokens=[each.token for each in held])
+    return [tuple(row) for row in rows]
+
+
+async def opened(outbox: Outbox, count: int = 10) -> None:
+    """A breaker that has opened by three failures, with rows that wait."""
+    await outbox.insert_many(count)
+    assert (await falter(outbox, *await outbox.hold(Lane(limit=3))))[-1] == ("hold", True)
+
+
+async def time_to_probe(outbox: Outbox) -> None:
+    await outbox.value("UPDATE core.handler_flow SET probe_at = clock_timestamp()")
+    await outbox.value("UPDATE core.outbox SET available_at = now() WHERE status = 'pending'")
+
+
+async def flow(outbox: Outbox) -> asyncpg.Record:
+    row = await outbox.connection.fetchrow("SELECT * FROM core.handler_flow")
+    assert row is not None
+    return row
+
+
+async def attempts(outbox: Outbox) -> int:
+    return int(await outbox.value("SELECT coalesce(sum(attempts), 0) FROM core.outbox WHERE status = 'pending'"))
+
+
+async def test_failures_in_a_row_open_it_and_cost_nothing(outbox: Outbox) -> None:
+    """LSN-17: also the attempts of those that failed before the one that opened it are given back."""
+    await outbox.insert_many(5)
+    assert await falter(outbox, *await outbox.hold(ONE)) == [("retry", False)]
+    assert await falter(outbox, *await outbox.hold(ONE)) == [("retry", False)]
+    assert await attempts(outbox) == 2
+    assert await falter(outbox, *await outbox.hold(ONE)) == [("hold", True)]
+    assert await attempts(outbox) == 0
+    assert await outbox.hold() == []
+    [(actor, counts)] = await outbox.connection.fetch(
+        "SELECT actor, counts FROM core.audit WHERE action = 'breaker.open'"
+    )
+    assert (actor, counts) == ("system", {"failures": 3})
+
+
+async def test_a_success_in_between_begins_anew(outbox: Outbox) -> None:
+    """LSN-17: of the same worker, which says so with its next failure, or of any other."""
+    await outbox.insert_many(9)
+    for _ in range(4):
+        assert await falter(outbox, *await outbox.hold(Lane(limit=2)), after_success=True) == [("retry", False)] * 2
+    assert (await flow(outbox))["failing"] != []
+    [good] = await outbox.hold(ONE)
+    assert await succeed(outbox, good) == []
+    assert (await flow(outbox))["failing"] == []
+
+
+async def test_one_event_alone_does_not_open_it(outbox: Outbox) -> None:
+    """LSN-17: it fails by its own fault, however often, and becomes a dead letter after one chance more."""
+    await outbox.insert_many(1)
+    for _ in range(6):
+        assert await falter(outbox, *await outbox.hold(*BOTH)) == [("retry", False)]
+    assert await falter(outbox, *await outbox.hold(*BOTH), last=True) == [("hold", False)]
+    [held] = await outbox.hold(*BOTH)
+    assert await falter(outbox, held, last=True) == [("fail", False)]
+    # The caller fails it: it is still in flight under its lease.
+    assert await outbox.fail(held) == []
+
+
+async def test_the_first_to_meet_an_outage_is_no_dead_letter(outbox: Outbox) -> None:
+    """LSN-17: one whose budget is spent when the outage begins waits, and is held as the others are."""
+    await outbox.insert_many(4)
+    for verdict in (("hold", False), ("hold", False), ("hold", True)):
+        assert await falter(outbox, *await outbox.hold(ONE), last=True) == [verdict]
+    assert await outbox.value("SELECT count(*) FROM core.outbox WHERE status = 'pending'") == 4
+
+
+async def test_it_probes_with_one_event_and_waits_longer_each_time(outbox: Outbox) -> None:
+    """LSN-17: 1, 2, 4 … 30 seconds, give or take a fifth, by the database's clock; one at a time in all the fleet."""
+    await opened(outbox)
+    for failed in range(7):
+        await time_to_probe(outbox)
+        [probe] = await outbox.hold()
+        assert await outbox.hold() == []
+        assert await falter(outbox, probe) == [("hold", True)]
+        wait = await outbox.value(
+            "SELECT extract(epoch FROM probe_at - clock_timestamp())::float8 FROM core.handler_flow"
+        )
+        expected = min(2.0 ** (failed + 1), 30.0)
+        assert 0.8 * expected - 0.5 <= wait <= 1.2 * expected
+    assert await attempts(outbox) == 0
+    assert (await flow(outbox))["failed_probes"] == 7
+
+
+async def test_a_probe_that_succeeds_closes_it_with_a_ramp(outbox: Outbox) -> None:
+    """LSN-17: first one at a time, then twice as many every half second, then as many as there are."""
+    await opened(outbox, 60)
+    await time_to_probe(outbox)
+    [probe] = await outbox.hold()
+    await outbox.deliver(probe)
+    assert await succeed(outbox, probe) == [(HANDLER, True)]
+    assert await succeed(outbox, probe) == []
+    assert len(await outbox.hold(Lane(limit=50))) == 1
+    await outbox.value("UPDATE core.handler_flow SET resumed_at = clock_timestamp() - interval '1.7 seconds'")
+    assert len(await outbox.hold(Lane(limit=50))) == 7
+    await outbox.value("UPDATE core.handler_flow SET resumed_at = clock_timestamp() - interval '5 seconds'")
+    assert len(await outbox.hold(Lane(limit=45))) == 45
+    assert [row[0] for row in await outbox.connection.fetch("SELECT action FROM core.audit ORDER BY id")][-2:] == [
+        "breaker.open", "breaker.close",
+    ]  # fmt: skip
+
+
+async def test_what_was_in_flight_before_does_not_close_it(outbox: Outbox) -> None:
+    """LSN-17: a slow success of before the outage says nothing; its failure costs nothing."""
+    await outbox.insert_many(2)
+    early = await outbox.hold()
+    await opened(outbox)
+    assert await succeed(outbox, early[0]) == [(HANDLER, False)]
+    assert (await flow(outbox))["opened_at"] is not None
+    assert await falter(outbox, early[1], last=True) == [("hold", True)]
+
+
+async def test_a_worker_that_dies_while_it_probes_leaves_nothing_stuck(outbox: Outbox) -> None:
+    """LSN-17: when its lease has expired, the next claim probes."""
+    await opened(outbox)
+    await time_to_probe(outbox)
+    [probe] = await outbox.hold()
+    await time_to_probe(outbox)
+    assert await outbox.hold() == []
+    await outbox.expire_lease(probe.id)
+    [again] = await outbox.hold()
+    assert again.token != probe.token
+    assert await falter(outbox, probe) == ([("lost", True)])
+    assert await succeed(outbox, again) == [(HANDLER, True)]
+
+
+async def test_a_probe_that_ends_otherwise_is_followed_by_another(outbox: Outbox) -> None:
+    """LSN-17: one that was released, rejected or cancelled says nothing about the partner."""
+    await opened(outbox)
+    await time_to_probe(outbox)
+    [probe] = await outbox.hold()
+    await outbox.release(probe)
+    assert await outbox.hold() == []
+    await time_to_probe(outbox)
+    assert len(await outbox.hold()) == 1
+
+
+async def test_a_clock_that_is_set_back_does_not_keep_it_open(outbox: Outbox) -> None:
+    """LSN-17: a probe that would be due hours later is due now."""
+    await opened(outbox)
+    await time_to_probe(outbox)
+    await outbox.value("UPDATE core.handler_flow SET probe_at = clock_timestamp() + interval '5 hours'")
+    assert len(await outbox.hold()) == 1
+
+
+async def test_code_without_a_breaker_closes_it(outbox: Outbox) -> None:
+    """LSN-17: a deployment that no longer declares one must not leave the handler held."""
+    await opened(outbox)
+    await declare(outbox, None)
+    await outbox.value("UPDATE core.outbox SET available_at = now() WHERE status = 'pending'")
+    held = await outbox.hold(*BOTH)
+    assert len(held) == 10
+    assert await falter(outbox, held[0]) == [("retry", False)]
+    assert await falter(outbox, held[1], last=True) == [("fail", False)]
+
+
+async def test_a_lost_lease_counts_for_nothing(outbox: Outbox) -> None:
+    """LSN-3, LSN-17: what another worker has by now is neither settled nor counted."""
+    await outbox.insert_many(3)
+    held = await outbox.hold()
+    stale = [InFlight(each.id, uuid.uuid4()) for each in held]
+    assert await falter(outbox, *stale) == [("lost", False)] * 3
+    assert (await flow(outbox))["failing"] == []
+
+
+async def test_bad_arguments_are_refused(outbox: Outbox) -> None:
+    """S5: whatever a login with the role passes."""
+    with pytest.raises(asyncpg.InvalidParameterValueError, match="one entry for each"):
+        await outbox.call(
+            "outbox_falter", ids=[UUID(int=1)], tokens=[], handlers=[], delays=[], errors=[], last=[], after_success=[]
+        )
+    with pytest.raises(asyncpg.InvalidParameterValueError, match="one entry for each"):
+        await outbox.call("breaker_succeed", handlers=[HANDLER], tokens=[])
+    for after in (0, 1001):
+        with pytest.raises(asyncpg.InvalidParameterValueError, match="a breaker opens"):
+            await declare(outbox, after)
+    with pytest.raises(asyncpg.InvalidParameterValueError, match="one entry"):
+        await outbox.call(
+            "flow_declare", handlers=[HANDLER], fleet_concurrencies=[], rates=[], breakers=[], first_probes=[],
+            longest_waits=[],
+        )  # fmt: skip

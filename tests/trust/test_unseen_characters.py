@@ -1,0 +1,48 @@
+"""Names that look the same are not two names: characters that cannot be seen are refused, by Python and by Postgres."""
+
+from __future__ import annotations
+
+import sys
+import unicodedata
+
+import asyncpg
+import pytest
+
+from holdfast.characters import CONTROL
+from holdfast.errors import ConfigurationError
+from holdfast.names import event_name, event_pattern
+
+pytestmark = pytest.mark.trust
+
+UNSEEN = ["\u00a0", "\u034f", "\u115f", "\u2003", "\u200b", "\u2800", "\u3000", "\u3164", "\ufe0f", "\U000e0100"]
+
+
+@pytest.mark.parametrize("character", UNSEEN, ids=lambda each: f"{ord(each):04x}")
+async def test_a_name_with_an_unseen_character_is_refused(conn: asyncpg.Connection, character: str) -> None:
+    """SEC-1, PUB-3: as type, source, target and channel, and in Python."""
+    name = f"shop{character}"
+    row = {"event_type": "order.placed", "source": "shop", "target": "billing", "channel": "hot"}
+    for column in row:
+        with pytest.raises(asyncpg.InvalidParameterValueError):
+            await conn.execute(
+                "INSERT INTO core.outbox (payload, event_type, source, target, channel) VALUES ('{}', $1, $2, $3, $4)",
+                *{**row, column: name}.values(),
+            )
+    with pytest.raises(ConfigurationError):
+        event_name("source", name)
+    with pytest.raises(ConfigurationError):
+        event_pattern("handler", name)
+
+
+async def test_both_sides_refuse_the_same(conn: asyncpg.Connection) -> None:
+    """SEC-1: what controls, separates or formats by the tables of Unicode, and what this library names beside it."""
+
+    def unseen(character: str) -> bool:
+        return unicodedata.category(character) in ("Cc", "Cf", "Zl", "Zp", "Zs") or bool(CONTROL.match(character))
+
+    characters = [n for n in range(1, sys.maxunicode + 1) if n != 0x20 and unseen(chr(n))]
+    accepted = await conn.fetch("SELECT n FROM unnest($1::int[]) n WHERE core.is_name('a' || chr(n))", characters)
+    assert [f"{n:04x}" for (n,) in accepted] == []
+    plain = [n for n in range(0xA1, sys.maxunicode + 1) if not 0xD800 <= n < 0xE000 and chr(n).isprintable()]
+    refused = await conn.fetch("SELECT n FROM unnest($1::int[]) n WHERE NOT core.is_name('a' || chr(n))", plain)
+    assert [f"{n:04x}" for (n,) in refused if not CONTROL.match(chr(n))] == []

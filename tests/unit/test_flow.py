@@ -1,0 +1,188 @@
+"""What code declares about flow, and what a worker knows of it: rates, breakers, what is held back."""
+
+from __future__ import annotations
+
+import uuid
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from holdfast import EventEnvelope, HandlerRegistry
+from holdfast.errors import ConfigurationError
+from holdfast.flow import Pause, breaker, per_second, shown_rate
+from holdfast.handlers import Handler
+from holdfast.postgres.flow import Faltered, Wait
+from holdfast.telemetry import Fact, Notice
+from holdfast.worker import breakers as breakers_module
+from holdfast.worker import held as held_module
+from holdfast.worker.breakers import Breakers
+from holdfast.worker.held import Held
+
+HANDLER = "billing.charge_card"
+
+
+class Clock:
+    now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    each = Clock()
+    monkeypatch.setattr(held_module, "time", each)
+    monkeypatch.setattr(breakers_module, "time", each)
+    return each
+
+
+def a_handler(after: int = 3) -> Handler:
+    registry = HandlerRegistry()
+
+    async def charge(event: EventEnvelope) -> None: ...
+
+    return registry.add(HANDLER, ("order.placed",), charge, on_outage=Pause(after=after))
+
+
+def delivery(handler: Handler, id: UUID | None = None) -> Any:
+    return SimpleNamespace(handler=handler, id=id or uuid.uuid4(), token=uuid.uuid4())
+
+
+# --- rates and breakers, as declared ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"), [("100/s", 100.0), ("90/min", 1.5), ("90 / m", 1.5), ("36/h", 0.01), (2.5, 2.5), (" 1/s ", 1.0)]
+)
+def test_rates(text: str | float, rate: float) -> None:
+    """LSN-10: per second, minute or hour, or a number per second."""
+    assert per_second("rate", text) == pytest.approx(rate)
+
+
+@pytest.mark.parametrize("rate", [0.0001, 0.01, 1.0, 1.5, 100.0, 12_345.0])
+def test_a_rate_that_is_shown_can_be_given_again(rate: float) -> None:
+    """LSN-10, OPS-1: from a list into a command."""
+    assert per_second("rate", shown_rate(rate)) == pytest.approx(rate, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "given", ["0/s", "-1/s", "1/d", "1", "", "fast", "1/s/s", "٣/s", True, 0, -1, float("inf"), []]
+)
+def test_bad_rates(given: Any) -> None:
+    """LSN-10, R5: a rate of nothing is not a pause."""
+    with pytest.raises(ConfigurationError) as refused:
+        per_second("rate", given)
+    assert refused.value.field == "rate"
+
+
+@pytest.mark.parametrize("options", [{"after": 0}, {"after": 1.5}, {"first_probe": 0}, {"longest_wait": 0.5}])
+def test_bad_breakers(options: dict[str, Any]) -> None:
+    """LSN-17, R5."""
+    with pytest.raises(ConfigurationError, match=r"Pause\."):
+        Pause(**options)
+
+
+def test_what_on_outage_may_be() -> None:
+    """LSN-17."""
+    assert (breaker("on_outage", "retry"), breaker("on_outage", "pause")) == (None, Pause())
+    assert breaker("on_outage", Pause(after=2)) == Pause(after=2)
+
+
+# --- what is held back ------------------------------------------------------------------------------------
+
+
+def test_a_handler_is_left_out_until_its_time(clock: Clock) -> None:
+    """LSN-10: no polling in between; with up to a fifth more, so that workers do not come back together."""
+    held = Held()
+    held.note([Wait(HANDLER, "rate", 1.0)])
+    assert held.holds(HANDLER)
+    assert held.passing
+    assert 1.0 <= held.timeout(60) <= 1.2
+    clock.now += 1.3
+    assert not held.holds(HANDLER)
+    assert held.timeout(60) == 60
+    assert held.binds(HANDLER)
+    clock.now += 10
+    assert not held.binds(HANDLER)
+
+
+@pytest.mark.parametrize(("cause", "woken"), [("concurrency", 1), ("ramp", 1), ("rate", 0), ("paused", 0), ("open", 0)])
+def test_a_place_that_is_free_is_asked_for_at_once(clock: Clock, cause: Any, woken: int) -> None:
+    """LSN-10: by the worker that has freed it; a rate, a pause and an outage are over when they are over."""
+    held, calls = Held(), list[int]()
+    held.when_free(lambda: calls.append(1))
+    held.note([Wait(HANDLER, cause, None)])
+    held.freed([delivery(a_handler())])
+    assert len(calls) == woken
+    assert held.holds(HANDLER) is not bool(woken)
+
+
+def test_a_pause_lasts_until_somebody_says_so(clock: Clock) -> None:
+    """LSN-10: a drain does not wait for it."""
+    held = Held()
+    held.note([Wait(HANDLER, "paused", None)])
+    clock.now += 1e6
+    assert held.holds(HANDLER)
+    assert not held.passing
+    held.clear()
+    assert not held.holds(HANDLER)
+
+
+def test_a_drain_does_not_wait_for_what_does_not_come(clock: Clock) -> None:
+    """LSN-10: such as places of a worker that is gone, a rate of a few an hour, or a clock that stands still."""
+    held = Held()
+    held.note([Wait(HANDLER, "rate", 300.0)])
+    assert not held.passing
+    for second in range(12):
+        held.note([Wait(HANDLER, "concurrency", 1.0)])
+        assert held.passing is (second < 10)
+        clock.now += 1
+    held.came([HANDLER])
+    held.note([Wait(HANDLER, "concurrency", 1.0)])
+    assert held.passing
+
+
+# --- breakers ---------------------------------------------------------------------------------------------
+
+
+def test_a_worker_stops_by_itself_until_it_has_an_answer(clock: Clock) -> None:
+    """LSN-17: the partner is not called while the database is asked; a lost answer stops nobody for good."""
+    handler, facts = a_handler(), list[Fact]()
+    breakers, answers = Breakers([handler], facts.append), list[tuple[str, bool]]()
+    breakers.when_answered(lambda name, is_open: answers.append((name, is_open)))
+    failed = [delivery(handler) for _ in range(3)]
+    assert [breakers.failed(each) for each in failed] == [True, False, False]
+    assert breakers.stops(handler)
+    clock.now += 11
+    assert not breakers.stops(handler)
+    clock.now -= 11
+    found = [Faltered(each.id, "hold", True, number == 2) for number, each in enumerate(failed)]
+    breakers.answered(failed, found)
+    assert not breakers.stops(handler)
+    assert answers == [(HANDLER, True)]
+    assert [fact.name for fact in facts if isinstance(fact, Notice)] == ["breaker_opened"]
+
+
+def test_a_success_in_between_is_told_with_the_next_failure(clock: Clock) -> None:
+    """LSN-17: failures here and there never look like failures in a row."""
+    handler = a_handler()
+    breakers = Breakers([handler], lambda fact: None)
+    for _ in range(10):
+        assert breakers.failed(delivery(handler))
+        breakers.succeeded(delivery(handler))
+    assert not breakers.stops(handler)
+
+
+def test_successes_are_reported_now_and_then(clock: Clock) -> None:
+    """LSN-17: five times a second, and at once while the breaker is open or something has failed."""
+    handler = a_handler()
+    breakers = Breakers([handler], lambda fact: None)
+    probe = delivery(handler)
+    breakers.succeeded(delivery(handler))
+    assert len(breakers.due(lambda name: False)) == 1
+    breakers.succeeded(probe)
+    assert breakers.due(lambda name: False) == []
+    assert breakers.due(lambda name: True) == [(HANDLER, probe.token)]
+    assert breakers.due(lambda name: True) == []
