@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import os
 import time
@@ -23,8 +24,9 @@ EMPTY = "template1"
 QUIET_SECONDS = 5.0
 
 
+@functools.cache
 def servers_by_major() -> dict[int, PostgresBinaries]:
-    """The preferred server of each major version on this machine."""
+    """The preferred server of each major version on this machine. Looking for them runs programs."""
     found: dict[int, PostgresBinaries] = {}
     for binaries in available_servers():
         found.setdefault(binaries.major, binaries)
