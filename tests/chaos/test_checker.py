@@ -220,4 +220,5 @@ def test_in_flight_is_what_was_held_around_the_fault() -> None:
     assert in_flight(samples, 2.0) == 3
     assert in_flight(samples, 2.0, "a") == 2
     assert in_flight(samples, 2.0, "c") == 0
-    assert in_flight(samples, 9.0) == 0
+    assert in_flight(samples, 9.0) == 1, "no sample is near: the last one before counts"
+    assert in_flight(samples[1:], 0.4) == 0, "nor any before"

@@ -20,17 +20,25 @@ pytestmark = pytest.mark.operator
 
 VERBS = {
     "archive": {"count", "detail", "discard", "groups", "page", "replay", "resolve", "restore", "select"},
-    "audit": {"page"},
-    "events": {"cancel", "cancel_many", "detail", "page", "select"},
-    "failed": {"discard", "edit", "groups", "note", "page", "pages", "replay", "resolve", "restore", "select"},
+    "audit": {"of_event", "page"},
+    "events": {
+        "ancestors", "cancel", "cancel_many", "children", "detail", "find", "page", "reveal", "search", "select",
+    },
+    "failed": {
+        "count_discarded", "discard", "edit", "groups", "histogram", "note", "page", "pages", "replay", "resolve",
+        "restore", "select",
+    },
     "generations": {"all", "begin", "move", "retire"},
-    "handlers": {"all", "known", "retire"},
-    "plans": {"cancel", "create", "detail", "page", "pause", "read", "resume", "run"},
+    "handlers": {"all", "close", "known", "limit", "open", "pause", "resume", "retire", "show"},
+    "keys": {"blocked", "release"},
+    "partitions": {"disable", "enable", "status"},
+    "plans": {"cancel", "create", "detail", "failed_again", "page", "pause", "read", "resume", "run"},
+    "requests": {"detail", "page"},
     "retention": {"erase", "preview_erasure", "report", "set_policy", "size", "sweep"},
     "schedules": {"all", "detail", "pause", "remove", "resume", "trigger"},
     "wakeup": {"mode", "set_mode"},
     "workers": {"all", "release"},
-}
+}  # fmt: skip
 
 
 def verbs(of: object) -> set[str]:
@@ -43,7 +51,7 @@ def test_every_verb_is_reachable() -> None:
     """OPS-1: user interfaces need nothing else."""
     operator = Operator("postgresql://h/db", actor=ACTOR)
     assert verbs(operator) == {
-        "balance", "doctor", "metrics", "migrations", "rates", "series", "signals", "status",
+        "balance", "doctor", "failing", "flow", "metrics", "migrations", "rates", "series", "signals", "status",
     }  # fmt: skip
     nouns = {name: verbs(noun) for name, noun in vars(operator).items() if not name.startswith("_")}
     assert nouns == VERBS

@@ -32,7 +32,7 @@ def renew_after(error: BaseException) -> None:
 
     Nothing waits for it: what that thread is asked for next comes after it.
     """
-    if type(error).__module__.startswith("django.db"):
+    if str(type(error).__module__).startswith("django.db"):
         from asgiref.sync import SyncToAsync
 
         SyncToAsync.single_thread_executor.submit(renew_connections)
