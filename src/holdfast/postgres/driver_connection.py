@@ -17,6 +17,7 @@ from holdfast.postgres.queries import Queries
 
 # `unknown`: in a transaction, which may have failed.
 Status = Literal["idle", "open", "failed", "unknown", "closed"]
+_CANCEL_PATIENCE = 5.0
 _STATUSES: dict[int, Status] = {0: "idle", 1: "open", 2: "open", 3: "failed"}  # as libpq numbers them
 
 
@@ -51,10 +52,11 @@ class DriverConnection(ABC):
     def status(self) -> Status:
         """What the driver knows of its transaction, without asking the server."""
 
-    def interrupt(self) -> None:
-        """Ask the server to cancel the statement that runs, if there is one. Any thread may do that."""
-        with contextlib.suppress(Exception):
-            self._connection.cancel()
+    def interrupt(self) -> None:  # noqa: B027
+        """Ask the server to cancel the statement that runs, if the driver can do so without stopping every thread.
+
+        Any thread may call it, for a connection that another thread waits for.
+        """
 
     def sever(self) -> None:
         """Close the socket, which fails the statement that waits for it. Any thread may do that."""
@@ -115,6 +117,15 @@ class PsycopgConnection(_Libpq):
         if result.status != pq.ExecStatus.COMMAND_OK:
             raise errors.error_from_result(result, encoding="utf-8")
 
+    def interrupt(self) -> None:
+        from psycopg import capabilities
+
+        # Before libpq 17 it waits for the server's answer with the interpreter's lock held: for a server that does not
+        # answer, the whole process would wait.
+        if capabilities.has_cancel_safe():
+            with contextlib.suppress(Exception):
+                self._connection.cancel_safe(timeout=_CANCEL_PATIENCE)
+
     def _cursor(self) -> Any:
         from psycopg.rows import tuple_row
 
@@ -135,6 +146,9 @@ class AsyncPsycopgConnection(PsycopgConnection):
     async def script(self, text: str) -> None:
         async with self._cursor() as cursor:
             await cursor.execute(text, prepare=False)
+
+    def interrupt(self) -> None:
+        """Do nothing: the task that waits is cancelled instead."""
 
 
 class Psycopg2Connection(_Libpq):
