@@ -130,7 +130,11 @@ async def test_the_connection_is_cut_at_every_message(dsn: str, conn: asyncpg.Co
                     await one.handle(event_type)
             while jobs:
                 event_type, cut = jobs.popleft()
-                await one.meet(event_type, cut)
+                try:
+                    await one.meet(event_type, cut)
+                except AssertionError as error:
+                    error.add_note(f"after {event_type}: {cut}")
+                    raise
                 met.append(f"{event_type}: {cut}")
 
     count = len(jobs)

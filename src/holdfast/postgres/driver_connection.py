@@ -17,7 +17,7 @@ from holdfast.postgres.queries import Queries
 
 # `unknown`: in a transaction, which may have failed.
 Status = Literal["idle", "open", "failed", "unknown", "closed"]
-_CANCEL_PATIENCE = 5.0
+_CANCEL_PATIENCE = 3.0
 _STATUSES: dict[int, Status] = {0: "idle", 1: "open", 2: "open", 3: "failed"}  # as libpq numbers them
 
 
@@ -58,6 +58,9 @@ class DriverConnection(ABC):
         Any thread may call it, for a connection that another thread waits for.
         """
 
+    def keep_open(self, seconds: float) -> None:  # noqa: B027
+        """Let the transaction of a thread be silent for so long from now on."""
+
     def sever(self) -> None:
         """Close the socket, which fails the statement that waits for it. Any thread may do that."""
         with contextlib.suppress(Exception), socket.socket(fileno=os.dup(self._connection.fileno())) as line:
@@ -92,6 +95,17 @@ class _Libpq(DriverConnection):
         if self._connection.closed:
             return "closed"
         return _STATUSES.get(int(self._connection.info.transaction_status), "closed")
+
+    def keep_open(self, seconds: float) -> None:
+        """Let the transaction be silent for so long from now on. Any thread may do that; it waits its turn.
+
+        Nothing is done where statements wait for each other's answers, or one has failed.
+        """
+        with contextlib.suppress(Exception), self._cursor() as cursor:
+            cursor.execute(self._queries.psycopg("keep_open"), {"milliseconds": str(round(seconds * 1000))})
+
+    @abstractmethod
+    def _cursor(self) -> Any: ...
 
 
 class PsycopgConnection(_Libpq):

@@ -360,12 +360,17 @@ class Dispatcher:
         """End a handler that is past its time limit. One in a thread keeps its lease, or its lock, until it ends.
 
         Otherwise the next attempt would run beside it. Where the row is locked its lease cannot be extended, so the
-        transaction is not cut: the next claim would find a lease that has expired.
+        transaction is not cut: the next claim would find a lease that has expired. It is cut if the handler has
+        returned: then the thread waits for a server that does not answer, and for nothing else.
         """
         if not runner.in_thread:
             runner.cancel("timeout")
             return
-        runner.overrun, runner.deadline = True, math.inf
+        runner.deadline = math.inf
+        if runner.has_returned:
+            runner.cut()
+            return
+        runner.overrun = True
         runner.forbid()
         if runner.queue.shares is not None:
             runner.queue.shares.overrun(1)

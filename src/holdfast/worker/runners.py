@@ -81,6 +81,12 @@ class Runner:
         """Whether a thread runs the handler: it goes on until it ends by itself."""
         return self.threaded and bool(self.deliveries) and self.deliveries[0].started_at is not None
 
+    @property
+    def has_returned(self) -> bool:
+        """Whether the handler has returned from its last call, and what is left is to settle."""
+        called = self.called or self.deliveries
+        return any(each.started_at is not None and each.ended_at >= each.started_at for each in called)
+
     def take(self, deliveries: Sequence[Delivery]) -> None:
         """Begin with deliveries of the queue."""
         self.deliveries, self.deadline = deliveries, math.inf

@@ -34,8 +34,8 @@ ENTER_PATIENCE = 12.0
 _LOCKED_DELAY = 2.0
 # For what follows a handler's failure. A connection that takes longer is taken for dead.
 UNDO_PATIENCE = 2.0
-# How long a thread past its time limit may keep its row locked, in seconds without a statement.
-_OVERRUN_PATIENCE = 600.0
+# Until a thread past its time limit is noticed, and its transaction allowed to be silent for longer.
+_NOTICED_WITHIN = 15.0
 
 # The verdict on an attempt that did not succeed: how to settle it; None when this worker must not.
 Verdict = Callable[[Setback], Settlement | None]
@@ -43,8 +43,7 @@ Verdict = Callable[[Setback], Settlement | None]
 
 def silence_of(handler: Handler) -> float:
     """For how many seconds the transaction of a handler may be silent before the server ends it."""
-    # A thread cannot be cancelled: while it runs, the row has to stay locked, or the next attempt would begin.
-    return handler.timeout + (SILENCE if handler.asynchronous else _OVERRUN_PATIENCE)
+    return handler.timeout + (SILENCE if handler.asynchronous else _NOTICED_WITHIN)
 
 
 class LeaseLost(Exception):

@@ -28,6 +28,10 @@ T = TypeVar("T")
 
 # Under REPEATABLE READ, entering fails if the lease was extended in the same moment.
 _ENTRIES = 5
+# How long a server has to end a statement after it was asked to cancel it.
+_CANCELLED_WITHIN = 5.0
+# How long a thread past its time limit may keep its row locked, in seconds without a statement.
+_OVERRUN_PATIENCE = 600.0
 _FAILED = "25P02"
 _NO_SAVEPOINT = ("3B001", "25P01")
 
@@ -197,15 +201,26 @@ class ApplicationTransaction(HandlerTransaction, ApplicationConnection):
     # --- the connection -----------------------------------------------------------------------------------
 
     def forbid(self) -> None:
-        """Never commit what the handler writes, and cancel the statement that it waits for. Any thread may do that."""
+        """Never commit what the handler writes, and cancel the statement that it waits for. Any thread may do that.
+
+        The transaction stays open while the handler runs: its row is locked, or the next attempt would begin.
+        """
         self.forbidden = True
         # It connects to the server, and who watches has others to watch.
         threading.Thread(target=self._interrupt, name="holdfast-cancel", daemon=True).start()
 
     def _interrupt(self) -> None:
         with self._interrupting:
-            if not self._let_go and self._driver is not None and self.is_held():
-                self._driver.interrupt()
+            if self._let_go or self._driver is None or not self.is_held():
+                return
+            self._driver.interrupt()
+            # Whose server does not answer would wait for good: its connection is cut.
+            cutting = threading.Timer(_CANCELLED_WITHIN, self.terminate)
+            cutting.start()
+            try:
+                self._driver.keep_open(_OVERRUN_PATIENCE)
+            finally:
+                cutting.cancel()
 
     def terminate(self) -> None:
         with self._lock:

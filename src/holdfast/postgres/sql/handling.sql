@@ -50,6 +50,15 @@ SELECT CASE WHEN EXISTS (SELECT FROM pg_catalog.pg_prepared_statements p
             THEN NULL
             ELSE core.reaction_enter(:handler::text, :event::uuid, :source::text, :key::text, :idle::interval) END
 
+-- name: keep_open
+-- A thread past its time limit computes, and its transaction keeps the row locked. The time allowed for a whole transaction
+-- begins anew only when it was switched off before.
+SELECT pg_catalog.set_config(s.name, :milliseconds::text, true)
+FROM (SELECT s.name, pg_catalog.set_config(s.name, '0', true) AS off FROM pg_catalog.pg_settings s
+      WHERE s.name OPERATOR(pg_catalog.=) ANY (ARRAY['idle_in_transaction_session_timeout', 'transaction_timeout'])
+      OFFSET 0) s
+WHERE s.off OPERATOR(pg_catalog.=) '0'
+
 -- name: mark_handler
 -- What the handler does from here on can be undone, and the row stays settled or locked.
 SAVEPOINT holdfast_handler;
