@@ -77,7 +77,7 @@ SCHEMA: dict[str, set[str]] = {role: {"USAGE"} for role in RUNTIME}
 # Called by other functions, by triggers and by defaults; nobody has them by name.
 INTERNAL = {
     "outbox_fill", "outbox_notify", "require_source", "outbox_retime", "sibling_id", "secret_sibling_id",
-    "audit_append", "audit_rows", "require_reactions",
+    "audit_append", "audit_rows", "audit_sweep", "require_reactions",
     "audit_is_kept", "require_ids", "require_operator", "outbox_replay_rows", "plan_observe",
     "discarded_until", "require_lease", "longest_lease", "clock_advance", "is_begun", "served_generation",
     "counted_generation", "open_lanes", "clock_observe", "clock_shows",

@@ -293,10 +293,7 @@ BEGIN
       AND NOT EXISTS (SELECT FROM core.outbox o WHERE o.id = t.head AND o.settled_at IS NULL)
       AND NOT (h.blocks AND core.is_dead_letter(t.head));
     GET DIAGNOSTICS swept = ROW_COUNT;
-    IF swept > 0 AND p_actor IS NOT NULL THEN
-        PERFORM core.audit_append(p_actor, 'retention.sweep', p_reason,
-            jsonb_build_object('step', 'heads', 'content_class', ''), jsonb_build_object('swept', swept));
-    END IF;
+    PERFORM core.audit_sweep(p_actor, p_reason, 'heads', '', swept);
     RETURN NEXT;
 END
 $$;
