@@ -39,9 +39,7 @@ BEGIN
     UPDATE core.sweeps s SET sweeper = p_sweeper, seen_at = now()
     WHERE s.one AND (p_force OR s.sweeper = p_sweeper
                      OR ((s.sweeper IS NULL OR s.seen_at < now() - interval '1 minute') AND s.finished_at <= now() - p_rest))
-      AND (p_force OR NOT EXISTS (
-          SELECT FROM core.clock_steps c
-          WHERE c.step > interval '1 hour' AND c.seen_at BETWEEN now() - interval '7 days' AND now()))
+      AND (p_force OR NOT core.clock_jumped())
     RETURNING s.inbox_page INTO v_page;
     RETURN v_page;
 END
