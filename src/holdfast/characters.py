@@ -20,7 +20,7 @@ def shell_word(name: str) -> str:
 
 
 def sql_string(name: str) -> str:
-    """Return the name as a string of SQL, likewise."""
+    """Return the name as a string literal of SQL."""
     if CONTROL.search(name) or "\\" in name:
         return f"E'{_escaped(name)}'"
     return "'" + name.replace("'", "''") + "'"

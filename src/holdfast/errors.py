@@ -1,4 +1,4 @@
-"""Every error that Holdfast raises or understands.
+"""The errors that applications meet, publish with or raise. What only operators meet stands beside what raises it.
 
 HoldfastError
 ├── PublishError (ValueError)     the event was refused, the transaction is usable; .field and .remedy
@@ -9,7 +9,7 @@ HoldfastError
 │   └── NotFound                  an argument of an operator names something that is not there
 │       └── NothingSelected       a filter of an operator matches no event
 ├── SchemaMismatch                code and schema do not work together; .found, .expected, .remedy
-├── RemediedError                 something was refused, nothing was changed; .problem and .remedy
+├── RemediedError                 something could not be done; .problem and .remedy
 │   └── NotPermitted              a login lacks a privilege
 ├── MigrationError
 ├── LifespanError                 a lifespan of handlers failed, and the worker does not run
@@ -30,7 +30,9 @@ class HoldfastError(Exception):
     """Root of every error raised by this library."""
 
 
-class _Remedied(HoldfastError):
+class _FieldProblem(HoldfastError):
+    """A value was refused: its field, the problem and the remedy."""
+
     # The parts stay in args, so that the error survives pickling and copying.
     def __init__(self, field: str, problem: str, remedy: str) -> None:
         super().__init__(field, problem, remedy)
@@ -42,7 +44,7 @@ class _Remedied(HoldfastError):
         return f"{self.field} {self.problem}; {self.remedy}"
 
 
-class PublishError(_Remedied, ValueError):
+class PublishError(_FieldProblem, ValueError):
     """The event was refused without an error of the database, so the caller's transaction is still usable."""
 
 
@@ -54,7 +56,7 @@ class FieldError(PublishError):
     """An argument of publish other than the payload is not acceptable."""
 
 
-class ConfigurationError(_Remedied):
+class ConfigurationError(_FieldProblem):
     """A setting or an argument of the library is not acceptable."""
 
 
@@ -71,7 +73,7 @@ class HandlerNameError(ConfigurationError):
 
 
 class RemediedError(HoldfastError):
-    """Something was refused, and nothing was changed; `remedy` says what to do about `problem`."""
+    """Something could not be done; `remedy` says what to do about `problem`."""
 
     def __init__(self, problem: str, remedy: str) -> None:
         super().__init__(problem, remedy)

@@ -112,23 +112,19 @@ class Handler:
 
     def extras(self, event: EventEnvelope, context: HandlerContext, tx: object, state: object = None) -> dict[str, Any]:
         """Return the arguments beside the event. The payload is validated: a `ValidationError` is terminal."""
-        wanted, model = self.parameters.wanted, self.parameters.payload_model
-        extras: dict[str, Any] = {}
-        if model is not None:
-            extras["payload"] = model.read(event)
-        if "context" in wanted:
-            extras["context"] = context
-        if self.wants_state:
-            extras["state"] = state
-        if self.transactional:
-            extras["tx"] = tx
+        extras = self._extras(context, tx, state)
+        if self.parameters.payload_model is not None:
+            extras["payload"] = self.parameters.payload_model.read(event)
         return extras
 
     def batch_extras(self, contexts: list[HandlerContext], tx: object, state: object) -> dict[str, Any]:
         """Return the arguments beside the events of a batch."""
+        return self._extras(contexts, tx, state)
+
+    def _extras(self, context: HandlerContext | list[HandlerContext], tx: object, state: object) -> dict[str, Any]:
         extras: dict[str, Any] = {}
         if "context" in self.parameters.wanted:
-            extras["context"] = contexts
+            extras["context"] = context
         if self.wants_state:
             extras["state"] = state
         if self.transactional:

@@ -77,7 +77,7 @@ def kind_of(annotation: Any) -> TransactionKind | None:
 
 
 def kinds_named(written: str) -> list[TransactionKind]:
-    """Return the kinds that an annotation may mean which is not defined where the program runs."""
+    """Return the kinds that an annotation may mean if its name is not defined where the program runs."""
     named = re.findall(r"(?:(\w+)(?:\.\w+)*\.)?(\w+)(?![\w.])", written)
     return [kind for kind in KINDS if any(_may_name(kind, *each) for each in named)]
 

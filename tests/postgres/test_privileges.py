@@ -77,10 +77,10 @@ SCHEMA: dict[str, set[str]] = {role: {"USAGE"} for role in RUNTIME}
 # Called by other functions, by triggers and by defaults; nobody has them by name.
 INTERNAL = {
     "outbox_fill", "outbox_notify", "require_source", "outbox_retime", "sibling_id", "secret_sibling_id",
-    "audit_append", "audit_rows", "require_reactions",
+    "audit_append", "audit_rows", "audit_sweep", "require_reactions",
     "audit_is_kept", "require_ids", "require_operator", "outbox_replay_rows", "plan_observe",
-    "discarded_until", "require_lease", "longest_lease", "clock_advance", "is_begun", "served_generation",
-    "counted_generation", "open_lanes", "clock_observe", "clock_shows",
+    "discarded_until", "require_lease", "longest_lease", "clock_advance", "clock_jumped", "is_begun",
+    "served_generation", "counted_generation", "open_lanes", "clock_observe", "clock_shows",
 }  # fmt: skip
 
 # --- of the archive and of retention ---
@@ -158,7 +158,8 @@ FUNCTIONS[OPERATOR] |= {
 }
 PARTITIONS = {
     "partitions_prepare", "partitions_validate", "partitions_abandon", "partitions_swap", "partitions_unswap",
-    "partitions_gather", "partitions_settle", "partitions_obstacles", "partition_make", "partition_copy",
+    "partitions_gather", "partitions_settle", "partitions_obstacles", "partitions_refuse", "partition_make",
+    "partition_copy",
 }  # fmt: skip
 INTERNAL |= PARTITIONS | {"outbox_definition", "outbox_dress", "bare_trigger", "period_end", "require_dated"}
 

@@ -12,9 +12,10 @@ import pytest
 
 from holdfast.retry import Verdict
 from holdfast.testing import MemoryOutbox, Outbox, OutboxContract
-from holdfast.testing.contract import Calls
+from holdfast.testing.calls import Calls
 from holdfast.testing.databases import TestDatabase
 from holdfast.testing.loop import kit_loop
+from holdfast.testing.memory_delivering import MemoryDelivering
 from holdfast.testing.memory_publisher import MemoryPublisher
 from holdfast.testing.memory_transaction import MemoryTransaction
 from holdfast.worker import settlements
@@ -51,34 +52,34 @@ def test_without_a_bug_every_promise_is_kept() -> None:
     assert broken(MemoryOutbox) == []
 
 
-def _forget_handled(self: MemoryOutbox, row: Any, handler: Any) -> Any:
-    self._inbox.clear()
+def _forget_handled(self: MemoryDelivering, row: Any, handler: Any) -> Any:
+    self.inbox.clear()
     return _attempt(self, row, handler)
 
 
-def _count_snoozes(self: MemoryOutbox, row: Any, settlement: Any) -> str:
+def _count_snoozes(self: MemoryDelivering, row: Any, settlement: Any) -> str:
     count = _settle(self, row, settlement)
     row.attempts += count == "snoozed"
     return count
 
 
-def _never_fail(self: MemoryOutbox, row: Any, settlement: Any) -> str:
+def _never_fail(self: MemoryDelivering, row: Any, settlement: Any) -> str:
     count = _settle(self, row, settlement)
     if count == "failed":
         row.status = "delivered"
     return count
 
 
-def _ignore_target(self: MemoryOutbox, row: Any) -> Any:
+def _ignore_target(self: MemoryDelivering, row: Any) -> Any:
     row.target = None
     return _owed(self, row)
 
 
 def _everything_now(self: MemoryPublisher, values: Any) -> Any:
-    return self._outbox.now
+    return self._clock.now
 
 
-def _never_expire(self: MemoryOutbox, row: Any, handler: Any) -> Any:
+def _never_expire(self: MemoryDelivering, row: Any, handler: Any) -> Any:
     row.expires_at = None
     return _delivery(self, row, handler)
 
@@ -88,33 +89,34 @@ def _commit_anyway(self: MemoryTransaction) -> None:
     self.commit()
 
 
-def _retry_at_once(self: MemoryOutbox, row: Any, settlement: Any) -> str:
+def _retry_at_once(self: MemoryDelivering, row: Any, settlement: Any) -> str:
     count = _settle(self, row, settlement)
     if count == "retried":
-        row.available_at = self.now
+        row.available_at = self._clock.now
     return count
 
 
 def _fire_twice(self: MemoryOutbox, registry: Any) -> int:
     fired = _fire(self, registry)
     if fired:
-        self._add(replace(self._rows[-1], id=uuid4(), idempotency_key=str(uuid4())))
+        *_, last = self._rows
+        self._rows.add(replace(last, id=uuid4(), idempotency_key=str(uuid4())))
     return fired
 
 
-_attempt, _settle, _owed = MemoryOutbox._attempt, MemoryOutbox._settle, MemoryOutbox._owed
-_delivery, _fire = MemoryOutbox._delivery, MemoryOutbox._fire
+_attempt, _settle, _owed = MemoryDelivering._attempt, MemoryDelivering._settle, MemoryDelivering._owed
+_delivery, _fire = MemoryDelivering._delivery, MemoryOutbox._fire
 
 IN_MEMORY = {
-    "handled events are forgotten": (MemoryOutbox, "_attempt", _forget_handled),
-    "a snooze counts": (MemoryOutbox, "_settle", _count_snoozes),
-    "a failure counts as delivered": (MemoryOutbox, "_settle", _never_fail),
-    "a retry does not wait": (MemoryOutbox, "_settle", _retry_at_once),
-    "every context is the target": (MemoryOutbox, "_owed", _ignore_target),
+    "handled events are forgotten": (MemoryDelivering, "_attempt", _forget_handled),
+    "a snooze counts": (MemoryDelivering, "_settle", _count_snoozes),
+    "a failure counts as delivered": (MemoryDelivering, "_settle", _never_fail),
+    "a retry does not wait": (MemoryDelivering, "_settle", _retry_at_once),
+    "every context is the target": (MemoryDelivering, "_owed", _ignore_target),
     "delays are ignored": (MemoryPublisher, "_when", _everything_now),
-    "expiry is ignored": (MemoryOutbox, "_delivery", _never_expire),
+    "expiry is ignored": (MemoryDelivering, "_delivery", _never_expire),
     "a rollback commits": (MemoryTransaction, "rollback", _commit_anyway),
-    "priorities are ignored": (MemoryOutbox, "_attempt", None),
+    "priorities are ignored": (MemoryDelivering, "_attempt", None),
     "slots fire twice": (MemoryOutbox, "_fire", _fire_twice),
 }
 

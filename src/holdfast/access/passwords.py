@@ -34,7 +34,7 @@ class Passwords:
         return Principal(entry.name, entry.role) if entry and matches else None
 
     def current(self, name: str, proof: str) -> Principal | None:
-        """Return who a name is now, if its line is still the one that was proven."""
+        """Return the principal of a name, if its line has not changed since the session was begun."""
         entry = self._entries.find(name)
         return Principal(entry.name, entry.role) if entry and hmac.compare_digest(entry.proof, proof) else None
 

@@ -77,7 +77,7 @@ class Sessions:
         return f"{text}.{self._mac(purpose, text)}"
 
     def unsign(self, purpose: str, signed: str) -> list[object] | None:
-        """Return the value of such a text; None: it is not ours."""
+        """Return the value of a text that `sign` made; None if the text is not ours, or was changed."""
         text, _, mac = signed.partition(".")
         if not hmac.compare_digest(mac.encode(errors="replace"), self._mac(purpose, text).encode()):
             return None

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Any
+from functools import partial
+from typing import Annotated, Any, cast
 
 import typer
 
 from holdfast.cli import output
 from holdfast.cli.command_group import command_group
-from holdfast.cli.options import Change, JsonOption, Target, Where, spread
+from holdfast.cli.options import Change, HandlerArgument, JsonOption, Target, Where, spread
 from holdfast.flow import shown_rate
 from holdfast.operator import FlowChange, HandlerFlow, HandlerStatus, Limit, Operator
 
 app = command_group("Handlers: their subscriptions, their limits, and the workers that serve them.")
+
+# What holds a handler back is changed by a verb of this form, and can be tried out.
+Verb = Callable[..., Awaitable[FlowChange]]
 
 
 @app.command("list")
@@ -40,9 +44,7 @@ def list_(where: Where, as_json: JsonOption = False) -> None:
 
 @app.command("show")
 @spread
-def show(
-    where: Where, handler: Annotated[str, typer.Argument(help="The handler's name.")], as_json: JsonOption = False
-) -> None:
+def show(where: Where, handler: HandlerArgument, as_json: JsonOption = False) -> None:
     """Show one handler: its backlog, its limits, whether it is paused, and the state of its breaker."""
     found = where.run(lambda operator: operator.handlers.show(handler))
     if as_json:
@@ -65,7 +67,7 @@ def show(
 @spread
 def limit(
     where: Target,
-    handler: Annotated[str, typer.Argument(help="The handler's name.")],
+    handler: HandlerArgument,
     change: Change,
     fleet_concurrency: Annotated[
         int | None,
@@ -85,85 +87,61 @@ def limit(
     _turn(
         where,
         change,
-        f"Change the limits of {handler}?",
-        lambda operator, dry_run: operator.handlers.limit(handler, **asked, reason=change.reason, dry_run=dry_run),
+        handler,
         "limits",
+        f"Change the limits of {handler}?",
+        lambda operator: partial(operator.handlers.limit, **asked),
     )
 
 
 @app.command("pause")
 @spread
-def pause(where: Target, handler: Annotated[str, typer.Argument(help="The handler's name.")], change: Change) -> None:
+def pause(where: Target, handler: HandlerArgument, change: Change) -> None:
     """Claim nothing more for a handler until it is resumed. Its events wait; what runs may finish."""
-    _turn(
-        where,
-        change,
-        f"Pause {handler}?",
-        lambda operator, dry_run: operator.handlers.pause(handler, reason=change.reason, dry_run=dry_run),
-        "pause",
-    )
+    _turn(where, change, handler, "pause", f"Pause {handler}?", lambda operator: operator.handlers.pause)
 
 
 @app.command("resume")
 @spread
-def resume(where: Target, handler: Annotated[str, typer.Argument(help="The handler's name.")], change: Change) -> None:
+def resume(where: Target, handler: HandlerArgument, change: Change) -> None:
     """End the pause of a handler."""
-    _turn(
-        where,
-        change,
-        f"Resume {handler}?",
-        lambda operator, dry_run: operator.handlers.resume(handler, reason=change.reason, dry_run=dry_run),
-        "pause",
-    )
+    _turn(where, change, handler, "pause", f"Resume {handler}?", lambda operator: operator.handlers.resume)
 
 
 @app.command("open")
 @spread
-def open_(where: Target, handler: Annotated[str, typer.Argument(help="The handler's name.")], change: Change) -> None:
+def open_(where: Target, handler: HandlerArgument, change: Change) -> None:
     """Open the breaker of a handler: its events wait, and one probes now and then, until one succeeds."""
-    _turn(
-        where,
-        change,
-        f"Open the breaker of {handler}?",
-        lambda operator, dry_run: operator.handlers.open(handler, reason=change.reason, dry_run=dry_run),
-        "breaker",
-    )
+    _turn(where, change, handler, "breaker", f"Open the breaker of {handler}?", lambda operator: operator.handlers.open)
 
 
 @app.command("close")
 @spread
-def close(where: Target, handler: Annotated[str, typer.Argument(help="The handler's name.")], change: Change) -> None:
+def close(where: Target, handler: HandlerArgument, change: Change) -> None:
     """Close the breaker of a handler, without waiting for a probe."""
     _turn(
-        where,
-        change,
-        f"Close the breaker of {handler}?",
-        lambda operator, dry_run: operator.handlers.close(handler, reason=change.reason, dry_run=dry_run),
-        "breaker",
+        where, change, handler, "breaker", f"Close the breaker of {handler}?", lambda operator: operator.handlers.close
     )
 
 
 def _limit(name: str) -> Limit:
     """Return what --clear names; the verb refuses what is neither."""
-    return "rate" if name == "rate" else name.replace("-", "_")  # type: ignore[return-value]
+    return cast(Limit, name.replace("-", "_"))
 
 
 def _turn(
-    where: Target,
-    change: Change,
-    question: str,
-    verb: Callable[[Operator, bool], Awaitable[FlowChange]],
-    what: str,
+    where: Target, change: Change, handler: str, what: str, question: str, verb_of: Callable[[Operator], Verb]
 ) -> None:
     """Change what holds a handler back, and say what does so now. Exit code 1: it was like that before."""
 
     async def act(operator: Operator) -> FlowChange:
-        found = await verb(operator, True)
+        verb = partial(verb_of(operator), handler, reason=change.reason)
+        found = await verb(dry_run=True)
         if change.dry_run:
             return found
         if found.changed:
             change.confirm(question)
-        return await verb(operator, False)
+        return await verb()
 
     found = where.run(act)
     if change.as_json:
@@ -190,7 +168,7 @@ def _flow(flow: HandlerFlow | None) -> str:
     return ", ".join(words) or "breaker closed"
 
 
-def _by(flow: HandlerFlow, limit: str) -> str:
+def _by(flow: HandlerFlow, limit: Limit) -> str:
     return " (set)" if limit in flow.set_by_operator else ""
 
 
@@ -199,27 +177,28 @@ def _facts(flow: HandlerFlow) -> list[tuple[str, object]]:
     if flow.paused_at is not None:
         facts.append(("paused", f"since {output.shown(flow.paused_at)} by {flow.paused_by}"))
     if flow.fleet_concurrency is not None:
-        by = "operator" if "fleet_concurrency" in flow.set_by_operator else "code"
+        by = _setter(flow, "fleet_concurrency")
         facts.append(("fleet concurrency", f"{flow.fleet_concurrency}, {flow.in_flight} in flight; set by {by}"))
     if flow.rate is not None:
-        facts.append(
-            ("rate", f"{shown_rate(flow.rate)}; set by {'operator' if 'rate' in flow.set_by_operator else 'code'}")
-        )
+        facts.append(("rate", f"{shown_rate(flow.rate)}; set by {_setter(flow, 'rate')}"))
     if flow.breaker is not None:
-        facts.append(
-            ("breaker", flow.breaker if flow.breaker != "closed" else f"closed, {flow.failures} failures in a row")
-        )
+        closed = f"closed, {flow.failures} failures in a row"
+        facts.append(("breaker", closed if flow.breaker == "closed" else flow.breaker))
     if flow.opened_at is not None:
         due = "now" if flow.probe_in is None else f"in {flow.probe_in:.1f} s"
         facts += [("open since", flow.opened_at), ("probes", f"{flow.failed_probes} failed, the next {due}")]
     return facts
 
 
+def _setter(flow: HandlerFlow, limit: Limit) -> str:
+    return "operator" if limit in flow.set_by_operator else "code"
+
+
 @app.command("retire")
 @spread
 def retire(
     where: Target,
-    handler: Annotated[str, typer.Argument(help="The handler's name.")],
+    handler: HandlerArgument,
     change: Change,
     event_type: Annotated[
         str | None, typer.Option("--event-type", metavar="TYPE", help="Only this type, as it was registered.")

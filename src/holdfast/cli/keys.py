@@ -9,7 +9,7 @@ import typer
 
 from holdfast.cli import output
 from holdfast.cli.command_group import command_group
-from holdfast.cli.options import Change, JsonOption, Target, Where, spread
+from holdfast.cli.options import Change, HandlerArgument, JsonOption, Target, Where, spread
 from holdfast.operator import BlockedKey, Operator
 
 app = command_group("Ordering keys that a dead letter blocks.")
@@ -43,7 +43,7 @@ def blocked(
 @spread
 def release(
     where: Target,
-    handler: Annotated[str, typer.Argument(help="The handler's name.")],
+    handler: HandlerArgument,
     key: Annotated[str, typer.Argument(help="The ordering key.")],
     change: Change,
 ) -> None:

@@ -19,6 +19,7 @@ from holdfast.operator import Operator
 
 T = TypeVar("T")
 
+HandlerArgument = Annotated[str, typer.Argument(help="The handler's name.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 ReasonOption = Annotated[str | None, typer.Option("--reason", metavar="TEXT", help="The reason, for the audit.")]
 LimitOption = Annotated[int, typer.Option("--limit", help="How many to show at most.")]

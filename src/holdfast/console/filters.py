@@ -1,11 +1,11 @@
-"""Filters of dead letters in the address of a page; their names are those of the options of the command line."""
+"""Filters in the address of a page; their names are those of the options of the command line."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 from uuid import UUID
 
 from holdfast.characters import shell_word
@@ -23,8 +23,32 @@ _UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 
 
 @dataclass(frozen=True, slots=True)
-class FailureFilter:
-    """The dead letters of a page. A field that is empty selects nothing away."""
+class AddressFilter:
+    """What a page shows, by the parameters of its address. A field that is empty selects nothing away."""
+
+    @classmethod
+    def of(cls, query: Fields) -> Self:
+        """Return the filter of an address, or of the fields of a form."""
+        return cls(**{each.name: query.get(_parameter(each.name), "").strip() for each in fields(cls)})
+
+    @property
+    def given(self) -> dict[str, str]:
+        """The fields that are not empty, by their names in an address."""
+        found = {_parameter(each.name): getattr(self, each.name) for each in fields(self)}
+        return {name: value for name, value in found.items() if value}
+
+    def without(self, name: str) -> dict[str, str]:
+        """The other fields that are not empty, as keyword arguments."""
+        return {key.replace("-", "_"): value for key, value in self.given.items() if key != name}
+
+
+def _parameter(field: str) -> str:
+    return field.replace("_", "-")
+
+
+@dataclass(frozen=True, slots=True)
+class FailureFilter(AddressFilter):
+    """The dead letters of a page."""
 
     group: str = ""
     handler: str = ""
@@ -35,21 +59,6 @@ class FailureFilter:
     of_generation: str = ""
     since: str = ""
     until: str = ""
-
-    @classmethod
-    def of(cls, query: Fields) -> FailureFilter:
-        """Return the filter of an address, or of the fields of a form."""
-        return cls(**{each.name: query.get(each.name.replace("_", "-"), "").strip() for each in fields(cls)})
-
-    @property
-    def given(self) -> dict[str, str]:
-        """The fields that are not empty, by their names in an address."""
-        found = {each.name.replace("_", "-"): getattr(self, each.name) for each in fields(self)}
-        return {name: value for name, value in found.items() if value}
-
-    def without(self, name: str) -> dict[str, str]:
-        """The other fields."""
-        return {key.replace("-", "_"): value for key, value in self.given.items() if key != name}
 
     def selection(self, *, everything: bool = False, until: datetime | None = None) -> Selection:
         """The selection; `until` is when its rows were counted."""

@@ -34,7 +34,7 @@ class Feed(Protocol):
     """What the live parts of a page are made of. `argument` is what stands behind the colon of a feed's name."""
 
     def normal(self, argument: str) -> str | None:
-        """Return the one way to write an argument, so that what is the same is read once; None: there is none."""
+        """Return an argument in its canonical form, so that equal ones share a read; None if it is not acceptable."""
 
     async def read(self, operator: Operator, argument: str, before: Any) -> Any:
         """Read the value; `before` is the last one, for what need not be read so often."""

@@ -91,7 +91,7 @@ async def run_each_through(
 
 
 def _of(error: object) -> Exception:
-    """Return an error of one event; what is none that a handler may end with becomes one."""
+    """Return the error with which an event ends; one that is not an `Exception` is wrapped."""
     return error if isinstance(error, Exception) else RuntimeError(f"the middleware ended with {type(error).__name__}")
 
 

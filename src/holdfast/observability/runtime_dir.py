@@ -85,7 +85,7 @@ def _forget(path: str, pid: int) -> None:
 
 
 def ask(path: str, timeout: float = 2.0) -> Health | None:
-    """Ask the process at a socket how it is; None when there is none. Raises NoAnswer."""
+    """Ask the process at a socket for its health; None when there is no such process. Raises NoAnswer."""
     with socket.socket(socket.AF_UNIX) as line:
         line.settimeout(timeout)
         try:

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, Self
 
 from holdfast.checks import number, whole
-from holdfast.errors import HoldfastError
+from holdfast.errors import RemediedError
 from holdfast.operator.operator import Operator
 from holdfast.postgres.connection import Address
 from holdfast.postgres.faults import CONNECTION_FAULTS, DATABASE_ERRORS
@@ -22,21 +22,11 @@ _HEALTH_TIMEOUT: Final = 1.0
 _CONNECT_TIMEOUT: Final = 5.0
 
 
-class _Unavailable(HoldfastError):
-    def __init__(self, problem: str, remedy: str) -> None:
-        super().__init__(problem, remedy)
-        self.problem = problem
-        self.remedy = remedy
-
-    def __str__(self) -> str:
-        return f"{self.problem}; {self.remedy}"
-
-
-class OperatorsBusy(_Unavailable):
+class OperatorsBusy(RemediedError):
     """All connections of the pool were in use for too long; nothing was done."""
 
 
-class DatabaseAway(_Unavailable):
+class DatabaseAway(RemediedError):
     """The database cannot be reached, or went away in the middle; the next call tries it again."""
 
 

@@ -17,7 +17,7 @@ from holdfast.postgres.delivery import Delivery
 from holdfast.postgres.statements import NamedStatements
 
 Cause = Literal["paused", "open", "concurrency", "ramp", "rate", "busy"]
-Verdict = Literal["retry", "hold", "fail", "lost"]
+FalterVerdict = Literal["retry", "hold", "fail", "lost"]
 
 
 class Wait(NamedTuple):
@@ -47,7 +47,7 @@ class Faltered(NamedTuple):
     """What has become of a delivery whose attempt failed with a transient error."""
 
     id: UUID
-    verdict: Verdict
+    verdict: FalterVerdict
     open: bool  # the breaker of its handler
     opened: bool  # by this failure
 

@@ -1,4 +1,7 @@
-"""What a worker claims by key: heads of ordering keys, and shares of fairness keys. See `sql/functions/keyed.sql`."""
+"""What a worker claims by key: heads of ordering keys, and shares of fairness keys.
+
+The functions stand with their reasons in `sql/functions/ordering.sql` and `sql/functions/fairness.sql`.
+"""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class BatchSize:
         self.rows = _FIRST_BATCH
 
     def took(self, seconds: float) -> None:
-        """A full batch took so long."""
+        """Size the next batch by how long a full one took."""
         factor = min(_TARGET / max(seconds, 0.001), _GROWTH)
         self.rows = max(_LEAST, min(MOST_IN_BATCH, int(self.rows * factor)))
 

@@ -16,20 +16,17 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping
-from concurrent.futures import Future, InvalidStateError
+from collections.abc import Iterable, Mapping
 from functools import partial
 from types import TracebackType
 from typing import Self
 
-import asyncpg
 from pydantic_core import from_json
 
 from holdfast.checks import function, instance, number
 from holdfast.envelope import EventEnvelope
 from holdfast.errors import ConfigurationError
-from holdfast.event_data import EventData
-from holdfast.failure import Redactor, describe, state
+from holdfast.failure import Redactor, describe
 from holdfast.handlers import Handler, HandlerRegistry, Via, require_registry
 from holdfast.handling.application.sources import Sources, Transactions
 from holdfast.handling.background_loop import BackgroundLoop
@@ -40,22 +37,21 @@ from holdfast.handling.threads import Threads
 from holdfast.observability.logging import log_fact
 from holdfast.observability.observers import Observers
 from holdfast.observing import require_observers
-from holdfast.outcome import Done, Outcome, Reject, Retry
 from holdfast.payload import encode_payload
 from holdfast.postgres import migrate
 from holdfast.postgres.connection import Address, ReservedConnection
 from holdfast.postgres.faults import CONNECTION_FAULTS, PASSING_FAULTS
 from holdfast.postgres.queries import Queries
-from holdfast.postgres.reactions import FailedReaction, ReactionStatements
+from holdfast.postgres.reactions import ReactionStatements
 from holdfast.postgres.statements import NamedStatements
 from holdfast.postgres.transport import unverified_notice
 from holdfast.reactions.attempts import Attempts, Result
+from holdfast.reactions.recorder import Recorder
 from holdfast.reactions.reports import Reports
+from holdfast.reactions.unfinished import Unfinished
 from holdfast.telemetry import Counters, Notice, Observer
 from holdfast.tracing import Tracing, require_tracing
 
-# Between tries to record what became of a reaction: half a minute together, as long as a failover may take.
-_PAUSES = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 _STATEMENT_TIMEOUT = 10.0
 _RECORD_PATIENCE = 3.0  # to record the reactions that did not end within the grace
 
@@ -105,10 +101,8 @@ class Reactions:
         self._tracing = require_tracing(tracing)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread: int | None = None
-        self._lock = threading.Lock()  # for the fields below, which any thread may use
-        self._accepted = 0
-        self._unfinished: set[int] = set()
-        self._drains: list[tuple[set[int], Future[None]]] = []  # the events each drain still waits for
+        self._lock = threading.Lock()  # for the loop: any thread may hand it an event
+        self._unfinished = Unfinished()
         self._background: BackgroundLoop | None = None
 
     # --- using it -------------------------------------------------------------------------------------
@@ -143,16 +137,14 @@ class Reactions:
         event = event.model_copy(update={"payload": payload})
         with self._lock:
             loop = self.require_open()
-            self._accepted += 1
-            self._unfinished.add(self._accepted)
-            loop.call_soon_threadsafe(self._begin, self._accepted, event, dict(headers or {}), handlers)
+            loop.call_soon_threadsafe(self._begin, self._unfinished.accept(), event, dict(headers or {}), handlers)
 
     async def drain(self, timeout: float | None = None) -> None:
         """Wait until every event accepted so far is handled and recorded. May be called on any event loop.
 
         Raises TimeoutError after `timeout` seconds; without one, only the handlers' own time limits end the wait.
         """
-        drained = self._drained()
+        drained = self._unfinished.drained()
         try:
             async with asyncio.timeout(timeout):
                 await asyncio.wrap_future(drained)
@@ -166,18 +158,9 @@ class Reactions:
                 "reactions", "run on this very thread, which would wait for itself", "write: await reactions.drain()"
             )
         try:
-            self._drained().result(timeout)
+            self._unfinished.drained().result(timeout)
         except TimeoutError:
             raise self._too_slow() from None
-
-    def _drained(self) -> Future[None]:
-        drained: Future[None] = Future()
-        with self._lock:
-            if self._unfinished:
-                self._drains.append((set(self._unfinished), drained))
-            else:
-                drained.set_result(None)
-        return drained
 
     def _too_slow(self) -> TimeoutError:
         return TimeoutError(f"the reactions to {len(self._unfinished)} events have not ended in time")
@@ -187,12 +170,12 @@ class Reactions:
             raise ConfigurationError("reactions", "are running already", "open them once for each process")
         self._places = asyncio.Semaphore(self._concurrency)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._connection_lock = asyncio.Lock()  # for the one connection
         self._threads = Threads(self._most_threads)
         # Not durable: a crash of the server may undo only the note that a reaction is done, which no one waits for.
         self._connection = ReservedConnection(
             self._address, "react", statement_timeout=_STATEMENT_TIMEOUT, durable=False
         )
+        self._recorder = Recorder(self._statements, self._connection, self._registry, self._observe, self._redact)
         handlers = [handler for handler in self._registry if handler.via == "in_process"]
         longest = max((handler.timeout for handler in handlers), default=0.0)
         self._sessions = Sessions(
@@ -255,7 +238,7 @@ class Reactions:
         finally:
             await self._observe.flush()
             self._loop_thread = None
-            self._finish(*self._unfinished)  # drains must not wait for abandoned events
+            self._unfinished.abandon()
 
     def __enter__(self) -> Self:
         background = BackgroundLoop(self, "holdfast-reactions")
@@ -279,21 +262,10 @@ class Reactions:
 
     def _ended(self, number: int, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        self._finish(number)
+        self._unfinished.finish(number)
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         if error is not None:
             self._observe(Notice("error", "reaction_lost", {"error": describe(error, self._redact).text}))
-
-    def _finish(self, *numbers: int) -> None:
-        with self._lock:
-            self._unfinished.difference_update(numbers)
-            for due, _ in self._drains:
-                due.difference_update(numbers)
-            drained = [future for due, future in self._drains if not due]
-            self._drains = [each for each in self._drains if each[0]]
-        for future in drained:
-            with contextlib.suppress(InvalidStateError):  # it is no longer waited for
-                future.set_result(None)
 
     async def _react(self, event: EventEnvelope, headers: dict[str, str], handlers: list[Handler]) -> None:
         results: dict[str, Result] = {handler.name: Stopped("the process was stopped") for handler in handlers}
@@ -305,7 +277,14 @@ class Reactions:
                 await asyncio.gather(*(self._attempt(each, event, headers, results, took) for each in handlers))
         except asyncio.CancelledError:
             pass  # the grace is over; reactions that have not ended have failed
-        await self._record(event, headers, results, took)
+        alone = not self._wanted("outbox", event.event_type, event.target)
+        recorded = await self._recorder.record(event, headers, results, alone=alone)
+        duplicates = sum(result is None for result in results.values())
+        self.counters.delivered += len(recorded.done) - duplicates
+        self.counters.duplicates += duplicates
+        self.counters.failed += len(recorded.failed)
+        self._reports.handled(event, headers, results, took)
+        self._reports.failed(event, headers, recorded.failed, took)
 
     async def _unhandled(
         self, event: EventEnvelope, handlers: list[Handler], results: dict[str, Result]
@@ -313,8 +292,7 @@ class Reactions:
         """Leave out handlers that have handled the key: the producer chose it, and has published it before."""
         names = [handler.name for handler in handlers]
         try:
-            async with self._connected() as connection:
-                unhandled = await self._statements.unhandled(connection, names, event)
+            unhandled = await self._recorder.unhandled(event, names)
         except (*CONNECTION_FAULTS, *PASSING_FAULTS) as fault:
             results.update({handler.name: fault for handler in handlers})
             return []
@@ -334,77 +312,3 @@ class Reactions:
             results[handler.name] = await self._attempts.run(handler, event, headers)
         finally:
             took[handler.name] = time.monotonic() - started
-
-    # --- what became of it ----------------------------------------------------------------------------
-
-    async def _record(
-        self, event: EventEnvelope, headers: dict[str, str], results: dict[str, Result], took: dict[str, float]
-    ) -> None:
-        done = [name for name, result in results.items() if result is None or isinstance(result, Done)]
-        data = EventData.of(event, headers)
-        failed = [
-            self._failure(self._registry[name], result, data)
-            for name, result in results.items()
-            if result is not None and not isinstance(result, Done)
-        ]
-        alone = not self._wanted("outbox", event.event_type, event.target)
-        ids = None
-        for pause in (*_PAUSES, None):
-            try:
-                async with self._connected() as connection:
-                    ids = await self._statements.settle(connection, event, headers, done, failed, alone=alone)
-                break
-            except (*CONNECTION_FAULTS, *PASSING_FAULTS) as fault:
-                if pause is None:
-                    self._unrecorded(event, done, failed, fault)
-                    break
-                await asyncio.sleep(pause)
-            except asyncpg.PostgresError as fault:
-                self._unrecorded(event, done, failed, fault)
-                break
-        duplicates = sum(result is None for result in results.values())
-        self.counters.delivered += len(done) - duplicates
-        self.counters.duplicates += duplicates
-        self.counters.failed += len(failed)
-        self._reports.handled(event, headers, results, took)
-        identities = ids or [event.event_id] * len(failed)
-        self._reports.failed(event, headers, zip(failed, identities, strict=True), took)
-
-    @contextlib.asynccontextmanager
-    async def _connected(self) -> AsyncIterator[asyncpg.Connection]:
-        async with self._connection_lock:
-            try:
-                yield await self._connection.use()
-            except CONNECTION_FAULTS:
-                self._connection.drop()
-                raise
-
-    def _failure(self, handler: Handler, result: Outcome | BaseException, event: EventData) -> FailedReaction:
-        reason = "rejected" if handler.on_error == "reject" else "retry_terminal"
-        if isinstance(result, BaseException):
-            report = describe(result, self._redact, event, handler.package)
-        elif isinstance(result, Reject):
-            reason = "rejected"
-            if not result.reason:
-                return FailedReaction(handler.name, reason, result.reason, reason)
-            report = state(str(result.reason), reason, self._redact, event)
-        else:
-            asked = (result.reason if isinstance(result, Retry) else None) or "the reaction asked to be run again later"
-            report = state(str(asked), type(result).__name__, self._redact, event)
-        return FailedReaction(handler.name, reason, report.text, report.signature, report.traceback)
-
-    def _unrecorded(
-        self, event: EventEnvelope, done: list[str], failed: list[FailedReaction], fault: BaseException
-    ) -> None:
-        details: dict[str, object] = {
-            "event_id": str(event.event_id),
-            "event_type": event.event_type,
-            "done": done,
-            "failed": [each.handler_name for each in failed],
-            # Without the detail, which may quote a row.
-            "error": str(fault.args[0])
-            if isinstance(fault, asyncpg.PostgresError)
-            else describe(fault, self._redact).text,
-            "remedy": "the result could not be recorded: failures of this event are listed only here",
-        }
-        self._observe(Notice("error", "reaction_unrecorded", details))

@@ -5,115 +5,24 @@
         def substrate(self):
             return OurOutbox()
 
-The tests use what `Substrate` lists. Holdfast runs them against Postgres and against `MemoryOutbox`.
+The tests use what `holdfast.testing.substrate.Substrate` lists. Holdfast runs them against Postgres and against
+`MemoryOutbox`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Any, Protocol
 
 import pytest
 
-from holdfast.context import HandlerContext
-from holdfast.envelope import EventEnvelope
 from holdfast.errors import TerminalHandlerError, TransientHandlerError
-from holdfast.handlers import HandlerRegistry
 from holdfast.outcome import Reject, Retry, Snooze
 from holdfast.retry import RetryPolicy
-from holdfast.testing.records import DeliveryRecord, Drained, PublishedEvent
+from holdfast.testing.calls import Calls, failing
+from holdfast.testing.substrate import Substrate
 
-# Waits of exactly these lengths need a policy that has none of its own on top.
+# Retries without a delay, so that a test waits only as long as its own handler asks.
 _AT_ONCE = RetryPolicy(max_attempts=3, base_delay=0.001, max_delay=0.001, strategy="constant")
-
-
-class Substrate(Protocol):
-    """An outbox as the contract uses it."""
-
-    def publish(
-        self, event: str, payload: Any = None, *, source: str = "test", committed: bool = True, **options: Any
-    ) -> EventEnvelope:
-        """Publish an event in a transaction of its own; if it is not `committed`, roll it back."""
-
-    def cancel(self, key: str, *, source: str = "test") -> bool:
-        """Cancel the pending event of a key."""
-
-    def reschedule(self, key: str, *, delay: float, source: str = "test") -> bool:
-        """Move the pending event of a key."""
-
-    def drain(self, registry: HandlerRegistry, *, due_only: bool = False) -> Drained:
-        """Deliver what is due, and unless `due_only`, what is due later."""
-
-    def advance(self, *, registry: HandlerRegistry, **by: float) -> Drained:
-        """Let time pass, and deliver what becomes due when it is due."""
-
-    def freeze(self, at: datetime) -> datetime:
-        """Stop the clock at a moment."""
-
-    @property
-    def now(self) -> datetime:
-        """The time of the outbox."""
-
-    def published(self) -> list[PublishedEvent]:
-        """Every event that was published and committed."""
-
-    def deliveries(self) -> list[DeliveryRecord]:
-        """What became of each event at each of its handlers."""
-
-    def handled(self) -> list[tuple[str, EventEnvelope]]:
-        """Which handlers have handled which events."""
-
-
-class Calls:
-    """Handlers that note their calls, and do what they are told."""
-
-    def __init__(self) -> None:
-        self.registry = HandlerRegistry()
-        self.seen: list[tuple[str, EventEnvelope]] = []
-        self.contexts: list[HandlerContext] = []
-
-    def handler(
-        self, name: str, *types: str, does: Callable[[EventEnvelope, int], Any] | None = None, **options: Any
-    ) -> None:
-        """Register a handler. `does` gets the event and the number of its call; what it returns or raises counts."""
-        number = iter(range(1, 1_000_000))
-
-        async def run(event: EventEnvelope, context: HandlerContext) -> Any:
-            self.seen.append((name, event))
-            self.contexts.append(context)
-            return None if does is None else does(event, next(number))
-
-        self.registry.add(name, types, run, **options)
-
-    def batch_handler(self, name: str, *types: str, does: Callable[[int], Any]) -> list[list[int]]:
-        """Register a batch handler. Returns the numbers of each of its calls, as they are made; `does` gets each."""
-        made: list[list[int]] = []
-
-        async def run(events: list[EventEnvelope]) -> list[Any]:
-            made.append([event.payload["n"] for event in events])
-            return [does(event.payload["n"]) for event in events]
-
-        self.registry.add(name, types, run, batch=50, within=0.05)
-        return made
-
-    def of(self, name: str) -> list[EventEnvelope]:
-        """The events that a handler was called with."""
-        return [event for handler, event in self.seen if handler == name]
-
-    def values(self, name: str) -> list[Any]:
-        """The values in their payloads."""
-        return [event.payload.get("n") for event in self.of(name)]
-
-
-def failing(error: Exception, times: int = 1_000) -> Callable[[EventEnvelope, int], Any]:
-    """Return what fails so many times."""
-
-    def run(event: EventEnvelope, call: int) -> None:
-        if call <= times:
-            raise error
-
-    return run
 
 
 class OutboxContract:

@@ -77,7 +77,7 @@ class CallingThread:
         return await asyncio.wrap_future(answer)
 
     def work_until(self, done: Future[Any]) -> None:
-        """Call what is asked for until a result is there."""
+        """Run the calls that the loop hands to this thread, until a future is done."""
         done.add_done_callback(lambda _: self._calls.put(None))
         while (call := self._calls.get()) is not None:
             answer, function = call

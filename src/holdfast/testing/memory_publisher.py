@@ -5,17 +5,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 from uuid import UUID
 
 from holdfast.errors import ConfigurationError
 from holdfast.postgres.publisher import Publisher
 from holdfast.postgres.publishing import Command, Steps
-from holdfast.testing.memory_rows import Row
+from holdfast.testing.memory_clock import MemoryClock
+from holdfast.testing.memory_rows import Row, Rows
 from holdfast.testing.memory_transaction import MemoryTransaction
-
-if TYPE_CHECKING:
-    from holdfast.testing.memory import MemoryOutbox
 
 T = TypeVar("T")
 
@@ -23,9 +21,10 @@ T = TypeVar("T")
 class MemoryPublisher(Publisher):
     """A publisher whose statements are carried out in memory: everything before them is the real one's."""
 
-    def __init__(self, outbox: MemoryOutbox, source: str) -> None:
+    def __init__(self, rows: Rows, clock: MemoryClock, source: str) -> None:
         super().__init__(source, generation=0)
-        self._outbox = outbox
+        self._rows = rows
+        self._clock = clock
 
     def _run(self, tx: Any, steps: Steps[T], method: str = "publish", *, alone: bool = False) -> Any:
         if not isinstance(tx, MemoryTransaction):
@@ -57,12 +56,12 @@ class MemoryPublisher(Publisher):
                 tx.write_row(self._row(values))
             case "publish_many" | "publish_given":
                 rows = [self._row(each) for each in _each(values)]
-                rows = [row for row in rows if not self._outbox.taken(row.id)]
+                rows = [row for row in rows if not self._rows.taken(row.id)]
                 for row in rows:
                     tx.write_row(row)
                 return len(rows)
             case "hold_key":
-                holder = tx.held(self.source, str(values["key"])) or self._outbox.find_key(
+                holder = tx.held(self.source, str(values["key"])) or self._rows.find_key(
                     self.source, str(values["key"])
                 )
                 if holder is None:
@@ -79,7 +78,7 @@ class MemoryPublisher(Publisher):
         return None
 
     def _move(self, values: Any, *, cancel: bool) -> int:
-        row = self._outbox.find_key(self.source, str(values["key"]))
+        row = self._rows.find_key(self.source, str(values["key"]))
         if row is None:
             return 0
         if cancel:
@@ -105,7 +104,7 @@ class MemoryPublisher(Publisher):
             trace_context=get("trace_context"),
             available_at=self._when(values),
             expires_at=(
-                self._outbox.now + timedelta(seconds=float(expires_in))
+                self._clock.now + timedelta(seconds=float(expires_in))
                 if expires_in is not None
                 else datetime.fromisoformat(str(values["expires_at"]))
                 if get("expires_at")
@@ -118,8 +117,8 @@ class MemoryPublisher(Publisher):
 
     def _when(self, values: Any) -> datetime:
         if values.get("available_at"):
-            return max(datetime.fromisoformat(str(values["available_at"])), self._outbox.now)
-        return self._outbox.now + timedelta(seconds=float(values.get("delay") or 0))
+            return max(datetime.fromisoformat(str(values["available_at"])), self._clock.now)
+        return self._clock.now + timedelta(seconds=float(values.get("delay") or 0))
 
 
 def _each(columns: Any) -> Iterable[dict[str, Any]]:

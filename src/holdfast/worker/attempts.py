@@ -135,7 +135,7 @@ class Attempts:
                     result = handler.outcome_of(await handler.function(event))
                 elif handler.transactional:
                     lend = partial(self.handlers.transact, EventCall(handler, event, context), runner.start)
-                    result = await self.transactions.run(delivery, partial(self._verdict, runner, delivery), lend)
+                    result = await self.transactions.run(delivery, partial(self._decide, runner, delivery), lend)
                 else:
                     result = await self.handlers.run(EventCall(handler, event, context), runner.start)
             finally:
@@ -167,7 +167,7 @@ class Attempts:
                 self._settler.succeeded(delivery)
             self._settler.deliver(delivery)
         else:
-            settlement = self._verdict(runner, delivery, result)
+            settlement = self._decide(runner, delivery, result)
             if settlement is None:
                 self.lose(delivery)
             else:
@@ -183,13 +183,13 @@ class Attempts:
         return result if runner.cause or self.ending else overran(runner.queue.handler, result)
 
     def lose(self, delivery: Delivery) -> None:
-        """Leave a delivery to who has its lease, or will have it."""
+        """Leave a delivery to the worker that has its lease, or will have it."""
         if delivery.span is not None:
             delivery.span.conclude("lost_lease", LEASE_LOST)
         self._reports.lost((delivery,))
         self._in_flight.drop(delivery)
 
-    def _verdict(self, runner: Runner, delivery: Delivery, setback: Setback) -> Settlement | None:
+    def _decide(self, runner: Runner, delivery: Delivery, setback: Setback) -> Settlement | None:
         """How to settle an attempt that did not succeed; None when its lease is lost."""
         runner.failed = not isinstance(setback, PutOff)
         if isinstance(setback, asyncio.CancelledError):

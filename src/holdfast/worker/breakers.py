@@ -63,7 +63,7 @@ class Breakers:
             self._on_answer(delivery.handler.name, False)
 
     def failed(self, delivery: Delivery) -> bool:
-        """Note a transient failure; whether something has succeeded since the one before it."""
+        """Note a transient failure. Returns whether anything has succeeded since the one before it."""
         record = self._records[delivery.handler.name]
         after_success, record.after_success = record.after_success, False
         record.streak = 1 if after_success else record.streak + 1

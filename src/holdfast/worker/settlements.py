@@ -12,7 +12,7 @@ from holdfast import outcome
 from holdfast.failure import ErrorReport, Redactor, describe, state
 from holdfast.measurements import FailureKind
 from holdfast.postgres.delivery import Delivery
-from holdfast.postgres.flow import Verdict
+from holdfast.postgres.flow import FalterVerdict
 from holdfast.redact import unredacted
 from holdfast.retry import classify
 from holdfast.worker.decoding import data_of
@@ -77,7 +77,7 @@ class Falter:
     report: ErrorReport
     fail: Fail | None
     after_success: bool = True  # the worker has succeeded with another one since the failure before
-    verdict: Verdict | None = None  # once it is settled
+    verdict: FalterVerdict | None = None  # once it is settled
 
     @property
     def error(self) -> str:

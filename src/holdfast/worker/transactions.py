@@ -37,8 +37,8 @@ UNDO_PATIENCE = 2.0
 # Until a thread past its time limit is noticed, and its transaction allowed to be silent for longer.
 _NOTICED_WITHIN = 15.0
 
-# The verdict on an attempt that did not succeed: how to settle it; None when this worker must not.
-Verdict = Callable[[Setback], Settlement | None]
+# Decides how to settle an attempt that did not succeed; None when this worker must not.
+Decide = Callable[[Setback], Settlement | None]
 
 
 def silence_of(handler: Handler) -> float:
@@ -110,13 +110,13 @@ class Transactions:
         self._blocked_handlers = settler.blocked_handlers
         self.outage = shared.outages.of("handle")
 
-    async def run(self, delivery: Delivery, verdict: Verdict, lend: Lend) -> Outcome | None:
+    async def run(self, delivery: Delivery, decide: Decide, lend: Lend) -> Outcome | None:
         """Call the handler in a transaction that settles its delivery.
 
         Returns None when the delivery is settled; otherwise the outcome to settle, with the writes rolled back.
         """
         drops = self._sessions.drops
-        ending = await lend(conduct=partial(self._conduct, delivery, verdict, drops))
+        ending = await lend(conduct=partial(self._conduct, delivery, decide, drops))
         match ending:
             case Delivered():
                 self._count(delivery, ending.first)
@@ -149,7 +149,7 @@ class Transactions:
     async def _conduct(
         self,
         delivery: Delivery,
-        verdict: Verdict,
+        decide: Decide,
         drops: int,
         transaction: HandlerTransaction,
         call: HandlerCall[Outcome],
@@ -194,7 +194,7 @@ class Transactions:
         if committing and isinstance(result, BaseException) and transaction.is_unanswered(result):
             transaction.terminate()
             return Unanswered(result)
-        settlement = verdict(result)
+        settlement = decide(result)
         if settlement is None:
             raise LeaseLost
         if await self._settle(transaction, settlement, drops):

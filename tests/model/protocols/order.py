@@ -12,7 +12,7 @@ from typing import ClassVar, NamedTuple
 from tests.model.protocols.search import Model, Step, replaced
 
 NONE, STALE = -1, -2  # STALE: a line that has been written again since
-_KEYED = "postgres/sql/functions/keyed.sql"
+_ORDERING = "postgres/sql/functions/ordering.sql"
 _SETTLE = "postgres/sql/functions/settle.sql"
 
 
@@ -49,16 +49,16 @@ class State(NamedTuple):
 class Order(Model[State]):
     stands_for: ClassVar[dict[str, str]] = {
         "commits": "a producer",
-        "looks": f"{_KEYED} core.outbox_claim_ordered",
-        "takes": f"{_KEYED} core.outbox_claim_ordered",
-        "takes nothing": f"{_KEYED} core.outbox_claim_ordered",
+        "looks": f"{_ORDERING} core.outbox_claim_ordered",
+        "takes": f"{_ORDERING} core.outbox_claim_ordered",
+        "takes nothing": f"{_ORDERING} core.outbox_claim_ordered",
         "delivers": f"{_SETTLE} core.outbox_deliver",
         "retries": f"{_SETTLE} core.outbox_retry",
         "fails": f"{_SETTLE} core.outbox_fail",
         "loses its lease": "a worker that is slow, cut off or dead",
-        "replays": f"{_KEYED} core.replayed_places",
-        "releases the key": f"{_KEYED} core.key_release",
-        "sweeps": f"{_KEYED} core.sweep_heads",
+        "replays": f"{_ORDERING} core.replayed_places",
+        "releases the key": f"{_ORDERING} core.key_release",
+        "sweeps": f"{_ORDERING} core.sweep_heads",
     }
 
     def __init__(

@@ -29,7 +29,7 @@ class DoctorFeed:
     """The examination, which everybody shares; it is not made live."""
 
     def normal(self, argument: str) -> str | None:
-        """It is one for all."""
+        """All pages share one examination, so there is no argument."""
         return None if argument else ""
 
     async def read(self, operator: Operator, argument: str, before: Any) -> Examined:

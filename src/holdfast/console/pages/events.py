@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Final
 
 from starlette.responses import Response
 
 from holdfast.characters import shell_word
-from holdfast.console.filters import Fields, moment, whole
+from holdfast.console.filters import AddressFilter, moment, whole
 from holdfast.console.page import Call, Page
 from holdfast.errors import ConfigurationError
 from holdfast.operator import EventLine
@@ -26,7 +26,7 @@ STATES: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class EventFilter:
+class EventFilter(AddressFilter):
     """The events of a page."""
 
     status: str = ""
@@ -39,23 +39,9 @@ class EventFilter:
     since: str = ""
     until: str = ""
 
-    @classmethod
-    def of(cls, query: Fields) -> EventFilter:
-        """Return the filter of an address."""
-        found = cls(**{each.name: query.get(each.name.replace("_", "-"), "").strip() for each in fields(cls)})
-        if found.status not in STATES:
+    def __post_init__(self) -> None:
+        if self.status not in STATES:
             raise ConfigurationError("status", "is unknown", f"use one of {', '.join(filter(None, STATES))}")
-        return found
-
-    @property
-    def given(self) -> dict[str, str]:
-        """The fields that are not empty, by their names in an address."""
-        found = {each.name.replace("_", "-"): getattr(self, each.name) for each in fields(self)}
-        return {name: value for name, value in found.items() if value}
-
-    def without(self, *names: str) -> dict[str, str]:
-        """The other fields."""
-        return {key.replace("-", "_"): value for key, value in self.given.items() if key not in names}
 
     @property
     def arguments(self) -> dict[str, Any]:

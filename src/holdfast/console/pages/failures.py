@@ -119,7 +119,7 @@ async def _inspect(call: Call, operator: Operator, group: FailureGroup) -> Inspe
 def _hints(
     group: FailureGroup, generations: Sequence[Generation], sample: FailedEvent | None
 ) -> Sequence[tuple[str, str]]:
-    """Return why we think that it is what it is: the first failure against the start of each generation."""
+    """Return hints at the cause: the first failure is compared with the start of each generation."""
     found: list[tuple[str, str]] = []
     first = group.first_seen
     started = [each for each in generations if each.started_at is not None and first and each.started_at <= first]

@@ -77,7 +77,7 @@ async def _overview(call: Call) -> Overview | None:
 
 
 def _exact(call: Call, text: str) -> Place | None:
-    """Return what can mean one thing only."""
+    """Return where a text leads that can mean one thing only, such as an id."""
     if is_id(text):
         return Place(f"Event {text}", "event", call.url(f"/events/{text}"))
     if since := re.fullmatch(r"since\s*=\s*(\S{1,40})", text):

@@ -191,7 +191,7 @@ async def _single_rows(examination: Examination) -> list[Finding]:
 
 
 async def _clock(examination: Examination) -> list[Finding]:
-    """The quickest of several answers is the one that tells the most."""
+    """Compare the clocks, by the quickest of several answers: it says the most."""
     quickest, offset = float("inf"), 0.0
     for _ in range(_CLOCK_LOOKS):
         async with examination.connection.transaction(isolation="read_committed", readonly=True):

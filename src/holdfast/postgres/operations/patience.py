@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
-from typing import Final
+from typing import Final, Self
 
 import asyncpg
 
-from holdfast.errors import HoldfastError, RemediedError
+from holdfast.errors import RemediedError
 from holdfast.postgres.connection import Address, connect
 from holdfast.postgres.faults import CONNECTION_FAULTS
 from holdfast.postgres.lock_waits import LockWait
@@ -22,16 +22,16 @@ _WAITED: Final = timedelta(seconds=1)
 _STATEMENTS_IN_READ: Final = 3  # that may each take as long as they may
 
 
-class Blocked(HoldfastError):
+class Blocked(RemediedError):
     """A statement waited for a lock until its time was over; nothing was changed."""
 
-    def __init__(self, wait: LockWait) -> None:
-        self.problem = f"another session is in the way and nothing was changed: {wait.blocker}"
-        self.remedy = f"wait for it, or as an administrator: {wait.remedy} and run this again"
-        super().__init__(self.problem, self.remedy)
-
-    def __str__(self) -> str:
-        return f"{self.problem}; {self.remedy}"
+    @classmethod
+    def by(cls, wait: LockWait) -> Self:
+        """Return the error that names the session which is in the way."""
+        return cls(
+            f"another session is in the way and nothing was changed: {wait.blocker}",
+            f"wait for it, or as an administrator: {wait.remedy} and run this again",
+        )
 
 
 class ReadTimeout(RemediedError):
@@ -90,7 +90,7 @@ class LockWatch:
             yield
         except (asyncpg.LockNotAvailableError, asyncpg.QueryCanceledError) as error:
             if seen:
-                raise Blocked(seen[-1]) from error
+                raise Blocked.by(seen[-1]) from error
             raise
         finally:
             watching.cancel()

@@ -92,7 +92,7 @@ def first_id(at: datetime) -> UUID:
 
 
 def time_of(id: UUID) -> datetime | None:
-    """The time in an id; None when it is none."""
+    """The time in an id; None when no date is that late, as for an id of another version."""
     try:
         return _EPOCH + timedelta(milliseconds=id.int >> 80)
     except OverflowError:

@@ -44,6 +44,21 @@ BEGIN
 END
 $$;
 
+-- audit_sweep: the line of one step of a sweep that an operator asked for and that took something. Workers sweep without an
+-- actor, and leave none.
+CREATE OR REPLACE FUNCTION core.audit_sweep(p_actor text, p_reason text, p_step text, p_content_class text, p_swept int)
+RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF p_swept > 0 AND p_actor IS NOT NULL THEN
+        PERFORM core.audit_append(p_actor, 'retention.sweep', p_reason,
+            jsonb_build_object('step', p_step, 'content_class', p_content_class), jsonb_build_object('swept', p_swept));
+    END IF;
+END
+$$;
+
 -- audit_refused: writes down an action that was refused. What it had begun is rolled back by then, so this is a call and
 -- a transaction of its own. Every line of it says `refused` and names no rows: it cannot be taken for something done.
 CREATE OR REPLACE FUNCTION core.audit_refused(

@@ -265,3 +265,14 @@ BEGIN
                      WHERE s.step > interval '0' AND s.seen_at > p_since AND s.seen_at <= now()), interval '0');
 END
 $$;
+
+-- clock_jumped: whether the clock was set forward by more than an hour within the last week. What looks old then may not be.
+CREATE OR REPLACE FUNCTION core.clock_jumped() RETURNS boolean
+LANGUAGE plpgsql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN EXISTS (SELECT FROM core.clock_steps s
+                   WHERE s.step > interval '1 hour' AND s.seen_at BETWEEN now() - interval '7 days' AND now());
+END
+$$;

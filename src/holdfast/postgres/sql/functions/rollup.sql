@@ -236,10 +236,7 @@ BEGIN
         v_folded := v_folded + 1;
     END LOOP;
     more := swept = v_limit OR v_folded = v_limit;
-    IF swept > 0 AND p_actor IS NOT NULL THEN
-        PERFORM core.audit_append(p_actor, 'retention.sweep', p_reason,
-            jsonb_build_object('step', 'rollup', 'content_class', ''), jsonb_build_object('swept', swept));
-    END IF;
+    PERFORM core.audit_sweep(p_actor, p_reason, 'rollup', '', swept);
     RETURN NEXT;
 END
 $$;

@@ -39,9 +39,7 @@ BEGIN
     UPDATE core.sweeps s SET sweeper = p_sweeper, seen_at = now()
     WHERE s.one AND (p_force OR s.sweeper = p_sweeper
                      OR ((s.sweeper IS NULL OR s.seen_at < now() - interval '1 minute') AND s.finished_at <= now() - p_rest))
-      AND (p_force OR NOT EXISTS (
-          SELECT FROM core.clock_steps c
-          WHERE c.step > interval '1 hour' AND c.seen_at BETWEEN now() - interval '7 days' AND now()))
+      AND (p_force OR NOT core.clock_jumped())
     RETURNING s.inbox_page INTO v_page;
     RETURN v_page;
 END
@@ -286,10 +284,7 @@ BEGIN
             FOR UPDATE SKIP LOCKED), v_policy.disposal);
     END CASE;
 
-    IF swept > 0 AND p_actor IS NOT NULL THEN
-        PERFORM core.audit_append(p_actor, 'retention.sweep', p_reason,
-            jsonb_build_object('step', p_step, 'content_class', p_content_class), jsonb_build_object('swept', swept));
-    END IF;
+    PERFORM core.audit_sweep(p_actor, p_reason, p_step, p_content_class, swept);
     -- A page of rows that share one moment, and are all locked, would be found again and again.
     more := v_found = v_limit AND (swept > 0 OR upto > p_start);
     RETURN NEXT;
@@ -330,10 +325,7 @@ BEGIN
     IF next_page >= pages THEN
         next_page := NULL;
     END IF;
-    IF swept > 0 AND p_actor IS NOT NULL THEN
-        PERFORM core.audit_append(p_actor, 'retention.sweep', p_reason,
-            jsonb_build_object('step', 'inbox', 'content_class', ''), jsonb_build_object('swept', swept));
-    END IF;
+    PERFORM core.audit_sweep(p_actor, p_reason, 'inbox', '', swept);
     RETURN NEXT;
 END
 $$;
@@ -372,10 +364,7 @@ BEGIN
                       WHERE o.id = k.event_id
                         AND (o.settled_at IS NULL OR (o.failed_at IS NOT NULL AND o.deleted_at IS NULL)));
     GET DIAGNOSTICS swept = ROW_COUNT;
-    IF swept > 0 AND p_actor IS NOT NULL THEN
-        PERFORM core.audit_append(p_actor, 'retention.sweep', p_reason,
-            jsonb_build_object('step', 'keys', 'content_class', ''), jsonb_build_object('swept', swept));
-    END IF;
+    PERFORM core.audit_sweep(p_actor, p_reason, 'keys', '', swept);
     RETURN NEXT;
 END
 $$;
@@ -402,10 +391,7 @@ BEGIN
         FOR UPDATE SKIP LOCKED));
     GET DIAGNOSTICS swept = ROW_COUNT;
     more := swept = v_limit;
-    IF swept > 0 AND p_actor IS NOT NULL THEN
-        PERFORM core.audit_append(p_actor, 'retention.sweep', p_reason,
-            jsonb_build_object('step', 'records', 'content_class', ''), jsonb_build_object('swept', swept));
-    END IF;
+    PERFORM core.audit_sweep(p_actor, p_reason, 'records', '', swept);
     RETURN NEXT;
 END
 $$;
