@@ -9,7 +9,7 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from tests.outbox import EVENT, HANDLER, InFlight, Lane, Outbox
+from tests.outbox import EVENT, HANDLER, InFlight, Lane, Outbox, connect
 
 pytestmark = pytest.mark.flow
 
@@ -194,6 +194,16 @@ async def test_a_clock_that_is_set_back_does_not_keep_it_open(outbox: Outbox) ->
     await time_to_probe(outbox)
     await outbox.value("UPDATE core.handler_flow SET probe_at = clock_timestamp() + interval '5 hours'")
     assert len(await outbox.hold()) == 1
+
+
+async def test_an_outage_of_long_ago_does_not_stop_workers_that_start(outbox: Outbox, shared_dsn: str) -> None:
+    """LSN-17: a session that claims for the first time long after the ramp gets what is due."""
+    await outbox.insert_many(3)
+    for ago in (timedelta(seconds=20), timedelta(days=400), timedelta(hours=-1)):
+        await outbox.value("UPDATE core.handler_flow SET resumed_at = clock_timestamp() - $1::interval", ago)
+        newcomer = await connect(shared_dsn)
+        assert len(await Outbox(newcomer).hold(ONE)) == 1
+        await newcomer.close()
 
 
 async def test_code_without_a_breaker_closes_it(outbox: Outbox) -> None:

@@ -20,14 +20,15 @@ AS $$
 $$;
 
 -- flow_ramp: how many rows of a handler may be in flight after its breaker was closed: 1, and twice as many every half
--- second; NULL when the ramp has ended, or the clock was set back.
+-- second; NULL when the ramp has ended, or the clock was set back. The exponent has a bound of its own: adding an interval
+-- depends on the time zone, so a planner that knows the arguments computes the power before it knows the condition.
 CREATE OR REPLACE FUNCTION core.flow_ramp(p_resumed_at timestamptz, p_now timestamptz)
 RETURNS int
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT CASE WHEN p_now >= p_resumed_at AND p_now < p_resumed_at + interval '5 seconds'
-           THEN power(2, floor(extract(epoch FROM p_now - p_resumed_at) / 0.5))::int END
+           THEN power(2, least(10, floor(extract(epoch FROM p_now - p_resumed_at) / 0.5)))::int END
 $$;
 
 -- flow_in_flight: how many rows of a handler are in flight, of those that were claimed while it had a limit. Removes what it
