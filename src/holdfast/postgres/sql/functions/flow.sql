@@ -69,7 +69,7 @@ $$;
 
 -- flow_allow: how many rows a claim may take of each handler that has a limit now, whose lines it locks. Handlers that are
 -- not returned have none. A claim that has taken rows of them records it in core.handler_slots, and calls flow_spend. Which
--- lines were locked by another claim is left in the session's holdfast.busy_handlers, for flow_waits.
+-- lines were locked by another claim, or allowed nothing, is left in the session's holdfast.busy_handlers, for flow_waits.
 CREATE OR REPLACE FUNCTION core.flow_allow(p_handlers text[], p_ended_before timestamptz)
 RETURNS TABLE (handler_name text, allowed int)
 LANGUAGE plpgsql SECURITY DEFINER
@@ -115,6 +115,9 @@ BEGIN
                     core.flow_tokens(f.tokens, f.tokens_at, coalesce(f.rate, f.declared_rate), v_now),
                     f.opened_at, f.probe_at, f.resumed_at, v_now, v_in_flight,
                     f.opened_at IS NOT NULL AND core.flow_probes(f.handler_name, f.probe_token, p_ended_before));
+                IF allowed = 0 THEN
+                    v_busy := v_busy || ' ' || handler_name;
+                END IF;
             END IF;
         END IF;
         RETURN NEXT;
@@ -190,7 +193,7 @@ $$;
 
 -- flow_waits: which of these handlers a claim could take nothing of now, why, and after how many seconds to ask again; NULL
 -- when somebody will say so. A slot may become free at any time in another worker, so that is asked for every second. `busy` is
--- one that the last claim of this session found locked, and may have rows of.
+-- one that the last claim of this session found locked, or held back a moment ago, and may have rows of.
 CREATE OR REPLACE FUNCTION core.flow_waits(p_handlers text[], p_ended_before timestamptz DEFAULT NULL)
 RETURNS TABLE (handler_name text, cause text, seconds float8)
 LANGUAGE plpgsql SECURITY DEFINER
