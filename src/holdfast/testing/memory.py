@@ -36,6 +36,7 @@ from holdfast.schedules import due as due_slots
 from holdfast.testing.assertions import OutboxAssertions
 from holdfast.testing.loop import in_event_loop, kit_loop
 from holdfast.testing.memory_batches import Item, batches, halving
+from holdfast.testing.memory_flow import MemoryFlow
 from holdfast.testing.memory_publisher import MemoryPublisher
 from holdfast.testing.memory_rows import Row
 from holdfast.testing.memory_transaction import MemoryTransaction
@@ -50,7 +51,7 @@ from holdfast.testing.records import (
 from holdfast.testing.running import run_batch, run_once
 from holdfast.typed_events import TypedEvent
 from holdfast.worker.decoding import decode
-from holdfast.worker.settlements import Fail, Judge, Retry, Settlement, Snooze
+from holdfast.worker.settlements import Fail, Falter, Judge, Retry, Settlement, Snooze
 
 T = TypeVar("T")
 
@@ -81,6 +82,7 @@ class MemoryOutbox(OutboxAssertions):
         self._shift = timedelta(0)
         self._frozen: datetime | None = None
         self._judge = Judge()
+        self._flow = MemoryFlow()
 
     # --- publishing -----------------------------------------------------------------------------------
 
@@ -226,7 +228,8 @@ class MemoryOutbox(OutboxAssertions):
 
     async def _drain(self, registry: HandlerRegistry, due_only: bool) -> Drained:
         done, returns = await self._deliver(registry), Counter[UUID]()
-        while not due_only and (row := self._next_due(registry)) is not None:
+        while not due_only and (due := self._next_due(registry)) is not None:
+            at, row = due
             returns[row.id] += 1
             if returns[row.id] > _MOST_RETURNS:
                 raise AssertionError(
@@ -234,7 +237,7 @@ class MemoryOutbox(OutboxAssertions):
                     f"advance(...).\n{self.describe()}"
                 )
             before = self.now
-            done += Drained(moved=self._move_to(row.available_at) - before)
+            done += Drained(moved=self._move_to(at) - before)
             done += await self._deliver(registry)
         return done
 
@@ -244,23 +247,25 @@ class MemoryOutbox(OutboxAssertions):
         until = self.now + by
         done = await self._deliver(registry)
         while True:
-            row = self._next_due(registry)
+            due = self._next_due(registry)
             moments = [next(each.timing.after(self._slots[each.name])) for each in registry.schedules]
-            moments += [] if row is None else [row.available_at]
+            moments += [] if due is None else [due[0]]
             at = min(moments, default=until)
             self._move_to(min(at, until))
             done += await self._deliver(registry)
             if at >= until:
                 return replace(done, moved=by)
 
-    def _next_due(self, registry: HandlerRegistry) -> Row | None:
-        """Return the pending row of these handlers that is due next. What was due is delivered."""
+    def _next_due(self, registry: HandlerRegistry) -> tuple[datetime, Row] | None:
+        """Return when a pending row of these handlers may begin, and which it is. What could begin is delivered."""
+        now = self.now
         waiting = (
-            row
+            (max(row.available_at, self._flow.ready_at(handler, now)), row)
             for row in self._pending()
-            if any(handler.name in registry and self._in_order(row, handler) for handler in self._owed(row))
+            for handler in self._owed(row)
+            if handler.name in registry and self._in_order(row, handler)
         )
-        return min(waiting, key=lambda row: row.available_at, default=None)
+        return min(waiting, key=lambda each: each[0], default=None)
 
     def _owed(self, row: Row) -> list[Handler]:
         """Return the handlers that a row is owed to."""
@@ -288,14 +293,16 @@ class MemoryOutbox(OutboxAssertions):
                 if row.available_at <= self.now
                 and row.handler_name in registry
                 and self._in_order(row, registry[str(row.handler_name)])
+                and self._flow.allowance(registry[str(row.handler_name)], self.now)
             ]
             if not due:
                 return Drained(**counts)  # type: ignore[arg-type]
             for handler, rows in batches(sorted(due, key=lambda row: row.place), registry):
-                if len(rows) == 1:
-                    counts[await self._attempt(rows[0], handler)] += 1
-                else:
-                    counts.update(await self._attempt_batch(rows, handler))
+                begun = self._flow.begin(handler, rows, self.now)
+                if len(begun) == 1:
+                    counts[await self._attempt(begun[0], handler)] += 1
+                elif begun:
+                    counts.update(await self._attempt_batch(begun, handler))
 
     def _in_order(self, row: Row, handler: Handler) -> bool:
         """Return whether no event of the same ordering key stands before a row, for this handler."""
@@ -413,11 +420,14 @@ class MemoryOutbox(OutboxAssertions):
             return self._settle(item.row, self._judge.settlement(item.delivery, result))
         item.row.status = "delivered"
         self._inbox[item.delivery.key] = item.row
+        self._flow.succeeded(item.delivery.handler, item.row)
         return "delivered"
 
     def _settle(self, row: Row, settlement: Settlement) -> str:
         row.status = "pending"
         match settlement:
+            case Falter():
+                return self._settle(row, self._flow.settlement(row, settlement, self.now))
             case Retry():
                 row.first_failed_at = row.first_failed_at or self.now
                 row.available_at, row.last_error = (
