@@ -294,9 +294,12 @@ class HandlerRegistry:
             "rate": per_second(f"{name}.rate", rate),
             "breaker": breaker(f"{name}.on_outage", on_outage),
         }
-        if via == "in_process" and (given := next((key for key, value in limits.items() if value is not None), "")):
-            field = "on_outage" if given == "breaker" else given
-            raise ConfigurationError(f"{name}.{field}", "is for workers", 'leave it out, or use via="outbox"')
+        if via == "in_process":
+            skips = None if on_failed_head == "block" else on_failed_head
+            asked = {**limits, "per_key_concurrency": per_key_concurrency, "on_failed_head": skips}
+            if given := next((key for key, value in asked.items() if value is not None), ""):
+                field = "on_outage" if given == "breaker" else given
+                raise ConfigurationError(f"{name}.{field}", "is for workers", 'leave it out, or use via="outbox"')
         if on_error == "reject" and limits["breaker"] is not None:
             remedy = 'use on_error="retry": a breaker counts errors that would be retried'
             raise ConfigurationError(f"{name}.on_outage", "does nothing beside on_error='reject'", remedy)

@@ -9,7 +9,7 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from tests.outbox import EVENT, HANDLER, InFlight, Lane, Outbox
+from tests.outbox import EVENT, HANDLER, InFlight, Lane, Outbox, connect
 
 pytestmark = pytest.mark.flow
 
@@ -194,6 +194,46 @@ async def test_a_clock_that_is_set_back_does_not_keep_it_open(outbox: Outbox) ->
     await time_to_probe(outbox)
     await outbox.value("UPDATE core.handler_flow SET probe_at = clock_timestamp() + interval '5 hours'")
     assert len(await outbox.hold()) == 1
+
+
+async def test_an_outage_is_no_time_of_failing(outbox: Outbox) -> None:
+    """LSN-17, RTY-1: whoever has met nothing but the outage has all of its max_total_delay afterwards."""
+    await outbox.insert_many(4)
+    first, *others = await outbox.hold()
+    await falter(outbox, first)
+    assert await outbox.value("SELECT count(first_failed_at) FROM core.outbox") == 1
+    assert (await falter(outbox, *others[:2]))[-1] == ("hold", True)
+    assert await falter(outbox, others[2]) == [("hold", True)]
+    assert await outbox.value("SELECT count(last_error) FROM core.outbox") == 4
+    assert await outbox.value("SELECT count(first_failed_at) FROM core.outbox") == 0
+
+
+async def test_breakers_that_open_together_are_all_named(outbox: Outbox) -> None:
+    """LSN-17: the partner of several handlers goes away, and each of their breakers is reported."""
+    other = "mail.send"
+    await outbox.subscribe(other, EVENT)
+    await outbox.call(
+        "flow_declare", handlers=[HANDLER, other], fleet_concurrencies=[None] * 2, rates=[None] * 2,
+        breakers=[1, 1], first_probes=[1.0] * 2, longest_waits=[30.0] * 2,
+    )  # fmt: skip
+    await outbox.insert_many(2)
+    held = await outbox.hold()
+    rows = await outbox.call(
+        "outbox_falter", ids=[each.id for each in held], tokens=[each.token for each in held],
+        handlers=[HANDLER, other], delays=[timedelta(0)] * 2, errors=["no answer"] * 2, last=[False] * 2,
+        after_success=[False] * 2,
+    )  # fmt: skip
+    assert [(row["open"], row["opened"]) for row in rows] == [(True, True)] * 2
+
+
+async def test_an_outage_of_long_ago_does_not_stop_workers_that_start(outbox: Outbox, shared_dsn: str) -> None:
+    """LSN-17: a session that claims for the first time long after the ramp gets what is due."""
+    await outbox.insert_many(3)
+    for ago in (timedelta(seconds=20), timedelta(days=400), timedelta(hours=-1)):
+        await outbox.value("UPDATE core.handler_flow SET resumed_at = clock_timestamp() - $1::interval", ago)
+        newcomer = await connect(shared_dsn)
+        assert len(await Outbox(newcomer).hold(ONE)) == 1
+        await newcomer.close()
 
 
 async def test_code_without_a_breaker_closes_it(outbox: Outbox) -> None:

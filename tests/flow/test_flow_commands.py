@@ -95,6 +95,7 @@ async def test_a_breaker_is_opened_and_closed(conn: asyncpg.Connection, operator
         ({"rate": float("nan")}, "rate"),
         ({"rate": "9" * 50 + "/s"}, "rate"),
         ({"clear": ["everything"]}, "clear"),
+        ({"rate": "1/s", "clear": ["rate"]}, "clear"),
         ({}, "fleet_concurrency"),
     ],
 )

@@ -57,6 +57,17 @@ async def test_a_fleet_concurrency_bounds_what_is_in_flight(outbox: Outbox) -> N
     assert len(await outbox.hold()) == 3
 
 
+async def test_a_limit_that_ends_behind_a_claim_is_asked_for_again(outbox: Outbox) -> None:
+    """LSN-10: a claim that got nothing, a moment before there was a token, must not count as if nothing was there."""
+    await outbox.insert_many(2)
+    await limit(outbox, rate=1)
+    assert len(await outbox.hold()) == 1
+    assert await outbox.hold() == []
+    await outbox.value("UPDATE core.handler_flow SET tokens_at = clock_timestamp() - interval '1 second'")
+    assert (await waits(outbox))[HANDLER] == ("busy", 0.01)
+    assert len(await outbox.hold()) == 1
+
+
 ENDINGS = {
     "deliver": lambda outbox, held: outbox.deliver(held),
     "retry": lambda outbox, held: outbox.retry(held, delay=60),

@@ -267,6 +267,8 @@ async def test_a_breaker_works_for_batches(dsn: str, conn: asyncpg.Connection) -
         ({"on_outage": "pause", "on_error": "reject"}, "on_outage"),
         ({"rate": "1/s", "via": "in_process"}, "rate"),
         ({"on_outage": "pause", "via": "in_process"}, "on_outage"),
+        ({"per_key_concurrency": 2, "via": "in_process"}, "per_key_concurrency"),
+        ({"on_failed_head": "skip", "via": "in_process"}, "on_failed_head"),
     ],
 )
 def test_bad_options_name_field_and_remedy(options: dict[str, Any], field: str) -> None:

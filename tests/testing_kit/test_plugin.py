@@ -66,6 +66,23 @@ def passed(result: Any, count: int) -> bool:
     return bool(result.returncode == 0)
 
 
+def test_a_fixture_that_asks_for_the_outbox_later_leaves_it_clean(tmp_path: Path, server: str) -> None:
+    """Fixtures that choose by a parameter ask for others while the test runs."""
+    tests = """
+import pytest
+
+@pytest.fixture(params=["first", "second"])
+def chosen(request):
+    return request.getfixturevalue("outbox")
+
+def test_it(chosen):
+    assert chosen.published() == [] and chosen.fetch("SELECT FROM sales") == []
+    chosen.publish("order.placed", {"order_id": "o-1"})
+    chosen.drain()
+"""
+    assert passed(run(tmp_path, tests, "--holdfast-dsn", server), 2)
+
+
 def test_loading_it_costs_nothing() -> None:
     """Whoever does not use its fixtures imports nothing of the library's, and sets up nothing."""
     program = """

@@ -16,7 +16,7 @@ class Outbox:
         self.counters = Counters()
         self.none = asyncio.Event()
         self.none.set()
-        self.due, self.chain = 1, chain
+        self.due, self.chain, self.behind_breaker = 1, chain, 0
 
     def claim(self) -> None:
         self.due -= 1
@@ -33,6 +33,12 @@ class Outbox:
     def hurry(self) -> None:
         """Nothing gathers."""
 
+    async def flush(self) -> None:
+        """Successes are reported: a breaker closes, and what it held back is due."""
+        await asyncio.sleep(0)
+        if self.counters.delivered:
+            self.due, self.behind_breaker = self.due + self.behind_breaker, 0
+
     async def rest(self) -> None:
         while self.due:
             self.claim()
@@ -45,7 +51,7 @@ async def _until(awaited: Coroutine[None, None, object]) -> None:
 
 async def _drain(outbox: Outbox) -> None:
     shared = SimpleNamespace(counters=outbox.counters, in_flight=outbox)
-    parts: Any = SimpleNamespace(shared=shared, claimer=outbox, dispatcher=outbox)
+    parts: Any = SimpleNamespace(shared=shared, claimer=outbox, dispatcher=outbox, settler=outbox)
     await deliver_due(parts, _until, lambda: False)
 
 
@@ -62,3 +68,11 @@ async def test_what_was_claimed_before_is_waited_for_too() -> None:
     outbox.claim()
     await _drain(outbox)
     assert outbox.counters.delivered == 2
+
+
+async def test_what_a_probe_makes_due_is_waited_for() -> None:
+    """LSN-17: a probe that succeeds closes its breaker when that is reported, behind its settlement."""
+    outbox = Outbox(chain=1)
+    outbox.behind_breaker = 3
+    await _drain(outbox)
+    assert outbox.counters.delivered == 4

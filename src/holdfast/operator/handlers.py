@@ -74,6 +74,8 @@ class Handlers:
         cleared: list[str] = [clear] if isinstance(clear, str) else list(clear)
         for each in cleared:
             one_of("clear", each, get_args(Limit))
+            if {"fleet_concurrency": most, "rate": per}[each] is not None:
+                raise ConfigurationError("clear", f"names {each}, which is given too", "set it, or clear it")
         if most is None and per is None and not cleared:
             raise ConfigurationError("fleet_concurrency", "is missing", "give fleet_concurrency, rate or clear")
         asked = {"fleet_concurrency": most, "rate": per, "clear": cleared}

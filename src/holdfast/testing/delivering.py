@@ -145,22 +145,37 @@ class Delivering:
     async def _next_due(self) -> Due | None:
         """Return when the next delivery of one of the handlers is due, and which it is.
 
-        What was due when the last look began is left out: it was delivered, or is on a channel that is not served.
+        What was due when the last look began was delivered, or is on a channel that is not served, unless a rate or an
+        open breaker holds its handler back: then it is due when that is over.
         """
-        due = (
+        due = [
             (row["available_at"], row["id"])
             for row in await self._database.fetch("due", since=self._looked_at)
-            if self._wants(row["handler_name"], row["event_type"], row["target"])
-        )
-        return min(due, default=None)
+            if self._wanting(row["handler_name"], row["event_type"], row["target"])
+        ]
+        return min([*due, *await self._held_back()], default=None)
 
-    def _wants(self, handler_name: str | None, event_type: str, target: str | None) -> bool:
+    async def _held_back(self) -> list[Due]:
+        waits = {} if self._worker is None else self._worker.parts.shared.held.timed()
+        if not waits:
+            return []
+        now: datetime = await self._database.value("now")
+        return [
+            (now + timedelta(seconds=waits[name]), row["id"])
+            for row in await self._database.fetch("left_due", since=self._looked_at)
+            for name in self._wanting(row["handler_name"], row["event_type"], row["target"])
+            if name in waits
+        ]
+
+    def _wanting(self, handler_name: str | None, event_type: str, target: str | None) -> list[str]:
+        """Return which of the handlers a row is owed to."""
         if handler_name is not None:
-            return handler_name in self._registry
-        return any(
-            handler.via == "outbox" and handler.wants(event_type) and target in (None, handler.domain_context)
+            return [handler_name] if handler_name in self._registry else []
+        return [
+            handler.name
             for handler in self._registry
-        )
+            if handler.via == "outbox" and handler.wants(event_type) and target in (None, handler.domain_context)
+        ]
 
     async def deliver(self) -> Drained:
         """Deliver what is due; what a fault has killed or repeats is delivered again."""
@@ -222,6 +237,11 @@ class Delivering:
         """Let the leases on deliveries of a handler expire, or all."""
         await self._database.fetch("expire_leases", handler=handler)
 
+    async def lose_settlement(self, handler: str, event_id: UUID) -> None:
+        """Let what a plain handler has done go unrecorded; what takes `tx` is recorded in the handler's transaction."""
+        if not self._registry[handler].transactional:
+            await self._database.fetch("lose_settlement", handler=handler, event_id=event_id)
+
     def strike_from_thread(self, fault: Fault, event_id: UUID, loop: asyncio.AbstractEventLoop) -> None:
         """Let a fault happen on the loop of the workers, and wait for it in the thread of a handler."""
 
@@ -240,8 +260,7 @@ class Delivering:
         opened = 0
         for fault in self._faults:
             if isinstance(fault, Duplicate) and fault.event_id is not None:
-                forget = not self._registry[fault.handler].transactional
-                values = {"handler": fault.handler, "event_id": fault.event_id, "forget": forget}
+                values = {"handler": fault.handler, "event_id": fault.event_id}
                 opened += await self._database.value("redeliver", **values)
                 fault.event_id = None
         return bool(opened)

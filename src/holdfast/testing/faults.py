@@ -66,6 +66,7 @@ class Duplicate(Fault):
     """The settlement is lost, and the event is delivered again."""
 
     async def strike(self, delivering: Delivering, event_id: UUID) -> None:
+        await delivering.lose_settlement(self.handler, event_id)
         self.event_id = event_id
 
 

@@ -173,7 +173,8 @@ class MemoryOutbox(OutboxAssertions):
 
     async def _drain(self, registry: HandlerRegistry, due_only: bool) -> Drained:
         done, returns = await self._deliver(registry), Counter[UUID]()
-        while not due_only and (row := self._delivering.next_due(registry)) is not None:
+        while not due_only and (due := self._delivering.next_due(registry)) is not None:
+            at, row = due
             returns[row.id] += 1
             if returns[row.id] > _MOST_RETURNS:
                 raise AssertionError(
@@ -181,7 +182,7 @@ class MemoryOutbox(OutboxAssertions):
                     f"advance(...).\n{self.describe()}"
                 )
             before = self.now
-            done += Drained(moved=self._clock.move_to(row.available_at) - before)
+            done += Drained(moved=self._clock.move_to(at) - before)
             done += await self._deliver(registry)
         return done
 
@@ -191,9 +192,9 @@ class MemoryOutbox(OutboxAssertions):
         until = self.now + by
         done = await self._deliver(registry)
         while True:
-            row = self._delivering.next_due(registry)
+            due = self._delivering.next_due(registry)
             moments = [next(each.timing.after(self._slots[each.name])) for each in registry.schedules]
-            moments += [] if row is None else [row.available_at]
+            moments += [] if due is None else [due[0]]
             at = min(moments, default=until)
             self._clock.move_to(min(at, until))
             done += await self._deliver(registry)

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
@@ -16,12 +16,13 @@ from holdfast.outcome import Done, Outcome
 from holdfast.postgres.delivery import Delivery
 from holdfast.testing.memory_batches import Item, batches, halving
 from holdfast.testing.memory_clock import MemoryClock
+from holdfast.testing.memory_flow import MemoryFlow
 from holdfast.testing.memory_rows import Row, Rows
 from holdfast.testing.memory_transaction import MemoryTransaction
 from holdfast.testing.records import MOST_FOLLOWING, MOST_FOR_EACH, Drained, without_end
 from holdfast.testing.running import run_batch, run_once
 from holdfast.worker.decoding import decode
-from holdfast.worker.settlements import Fail, Judge, Retry, Settlement, Snooze
+from holdfast.worker.settlements import Fail, Falter, Judge, Retry, Settlement, Snooze
 
 
 class MemoryDelivering:
@@ -35,6 +36,7 @@ class MemoryDelivering:
         self._subscriptions: dict[str, Handler] = {}
         self.inbox: dict[tuple[str, str], Row] = {}
         self._judge = Judge()
+        self._flow = MemoryFlow()
 
     def subscribe(self, registry: HandlerRegistry) -> None:
         """Remember the handlers of a registry."""
@@ -42,14 +44,16 @@ class MemoryDelivering:
             if handler.via == "outbox":
                 self._subscriptions[handler.name] = handler
 
-    def next_due(self, registry: HandlerRegistry) -> Row | None:
-        """Return the pending row of these handlers that is due next. What was due is delivered."""
+    def next_due(self, registry: HandlerRegistry) -> tuple[datetime, Row] | None:
+        """Return when a pending row of these handlers may begin, and which it is. What could begin is delivered."""
+        now = self._clock.now
         waiting = (
-            row
+            (max(row.available_at, self._flow.ready_at(handler, now)), row)
             for row in self._rows.pending()
-            if any(handler.name in registry and self._in_order(row, handler) for handler in self._owed(row))
+            for handler in self._owed(row)
+            if handler.name in registry and self._in_order(row, handler)
         )
-        return min(waiting, key=lambda row: row.available_at, default=None)
+        return min(waiting, key=lambda each: each[0], default=None)
 
     def _owed(self, row: Row) -> list[Handler]:
         """Return the handlers that a row is owed to."""
@@ -76,14 +80,16 @@ class MemoryDelivering:
                 if row.available_at <= self._clock.now
                 and row.handler_name in registry
                 and self._in_order(row, registry[str(row.handler_name)])
+                and self._flow.allowance(registry[str(row.handler_name)], self._clock.now)
             ]
             if not due:
                 return Drained(**counts)  # type: ignore[arg-type]
             for handler, rows in batches(sorted(due, key=lambda row: row.place), registry):
-                if len(rows) == 1:
-                    counts[await self._attempt(rows[0], handler)] += 1
-                else:
-                    counts.update(await self._attempt_batch(rows, handler))
+                begun = self._flow.begin(handler, rows, self._clock.now)
+                if len(begun) == 1:
+                    counts[await self._attempt(begun[0], handler)] += 1
+                elif begun:
+                    counts.update(await self._attempt_batch(begun, handler))
 
     def _in_order(self, row: Row, handler: Handler) -> bool:
         """Return whether nothing of the same ordering key keeps a row back, for this handler."""
@@ -175,11 +181,14 @@ class MemoryDelivering:
             return self._settle(item.row, self._judge.settlement(item.delivery, result))
         item.row.status = "delivered"
         self.inbox[item.delivery.key] = item.row
+        self._flow.succeeded(item.delivery.handler, item.row)
         return "delivered"
 
     def _settle(self, row: Row, settlement: Settlement) -> str:
         row.status = "pending"
         match settlement:
+            case Falter():
+                return self._settle(row, self._flow.settlement(row, settlement, self._clock.now))
             case Retry():
                 row.first_failed_at = row.first_failed_at or self._clock.now
                 row.available_at, row.last_error = (

@@ -168,15 +168,24 @@ def pytest_runtest_makereport(
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
     """Clean the database behind a test that could have used it, when its other fixtures have ended or failed."""
+    used = _uses_database(item)
     try:
         yield
     finally:
-        _clean(item)
+        if used:
+            _clean(item)
+
+
+def _uses_database(item: pytest.Item) -> bool:
+    # The request of the test knows the fixtures that were asked for while it ran, too: request.getfixturevalue(...)
+    asked: Any = getattr(item, "_request", None)
+    names = {*getattr(item, "fixturenames", ()), *getattr(asked, "fixturenames", ())}
+    return "holdfast_database" in names
 
 
 def _clean(item: pytest.Item) -> None:
     database = item.config.stash.get(_DATABASE, None)
-    if database is not None and "holdfast_database" in getattr(item, "fixturenames", ()):
+    if database is not None:
         from holdfast.testing.loop import kit_loop
 
         problem = kit_loop().run(database.reset())

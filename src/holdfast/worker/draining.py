@@ -34,6 +34,8 @@ async def deliver_due(parts: Parts, unless_ended: UnlessEnded, ended: Callable[[
     counters, in_flight = parts.shared.counters, parts.shared.in_flight
     while not ended():
         await unless_ended(in_flight.none.wait())
+        # Successes are reported behind their settlement: the one that closes a breaker makes more rows due.
+        await unless_ended(parts.settler.flush())
         idle, claimed = in_flight.none.is_set(), counters.claimed
         await unless_ended(parts.claimer.rest())
         parts.dispatcher.hurry()
@@ -44,8 +46,8 @@ async def deliver_due(parts: Parts, unless_ended: UnlessEnded, ended: Callable[[
 class Drainer:
     """Delivers, whenever `deliver` is called, what is due: it claims, runs handlers and settles as a worker does.
 
-    It does not listen, keep leases, sweep or tell others that it lives: it ends long before a lease does. When it is
-    left, it closes its connections, but those that it was given.
+    It does not listen, keep leases, sweep or tell others that it lives: it ends long before a lease does. Nor does it
+    wait until a rate allows more. When it is left, it closes its connections, but those that it was given.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Drainer:
         self._closes = connections is None
         worker = uuid7()
         self.parts = Parts(dsn, worker, registry, settings, self._observers, None, None, transactions, connections)
+        self.parts.shared.held.spends_time = False
         self._lifecycle = Lifecycle(self.parts, worker, registry)
         self._loops: list[asyncio.Task[None]] = []
         self._dead = asyncio.Event()

@@ -28,6 +28,7 @@ class Held:
         self._bound_at: dict[str, float] = {}
         self._since: dict[str, float] = {}  # when they were first held back, since something came of them
         self._on_free: Callable[[], None] = lambda: None
+        self.spends_time = True  # a drain waits for what a rate allows before long; a test moves the clock instead
 
     def when_free(self, call: Callable[[], None]) -> None:
         """Have this called when a handler that was held back has a free place in this worker."""
@@ -84,13 +85,22 @@ class Held:
     def passing(self) -> bool:
         """Whether something is held back that goes on by itself before long: not a pause, nor an outage."""
         now = time.monotonic()
+        lasting = ("paused", "open") if self.spends_time else ("paused", "open", "rate")
         return any(
             until > now
-            and wait.cause not in ("paused", "open")
+            and wait.cause not in lasting
             and (wait.seconds or 0.0) <= _PASSING
             and now - self._since.get(name, now) < _PATIENCE
             for name, (wait, until) in self._waits.items()
         )
+
+    def timed(self) -> dict[str, float]:
+        """Return the handlers that nothing but time holds back, and for how many seconds of the database's clock."""
+        return {
+            name: wait.seconds
+            for name, (wait, _) in self._waits.items()
+            if wait.cause in ("rate", "open") and wait.seconds is not None
+        }
 
     def timeout(self, most: float) -> float:
         """Seconds until the first of them may be asked for again, at most so many."""

@@ -37,6 +37,14 @@ WHERE o.settled_at IS NULL AND o.status = 'pending' AND o.available_at > :since:
   AND o.available_at < 'infinity'
 ORDER BY o.handler_name, o.event_type, o.target, o.available_at;
 
+-- name: left_due
+-- The first delivery of each lane that was due when the last look for deliveries began, and is pending all the same.
+SELECT DISTINCT ON (o.handler_name, o.event_type, o.target)
+       o.id, o.handler_name, o.event_type, o.target
+FROM core.outbox o
+WHERE o.settled_at IS NULL AND o.status = 'pending' AND o.available_at <= :since::timestamptz
+ORDER BY o.handler_name, o.event_type, o.target, o.available_at;
+
 -- name: next_slot
 SELECT min(s.next_slot) FROM core.schedules s WHERE s.name = ANY (:names::text[]) AND s.paused_at IS NULL;
 
@@ -60,19 +68,31 @@ WHERE o.id IN (
     FOR UPDATE SKIP LOCKED)
 RETURNING o.id;
 
+-- name: lose_settlement
+-- Puts a delivery in flight under the lease of nobody, so that what its worker settles matches nothing. It stays in flight,
+-- and keeps its ordering key back, until `redeliver`.
+UPDATE core.outbox o SET lease_token = gen_random_uuid()
+WHERE o.id IN (
+    SELECT l.id FROM core.outbox l
+    WHERE l.status = 'in_flight' AND (l.handler_name IS NULL OR l.handler_name = :handler::text)
+      AND coalesce(l.origin_id, l.id) = :event_id::uuid)
+RETURNING o.id;
+
 -- name: redeliver
--- Opens a delivery again, as if its settlement had been lost. The inbox row of a plain handler is written by the settlement,
--- and is lost with it; that of a transactional one has committed with what the handler wrote.
+-- Opens a delivery again whose settlement was lost. That of a transactional handler has committed with what the handler
+-- wrote, the inbox row among it; that of a plain one has not happened, and its lease expires.
 WITH opened AS (
     UPDATE core.outbox o
     SET status = 'pending', settled_at = NULL, delivered_at = NULL, attempts = 0, available_at = now()
     WHERE o.handler_name = :handler::text AND o.status = 'delivered'
       AND coalesce(o.origin_id, o.id) = :event_id::uuid
-    RETURNING o.handler_name, o.idempotency_key),
-forgotten AS (
-    DELETE FROM core.event_handled h USING opened o
-    WHERE :forget::boolean AND h.handler_name = o.handler_name AND h.idempotency_key = o.idempotency_key)
-SELECT count(*) FROM opened;
+    RETURNING o.id),
+expired AS (
+    UPDATE core.outbox o SET attempts = 0, lease_expires_at = clock_timestamp() - interval '1 second'
+    WHERE o.status = 'in_flight' AND (o.handler_name IS NULL OR o.handler_name = :handler::text)
+      AND coalesce(o.origin_id, o.id) = :event_id::uuid
+    RETURNING o.id)
+SELECT (SELECT count(*) FROM opened) + (SELECT count(*) FROM expired);
 
 -- name: events_before
 SELECT count(*) FROM core.outbox o WHERE o.origin_id IS NULL AND o.created_at <= :at::timestamptz;

@@ -42,7 +42,7 @@ DECLARE
     v_mine     uuid[];
     v_verdicts text[];
     v_open     boolean[];
-    v_opened   int := 0;
+    v_opened   boolean[];
     v_since    int;
     v_held_for interval;
     v_waits    interval[] := p_delays;
@@ -56,6 +56,7 @@ BEGIN
     END IF;
     v_verdicts := array_fill('lost'::text, ARRAY[cardinality(p_ids)]);
     v_open := array_fill(false, ARRAY[cardinality(p_ids)]);
+    v_opened := v_open;
     v_mine := ARRAY(
         SELECT t.id FROM (SELECT * FROM unnest(p_ids, p_tokens) AS t (id, token) ORDER BY id) t
         CROSS JOIN LATERAL (
@@ -94,7 +95,7 @@ BEGIN
                 f.failed_probes := 0;
                 f.probe_at := v_now + core.probe_interval(f.first_probe, f.longest_wait, 0);
                 f.probe_token := NULL;
-                v_opened := i;
+                v_opened[i] := true;
                 FOR j IN v_since .. i LOOP
                     IF p_handlers[j] = v_handler AND v_verdicts[j] <> 'lost' THEN
                         v_verdicts[j] := 'hold';
@@ -132,16 +133,18 @@ BEGIN
     END LOOP;
 
     WITH settling AS MATERIALIZED (
-        SELECT t.id, t.handler, t.delay, t.error, t.verdict
-        FROM unnest(p_ids, p_handlers, v_waits, p_errors, v_verdicts) AS t (id, handler, delay, error, verdict)
+        SELECT t.id, t.handler, t.delay, t.error, t.verdict, t.open
+        FROM unnest(p_ids, p_handlers, v_waits, p_errors, v_verdicts, v_open) AS t (id, handler, delay, error, verdict, open)
         WHERE t.verdict IN ('retry', 'hold')),
     done AS (
         UPDATE core.outbox o
         SET status = 'pending', available_at = statement_timestamp() + t.delay,
             attempts = CASE t.verdict WHEN 'hold' THEN greatest(o.attempts - 1, 0) ELSE o.attempts END,
             last_error = core.error_text(t.error), traceback = core.error_traceback(t.error),
-            first_failed_at = coalesce(o.first_failed_at, statement_timestamp()), handler_name = t.handler,
-            claimed_by = NULL, lease_token = NULL, lease_expires_at = NULL
+            -- The time of an outage does not count against max_total_delay either.
+            first_failed_at = CASE WHEN t.verdict = 'hold' AND t.open AND o.attempts <= 1 THEN NULL
+                                   ELSE coalesce(o.first_failed_at, statement_timestamp()) END,
+            handler_name = t.handler, claimed_by = NULL, lease_token = NULL, lease_expires_at = NULL
         FROM settling t WHERE o.id = t.id
         RETURNING o.handler_name, o.generation, t.verdict, o.attempts)
     INSERT INTO core.rollup_journal (handler_name, generation, outcome, n)
@@ -151,8 +154,9 @@ BEGIN
     SELECT d.handler_name, d.generation, 'begun', - count(*) FROM done d
     WHERE d.verdict = 'hold' AND d.attempts = 0 GROUP BY 1, 2;
 
-    RETURN QUERY SELECT t.id, t.verdict, t.open, t.i = v_opened
-                 FROM unnest(p_ids, v_verdicts, v_open) WITH ORDINALITY AS t (id, verdict, open, i);
+    RETURN QUERY SELECT t.id, t.verdict, t.open, t.opened
+                 FROM unnest(p_ids, v_verdicts, v_open, v_opened) WITH ORDINALITY AS t (id, verdict, open, opened, i)
+                 ORDER BY t.i;
 END
 $$;
 
@@ -174,7 +178,8 @@ BEGIN
             FOR NO KEY UPDATE SKIP LOCKED) o),
     given AS (
         UPDATE core.outbox o
-        SET attempts = greatest(o.attempts - mine.n, 0), available_at = least(o.available_at, p_probe_at)
+        SET attempts = greatest(o.attempts - mine.n, 0), available_at = least(o.available_at, p_probe_at),
+            first_failed_at = CASE WHEN o.attempts > mine.n THEN o.first_failed_at END
         FROM mine WHERE o.id = mine.id
         RETURNING o.generation, o.attempts, mine.attempts AS before)
     INSERT INTO core.rollup_journal (handler_name, generation, outcome, n)

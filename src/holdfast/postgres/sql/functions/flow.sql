@@ -20,14 +20,15 @@ AS $$
 $$;
 
 -- flow_ramp: how many rows of a handler may be in flight after its breaker was closed: 1, and twice as many every half
--- second; NULL when the ramp has ended, or the clock was set back.
+-- second; NULL when the ramp has ended, or the clock was set back. The exponent has a bound of its own: adding an interval
+-- depends on the time zone, so a planner that knows the arguments computes the power before it knows the condition.
 CREATE OR REPLACE FUNCTION core.flow_ramp(p_resumed_at timestamptz, p_now timestamptz)
 RETURNS int
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT CASE WHEN p_now >= p_resumed_at AND p_now < p_resumed_at + interval '5 seconds'
-           THEN power(2, floor(extract(epoch FROM p_now - p_resumed_at) / 0.5))::int END
+           THEN power(2, least(10, floor(extract(epoch FROM p_now - p_resumed_at) / 0.5)))::int END
 $$;
 
 -- flow_in_flight: how many rows of a handler are in flight, of those that were claimed while it had a limit. Removes what it
@@ -68,7 +69,7 @@ $$;
 
 -- flow_allow: how many rows a claim may take of each handler that has a limit now, whose lines it locks. Handlers that are
 -- not returned have none. A claim that has taken rows of them records it in core.handler_slots, and calls flow_spend. Which
--- lines were locked by another claim is left in the session's holdfast.busy_handlers, for flow_waits.
+-- lines were locked by another claim, or allowed nothing, is left in the session's holdfast.busy_handlers, for flow_waits.
 CREATE OR REPLACE FUNCTION core.flow_allow(p_handlers text[], p_ended_before timestamptz)
 RETURNS TABLE (handler_name text, allowed int)
 LANGUAGE plpgsql SECURITY DEFINER
@@ -114,6 +115,9 @@ BEGIN
                     core.flow_tokens(f.tokens, f.tokens_at, coalesce(f.rate, f.declared_rate), v_now),
                     f.opened_at, f.probe_at, f.resumed_at, v_now, v_in_flight,
                     f.opened_at IS NOT NULL AND core.flow_probes(f.handler_name, f.probe_token, p_ended_before));
+                IF allowed = 0 THEN
+                    v_busy := v_busy || ' ' || handler_name;
+                END IF;
             END IF;
         END IF;
         RETURN NEXT;
@@ -189,7 +193,7 @@ $$;
 
 -- flow_waits: which of these handlers a claim could take nothing of now, why, and after how many seconds to ask again; NULL
 -- when somebody will say so. A slot may become free at any time in another worker, so that is asked for every second. `busy` is
--- one that the last claim of this session found locked, and may have rows of.
+-- one that the last claim of this session found locked, or held back a moment ago, and may have rows of.
 CREATE OR REPLACE FUNCTION core.flow_waits(p_handlers text[], p_ended_before timestamptz DEFAULT NULL)
 RETURNS TABLE (handler_name text, cause text, seconds float8)
 LANGUAGE plpgsql SECURITY DEFINER
