@@ -70,14 +70,12 @@ async def test_the_head_of_another_producer_keeps_nothing_back(
         handled.append(event.source)
         return Reject("not one of ours") if event.source != "shop" else None
 
-    columns = dict.fromkeys(("payload",), "{}") | {column: value}
+    columns = {"event_type": EVENT, "source": "bank", "payload": "{}"} | {column: value}
     names, values = ", ".join(columns), ", ".join(f"'{each}'" for each in columns.values())
+    squat = f"INSERT INTO core.outbox ({names}, ordering_key) VALUES ({values}, $1)"
     async with sessions(logins) as (shop, bank), running(dsn, registry):
         for key in ("order-17", "shop/order-17"):
-            await bank.execute(
-                f"INSERT INTO core.outbox (event_type, source, ordering_key, {names}) VALUES ($1, 'bank', $2, {values})",  # noqa: S608
-                *(EVENT, key),
-            )
+            await bank.execute(squat, key)
         if column == "payload":
             await until(lambda: _is(handled.count("bank") == 2), what="both have failed")
         await publish(shop, "shop", ordering_key="order-17")
@@ -136,7 +134,7 @@ async def test_many_lanes_do_not_multiply_the_work_of_a_claim(outbox: Outbox, la
     await outbox.subscribe(HANDLER, "order.*")
     key, claim = ("fairness_key", claim_fair) if fair else ("ordering_key", claim_ordered)
     await outbox.connection.execute(
-        f"INSERT INTO core.outbox (event_type, channel, generation, source, payload, {key}, available_at) "  # noqa: S608
+        f"INSERT INTO core.outbox (event_type, channel, generation, source, payload, {key}, available_at) "
         f"SELECT {lanes}, 'bank', '{{}}', 'a' || i, 'infinity' FROM generate_series(1, {FLOOD}) AS i"
     )
     await outbox.insert(event_type="order.placed", **{key: "z"})
