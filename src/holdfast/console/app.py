@@ -29,7 +29,8 @@ from holdfast.console.security import PRINCIPAL, SAFE, Guard
 from holdfast.console.settings import ConsoleSettings
 from holdfast.console.templating import FOLDER, Templates
 from holdfast.errors import HoldfastError
-from holdfast.operator import DATABASE_ERRORS, EndedSessions, Operator, Operators
+from holdfast.operator import DATABASE_ERRORS, Operator, Operators
+from holdfast.operator.ended_sessions import EndedSessions
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 _YEAR: Final = "private, max-age=31536000, immutable"

@@ -19,7 +19,7 @@ from holdfast.access.provider import Asking, Provider
 from holdfast.access.sessions import LASTS, LoggedIn, Sessions
 from holdfast.console.page import Form
 from holdfast.console.settings import ConsoleSettings
-from holdfast.operator import EndedSessions
+from holdfast.operator.ended_sessions import EndedSessions
 
 SAFE: Final = frozenset(("GET", "HEAD", "OPTIONS"))
 _LONGEST_MESSAGE = 300

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 from holdfast.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from holdfast.operator.ended_sessions import EndedSessions
     from holdfast.operator.failed import Edited
     from holdfast.operator.generations import MovedGeneration
     from holdfast.operator.handlers import FlowChange
@@ -73,7 +72,6 @@ else:
             "DatabaseAway": "holdfast.operator.pool",
             "Delivery": "holdfast.postgres.operations.events",
             "Edited": "holdfast.operator.failed",
-            "EndedSessions": "holdfast.operator.ended_sessions",
             "Erasure": "holdfast.operator.retention",
             "EventDetail": "holdfast.postgres.operations.events",
             "EventLine": "holdfast.postgres.operations.search",
@@ -161,7 +159,6 @@ __all__ = [
     "DatabaseAway",
     "Delivery",
     "Edited",
-    "EndedSessions",
     "Erasure",
     "EventDetail",
     "EventLine",

@@ -44,8 +44,8 @@ DECLARE
     v_handler  text;
     v_now      timestamptz;
     v_mine     uuid[];
-    v_verdicts text[] := array_fill('lost'::text, ARRAY[cardinality(p_ids)]);
-    v_open     boolean[] := array_fill(false, ARRAY[cardinality(p_ids)]);
+    v_verdicts text[];
+    v_open     boolean[];
     v_opened   int := 0;
     v_since    int;
     v_doubtful boolean;
@@ -59,6 +59,8 @@ BEGIN
     IF (core.is_list(p_last) AND core.is_list(p_after_success)) IS NOT TRUE THEN
         PERFORM core.refuse_argument('p_last and p_after_success must have one entry for each row');
     END IF;
+    v_verdicts := array_fill('lost'::text, ARRAY[cardinality(p_ids)]);
+    v_open := array_fill(false, ARRAY[cardinality(p_ids)]);
     v_mine := ARRAY(
         SELECT t.id FROM (SELECT * FROM unnest(p_ids, p_tokens) AS t (id, token) ORDER BY id) t
         CROSS JOIN LATERAL (
