@@ -54,7 +54,8 @@ async def sessions(logins: Logins) -> AsyncIterator[tuple[asyncpg.Connection, as
 
 async def publish(connection: asyncpg.Connection, source: str, **options: object) -> None:
     async with connection.transaction():
-        await Publisher(source).publish_event(connection, NewEvent(EVENT, {}, **options))  # type: ignore[arg-type]
+        event = NewEvent(EVENT, {}, **options)  # type: ignore[arg-type]
+        await Publisher(source).publish_event(connection, event)
 
 
 @pytest.mark.parametrize("column", ["available_at", "channel", "generation", "payload"])
@@ -77,13 +78,9 @@ async def test_the_head_of_another_producer_keeps_nothing_back(
         for key in ("order-17", "shop/order-17"):
             await bank.execute(squat, key)
         if column == "payload":
-            await until(lambda: _is(handled.count("bank") == 2), what="both have failed")
+            await until(lambda: handled.count("bank") == 2, what="both have failed")
         await publish(shop, "shop", ordering_key="order-17")
-        await until(lambda: _is("shop" in handled), what="the shop's event is handled")
-
-
-async def _is(condition: bool) -> bool:
-    return condition
+        await until(lambda: "shop" in handled, what="the shop's event is handled")
 
 
 async def test_events_of_an_owned_source_are_in_order(outbox: Outbox, logins: Logins) -> None:
