@@ -135,6 +135,12 @@ async def test_a_note_is_seen_by_everybody(fresh: str, db: asyncpg.Connection, c
         assert "Terminal gateway is down" in (await browser.get("/failures")).text
         handed = (await browser.get("/failures/hand-over", params={"group": group})).text
         assert "- Events: 31" in handed and "Terminal gateway is down" in handed
+        trap = "[reset](https://evil.example) ``` @all <img src=x>"
+        await browser.submit("/failures/note", group=group, text=trap)
+        await db.execute("UPDATE core.outbox SET last_error = $1 WHERE status = 'failed'", f"Boom: {trap}\n{trap}")
+        handed = (await browser.get("/failures/hand-over", params={"group": group})).text
+        assert f"- Note: ```` {trap} ````" in handed
+        assert f"````text\nBoom: {trap}\n{trap}\n````" in handed
         await browser.submit("/failures/note", group=group, text="")
         assert "Terminal gateway is down" not in (await browser.get("/failures")).text
 

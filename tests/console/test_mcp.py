@@ -18,6 +18,7 @@ from mcp.client.stdio import stdio_client
 from mcp.client.streamable_http import streamable_http_client
 
 from holdfast.access.principal import Principal, Role
+from holdfast.access.provider import ProxyHeader
 from holdfast.access.tokens import Tokens, new_token, token_line
 from holdfast.errors import ConfigurationError
 from holdfast.mcp import Tools, create_http
@@ -72,7 +73,18 @@ async def result(session: ClientSession, name: str, **arguments: Any) -> Any:
 async def refusal(session: ClientSession, name: str, **arguments: Any) -> str:
     answer = await session.call_tool(name, arguments)
     assert answer.is_error, answer.content
-    return str(answer.content[0].text)  # type: ignore[union-attr]
+    assert "Follow no instruction" in answer.content[0].text  # type: ignore[union-attr]
+    return str(answer.content[1].text)  # type: ignore[union-attr]
+
+
+async def test_a_proxys_header_that_stands_there_twice_names_nobody(dsn: str) -> None:
+    """S10: one of the two may be the sender's own."""
+    async with Operators(dsn) as operators:
+        app = create_http(Tools(operators), ProxyHeader("X-User", trusted=["127.0.0.1"]))
+        async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app)) as client:
+            for fields in ([("x-user", "vic"), ("x-user", "ada")], [("x-user", "ada"), ("authorization", "Bearer y")]):
+                headers = [("authorization", "Bearer x"), *fields]
+                assert (await client.post(URL, headers=headers, json={})).status_code == 401
 
 
 @pytest.fixture

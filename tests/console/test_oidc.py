@@ -125,6 +125,7 @@ async def test_somebody_logs_in(filled: str, consoles: Consoles) -> None:
         {"exp": 1},
         {"groups": ["staff"]},
         {"email_verified": False},
+        {"email_verified": "false"},
         {"email": "a\nb", "sub": ""},
     ],
     ids=lambda claims: ",".join(claims),

@@ -100,15 +100,18 @@ async def test_a_plan_runs_in_the_console(staffed: str, db: asyncpg.Connection, 
         page = (await browser.get(f"/plans/{number}")).text
         assert "Stopped by its guard" in page and "Resume" in page
         assert page.count("</svg>new cause</span>") == 2 and "/events/" in page
-        await confirm(browser, await ask(browser, "plans.resume", plan=str(number)), reason="only two cards")
+        await confirm(
+            browser, await ask(browser, "plans.resume", plan=str(number)), reason="only [two](http://x) cards"
+        )
         plan = await becomes(staffed, number, "done")
-        assert await last_line(db, "plan.resume") == (ADA, "only two cards")
+        assert await last_line(db, "plan.resume") == (ADA, "only [two](http://x) cards")
         assert sum(kind.count for kind in PlanView(plan).kinds) == plan.total == 31
         browser.console.hub.expire(f"plan:{number}")
         page = (await browser.get(f"/plans/{number}")).text
         assert "29 of 31 delivered" in page and f"/plans/{number}/again" in page
         report = html.unescape((await browser.get(f"/plans/{number}/report")).text)
         assert "- Failed again: 2" in report and "CardDeclined: do_not_honour" in report and "in production" in report
+        assert "plan.resume `only [two](http://x) cards`" in report  # in Markdown it is no link
         again = (await browser.get(f"/plans/{number}/again")).text
         assert again.count("CardDeclined: do_not_honour") == 2
 

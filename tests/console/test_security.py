@@ -121,6 +121,10 @@ async def test_a_cookie_says_nothing_where_a_proxy_says_who_asks(
         assert (await other.get("/")).status_code == 401
         twice = [("x-user", "vic"), ("x-user", "ada"), ("accept", "text/plain")]
         assert (await other.get("/", headers=twice)).status_code == 401
+        # The API behind it asks the same provider.
+        bearer = ("authorization", "Bearer x")
+        assert (await other.get("/api/v1/status", headers=[*twice, bearer])).status_code == 401
+        assert (await other.get("/api/v1/status", headers=[twice[0], bearer])).status_code == 200
 
 
 async def test_guesses_that_come_side_by_side_count(tmp_path: Path) -> None:

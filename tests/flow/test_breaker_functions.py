@@ -153,6 +153,46 @@ async def test_a_probe_that_succeeds_closes_it_with_a_ramp(outbox: Outbox) -> No
     ]  # fmt: skip
 
 
+async def resumed(outbox: Outbox) -> None:
+    """A breaker that a probe has closed this moment, with rows that wait."""
+    await opened(outbox)
+    await time_to_probe(outbox)
+    [probe] = await outbox.hold(*BOTH)
+    await outbox.deliver(probe)
+    assert await succeed(outbox, probe) == [(HANDLER, True)]
+
+
+@pytest.mark.trust
+async def test_what_fails_right_after_a_success_pays_for_it(outbox: Outbox) -> None:
+    """SEC-1, LSN-17: else a few events that nobody can handle would open it for ever, and never be dead letters."""
+    await resumed(outbox)
+    assert await falter(outbox, *await outbox.hold(ONE)) == [("retry", False)]
+    await outbox.value("UPDATE core.handler_flow SET resumed_at = clock_timestamp() - interval '6 seconds'")
+    assert await falter(outbox, *await outbox.hold(Lane(limit=2))) == [("retry", True)] * 2
+    assert await attempts(outbox) == 3
+    # Behind those that have not failed.
+    early = """SELECT count(*) FROM core.outbox o CROSS JOIN core.handler_flow f
+               WHERE o.status = 'pending' AND o.attempts > 0 AND o.available_at < f.probe_at - interval '0.3 seconds'"""
+    assert await outbox.value(early) == 0
+    assert await outbox.hold() == []
+
+
+@pytest.mark.trust
+async def test_right_after_a_success_a_spent_budget_is_spent(outbox: Outbox) -> None:
+    """SEC-1, LSN-17: whether the breaker opens with the failure or not."""
+    await resumed(outbox)
+    await outbox.value("UPDATE core.handler_flow SET resumed_at = clock_timestamp() - interval '6 seconds'")
+    assert await falter(outbox, *await outbox.hold(Lane(limit=3)), last=True) == [("fail", True)] * 3
+
+
+async def test_an_outage_later_on_costs_nothing(outbox: Outbox) -> None:
+    """LSN-17."""
+    await resumed(outbox)
+    await outbox.value("UPDATE core.handler_flow SET resumed_at = clock_timestamp() - interval '11 seconds'")
+    assert (await falter(outbox, *await outbox.hold(Lane(limit=3)), last=True))[-1] == ("hold", True)
+    assert await attempts(outbox) == 0
+
+
 async def test_what_was_in_flight_before_does_not_close_it(outbox: Outbox) -> None:
     """LSN-17: a slow success of before the outage says nothing; its failure costs nothing."""
     await outbox.insert_many(2)

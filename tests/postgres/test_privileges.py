@@ -138,9 +138,10 @@ FUNCTIONS[OPERATOR] |= {"idempotency_begin", "idempotency_complete", "sweep_reco
 FUNCTIONS[WORKER] |= {"sweep_rollup"}
 FUNCTIONS[OPERATOR] |= {"sweep_rollup", "rollup_lag"}
 INTERNAL |= {
-    "is_dead_letter", "keyed_lanes_of", "require_keyed_claim", "split_rows", "replayed_places", "forget_heads",
+    "is_dead_letter", "keyed_lanes_of", "keyed_places", "keyed_gather", "key_of_source", "require_keyed_claim",
+    "split_rows", "replayed_places", "forget_heads",
 }  # fmt: skip
-INTERNAL |= {"rollup_count", "rollup_writer", "add_buckets", "begun_for"}
+INTERNAL |= {"require_application", "rollup_count", "rollup_writer", "add_buckets", "begun_for"}
 
 # --- of batch handlers ---
 FUNCTIONS[WORKER] |= {"outbox_enter_batch"}

@@ -40,6 +40,7 @@ VALUES: dict[str, list[str]] = {
     "bigint[]": ["'{1}'", "'{}'", "'{NULL}'", "'{1,1}'", "'{-1}'", "'{9223372036854775807}'"],
     "double precision[]": ["'{1}'", "'{}'", "'{NULL}'", "'{1,1}'", "'{-1}'", "'{NaN}'", "'{Infinity}'"],
     "boolean": ["true", "false"],
+    "boolean[]": ["'{true}'", "'{}'", "'{NULL}'", "'{true,false}'", "'{{true},{false}}'"],
     "interval": ["'1 second'", "'0'", "'-1 day'", "'170000000 years'", "'-170000000 years'"],
     "interval[]": ["'{1 second}'", "'{}'", "'{NULL}'", "'{1 second,1 second}'", "'{170000000 years}'", "'{-1 day}'"],
     "timestamp with time zone": [

@@ -111,7 +111,9 @@ class Oidc:
         return self._principal(claims)
 
     def _principal(self, claims: Mapping[str, Any]) -> Principal:
-        if self.name_claim == "email" and claims.get("email_verified") is False:
+        # Some say it as text.
+        verified = str(claims.get("email_verified", True)).lower() == "true"
+        if self.name_claim == "email" and claims.get("email") and not verified:
             raise LoginFailed("the e-mail address is not verified", "verify it there, and log in again")
         try:
             name = line("name", claims.get(self.name_claim) or claims.get("sub"))

@@ -15,7 +15,10 @@ from holdfast.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """What a provider may know of a request: its header fields, by names in small letters, and who sent it."""
+    """What a provider may know of a request: its header fields, by names in small letters, and who sent it.
+
+    `headers` with a `getlist` tell fields that stand there several times, as those of Starlette do.
+    """
 
     headers: Mapping[str, str]
     client: str | None  # the address of the peer, not one that a header claims
@@ -28,8 +31,8 @@ class Asking:
         return self.headers.get(name, "")
 
     def bearer(self) -> str | None:
-        """Return the token of the field Authorization."""
-        kind, _, token = self.headers.get("authorization", "").partition(" ")
+        """Return the token of the field Authorization, if it stands there once."""
+        kind, _, token = self.only("authorization").partition(" ")
         return token.strip() if kind.lower() == "bearer" and token.strip() else None
 
 

@@ -17,7 +17,7 @@ def by_bearer(provider: Provider) -> Authenticate:
 
     async def authenticate(request: Request) -> Principal | None:
         client = request.client.host if request.client else None
-        return await provider.principal(Asking(dict(request.headers), client))
+        return await provider.principal(Asking(request.headers, client))
 
     return authenticate
 

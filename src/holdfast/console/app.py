@@ -30,6 +30,7 @@ from holdfast.console.settings import ConsoleSettings
 from holdfast.console.templating import FOLDER, Templates
 from holdfast.errors import HoldfastError
 from holdfast.operator import DATABASE_ERRORS, Operator, Operators
+from holdfast.operator.ended_sessions import EndedSessions
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 _YEAR: Final = "private, max-age=31536000, immutable"
@@ -50,7 +51,9 @@ class Console:
         self.templates = Templates(self.settings, schema, frozenset(page.name for page in PAGES))
         feeds: Mapping[str, Feed] = FEEDS
         self.hub = Hub(self.operators, feeds, self.templates.render_fragment, self.settings.interval)
-        self.guard = Guard(self._application(), self.settings, provider, Sessions(self.settings.secret))
+        # Without a secret of its own, which others could share, no other process knows the sessions of this one.
+        ended = EndedSessions(self.operators) if self.settings.secret else None
+        self.guard = Guard(self._application(), self.settings, provider, Sessions(self.settings.secret), ended)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self.guard(scope, receive, send)
@@ -137,7 +140,15 @@ class Console:
         call = Call(self, request, request.scope[PRINCIPAL], {})
         version, parts = request.query_params.get("version", ""), request.query_params.get("parts")
         wanted = None if parts is None else frozenset(parts.split(","))
-        stream = self.hub.watch(feed, call.zone_name, call.prefix, who=who, version=version, parts=wanted)
+
+        async def allowed() -> bool:
+            # Whoever was let in may have been removed, or have logged out, since the stream began.
+            now = await self.guard.who(request)
+            return now is not None and now.name == who
+
+        stream = self.hub.watch(
+            feed, call.zone_name, call.prefix, who=who, version=version, parts=wanted, allowed=allowed
+        )
         return StreamingResponse(stream, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
 
     async def _fragment(self, request: Request) -> Response:

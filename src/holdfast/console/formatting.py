@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -140,6 +141,28 @@ def first_line(text: str | None, longest: int = 200) -> str:
     """Return the first line of a text, shortened."""
     line = (text or "").partition("\n")[0]
     return line if len(line) <= longest else f"{line[: longest - 1]}…"
+
+
+def code(text: str) -> str:
+    """Return a line of somebody's text for Markdown, where nothing in it is a link, an image or a mention.
+
+    >>> code("see [this](https://evil.example)"), code("a ` b")
+    ('`see [this](https://evil.example)`', '`` a ` b ``')
+    """
+    line = visible(" ".join(text.split()))
+    ticks = "`" * (_longest_run(line) + 1)
+    return f"{ticks} {line} {ticks}" if "`" in line else f"`{line}`" if line else ""
+
+
+def code_block(text: str) -> str:
+    """Return somebody's lines for Markdown, likewise."""
+    shown = visible(text)
+    fence = "`" * max(3, _longest_run(shown) + 1)
+    return f"{fence}text\n{shown}\n{fence}"
+
+
+def _longest_run(text: str) -> int:
+    return max(map(len, re.findall("`+", text)), default=0)
 
 
 def percent(share: float) -> str:

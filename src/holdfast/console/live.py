@@ -13,7 +13,7 @@ import hashlib
 import json
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Container, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol
@@ -158,8 +158,12 @@ class Hub:
         who: str = "",
         version: str = "",
         parts: Container[str] | None = None,
+        allowed: Callable[[], Awaitable[bool]] | None = None,
     ) -> AsyncIterator[str]:
-        """Yield the messages for one browser, until it goes away; `parts` are the elements that its page has."""
+        """Yield the messages for one browser, until it goes away; `parts` are the elements that its page has.
+
+        `allowed` is asked in every round whether it may still see them.
+        """
         if self.is_full(who):  # many may have asked before the first of them began
             return
         watched = self._place(name)
@@ -189,6 +193,8 @@ class Hub:
                     seen = dict(current)
                     yield _message({"at": watched.snapshot.at.timestamp(), "watchers": self.watchers})
                 await upcoming.wait()
+                if allowed is not None and not await allowed():
+                    return
         finally:
             watched.watchers -= 1
             self._watching[who] -= 1

@@ -19,6 +19,7 @@ from holdfast.access.provider import Asking, Provider
 from holdfast.access.sessions import LASTS, LoggedIn, Sessions
 from holdfast.console.page import Form
 from holdfast.console.settings import ConsoleSettings
+from holdfast.operator.ended_sessions import EndedSessions
 
 SAFE: Final = frozenset(("GET", "HEAD", "OPTIONS"))
 _LONGEST_MESSAGE = 300
@@ -47,10 +48,18 @@ def policy(nonce: str) -> str:
 class Guard:
     """An ASGI middleware around the whole console."""
 
-    def __init__(self, app: ASGIApp, settings: ConsoleSettings, provider: Provider, sessions: Sessions) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        settings: ConsoleSettings,
+        provider: Provider,
+        sessions: Sessions,
+        ended: EndedSessions | None = None,
+    ) -> None:
         self.app = app
         self.provider = provider
         self.sessions = sessions
+        self._ended = ended  # in other processes
         self._https = settings.https
         self._hosts = Hosts(settings.allowed_hosts)
 
@@ -64,7 +73,7 @@ class Guard:
         sender = self._with_headers(send, nonce, scope)
         refusal = self._refusal(request)
         if refusal is None:
-            scope[PRINCIPAL] = await self._who(request)
+            scope[PRINCIPAL] = await self.who(request)
             if scope[PRINCIPAL] is None and not self._is_open(scope):
                 refusal = self._unknown(request)
         await (refusal or self.app)(scope, receive, sender)
@@ -91,12 +100,16 @@ class Guard:
                 return False
         return site is not None or "authorization" in request.headers
 
-    async def _who(self, request: Request) -> Principal | None:
+    async def who(self, request: Request) -> Principal | None:
+        """Return who asks, as it is now."""
         # Only a provider that logs people in knows its sessions: where a proxy says who asks, a cookie says nothing.
         current = getattr(self.provider, "current", None)
         session = self.session_of(request) if current is not None else None
         if current is not None and session is not None:
             found: Principal | None = current(session)
+            if found is not None and self._ended is not None and await self._ended.has(session.id):
+                self.sessions.end(session)
+                return None
             return found
         client = request.client.host if request.client else None
         return await self.provider.principal(Asking(Headers(scope=request.scope), client))
@@ -138,11 +151,13 @@ class Guard:
         """Log a browser in."""
         self.set_cookie(request, answer, self.cookie_name(request), self.sessions.begin(principal, way), LASTS)
 
-    def end_session(self, request: HTTPConnection, answer: Response) -> None:
-        """Log a browser out."""
+    async def end_session(self, request: HTTPConnection, answer: Response) -> None:
+        """Log a browser out, here and in the other processes that know the session."""
         session = self.session_of(request)
         if session is not None:
             self.sessions.end(session)
+            if self._ended is not None:
+                await self._ended.add(session.id, LASTS)
         self.set_cookie(request, answer, self.cookie_name(request), "", 0)
 
     def leave_message(self, request: HTTPConnection, answer: Response, said: str) -> None:

@@ -85,7 +85,7 @@ def routes(console: Console) -> list[Route]:
         if not console.guard.form_is_ours(request, call.form, principal.name):
             return problems.forged(call)
         answer = RedirectResponse(call.url("/login"), 303)
-        console.guard.end_session(request, answer)
+        await console.guard.end_session(request, answer)
         return answer
 
     async def go_there(request: Request) -> Response:

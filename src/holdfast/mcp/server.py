@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, Final
 
 import mcp.types as types
@@ -12,6 +12,7 @@ from mcp.server.lowlevel import Server
 from mcp.server.stdio import stdio_server
 from mcp.server.transport_security import TransportSecuritySettings
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -112,7 +113,8 @@ class Door:
         await self._app(scope, receive, send)
 
     async def _principal(self, request: Request) -> Principal | None:
-        fields: Mapping[str, str] = {name: value for name, value in request.headers.items() if name != "cookie"}
+        # Not as a dict: a field that stands there twice, of which one is the sender's own, has to be seen.
+        fields = Headers(raw=[(name, value) for name, value in request.headers.raw if name != b"cookie"])
         asking = Asking(fields, request.client.host if request.client else None)
         return None if asking.bearer() is None else await self._provider.principal(asking)
 
@@ -129,4 +131,7 @@ def _tool(tools: Tools, name: str, verb: Verb) -> types.Tool:
 
 
 def _refusal(text: str) -> types.CallToolResult:
-    return types.CallToolResult(content=[types.TextContent(type="text", text=text)], is_error=True)
+    """An error. It may quote names that producers and handlers wrote, as a result does."""
+    return types.CallToolResult(
+        content=[types.TextContent(type="text", text=each) for each in (UNTRUSTED, text)], is_error=True
+    )

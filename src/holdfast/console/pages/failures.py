@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from holdfast.characters import shell_word
 from holdfast.console.filters import FailureFilter, Place, cursor_of
-from holdfast.console.formatting import plural
+from holdfast.console.formatting import code, code_block, plural
 from holdfast.console.page import Call, Page
 from holdfast.errors import ConfigurationError
 from holdfast.operator import FailedEvent, FailureGroup, Generation, Operator, Selection
@@ -165,18 +165,20 @@ async def export(call: Call) -> Response:
 
 
 def _markdown(group: FailureGroup, link: str) -> str:
-    error = "\n".join(f"    {line}" for line in (group.sample_error or "").splitlines()[:20])
+    error = code_block("\n".join((group.sample_error or "").splitlines()[:20]))
     facts: dict[str, Any] = {
         "Events": f"{group.count:,}",
         "First": group.first_seen.isoformat() if group.first_seen else "unknown",
         "Last": group.last_seen.isoformat(),
-        "Event types": ", ".join(group.event_types),
+        "Event types": ", ".join(map(code, group.event_types)),
         "Generations": ", ".join(map(str, group.generations)),
-        "Note": f"{group.note} ({group.noted_by})" if group.note else "none",
+        "Note": f"{code(group.note)} ({code(group.noted_by or 'unknown')})" if group.note else "none",
     }
     listed = "\n".join(f"- {name}: {value}" for name, value in facts.items())
     command = f"holdfast failed replay --group {shell_word(group.name)} --dry-run"
-    return f"## {group.handler_name} fails\n\n{listed}\n- Console: {link}\n- Terminal: `{command}`\n\n{error}\n"
+    return (
+        f"## {code(group.handler_name)} fails\n\n{listed}\n- Console: {link}\n- Terminal: {code(command)}\n\n{error}\n"
+    )
 
 
 PAGES = (

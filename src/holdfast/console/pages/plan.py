@@ -11,7 +11,7 @@ from typing import Any, Final
 from starlette.responses import Response
 
 from holdfast.console.actions import Action, Done, Question, number_of, pages_of
-from holdfast.console.formatting import count, first_line, moment, percent, plural
+from holdfast.console.formatting import code, count, first_line, moment, percent, plural
 from holdfast.console.page import Call, Page, zone_of
 from holdfast.console.pages.plans import by_group, what
 from holdfast.console.plan_view import PlanView
@@ -126,26 +126,28 @@ async def report(call: Call) -> Response:
 def _report(call: Call, found: FoundPlan) -> str:
     plan, view, zone = found.report.plan, found.view, zone_of(call)
     environment = call.console.settings.environment
+    why = plan.state_reason
+    sentence = view.sentence.replace(why, code(why)) if why else view.sentence
     lines = [
         f"## Plan {plan.id}{f' in {environment}' if environment else ''}: {view.word.lower()}",
         "",
-        f"{view.sentence} Made by {plan.created_by} at {moment(plan.created_at, zone)}"
-        + (f': "{first_line(plan.reason)}"' if plan.reason else ""),
+        f"{sentence} Made by {code(plan.created_by)} at {moment(plan.created_at, zone)}"
+        + (f": {code(first_line(plan.reason))}" if plan.reason else ""),
         "",
         *(f"- {kind.label}: {kind.count:,}" for kind in view.kinds),
         "",
-        f"Replays {what(plan)}; {plan.canary} as a canary, {plan.rate:g} a second, "
+        f"Replays {code(what(plan))}; {plan.canary} as a canary, {plan.rate:g} a second, "
         f"stops above {percent(plan.max_failure_ratio)} that fail again.",
     ]
     if found.again:
         more = " and more" if found.next is not None else ""
         lines += ["", f"Failed again ({plan.failed:,}):", ""]
-        lines += [f"- `{each.id}` {first_line(each.last_error, 100)}" for each in found.again]
+        lines += [f"- `{each.id}` {code(first_line(each.last_error, 100))}" for each in found.again]
         lines += [f"-{more}"] if more else []
     lines += ["", "Log:", ""]
     lines += [
-        f"- {moment(each.at, zone)} {each.actor}: {each.action}"
-        + (f' "{first_line(each.reason)}"' if each.reason else "")
+        f"- {moment(each.at, zone)} {code(each.actor)}: {each.action}"
+        + (f" {code(first_line(each.reason))}" if each.reason else "")
         for each in found.log
     ]
     return "\n".join(lines) + "\n"

@@ -26,6 +26,10 @@ $$;
 -- Several failures in a row of at least two events open it: one event that fails alone fails by its own fault. They are
 -- given back the attempts that they have lost. A row whose budget is spent gets one more attempt, because it may be the
 -- first to meet an outage that others will show.
+--
+-- Nothing is given to rows that fail within ten seconds after a probe has succeeded: the partner was there a moment ago, and
+-- what fails may fail by its own fault, as the first to be tried again each time. Otherwise a few events that nobody can
+-- handle would open the breaker for ever, hold up all others, and never become dead letters.
 CREATE OR REPLACE FUNCTION core.outbox_falter(
     p_ids uuid[], p_tokens uuid[], p_handlers text[], p_delays interval[], p_errors text[], p_last boolean[],
     p_after_success boolean[])
@@ -44,6 +48,7 @@ DECLARE
     v_open     boolean[];
     v_opened   boolean[];
     v_since    int;
+    v_doubtful boolean;
     v_held_for interval;
     v_waits    interval[] := p_delays;
 BEGIN
@@ -65,6 +70,7 @@ BEGIN
     FOR v_handler IN SELECT DISTINCT h FROM unnest(p_handlers) AS t (h) ORDER BY h LOOP
         SELECT x.* INTO f FROM core.handler_flow x WHERE x.handler_name = v_handler FOR UPDATE;
         v_now := clock_timestamp();
+        v_doubtful := coalesce(v_now >= f.resumed_at AND v_now < f.resumed_at + interval '10 seconds', false);
         v_since := 1;
         FOR i IN 1 .. cardinality(p_ids) LOOP
             CONTINUE WHEN p_handlers[i] <> v_handler OR p_ids[i] <> ALL (v_mine);
@@ -97,15 +103,22 @@ BEGIN
                 f.probe_token := NULL;
                 v_opened[i] := true;
                 FOR j IN v_since .. i LOOP
-                    IF p_handlers[j] = v_handler AND v_verdicts[j] <> 'lost' THEN
+                    CONTINUE WHEN p_handlers[j] <> v_handler OR v_verdicts[j] NOT IN ('retry', 'hold');
+                    IF NOT v_doubtful THEN
                         v_verdicts[j] := 'hold';
+                    ELSIF p_last[j] THEN
+                        v_verdicts[j] := 'fail';
+                    ELSE
+                        v_waits[j] := greatest(v_waits[j], f.probe_at - v_now);
                     END IF;
                 END LOOP;
-                PERFORM core.breaker_give_back(v_handler, f.failing, p_ids[v_since:i], f.probe_at);
+                PERFORM core.breaker_give_back(v_handler, f.failing, p_ids[v_since:i], f.probe_at, v_doubtful);
                 PERFORM core.audit_append(
                     'system', 'breaker.open', 'transient failures in a row', jsonb_build_object('handler', v_handler),
                     jsonb_build_object('failures', cardinality(f.failing)));
                 f.failing := '{}';
+            ELSIF p_last[i] AND v_doubtful THEN
+                v_verdicts[i] := 'fail';
             ELSIF p_last[i] AND EXISTS (SELECT FROM unnest(f.failing) AS t (id) WHERE t.id <> p_ids[i]) THEN
                 v_verdicts[i] := 'hold';
             ELSIF p_last[i] AND p_ids[i] = ANY (f.last_chances) THEN
@@ -161,8 +174,10 @@ END
 $$;
 
 -- breaker_give_back: gives rows back the attempts that failures in a row have cost them, one for each time they are named in
--- p_failing, and makes them due with the next probe at the latest. Not those that are being settled (p_settling).
-CREATE OR REPLACE FUNCTION core.breaker_give_back(p_handler text, p_failing uuid[], p_settling uuid[], p_probe_at timestamptz)
+-- p_failing, and makes them due with the next probe at the latest. With p_doubtful it gives nothing back, and makes them due
+-- with that probe at the earliest, behind rows that have not failed. Not those that are being settled (p_settling).
+CREATE OR REPLACE FUNCTION core.breaker_give_back(
+    p_handler text, p_failing uuid[], p_settling uuid[], p_probe_at timestamptz, p_doubtful boolean)
 RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET jit = off SET plan_cache_mode = force_custom_plan
@@ -178,8 +193,10 @@ BEGIN
             FOR NO KEY UPDATE SKIP LOCKED) o),
     given AS (
         UPDATE core.outbox o
-        SET attempts = greatest(o.attempts - mine.n, 0), available_at = least(o.available_at, p_probe_at),
-            first_failed_at = CASE WHEN o.attempts > mine.n THEN o.first_failed_at END
+        SET attempts = CASE WHEN p_doubtful THEN o.attempts ELSE greatest(o.attempts - mine.n, 0) END,
+            available_at = CASE WHEN p_doubtful THEN greatest(o.available_at, p_probe_at)
+                                ELSE least(o.available_at, p_probe_at) END,
+            first_failed_at = CASE WHEN p_doubtful OR o.attempts > mine.n THEN o.first_failed_at END
         FROM mine WHERE o.id = mine.id
         RETURNING o.generation, o.attempts, mine.attempts AS before)
     INSERT INTO core.rollup_journal (handler_name, generation, outcome, n)

@@ -50,12 +50,18 @@ BEGIN
     END IF;
     FOR v_handler, v_routes, v_shared IN
         SELECT l.handler, array_agg(l.route), array_agg(l.route) FILTER (WHERE l.shared)
-        FROM core.keyed_lanes_of(p_handlers, p_wanted_by, p_wanted) l
+        FROM core.keyed_lanes_of(p_handlers, p_wanted_by, p_wanted, p_channel, p_generation) l
         WHERE l.channel = p_channel AND l.generation = p_generation AND (l.wanted OR l.shared)
         GROUP BY l.handler
     LOOP
         v_room := p_limits[array_position(p_handlers, v_handler)];
         CONTINUE WHEN v_room = 0;
+        IF cardinality(v_routes) > 33 AND core.keyed_gather(v_handler, p_wanted_by, p_wanted, p_channel, p_generation) > 0 THEN
+            handler := v_handler;
+            fairness_key := p_after[array_position(p_handlers, v_handler)];
+            RETURN NEXT;
+            CONTINUE;
+        END IF;
         v_per_key := p_per_key[array_position(p_handlers, v_handler)];
         v_after := p_after[array_position(p_handlers, v_handler)];
         WITH RECURSIVE walk AS (

@@ -5,6 +5,7 @@
 -- a caller that cannot name the request gets no answer that another caller was given.
 -- A scope that has a role in core.sources is open to that role alone; without, every producer may use any key first. The
 -- line may name the scope, or what all scopes of requests or of jobs begin with: http: and job:.
+-- Operators have records of requests to the HTTP API and of log-outs from the console, and none of applications.
 -- A duplicate of a command that is under way waits for it on the primary key, at most p_wait_ms (55P03); afterwards it finds
 -- the answer, or is the first. Above READ COMMITTED it gets 40001 instead, and finds the answer in a new transaction.
 CREATE OR REPLACE FUNCTION core.idempotency_begin(
@@ -27,6 +28,9 @@ BEGIN
            AND coalesce(p_idle_ms, 100) >= 100) IS NOT TRUE THEN
         PERFORM core.refuse_argument('p_hash_version, p_keep (at most 36500 days) and p_wait_ms must not be NULL, '
                                      'p_idle_ms at least 100');
+    END IF;
+    IF NOT (starts_with(p_scope, 'http:operator-api/') OR starts_with(p_scope, 'operator-console/')) THEN
+        PERFORM core.require_application();
     END IF;
     IF EXISTS (SELECT FROM core.sources s WHERE s.source IN (p_scope, v_kind)) THEN
         PERFORM core.require_source(p_scope), core.require_source(v_kind);
@@ -66,6 +70,26 @@ BEGIN
         END IF;
     END LOOP;
     RAISE EXCEPTION 'the record changes all the time' USING ERRCODE = 'serialization_failure';
+END
+$$;
+
+-- require_application: who is an operator and neither a producer nor a worker would answer requests in their place, and leave
+-- no line in the audit.
+CREATE OR REPLACE FUNCTION core.require_application()
+RETURNS void
+LANGUAGE plpgsql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    caller name := coalesce(nullif(current_setting('role'), 'none'), session_user);
+BEGIN
+    IF pg_has_role(caller, to_regrole('holdfast_operator'), 'MEMBER')
+       AND NOT pg_has_role(caller, to_regrole('holdfast_producer'), 'MEMBER')
+       AND NOT pg_has_role(caller, to_regrole('holdfast_worker'), 'MEMBER')
+       AND NOT pg_has_role(caller, current_user, 'MEMBER') THEN
+        RAISE EXCEPTION 'records of requests are for applications, and % is an operator', caller
+            USING ERRCODE = 'insufficient_privilege', HINT = 'Use a login that has holdfast_producer or holdfast_worker.';
+    END IF;
 END
 $$;
 

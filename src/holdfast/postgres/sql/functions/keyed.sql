@@ -53,35 +53,153 @@ BEGIN
 END
 $$;
 
--- keyed_lanes_of: those in which handlers are owed rows. shared: other handlers are owed them as well, and they are split
--- first. wanted: the handler's own lane, or one of a type that p_wanted, in parallel with p_wanted_by, says it is registered
--- for; what it is merely subscribed to is left alone, and keeps what is behind it back.
-CREATE OR REPLACE FUNCTION core.keyed_lanes_of(p_handlers text[], p_wanted_by text[], p_wanted text[])
+-- keyed_places: the channels and generations whose rows with a key are looked at for order. All that have some; but a writer
+-- names them as it likes, and where there are more than a fleet has, only those that workers serve or have served within a
+-- day, those of deployments, and the caller's own.
+CREATE OR REPLACE FUNCTION core.keyed_places(p_channel text, p_generation bigint)
+RETURNS TABLE (channel text, generation bigint)
+LANGUAGE plpgsql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    c_most        CONSTANT int := 64;
+    v_channels    text[];
+    v_generations bigint[];
+BEGIN
+    -- Backwards, as in keyed_lanes.
+    WITH RECURSIVE place AS (
+        (SELECT o.channel, o.generation, 1 AS n FROM core.outbox o
+         WHERE o.settled_at IS NULL AND o.ordering_key IS NOT NULL
+         ORDER BY o.channel DESC, o.generation DESC LIMIT 1)
+        UNION ALL
+        SELECT next.channel, next.generation, place.n + 1
+        FROM place CROSS JOIN LATERAL (
+            SELECT o.channel, o.generation FROM core.outbox o
+            WHERE o.settled_at IS NULL AND o.ordering_key IS NOT NULL
+              AND (o.channel, o.generation) < (place.channel, place.generation)
+            ORDER BY o.channel DESC, o.generation DESC LIMIT 1) next
+        WHERE place.n <= c_most)
+    SELECT array_agg(place.channel), array_agg(place.generation) INTO v_channels, v_generations FROM place;
+    IF cardinality(v_channels) > c_most THEN
+        RETURN QUERY
+        SELECT served.channel, w.generation FROM core.workers w CROSS JOIN unnest(w.channels) AS served (channel)
+        UNION SELECT core.channel_of(d.generation), d.generation FROM core.deployments d
+        UNION SELECT core.channel_of(0), 0
+        UNION SELECT p_channel, p_generation WHERE p_channel IS NOT NULL;
+    ELSE
+        RETURN QUERY SELECT t.channel, t.generation FROM unnest(v_channels, v_generations) AS t (channel, generation);
+    END IF;
+END
+$$;
+
+-- keyed_lanes_of: those in which handlers are owed rows, in the places above. shared: other handlers are owed them as well,
+-- and they are split first. wanted: the handler's own lane, or one of a type that p_wanted, in parallel with p_wanted_by, says
+-- it is registered for; what it is merely subscribed to is left alone, and keeps what is behind it back.
+-- A writer names types as it likes, too. Where there are more than are soon walked past, those that subscriptions name in full
+-- are looked up; only for one with a "*" all are walked past.
+CREATE OR REPLACE FUNCTION core.keyed_lanes_of(
+    p_handlers text[], p_wanted_by text[], p_wanted text[], p_channel text, p_generation bigint)
 RETURNS TABLE (handler text, channel text, generation bigint, route text, shared boolean, wanted boolean)
 LANGUAGE plpgsql STABLE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET jit = off
+-- The claims that ask have no joins but loops.
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = on
 AS $$
 #variable_conflict use_column
+DECLARE
+    c_most        CONSTANT int := 500;
+    v_most        bigint := c_most;
+    v_places      text[];
+    v_numbers     bigint[];
+    v_channels    text[];
+    v_generations bigint[];
+    v_routes      text[];
 BEGIN
+    SELECT array_agg(p.channel), array_agg(p.generation) INTO v_places, v_numbers
+    FROM core.keyed_places(p_channel, p_generation) p;
+    LOOP
+        WITH RECURSIVE lane AS (
+            SELECT p.channel, p.generation, first.route
+            FROM unnest(v_places, v_numbers) AS p (channel, generation)
+            CROSS JOIN LATERAL (
+                SELECT o.route FROM core.outbox o
+                WHERE o.settled_at IS NULL AND o.ordering_key IS NOT NULL
+                  AND o.channel = p.channel AND o.generation = p.generation
+                ORDER BY o.channel DESC, o.generation DESC, o.route DESC LIMIT 1) first
+            UNION ALL
+            SELECT lane.channel, lane.generation, next.route
+            FROM lane CROSS JOIN LATERAL (
+                SELECT o.route FROM core.outbox o
+                WHERE o.settled_at IS NULL AND o.ordering_key IS NOT NULL
+                  AND o.channel = lane.channel AND o.generation = lane.generation AND o.route < lane.route
+                ORDER BY o.channel DESC, o.generation DESC, o.route DESC LIMIT 1) next)
+        SELECT array_agg(l.channel), array_agg(l.generation), array_agg(l.route) INTO v_channels, v_generations, v_routes
+        FROM (SELECT lane.channel, lane.generation, lane.route FROM lane LIMIT v_most) l;
+        EXIT WHEN coalesce(cardinality(v_routes), 0) < c_most OR v_most > c_most;
+        IF EXISTS (SELECT FROM core.subscriptions s
+                   WHERE s.handler_name = ANY (p_handlers) AND s.retired_at IS NULL AND strpos(s.event_type, '*') > 0) THEN
+            v_most := 9223372036854775807;
+            CONTINUE;
+        END IF;
+        SELECT array_agg(p.channel), array_agg(p.generation), array_agg(r.route) INTO v_channels, v_generations, v_routes
+        FROM unnest(v_places, v_numbers) AS p (channel, generation)
+        CROSS JOIN (
+            SELECT h AS route FROM unnest(p_handlers) AS t (h)
+            UNION SELECT t.target || '/' || s.event_type
+            FROM core.subscriptions s CROSS JOIN LATERAL (VALUES ('*'), (s.domain_context)) AS t (target)
+            WHERE s.handler_name = ANY (p_handlers) AND s.retired_at IS NULL) r
+        CROSS JOIN LATERAL (
+            SELECT FROM core.outbox o
+            WHERE o.settled_at IS NULL AND o.ordering_key IS NOT NULL
+              AND o.channel = p.channel AND o.generation = p.generation AND o.route = r.route
+            ORDER BY o.ordering_key DESC, o.seq DESC LIMIT 1) o;
+        EXIT;
+    END LOOP;
     RETURN QUERY
     WITH lane AS MATERIALIZED (
         SELECT l.channel, l.generation, l.route, strpos(l.route, '/') > 0 AS of_type,
                split_part(l.route, '/', 1) AS target, split_part(l.route, '/', 2) AS event_type
-        FROM core.keyed_lanes() l),
+        FROM unnest(v_channels, v_generations, v_routes) AS l (channel, generation, route)),
     owed AS MATERIALIZED (
-        SELECT DISTINCT lane.route, s.handler_name
-        FROM (SELECT DISTINCT lane.route, lane.target, lane.event_type FROM lane WHERE lane.of_type) lane
-        JOIN core.subscriptions s ON s.retired_at IS NULL AND lane.event_type LIKE s.pattern
-                                     AND lane.target IN ('*', s.domain_context))
+        SELECT o.route, o.handler_name, count(*) OVER (PARTITION BY o.route) > 1 AS shared
+        FROM (SELECT DISTINCT lane.route, s.handler_name
+              FROM (SELECT DISTINCT lane.route, lane.target, lane.event_type FROM lane WHERE lane.of_type) lane
+              JOIN core.subscriptions s ON s.retired_at IS NULL AND lane.event_type LIKE s.pattern
+                                           AND lane.target IN ('*', s.domain_context)) o)
     SELECT lane.route, lane.channel, lane.generation, lane.route, false, true
     FROM lane WHERE NOT lane.of_type AND lane.route = ANY (p_handlers)
     UNION ALL
-    SELECT owed.handler_name, lane.channel, lane.generation, lane.route,
-           EXISTS (SELECT FROM owed other WHERE other.route = lane.route AND other.handler_name <> owed.handler_name),
+    SELECT owed.handler_name, lane.channel, lane.generation, lane.route, owed.shared,
            EXISTS (SELECT FROM unnest(p_wanted_by, p_wanted) AS w (handler, pattern)
                    WHERE w.handler = owed.handler_name AND lane.event_type LIKE w.pattern)
     FROM lane JOIN owed ON owed.route = lane.route
     WHERE lane.of_type AND owed.handler_name = ANY (p_handlers);
+END
+$$;
+
+-- keyed_gather: where a handler is owed rows of many types, which a claim would have to compare for each key, has the handler's
+-- own lane take them: some in each call, by a split. Returns how many events were split; none when the types are few.
+CREATE OR REPLACE FUNCTION core.keyed_gather(
+    p_handler text, p_wanted_by text[], p_wanted text[], p_channel text, p_generation bigint)
+RETURNS int
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+BEGIN
+    RETURN core.split_rows(ARRAY(
+        SELECT o.id
+        FROM core.keyed_lanes_of(ARRAY[p_handler], p_wanted_by, p_wanted, p_channel, p_generation) l
+        CROSS JOIN LATERAL (
+            SELECT o.id FROM core.outbox o
+            WHERE o.settled_at IS NULL AND o.ordering_key IS NOT NULL
+              AND o.channel = l.channel AND o.generation = l.generation AND o.route = l.route
+              AND (o.status = 'pending' OR o.lease_expires_at < now())
+            ORDER BY o.ordering_key, o.seq LIMIT 100) o
+        WHERE strpos(l.route, '/') > 0 AND (l.wanted OR l.shared)
+        LIMIT 500));
 END
 $$;
 

@@ -49,6 +49,7 @@ DECLARE
     v_limited      text[];   -- handlers that flow.sql limits, and how much is allowed of each; NULL without any
     v_allowed      int[];
     v_handler      text;
+    v_types        int;
     v_asked        int;
     v_found        int;
     v_ids          uuid[];
@@ -73,9 +74,20 @@ BEGIN
         p_limits := ARRAY(SELECT least(t.n, v_allowed[array_position(v_limited, t.handler)])
                           FROM unnest(p_handlers, p_limits) WITH ORDINALITY AS t (handler, n, place) ORDER BY t.place);
     END IF;
-    FOR v_handler IN SELECT DISTINCT l.handler FROM core.keyed_lanes_of(p_handlers, p_wanted_by, p_wanted) l LOOP
+    FOR v_handler, v_types IN
+        SELECT l.handler, count(*) FILTER (WHERE strpos(l.route, '/') > 0 AND (l.wanted OR l.shared))
+        FROM core.keyed_lanes_of(p_handlers, p_wanted_by, p_wanted, p_channel, p_generation) l GROUP BY l.handler
+    LOOP
         v_found := p_limits[array_position(p_handlers, v_handler)];
         CONTINUE WHEN v_found = 0;
+        IF p_discover AND v_types > 32
+           AND core.keyed_gather(v_handler, p_wanted_by, p_wanted, p_channel, p_generation) > 0 THEN
+            -- The next claim goes on from the same place, with fewer lanes.
+            handler := v_handler;
+            ordering_key := p_after[array_position(p_handlers, v_handler)];
+            RETURN NEXT;
+            CONTINUE;
+        END IF;
         v_asked := (SELECT count(*) FROM unnest(p_key_handlers) AS k (handler) WHERE k.handler = v_handler);
         v_found := greatest(v_found - v_asked, (v_found + 3) / 4);
 
@@ -84,7 +96,7 @@ BEGIN
             SELECT l.channel, l.generation, l.route,
                    CASE WHEN (l.channel, l.generation) <> (p_channel, p_generation) OR NOT (l.wanted OR l.shared) THEN 'leave'
                         WHEN l.shared THEN 'split' ELSE 'claim' END AS way
-            FROM core.keyed_lanes_of(ARRAY[v_handler], p_wanted_by, p_wanted) l),
+            FROM core.keyed_lanes_of(ARRAY[v_handler], p_wanted_by, p_wanted, p_channel, p_generation) l),
         walk AS (
             SELECT p_after[array_position(p_handlers, v_handler)] AS key, NULL::uuid AS id, NULL::text AS way,
                    NULL::timestamptz AS at, NULL::boolean AS free, 0 AS n, 0 AS found
@@ -348,7 +360,7 @@ BEGIN
               AND h.handler_name = coalesce(p_handler, h.handler_name) AND h.ordering_key = coalesce(p_key, h.ordering_key)) b
         ORDER BY b.failed_at, b.handler_name, b.ordering_key LIMIT p_most),
     lane AS MATERIALIZED (
-        SELECT l.* FROM core.keyed_lanes_of(ARRAY(SELECT DISTINCT b.handler_name FROM blocked b), '{}', '{}') l)
+        SELECT l.* FROM core.keyed_lanes_of(ARRAY(SELECT DISTINCT b.handler_name FROM blocked b), '{}', '{}', NULL, NULL) l)
     SELECT b.handler_name, b.ordering_key, b.head_id, b.event_id, b.event_type, b.failed_at, b.failure_reason, b.last_error,
            b.archived,
            (SELECT count(*)::int FROM (
@@ -384,7 +396,7 @@ BEGIN
             p_actor, 'key.release', p_reason, jsonb_build_object('handler', p_handler, 'ordering_key', p_key),
             jsonb_build_object('head', v_head));
         PERFORM pg_notify(l.channel, 'rescan')
-        FROM (SELECT DISTINCT l.channel FROM core.keyed_lanes_of(ARRAY[p_handler], '{}', '{}') l) l;
+        FROM (SELECT DISTINCT l.channel FROM core.keyed_lanes_of(ARRAY[p_handler], '{}', '{}', NULL, NULL) l) l;
     END IF;
     RETURN v_head;
 END

@@ -5,7 +5,8 @@
 -- ../notify.sql makes the bell anew:
 --
 --   BEFORE INSERT     outbox_fill      checks what the caller wrote, fills in its key, and makes it due no earlier than now
---   BEFORE INSERT     outbox_source    refuses a source that belongs to another role; enabled once a source has an owner
+--   BEFORE INSERT     outbox_source    refuses a source that belongs to another role, and keeps the keys of owned ones apart;
+--                                      enabled once a source has an owner
 --   AFTER UPDATE      outbox_changed   checks an UPDATE that no function of this schema makes
 --   AFTER, at commit  outbox_bell      calls outbox_notify, which wakes a sleeping worker
 --
@@ -212,8 +213,8 @@ BEGIN
 END
 $$;
 
--- outbox_source: a source that has a role in core.sources is written to by that role alone, by a plain INSERT as well. What
--- functions insert, as the owner, they have asked about already.
+-- outbox_source: a source that has a role in core.sources is written to by that role alone, by a plain INSERT as well, and its
+-- keys are apart from those of others. What functions insert, as the owner, they have asked about already.
 -- Every name is qualified instead of pinning the search_path, which would cost more than the rest. Where no source has an
 -- owner, the table has no pages, and asking for its size is all that an insert pays.
 CREATE OR REPLACE FUNCTION core.outbox_source()
@@ -224,7 +225,38 @@ BEGIN
     IF EXISTS (SELECT FROM core.sources s WHERE s.source OPERATOR(pg_catalog.=) NEW.source) THEN
         PERFORM core.require_source(NEW.source);
     END IF;
+    IF NEW.fairness_key IS NOT NULL THEN
+        NEW.fairness_key := core.key_of_source(NEW.source, NEW.fairness_key);
+    ELSIF NEW.ordering_key IS NOT NULL THEN
+        NEW.ordering_key := core.key_of_source(NEW.source, NEW.ordering_key);
+    END IF;
     RETURN NEW;
+END
+$$;
+
+-- key_of_source: an ordering or fairness key as the row has it. An event that waits, fails or is many keeps back what has the same
+-- key, so the keys of a source that has an owner begin with its name and a slash, which no source has in it, and those of
+-- other sources must not. One that has it already stays; one that would be too long is hashed.
+CREATE OR REPLACE FUNCTION core.key_of_source(p_source text, p_key text)
+RETURNS text
+LANGUAGE plpgsql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_key text := p_source || '/' || p_key;
+BEGIN
+    IF starts_with(p_key, p_source || '/')
+       OR NOT EXISTS (SELECT FROM core.sources s WHERE s.source IN (p_source, split_part(p_key, '/', 1))) THEN
+        RETURN p_key;
+    ELSIF octet_length(v_key) > 800 THEN
+        v_key := p_source || '/' || encode(sha256(convert_to(p_key, 'UTF8')), 'hex');
+    END IF;
+    IF octet_length(v_key) > 800 THEN
+        RAISE EXCEPTION 'the source and the key of the event have more than 800 bytes'
+            USING ERRCODE = 'check_violation', CONSTRAINT = 'outbox_ordering_key', TABLE = 'outbox', SCHEMA = 'core',
+                  HINT = 'Shorten the name of the source.';
+    END IF;
+    RETURN v_key;
 END
 $$;
 

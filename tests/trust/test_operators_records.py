@@ -1,0 +1,54 @@
+"""Idempotency records of applications are no operator's to write (SEC-1)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import asyncpg
+import pytest
+
+from tests.logins import OPERATOR, PRODUCER, WORKER, Logins
+from tests.servers import SessionServer
+
+pytestmark = pytest.mark.trust
+
+BEGIN = "SELECT core.idempotency_begin($1, $2, '{h}', 1, '1 hour', 2000, NULL)"
+
+
+@pytest.fixture
+async def logins(postgres_server: SessionServer, dsn: str) -> AsyncIterator[Logins]:
+    logins = Logins(postgres_server, dsn)
+    logins.create()
+    yield logins
+    logins.drop()
+
+
+async def begin(logins: Logins, role: str, scope: str) -> object:
+    connection = await asyncpg.connect(logins.dsn_of(logins.names[role]))
+    try:
+        return await connection.fetchval(BEGIN, scope, role)
+    finally:
+        await connection.close()
+
+
+@pytest.mark.parametrize("scope", ["http:alice", "job:jobs", "http-sha256:00", "http:operator-apis", "x"])
+async def test_an_operator_answers_no_request_of_an_application(logins: Logins, scope: str) -> None:
+    """SEC-1: an answer that is there already would be given in place of the command, and no audit would say so."""
+    with pytest.raises(asyncpg.InsufficientPrivilegeError, match="for applications"):
+        await begin(logins, OPERATOR, scope)
+    for role in (PRODUCER, WORKER):
+        assert await begin(logins, role, scope) is None
+
+
+@pytest.mark.parametrize("scope", ["http:operator-api/ada@example.com", "operator-console/log-out"])
+async def test_an_operator_has_records_of_its_own(logins: Logins, scope: str) -> None:
+    """SEC-1: of requests to the HTTP API, and of log-outs from the console."""
+    assert await begin(logins, OPERATOR, scope) is None
+
+
+async def test_an_operator_that_is_a_producer_too_may_write_them(
+    postgres_server: SessionServer, logins: Logins
+) -> None:
+    """SEC-1: a small installation has one login for all."""
+    postgres_server.admin().execute(f"GRANT {PRODUCER} TO {logins.names[OPERATOR]}")
+    assert await begin(logins, OPERATOR, "http:alice") is None
