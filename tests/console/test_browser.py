@@ -85,6 +85,21 @@ def execute(dsn: str, statement: str, *values: Any) -> Any:
     return run_coroutine(run)
 
 
+def without_ages(text: str) -> str:
+    """A row without how long ago things were, which goes on by itself."""
+    return re.sub(r"\b(now|in \d+ \w+|\d+ \w+ ago)\b", "", text)
+
+
+FAIL_ANOTHER = """
+INSERT INTO core.outbox (event_type, source, payload, idempotency_key, channel, generation, status, handler_name,
+       attempts, last_error, error_signature, failure_reason, first_failed_at, failed_at, settled_at)
+SELECT event_type, source, payload, gen_random_uuid()::text, channel, generation, status, handler_name, attempts,
+       last_error, error_signature, failure_reason, first_failed_at, clock_timestamp(), settled_at
+FROM core.outbox WHERE status = 'failed' AND handler_name = 'webhooks.deliver' LIMIT 1
+RETURNING id
+"""
+
+
 @pytest.mark.parametrize(("theme", "width", "height"), VIEWS, ids=[f"{theme}-{width}" for theme, width, _ in VIEWS])
 def test_every_page_in_every_view(
     browser: Browser, shown: tuple[str, str], theme: str, width: int, height: int
@@ -158,6 +173,59 @@ def test_pages_are_live_and_can_be_paused(browser: Browser, shown: tuple[str, st
         expect(pending).to_have_text(str(before + 1))
         page.keyboard.press(" ")
         expect(pending).to_have_text(str(before + 2), timeout=20_000)
+
+
+@pytest.mark.parametrize(
+    ("path", "row"), [("/events", "tbody tr"), ("/failures?tab=events", "tbody tr"), ("/failures", ".group")]
+)
+def test_new_rows_announce_themselves(browser: Browser, shown: tuple[str, str], path: str, row: str) -> None:
+    """OPS-2: "2 new, show" instead of rows that jump; who asks for them sees them."""
+    base, dsn = shown
+    with opened(browser, base) as page:
+        page.goto(path)
+        new = page.locator("#newest a")
+        expect(new).to_have_count(1)
+        expect(new).to_be_hidden()
+        before = page.locator(row).all_inner_texts()
+        for _ in range(2):
+            execute(dsn, FAIL_ANOTHER)
+        expect(new).to_have_text("2 new, show", timeout=20_000)
+        after = page.locator(row).all_inner_texts()
+        assert [each.split() for each in map(without_ages, after)] == [
+            each.split() for each in map(without_ages, before)
+        ]
+        new.click()
+        expect(page.locator("#newest a")).to_be_hidden()
+        expect(page.locator(row).first).to_contain_text("webhooks.deliver" if "tab" in path else re.compile("[a-z]"))
+        assert page.locator(row).all_inner_texts() != before
+
+
+def test_a_phone_has_every_page_behind_more(browser: Browser, shown: tuple[str, str]) -> None:
+    """OPS-2: a sheet that opens and closes, also without a script; names in lists are not broken in the middle."""
+    base, _ = shown
+    with opened(browser, base, "dark", 390, 844) as page:
+        page.goto("/events")
+        expect(page.locator("#more")).to_be_hidden()
+        page.locator("[data-more]").click()
+        page.locator("#more").get_by_role("link", name="Audit").click()
+        expect(page.locator("h1")).to_have_text("Audit")
+        expect(page.locator("#more")).to_be_hidden()
+        page.locator("[data-more]").click()
+        page.keyboard.press("Escape")
+        expect(page.locator("#more")).to_be_hidden()
+        expect(page.locator(".badge")).to_have_text(re.compile("[0-9]+"))
+        broken = "links => links.filter(each => each.getClientRects().length > 1).map(each => each.textContent)"
+        for path in ("/", "/events", "/failures?tab=events", "/handlers", "/plans"):
+            page.goto(path)
+            assert page.locator("table.rows td:first-child a").evaluate_all(broken) == [], path
+    context = browser.new_context(base_url=base, java_script_enabled=False, viewport={"width": 390, "height": 844})
+    page = context.new_page()
+    page.goto("/events")
+    page.locator("[data-more]").click()
+    expect(page.locator("#more")).to_be_visible()
+    page.get_by_role("link", name="Close").click()
+    expect(page.locator("#more")).to_be_hidden()
+    context.close()
 
 
 def test_a_group_is_replayed_from_the_browser(browser: Browser, shown: tuple[str, str]) -> None:

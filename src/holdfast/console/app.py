@@ -32,6 +32,7 @@ from holdfast.errors import HoldfastError
 from holdfast.operator import DATABASE_ERRORS, Operator, Operators
 
 Endpoint = Callable[[Request], Awaitable[Response]]
+NAV: Final = ("overview", "nav-counts")  # the counts of the navigation, which every page has
 _YEAR: Final = "private, max-age=31536000, immutable"
 
 
@@ -49,7 +50,7 @@ class Console:
         self.runners = PlanRunners(lambda actor: Operator(dsn, actor=actor, schema=schema))
         self.templates = Templates(self.settings, schema, frozenset(page.name for page in PAGES))
         feeds: Mapping[str, Feed] = FEEDS
-        self.hub = Hub(self.operators, feeds, self.templates.render_fragment, self.settings.interval)
+        self.hub = Hub(self.operators, feeds, self.templates.render_fragment, self.settings.interval, NAV)
         self.guard = Guard(self._application(), self.settings, provider, Sessions(self.settings.secret))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
