@@ -20,7 +20,13 @@ import structlog
 
 from holdfast.embedded import EmbeddedPostgres
 from tests.report import Report
-from tests.servers import SUPPORTED_MAJORS, SessionServer, apply_schema, servers_by_major
+from tests.servers import (
+    SUPPORTED_MAJORS,
+    SessionServer,
+    apply_schema,
+    database_of_one_test,
+    servers_by_major,
+)
 from tests.sharing import Shares, in_order_of_shares
 
 pytest_plugins = ["tests.alone", "tests.nightly"]
@@ -94,14 +100,7 @@ def postgres_server(request: pytest.FixtureRequest, session_servers: dict[int, S
 
 
 def _database(request: pytest.FixtureRequest, server: SessionServer, *, schema: bool) -> Iterator[str]:
-    name = server.create(schema=schema)
-    try:
-        yield server.dsn(name)
-        faults = server.faults_left(name, leases=request.node.get_closest_marker("abandons_leases") is None)
-    finally:
-        server.drop(name)
-    if faults:
-        pytest.fail("left behind by the test:\n  " + "\n  ".join(faults), pytrace=False)
+    yield from database_of_one_test(request, server, server.create(schema=schema))
 
 
 @pytest.fixture

@@ -7,11 +7,12 @@ import functools
 import itertools
 import os
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psycopg
+import pytest
 from psycopg import sql
 from psycopg.rows import dict_row
 
@@ -78,6 +79,12 @@ class SessionServer:
         self._create(name, TEMPLATE if schema else EMPTY)
         return name
 
+    def copy(self, template: str) -> str:
+        """A database with all that another one has, to which nobody may be connected; returns its name."""
+        name = f"t{os.getpid()}_{next(self._numbers)}"
+        self._create(name, template)
+        return name
+
     def dsn(self, name: str) -> str:
         return self.server.database_dsn(name)
 
@@ -129,3 +136,14 @@ class SessionServer:
                 """
             ).fetchall()
         return [f"row {r['id']} is in flight without a live lease (until {r['lease_expires_at']})" for r in rows]
+
+
+def database_of_one_test(request: pytest.FixtureRequest, server: SessionServer, name: str) -> Iterator[str]:
+    """The address of a database that is dropped after the test, which may leave nothing behind in it."""
+    try:
+        yield server.dsn(name)
+        faults = server.faults_left(name, leases=request.node.get_closest_marker("abandons_leases") is None)
+    finally:
+        server.drop(name)
+    if faults:
+        pytest.fail("left behind by the test:\n  " + "\n  ".join(faults), pytrace=False)

@@ -14,7 +14,7 @@ from holdfast.access.principal import Principal, Role
 from holdfast.access.provider import Asking, Embedded
 from holdfast.console import Console, ConsoleSettings, create_console
 from tests.console import fleet, shop
-from tests.servers import SessionServer, run_coroutine
+from tests.servers import SessionServer, database_of_one_test, run_coroutine
 
 BASE = "http://127.0.0.1:8424"
 
@@ -78,24 +78,52 @@ async def fill_all(dsn: str) -> None:
     await fleet.fill(dsn)
 
 
+async def awake(dsn: str) -> None:
+    """Have the workers of a copy heard of now: a copy is as old as its original."""
+    conn = await asyncpg.connect(dsn)
+    try:
+        await conn.execute("UPDATE core.workers SET heartbeat_at = now()")
+    finally:
+        await conn.close()
+
+
 @pytest.fixture(scope="session")
-def filled(postgres_server: SessionServer) -> Iterator[str]:
-    """A database with the shop in it, for tests that only look."""
+def shop_original(postgres_server: SessionServer) -> Iterator[str]:
+    """The name of a database with the shop in it, of which each test gets a copy: filling one takes seconds."""
     name = postgres_server.create(schema=True)
-    run_coroutine(lambda: fill_all(postgres_server.dsn(name)))
+    run_coroutine(lambda: fill(postgres_server.dsn(name)))
+    yield name
+    postgres_server.drop(name)
+
+
+@pytest.fixture(scope="session")
+def staffed_original(postgres_server: SessionServer, shop_original: str) -> Iterator[str]:
+    """The same, with plans, schedules, limits and all else that pages show."""
+    name = postgres_server.copy(shop_original)
+    run_coroutine(lambda: fleet.fill(postgres_server.dsn(name)))
+    yield name
+    postgres_server.drop(name)
+
+
+@pytest.fixture(scope="session")
+def filled(postgres_server: SessionServer, staffed_original: str) -> Iterator[str]:
+    """A database with the shop in it, for tests that only look."""
+    name = postgres_server.copy(staffed_original)
     yield postgres_server.dsn(name)
     postgres_server.drop(name)
 
 
 @pytest.fixture
-async def fresh(dsn: str) -> str:
+def fresh(request: pytest.FixtureRequest, postgres_server: SessionServer, shop_original: str) -> Iterator[str]:
     """A database with the shop in it, for one test."""
-    await fill(dsn)
-    return dsn
+    name = postgres_server.copy(shop_original)
+    run_coroutine(lambda: awake(postgres_server.dsn(name)))
+    yield from database_of_one_test(request, postgres_server, name)
 
 
 @pytest.fixture
-async def staffed(fresh: str) -> str:
+def staffed(request: pytest.FixtureRequest, postgres_server: SessionServer, staffed_original: str) -> Iterator[str]:
     """A database with the shop, plans, schedules, limits and all else that pages show, for one test."""
-    await fleet.fill(fresh)
-    return fresh
+    name = postgres_server.copy(staffed_original)
+    run_coroutine(lambda: awake(postgres_server.dsn(name)))
+    yield from database_of_one_test(request, postgres_server, name)

@@ -93,6 +93,18 @@ def test_every_verb_says_what_it_does_and_who_may_do_it() -> None:
 
 
 @pytest.mark.parametrize(
+    "text", ["2026-01-31T08:00:00Z", "2026-01-31T09:00:00+01:00", "2026-01-31T08:00:00.000000+00:00"]
+)
+@pytest.mark.parametrize(
+    "name", ["events.search", "failed.list", "failed.groups", "failed.replay", "audit.list", "requests.list"]
+)
+def test_times_are_taken_as_they_are_written(name: str, text: str) -> None:
+    """OPS-3: with their zone, as a list prints them and as a filter asks for them."""
+    given = VERBS[name].parse({"since": text})
+    assert given.since == datetime(2026, 1, 31, 8, tzinfo=UTC)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
     ("name", "given", "field"),
     [
         ("failed.replay", {"group": "a.b/c", "rows": 1}, "arguments"),
@@ -138,6 +150,7 @@ async def test_every_read_runs_and_can_be_written_as_json(dsn: str, conn: asyncp
             "series": {"handler": HANDLER},
             "plans.show": {"plan": 1},
             "plans.failed": {"plan": 1},
+            "plans.outcomes": {"plan": 1},
         }
         missing = {"schedules.show": {"name": "none"}, "archive.show": {"id": 1}}
         missing |= {"requests.show": {"scope": "a", "key": "b"}, "handlers.show": {"handler": HANDLER}}

@@ -53,6 +53,36 @@ async def test_schedules_are_triggered_paused_and_removed(
         assert (await browser.get(f"/schedules/{fleet.REPORT}")).status_code == 404
 
 
+async def test_an_admin_changes_how_long_events_are_kept(
+    staffed: str, db: asyncpg.Connection, consoles: Consoles
+) -> None:
+    """OBX-5, OPS-3: the question says what it is now and then; the verb's refusals come through; it can be removed."""
+    wanted = {
+        "entity": "outbox_row",
+        "class": "logs",
+        "active-days": "3",
+        "grace-days": "1",
+        "disposal": "STRIP_PAYLOAD",
+    }
+    async with Browser(consoles(staffed, environment="production")) as browser:
+        asked = html.unescape((await ask(browser, "retention.set", **wanted)).text)
+        assert "no policy of its own" in asked and "3 days, 1 day of grace, then kept without payload" in asked
+        assert "holdfast retention set outbox_row --class logs --active-days 3 --grace-days 1" in asked
+        page = await acted(browser, db, "retention.set", "retention.set", **wanted)
+        assert "Delivered events of logs: 3 days" in page and '<span class="tag">logs</span>' in page
+        again = await ask(browser, "retention.set", **wanted)
+        assert "Nothing would change" in again.text
+        refused = await ask(browser, "retention.set", **{**wanted, "active-days": "900"})
+        assert refused.status_code == 400 and "900" in refused.text
+        assert (await ask(browser, "retention.set", **{**wanted, "disposal": "BURN"})).status_code == 400
+        gone = {"entity": "outbox_row", "class": "logs", "remove": "yes"}
+        page = await acted(browser, db, "retention.set", "retention.set", **gone)
+        assert '<span class="tag">logs</span>' not in page
+    async with Browser(consoles(staffed, role=Role.OPERATOR)) as browser:
+        assert "Change a policy" not in (await browser.get("/retention")).text
+        assert (await ask(browser, "retention.set", **wanted)).status_code == 403
+
+
 async def test_a_sweep_takes_what_the_page_says(staffed: str, db: asyncpg.Connection, consoles: Consoles) -> None:
     """OBX-5, OPS-3: the policies, what is due, and a sweep by an admin."""
     await db.execute(

@@ -90,6 +90,7 @@ async def test_a_plan_runs_in_the_console(staffed: str, db: asyncpg.Connection, 
     """OPS-3: it is started from its dry run, under the user's name; five kinds are the total, and a report is left."""
     number = await the_plan(db)
     async with Browser(consoles(staffed, environment="production")) as browser, handled(staffed, fails=2):
+        assert "The line begins with the canary." in (await browser.get(f"/plans/{number}")).text
         asked = await ask(browser, "plans.run", plan=str(number))
         assert "Replay 31 in production" in asked.text and f"holdfast plans run {number}" in asked.text
         assert (await db.fetchval("SELECT count(*) FROM core.audit WHERE action = 'plan.run'")) == 0
@@ -109,6 +110,8 @@ async def test_a_plan_runs_in_the_console(staffed: str, db: asyncpg.Connection, 
         browser.console.hub.expire(f"plan:{number}")
         page = (await browser.get(f"/plans/{number}")).text
         assert "29 of 31 delivered" in page and f"/plans/{number}/again" in page
+        assert 'aria-label="29 delivered and 2 failed again of 31, by when they were replayed."' in page
+        assert 'class="f-again"' in page and "Outcomes by when the rows were replayed" in page
         report = html.unescape((await browser.get(f"/plans/{number}/report")).text)
         assert "- Failed again: 2" in report and "CardDeclined: do_not_honour" in report and "in production" in report
         assert "plan.resume `only [two](http://x) cards`" in report  # in Markdown it is no link

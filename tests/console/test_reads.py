@@ -246,6 +246,28 @@ async def test_effects_are_looked_for_among_what_came_next(kept: Operator) -> No
 # --- plans, groups, audit, requests ---
 
 
+async def test_outcomes_of_a_plan_are_counted_by_when_they_were_replayed(
+    conn: asyncpg.Connection, operator: Operator
+) -> None:
+    """OPS-2, DLQ-4: in steps that hold every row that was replayed, and no other."""
+    ids = await fail(conn, 9)
+    plan = (await operator.plans.create(ids=ids, reason="fixed")).plan.id
+    assert await operator.plans.outcomes(plan) == []
+    state = "UPDATE core.plan_rows SET state = $2, replayed_at = now() - $3 * interval '1 s' WHERE row_id = ANY ($1)"
+    for rows, outcome, seconds in ((ids[:4], "delivered", 100), (ids[4:6], "failed", 50), (ids[6:8], "replayed", 0)):
+        await conn.execute(state, rows, outcome, seconds)
+    found = await operator.plans.outcomes(plan, steps=10)
+    assert [(each.delivered, each.failed, each.waiting) for each in found] == [(4, 0, 0), (0, 2, 0), (0, 0, 2)]
+    assert {round(each.step.total_seconds()) for each in found} == {11}
+    assert 33 <= (found[1].start - found[0].start).total_seconds() <= 50
+    whole = await operator.plans.outcomes(plan, steps=1)
+    assert [(each.delivered, each.failed, each.waiting) for each in whole] == [(4, 2, 2)]
+    with pytest.raises(ConfigurationError, match="steps"):
+        await operator.plans.outcomes(plan, steps=0)
+    with pytest.raises(NotFound):
+        await operator.plans.outcomes(plan + 1)
+
+
 async def test_what_failed_again_is_listed_with_both_errors(conn: asyncpg.Connection, operator: Operator) -> None:
     """OPS-2, DLQ-4: in the plan's order, as it is now."""
     ids = await fail(conn, 5)

@@ -150,6 +150,23 @@ def failed(
         output.print_line(f"there may be more: --after {found.next}", "dim")
 
 
+@app.command("outcomes")
+@spread
+def outcomes(
+    where: Where,
+    plan: PlanArgument,
+    steps: Annotated[int, typer.Option("--steps", metavar="NUMBER", help="Into how many steps to count them.")] = 20,
+    as_json: JsonOption = False,
+) -> None:
+    """Count what became of what a plan has replayed, by when it was replayed."""
+    found = where.run(lambda operator: operator.plans.outcomes(plan, steps=steps))
+    if as_json:
+        output.print_json(found)
+        return
+    rows = [(each.start, each.delivered, each.failed, each.waiting) for each in found]
+    output.print_table(("replayed from", "delivered", "failed again", "waiting for outcome"), rows)
+
+
 @app.command("run")
 @spread
 def run(where: Target, plan: PlanArgument, change: Change) -> None:

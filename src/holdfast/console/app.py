@@ -33,6 +33,7 @@ from holdfast.operator import DATABASE_ERRORS, Operator, Operators
 from holdfast.operator.ended_sessions import EndedSessions
 
 Endpoint = Callable[[Request], Awaitable[Response]]
+NAV: Final = ("overview", "nav-counts")  # the counts of the navigation, which every page has
 _YEAR: Final = "private, max-age=31536000, immutable"
 
 
@@ -50,7 +51,7 @@ class Console:
         self.runners = PlanRunners(lambda actor: Operator(dsn, actor=actor, schema=schema))
         self.templates = Templates(self.settings, schema, frozenset(page.name for page in PAGES))
         feeds: Mapping[str, Feed] = FEEDS
-        self.hub = Hub(self.operators, feeds, self.templates.render_fragment, self.settings.interval)
+        self.hub = Hub(self.operators, feeds, self.templates.render_fragment, self.settings.interval, NAV)
         # Without a secret of its own, which others could share, no other process knows the sessions of this one.
         ended = EndedSessions(self.operators) if self.settings.secret else None
         self.guard = Guard(self._application(), self.settings, provider, Sessions(self.settings.secret), ended)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from holdfast.console.story import Lane
 
 WIDE, NARROW = 744, 334
-_LEFT, _RIGHT = 56, 8
+LEFT, RIGHT = 56, 8
 
 
 def steps(flow: Sequence[Flow], minutes: int, step: int, now: datetime) -> list[Flow]:
@@ -52,8 +52,8 @@ def flow_chart(flow: Sequence[Flow], step: int, zone: str, width: int = WIDE, he
     delivered = [each.delivered / step for each in flow]
     both = [(each.delivered + each.failed_attempts) / step for each in flow]
     top = nice_top(max(both))
-    inner, bottom, above = width - _LEFT - _RIGHT, height - 26, 12
-    places = [_LEFT + inner * n / max(1, len(flow) - 1) for n in range(len(flow))]
+    inner, bottom, above = width - LEFT - RIGHT, height - 26, 12
+    places = [LEFT + inner * n / max(1, len(flow) - 1) for n in range(len(flow))]
 
     def y(value: float) -> float:
         return bottom - (bottom - above) * value / top
@@ -63,7 +63,7 @@ def flow_chart(flow: Sequence[Flow], step: int, zone: str, width: int = WIDE, he
 
     floor = f"{places[-1]:.1f},{bottom} {places[0]:.1f},{bottom}"
     back = " ".join(f"{x:.1f},{y(v):.1f}" for x, v in reversed(list(zip(places, delivered, strict=True))))
-    parts = [_grid(top, width, bottom, above)]
+    parts = [grid(top, width, bottom, above)]
     parts.append(f'<polygon class="area-ok" points="{points(delivered)} {floor}"/>')
     if any(each.failed_attempts for each in flow):
         parts.append(f'<polygon class="area-fail" points="{points(both)} {back}"/>')
@@ -73,7 +73,7 @@ def flow_chart(flow: Sequence[Flow], step: int, zone: str, width: int = WIDE, he
     failed = sum(each.failed_attempts for each in flow)
     good = sum(each.delivered for each in flow)
     sentence = f"{good:,} deliveries and {failed:,} failed attempts in {len(flow) * step} minutes."
-    return _svg(width, height, "chart chart-wide" if width >= WIDE else "chart chart-narrow", sentence, parts)
+    return svg(width, height, "chart chart-wide" if width >= WIDE else "chart chart-narrow", sentence, parts)
 
 
 def heat(flow: Sequence[Flow], width: int = WIDE) -> Markup:
@@ -87,23 +87,23 @@ def heat(flow: Sequence[Flow], width: int = WIDE) -> Markup:
     if not flow:
         return Markup("")
     count = len(flow) if width >= WIDE else len(flow) // 2
-    inner = width - _LEFT - _RIGHT
+    inner = width - LEFT - RIGHT
     cell, tall = inner / count, 17
     most = max(1, *(value for _, values in rows for value in values))
     parts = []
     for row, (label, values) in enumerate(rows):
         top = row * (tall + 3)
-        parts.append(f'<text class="tick" x="{_LEFT - 8}" y="{top + 12}" text-anchor="end">{escape(label)}</text>')
+        parts.append(f'<text class="tick" x="{LEFT - 8}" y="{top + 12}" text-anchor="end">{escape(label)}</text>')
         if count != len(flow):
             values = [a + b for a, b in zip(values[::2], values[1::2], strict=False)][:count]
         for n, value in enumerate(values):
             parts.append(
-                f'<rect class="h{_level(value, most)}" x="{_LEFT + n * cell:.1f}" y="{top}" '
+                f'<rect class="h{_level(value, most)}" x="{LEFT + n * cell:.1f}" y="{top}" '
                 f'width="{max(1, cell - 2):.1f}" height="{tall}" rx="2"/>'
             )
     slow = sum(each.longer for each in flow)
     sentence = f"From due to handled: {slow:,} attempts took more than 10 seconds."
-    return _svg(width, 4 * (tall + 3), "chart chart-wide" if width >= WIDE else "chart chart-narrow", sentence, parts)
+    return svg(width, 4 * (tall + 3), "chart chart-wide" if width >= WIDE else "chart chart-narrow", sentence, parts)
 
 
 def bars(values: Sequence[int], sentence: str, width: int = 116, height: int = 28, kind: str = "") -> Markup:
@@ -118,7 +118,7 @@ def bars(values: Sequence[int], sentence: str, width: int = 116, height: int = 2
                 f'<rect class="bar" x="{n * each:.1f}" y="{height - 1 - tall:.1f}" '
                 f'width="{max(1.0, each - 1.2):.1f}" height="{tall:.1f}"/>'
             )
-    return _svg(width, height, f"spark {kind}".strip(), sentence, parts)
+    return svg(width, height, f"spark {kind}".strip(), sentence, parts)
 
 
 def lanes(found: Sequence[Lane], now: datetime, zone: str, width: int = WIDE) -> Markup:
@@ -126,7 +126,8 @@ def lanes(found: Sequence[Lane], now: datetime, zone: str, width: int = WIDE) ->
 
     Gaps in which nothing happened are drawn short, so that seconds and hours fit into one line.
     """
-    moments = sorted({m for lane in found for bar in lane.bars for m in (bar.start, bar.end)} | {now})
+    replays = {moment for lane in found for moment in lane.replays}
+    moments = sorted({m for lane in found for bar in lane.bars for m in (bar.start, bar.end)} | replays | {now})
     if not found or len(moments) < 2:
         return Markup("")
     left, right, tall, above = 250, 16, 44, 28
@@ -151,6 +152,9 @@ def lanes(found: Sequence[Lane], now: datetime, zone: str, width: int = WIDE) ->
         name = formatting.visible(lane.handler)
         short = name if len(name) <= 34 else f"{name[:33]}…"
         parts.append(f'<text class="lane-name" x="0" y="{y + 13}">{escape(short)}</text>')
+        for moment in lane.replays:
+            x = places[moment]
+            parts.append(f'<path class="f-replay" d="M{x - 4:.1f},{y} l8,7.5 l-8,7.5 z"/>')
         for bar in lane.bars:
             x, end = places[bar.start], places[bar.end]
             kind = {"handled": "f-ok", "failing": "f-fail", "waiting": "f-wait"}[bar.kind]
@@ -160,7 +164,7 @@ def lanes(found: Sequence[Lane], now: datetime, zone: str, width: int = WIDE) ->
             parts.append(f'<text class="tick" x="{x:.1f}" y="{y + 29}">{escape(bar.label)}</text>')
     many = formatting.plural(len(found), "handler")
     sentence = f"What {many} did with the event over time; the story below has the same in words."
-    return _svg(width, height, "chart lanes", sentence, parts)
+    return svg(width, height, "chart lanes", sentence, parts)
 
 
 def hours(found: Mapping[datetime, int], now: datetime, count: int = 24) -> list[int]:
@@ -177,15 +181,16 @@ def _level(value: int, most: int) -> int:
     return 1 + sum(share > bound for bound in (0.02, 0.08, 0.25, 0.6))
 
 
-def _grid(top: float, width: int, bottom: float, above: float) -> str:
+def grid(top: float, width: int, bottom: float, above: float) -> str:
+    """Return four lines across a chart, with what they stand for."""
     lines = []
     for n in range(5):
         value = top * n / 4
         y = bottom - (bottom - above) * n / 4
         shown = f"{value:,.0f}" if value == int(value) else f"{value:,.1f}"
         kind = "axis" if n == 0 else "grid"
-        lines.append(f'<line class="{kind}" x1="{_LEFT}" y1="{y:.1f}" x2="{width - _RIGHT}" y2="{y:.1f}"/>')
-        lines.append(f'<text class="tick" x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{shown}</text>')
+        lines.append(f'<line class="{kind}" x1="{LEFT}" y1="{y:.1f}" x2="{width - RIGHT}" y2="{y:.1f}"/>')
+        lines.append(f'<text class="tick" x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{shown}</text>')
     return "".join(lines)
 
 
@@ -200,7 +205,8 @@ def _axis(starts: Sequence[datetime], places: Sequence[float], bottom: float, zo
     return "".join(found)
 
 
-def _svg(width: float, height: float, kind: str, sentence: str, parts: Sequence[str]) -> Markup:
+def svg(width: float, height: float, kind: str, sentence: str, parts: Sequence[str]) -> Markup:
+    """Return the parts as an image with a sentence; all that is not a number is escaped here or by its maker."""
     # All that is not a number is escaped here or above.
     return Markup(  # noqa: S704
         f'<svg class="{kind}" role="img" aria-label="{escape(sentence)}" viewBox="0 0 {width:g} {height:g}" '

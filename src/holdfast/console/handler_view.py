@@ -9,13 +9,15 @@ from datetime import UTC, datetime, timedelta
 from holdfast.console.formatting import duration, percent
 from holdfast.operator import Flow, HandlerFlow, HandlerRates, HandlerStatus, Period
 
+FAILING = 0.01  # the share of attempts of the last hour from where on a handler does not just fail now and then
 _ORIGIN = datetime(2000, 1, 1, tzinfo=UTC)
-_ORDER = ("failing", "broken", "unserved", "paused", "retrying", "healthy", "idle", "retired")
+_ORDER = ("failing", "broken", "unserved", "paused", "some", "retrying", "healthy", "idle", "retired")
 STATES = {
     "failing": ("failed", "Failing"),
     "broken": ("warning", "Breaker open"),
     "unserved": ("warning", "No worker"),
     "paused": ("paused", "Paused"),
+    "some": ("warning", "Some fail"),
     "retrying": ("delayed", "Retrying"),
     "healthy": ("delivered", "Healthy"),
     "idle": ("idle", "Idle"),
@@ -71,9 +73,11 @@ class HandlerView:
             return "broken"
         if self.handler.unserved:
             return "unserved"
+        if self.failing > FAILING:
+            return "failing" if self.counted("failed") else "retrying"
         if self.counted("failed"):
-            return "failing"
-        return "retrying" if self.failing > 0.01 else "healthy" if self.attempts else "idle"
+            return "some"
+        return "healthy" if self.attempts else "idle"
 
     @property
     def glyph(self) -> str:
@@ -114,6 +118,7 @@ def sentence(views: Iterable[HandlerView]) -> str:
         "broken": "held back by an open breaker",
         "unserved": "owed events and served by no worker",
         "paused": "paused",
+        "some": "giving up now and then",
         "retrying": "retrying",
     }
     found = [(states.count(state), words) for state, words in said.items() if state in states]
@@ -139,7 +144,7 @@ def one_sentence(view: HandlerView) -> str:
             return f"Its breaker is open after failures in a row{when}. {owed}"
         case "unserved":
             return f"No living worker has it. {owed}"
-        case "failing":
+        case "failing" | "some":
             return f"It gave up on {view.counted('failed'):,} in the last hour; {percent(view.failing)} fail. {owed}"
         case "retrying":
             return f"{percent(view.failing)} of its attempts fail and are tried again. {owed}"

@@ -23,11 +23,12 @@ from holdfast.operator import DATABASE_ERRORS, DatabaseAway, Operator, Operators
 
 MOST_WATCHERS: Final = 200
 MOST_OF_ONE: Final = 20  # of them, for one principal
+SELDOM: Final = 10.0  # seconds until what every page shows is read again, when nobody looks at its own page
 SLOW_FOR: Final = 30.0  # seconds until a feed is read again whose reading took too long
 LARGEST_MESSAGE: Final = 4_096
 _READER: Final = "holdfast console"
 _MOST_KEPT = 50
-_LONGEST_NAME: Final = 200
+LONGEST_NAME: Final = 200
 
 
 class Feed(Protocol):
@@ -77,11 +78,19 @@ Render = Callable[[str, str, str, dict[str, Any]], str]
 class Hub:
     """The reader of a process, and everybody who watches."""
 
-    def __init__(self, operators: Operators, feeds: Mapping[str, Feed], render: Render, interval: float) -> None:
+    def __init__(
+        self,
+        operators: Operators,
+        feeds: Mapping[str, Feed],
+        render: Render,
+        interval: float,
+        everywhere: tuple[str, str] | None = None,
+    ) -> None:
         self._operators = operators
         self._feeds = feeds
         self._render = render
         self._interval = interval
+        self._everywhere = everywhere  # a feed, and the element of it that every page has
         self._watched: dict[str, _Watched] = {}
         self._watching: Counter[str] = Counter()  # how many streams each principal has
         self._round = asyncio.Event()
@@ -102,7 +111,7 @@ class Hub:
     def named(self, name: str) -> str | None:
         """Return the name by which a feed is read; None: there is no such feed."""
         kind, _, given = name.partition(":")
-        if len(name) > _LONGEST_NAME or kind not in self._feeds:
+        if len(name) > LONGEST_NAME or kind not in self._feeds:
             return None
         argument = self._feeds[kind].normal(given)
         return f"{kind}:{argument}" if argument else kind if argument is not None else None
@@ -186,7 +195,10 @@ class Hub:
                     if was_away:
                         seen, was_away = {}, False
                         yield _message({"back": True})
-                    current = self._fragments(name, watched, zone, prefix)
+                    current = {
+                        **self._of_every_page(name, zone, prefix),
+                        **self._fragments(name, watched, zone, prefix),
+                    }
                     for id, html in current.items():
                         if seen.get(id) != html and (parts is None or id in parts):
                             yield _fragment(id, html)
@@ -204,11 +216,10 @@ class Hub:
     def fragment(self, name: str, id: str, zone: str, prefix: str) -> str | None:
         """Return one fragment that was too large for a message."""
         watched = self._watched.get(name)
-        return (
-            None
-            if watched is None or watched.snapshot is None
-            else self._fragments(name, watched, zone, prefix).get(id)
-        )
+        if watched is None or watched.snapshot is None:
+            return None
+        found = self._fragments(name, watched, zone, prefix)
+        return found[id] if id in found else self._of_every_page(name, zone, prefix).get(id)
 
     async def close(self) -> None:
         """Stop reading, and let everybody go."""
@@ -225,8 +236,28 @@ class Hub:
             for name, watched in list(self._watched.items()):
                 if watched.watchers and watched.not_before <= time.monotonic() and not await self._tried(name, watched):
                     break
+            await self._read_for_every_page()
             self._next_round()
             await asyncio.sleep(max(0.1, self._interval - (time.monotonic() - began)))
+
+    async def _read_for_every_page(self) -> None:
+        """Read now and then what every page shows, when nobody looks at the page that it comes from."""
+        if self._everywhere is None or self.outage is not None:
+            return
+        watched = self._place(self._everywhere[0])
+        last = watched.snapshot
+        if watched.watchers or watched.not_before > time.monotonic():
+            return
+        if last is None or watched.stale or (datetime.now(UTC) - last.at).total_seconds() >= SELDOM:
+            await self._tried(self._everywhere[0], watched)
+
+    def _of_every_page(self, name: str, zone: str, prefix: str) -> Mapping[str, str]:
+        """Return what every page shows, unless the feed has it itself."""
+        if self._everywhere is None or name == self._everywhere[0]:
+            return {}
+        feed, id = self._everywhere
+        found = self.fragment(feed, id, zone, prefix)
+        return {} if found is None else {id: found}
 
     async def _tried(self, name: str, watched: _Watched) -> bool:
         """Read one feed, and return whether the others can be read too. What is wrong with it concerns nobody else."""

@@ -29,7 +29,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import parse_qsl, urlencode
 
 from starlette.requests import Request
@@ -38,11 +38,12 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from holdfast.access.principal import Principal, Role
 from holdfast.console import formatting
 from holdfast.errors import ConfigurationError
-from holdfast.operator import Operator
+from holdfast.operator import Operator, ReadTimeout
 
 if TYPE_CHECKING:
     from holdfast.console.app import Console
 
+T = TypeVar("T")
 MOST_PARAMETERS: Final = 20
 LONGEST_PARAMETER: Final = 500
 LARGEST_FORM: Final = 1_000_000
@@ -87,6 +88,11 @@ class Call:
         """Where the console is mounted."""
         return str(self.request.scope.get("root_path", "")).rstrip("/")
 
+    @property
+    def api(self) -> str:
+        """The address of the HTTP API, as who asks would write it."""
+        return f"{self.request.url.scheme}://{self.request.url.netloc}{self.prefix}/api/v1"
+
     def may(self, role: Role) -> bool:
         """Whether who asks has a role."""
         return self.principal.may(role)
@@ -125,6 +131,14 @@ class Call:
         if said is not None:
             self.console.guard.leave_message(self.request, answer, said)
         return answer
+
+
+async def in_time(read: Awaitable[T], otherwise: T) -> tuple[T, bool]:
+    """Return what a part of a page is made of, or something else where reading it took too long, and whether it did."""
+    try:
+        return await read, False
+    except ReadTimeout:
+        return otherwise, True
 
 
 class Form:

@@ -56,7 +56,7 @@ class Guard:
     @property
     def drawing(self) -> Markup:
         """The share so far, hatched, and a mark where the plan stops."""
-        top = min(1.0, max(self.limit, self.share * 1.1, 0.001))
+        top = min(1.0, max(self.limit * 1.5, self.share * 1.1, 0.001))
         width, at, now = 360, 360 * min(1.0, self.limit / top), 360 * min(1.0, self.share / top)
         sentence = f"{percent(self.share)} failed again; the plan stops above {percent(self.limit)}."
         mark = min(width - 2.0, at)

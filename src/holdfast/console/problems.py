@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from starlette.responses import Response
 
 from holdfast.console.page import Call
 from holdfast.errors import ConfigurationError, NotFound, RemediedError
 from holdfast.operator import DATABASE_ERRORS, DatabaseAway, OperatorsBusy, ReadTimeout, is_away, remedy_of
 from holdfast.redact import redact_secrets
+
+BY_TIME: Final = ("/events", "/failures", "/audit", "/requests", "/plans/new")  # lists with a filter by time
+NARROW: Final = "1h"
 
 
 def shown(call: Call, error: BaseException) -> Response:
@@ -23,7 +28,18 @@ def shown(call: Call, error: BaseException) -> Response:
 def _database(call: Call, error: BaseException) -> Response:
     outage = call.console.hub.outage
     title = "That took too long" if isinstance(error, ReadTimeout) else "The database does not answer"
-    return _page(call, 503, title, _problem(error), _remedy(error), since=outage.since if outage else None, again=True)
+    narrower = _narrower(call) if isinstance(error, ReadTimeout) else None
+    since = outage.since if outage else None
+    return _page(call, 503, title, _problem(error), _remedy(error), since=since, again=True, narrower=narrower)
+
+
+def _narrower(call: Call) -> str | None:
+    """Return the address of the same list of the last hour, if it can be narrowed so."""
+    path = call.request.url.path.removeprefix(call.prefix)
+    if path not in BY_TIME or call.query.get("since") == NARROW:
+        return None
+    kept = {name: value for name, value in call.query.items() if name not in ("since", "until", "before", "sample")}
+    return call.url(path, **kept, since=NARROW)
 
 
 def _refused(call: Call, error: BaseException) -> Response:
@@ -56,11 +72,18 @@ def missing(call: Call) -> Response:
 
 
 def _page(
-    call: Call, status: int, title: str, problem: str, remedy: str, *, since: object = None, again: bool = False
+    call: Call,
+    status: int,
+    title: str,
+    problem: str,
+    remedy: str,
+    *,
+    since: object = None,
+    again: bool = False,
+    narrower: str | None = None,
 ) -> Response:
-    return call.render(
-        "problem.html", status, title=title, problem=problem, remedy=remedy, since=since, again=again, status=status
-    )
+    said = {"title": title, "problem": problem, "remedy": remedy, "since": since, "again": again}
+    return call.render("problem.html", status, **said, narrower=narrower, status=status)
 
 
 def _problem(error: BaseException) -> str:

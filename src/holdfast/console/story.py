@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from holdfast.console.formatting import duration, plural
 from holdfast.error_signature import signature
@@ -15,6 +15,21 @@ from holdfast.operator import AuditLine, Delivery, EventDetail, Status
 _WORDS = re.compile(r"\s+|[^\s]+")
 _MOST_WORDS = 400
 _LONGEST = 4_000
+_AT_ONCE = timedelta(seconds=5)  # a replay and its line of the audit are of one transaction
+EVERY_HANDLER = "all of its handlers"  # whose delivery an event is until it is split among them
+_DID = {
+    "replay": "replayed it",
+    "archive.replay": "replayed it from the archive",
+    "plan.step": "replayed it in a plan",
+    "discard": "set it aside",
+    "archive.discard": "set it aside in the archive",
+    "restore": "restored it",
+    "archive.restore": "restored it in the archive",
+    "edit": "corrected it",
+    "cancel": "cancelled it",
+    "event.reveal": "looked at its values",
+    "schedule.trigger": "triggered it",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +98,9 @@ def of(event: EventDetail) -> list[Moment]:
             if line.id not in seen:
                 seen.add(line.id)
                 found.append(_action(line))
-    return sorted(found, key=lambda moment: moment.at, reverse=True)
+    # Of what has one time the later part of the life stands first, as everywhere in the list.
+    order = {"published": 0, "running": 1, "failed": 2, "delivered": 3}
+    return sorted(found, key=lambda moment: (moment.at, order.get(moment.kind, 4)), reverse=True)
 
 
 def _owed(event: EventDetail) -> str:
@@ -94,7 +111,7 @@ def _owed(event: EventDetail) -> str:
 
 def _delivery(each: Delivery, event: EventDetail) -> list[Moment]:
     handler = each.handler_name or "a handler"
-    found: list[Moment] = []
+    found: list[Moment] = _forgotten_replays(each)
     before: str | None = None
     for number, cycle in enumerate(each.cycles, start=1):
         if cycle.failed_at is not None and cycle.edited_to is None:
@@ -140,6 +157,18 @@ def _delivery(each: Delivery, event: EventDetail) -> list[Moment]:
     return found
 
 
+def _forgotten_replays(each: Delivery) -> list[Moment]:
+    """Return the replays that only the history of the row knows: the audit has no line about them any more."""
+    told = [line.at for line in each.actions]
+    return [
+        Moment(cycle.replayed_at, "operator", "person", cycle.replayed_by or "somebody", _DID["replay"])
+        for cycle in each.cycles
+        if cycle.replayed_at is not None
+        and cycle.edited_to is None
+        and not any(abs(at - cycle.replayed_at) < _AT_ONCE for at in told)
+    ]
+
+
 def _cycle(number: int, attempts: int, first: datetime | None, last: datetime, reason: str | None) -> str:
     within = f" in {duration(last - first)}" if first is not None and last > first else ""
     return f"cycle {number}, {plural(attempts, 'attempt')}{within} · {(reason or 'unknown').replace('_', ' ')}"
@@ -147,7 +176,8 @@ def _cycle(number: int, attempts: int, first: datetime | None, last: datetime, r
 
 def _action(line: AuditLine) -> Moment:
     refused = line.arguments.get("refused")
-    what = f"{line.action.replace('.', ' ')} was refused" if refused else f"did: {line.action.replace('.', ' ')}"
+    words = line.action.replace(".", " ")
+    what = f"was refused: {words}" if refused else _DID.get(line.action, f"did: {words}")
     detail = str(refused) if refused else ""
     return Moment(line.at, "operator", "person", line.actor, what, detail, quote=line.reason, audit=line.id)
 
@@ -203,7 +233,7 @@ def lanes(event: EventDetail, now: datetime) -> list[Lane]:
             bars.append(Bar(start, each.failed_at, "failing", label))
         else:
             bars.append(Bar(begun, now, "waiting", each.status.replace("_", " ")))
-        found.append(Lane(each.handler_name or "not yet known", tuple(bars), tuple(replays)))
+        found.append(Lane(each.handler_name or EVERY_HANDLER, tuple(bars), tuple(replays)))
     return found
 
 

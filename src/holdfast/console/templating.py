@@ -16,6 +16,7 @@ from markupsafe import Markup
 
 from holdfast.access.principal import Role
 from holdfast.console import charts, formatting, navigation
+from holdfast.console.curl import curl_of
 from holdfast.console.page import theme_of
 from holdfast.console.security import NONCE
 from holdfast.console.settings import ConsoleSettings
@@ -120,6 +121,7 @@ class Templates:
             "keys_on": request.cookies.get("holdfast_keys", "on") != "off",
             "nav": call.console.nav_counts(),
             "receipt": call.console.receipt(call),
+            "curl": lambda command: curl_of(command, call.api),
         }
         return self._environment.get_template(template).render({**found, **values})
 

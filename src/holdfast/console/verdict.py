@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from holdfast.console.formatting import count, duration, first_line, plural
+from holdfast.console.handler_view import FAILING
 from holdfast.operator import FailureGroup, HandlerRates, Status
 
 LATE = 60.0  # seconds that an event may be due before the sentence says so
@@ -44,7 +45,8 @@ class Concern:
 
 def of(status: Status, groups: Sequence[FailureGroup], rates: Sequence[HandlerRates]) -> Verdict:
     """Return the verdict: the first rule that holds."""
-    failing = [each for each in rates if each.tally.counts["failed"]]
+    gave_up = [each for each in rates if each.tally.counts["failed"]]
+    failing = [each for each in gave_up if _share(each) > FAILING] or gave_up
     if not status.workers and (status.pending or status.in_flight):
         return Verdict(
             "bad",
@@ -74,6 +76,13 @@ def of(status: Status, groups: Sequence[FailureGroup], rates: Sequence[HandlerRa
             Part("Look at the events", "/events", (("status", "pending"),)),
         )
     return _quiet(status, rates)
+
+
+def _share(each: HandlerRates) -> float:
+    """The share of attempts that failed."""
+    counts = each.tally.counts
+    bad = counts["retried"] + counts["failed"]
+    return bad / (bad + counts["delivered"])
 
 
 def _failing(failing: Sequence[HandlerRates], groups: Sequence[FailureGroup], status: Status) -> Verdict:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from holdfast.postgres.operations.keys import BlockedKey
     from holdfast.postgres.operations.partitions import Partition, PartitionReport
     from holdfast.postgres.operations.patience import Blocked, ReadTimeout
-    from holdfast.postgres.operations.plans import FailedAgain, FailedAgainRow, Plan, Preview
+    from holdfast.postgres.operations.plans import FailedAgain, FailedAgainRow, Plan, PlanOutcomes, Preview
     from holdfast.postgres.operations.rates import Balance, Flow, HandlerRates, Period, Signals
     from holdfast.postgres.operations.requests import Request, RequestPage
     from holdfast.postgres.operations.retention import RetentionReport
@@ -112,6 +112,7 @@ else:
             "Period": "holdfast.postgres.operations.rates",
             "Plan": "holdfast.postgres.operations.plans",
             "PlanChange": "holdfast.operator.plans",
+            "PlanOutcomes": "holdfast.postgres.operations.plans",
             "PlanReport": "holdfast.operator.plans",
             "Preview": "holdfast.postgres.operations.plans",
             "Progress": "holdfast.operator.plan_runner",
@@ -194,6 +195,7 @@ __all__ = [
     "Period",
     "Plan",
     "PlanChange",
+    "PlanOutcomes",
     "PlanReport",
     "Preview",
     "Progress",

@@ -21,10 +21,11 @@ from holdfast.operator.selection import Selection
 from holdfast.operator.session import Refused, Session
 from holdfast.postgres.operations import plans
 from holdfast.postgres.operations.connection import Statements
-from holdfast.postgres.operations.plans import FailedAgain, Plan, PlanVerb, Preview
+from holdfast.postgres.operations.plans import FailedAgain, Plan, PlanOutcomes, PlanVerb, Preview
 
 MOST_ROWS = 100_000
 MOST_PLANS = 200
+MOST_STEPS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +131,13 @@ class ReplayPlans:
         async with self._session.reading() as statements:
             await _read(statements, plan)
             return await plans.failed_again(statements, plan, after=position, limit=limit)
+
+    async def outcomes(self, plan: int, *, steps: int = 60) -> list[PlanOutcomes]:
+        """What became of what a plan has replayed, in steps of when it was replayed, the first of them first."""
+        arguments.whole("steps", steps, 1, MOST_STEPS)
+        async with self._session.reading() as statements:
+            await _read(statements, plan)
+            return await plans.outcomes(statements, plan, steps=steps)
 
     async def run(
         self,

@@ -50,6 +50,8 @@ PAGES: Final[tuple[Page, ...]] = (
 )
 FEEDS: Final[Mapping[str, Feed]] = {
     "overview": overview.OverviewFeed(),
+    "events": events.FEED,
+    "failures": failures.FEED,
     "plans": plans.PlansFeed(),
     "plan": plan.PlanFeed(),
     "handlers": handlers.HandlersFeed(),

@@ -114,7 +114,7 @@ async def _asked(call: Call) -> Asked:
     groups = [each for each in chosen if "/" in each]
     if chosen and not groups:
         subject = "1 event" if len(chosen) == 1 else f"{len(chosen):,} events"
-        return Asked(verb, _ids(chosen), None, subject, (), " " + " ".join(chosen[:3]))
+        return Asked(verb, _ids(chosen), None, subject, (), " " + " ".join(chosen))
     which = FailureFilter.of(call.form)
     if not groups and call.form.get("whole") != "yes":
         raise ConfigurationError("chosen", "is empty", "choose groups or events first")

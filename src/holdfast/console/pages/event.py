@@ -9,7 +9,7 @@ from uuid import UUID
 from starlette.responses import Response
 
 from holdfast.console import charts, payloads, story
-from holdfast.console.page import Call, Page
+from holdfast.console.page import Call, Page, in_time
 from holdfast.errors import ConfigurationError
 from holdfast.operator import EventDetail, Operator
 
@@ -69,6 +69,8 @@ async def _page(call: Call, operator: Operator, event: EventDetail, *, revealed:
         title=event.event_type,
         cli=f"holdfast events show {event.event_id}",
         event=event,
+        now=call.now,
+        every_handler=story.EVERY_HANDLER,
         summary_icon=icon,
         summary=words,
         moments=[each for each in moments if kinds is None or each.kind in kinds],
@@ -91,15 +93,17 @@ async def _page(call: Call, operator: Operator, event: EventDetail, *, revealed:
 
 async def _relatives(operator: Operator, event: EventDetail) -> dict[str, Any]:
     """Return what led to the event, what came of it, and the other events of its domain."""
-    ancestors = await operator.events.ancestors(event.event_id)
-    children = await operator.events.children(event.event_id, limit=50)
-    siblings = None
+    ancestors, late = await in_time(operator.events.ancestors(event.event_id), [])
+    children, late_too = await in_time(operator.events.children(event.event_id, limit=50), None)
+    siblings, siblings_late = None, False
     if event.domain_id is not None:
-        found = await operator.events.search(domain_id=event.domain_id, limit=20)
-        siblings = [each for each in found.events if each.event_id != event.event_id]
+        found, siblings_late = await in_time(operator.events.search(domain_id=event.domain_id, limit=20), None)
+        siblings = [each for each in found.events if each.event_id != event.event_id] if found else []
     return {
+        "late": late or late_too,
+        "siblings_late": siblings_late,
         "ancestors": [each for each in reversed(ancestors) if each.event_id != event.event_id],
-        "children": children,
+        "children": children.children if children else [],
         "siblings": siblings,
     }
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from starlette.responses import Response
 
 from holdfast.characters import shell_word
-from holdfast.console.filters import AddressFilter, moment, whole
+from holdfast.console.filters import AddressFilter, Fields, moment, whole
+from holdfast.console.newest import MOST, NewestFeed, feed_of
 from holdfast.console.page import Call, Page
+from holdfast.console.story import EVERY_HANDLER
 from holdfast.errors import ConfigurationError
-from holdfast.operator import EventLine
+from holdfast.operator import EventLine, Operator
 
 PAGE: Final = 50
 STATES: Final = {
@@ -75,10 +79,7 @@ async def show(call: Call) -> Response:
     before = call.query.get("before") or None
     async with call.operator() as operator:
         found = await operator.events.search(**which.arguments, before=before, limit=PAGE)
-    events: list[EventLine] = found.events
-    if which.status in ("pending", "delayed"):
-        now, later = call.now, which.status == "delayed"
-        events = [each for each in events if (each.available_at > now) == later]
+    events = _of_state(found.events, which, call.now)
     return call.render(
         "events.html",
         active="events",
@@ -90,8 +91,29 @@ async def show(call: Call) -> Response:
         next=found.next,
         searched_until=found.searched_until,
         first=before is None,
+        feed=feed_of("events", which.given) if before is None else None,
         now=call.now,
+        every_handler=EVERY_HANDLER,
     )
 
 
+async def _newest(operator: Operator, query: Fields) -> Sequence[str]:
+    """Return the ids of the newest rows of a filter."""
+    which = EventFilter.of(query)
+    found = await operator.events.search(**which.arguments, limit=MOST)
+    return [str(each.id) for each in _of_state(found.events, which, datetime.now(UTC))]
+
+
+def _given(query: Fields) -> Mapping[str, str]:
+    return EventFilter.of(query).given
+
+
+def _of_state(events: Sequence[EventLine], which: EventFilter, now: datetime) -> list[EventLine]:
+    """Return those that are due, or those that are not; the search knows only that they are pending."""
+    if which.status not in ("pending", "delayed"):
+        return list(events)
+    return [each for each in events if (each.available_at > now) == (which.status == "delayed")]
+
+
+FEED = NewestFeed("/events", _given, _newest)
 PAGES = (Page("/events", "events", get=show),)

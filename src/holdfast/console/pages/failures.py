@@ -6,13 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final, cast
+from uuid import UUID
 
 from starlette.responses import Response
 
 from holdfast.characters import shell_word
-from holdfast.console.filters import FailureFilter, Place, cursor_of
+from holdfast.console.filters import FailureFilter, Fields, Place, cursor_of
 from holdfast.console.formatting import code, code_block, plural
-from holdfast.console.page import Call, Page
+from holdfast.console.newest import MOST, NewestFeed, feed_of
+from holdfast.console.page import Call, Page, in_time
 from holdfast.errors import ConfigurationError
 from holdfast.operator import FailedEvent, FailureGroup, Generation, Operator, Selection
 
@@ -53,7 +55,7 @@ async def _groups(call: Call, which: FailureFilter) -> Response:
             alone = (await operator.failed.groups(Selection.group(focus))).groups
             chosen = alone[0] if alone else None
         inspected = await _inspect(call, operator, chosen or groups[0]) if chosen or groups else None
-        histograms = await _histograms(operator, listed)
+        histograms, late = await in_time(_histograms(operator, listed), {})
     return call.render(
         "failures.html",
         active="failures",
@@ -68,8 +70,11 @@ async def _groups(call: Call, which: FailureFilter) -> Response:
         inspected=inspected,
         focus=inspected.group.name if inspected else "",
         histograms=histograms,
+        late=late,
         hours=HOURS,
         missing=focus if focus and chosen is None else None,
+        feed=feed_of("failures", listed.given),
+        newest=_after(max(each.last_seen for each in groups)) if groups else "",
     )
 
 
@@ -90,7 +95,26 @@ async def _rows(call: Call, which: FailureFilter, tab: str) -> Response:
         rows=rows,
         next=cursor_of(rows[-1].failed_at, rows[-1].id) if more else None,
         first="before" not in call.query,
+        feed=feed_of("failures", {**which.given, "tab": tab}) if "before" not in call.query and not discarded else None,
+        newest=cursor_of(rows[0].failed_at, rows[0].id) if rows else "",
     )
+
+
+def _after(failed_at: datetime) -> str:
+    """Return the place behind every row of a moment, in the order of texts."""
+    return cursor_of(failed_at, UUID(int=2**128 - 1))
+
+
+async def _newest(operator: Operator, query: Fields) -> Sequence[str]:
+    """Return the places of the newest dead letters of a filter."""
+    found = await operator.failed.page(FailureFilter.of(query).selection(), limit=MOST)
+    return [cursor_of(each.failed_at, each.id) for each in found]
+
+
+def _given(query: Fields) -> Mapping[str, str]:
+    which, tab = FailureFilter.of(query), query.get("tab", "")
+    which.selection()
+    return {**which.given, "tab": tab} if tab in TABS else which.given
 
 
 async def _histograms(operator: Operator, which: FailureFilter) -> Mapping[str, Sequence[int]]:
@@ -181,6 +205,7 @@ def _markdown(group: FailureGroup, link: str) -> str:
     )
 
 
+FEED = NewestFeed("/failures", _given, _newest)
 PAGES = (
     Page("/failures", "failures", get=show),
     Page("/failures/note", "failures.note", post=note),

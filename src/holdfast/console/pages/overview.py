@@ -11,6 +11,7 @@ from typing import Any, Final
 from starlette.responses import Response
 
 from holdfast.console import charts, verdict
+from holdfast.console.handler_view import HandlerView
 from holdfast.console.page import Call, Page
 from holdfast.operator import FailureGroups, Flow, HandlerRates, HandlerStatus, Operator, Status
 
@@ -41,51 +42,18 @@ class Overview:
         return sum(each.tally.counts["failed"] for each in self.rates)
 
     @property
-    def worst(self) -> list[HandlerRow]:
+    def worst(self) -> list[HandlerView]:
         """The handlers, those with most failures of the last hour first."""
         rates = {each.handler_name: each for each in self.rates}
         rows = [
-            HandlerRow(each, rates.get(each.handler_name), self.failing.get(each.handler_name, {}))
+            HandlerView(each, rates.get(each.handler_name), self.failing.get(each.handler_name, {}))
             for each in self.handlers
         ]
-        return sorted((row for row in rows if not row.handler.retired), key=lambda row: row.order)
-
-
-@dataclass(frozen=True, slots=True)
-class HandlerRow:
-    """A handler with what it did in the last hour, and its failures of each hour of a day."""
-
-    handler: HandlerStatus
-    rates: HandlerRates | None
-    by_hour: Mapping[datetime, int]
-
-    @property
-    def failed(self) -> int:
-        return self.rates.tally.counts["failed"] if self.rates else 0
-
-    @property
-    def attempts(self) -> int:
-        counts = self.rates.tally.counts if self.rates else {}
-        return sum(counts.get(each, 0) for each in ("delivered", "retried", "failed"))
-
-    @property
-    def failing(self) -> float:
-        """The share of attempts that failed."""
-        counts = self.rates.tally.counts if self.rates else {}
-        bad = counts.get("retried", 0) + counts.get("failed", 0)
-        return bad / self.attempts if self.attempts else 0.0
-
-    @property
-    def state(self) -> str:
-        if self.handler.unserved:
-            return "unserved"
-        if self.failed:
-            return "failing"
-        return "retrying" if self.failing > 0.01 else "healthy" if self.attempts else "idle"
-
-    @property
-    def order(self) -> tuple[int, int, int, str]:
-        return (-self.failed, -self.handler.failed, -self.attempts, self.handler.handler_name)
+        shown = (row for row in rows if not row.handler.retired)
+        return sorted(
+            shown,
+            key=lambda row: (-row.counted("failed"), -row.handler.failed, -row.attempts, row.handler.handler_name),
+        )
 
 
 class OverviewFeed:

@@ -6,10 +6,13 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final
 
 from starlette.responses import Response
 
+from holdfast.console import plan_chart
 from holdfast.console.actions import Action, Done, Question, number_of, pages_of
 from holdfast.console.formatting import code, count, first_line, moment, percent, plural
 from holdfast.console.page import Call, Page, zone_of
@@ -17,9 +20,10 @@ from holdfast.console.pages.plans import by_group, what
 from holdfast.console.plan_view import PlanView
 from holdfast.console.story import compare
 from holdfast.errors import ConfigurationError
-from holdfast.operator import AuditLine, Operator, PlanReport, Refused
+from holdfast.operator import AuditLine, Operator, PlanOutcomes, PlanReport, Refused
 
 FAILED_AT_ONCE: Final = 10
+STEPS: Final = 60  # of the chart
 _STARTING: Final = 2.0  # seconds that the answer waits for a run to begin
 _LOG: Final = 200
 
@@ -32,6 +36,8 @@ class FoundPlan:
     again: Sequence[Any]
     next: int | None
     log: Sequence[AuditLine]
+    outcomes: Sequence[PlanOutcomes]
+    at: datetime
 
     @property
     def view(self) -> PlanView:
@@ -58,14 +64,17 @@ class PlanFeed:
         again = await operator.plans.failed_again(number, limit=FAILED_AT_ONCE)
         report = await operator.plans.detail(number)
         lines = await operator.audit.page(action="plan", since=plan.created_at, limit=_LOG)
-        return FoundPlan(
-            report, again.rows, again.next, [each for each in lines if each.arguments.get("plan") == number]
-        )
+        about = [each for each in lines if each.arguments.get("plan") == number]
+        outcomes = await operator.plans.outcomes(number, steps=STEPS)
+        return FoundPlan(report, again.rows, again.next, about, outcomes, datetime.now(UTC))
 
     def fragments(self, value: FoundPlan) -> Mapping[str, tuple[str, dict[str, Any]]]:
         """Return the live parts. What may be done stands outside of them: it depends on who looks."""
         shown = _shown(value)
-        return {f"plan-{name}": (f"plan/{name}.html", shown) for name in ("head", "progress", "guard", "again", "log")}
+        return {
+            f"plan-{name}": (f"plan/{name}.html", shown)
+            for name in ("head", "progress", "outcomes", "guard", "again", "log")
+        }
 
 
 async def show(call: Call) -> Response:
@@ -174,6 +183,8 @@ def _shown(found: FoundPlan) -> dict[str, Any]:
         "same": sum(same is True for _, same in rows),
         "other": sum(same is False for _, same in rows),
         "log": found.log,
+        "outcomes": found.outcomes,
+        "drawn": partial(plan_chart.outcomes, found.outcomes, found.report.plan, found.at),
     }
 
 

@@ -3,12 +3,14 @@
   "use strict";
   const $ = (s, e = document) => e.querySelector(s), $$ = (s, e = document) => [...e.querySelectorAll(s)];
   const body = document.body, prefix = body.dataset.prefix || "", main = $("#main");
+  const listen = document.addEventListener.bind(document), enc = encodeURIComponent, stop = (e) => e.preventDefault(),
+    make = document.createElement.bind(document);
   const cookie = (name, value) => {
-    document.cookie = `holdfast_${name}=${encodeURIComponent(value)};path=/;max-age=31536000;samesite=strict` +
+    document.cookie = `holdfast_${name}=${enc(value)};path=/;max-age=31536000;samesite=strict` +
       (location.protocol === "https:" ? ";secure" : "");
   };
 
-  // --- times ---
+  // times
   const span = (s) => {
     if (s < 60) return `${Math.floor(s)} s`;
     const m = Math.floor(s / 60), h = Math.floor(m / 60), d = Math.floor(h / 24);
@@ -28,7 +30,7 @@
     $$(".copy[hidden]", root).forEach((b) => { b.hidden = false; });
   };
 
-  // --- copying ---
+  // copying
   const copy = async (text, button) => {
     try { await navigator.clipboard.writeText(text); } catch { return; }
     say("copied");
@@ -41,13 +43,12 @@
     if (bad && Date.now() - said > 10000) { said = Date.now(); say(`${bad.textContent} failed`); }
   };
 
-  // --- live parts ---
+  // live parts
   const toggle = $("[data-live-toggle]");
   let source = null, paused = false, at = 0, failures = 0, away = 0;
   const inUse = (part) => {
     const chosen = getSelection();
-    return part.contains(document.activeElement) && document.activeElement !== document.body ||
-      $("details[open]", part) || $("input:checked", part) ||
+    return $(":focus,details[open],input:checked", part) ||
       (chosen && !chosen.isCollapsed && part.contains(chosen.anchorNode));
   };
   const swap = (id, html) => {
@@ -57,7 +58,13 @@
     part.innerHTML = html;
     if (current) $(`[data-nav="${current}"]`, part)?.setAttribute("aria-current", "page");
     wake(part);
-    if (id === "nav-counts") sayCounts();
+    if (id === "nav-counts") { sayCounts(); $(".badge").textContent = $("[data-nav=failures] .n")?.textContent || ""; }
+    if (id === "newest") countNew(part);
+  };
+  const countNew = (part) => {  // the rows stay where they are
+    const link = $("a", part), n = link.dataset.places.split(" ").filter((p) => p > part.dataset.first).length;
+    $("b", link).textContent = n < link.dataset.most ? n : `${n}+`;
+    link.hidden = !n;
   };
   const showAge = () => {
     if (!toggle || !at) return;
@@ -74,9 +81,9 @@
   };
   const open = () => {
     if (!main?.dataset.feed || source || paused || document.hidden) return;
-    const feed = encodeURIComponent(main.dataset.feed);
+    const feed = enc(main.dataset.feed);
     const parts = $$("[data-live]").map((e) => e.id).join(",");
-    source = new EventSource(`${prefix}/live?feed=${feed}&parts=${parts}&version=${encodeURIComponent(main.dataset.version || "")}`);
+    source = new EventSource(`${prefix}/live?feed=${feed}&parts=${parts}&version=${enc(main.dataset.version || "")}`);
     source.onmessage = async (event) => {
       failures = 0;
       const m = JSON.parse(event.data);
@@ -86,7 +93,7 @@
       else if (m.at) { at = m.at; if (away) setAway(0); showAge(); }
       else if (m.html !== undefined) swap(m.id, m.html);
       else if (m.fetch) {
-        const answer = await fetch(`${prefix}/fragment?feed=${feed}&id=${encodeURIComponent(m.id)}`);
+        const answer = await fetch(`${prefix}/fragment?feed=${feed}&id=${enc(m.id)}`);
         if (answer.ok && !paused) swap(m.id, await answer.text());
       }
     };
@@ -107,13 +114,13 @@
   if (toggle) {
     toggle.hidden = false;
     toggle.addEventListener("click", pause);
-    document.addEventListener("visibilitychange", () => document.hidden ? shut() : open());
+    listen("visibilitychange", () => document.hidden ? shut() : open());
     at = Date.now() / 1000;
     open();
   }
   setInterval(() => { if (!paused) tick(); showAge(); }, 2000);
 
-  // --- theme and zone ---
+  // theme and zone
   const theme = () => {
     const root = document.documentElement;
     const dark = root.dataset.theme === "dark" || root.dataset.theme === "system" && matchMedia("(prefers-color-scheme: dark)").matches;
@@ -126,27 +133,33 @@
     location.reload();
   };
 
-  // --- dialogs ---
+  const more = () => {
+    const on = location.hash !== "#more";
+    location.hash = on ? "more" : "main";
+    (on ? $("#more [data-nav]") : $("[data-more]")).focus();
+  };
+
+  // dialogs
   let opener = null;
   const show = (dialog) => { opener = document.activeElement; dialog.showModal(); };
-  document.addEventListener("close", (e) => { if (e.target.tagName === "DIALOG") opener?.focus?.(); }, true);
-  document.addEventListener("click", (e) => {
+  listen("close", (e) => { if (e.target.tagName === "DIALOG") opener?.focus?.(); }, true);
+  listen("click", (e) => {
     const on = (s) => e.target.closest(s);
     if (e.target.tagName === "DIALOG") e.target.close();
     else if (on("[data-copy]")) copy(on("[data-copy]").dataset.copy, on("[data-copy]"));
     else if (on("[data-help]")) show($("#help"));
-    else if (on("[data-theme-switch]")) { e.preventDefault(); theme(); }
-    else if (on("[data-zone-switch]")) { e.preventDefault(); zone(); }
-    else if (on("[data-more]")) { e.preventDefault(); $(".side").scrollIntoView(); $(".side a").focus(); }
-    else if (on("[data-close]")) { const d = on("dialog"); if (d) { e.preventDefault(); d.close(); } }
+    else if (on("[data-theme-switch]")) { stop(e); theme(); }
+    else if (on("[data-zone-switch]")) { stop(e); zone(); }
+    else if (on("[data-more]")) { stop(e); more(); }
+    else if (on("[data-close]")) { const d = on("dialog"); if (d) { stop(e); d.close(); } }
   });
   // A dry run is a page of its own; with a script it is shown in a dialog.
-  document.addEventListener("submit", async (e) => {
+  listen("submit", async (e) => {
     const form = e.target, button = e.submitter;
     if (form.method === "dialog") return;
-    if (button) button.setAttribute("aria-busy", "true");
+    button?.setAttribute("aria-busy", "true");
     if (form.dataset.dialog === undefined) return;
-    e.preventDefault();
+    stop(e);
     const data = new URLSearchParams(new FormData(form, button));
     try {
       const address = button?.getAttribute("formaction") || form.getAttribute("action") || location.href;
@@ -155,7 +168,7 @@
       const found = page.getElementById("confirm") || page.querySelector(".problem");
       let dialog = $("#dialog");
       if (!dialog) {
-        dialog = document.createElement("dialog");
+        dialog = make("dialog");
         dialog.id = "dialog"; dialog.className = "sheet";
         body.append(dialog);
       }
@@ -168,7 +181,7 @@
     finally { button?.removeAttribute("aria-busy"); }
   });
 
-  // --- palette ---
+  // palette
   const palette = $("#palette"), results = $("#palette ul"), box = $("#palette input");
   let asked = 0, place = -1;
   const mark = (n) => {
@@ -179,10 +192,10 @@
   };
   const ask = async () => {
     const mine = ++asked;
-    const answer = await fetch(`${prefix}/palette?q=${encodeURIComponent(box.value.slice(0, 500))}`);
+    const answer = await fetch(`${prefix}/palette?q=${enc(box.value.slice(0, 500))}`);
     if (!answer.ok || mine !== asked) return;
     results.replaceChildren(...(await answer.json()).map((r) => {
-      const li = document.createElement("li"), a = document.createElement("a"), small = document.createElement("small");
+      const li = make("li"), a = make("a"), small = make("small");
       a.href = r.url; a.textContent = r.label; small.textContent = r.kind;
       li.setAttribute("role", "option");
       a.append(small); li.append(a);
@@ -193,11 +206,11 @@
   const find = () => { if (!palette.open) { box.value = ""; show(palette); ask(); } };
   box?.addEventListener("input", () => { clearTimeout(find.timer); find.timer = setTimeout(ask, 120); });
   palette?.addEventListener("keydown", (e) => {
-    if (e.key === "ArrowDown" || e.key === "ArrowUp") { e.preventDefault(); mark(place + (e.key === "ArrowDown" ? 1 : -1)); }
-    if (e.key === "Enter" && place >= 0) { e.preventDefault(); $$("li a", results)[place].click(); }
+    if (e.key === "ArrowDown" || e.key === "ArrowUp") { stop(e); mark(place + (e.key === "ArrowDown" ? 1 : -1)); }
+    if (e.key === "Enter" && place >= 0) { stop(e); $$("li a", results)[place].click(); }
   });
 
-  // --- rows and keys ---
+  // rows and keys
   let row = -1, lastChosen = -1;
   const rows = () => $$("[data-row]");
   const go = (n) => {
@@ -212,8 +225,7 @@
     const mark = $("input[type=checkbox]", rows()[n] || body);
     if (rows()[n] && mark) { mark.checked = on ?? !mark.checked; mark.dispatchEvent(new Event("change", { bubbles: true })); lastChosen = n; }
   };
-  // What a bar says of the chosen rows.
-  document.addEventListener("change", (e) => {
+  listen("change", (e) => {
     const form = e.target.closest("form[data-choose]");
     if (!form) return;
     const chosen = $$("input[name=chosen]:checked", form);
@@ -226,14 +238,14 @@
   $$("form[data-choose] .bulk").forEach((bar) => { bar.hidden = true; });
   const press = (selector) => { const found = $(selector, $("dialog[open]") || document); if (found) { found.focus(); found.click(); } return !!found; };
   let before = "";
-  document.addEventListener("keydown", (e) => {
-    if ((e.ctrlKey || e.metaKey) && e.key.toLowerCase() === "k") { e.preventDefault(); find(); return; }
+  listen("keydown", (e) => {
+    if ((e.ctrlKey || e.metaKey) && e.key.toLowerCase() === "k") { stop(e); find(); return; }
     if (e.ctrlKey || e.metaKey || e.altKey || body.dataset.keys === "off") return;
     const typing = e.target.matches("input:not([type=checkbox]),textarea,select");
     if (typing) { if (e.key === "Escape") e.target.blur(); return; }
     if ($("dialog[open]")) return;
     const was = before; before = "";
-    if (was === "g") { const link = $(`[data-go="${CSS.escape(e.key)}"]`); if (link) { e.preventDefault(); link.click(); } return; }
+    if (was === "g") { const link = $(`[data-go="${CSS.escape(e.key)}"]`); if (link) { stop(e); link.click(); } return; }
     if (was === "*" && e.key === "a") { rows().forEach((_, i) => choose(i, true)); return; }
     const act = {
       g: () => { before = "g"; }, "*": () => { before = "*"; },
@@ -245,8 +257,9 @@
       c: () => { const id = $("[data-id]"); if (id) copy(id.dataset.id); }, C: () => copy($(".cli code")?.textContent || ""),
     }[e.key];
     if (e.key === " " && (e.target.matches("button,a,summary,input") || !toggle)) return;
-    if (act) { e.preventDefault(); act(); }
-    else if (/^[rdnepu]$/.test(e.key) && press(`[data-key=${e.key}]`)) e.preventDefault();
+    if (e.key === "Escape" && location.hash === "#more") more();
+    if (act) { stop(e); act(); }
+    else if (/^[rdnepu]$/.test(e.key) && press(`[data-key=${e.key}]`)) stop(e);
   });
 
   wake(document);

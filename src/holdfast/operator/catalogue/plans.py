@@ -11,7 +11,7 @@ from holdfast.operator.catalogue.selecting import Chosen
 from holdfast.operator.catalogue.verb import Arguments, Catalogue, Change, Limit, Whole
 from holdfast.operator.operator import Operator
 from holdfast.operator.plans import PlanChange, PlanReport
-from holdfast.postgres.operations.plans import FailedAgain, Plan
+from holdfast.postgres.operations.plans import FailedAgain, Plan, PlanOutcomes
 
 VERBS = Catalogue()
 
@@ -42,6 +42,10 @@ class FailedIn(Numbered):
     limit: Limit = 50
 
 
+class OutcomesOf(Numbered):
+    steps: Annotated[int, Field(ge=1, le=200, description="Into how many steps of time to count them.")] = 60
+
+
 class Turn(Numbered, Change):
     pass
 
@@ -66,6 +70,12 @@ async def show(operator: Operator, given: Numbered) -> PlanReport:
 async def failed(operator: Operator, given: FailedIn) -> FailedAgain:
     """What failed again after a plan had replayed it, in the plan's order."""
     return await operator.plans.failed_again(given.plan, after=given.after, limit=given.limit)
+
+
+@VERBS.reads("plans.outcomes")
+async def outcomes(operator: Operator, given: OutcomesOf) -> list[PlanOutcomes]:
+    """What became of what a plan has replayed, in steps of when it was replayed."""
+    return await operator.plans.outcomes(given.plan, steps=given.steps)
 
 
 @VERBS.changes("plans.create")

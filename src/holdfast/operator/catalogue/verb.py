@@ -41,10 +41,17 @@ def _printable(value: str) -> str:
     return value
 
 
-def _is_written_out(value: object) -> object:
-    if isinstance(value, str) and not _DATE(value):  # 0.5 would be a time of 1970
-        raise ValueError("is not a date and time like 2026-01-31T08:00:00Z")
-    return value
+def _written_out(value: object) -> object:
+    """Return the moment of a text. Pydantic takes 0.5 for one of 1970, and, being strict, no text after a check."""
+    if not isinstance(value, str):
+        return value
+    problem = "is not a date and time like 2026-01-31T08:00:00Z"
+    if not _DATE(value):
+        raise ValueError(problem)
+    try:
+        return datetime.fromisoformat(value)
+    except ValueError:
+        raise ValueError(problem) from None
 
 
 def _within_calendars(value: datetime) -> datetime:
@@ -58,7 +65,7 @@ Name = Annotated[Text, Field(min_length=1, max_length=200)]
 Key = Annotated[Text, Field(min_length=1, max_length=1_020)]
 Cursor = Annotated[Text, Field(min_length=1, max_length=200)]
 Id = UUID
-Moment = Annotated[AwareDatetime, BeforeValidator(_is_written_out), AfterValidator(_within_calendars)]
+Moment = Annotated[AwareDatetime, BeforeValidator(_written_out), AfterValidator(_within_calendars)]
 Limit = Annotated[int, Field(ge=1, le=LONGEST_PAGE, description="How many to return at most.")]
 Whole = Annotated[int, Field(ge=0, le=LARGEST)]
 Reason = Annotated[Text, Field(min_length=1, max_length=500, description="The reason, for the audit.")]

@@ -111,6 +111,17 @@ class FailedAgain:
 
 
 @dataclass(frozen=True, slots=True)
+class PlanOutcomes:
+    """What became of the rows that a plan has replayed in one step of time."""
+
+    start: datetime
+    step: timedelta
+    delivered: int
+    failed: int
+    waiting: int  # their outcome is not known yet
+
+
+@dataclass(frozen=True, slots=True)
 class PlanState:
     """The state of a plan before and after a change."""
 
@@ -195,6 +206,11 @@ async def failed_again(statements: Statements, plan: int, *, after: int, limit: 
     values = {"plan": plan, "after": after, "most": limit, "error_length": ERROR_LENGTH}
     rows = [FailedAgainRow(**row) for row in await statements.fetch("list_failed_again", **values)]
     return FailedAgain(plan, rows, rows[-1].position if len(rows) == limit else None)
+
+
+async def outcomes(statements: Statements, plan: int, *, steps: int) -> list[PlanOutcomes]:
+    """What became of what the plan has replayed, by when it was replayed."""
+    return [PlanOutcomes(**row) for row in await statements.fetch("count_plan_outcomes", plan=plan, steps=steps)]
 
 
 async def change_state(

@@ -176,6 +176,22 @@ LEFT JOIN LATERAL (
     LIMIT 1) o ON true
 ORDER BY r.position;
 
+-- name: count_plan_outcomes
+-- What became of the rows that a plan has replayed, in steps of when it replayed them; a step is a second at least. A plan
+-- has 100,000 rows at most, all of which are read, as for its progress.
+SELECT p.first_at + t.number * p.step AS start, p.step,
+       count(*) FILTER (WHERE t.state = 'delivered')::int AS delivered,
+       count(*) FILTER (WHERE t.state = 'failed')::int AS failed,
+       count(*) FILTER (WHERE t.state = 'replayed')::int AS waiting
+FROM (SELECT min(r.replayed_at) AS first_at,
+             greatest(max(r.replayed_at) - min(r.replayed_at), interval '0') / :steps::int + interval '1 second' AS step
+      FROM core.plan_rows r WHERE r.plan_id = :plan::bigint) p
+CROSS JOIN LATERAL (
+    SELECT r.state, floor(extract(epoch FROM r.replayed_at - p.first_at) / extract(epoch FROM p.step))::int AS number
+    FROM core.plan_rows r WHERE r.plan_id = :plan::bigint AND r.replayed_at IS NOT NULL) t
+GROUP BY 1, 2
+ORDER BY 1;
+
 -- name: read_time
 SELECT now() AS now;
 
