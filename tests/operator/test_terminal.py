@@ -1,0 +1,111 @@
+"""The command line at a real terminal (OPS-1): interrupted, cut off from the database, its output closed or full."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import psycopg
+import pytest
+
+from holdfast.cli import main
+from tests.operator.support import ACTOR, HANDLER, ROOT, fail
+from tests.operator.test_commands import made
+
+pytestmark = [pytest.mark.operator, pytest.mark.newest_postgres]
+
+DEADLINE = 30.0
+PROGRAM = (sys.executable, "-c", "from holdfast.cli import main; main()")
+ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+class Terminal:
+    """A command at a terminal of 80 columns, and what it has shown."""
+
+    def __init__(self, process: subprocess.Popen[bytes], master: int) -> None:
+        self.process, self._master, self.shown = process, master, ""
+
+    def until(self, is_so: Callable[[str], bool]) -> None:
+        """Read until what was shown is as expected, or the command has ended."""
+        end = time.monotonic() + DEADLINE
+        while not is_so(self.shown):
+            assert time.monotonic() < end, f"it shows {self.shown!r}"
+            if select.select([self._master], [], [], 0.1)[0]:
+                try:
+                    self.shown += ANSI.sub("", os.read(self._master, 65536).decode(errors="replace"))
+                except OSError:  # Linux says so that nobody has the other end any more
+                    break
+
+    def interrupt(self) -> None:
+        """Press Ctrl-C until the command ends: the first may come just before it waits for the keyboard."""
+        end = time.monotonic() + DEADLINE
+        while self.process.poll() is None and time.monotonic() < end:
+            self.process.send_signal(signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(timeout=1.0)
+
+    def ends(self) -> int:
+        """Read to the end, and return the exit code."""
+        self.until(lambda _: self.process.poll() is not None and not select.select([self._master], [], [], 0)[0])
+        return self.process.wait(timeout=DEADLINE)
+
+
+@contextmanager
+def terminal(dsn: str, *arguments: str) -> Iterator[Terminal]:
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    environment |= {"HOLDFAST_DSN": dsn, "HOLDFAST_ACTOR": ACTOR, "TERM": "xterm"}
+    process = subprocess.Popen(
+        [*PROGRAM, *arguments], cwd=ROOT, env=environment, stdin=slave, stdout=slave, stderr=slave
+    )
+    os.close(slave)
+    try:
+        yield Terminal(process, master)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(master)
+
+
+def rows(dsn: str, query: str) -> list[Any]:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        return connection.execute(query).fetchall()  # type: ignore[call-overload, no-any-return]
+
+
+def test_an_interrupt_ends_a_question(dsn: str) -> None:
+    """OPS-1: Ctrl-C is a no, and nothing is changed. One that asyncio takes ends with 130, and only the second does."""
+    made(dsn, fail, 3)
+    with terminal(dsn, "failed", "discard", "--handler", HANDLER) as screen:
+        screen.until(lambda shown: "Discard 3 events? [y/N]" in shown)
+        screen.interrupt()
+        assert screen.ends() == 1
+        assert "Aborted!" in screen.shown and "Traceback" not in screen.shown
+    assert rows(dsn, "SELECT FROM core.outbox WHERE deleted_at IS NOT NULL") == []
+
+
+def test_an_interrupt_before_the_command_begins(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OPS-1: imports take longer than most commands, and Ctrl-C meets them."""
+
+    def interrupted(*_used: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("holdfast.cli.app.command_tree", interrupted)
+    with pytest.raises(SystemExit) as end:
+        main(["status"])
+    assert end.value.code == 130
+    assert capsys.readouterr() == ("", "")
