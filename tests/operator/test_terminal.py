@@ -82,7 +82,7 @@ def terminal(dsn: str, *arguments: str) -> Iterator[Terminal]:
 
 def rows(dsn: str, query: str) -> list[Any]:
     with psycopg.connect(dsn, autocommit=True) as connection:
-        return connection.execute(query).fetchall()  # type: ignore[call-overload, no-any-return]
+        return connection.execute(query).fetchall()
 
 
 def test_an_interrupt_ends_a_question(dsn: str) -> None:

@@ -85,6 +85,7 @@ def as_data(schema: str, found: Status, did: Rates) -> dict[str, Any]:
         "workers": [asdict(worker) for worker in found.workers],
         "workers_left_out": found.workers.left_out,
         "handlers_limited": [asdict(flow) for flow in found.flows],
+        "blocked_keys": [asdict(each) for each in found.blocked],
         "rates": rates.as_data(did),
     }
 
@@ -171,6 +172,12 @@ def warnings(found: Status) -> list[str]:
                 f"the breaker of {flow.handler_name} is open since {output.shown(flow.opened_at)}, "
                 f"{flow.failed_probes} probes have failed; its events wait: holdfast handlers show {flow.handler_name}"
             )
+    said += [
+        f"{output.counted(each.keys, 'ordering key')} of {each.handler_name} {'is' if each.keys == 1 else 'are'} "
+        f"blocked by dead letters since {output.shown(each.since)}; what is behind them waits: "
+        f"holdfast keys blocked --handler {each.handler_name}"
+        for each in found.blocked
+    ]
     if found.wakeup_mode is None:
         said.append("the trigger outbox_bell is missing; holdfast notify when_idle makes it")
     return said
