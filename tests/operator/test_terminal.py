@@ -48,6 +48,9 @@ class Terminal:
                 except OSError:  # Linux says so that nobody has the other end any more
                     break
 
+    def type(self, keys: str) -> None:
+        os.write(self._master, keys.encode())
+
     def interrupt(self) -> None:
         """Press Ctrl-C until the command ends: the first may come just before it waits for the keyboard."""
         end = time.monotonic() + DEADLINE
@@ -94,6 +97,56 @@ def test_an_interrupt_ends_a_question(dsn: str) -> None:
         assert screen.ends() == 1
         assert "Aborted!" in screen.shown and "Traceback" not in screen.shown
     assert rows(dsn, "SELECT FROM core.outbox WHERE deleted_at IS NOT NULL") == []
+
+
+def test_a_watch_outlives_the_connection(dsn: str) -> None:
+    """OPS-1: a failover is when it is looked at. It says so, looks again, and ends with Ctrl-C."""
+    with terminal(dsn, "status", "--watch", "--interval", "0.2") as screen:
+        screen.until(lambda shown: "no workers" in shown)
+        # The next session is refused once, before it is served again.
+        gone = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'holdfast operator'"
+        assert rows(dsn, gone) == [(True,)]
+        screen.until(lambda shown: "the database does not answer" in shown)
+        seen = screen.shown.rindex("the database does not answer")
+        screen.until(lambda shown: "no workers" in shown[seen:].partition("schema core")[2].partition("schema core")[2])
+        screen.interrupt()
+        assert screen.ends() == 0
+        assert "Traceback" not in screen.shown
+
+
+def test_a_connection_that_is_lost_at_the_question_has_a_remedy(dsn: str) -> None:
+    """OPS-1: nothing was changed, and how to find that out is said."""
+    made(dsn, fail, 2)
+    with terminal(dsn, "failed", "discard", "--handler", HANDLER) as screen:
+        screen.until(lambda shown: "[y/N]" in shown)
+        gone = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'holdfast operator'"
+        assert rows(dsn, gone) == [(True,)]
+        screen.type("y\n")
+        assert screen.ends() == 1
+        assert "try: run it again; if it changes something, holdfast audit says" in " ".join(screen.shown.split())
+
+
+@pytest.mark.parametrize("closed", ["stdin", "stdout", "stderr"])
+def test_a_stream_that_is_closed_is_no_fault(dsn: str, closed: str) -> None:
+    """OPS-1: as `holdfast ... >&-` in a script."""
+    number = {"stdin": 0, "stdout": 1, "stderr": 2}[closed]
+    script = f'exec {number}>&-; exec "$@"'
+    environment = {**os.environ, "HOLDFAST_DSN": dsn}
+    arguments = ["sh", "-c", script, "sh", *PROGRAM, "handlers", "list"]
+    ended = subprocess.run(arguments, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=DEADLINE)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout == ("" if closed == "stdout" else "none\n")
+
+
+def test_a_full_disk_is_not_taken_for_the_database(dsn: str) -> None:
+    """OPS-1: the remedy is about what is wrong."""
+    environment = {**os.environ, "HOLDFAST_DSN": dsn}
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(
+            [*PROGRAM, "handlers", "list"], cwd=ROOT, env=environment, stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert ended.returncode == 1
+    assert "No space left" in ended.stderr and "try: make room where the output goes" in ended.stderr
 
 
 def test_an_interrupt_before_the_command_begins(
