@@ -30,6 +30,7 @@ _LARGEST_FILE = 1_000_000
 _AGAIN = "  … and again"
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _OWN_PACKAGE = __name__.partition(".")[0]
+_RETURNED = f"{_OWN_PACKAGE}.batch"
 _LIBRARIES = tuple(
     f"{os.path.realpath(folder)}{os.sep}"
     for name in ("stdlib", "platstdlib", "purelib", "platlib")
@@ -95,12 +96,18 @@ def _frames_of(traceback: TracebackType | None) -> tuple[Frame, ...]:
     known = _known.get(key)
     if known is None:
         frames = [_frame_of(each) for each in found]
-        start = next((n for n, frame in enumerate(frames) if frame.package != _OWN_PACKAGE), 0)
+        own = len(frames) if _was_returned(found) else 0
+        start = next((n for n, frame in enumerate(frames) if frame.package != _OWN_PACKAGE), own)
         if len(_known) >= _MOST_KNOWN:
             _known.clear()
         # The code is kept: otherwise another could get its id.
         known = _known[key] = tuple(frames[start:]), [each.tb_frame.f_code for each in found]
     return known[0]
+
+
+def _was_returned(traceback: Sequence[TracebackType]) -> bool:
+    """Whether a batch handler has returned the error, for one event: then it was raised nowhere in the user's code."""
+    return bool(traceback) and traceback[-1].tb_frame.f_globals.get("__name__") == _RETURNED
 
 
 def place_of(error: BaseException, frames: Sequence[Frame], home: str) -> Frame | None:

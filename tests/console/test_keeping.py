@@ -11,9 +11,11 @@ import pytest
 
 from holdfast.access.principal import Role
 from holdfast.console import Console
+from holdfast.operator import Operator
 from tests.console import fleet, shop
 from tests.console.asking import acted, ask, confirm
 from tests.console.conftest import Browser
+from tests.operator.support import HANDLER, block, fail
 
 pytestmark = [pytest.mark.console, pytest.mark.newest_postgres]
 
@@ -165,6 +167,21 @@ async def test_the_audit_is_filtered_and_goes_on(staffed: str, db: asyncpg.Conne
         assert "handler.pause" in named and "the partner asked for it" in named and "line 1”" not in named
         assert "holdfast audit --action handler" in named
         assert "No line matches" in (await browser.get("/audit", params={"actor": "nobody"})).text
+
+
+async def test_the_audit_has_the_head_of_a_released_key(
+    staffed: str, db: asyncpg.Connection, consoles: Consoles
+) -> None:
+    """OPS-3, LSN-9: what a verb found is an id here, and no number; every skin shows the line."""
+    (head,) = await fail(db)
+    await block(db, head, "order-17")
+    assert await db.fetchval("SELECT core.key_release($1, 'order-17', $2)", HANDLER, ADA) == head
+    async with Browser(consoles(staffed)) as browser:
+        answer = await browser.get("/audit")
+        assert answer.status_code == 200 and f"head {head}" in answer.text
+    async with Operator(staffed, actor=ADA) as operator:
+        (line,) = await operator.audit.page(action="key.release")
+    assert (line.counts, line.arguments["head"]) == ({}, str(head))
 
 
 async def test_the_doctor_says_what_to_do(filled: str, consoles: Consoles) -> None:

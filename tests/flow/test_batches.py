@@ -225,3 +225,28 @@ async def test_publishing_in_bulk_is_one_statement(dsn: str, conn: asyncpg.Conne
     receipts = await conn.fetch(query)
     assert sum(row["n"] for row in receipts) == 100
     assert sum(sent.values()) == len(receipts)
+
+
+async def test_an_error_that_is_returned_was_raised_nowhere(dsn: str, conn: asyncpg.Connection) -> None:
+    """LSN-12: a dead letter names a line of the user's code or none, and never one of ours."""
+    registry = HandlerRegistry()
+
+    @registry.handler("order.placed", name="ledger.book_many", batch=10, within="10ms", retry=ONCE)
+    async def book_many(events: list[EventEnvelope]) -> list[Any]:
+        async def book(event: EventEnvelope) -> None:
+            raise ValueError("no such account")
+
+        if events[0].payload["n"] == 0:
+            return [LookupError("no amount") for _ in events]
+        return await asyncio.gather(*map(book, events), return_exceptions=True)
+
+    for number in range(2):  # alone, as one that is retried is
+        await conn.execute(
+            "INSERT INTO core.outbox (event_type, source, payload) VALUES ('order.placed', 'shop', $1::text::jsonb)",
+            f'{{"n": {number}}}',
+        )
+        async with running(dsn, registry, **SETTINGS):
+            await drained(conn)
+    rows = await conn.fetch("SELECT last_error, raised_at FROM core.failed ORDER BY failed_at")
+    assert rows[0]["last_error"] == "LookupError: no amount" and rows[0]["raised_at"] is None
+    assert rows[1]["raised_at"].startswith("tests/flow/test_batches.py:")

@@ -61,6 +61,17 @@ async def fail_with(
     return ids
 
 
+async def block(conn: asyncpg.Connection, id: UUID, key: str, *, handler: str = HANDLER) -> None:
+    """Let a dead letter be the head of an ordering key, as the worker that began it has left it."""
+    await conn.execute("UPDATE core.outbox SET ordering_key = $2 WHERE id = $1", id, key)
+    await conn.execute(
+        "INSERT INTO core.ordering_heads (handler_name, ordering_key, head_id, blocks) VALUES ($1, $2, $3, true)",
+        handler,
+        key,
+        id,
+    )
+
+
 def driver_of(operator: Operator) -> asyncpg.Connection:
     """The connection of an operator, for tests that change its role."""
     return operator._session.connection.driver

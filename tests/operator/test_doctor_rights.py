@@ -78,7 +78,7 @@ async def test_a_login_without_rights_is_told_what_it_lacks(dsn: str, visitor: V
     unseen = set(spots[f"GRANT holdfast_operator TO {visitor.name};"].split(", "))
     assert unseen == {
         "release", "listeners", "generations", "channels", "handlers", "routes", "routing", "leases", "single-rows",
-        "schedules", "slots", "declarations", "sources", "locks", "clock-steps", "workers",
+        "keys", "schedules", "slots", "declarations", "sources", "locks", "clock-steps", "workers",
         "rollup", "growth", "weekly-times", "weekly-failures",
         "partitions", "partitions-ahead", "partitions-conversion", "partitions-kept",
     }  # fmt: skip

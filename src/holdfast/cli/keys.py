@@ -7,6 +7,7 @@ from uuid import UUID
 
 import typer
 
+from holdfast.characters import shell_word
 from holdfast.cli import output
 from holdfast.cli.command_group import command_group
 from holdfast.cli.options import Change, HandlerArgument, JsonOption, Target, Where, spread
@@ -27,6 +28,7 @@ def blocked(
     found = where.run(lambda operator: operator.keys.blocked(handler, limit=limit))
     if as_json:
         output.print_json(found)
+        output.print_left_out(found, limit, as_json=True)
         return
     output.print_table(
         ("key", "handler", "head", "event type", "since", "followers", "reason"),
@@ -35,8 +37,12 @@ def blocked(
             for e in found
         ],
     )
+    output.print_left_out(found, limit)
     if found:
-        output.print_line("Replay the head, discard it, or let the key go on: holdfast keys release HANDLER KEY")
+        first = f"{shell_word(found[0].handler_name)} {shell_word(found[0].ordering_key)}"
+        output.print_line(
+            f"Replay the head, discard it, or let the key go on; for the first of them: holdfast keys release {first}"
+        )
 
 
 @app.command()
@@ -52,6 +58,7 @@ def release(
     async def act(operator: Operator) -> UUID | None:
         head = await operator.keys.release(handler, key, reason=change.reason, dry_run=True)
         if head is None:
+            await operator.handlers.show(handler)  # a name that is misspelt is no key that is free
             return None
         change.confirm(f"Let the events of {key} go on without {head} at {handler}?")
         return head if change.dry_run else await operator.keys.release(handler, key, reason=change.reason)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from typing import Annotated, Any, TypeVar, get_type_hints
@@ -91,6 +93,16 @@ class Where:
         return asyncio.run(connected())
 
 
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let Ctrl-C end a question. asyncio would only cancel the task, which waits for the answer and not in the loop."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def _say_on_terminal(what: str) -> None:
     if sys.stderr.isatty():
         print(output.clean(what), file=sys.stderr)
@@ -127,7 +139,8 @@ class Change:
             return
         if not sys.stdin.isatty():
             raise ConfigurationError("--yes", f"is needed without a terminal: {question}", "add --yes or --dry-run")
-        typer.confirm(question, abort=True, err=True)
+        with _interruptible():
+            typer.confirm(question, abort=True, err=True)
 
     @property
     def would(self) -> str:

@@ -5,6 +5,8 @@ On a terminal they are broken at words.
 
 from __future__ import annotations
 
+import errno
+import re
 import sys
 from typing import Final
 
@@ -13,9 +15,13 @@ from rich.console import Console
 from holdfast.cli.output import clean, wrapped
 from holdfast.errors import ConfigurationError, HoldfastError
 from holdfast.installing import MissingExtra
-from holdfast.operator import DATABASE_ERRORS, remedy_of
+from holdfast.operator import DATABASE_ERRORS, is_away, remedy_of
 from holdfast.redact import redact_dsn
 
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# A connection that was there: a restart, a failover, an administrator.
+_ENDED: Final = re.compile("clos|terminat")
+_LOST: Final = "run it again; if it changes something, holdfast audit says whether it has"
 REPORTED: Final = (HoldfastError, MissingExtra, *DATABASE_ERRORS)
 
 
@@ -44,8 +50,12 @@ def _problem(error: BaseException) -> str:
 
 
 def _remedy(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.errno in _FULL:
+        return "make room where the output goes, or send it elsewhere"
     remedy = getattr(error, "remedy", None)
-    return remedy if isinstance(remedy, str) else remedy_of(error)
+    if isinstance(remedy, str):
+        return remedy
+    return remedy_of(error) or (_LOST if is_away(error) and _ENDED.search(str(error)) else "")
 
 
 def _one_line(text: str) -> str:

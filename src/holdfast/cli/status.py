@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -14,10 +16,21 @@ from rich.live import Live
 from rich.text import Text
 
 from holdfast.characters import shell_word
-from holdfast.cli import output, rates
+from holdfast.cli import environment, output, rates
 from holdfast.cli.options import Where, spread
 from holdfast.cli.rates import Rates
-from holdfast.operator import MOST, MOST_IN_ROUTE, MOST_ROUTES, MOST_UNSERVED, NewestFailure, Operator, Status
+from holdfast.operator import (
+    DATABASE_ERRORS,
+    MOST,
+    MOST_IN_ROUTE,
+    MOST_ROUTES,
+    MOST_UNSERVED,
+    NewestFailure,
+    Operator,
+    Status,
+    is_away,
+)
+from holdfast.redact import redact_dsn
 
 _SHOWN_ROUTES = 50  # --json has more
 
@@ -30,33 +43,77 @@ def status(
     interval: Annotated[float, typer.Option(min=0.2, help="Seconds between reads, with --watch.")] = 2.0,
 ) -> None:
     """Show what is pending, in flight, delayed and failed, what handlers did lately, and the workers."""
-    try:
-        where.run(lambda operator: _show(operator, as_json, interval if watch else None))
-    except KeyboardInterrupt:
-        if not watch:
-            raise
+    with _printer(environment.schema(where.schema), as_json, watch) as printer:
+        if watch:
+            with suppress(KeyboardInterrupt):
+                _watch(where, printer, interval)
+        else:
+            where.run(lambda operator: _read(operator, printer))
 
 
-async def _show(operator: Operator, as_json: bool, interval: float | None) -> None:
-    with _printer(operator.schema, as_json, interval is not None) as show:
-        show(await operator.status(), await rates.read(operator))
-        while interval is not None:
+def _watch(where: Where, printer: _Printer, interval: float) -> None:
+    """Show it again and again. A server that goes away, as in a failover, is looked for until it is back."""
+
+    async def look(operator: Operator) -> None:
+        while True:
+            await _read(operator, printer)
             await asyncio.sleep(interval)
-            show(await operator.status(), await rates.read(operator))
+
+    while True:
+        try:
+            where.run(look)
+        except DATABASE_ERRORS as error:
+            if not is_away(error) or not printer.shown:  # an address that was never right
+                raise
+            printer.away(error)
+            time.sleep(interval)
+
+
+async def _read(operator: Operator, printer: _Printer) -> None:
+    printer.show(await operator.status(), await rates.read(operator))
+
+
+class _Printer:
+    """How a status is shown: as JSON, on a screen that is redrawn, or as lines."""
+
+    def __init__(self, schema: str, as_json: bool, again: bool, live: Live | None) -> None:
+        self._schema, self._as_json, self._again, self._live = schema, as_json, again, live
+        self._last: RenderableType = ""
+        self._away = False
+        self.shown = False
+
+    def show(self, found: Status, did: Rates) -> None:
+        if self._as_json:
+            output.print_json(as_data(self._schema, found, did), indent=None if self._again else 2)
+        else:
+            self._last = _shown(self._schema, found, did)
+            self._draw(self._last)
+        self.shown, self._away = True, False
+
+    def away(self, error: BaseException) -> None:
+        """Say that the database does not answer: on the screen above what was shown last, elsewhere once."""
+        said = output.clean(redact_dsn(" ".join(f"! the database does not answer, trying again: {error}".split())))
+        if self._live is not None:
+            self._draw(Group(Text(said, style="red"), self._last))
+        elif not self._away:
+            print(said, file=sys.stderr)
+        self._away = True
+
+    def _draw(self, what: RenderableType) -> None:
+        if self._live is None:
+            output.console().print(what, crop=False)
+        else:
+            self._live.update(what, refresh=True)
 
 
 @contextmanager
-def _printer(schema: str, as_json: bool, again: bool) -> Iterator[Callable[[Status, Rates], None]]:
-    """How a status is shown: as JSON, on a screen that is redrawn, or as lines."""
+def _printer(schema: str, as_json: bool, again: bool) -> Iterator[_Printer]:
     console = output.console()
-    if as_json:
-        indent = None if again else 2
-        yield lambda found, did: output.print_json(as_data(schema, found, did), indent=indent)
-    elif again and console.is_terminal:
+    if again and not as_json and console.is_terminal:
         with Live(console=console, auto_refresh=False, screen=True) as live:
-            yield lambda found, did: live.update(_shown(schema, found, did), refresh=True)
+            yield _Printer(schema, as_json, again, live)
     else:
-        yield lambda found, did: console.print(_shown(schema, found, did), crop=False)
+        yield _Printer(schema, as_json, again, None)
 
 
 # --- for machines ---
@@ -85,6 +142,7 @@ def as_data(schema: str, found: Status, did: Rates) -> dict[str, Any]:
         "workers": [asdict(worker) for worker in found.workers],
         "workers_left_out": found.workers.left_out,
         "handlers_limited": [asdict(flow) for flow in found.flows],
+        "blocked_keys": [asdict(each) for each in found.blocked],
         "rates": rates.as_data(did),
     }
 
@@ -171,6 +229,12 @@ def warnings(found: Status) -> list[str]:
                 f"the breaker of {flow.handler_name} is open since {output.shown(flow.opened_at)}, "
                 f"{flow.failed_probes} probes have failed; its events wait: holdfast handlers show {flow.handler_name}"
             )
+    said += [
+        f"{output.counted(each.keys, 'ordering key')} of {each.handler_name} {'is' if each.keys == 1 else 'are'} "
+        f"blocked by dead letters since {output.shown(each.since)}; what is behind them waits: "
+        f"holdfast keys blocked --handler {each.handler_name}"
+        for each in found.blocked
+    ]
     if found.wakeup_mode is None:
         said.append("the trigger outbox_bell is missing; holdfast notify when_idle makes it")
     return said

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from datetime import UTC, datetime
 
+from holdfast.characters import shell_word
 from holdfast.cli import output
-from holdfast.operator import Delivery, EventDetail
+from holdfast.operator import Delivery, EventDetail, Head
 
 
 def show(found: EventDetail, as_json: bool) -> None:
@@ -51,9 +53,11 @@ def _delivery(each: Delivery, event: EventDetail) -> None:
     if each.archive_id is not None:
         facts.append(("archive number", each.archive_id))
     if each.status == "pending":
-        facts.append(("next attempt", each.available_at))
+        facts.append(("due since" if each.available_at <= datetime.now(UTC) else "next attempt", each.available_at))
     if each.handler_name is None and each.owed_to:
         facts.append(("owed to", each.owed_to))
+    facts += [("ordering key", each.ordering_key), ("fairness key", each.fairness_key)]
+    facts += [("waits behind", _head(head, each)) for head in each.behind]
     if each.lease_expires_at:
         facts += [("worker", each.worker or "unknown"), ("claimed", each.claimed_at)]
         facts.append(("leased until", each.lease_expires_at))
@@ -92,6 +96,14 @@ def _fates(event: EventDetail) -> str:
         return "none of its deliveries is kept"
     counted = ", ".join(f"{count} {state.replace('_', ' ')}" for state, count in sorted(states.items()))
     return f"{output.counted(states.total(), 'delivery', 'deliveries')}: {counted}"
+
+
+def _head(head: Head, each: Delivery) -> str:
+    """What a delivery waits for, and how an operator lets its key go on."""
+    if not head.failed:
+        return f"{head.id}, which {head.handler_name} has not finished"
+    words = f"{shell_word(head.handler_name)} {shell_word(each.ordering_key or '')}"
+    return f"{head.id}, a dead letter of {head.handler_name}; replay or discard it, or: holdfast keys release {words}"
 
 
 def _group(each: Delivery) -> str | None:

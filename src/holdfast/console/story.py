@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 
 from holdfast.console.formatting import duration, plural
 from holdfast.error_signature import signature
-from holdfast.operator import AuditLine, Delivery, EventDetail, Status
+from holdfast.operator import AuditLine, Delivery, EventDetail, Head, Status
 
 _WORDS = re.compile(r"\s+|[^\s]+")
 _MOST_WORDS = 400
@@ -250,6 +250,8 @@ def why_it_waits(each: Delivery, event: EventDetail, status: Status) -> str | No
         for worker in status.workers
         if worker.living and each.channel in worker.channels and worker.generation == each.generation
     ]
+    if each.behind:
+        return _behind(each.behind)
     if each.handler_name is None and not each.owed_to:
         return f"No handler subscribes to {event.event_type}: it waits until one does."
     if not serving:
@@ -258,7 +260,20 @@ def why_it_waits(each: Delivery, event: EventDetail, status: Status) -> str | No
     lacking = [name for name in handlers if not any(name in worker.handlers for worker in serving)]
     if lacking:
         return f"No living worker has {', '.join(lacking)}."
+    for flow in status.flows:
+        if flow.handler_name in handlers and flow.paused_at is not None:
+            return f"{flow.handler_name} is paused by {flow.paused_by}."
+        if flow.handler_name in handlers and flow.opened_at is not None:
+            return f"The breaker of {flow.handler_name} is open: one event at a time is tried now and then."
     return f"It is due, and {plural(len(serving), 'worker serves', 'workers serve')} it: it waits for its turn."
+
+
+def _behind(heads: Sequence[Head]) -> str:
+    """Return what the ordering key of a delivery waits for: a dead letter before what will go on by itself."""
+    head = min(heads, key=lambda each: not each.failed)
+    if head.failed:
+        return f"Its ordering key is blocked at {head.handler_name} by a dead letter, {head.id}."
+    return f"{head.handler_name} has not finished the event before it with the same ordering key, {head.id}."
 
 
 def summary(event: EventDetail) -> tuple[str, str]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from holdfast.postgres.faults import DATABASE_ERRORS, is_away, remedy_of
     from holdfast.postgres.operations.archive import ArchivedDetail, ArchivedEvent
     from holdfast.postgres.operations.audit import AuditLine
-    from holdfast.postgres.operations.events import Delivery, EventDetail, OpenEvent
+    from holdfast.postgres.operations.events import Delivery, EventDetail, Head, OpenEvent
     from holdfast.postgres.operations.failed import (
         FailedEvent,
         FailureGroup,
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         MOST_IN_ROUTE,
         MOST_ROUTES,
         MOST_UNSERVED,
+        BlockedKeys,
         NewestFailure,
         RouteStatus,
         Status,
@@ -65,6 +66,7 @@ else:
             "Balance": "holdfast.postgres.operations.rates",
             "Blocked": "holdfast.postgres.operations.patience",
             "BlockedKey": "holdfast.postgres.operations.keys",
+            "BlockedKeys": "holdfast.postgres.operations.status",
             "CHECKS": "holdfast.postgres.doctor",
             "Check": "holdfast.postgres.doctor",
             "Children": "holdfast.postgres.operations.search",
@@ -90,6 +92,7 @@ else:
             "HandlerFlow": "holdfast.postgres.operations.flow",
             "HandlerRates": "holdfast.postgres.operations.rates",
             "HandlerStatus": "holdfast.postgres.operations.handlers",
+            "Head": "holdfast.postgres.operations.events",
             "Limit": "holdfast.postgres.operations.flow",
             "MOST": "holdfast.postgres.operations.status",
             "MOST_IN_ROUTE": "holdfast.postgres.operations.status",
@@ -155,6 +158,7 @@ __all__ = [
     "Balance",
     "Blocked",
     "BlockedKey",
+    "BlockedKeys",
     "Check",
     "Children",
     "DatabaseAway",
@@ -178,6 +182,7 @@ __all__ = [
     "HandlerFlow",
     "HandlerRates",
     "HandlerStatus",
+    "Head",
     "Limit",
     "Mode",
     "Moved",

@@ -145,6 +145,22 @@ async def _routes(examination: Examination) -> list[Finding]:
     ]
 
 
+async def _keys(examination: Examination) -> list[Finding]:
+    status = await examination.status()
+    return [
+        Finding(
+            "warning",
+            "key-blocked",
+            each.handler_name,
+            f"dead letters of {each.handler_name} block ordering keys, and the events behind them wait",
+            f"{each.keys} keys, the first since {each.since:%Y-%m-%d %H:%M:%S}",
+            "replay or discard the heads, or release the keys; they are listed by: "
+            f"holdfast keys blocked --handler {each.handler_name}",
+        )
+        for each in status.blocked
+    ]
+
+
 async def _leases(examination: Examination) -> list[Finding]:
     await examination.require_installed()
     rows = await examination.rows("count_expired_leases", most=MOST, expired_for=examination.limits.expired_for)
@@ -299,6 +315,7 @@ CHECKS = (
     ),
     Check("routes", "health", "every route that has open events is looked at", ("route-flood",), _routes),
     Check("routing", "health", "some handler subscribes to each open event", ("event-unrouted",), _unrouted),
+    Check("keys", "health", "no dead letter blocks an ordering key", ("key-blocked",), _keys),
     Check(
         "leases",
         "health",

@@ -68,4 +68,8 @@ async def note_reveal(statements: Statements, id: UUID, *, actor: str, reason: s
 
 
 def _line(row: asyncpg.Record) -> AuditLine:
-    return AuditLine(**(dict(row) | {name: json.loads(row[name]) for name in ("arguments", "counts")}))
+    arguments, found = json.loads(row["arguments"]), json.loads(row["counts"])
+    counts = {name: value for name, value in found.items() if isinstance(value, int)}
+    # A verb may have found more than numbers, such as the head of the key that it released.
+    arguments |= {name: value for name, value in found.items() if name not in counts}
+    return AuditLine(**(dict(row) | {"arguments": arguments, "counts": counts}))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -54,6 +54,15 @@ class PlannedRow:
 
 
 @dataclass(frozen=True, slots=True)
+class Head:
+    """What a handler has to be done with before it gets a delivery that has an ordering key."""
+
+    handler_name: str
+    id: UUID  # of that delivery
+    failed: bool  # it is a dead letter: the key waits for an operator
+
+
+@dataclass(frozen=True, slots=True)
 class Delivery:
     """An event for one handler: its state and its history."""
 
@@ -85,6 +94,9 @@ class Delivery:
     cycles: list[FailureCycle]
     plans: list[PlannedRow]
     actions: list[AuditLine]
+    ordering_key: str | None = None
+    fairness_key: str | None = None
+    behind: list[Head] = field(default_factory=list)  # of a pending one
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,14 +160,23 @@ async def cancel_many(statements: Statements, ids: list[UUID], *, actor: str, re
 
 
 async def _delivery(statements: Statements, row: asyncpg.Record) -> Delivery:
-    fields = [name for name in Delivery.__dataclass_fields__ if name not in ("cycles", "plans", "actions")]
+    fields = [name for name in Delivery.__dataclass_fields__ if name not in ("cycles", "plans", "actions", "behind")]
     plans = await statements.fetch("list_plans_of_row", id=row["id"])
     return Delivery(
         **{name: row[name] for name in fields},
         cycles=[FailureCycle.model_validate(cycle) for cycle in json.loads(row["failure_history"])],
         plans=[PlannedRow(**plan) for plan in plans],
         actions=await audit.of_row(statements, row["id"], most=MOST_LINES),
+        behind=await _behind(statements, row),
     )
+
+
+async def _behind(statements: Statements, row: asyncpg.Record) -> list[Head]:
+    if row["status"] != "pending" or row["ordering_key"] is None:
+        return []
+    handlers = row["owed_to"] if row["handler_name"] is None else [row["handler_name"]]
+    values = {"handlers": handlers, "key": row["ordering_key"], "id": row["id"]}
+    return [Head(**each) for each in await statements.fetch("list_heads", **values)]
 
 
 async def trace_contexts(

@@ -78,6 +78,15 @@ class NewestFailure:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockedKeys:
+    """Ordering keys of one handler whose events wait behind a dead letter."""
+
+    handler_name: str
+    keys: int
+    since: datetime  # the first of the dead letters
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """One moment of a schema."""
 
@@ -96,6 +105,7 @@ class Status:
     newest_failure: NewestFailure | None = None
     oldest: float | None = None  # age of the oldest due event, in seconds, also of routes that are left out
     flows: tuple[HandlerFlow, ...] = ()  # of the handlers that are limited or paused, or have a breaker
+    blocked: tuple[BlockedKeys, ...] = ()
 
     @property
     def more_unserved(self) -> int:
@@ -164,6 +174,7 @@ async def read(connection: asyncpg.Connection, schema: str = "core", limit: str 
         unserved = await fetch("list_unserved", most_unserved=MOST_UNSERVED, **walk)
         workers = await fetch("list_workers", most_workers=MOST_WORKERS)
         flows = await fetch("list_handler_flow", only=None)
+        blocked = await fetch("count_blocked_keys", most=MOST)
         wakeup_mode = await fetch("read_wakeup_mode")
     return Status(
         # Beside more open events than are counted, those of the routes may not be among the counted ones.
@@ -182,6 +193,7 @@ async def read(connection: asyncpg.Connection, schema: str = "core", limit: str 
         newest_failure=NewestFailure(**newest[0]) if newest else None,
         oldest=routes[0]["oldest_of_all"] if routes else None,
         flows=tuple(HandlerFlow(**row) for row in flows),
+        blocked=tuple(BlockedKeys(**row) for row in blocked),
     )
 
 

@@ -83,7 +83,7 @@ SELECT o.id, o.origin_id, o.event_type, o.event_version, o.occurred_at, o.source
        o.error_signature, o.traceback,
        o.failure_reason, o.first_failed_at, o.failed_at, o.failure_history::text AS failure_history, o.created_at,
        o.available_at, o.expires_at, o.delivered_at, o.deleted_at, o.lease_expires_at, o.channel, o.generation, o.priority,
-       NULL::bigint AS archive_id,
+       nullif(o.ordering_key, '') AS ordering_key, o.fairness_key, NULL::bigint AS archive_id,
        (SELECT format('%s (%s:%s)', w.name, w.host, w.pid) FROM core.workers w
         WHERE o.status = 'in_flight' AND w.id = o.claimed_by) AS worker,
        -- A worker's token is a UUID of version 7, which begins with a time.
@@ -112,6 +112,7 @@ SELECT a.id AS archive_id, a.original_id AS id, a.origin_id, a.event_type, a.eve
        a.last_exception AS last_error, a.error_signature, a.traceback, a.failure_reason, a.first_failed_at, a.failed_at, a.failure_history::text AS failure_history,
        a.created_at, a.failed_at AS available_at, a.expires_at, NULL::timestamptz AS delivered_at, a.deleted_at,
        NULL::timestamptz AS lease_expires_at, a.channel, a.generation, a.priority, NULL::text AS worker,
+       nullif(a.ordering_key, '') AS ordering_key, a.fairness_key,
        NULL::timestamptz AS claimed_at, '{}'::text[] AS owed_to,
        CASE WHEN :payload::boolean THEN a.payload::text END AS payload,
        CASE WHEN :payload::boolean THEN a.headers::text END AS headers
@@ -120,6 +121,20 @@ FROM event CROSS JOIN LATERAL (
     UNION ALL
     SELECT * FROM core.archive a WHERE a.origin_id = event.id) a
 ORDER BY a.queue, a.id;
+
+-- name: list_heads
+-- Which rows of an ordering key have to be settled before a row of it is begun, for each of its handlers: one that is open,
+-- or a dead letter that blocks the key.
+SELECT h.handler_name, h.head_id AS id, NOT open.yes AS failed
+FROM core.ordering_heads h
+CROSS JOIN LATERAL (
+    SELECT EXISTS (SELECT FROM core.outbox o WHERE o.id = h.head_id AND o.settled_at IS NULL) AS yes) open
+WHERE h.handler_name = ANY (:handlers::text[]) AND h.ordering_key = :key::text AND h.head_id <> :id::uuid
+  AND (open.yes OR h.blocks AND (
+           EXISTS (SELECT FROM core.outbox o WHERE o.id = h.head_id AND o.status = 'failed' AND o.deleted_at IS NULL)
+           OR EXISTS (SELECT FROM core.archive a WHERE a.original_id = h.head_id AND a.deleted_at IS NULL
+                      AND a.failure_reason NOT IN ('cancelled', 'expired'))))
+ORDER BY h.handler_name;
 
 -- name: list_handled
 -- By whom an event was handled: one look-up for each handler that ever wanted something.

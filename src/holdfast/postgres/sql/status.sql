@@ -43,6 +43,24 @@ ORDER BY f.failed_at DESC LIMIT 1;
 -- Dead letters that workers have moved out of the outbox.
 SELECT count(*) FROM (SELECT FROM core.archive WHERE deleted_at IS NULL LIMIT :most::int) a;
 
+-- name: count_blocked_keys
+-- Ordering keys that a dead letter blocks, by handler. It reads dead letters, which are few, and not the lines of all keys;
+-- and nothing where no event has a key.
+SELECT d.handler_name, count(DISTINCT d.ordering_key)::int AS keys, min(d.failed_at) AS since
+FROM ((SELECT o.id, o.handler_name, o.ordering_key, o.failed_at
+       FROM core.outbox o WHERE o.failed_at IS NOT NULL AND o.deleted_at IS NULL AND o.status = 'failed'
+       ORDER BY o.failed_at LIMIT :most::int)
+      UNION ALL
+      (SELECT a.original_id, a.queue, a.ordering_key, a.failed_at
+       FROM core.archive a WHERE a.deleted_at IS NULL AND a.failure_reason NOT IN ('cancelled', 'expired')
+       LIMIT :most::int)) d
+CROSS JOIN LATERAL (
+    SELECT FROM core.ordering_heads h
+    WHERE h.handler_name = d.handler_name AND h.ordering_key = d.ordering_key AND h.head_id = d.id AND h.blocks LIMIT 1) head
+WHERE d.ordering_key > '' AND EXISTS (SELECT FROM core.ordering_heads h WHERE h.blocks)
+GROUP BY d.handler_name
+ORDER BY keys DESC, d.handler_name;
+
 -- name: list_routes
 -- Routes, and for each one: the handlers it is owed to, how much is open, since when the first of it is due, and whether a
 -- living worker serves all of them. A route with a slash is an event's own, before it is known to whom it is owed; any

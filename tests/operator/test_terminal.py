@@ -1,0 +1,164 @@
+"""The command line at a real terminal (OPS-1): interrupted, cut off from the database, its output closed or full."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import psycopg
+import pytest
+
+from holdfast.cli import main
+from tests.operator.support import ACTOR, HANDLER, ROOT, fail
+from tests.operator.test_commands import made
+
+pytestmark = [pytest.mark.operator, pytest.mark.newest_postgres]
+
+DEADLINE = 30.0
+PROGRAM = (sys.executable, "-c", "from holdfast.cli import main; main()")
+ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+class Terminal:
+    """A command at a terminal of 80 columns, and what it has shown."""
+
+    def __init__(self, process: subprocess.Popen[bytes], master: int) -> None:
+        self.process, self._master, self.shown = process, master, ""
+
+    def until(self, is_so: Callable[[str], bool]) -> None:
+        """Read until what was shown is as expected, or the command has ended."""
+        end = time.monotonic() + DEADLINE
+        while not is_so(self.shown):
+            assert time.monotonic() < end, f"it shows {self.shown!r}"
+            if select.select([self._master], [], [], 0.1)[0]:
+                try:
+                    self.shown += ANSI.sub("", os.read(self._master, 65536).decode(errors="replace"))
+                except OSError:  # Linux says so that nobody has the other end any more
+                    break
+
+    def type(self, keys: str) -> None:
+        os.write(self._master, keys.encode())
+
+    def interrupt(self) -> None:
+        """Press Ctrl-C until the command ends: the first may come just before it waits for the keyboard."""
+        end = time.monotonic() + DEADLINE
+        while self.process.poll() is None and time.monotonic() < end:
+            self.process.send_signal(signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(timeout=1.0)
+
+    def ends(self) -> int:
+        """Read to the end, and return the exit code."""
+        self.until(lambda _: self.process.poll() is not None and not select.select([self._master], [], [], 0)[0])
+        return self.process.wait(timeout=DEADLINE)
+
+
+@contextmanager
+def terminal(dsn: str, *arguments: str) -> Iterator[Terminal]:
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    environment |= {"HOLDFAST_DSN": dsn, "HOLDFAST_ACTOR": ACTOR, "TERM": "xterm"}
+    process = subprocess.Popen(
+        [*PROGRAM, *arguments], cwd=ROOT, env=environment, stdin=slave, stdout=slave, stderr=slave
+    )
+    os.close(slave)
+    try:
+        yield Terminal(process, master)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(master)
+
+
+def rows(dsn: str, query: str) -> list[Any]:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        return connection.execute(query).fetchall()
+
+
+def test_an_interrupt_ends_a_question(dsn: str) -> None:
+    """OPS-1: Ctrl-C is a no, and nothing is changed. One that asyncio takes ends with 130, and only the second does."""
+    made(dsn, fail, 3)
+    with terminal(dsn, "failed", "discard", "--handler", HANDLER) as screen:
+        screen.until(lambda shown: "Discard 3 events? [y/N]" in shown)
+        screen.interrupt()
+        assert screen.ends() == 1
+        assert "Aborted!" in screen.shown and "Traceback" not in screen.shown
+    assert rows(dsn, "SELECT FROM core.outbox WHERE deleted_at IS NOT NULL") == []
+
+
+def test_a_watch_outlives_the_connection(dsn: str) -> None:
+    """OPS-1: a failover is when it is looked at. It says so, looks again, and ends with Ctrl-C."""
+    with terminal(dsn, "status", "--watch", "--interval", "0.2") as screen:
+        screen.until(lambda shown: "no workers" in shown)
+        # The next session is refused once, before it is served again.
+        gone = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'holdfast operator'"
+        assert rows(dsn, gone) == [(True,)]
+        screen.until(lambda shown: "the database does not answer" in shown)
+        seen = screen.shown.rindex("the database does not answer")
+        screen.until(lambda shown: "no workers" in shown[seen:].partition("schema core")[2].partition("schema core")[2])
+        screen.interrupt()
+        assert screen.ends() == 0
+        assert "Traceback" not in screen.shown
+
+
+def test_a_connection_that_is_lost_at_the_question_has_a_remedy(dsn: str) -> None:
+    """OPS-1: nothing was changed, and how to find that out is said."""
+    made(dsn, fail, 2)
+    with terminal(dsn, "failed", "discard", "--handler", HANDLER) as screen:
+        screen.until(lambda shown: "[y/N]" in shown)
+        gone = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'holdfast operator'"
+        assert rows(dsn, gone) == [(True,)]
+        screen.type("y\n")
+        assert screen.ends() == 1
+        assert "try: run it again; if it changes something, holdfast audit says" in " ".join(screen.shown.split())
+
+
+@pytest.mark.parametrize("closed", ["stdin", "stdout", "stderr"])
+def test_a_stream_that_is_closed_is_no_fault(dsn: str, closed: str) -> None:
+    """OPS-1: as `holdfast ... >&-` in a script."""
+    number = {"stdin": 0, "stdout": 1, "stderr": 2}[closed]
+    script = f'exec {number}>&-; exec "$@"'
+    environment = {**os.environ, "HOLDFAST_DSN": dsn}
+    arguments = ["sh", "-c", script, "sh", *PROGRAM, "handlers", "list"]
+    ended = subprocess.run(arguments, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=DEADLINE)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout == ("" if closed == "stdout" else "none\n")
+
+
+def test_a_full_disk_is_not_taken_for_the_database(dsn: str) -> None:
+    """OPS-1: the remedy is about what is wrong."""
+    environment = {**os.environ, "HOLDFAST_DSN": dsn}
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(
+            [*PROGRAM, "handlers", "list"], cwd=ROOT, env=environment, stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert ended.returncode == 1
+    assert "No space left" in ended.stderr and "try: make room where the output goes" in ended.stderr
+
+
+def test_an_interrupt_before_the_command_begins(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OPS-1: imports take longer than most commands, and Ctrl-C meets them."""
+
+    def interrupted(*_used: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("holdfast.cli.app.command_tree", interrupted)
+    with pytest.raises(SystemExit) as end:
+        main(["status"])
+    assert end.value.code == 130
+    assert capsys.readouterr() == ("", "")
