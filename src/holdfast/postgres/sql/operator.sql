@@ -90,10 +90,10 @@ SELECT o.id, o.origin_id, o.event_type, o.event_version, o.occurred_at, o.source
        CASE WHEN substr(o.lease_token::text, 15, 1) = '7' THEN to_timestamp(
            ('x' || left(replace(o.lease_token::text, '-', ''), 12))::bit(48)::bigint / 1000.0) END AS claimed_at,
        CASE WHEN o.handler_name IS NULL THEN ARRAY(
-           SELECT DISTINCT s.handler_name FROM core.subscriptions s
+           SELECT DISTINCT s.owed_to FROM core.subscriptions s
            WHERE s.retired_at IS NULL AND o.event_type LIKE s.pattern
              AND (o.target IS NULL OR o.target = s.domain_context)
-           ORDER BY s.handler_name) ELSE '{}' END AS owed_to,
+           ORDER BY s.owed_to) ELSE '{}' END AS owed_to,
        CASE WHEN :payload::boolean THEN o.payload::text END AS payload,
        CASE WHEN :payload::boolean THEN o.headers::text END AS headers
 FROM core.event_rows(:id::uuid) AS s (id)

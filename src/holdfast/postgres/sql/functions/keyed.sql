@@ -87,7 +87,7 @@ BEGIN
                split_part(l.route, '/', 1) AS target, split_part(l.route, '/', 2) AS event_type
         FROM core.keyed_lanes() l),
     owed AS MATERIALIZED (
-        SELECT DISTINCT lane.route, s.handler_name
+        SELECT DISTINCT lane.route, s.owed_to AS handler_name
         FROM (SELECT DISTINCT lane.route, lane.target, lane.event_type FROM lane WHERE lane.of_type) lane
         JOIN core.subscriptions s ON s.retired_at IS NULL AND lane.event_type LIKE s.pattern
                                      AND lane.target IN ('*', s.domain_context))
@@ -522,10 +522,10 @@ BEGIN
               AND (o.status = 'pending' OR o.lease_expires_at < now())
             FOR UPDATE SKIP LOCKED) o),
     wanted AS MATERIALIZED (
-        SELECT o.*, s.handler_name AS owed_to
+        SELECT o.*, s.owed_to
         FROM origin o
         CROSS JOIN LATERAL (
-            SELECT DISTINCT s.handler_name FROM core.subscriptions s
+            SELECT DISTINCT s.owed_to FROM core.subscriptions s
             WHERE s.retired_at IS NULL AND o.event_type LIKE s.pattern
               AND (o.target IS NULL OR o.target = s.domain_context)) s),
     named AS MATERIALIZED (
