@@ -40,6 +40,7 @@ class WorkerSettings:
     listen_dsn: str | None = None  # a direct connection when the other one goes through a pooler
     dead_letters: DeadLetters = "in_place"  # or "archive": what fails for good moves to core.archive
     sweep: bool = True  # take turns with the other workers in retention's sweeps
+    substrate: str | None = field(default=None, repr=False)  # a broker that carries events, like nats://host:4222
 
     def __post_init__(self) -> None:
         whole("WorkerSettings.generation", self.generation)
@@ -76,4 +77,5 @@ class WorkerSettings:
     def connections_needed(self, transactional: int, scheduled: bool = False) -> int:
         """Return how many database connections a worker process opens at most, if so many handlers take `tx`."""
         reserved = 4 + (2 if self.listen else 0)  # claim, settle, leases, maintenance; listen, sleeper
+        reserved += 1 if self.substrate else 0
         return reserved + self.sessions_at_most(transactional) + (1 if scheduled else 0)

@@ -116,11 +116,11 @@ INTERNAL |= {
 
 # --- of brokers ---
 FUNCTIONS[WORKER] |= {
-    "broker_interests", "broker_adopt", "broker_look", "broker_enter", "broker_enter_at_once", "broker_enter_batch",
+    "broker_interests", "broker_undecided", "broker_adopt", "broker_look", "broker_enter", "broker_enter_at_once", "broker_enter_batch",
     "broker_leave", "broker_deliver", "broker_park", "relay_details",
 }  # fmt: skip
 FUNCTIONS[OPERATOR] |= {
-    "handler_via", "broker_interests", "relayed_rows", "relay_again", "relay_lost", "relay_repair",
+    "handler_via", "handler_drained", "broker_interests", "relayed_rows", "relay_again", "relay_lost", "relay_repair",
 }  # fmt: skip
 INTERNAL |= {"set_via", "broker_parked", "require_messages", "end_when_silent", "inbox_take_back"}
 
@@ -335,7 +335,8 @@ async def test_everything_belongs_to_the_owner(outbox: Outbox) -> None:
 
 
 QUALIFIED = {
-    "core.outbox_fill()", "core.broker_enter_at_once(text,uuid,text,text,bigint,interval,boolean)", "core.outbox_enter_at_once(uuid,uuid,text,interval,boolean)",
+    "core.outbox_fill()", "core.outbox_enter_at_once(uuid,uuid,text,interval,boolean)",
+    "core.broker_enter_at_once(text,uuid,text,text,bigint,interval,boolean)",
     "core.outbox_notify()", "core.outbox_source()",
     "core.is_list(anyarray)", "core.is_name(text,integer)", "core.is_silence(interval)",
     "core.error_text(text)", "core.error_traceback(text)", "core.raised_at(text)", "core.require_dated(uuid)",

@@ -1,7 +1,7 @@
 """What a broker must offer to carry events: a sink that the relay sends to, and a source that a listener takes from.
 
 One module per engine implements both (`nats.py`, `redis.py`, `rabbitmq.py`, `kafka.py`); nothing else knows a broker's
-client. An engine never retries by itself, never waits without a deadline, and never buffers past the answer that it gave.
+client. An engine never retries by itself, never waits without a deadline, and never buffers past the answer it gave.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ class Received:
 
     body: bytes
     headers: Mapping[str, str]
-    # How often the broker has delivered it, this time included; None where the broker does not count.
+    # How often the broker has delivered it, this time included; None where the broker does not count. What may have been
+    # taken before (a partition's first records after an assignment) counts as 2: it is handled from a row, which counts.
     deliveries: int | None
     # What the engine needs to acknowledge it.
     token: object
@@ -79,7 +80,7 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Interest:
-    """What one handler is to get from a broker: consumer, group or queue are made for it, and kept until it is retired."""
+    """What one handler is to get from a broker: consumer, group or queue are made for it, and kept until it retires."""
 
     handler_name: str
     channel: str

@@ -81,7 +81,7 @@ GRANT EXECUTE ON FUNCTION
 
 -- Brokers: what a relay and those who take from a broker need, and what operators decide.
 GRANT EXECUTE ON FUNCTION
-    core.broker_interests(text, text[]), core.broker_adopt(text[], text, text),
+    core.broker_interests(text, text[]), core.broker_undecided(text[]), core.broker_adopt(text[], text, text),
     core.broker_look(text, uuid[], text[], text[]),
     core.broker_enter(text, uuid, text, text, bigint, interval),
     core.broker_enter_at_once(text, uuid, text, text, bigint, interval, boolean),
@@ -92,7 +92,8 @@ GRANT EXECUTE ON FUNCTION
     core.relay_details(uuid[])
     TO holdfast_worker;
 GRANT EXECUTE ON FUNCTION
-    core.handler_via(text[], text, text, text), core.broker_interests(text, text[]),
+    core.handler_via(text[], text, text, text), core.handler_drained(text, text, text, text),
+    core.broker_interests(text, text[]),
     core.relayed_rows(text, timestamptz, timestamptz, text, text, int),
     core.relay_again(text, timestamptz, timestamptz, text, text, int, text, text),
     core.relay_lost(text, timestamptz, timestamptz, int),

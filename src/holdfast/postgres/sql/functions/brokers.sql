@@ -5,9 +5,10 @@
 -- Nothing is acknowledged to the broker before the transaction has committed that remembers it: the inbox row, or the row in
 -- the lane. The inbox is the only thing that keeps an event from being handled twice.
 
--- broker_interests: what those of the handlers that a broker carries events to are owed, and since when.
+-- broker_interests: what those of the handlers that a broker carries events to are owed, and since when. NULL for every
+-- handler. draining: it carries no more, and the last ones are still taken from there.
 CREATE OR REPLACE FUNCTION core.broker_interests(p_via text, p_handlers text[])
-RETURNS TABLE (handler_name text, domain_context text, event_types text[], since timestamptz)
+RETURNS TABLE (handler_name text, domain_context text, event_types text[], since timestamptz, draining boolean)
 LANGUAGE plpgsql STABLE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
@@ -15,10 +16,27 @@ AS $$
 BEGIN
     RETURN QUERY
     SELECT s.handler_name, min(s.domain_context), array_agg(s.event_type ORDER BY s.event_type),
-           min(coalesce(s.via_since, s.created_at))
+           min(coalesce(s.via_since, s.created_at)), bool_and(s.via <> p_via)
     FROM core.subscriptions s
-    WHERE s.retired_at IS NULL AND s.via = p_via AND s.handler_name = ANY (p_handlers)
+    WHERE s.retired_at IS NULL AND p_via IN (s.via, s.draining)
+      AND (p_handlers IS NULL OR s.handler_name = ANY (p_handlers))
     GROUP BY s.handler_name ORDER BY s.handler_name;
+END
+$$;
+
+-- broker_undecided: what those of the handlers are owed for which nobody has decided what carries their events.
+CREATE OR REPLACE FUNCTION core.broker_undecided(p_handlers text[])
+RETURNS TABLE (handler_name text, domain_context text, event_types text[])
+LANGUAGE plpgsql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    SELECT s.handler_name, min(s.domain_context), array_agg(s.event_type ORDER BY s.event_type)
+    FROM core.subscriptions s
+    WHERE s.handler_name = ANY (p_handlers) AND s.retired_at IS NULL
+    GROUP BY s.handler_name HAVING bool_and(s.via_by IS NULL AND s.via = 'outbox') ORDER BY s.handler_name;
 END
 $$;
 
@@ -41,7 +59,9 @@ BEGIN
     PERFORM set_config('synchronous_commit', 'on', true);
     PERFORM FROM core.subscriptions_version FOR UPDATE;   -- before the subscriptions, as in subscribe
     WITH changed AS (
-        UPDATE core.subscriptions s SET via = p_via, via_since = now(), via_by = p_by
+        UPDATE core.subscriptions s
+        SET via = p_via, via_since = now(), via_by = p_by,
+            draining = nullif(CASE s.via WHEN 'outbox' THEN s.draining ELSE s.via END, p_via)
         WHERE s.handler_name = ANY (p_handlers) AND s.via <> p_via AND NOT starts_with(s.handler_name, 'relay.')
           AND s.retired_at IS DISTINCT FROM s.created_at
         RETURNING s.handler_name)
@@ -68,9 +88,7 @@ LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    v_undecided text[] := ARRAY(SELECT DISTINCT s.handler_name FROM core.subscriptions s
-                                WHERE s.handler_name = ANY (p_handlers) AND s.retired_at IS NULL
-                                  AND s.via_by IS NULL AND s.via = 'outbox' ORDER BY 1);
+    v_undecided text[] := ARRAY(SELECT u.handler_name FROM core.broker_undecided(p_handlers) u);
     v_changed   int;
 BEGIN
     -- Most starts change nothing.
@@ -106,6 +124,25 @@ BEGIN
     PERFORM core.audit_append(
         p_actor, 'handler.via', p_reason, jsonb_build_object('handlers', p_handlers, 'via', p_via),
         jsonb_build_object('changed', v_changed));
+    RETURN v_changed;
+END
+$$;
+
+-- handler_drained: notes that a broker has nothing left for a handler that gets its events another way: no worker takes from
+-- there any longer. Returns whether it had been noted otherwise.
+CREATE OR REPLACE FUNCTION core.handler_drained(p_handler text, p_via text, p_actor text, p_reason text DEFAULT NULL)
+RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_changed boolean;
+BEGIN
+    UPDATE core.subscriptions s SET draining = NULL WHERE s.handler_name = p_handler AND s.draining = p_via;
+    v_changed := FOUND;
+    PERFORM core.audit_append(
+        p_actor, 'handler.drained', p_reason, jsonb_build_object('handler', p_handler, 'via', p_via),
+        jsonb_build_object('changed', v_changed::int));
     RETURN v_changed;
 END
 $$;

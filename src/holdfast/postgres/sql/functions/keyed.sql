@@ -1,6 +1,9 @@
 -- Events with a key: in order within an ordering key, in turn over fairness keys. Both stand apart from the lanes, in the
 -- indexes outbox_keyed and outbox_fair, so that neither costs an event without a key anything.
 --
+-- No broker carries them to the handlers of this database, whatever carries their other events: none keeps an order over
+-- several consumers, and retries, that the claims below keep. A relay that subscribes by itself gets them, in order.
+--
 -- Order is by seq, within one key and one handler. What a handler is owed may stand in several lanes: its own, and those of
 -- event types that are not split yet, in each channel and generation. The head of a key is the first row of them all.
 --
@@ -87,7 +90,7 @@ BEGIN
                split_part(l.route, '/', 1) AS target, split_part(l.route, '/', 2) AS event_type
         FROM core.keyed_lanes() l),
     owed AS MATERIALIZED (
-        SELECT DISTINCT lane.route, s.owed_to AS handler_name
+        SELECT DISTINCT lane.route, s.handler_name
         FROM (SELECT DISTINCT lane.route, lane.target, lane.event_type FROM lane WHERE lane.of_type) lane
         JOIN core.subscriptions s ON s.retired_at IS NULL AND lane.event_type LIKE s.pattern
                                      AND lane.target IN ('*', s.domain_context))
@@ -522,10 +525,10 @@ BEGIN
               AND (o.status = 'pending' OR o.lease_expires_at < now())
             FOR UPDATE SKIP LOCKED) o),
     wanted AS MATERIALIZED (
-        SELECT o.*, s.owed_to
+        SELECT o.*, s.handler_name AS owed_to
         FROM origin o
         CROSS JOIN LATERAL (
-            SELECT DISTINCT s.owed_to FROM core.subscriptions s
+            SELECT DISTINCT s.handler_name FROM core.subscriptions s
             WHERE s.retired_at IS NULL AND o.event_type LIKE s.pattern
               AND (o.target IS NULL OR o.target = s.domain_context)) s),
     named AS MATERIALIZED (

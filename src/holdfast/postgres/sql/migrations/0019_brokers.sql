@@ -6,7 +6,9 @@ ALTER TABLE core.subscriptions
     -- Since when; NULL: from the first day on.
     ADD COLUMN via_since timestamptz,
     -- The operator who has decided it; NULL: nobody has, and a worker that is started with a broker may.
-    ADD COLUMN via_by text;
+    ADD COLUMN via_by text,
+    -- The broker that carried them before, from which the last ones are still taken; NULL: none, or nothing is left there.
+    ADD COLUMN draining text;
 
 -- Under whose name the event waits in the outbox: the handler's, or that of the relay to the broker.
 ALTER TABLE core.subscriptions
