@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final
 
-from aiormq import Channel, ChannelPreconditionFailed, DeliveryError, PublishError, spec
+from aiormq import AMQPChannelError, Channel, ChannelPreconditionFailed, DeliveryError, PublishError, spec
 
 from holdfast.brokers.engine import Answer, BrokerUnavailable, Confirmed, Outgoing, Refused, Unanswered
 from holdfast.brokers.interests import TARGET_HEADER, TYPE_HEADER
@@ -86,7 +86,10 @@ class RabbitmqSink:
         if channel is not self._exchanges_on:
             self._exchanges, self._exchanges_on = set(), channel
         for name in {exchange_of(each) for each in channels} - self._exchanges:
-            await make_exchange(channel, name, timeout)
+            try:
+                await make_exchange(channel, name, timeout)
+            except AMQPChannelError as error:
+                raise BrokerUnavailable(f"RabbitMQ: {error}") from error
             self._exchanges.add(name)
         return channel
 

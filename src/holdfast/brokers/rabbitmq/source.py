@@ -27,7 +27,7 @@ class _Token(NamedTuple):
 
 
 class RabbitmqSource:
-    """A consumer whose prefetch is the most that was ever asked for at once. RabbitMQ needs no keeping alive."""
+    """A consumer whose prefetch is the most that was ever held at once. RabbitMQ needs no keeping alive."""
 
     def __init__(self, address: str, interest: Interest) -> None:
         self._interest = interest
@@ -81,13 +81,17 @@ class RabbitmqSource:
         if self._consuming is None or not self._link.uses(self._consuming):
             self._forget()
             await self._link.drop()
-            await make_queue(self._link, self._interest)
+            try:
+                await make_queue(self._link, self._interest)
+            except AMQPChannelError as error:
+                raise BrokerUnavailable(f"RabbitMQ: {error}") from error
             self._consuming = await self._link.channel()
             self._link.when_closed(lambda: self._lose("the channel to RabbitMQ was closed"))
             self._consuming.on_consumer_cancel_callbacks.add(lambda _: self._lose("RabbitMQ deleted the queue"))
-        if most > self._prefetch:
+        wanted = most + len(self._unsettled) - len(self._buffer) if most else 0
+        if wanted > self._prefetch:
             try:
-                await within(ANSWER_SECONDS, self._consume(self._consuming, most))
+                await within(ANSWER_SECONDS, self._consume(self._consuming, wanted))
             except AMQPChannelError as error:
                 raise BrokerUnavailable(f"RabbitMQ: {error}") from error
 

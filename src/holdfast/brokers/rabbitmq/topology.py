@@ -19,10 +19,30 @@ from holdfast.errors import ConfigurationError
 
 # RabbitMQ allows 255 bytes, and a dead queue's name is longer by its ending.
 _LONGEST: Final = 245
-_INEQUIVALENT: Final = re.compile(r"inequivalent arg '([^']+)'.*?: received (.+) but current is (.+)", re.DOTALL)
+_INEQUIVALENT: Final = re.compile(r"inequivalent arg '([^']+)'")
+_CURRENT: Final = re.compile(
+    r"but current is (?:the value '(?P<value>.*)' of type '(?P<kind>.*)'|(?P<plain>.+))$", re.DOTALL
+)
+# More than a queue can have, each of them asked for twice.
+_MOST_ARGUMENTS: Final = 40
 _SINGLE_ACTIVE: Final = "x-single-active-consumer"
 # From this version on a quorum queue drops by default what it has delivered 20 times.
 _HAS_DELIVERY_LIMIT: Final = (4, 0)
+
+_ANEW: Final = "let it drain, delete it, and start the listener again, which makes it anew"
+_MEANING: Final = {
+    "x-queue-type": "it is no quorum queue: what it holds is lost with its node",
+    "durable": "it is not durable: what it holds is lost when the broker restarts",
+    "x-delivery-limit": "its delivery limit drops events",
+    "x-dead-letter-exchange": "what its limits drop is lost, or goes where no listener reads",
+    "x-dead-letter-routing-key": "what its limits drop goes where no listener reads",
+    "x-dead-letter-strategy": "what its limits drop may be lost on the way to the dead queue",
+    "x-overflow": "when it is full, it drops its oldest events",
+    "x-max-length": "when it is full, it drops or refuses events",
+    "x-max-length-bytes": "when it is full, it drops or refuses events",
+    "x-message-ttl": "it drops events that wait for too long",
+    _SINGLE_ACTIVE: "several consumers are active at once: the order of events is lost",
+}
 
 
 def exchange_of(channel: str) -> str:
@@ -61,7 +81,7 @@ async def make_exchange(channel: Channel, name: str, seconds: float = ANSWER_SEC
 async def make_queue(link: Link, interest: Interest) -> None:
     """Make the queue of a handler with its bindings, or use the one that is there.
 
-    One with other arguments was made by an operator or an older server: it is used as it is, and `differences` names
+    One with other arguments was made by an operator or an older server: it is used as it is, and `differences` says
     what that means. Only the order of events cannot be kept by another queue.
     """
     channel = await link.side_channel()
@@ -72,15 +92,10 @@ async def make_queue(link: Link, interest: Interest) -> None:
         queue_of(interest): queue_arguments(interest, version),
     }
     for name, arguments in wanted.items():
-        try:
-            await within(ANSWER_SECONDS, channel.queue_declare(name, durable=True, arguments=dict(arguments)))
-        except ChannelPreconditionFailed as error:
-            found = _INEQUIVALENT.search(str(error))
-            if interest.ordered and found is not None and found[1] == _SINGLE_ACTIVE:
-                problem = f"the queue {name} has several active consumers, so the order of events is lost"
-                remedy = "let it drain, delete it, and start the listener again, which makes it anew"
-                raise ConfigurationError(interest.handler_name, problem, remedy) from error
-            channel = await link.side_channel()
+        found = await _differing(link, name, arguments, ANSWER_SECONDS)
+        if interest.ordered and _SINGLE_ACTIVE in found:
+            problem = f"the queue {name} has several active consumers, so the order of events is lost"
+            raise ConfigurationError(interest.handler_name, problem, _ANEW)
     for key in {binding_key(each) for each in interest.event_types}:
         bind = channel.queue_bind(queue_of(interest), exchange_of(interest.channel), key)
         await within(ANSWER_SECONDS, bind)
@@ -127,34 +142,47 @@ async def differences(link: Link, interest: Interest, seconds: float) -> list[We
         queue_of(interest): queue_arguments(interest, version),
         dead_queue_of(interest): dead_queue_arguments(interest, version),
     }
-    found: list[Weakness] = []
-    for name, arguments in wanted.items():
-        if await waiting(link, name, seconds) is None:
-            continue
+    return [
+        Weakness(name, f"{_MEANING.get(argument, 'it is not as Holdfast makes it')} ({argument} is {current})", _ANEW)
+        for name, arguments in wanted.items()
+        if await waiting(link, name, seconds) is not None
+        for argument, current in (await _differing(link, name, arguments, seconds)).items()
+    ]
+
+
+async def _differing(
+    link: Link, queue: str, arguments: Mapping[str, str | int | bool], seconds: float
+) -> Mapping[str, str]:
+    """Make a queue, or return in which arguments the one that is there differs, and what it has.
+
+    RabbitMQ names one argument at a time, so it is asked again with what it named. Its answer is cut off after 255
+    bytes; without the argument it is shorter.
+    """
+    asked: dict[str, str | int | bool] = dict(arguments)
+    found: dict[str, str] = {}
+    for _ in range(_MOST_ARGUMENTS):
         channel = await link.side_channel(seconds)
         try:
-            await within(seconds, channel.queue_declare(name, durable=True, arguments=dict(arguments)))
-            await within(seconds, channel.close())
+            await within(seconds, channel.queue_declare(queue, durable=True, arguments=dict(asked)))
         except ChannelPreconditionFailed as error:
-            found.append(_weakness(name, str(error)))
+            named, current = _INEQUIVALENT.search(str(error)), _CURRENT.search(str(error))
+            argument = named[1] if named is not None else "declaration"
+            if named is None or (argument in found and argument not in asked and current is None):
+                found.setdefault(argument, str(error))
+                return found
+            found[argument] = "another one" if current is None else current["value"] or current["plain"] or "empty"
+            if current is not None and current["kind"] is not None:
+                asked[argument] = _typed(current["value"], current["kind"])
+            elif asked.pop(argument, None) is None:
+                # Not an argument but a property: it is compared first, and what is behind it is not known.
+                return found
+        else:
+            await within(seconds, channel.close())
+            break
     return found
 
 
-def _weakness(queue: str, said: str) -> Weakness:
-    differs = _INEQUIVALENT.search(said)
-    remedy = "let it drain, delete it, and start the listener again, which makes it anew"
-    if differs is None:
-        return Weakness(queue, f"it cannot be used as a quorum queue: {said}", remedy)
-    argument = differs[1]
-    meaning = {
-        "x-queue-type": "it is no quorum queue: what it holds is lost with its node",
-        "durable": "it is not durable: what it holds is lost when the broker restarts",
-        "x-delivery-limit": "its delivery limit drops events",
-        "x-dead-letter-exchange": "what its limits drop is lost, or goes where no listener reads",
-        "x-dead-letter-routing-key": "what its limits drop goes where no listener reads",
-        "x-dead-letter-strategy": "what its limits drop may be lost on the way to the dead queue",
-        "x-overflow": "when it is full, it drops its oldest events",
-        _SINGLE_ACTIVE: "several consumers are active at once: the order of events is lost",
-    }
-    problem = meaning.get(argument, f"its argument {argument} is another one")
-    return Weakness(queue, f"{problem} ({argument} is {differs[3].strip()})", remedy)
+def _typed(value: str, kind: str) -> str | int | bool:
+    if kind == "longstr":
+        return value
+    return value == "true" if kind.startswith("bool") else int(value)
