@@ -7,6 +7,7 @@ now and then.
 """
 
 import asyncio
+import time
 from collections.abc import Sequence
 from typing import Final
 from uuid import UUID
@@ -34,6 +35,7 @@ _AT_ONCE: Final = 4
 _PATIENCE: Final = 10.0
 # What was not answered, beside others that were, is sent again after so many seconds.
 _AGAIN: Final = 1.0
+_FEW: Final = 20
 _BREAKER: Final = Pause(after=1, first_probe=1.0, longest_wait=30.0)
 
 
@@ -54,6 +56,7 @@ class Relay:
         self._patience = min(_PATIENCE, lease / 2)
         self._turns = asyncio.Semaphore(_AT_ONCE)
         self._name = relay_name(engine.name)
+        self._confirmed_at = float("-inf")
 
     @property
     def handler(self) -> Handler:
@@ -98,28 +101,32 @@ class Relay:
             if batch:
                 try:
                     answers = await self._sink.send(list(batch.values()), timeout=self._patience)
-                    results.update(zip(batch, _results(answers), strict=True))
+                    results.update(zip(batch, self._results(answers), strict=True))
                 except BrokerUnavailable as error:
                     results.update(dict.fromkeys(batch, TransientHandlerError(str(error))))
         return [results[each] for each in deliveries]
 
+    def _results(self, answers: Sequence[Answer]) -> list[EventResult]:
+        now = time.monotonic()
+        unanswered = sum(not isinstance(each, Confirmed | Refused) for each in answers)
+        # A few that alone are not answered, while others are, say nothing about the broker.
+        few = unanswered < _FEW and now - self._confirmed_at < _PATIENCE
+        outage = 2 * unanswered >= len(answers) and not few
+        if any(isinstance(each, Confirmed) for each in answers):
+            self._confirmed_at = now
+
+        def result(answer: Answer) -> EventResult:
+            if isinstance(answer, Confirmed):
+                return None
+            if isinstance(answer, Refused):
+                return RelayFault(answer.error)
+            return TransientHandlerError(answer.error) if outage else Snooze(_AGAIN)
+
+        return [result(each) for each in answers]
+
     async def _details(self, deliveries: Sequence[Delivery]) -> dict[UUID, RelayDetails]:
         async with self._database.lent() as connection:
             return await self._statements.details(connection, [each.id for each in deliveries])
-
-
-def _results(answers: Sequence[Answer]) -> list[EventResult]:
-    unanswered = sum(not isinstance(each, Confirmed | Refused) for each in answers)
-    outage = 2 * unanswered >= len(answers)
-
-    def result(answer: Answer) -> EventResult:
-        if isinstance(answer, Confirmed):
-            return None
-        if isinstance(answer, Refused):
-            return RelayFault(answer.error)
-        return TransientHandlerError(answer.error) if outage else Snooze(_AGAIN)
-
-    return [result(each) for each in answers]
 
 
 def outgoing(delivery: Delivery, details: RelayDetails) -> Outgoing:
