@@ -19,6 +19,7 @@ from nats.js.errors import NotFoundError
 from holdfast.brokers.engine import BrokerUnavailable, Confirmed, Interest, Refused, Unanswered
 from holdfast.brokers.interests import wants
 from holdfast.brokers.nats import NatsEngine
+from holdfast.brokers.nats.source import NatsSource
 from holdfast.brokers.nats.subjects import consumer_of, event_of, filters_of, subject_of
 from holdfast.errors import ConfigurationError
 from tests.brokers.messages import CHANNEL, interest, number_of, numbers, outgoing, sent, taken, until
@@ -388,6 +389,43 @@ async def test_backlogs_and_removal(server: NatsServer) -> None:
         with pytest.raises(NotFoundError):
             await js.consumer_info(STREAM, consumer_of(wanted))
     await sink.close()
+
+
+async def test_a_longer_lease_reaches_the_consumer(server: NatsServer) -> None:
+    """SCL-2: after a restart with a longer lease, what is kept alive at its pace stays with its worker."""
+    engine = NatsEngine(server.address)
+    wanted = interest()
+    for lease, expected in ((2, 2), (30, 30), (5, 30)):
+        source = engine.source(wanted, lease=lease)
+        await source.open()
+        async with jetstream(server) as js:
+            info = await js.consumer_info(STREAM, consumer_of(wanted))
+        assert info.config.ack_wait == expected
+        await source.close()
+
+
+async def test_a_consumer_that_has_something_and_says_nothing(
+    server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SCL-2: requests get lost; silence beside a backlog is answered with a new connection."""
+    engine = NatsEngine(server.address)
+    sink, source = engine.sink(lease=30), engine.source(interest(), lease=30)
+    await source.open()
+    pull = NatsSource._pull
+    deaf = source._subscribed
+
+    async def lost(self: NatsSource, client: object, *arguments: object) -> object:
+        if client is deaf:
+            await asyncio.sleep(0.05)
+            return []
+        return await pull(self, client, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(NatsSource, "_pull", lost)
+    monkeypatch.setattr("holdfast.brokers.nats.source._SILENT_SECONDS", 0.5)
+    await sent(sink, [outgoing(0)])
+    assert numbers(await taken(source, 1)) == [0]
+    await sink.close()
+    await source.close()
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections import deque
 from collections.abc import Sequence
@@ -61,6 +62,8 @@ class NatsSource:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait
         client = await self._ready()
+        # A consumer that may give out one at a time says nothing about a request for more.
+        most = 1 if self._interest.ordered else most
         try:
             found = await self._pull(client, most, None, loop.time() + _LATE_SECONDS)
             while not found and deadline - loop.time() > 0.001:
@@ -88,11 +91,10 @@ class NatsSource:
         unseen = [message for message in self._answers if message is not None and message.reply]
         self._answers.clear()
         if self._link.is_open and self._subscribed is not None:
-            try:
+            # Otherwise they come again when their lease has run out.
+            with contextlib.suppress(Error, OSError):
                 for message in unseen:
                     await self._subscribed.publish(message.reply, _NAK)
-            except (Error, OSError):
-                pass  # they come again when their lease has run out
         await self._link.close()
 
     async def _ready(self) -> Client:
@@ -114,10 +116,13 @@ class NatsSource:
     async def _make_consumer(self, client: Client) -> ConsumerInfo:
         """Find the handler's consumer, or make it at the beginning of what the handler is owed."""
         jetstream = client.jetstream(timeout=ANSWER_SECONDS)
-        try:
-            return await within(ANSWER_SECONDS, jetstream.consumer_info(self._stream, self._consumer))
-        except NotFoundError:
-            pass
+        with contextlib.suppress(NotFoundError):
+            info: ConsumerInfo = await within(ANSWER_SECONDS, jetstream.consumer_info(self._stream, self._consumer))
+            if (info.config.ack_wait or 0) >= self._lease:
+                return info
+            # Made with a shorter lease: what is kept alive each third of ours would be given to others meanwhile.
+            longer = info.config.evolve(ack_wait=self._lease)
+            return await within(ANSWER_SECONDS, jetstream.add_consumer(self._stream, longer))
         filters = filters_of(self._interest)
         config = ConsumerConfig(
             name=self._consumer,
@@ -156,7 +161,12 @@ class NatsSource:
                 request["expires"] = max(int(wait * _NANOSECONDS), 1_000_000)
             subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self._consumer}"
             await client.publish(subject, json.dumps(request).encode(), self._inbox)
-            await self._collect(asked, deadline, found, unwanted)
+            try:
+                await self._collect(asked, deadline, found, unwanted)
+            except Error:
+                if not found:
+                    raise
+                # They are ours, whatever became of the rest; the next request tells what that is.
         for reply in unwanted:
             await client.publish(reply)
         return found

@@ -12,12 +12,13 @@ from redis.exceptions import ResponseError
 from holdfast.brokers.addresses import Address
 from holdfast.brokers.engine import Answer, BrokerUnavailable, Confirmed, Outgoing, Refused, Unanswered
 from holdfast.brokers.interests import TARGET_HEADER, TYPE_HEADER
-from holdfast.brokers.redis.link import Command, Link
+from holdfast.brokers.redis.link import ANSWER_SECONDS, Command, Link
 from holdfast.brokers.redis.scripts import TRIM_READ, stream_of
 
 BODY: Final = "ce"
 _PIPELINE: Final = 100
-# proto-max-bulk-len: a server ends the connection of who sends more.
+_LIMIT: Final = "proto-max-bulk-len"
+# What that is unless a server says otherwise.
 _LARGEST: Final = 512 * 1024 * 1024
 _TRIM_SECONDS: Final = 60.0
 _TRIM_WITHIN: Final = 2.0
@@ -34,14 +35,16 @@ class RedisSink:
         self._fsync = address.number("fsync", 0, 0, 1)
         self._keep = address.number("keep", 15, 1, 100_000) * 60
         self._trimmed: dict[str, float] = {}
+        # A server ends the connection of who sends more than it takes.
+        self._largest: int | None = None
 
     async def open(self) -> None:
-        await self._link.open()
+        await self._ready(ANSWER_SECONDS)
 
     async def send(self, batch: Sequence[Outgoing], *, timeout: float) -> Sequence[Answer]:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
-        await self._link.open(timeout)
+        await self._ready(timeout)
         answers: list[Answer] = []
         while len(answers) < len(batch):
             chunk = batch[len(answers) : len(answers) + _PIPELINE]
@@ -57,8 +60,21 @@ class RedisSink:
     async def close(self) -> None:
         await self._link.close()
 
+    async def _ready(self, seconds: float) -> None:
+        if self._largest is not None and self._link.is_open:
+            return
+        (answer,) = await self._link.ask_all([("CONFIG", "GET", _LIMIT)], seconds)
+        # Some servers do not tell.
+        self._largest = int(answer[1]) if isinstance(answer, list) and answer else _LARGEST
+
+    def _never(self, event: Outgoing) -> Refused | None:
+        largest = self._largest or _LARGEST
+        if len(event.body) > largest:
+            return Refused(f"it has {len(event.body)} bytes, and Redis takes {largest} ({_LIMIT})")
+        return None
+
     async def _add(self, chunk: Sequence[Outgoing], seconds: float) -> list[Answer]:
-        answers: list[Answer | None] = [_never(event) for event in chunk]
+        answers: list[Answer | None] = [self._never(event) for event in chunk]
         sent = [index for index, answer in enumerate(answers) if answer is None]
         commands: list[Command] = [_added(chunk[index]) for index in sent]
         if sent and (self._replicas or self._fsync):
@@ -98,12 +114,6 @@ class RedisSink:
             await self._link.ask("EVAL", TRIM_READ, 1, stream_of(channel), oldest, seconds=_TRIM_WITHIN)
         except (BrokerUnavailable, ResponseError):
             return
-
-
-def _never(event: Outgoing) -> Refused | None:
-    if len(event.body) > _LARGEST:
-        return Refused(f"it has {len(event.body)} bytes, and Redis takes {_LARGEST}")
-    return None
 
 
 def _added(event: Outgoing) -> Command:

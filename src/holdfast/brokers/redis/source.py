@@ -24,6 +24,7 @@ from holdfast.brokers.redis.sink import BODY
 _FORGOTTEN_MS: Final = 86_400_000
 _MOST_UNSEEN: Final = 1000
 _LATE_SECONDS: Final = 2.0
+_GOODBYE_SECONDS: Final = 2.0
 _LONGEST_BLOCK: Final = 2.0
 _OWNER_POLL: Final = 0.2
 _BEGINNING: Final = b"0-0"
@@ -80,16 +81,20 @@ class RedisSource:
     async def close(self) -> None:
         """Let others have at once what this consumer was given and nobody saw, and forget it if it holds nothing."""
         self._reader.drop()
-        with contextlib.suppress(BrokerUnavailable, ResponseError):
-            unseen = await self._pending("-", "+", _MOST_UNSEEN)
-            ids = [entry for entry in unseen if entry not in self._held]
-            if ids:
-                await self._writer.ask("EVAL", CLAIM_OWN, 1, self._stream, self._group, self._me, self._lease_ms, *ids)
-            await self._writer.ask("EVAL", DELETE_EMPTY, 1, self._stream, self._group, self._me, 0)
-            if self._interest.ordered:
-                await self._writer.ask("EVAL", DISOWN, 1, self._owner, self._me)
+        with contextlib.suppress(BrokerUnavailable, ResponseError, TimeoutError):
+            async with asyncio.timeout(_GOODBYE_SECONDS):
+                await self._leave()
         await self._writer.close()
         await self._reader.close()
+
+    async def _leave(self) -> None:
+        unseen = await self._pending("-", "+", _MOST_UNSEEN)
+        ids = [entry for entry in unseen if entry not in self._held]
+        if ids:
+            await self._writer.ask("EVAL", CLAIM_OWN, 1, self._stream, self._group, self._me, self._lease_ms, *ids)
+        await self._writer.ask("EVAL", DELETE_EMPTY, 1, self._stream, self._group, self._me, 0)
+        if self._interest.ordered:
+            await self._writer.ask("EVAL", DISOWN, 1, self._owner, self._me)
 
     async def _make_group(self) -> None:
         """Make the handler's group at the beginning of what it is owed, or find it made."""
