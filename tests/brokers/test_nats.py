@@ -24,6 +24,7 @@ from holdfast.brokers.nats.subjects import consumer_of, event_of, filters_of, su
 from holdfast.errors import ConfigurationError
 from tests.brokers.messages import CHANNEL, interest, number_of, numbers, outgoing, sent, taken, until
 from tests.brokers.servers.nats import NatsServer, nats_cluster
+from tests.brokers.servers.processes import free_port
 
 pytestmark = [pytest.mark.brokers, pytest.mark.newest_postgres]
 
@@ -184,6 +185,22 @@ async def test_nothing_is_sent_after_its_answer(server: NatsServer) -> None:
     assert not await source.take(1, wait=0.2)
     await sink.close()
     await source.close()
+
+
+async def test_a_server_that_is_not_there_costs_no_time(server: NatsServer) -> None:
+    """SCL-4: with the first of two servers gone the second is used at once; with both gone, that is known at once."""
+    gone = f"127.0.0.1:{free_port()}"
+    loop = asyncio.get_running_loop()
+    for _ in range(4):  # they are tried in any order
+        began = loop.time()
+        sink = NatsEngine(f"nats://{gone},{server.address.removeprefix('nats://')}").sink(lease=30)
+        await sent(sink, [outgoing(0)])
+        await sink.close()
+        assert loop.time() - began < 1.5
+    began = loop.time()
+    with pytest.raises(BrokerUnavailable, match="Connect call failed"):
+        await NatsEngine(f"nats://{gone}").sink(lease=30).open()
+    assert loop.time() - began < 1.5
 
 
 async def test_a_frozen_server_costs_the_timeout_and_no_more(server: NatsServer) -> None:

@@ -60,6 +60,7 @@ class Link:
         self._client: Client | None = None
         self._opening = asyncio.Lock()
         self._streams: set[str] = set()
+        self._cause = ""
         # Called when the connection has ended, so that nobody waits for its answers.
         self.on_lost: Callable[[], None] | None = None
 
@@ -83,7 +84,7 @@ class Link:
                         try:
                             await self._connect(client, server)
                         except _LOST as error:
-                            errors.append(str(error) or type(error).__name__)
+                            errors.append(self._cause or str(error) or type(error).__name__)
                             await _end(client)
                             continue
                         except BaseException:
@@ -94,8 +95,11 @@ class Link:
             raise BrokerUnavailable(f"no NATS server can be reached: {'; '.join(errors) or 'no answer'}")
 
     async def _connect(self, client: Client, server: str) -> None:
-        async def ignored(error: Exception) -> None:
-            """What fails is seen by who waits for it."""
+        self._cause = ""
+
+        async def noted(error: Exception) -> None:
+            """The client raises only that no server is left; everything else is seen by who waits for it."""
+            self._cause = str(error)
 
         async def lost() -> None:
             if client is self._client and self.on_lost is not None:
@@ -109,8 +113,10 @@ class Link:
                 connect_timeout=_CONNECT_SECONDS,
                 ping_interval=_PING_SECONDS,
                 max_outstanding_pings=2,
-                max_reconnect_attempts=0,
-                error_cb=ignored,
+                # It tries again although it may not reconnect: 0 would be for ever.
+                max_reconnect_attempts=1,
+                reconnect_time_wait=0,
+                error_cb=noted,
                 closed_cb=lost,
                 user_credentials=self._address.options.get("creds"),
             )
@@ -184,6 +190,11 @@ async def _end(client: Client) -> None:
         writer = getattr(transport, "_bare_io_writer", None)
         if writer is not None:
             writer.transport.abort()
+    tasks = [each._wait_for_msgs_task for each in client._subs.values()]
     with contextlib.suppress(*_LOST, RuntimeError):
         async with asyncio.timeout(_GOODBYE_SECONDS):
             await client.close()
+    # It stops in the middle when the connection fails under it, and leaves them waiting.
+    for task in (*tasks, client._reading_task, client._ping_interval_task, client._flusher_task):
+        if task is not None and not task.done():
+            task.cancel()
