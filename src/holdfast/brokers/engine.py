@@ -12,6 +12,8 @@ from datetime import datetime
 from typing import Protocol
 from uuid import UUID
 
+from holdfast.errors import HoldfastError
+
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
@@ -51,7 +53,7 @@ class Unanswered:
 Answer = Confirmed | Refused | Unanswered
 
 
-class BrokerUnavailable(Exception):
+class BrokerUnavailable(HoldfastError):
     """The broker as a whole cannot be used now: an outage, which burns no attempt."""
 
 
@@ -71,8 +73,9 @@ class Received:
 
     body: bytes
     headers: Mapping[str, str]
-    # How often the broker has delivered it, this time included; None where the broker does not count. What may have been
-    # taken before (a partition's first records after an assignment) counts as 2: it is handled from a row, which counts.
+    # How often the broker has delivered it, this time included; None where the broker does not count. What may have
+    # been taken before (the first records after an assignment) counts as 2: it is handled from a row, where attempts
+    # are counted.
     deliveries: int | None
     # What the engine needs to acknowledge it.
     token: object

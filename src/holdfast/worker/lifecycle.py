@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import shlex
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from uuid import UUID
 
 from holdfast.failure import describe
@@ -207,8 +208,9 @@ class Lifecycle:
         await shared.deliveries.alive(connection)  # for the database's clock, by which deliveries are due
         # Handlers that run in process are owed nothing; their lanes are served, for replays.
         owed = [handler for handler in self._registry if handler.via == "outbox"]
-        await shared.subscriptions.subscribe(connection, owed)
         relays = [] if self._parts.substrate is None else [self._parts.substrate.relay.handler]
+        relaying = [replace(each, event_types=self._settings.relayed) for each in relays if self._settings.relayed]
+        await shared.subscriptions.subscribe(connection, owed + relaying)
         await shared.flow.declare(connection, owed + relays)
         self._report_outdated(await shared.subscriptions.read(connection))
         if self._parts.scheduler is not None:

@@ -338,3 +338,36 @@ FROM (SELECT FROM core.outbox_channels() c
             AND (o.status = 'pending' OR o.lease_expires_at < now())) o
       WHERE c.generation = :generation::bigint
       LIMIT :most::int) o;
+
+-- name: list_carried
+-- Handlers that have to do with a broker. A worker that is started with one has its relay among its handlers.
+WITH living AS MATERIALIZED (
+    SELECT w.name, w.handlers FROM core.workers w WHERE w.stopped_at IS NULL AND core.is_living(w.heartbeat_at))
+SELECT s.handler_name, min(s.domain_context) AS domain_context, array_agg(s.event_type ORDER BY s.event_type) AS event_types,
+       min(s.via) AS via, min(s.via_since) AS since, min(s.via_by) AS decided_by, min(s.draining) AS draining,
+       ARRAY(SELECT living.name FROM living
+             WHERE 'relay.' || coalesce(nullif(min(s.via), 'outbox'), min(s.draining)) = ANY (living.handlers)
+             ORDER BY living.name LIMIT 20) AS relayed_by,
+       ARRAY(SELECT living.name FROM living
+             WHERE 'relay.' || coalesce(nullif(min(s.via), 'outbox'), min(s.draining)) = ANY (living.handlers)
+               AND s.handler_name = ANY (living.handlers) ORDER BY living.name LIMIT 20) AS taken_by
+FROM core.subscriptions s
+WHERE s.retired_at IS NULL AND (s.via <> 'outbox' OR s.draining IS NOT NULL)
+  AND (:only::text IS NULL OR s.handler_name = :only::text)
+GROUP BY s.handler_name
+ORDER BY s.handler_name
+LIMIT 1000;
+
+-- name: list_served_channels
+SELECT DISTINCT c.channel
+FROM core.workers w CROSS JOIN unnest(w.channels) AS c (channel)
+WHERE w.stopped_at IS NULL AND core.is_living(w.heartbeat_at)
+UNION SELECT core.channel_of(0)
+ORDER BY 1 LIMIT 1000;
+
+-- name: list_wanted
+SELECT s.handler_name, min(s.domain_context) AS domain_context, array_agg(s.event_type ORDER BY s.event_type) AS event_types,
+       now() AS since
+FROM core.subscriptions s
+WHERE s.retired_at IS NULL AND s.handler_name = ANY (:handlers::text[])
+GROUP BY s.handler_name ORDER BY s.handler_name;
