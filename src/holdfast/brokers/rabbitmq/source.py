@@ -92,8 +92,9 @@ class RabbitmqSource:
         if wanted > self._prefetch:
             try:
                 await within(ANSWER_SECONDS, self._consume(self._consuming, wanted))
-            except AMQPChannelError as error:
-                raise BrokerUnavailable(f"RabbitMQ: {error}") from error
+            except (AMQPChannelError, BrokerUnavailable) as error:
+                # A queue whose leader is lost is there, and answers to nobody.
+                raise BrokerUnavailable(f"{queue_of(self._interest)} cannot be consumed: {error}") from error
 
     async def _consume(self, channel: Channel, prefetch: int) -> None:
         for tag in self._tags:
