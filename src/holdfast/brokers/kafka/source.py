@@ -86,6 +86,8 @@ class KafkaSource:
     async def take(self, most: int, *, wait: float) -> Sequence[Received]:
         await self.open()
         assert self._consumer is not None  # noqa: S101  (open)
+        if most < 1:
+            return []
         taken = [self._returned.popleft() for _ in range(min(most, len(self._returned)))]
         if not taken:
             taken = await self._fetch(self._consumer, most, wait)
