@@ -112,7 +112,7 @@ async def test_unanswered_rows_are_sent_again(dsn: str, conn: asyncpg.Connection
 async def test_doubles_and_lost_acknowledgements_have_one_effect(
     dsn: str, conn: asyncpg.Connection, broker: Broker
 ) -> None:
-    """REL-1: however often a broker delivers, an effect in the handler's transaction happens once."""
+    """LSN-6: however often a broker delivers, an effect in the handler's transaction happens once."""
     await make_tables(conn)
     registry = HandlerRegistry()
 
@@ -134,7 +134,7 @@ async def test_doubles_and_lost_acknowledgements_have_one_effect(
 
 
 async def test_nothing_is_taken_while_the_database_is_away(dsn: str, conn: asyncpg.Connection, broker: Broker) -> None:
-    """REL-4: connections that are cut lose no message, and no message is acknowledged before it is in the inbox."""
+    """SCL-2: connections that are cut lose no message, and no message is acknowledged before it is in the inbox."""
     done: list[int] = []
     async with running(dsn, registry_of(done), **OPTIONS):
         await moved(conn)
@@ -148,7 +148,7 @@ async def test_nothing_is_taken_while_the_database_is_away(dsn: str, conn: async
 
 
 async def test_redelivered_message_goes_through_the_lane(dsn: str, conn: asyncpg.Connection, broker: Broker) -> None:
-    """ERR-4: a message that a worker took and never settled is handled from a row, where attempts are counted."""
+    """SCL-2: a message that a worker took and never settled is handled from a row, where attempts are counted."""
     done: list[int] = []
     async with running(dsn, registry_of(done), **OPTIONS) as worker:
         await moved(conn)

@@ -164,7 +164,7 @@ async def test_unknown_handler_cannot_be_moved(outbox: Outbox) -> None:
 
 
 async def test_message_is_handled_once(outbox: Outbox) -> None:
-    """REL-1: the inbox row of a message commits with what its handler writes."""
+    """LSN-6: the inbox row of a message commits with what its handler writes."""
     event = message()
     assert await look(outbox, event) == ["run"]
     transaction = outbox.connection.transaction()
@@ -228,7 +228,7 @@ async def test_same_event_id_of_another_source_is_another_event(outbox: Outbox) 
 
 
 async def test_parked_event_keeps_its_place_in_the_order(outbox: Outbox) -> None:
-    """ORD-1: what goes through a broker and is parked stays before what was published later."""
+    """LSN-9: what goes through a broker and is parked stays before what was published later."""
     early = await outbox.insert(ordering_key="k")
     later = await outbox.insert(ordering_key="k")
     [id] = await park(outbox, message(event_id=early, ordering_key="k"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,21 +13,45 @@ import pytest
 
 from holdfast import EventEnvelope, HandlerContext, HandlerRegistry, Reject, RetryPolicy, Snooze, TerminalHandlerError
 from tests.acceptance.support import Facts, drained, effects, make_tables, publish, publish_many, running, until
+from tests.brokers.servers.kafka import kafka_server
 from tests.brokers.servers.nats import NatsServer
+from tests.brokers.servers.rabbitmq import RabbitmqServer
+from tests.brokers.servers.valkey import DURABLE, ValkeyServer
 
 pytestmark = [pytest.mark.brokers, pytest.mark.newest_postgres]
 
 QUICK = RetryPolicy(max_attempts=3, base_delay=0.01, max_delay=0.05)
 
 
-@pytest.fixture(params=["outbox", "nats"])
+@pytest.fixture(scope="module")
+def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitmqServer]:
+    """One for all tests: it takes many seconds to start."""
+    with RabbitmqServer(tmp_path_factory.mktemp("rabbitmq")) as server:
+        yield server
+
+
+@pytest.fixture(params=["outbox", "nats", "redis", "rabbitmq", "kafka"])
 def substrate(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str | None]:
     """The address of a broker that carries the events; None for Postgres alone."""
-    if request.param == "outbox":
-        yield None
-    elif request.param == "nats":
-        with NatsServer(tmp_path / "nats") as server:
-            yield server.address
+    match request.param:
+        case "outbox":
+            yield None
+        case "nats":
+            with NatsServer(tmp_path / "nats") as server:
+                yield server.address
+        case "redis":
+            with ValkeyServer(tmp_path / "valkey", *DURABLE) as valkey:
+                yield valkey.address
+        case "rabbitmq":
+            node = request.getfixturevalue("rabbitmq")
+            host = f"t{uuid.uuid4().hex}"
+            node.control("add_vhost", host)
+            node.control("set_permissions", "-p", host, "guest", ".*", ".*", ".*")
+            yield f"{node.address}{host}"
+            node.control("delete_vhost", host)
+        case "kafka":
+            with kafka_server() as kafka:
+                yield kafka.address
 
 
 async def carried(conn: asyncpg.Connection, substrate: str | None) -> None:
@@ -71,7 +96,7 @@ async def test_events_reach_handlers(dsn: str, conn: asyncpg.Connection, substra
 async def test_transaction_of_a_handler_commits_with_its_event(
     dsn: str, conn: asyncpg.Connection, substrate: str | None
 ) -> None:
-    """REL-1, SCL-2: what a handler writes in `tx` and the inbox commit together, and a retry writes once."""
+    """LSN-5, SCL-2: what a handler writes in `tx` and the inbox commit together, and a retry writes once."""
     await make_tables(conn)
     registry, runs = HandlerRegistry(), []
 
@@ -145,7 +170,7 @@ async def test_snooze_and_timeout(dsn: str, conn: asyncpg.Connection, substrate:
 
 
 async def test_order_of_a_key(dsn: str, conn: asyncpg.Connection, substrate: str | None) -> None:
-    """ORD-1: events of one key are handled in order, whatever carries the others."""
+    """LSN-9: events of one key are handled in order, whatever carries the others."""
     registry = HandlerRegistry()
     got: dict[str, list[int]] = {}
 
@@ -167,7 +192,7 @@ async def test_order_of_a_key(dsn: str, conn: asyncpg.Connection, substrate: str
 async def test_stopping_gives_back_what_has_not_begun(
     dsn: str, conn: asyncpg.Connection, substrate: str | None
 ) -> None:
-    """LIF-1: a worker that stops finishes what runs, and another one handles the rest."""
+    """LSN-4: a worker that stops finishes what runs, and another one handles the rest."""
     registry, done, gate = HandlerRegistry(), [], asyncio.Event()
 
     @registry.handler("order.placed", name="billing.charge_card", concurrency=5)
@@ -189,7 +214,7 @@ async def test_stopping_gives_back_what_has_not_begun(
 async def test_events_for_a_limited_handler_wait_in_its_lane(
     dsn: str, conn: asyncpg.Connection, substrate: str | None
 ) -> None:
-    """FLW-1: limits of the fleet hold behind a broker: the database keeps them."""
+    """LSN-10: limits of the fleet hold behind a broker: the database keeps them."""
     registry, at_once, most, done = HandlerRegistry(), 0, 0, []
 
     @registry.handler("order.placed", name="billing.charge_card", fleet_concurrency=2)

@@ -116,8 +116,8 @@ INTERNAL |= {
 
 # --- of brokers ---
 FUNCTIONS[WORKER] |= {
-    "broker_interests", "broker_undecided", "broker_adopt", "broker_look", "broker_enter", "broker_enter_at_once", "broker_enter_batch",
-    "broker_leave", "broker_deliver", "broker_park", "relay_details",
+    "broker_interests", "broker_undecided", "broker_adopt", "broker_look", "broker_enter", "broker_enter_at_once",
+    "broker_enter_batch", "broker_leave", "broker_deliver", "broker_park", "relay_details",
 }  # fmt: skip
 FUNCTIONS[OPERATOR] |= {
     "handler_via", "handler_drained", "broker_interests", "relayed_rows", "relay_again", "relay_lost", "relay_repair",
