@@ -122,7 +122,7 @@ FUNCTIONS[WORKER] |= {
 FUNCTIONS[OPERATOR] |= {
     "handler_via", "handler_drained", "broker_interests", "relayed_rows", "relay_again", "relay_lost", "relay_repair",
 }  # fmt: skip
-INTERNAL |= {"set_via", "broker_parked", "require_messages", "end_when_silent", "inbox_take_back"}
+INTERNAL |= {"set_via", "broker_parked", "require_messages", "inbox_take_back"}
 
 # --- of schedules ---
 TABLES[OPERATOR] |= {"schedules": {"SELECT"}}

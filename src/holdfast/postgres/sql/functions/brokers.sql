@@ -167,21 +167,31 @@ END
 $$;
 
 -- broker_look: of messages for one handler, which are to run, and which are duplicates: handled, or parked in the outbox.
+-- As broker_parked, written out for many: an id that a row of another event has taken is looked into by that.
 CREATE OR REPLACE FUNCTION core.broker_look(p_handler text, p_events uuid[], p_sources text[], p_keys text[])
 RETURNS text[]
 LANGUAGE plpgsql STABLE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET jit = off
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
+DECLARE
+    v_secret   bytea   := core.secret();
+    v_archived boolean := EXISTS (SELECT FROM core.archive);
 BEGIN
     PERFORM core.require_messages(p_handler, p_events, p_sources, p_keys);
     RETURN ARRAY(
-        SELECT CASE WHEN (SELECT h.source IS NULL OR h.source = t.source OR core.inbox_has(p_handler, t.key, t.source)
+        SELECT CASE WHEN (SELECT h.source IS NULL OR h.source = m.source OR core.inbox_has(p_handler, m.key, m.source)
                           FROM core.event_handled h
-                          WHERE h.handler_name = p_handler AND h.idempotency_key = t.key LIMIT 1) IS TRUE
-                         OR core.broker_parked(p_handler, t.event, t.source)
+                          WHERE h.handler_name = p_handler AND h.idempotency_key = m.key LIMIT 1) IS TRUE
+                    OR (SELECT true FROM core.outbox o
+                        WHERE o.id = m.event AND o.handler_name = p_handler AND o.source = m.source LIMIT 1) IS TRUE
+                    OR (SELECT core.broker_parked(p_handler, m.event, m.source) FROM core.outbox o
+                        WHERE o.id = m.sibling LIMIT 1) IS TRUE
+                    OR v_archived AND core.broker_parked(p_handler, m.event, m.source)
                THEN 'duplicate' ELSE 'run' END
-        FROM unnest(p_events, p_sources, p_keys) WITH ORDINALITY AS t (event, source, key, n) ORDER BY t.n);
+        FROM (SELECT t.*, core.secret_sibling_id(t.event, p_handler, v_secret) AS sibling
+              FROM unnest(p_events, p_sources, p_keys) WITH ORDINALITY AS t (event, source, key, n) OFFSET 0) m
+        ORDER BY m.n);
 END
 $$;
 
@@ -212,41 +222,36 @@ LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET lock_timeout = '0.2s'
 AS $$
 DECLARE
+    v_idle  text;
     v_first boolean;
-BEGIN
-    PERFORM core.require_messages(p_handler, ARRAY[p_event], ARRAY[p_source], ARRAY[p_key]);
-    PERFORM core.end_when_silent(p_idle);
-    INSERT INTO core.event_handled (handler_name, idempotency_key, source) VALUES (p_handler, p_key, p_source)
-    ON CONFLICT DO NOTHING;
-    v_first := FOUND OR core.inbox_add(p_handler, p_key, p_source);
-    -- After the inbox row: who has parked it had that row until its commit.
-    IF v_first AND core.broker_parked(p_handler, p_event, p_source) THEN
-        v_first := NOT core.inbox_take_back(p_handler, p_key, p_source);
-    END IF;
-    INSERT INTO core.rollup_journal (handler_name, generation, outcome, n)
-    VALUES (p_handler, p_generation, 'begun', 1),
-           (p_handler, p_generation, CASE WHEN v_first THEN 'delivered' ELSE 'duplicate' END, 1);
-    RETURN CASE WHEN v_first THEN 'run' ELSE 'duplicate' END;
-END
-$$;
-
--- end_when_silent: has the server end the transaction when its client is gone, as outbox_enter does.
-CREATE OR REPLACE FUNCTION core.end_when_silent(p_idle interval)
-RETURNS void
-LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
-AS $$
-DECLARE
-    v_idle text;
 BEGIN
     IF core.is_silence(p_idle) IS NOT TRUE THEN
         PERFORM core.refuse_argument('p_idle must be 0.1 seconds to 24 days');
+    ELSIF (core.is_name(p_handler) AND p_handler ~ '^[a-z][a-z0-9_]*([.][a-z][a-z0-9_]*)+$' AND p_event IS NOT NULL
+           AND p_source IS NOT NULL AND octet_length(p_key) BETWEEN 1 AND 1020 AND p_generation >= 0) IS NOT TRUE THEN
+        PERFORM core.refuse_argument('p_handler must name a handler, and the message have an event, a source and a key');
     END IF;
     v_idle := set_config(
         'idle_in_transaction_session_timeout', (extract(epoch FROM p_idle) * 1000)::bigint::text, true);
     IF current_setting('server_version_num')::int >= 170000 THEN
         v_idle := set_config('transaction_timeout', v_idle, true);
     END IF;
+    INSERT INTO core.event_handled (handler_name, idempotency_key, source) VALUES (p_handler, p_key, p_source)
+    ON CONFLICT DO NOTHING;
+    v_first := FOUND OR core.inbox_add(p_handler, p_key, p_source);
+    -- After the inbox row: who has parked it had that row until its commit. As broker_look, in a look that is cheap.
+    IF v_first AND (EXISTS (SELECT FROM core.outbox o
+                            WHERE o.id = p_event AND o.handler_name = p_handler AND o.source = p_source)
+                    OR EXISTS (SELECT FROM core.outbox o
+                               WHERE o.id = core.secret_sibling_id(p_event, p_handler, (SELECT s.secret FROM core.secrets s)))
+                    OR EXISTS (SELECT FROM core.archive))
+       AND core.broker_parked(p_handler, p_event, p_source) THEN
+        v_first := NOT core.inbox_take_back(p_handler, p_key, p_source);
+    END IF;
+    INSERT INTO core.rollup_journal (handler_name, generation, outcome, n)
+    VALUES (p_handler, p_generation, 'begun', 1),
+           (p_handler, p_generation, CASE WHEN v_first THEN 'delivered' ELSE 'duplicate' END, 1);
+    RETURN CASE WHEN v_first THEN 'run' ELSE 'duplicate' END;
 END
 $$;
 
