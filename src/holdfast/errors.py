@@ -18,7 +18,8 @@ HoldfastError
 │   ├── AuthorizationFault
 │   ├── DomainFault
 │   │   └── KeyReused             an idempotency key that was used for another command
-│   └── NotFoundFault
+│   ├── NotFoundFault
+│   └── RelayFault                a broker will never take the event
 └── TransientHandlerError         raise it in a handler: retry, if given after .retry_after seconds
     └── CommandUnderWay           the command with this key is being carried out already
 """
@@ -146,6 +147,10 @@ class KeyReused(DomainFault):
 
 class NotFoundFault(TerminalHandlerError):
     """The event refers to something that does not exist."""
+
+
+class RelayFault(TerminalHandlerError):
+    """A broker will never take the event: no handler has seen it."""
 
 
 class TransientHandlerError(HoldfastError):

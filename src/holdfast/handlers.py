@@ -81,6 +81,7 @@ class Handler:
     transactional: bool = False
     plain: bool = False  # asynchronous, takes the event as it is and nothing else, and nothing is around it
     batch: Batch | None = None  # how it takes several events; `function` takes one event all the same
+    raw: bool = False  # it takes deliveries as they were claimed, for one of Holdfast's own
 
     @property
     def package(self) -> str:

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 from holdfast.checks import number, one_of, whole
 from holdfast.errors import ConfigurationError
 from holdfast.generation import deployment_generation
-from holdfast.names import channel_name
+from holdfast.names import channel_name, event_pattern
 
 DeadLetters = Literal["in_place", "archive"]
 DEAD_LETTERS: tuple[DeadLetters, ...] = get_args(DeadLetters)
@@ -40,6 +40,8 @@ class WorkerSettings:
     listen_dsn: str | None = None  # a direct connection when the other one goes through a pooler
     dead_letters: DeadLetters = "in_place"  # or "archive": what fails for good moves to core.archive
     sweep: bool = True  # take turns with the other workers in retention's sweeps
+    substrate: str | None = field(default=None, repr=False)  # a broker that carries events, like nats://host:4222
+    relayed: tuple[str, ...] = ()  # event types that are sent there although no handler here gets them from there
 
     def __post_init__(self) -> None:
         whole("WorkerSettings.generation", self.generation)
@@ -57,6 +59,12 @@ class WorkerSettings:
             raise ConfigurationError("WorkerSettings.channels", "is a string", f"write ({self.channels!r},)")
         for channel in self.channels:
             channel_name("WorkerSettings.channels", channel)
+        if isinstance(self.relayed, str):
+            raise ConfigurationError("WorkerSettings.relayed", "is a string", f"write ({self.relayed!r},)")
+        for event_type in self.relayed:
+            event_pattern("WorkerSettings.relayed", event_type)
+        if self.relayed and self.substrate is None:
+            raise ConfigurationError("WorkerSettings.relayed", "is given without substrate", "name the broker")
 
     @property
     def shown_name(self) -> str:
@@ -76,4 +84,5 @@ class WorkerSettings:
     def connections_needed(self, transactional: int, scheduled: bool = False) -> int:
         """Return how many database connections a worker process opens at most, if so many handlers take `tx`."""
         reserved = 4 + (2 if self.listen else 0)  # claim, settle, leases, maintenance; listen, sleeper
+        reserved += 1 if self.substrate else 0
         return reserved + self.sessions_at_most(transactional) + (1 if scheduled else 0)

@@ -56,6 +56,8 @@ PARTS = {
     "archive.count": "archive.groups",
     "handlers.known": "handlers.list",
     "plans.read": "plans.show",
+    "relay.interests": "relay.show",
+    "relay.wanted": "handlers.via",
     "retention.size": "retention.erase",
     "retention.preview_erasure": "retention.erase",
 }
@@ -151,6 +153,7 @@ async def test_every_read_runs_and_can_be_written_as_json(dsn: str, conn: asyncp
             "plans.show": {"plan": 1},
             "plans.failed": {"plan": 1},
             "plans.outcomes": {"plan": 1},
+            "relay.check": {"broker": "nats"},
         }
         missing = {"schedules.show": {"name": "none"}, "archive.show": {"id": 1}}
         missing |= {"requests.show": {"scope": "a", "key": "b"}, "handlers.show": {"handler": HANDLER}}

@@ -114,6 +114,16 @@ INTERNAL |= {
     "breaker_give_back", "breaker_close",
 }  # fmt: skip
 
+# --- of brokers ---
+FUNCTIONS[WORKER] |= {
+    "broker_interests", "broker_undecided", "broker_adopt", "broker_look", "broker_enter", "broker_enter_at_once",
+    "broker_enter_batch", "broker_leave", "broker_deliver", "broker_park", "relay_details",
+}  # fmt: skip
+FUNCTIONS[OPERATOR] |= {
+    "handler_via", "handler_drained", "broker_interests", "relayed_rows", "relay_again", "relay_lost", "relay_repair",
+}  # fmt: skip
+INTERNAL |= {"set_via", "broker_parked", "require_messages", "inbox_take_back"}
+
 # --- of schedules ---
 TABLES[OPERATOR] |= {"schedules": {"SELECT"}}
 FUNCTIONS[WORKER] |= {"schedule_declare", "schedules_watch", "schedule_fire"}
@@ -328,6 +338,7 @@ async def test_everything_belongs_to_the_owner(outbox: Outbox) -> None:
 
 QUALIFIED = {
     "core.outbox_fill()", "core.outbox_enter_at_once(uuid,uuid,text,interval,boolean)",
+    "core.broker_enter_at_once(text,uuid,text,text,bigint,interval,boolean)",
     "core.outbox_notify()", "core.outbox_source()",
     "core.is_list(anyarray)", "core.is_name(text,integer)", "core.is_silence(interval)",
     "core.error_text(text)", "core.error_traceback(text)", "core.raised_at(text)", "core.require_dated(uuid)",

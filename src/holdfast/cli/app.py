@@ -42,6 +42,7 @@ COMMANDS: Final = {
     "notify": "Show or set the wake-up mode: when publishing wakes the workers, for all users of the schema.",
     "archive": "Dead letters in the archive.",
     "partitions": "Partitions of the outbox by time.",
+    "relay": "Brokers: who gets events from them, what they have lost, and sending it again.",
     "retention": "How long rows are kept, and what is left of them.",
     "uninstall": "Remove Holdfast from the database, with every event it holds.",
 }

@@ -73,6 +73,11 @@ def listen_dsn(option: str | None) -> str | None:
     return option or os.environ.get("HOLDFAST_LISTEN_DSN") or None
 
 
+def substrate(option: str | None) -> str | None:
+    """The address of the broker that carries events, if one does."""
+    return option or os.environ.get("HOLDFAST_SUBSTRATE") or None
+
+
 def sentry_dsn() -> str | None:
     """Return the Sentry DSN for dead letters."""
     return os.environ.get("SENTRY_DSN") or None

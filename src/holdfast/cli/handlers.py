@@ -8,11 +8,13 @@ from typing import Annotated, Any, cast
 
 import typer
 
+from holdfast.brokers import consumers
+from holdfast.brokers.engines import engine_of
 from holdfast.cli import output
 from holdfast.cli.command_group import command_group
 from holdfast.cli.options import Change, HandlerArgument, JsonOption, Target, Where, spread
 from holdfast.flow import shown_rate
-from holdfast.operator import FlowChange, HandlerFlow, HandlerStatus, Limit, Operator
+from holdfast.operator import FlowChange, HandlerFlow, HandlerStatus, Limit, Operator, Refused, ViaChange
 
 app = command_group("Handlers: their subscriptions, their limits, and the workers that serve them.")
 
@@ -192,6 +194,77 @@ def _facts(flow: HandlerFlow) -> list[tuple[str, object]]:
 
 def _setter(flow: HandlerFlow, limit: Limit) -> str:
     return "operator" if limit in flow.set_by_operator else "code"
+
+
+WayArgument = Annotated[str, typer.Argument(metavar="WAY", help="outbox, or the address of a broker.")]
+
+
+@app.command("via")
+@spread
+def via(
+    where: Target,
+    way: WayArgument,
+    handlers: Annotated[list[str], typer.Argument(metavar="HANDLER", help="The handlers' names.")],
+    change: Change,
+) -> None:
+    """Let a broker, or the outbox again, carry the events of handlers. Consumers at the broker are made first."""
+    engine = None if way == "outbox" else engine_of(way)
+    name = "outbox" if engine is None else engine.name
+
+    async def act(operator: Operator) -> ViaChange:
+        found = await operator.handlers.via(handlers, name, reason=change.reason, dry_run=True)
+        change.confirm(f"Let {name} carry the events of {', '.join(handlers)}?")
+        if change.dry_run:
+            return found
+        if engine is not None:
+            await consumers.make(engine, await operator.relay.wanted(handlers))
+        return await operator.handlers.via(handlers, name, reason=change.reason)
+
+    found = where.run(act)
+    if change.as_json:
+        output.print_json(found)
+    else:
+        output.print_line(f"{output.counted(found.changed, 'handler')} {change.would}moved to {name}")
+    if not found.changed:
+        raise typer.Exit(1)
+
+
+@app.command("drained")
+@spread
+def drained(
+    where: Target,
+    broker: Annotated[str, typer.Argument(metavar="URL", help="The address of the broker.")],
+    handler: Annotated[str, typer.Argument(metavar="HANDLER", help="The handler's name.")],
+    change: Change,
+) -> None:
+    """End what is left at a broker of a handler that gets its events another way: nothing may wait there any more."""
+    engine = engine_of(broker)
+
+    async def act(operator: Operator) -> bool:
+        interests = await operator.relay.interests(engine.name, [handler])
+        left = await consumers.left(engine, interests)
+        if left:
+            remedy = (
+                f"wait until workers with --substrate have taken them: holdfast relay show --substrate {way_of(broker)}"
+            )
+            raise Refused(f"{engine.name} has {output.counted(left, 'message')} left for {handler}", remedy)
+        change.confirm(f"Delete the consumer of {handler} at {engine.name}?")
+        changed = await operator.handlers.drained(handler, engine.name, reason=change.reason, dry_run=change.dry_run)
+        if not change.dry_run:
+            await consumers.remove(engine, interests)
+        return changed
+
+    changed = where.run(act)
+    if change.as_json:
+        output.print_json({"handler": handler, "broker": engine.name, "changed": changed, "dry_run": change.dry_run})
+    else:
+        output.print_line(f"{handler} {change.would}{'' if changed else 'was already '}drained from {engine.name}")
+
+
+def way_of(address: str) -> str:
+    """Return an address as it may be shown: without a login."""
+    scheme, _, rest = address.partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2]}"
 
 
 @app.command("retire")

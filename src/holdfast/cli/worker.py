@@ -104,6 +104,14 @@ def worker(
             help="A direct address for LISTEN, when the other one goes through a pooler. Default: HOLDFAST_LISTEN_DSN.",
         ),
     ] = None,
+    substrate: Annotated[
+        str | None,
+        typer.Option(
+            "--substrate",
+            metavar="URL",
+            help="A broker that carries the handlers' events, like nats://host:4222. Default: HOLDFAST_SUBSTRATE.",
+        ),
+    ] = None,
     redact: Annotated[
         str | None,
         typer.Option(
@@ -206,6 +214,7 @@ def worker(
         listen_dsn=environment.listen_dsn(listen_dsn),
         dead_letters=dead_letters.value,
         sweep=not no_sweep,
+        substrate=environment.substrate(substrate),
     )
     log = LogObserver(
         service=environment.service(service),
@@ -342,6 +351,8 @@ def _variables(
     variables |= {"HOLDFAST_DSN": address, "HOLDFAST_LOG_LEVEL": level}
     if settings.listen_dsn:
         variables["HOLDFAST_LISTEN_DSN"] = settings.listen_dsn
+    if settings.substrate:
+        variables["HOLDFAST_SUBSTRATE"] = settings.substrate
     variables |= tracing.child_environment()
     if redactor_name:
         variables["HOLDFAST_REDACT"] = redactor_name

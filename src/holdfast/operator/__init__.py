@@ -7,12 +7,13 @@ from holdfast.lazy import lazy_names
 if TYPE_CHECKING:
     from holdfast.operator.failed import Edited
     from holdfast.operator.generations import MovedGeneration
-    from holdfast.operator.handlers import FlowChange
+    from holdfast.operator.handlers import FlowChange, ViaChange
     from holdfast.operator.operator import Operator
     from holdfast.operator.outcome import Moved
     from holdfast.operator.plan_runner import Progress
     from holdfast.operator.plans import PlanChange, PlanReport
     from holdfast.operator.pool import DatabaseAway, Operators, OperatorsBusy
+    from holdfast.operator.relay import RelayChange, RelayCheck
     from holdfast.operator.retention import Erasure
     from holdfast.operator.schedules import ScheduleChange, ScheduleReport
     from holdfast.operator.selection import OpenFilters, Selection
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from holdfast.postgres.faults import DATABASE_ERRORS, is_away, remedy_of
     from holdfast.postgres.operations.archive import ArchivedDetail, ArchivedEvent
     from holdfast.postgres.operations.audit import AuditLine
+    from holdfast.postgres.operations.brokers import CarriedHandler, LostDelivery
     from holdfast.postgres.operations.events import Delivery, EventDetail, Head, OpenEvent
     from holdfast.postgres.operations.failed import (
         FailedEvent,
@@ -68,6 +70,7 @@ else:
             "BlockedKey": "holdfast.postgres.operations.keys",
             "BlockedKeys": "holdfast.postgres.operations.status",
             "CHECKS": "holdfast.postgres.doctor",
+            "CarriedHandler": "holdfast.postgres.operations.brokers",
             "Check": "holdfast.postgres.doctor",
             "Children": "holdfast.postgres.operations.search",
             "DATABASE_ERRORS": "holdfast.postgres.faults",
@@ -94,6 +97,7 @@ else:
             "HandlerStatus": "holdfast.postgres.operations.handlers",
             "Head": "holdfast.postgres.operations.events",
             "Limit": "holdfast.postgres.operations.flow",
+            "LostDelivery": "holdfast.postgres.operations.brokers",
             "MOST": "holdfast.postgres.operations.status",
             "MOST_IN_ROUTE": "holdfast.postgres.operations.status",
             "MOST_ROUTES": "holdfast.postgres.operations.status",
@@ -121,6 +125,8 @@ else:
             "Progress": "holdfast.operator.plan_runner",
             "ReadTimeout": "holdfast.postgres.operations.patience",
             "Refused": "holdfast.operator.session",
+            "RelayChange": "holdfast.operator.relay",
+            "RelayCheck": "holdfast.operator.relay",
             "Relative": "holdfast.postgres.operations.search",
             "ReleasedWorker": "holdfast.operator.workers",
             "Report": "holdfast.postgres.doctor",
@@ -137,6 +143,7 @@ else:
             "Signals": "holdfast.postgres.operations.rates",
             "Status": "holdfast.postgres.operations.status",
             "SweepReport": "holdfast.postgres.operations.sweeping",
+            "ViaChange": "holdfast.operator.handlers",
             "WorkerStatus": "holdfast.postgres.operations.status",
             "is_away": "holdfast.postgres.faults",
             "remedy_of": "holdfast.postgres.faults",
@@ -159,6 +166,7 @@ __all__ = [
     "Blocked",
     "BlockedKey",
     "BlockedKeys",
+    "CarriedHandler",
     "Check",
     "Children",
     "DatabaseAway",
@@ -184,6 +192,7 @@ __all__ = [
     "HandlerStatus",
     "Head",
     "Limit",
+    "LostDelivery",
     "Mode",
     "Moved",
     "MovedGeneration",
@@ -207,6 +216,8 @@ __all__ = [
     "ReadTimeout",
     "Refused",
     "Relative",
+    "RelayChange",
+    "RelayCheck",
     "ReleasedWorker",
     "Report",
     "Request",
@@ -221,6 +232,7 @@ __all__ = [
     "Signals",
     "Status",
     "SweepReport",
+    "ViaChange",
     "WorkerStatus",
     "is_away",
     "remedy_of",

@@ -6,12 +6,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
+from holdfast.brokers.engines import NAMES
 from holdfast.checks import one_of
 from holdfast.errors import ConfigurationError, NotFound
 from holdfast.flow import at_once, per_second
 from holdfast.operator import arguments
 from holdfast.operator.session import Refused, Session
-from holdfast.postgres.operations import flow, handlers
+from holdfast.postgres.operations import brokers, flow, handlers
 from holdfast.postgres.operations.connection import Statements
 from holdfast.postgres.operations.excerpt import Excerpt
 from holdfast.postgres.operations.flow import HandlerFlow, Limit
@@ -25,6 +26,16 @@ class FlowChange:
     handler: str
     changed: bool  # False: it was like that before
     flow: HandlerFlow | None  # None: nothing holds it back any more
+    dry_run: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ViaChange:
+    """How many handlers get their events another way from now on."""
+
+    handlers: list[str]
+    via: str
+    changed: int
     dry_run: bool = False
 
 
@@ -149,6 +160,42 @@ class Handlers:
         status = await self._session.connection.status()
         async with self._session.reading() as statements:
             return await handlers.every(statements, status, only)
+
+    async def via(
+        self, handlers: Sequence[str], via: str, *, reason: str | None = None, dry_run: bool = False
+    ) -> ViaChange:
+        """Let something else carry the events of handlers from now on: `"outbox"`, or a broker by its name.
+
+        The consumers of the handlers have to be there before: `holdfast handlers via` makes them, and so does a worker
+        that is started with the broker. No worker changes what was decided here.
+        """
+        one_of("via", via, ("outbox", *NAMES))
+        names = [arguments.handler(each) for each in ([handlers] if isinstance(handlers, str) else handlers)]
+        if not names:
+            raise ConfigurationError("handlers", "are missing", "name at least one")
+        for each in names:
+            if not await self._read(each):
+                raise NotFound("handler", f"{each} is unknown", "holdfast handlers list")
+        asked: dict[str, Any] = {"reason": arguments.reason(reason), "handlers": names, "via": via}
+        async with self._session.changing("handler.via", dry_run=dry_run, **asked) as statements:
+            changed = await brokers.set_via(statements, names, via, actor=self._session.actor, reason=reason)
+        return ViaChange(names, via, changed, dry_run)
+
+    async def drained(self, handler: str, broker: str, *, reason: str | None = None, dry_run: bool = False) -> bool:
+        """Note that a broker has nothing left for a handler that gets its events another way; whether it was not yet.
+
+        Workers then take nothing more for it from there. `holdfast handlers drained` looks first, and deletes the
+        consumer.
+        """
+        arguments.handler(handler)
+        one_of("broker", broker, NAMES)
+        asked: dict[str, Any] = {"reason": arguments.reason(reason), "handler": handler, "broker": broker}
+        async with self._session.changing("handler.drained", dry_run=dry_run, **asked) as statements:
+            actor = self._session.actor
+            found = await brokers.carried(statements, handler)
+            if any(each.via == broker for each in found):
+                raise Refused(f"{handler} gets its events by {broker}", f"holdfast handlers via outbox {handler}")
+            return await brokers.set_drained(statements, handler, broker, actor=actor, reason=reason)
 
     async def retire(
         self, handler: str, event_type: str | None = None, *, reason: str | None = None, dry_run: bool = False

@@ -18,6 +18,7 @@ from holdfast.operator.installation import SchemaState
 from holdfast.operator.keys import Keys
 from holdfast.operator.partitions import Partitions
 from holdfast.operator.plans import ReplayPlans
+from holdfast.operator.relay import Relay
 from holdfast.operator.requests import Requests
 from holdfast.operator.retention import Retention
 from holdfast.operator.schedules import Schedules
@@ -41,7 +42,7 @@ class Operator:
     """A person, or a tool that acts for one. Every change is written to the audit under the name of `actor`.
 
     Verbs that concern one noun are grouped: `failed`, `events`, `archive`, `plans`, `handlers`, `keys`, `workers`,
-    `generations`, `schedules`, `retention`, `partitions`, `audit`, `requests` and `wakeup`.
+    `generations`, `schedules`, `retention`, `partitions`, `relay`, `audit`, `requests` and `wakeup`.
 
         async with Operator(dsn, actor="ada@example.com") as operator:
             status = await operator.status()
@@ -87,6 +88,7 @@ class Operator:
         self.schedules = Schedules(self._session)
         self.retention = Retention(self._session)
         self.partitions = Partitions(self._session)
+        self.relay = Relay(self._session)
         self.audit = AuditTrail(self._session)
         self.requests = Requests(self._session)
         self.wakeup = WakeUp(self._session)

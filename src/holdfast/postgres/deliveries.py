@@ -360,10 +360,14 @@ class Deliveries:
         )
         return bool(rows[0][0])
 
-    def retrying(self, delivery: Delivery, delay: float, error: str) -> str:
+    def has_committed(self, delivery: Delivery, entered: str) -> bool:
+        """Whether a transaction is committed, by what entering it again says: then the row is not this worker's."""
+        return entered == "lost"
+
+    def retrying(self, delivery: Delivery, delay: float, error: str) -> str | None:
         """Return a retry of what the transaction has entered, with its values, for a message of several.
 
-        When the transaction has not entered it is an error.
+        When the transaction has not entered it is an error. None: it takes more than one statement.
         """
         return self._filled_in(
             "retry_entered",

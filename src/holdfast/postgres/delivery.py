@@ -7,6 +7,8 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from holdfast.context import HandlerContext
+from holdfast.envelope import EventEnvelope
 from holdfast.handlers import Handler
 from holdfast.tracing import HandleSpan
 
@@ -51,6 +53,7 @@ class Delivery:
     seq: int  # its number, if it has an ordering key
     awaited: bool  # another row may be claimed when this one is settled
     closed: bool  # what became of it is counted and reported
+    carried: tuple[EventEnvelope, HandlerContext] | None  # the event, if it came decoded
 
     __slots__ = tuple(__annotations__)
 
@@ -73,6 +76,7 @@ class Delivery:
         self.seq = 0
         self.awaited = False
         self.closed = False
+        self.carried = None
 
     @property
     def event_id(self) -> UUID:

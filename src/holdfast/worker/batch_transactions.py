@@ -99,7 +99,8 @@ class BatchTransactions:
             # them, unless other workers have claimed some in between.
             enter = partial(self._deliveries.enter_batch, batch=deliveries, idle=SILENCE)
             entered = await self._transactions.ask(enter)
-            settled = {each for each, state in zip(deliveries, entered, strict=True) if state == "lost"}
+            has_committed = self._deliveries.has_committed
+            settled = {each for each, state in zip(deliveries, entered, strict=True) if has_committed(each, state)}
             everything = len(settled) == len(deliveries)
             ending = ending.otherwise if everything else ending.otherwise.only(settled, ending.error)
         # What another session blocks is due again later. This counts no attempt.

@@ -49,7 +49,7 @@ class Connections:
             size=settings.connections,
             most=settings.sessions_at_most(sum(handler.transactional for handler in registry)),
             patience=settings.lease,
-            statement_timeout=max(handler.timeout for handler in registry) + SILENCE,
+            statement_timeout=max((handler.timeout for handler in registry), default=0.0) + SILENCE,
         )
 
         # The application's own, for handlers that take one of its transactions.

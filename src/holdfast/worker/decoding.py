@@ -1,5 +1,7 @@
 """Makes the event and the handler context from a claimed row."""
 
+from typing import cast
+
 from pydantic_core import from_json
 
 from holdfast.context import HandlerContext
@@ -13,6 +15,13 @@ _new_tuple = tuple.__new__
 
 def decode(delivery: Delivery) -> tuple[EventEnvelope, HandlerContext]:
     """Return the event of a delivery and the handler's context. A row that cannot be decoded fails alone."""
+    if delivery.carried is not None:
+        return delivery.carried
+    if delivery.handler.raw:
+        return cast("EventEnvelope", delivery), _new_tuple(
+            HandlerContext,
+            (delivery.event_id, delivery.id, delivery.handler.name, delivery.attempts, {}, delivery.trace_context),
+        )
     try:
         payload = from_json(delivery.payload)
         headers = from_json(delivery.headers) if delivery.headers else {}
@@ -43,6 +52,9 @@ def decode(delivery: Delivery) -> tuple[EventEnvelope, HandlerContext]:
 
 def data_of(delivery: Delivery) -> EventData:
     """The data of a row that an error may quote, as far as it can be decoded."""
+    if delivery.carried is not None:
+        event, context = delivery.carried
+        return EventData(event.payload, dict(context.headers), delivery.idempotency_key, delivery.event_id)
     headers = _decoded(delivery.headers)
     return EventData(
         _decoded(delivery.payload),

@@ -91,6 +91,10 @@ class Dispatcher:
             self._left_out[handler] = queue
         return room
 
+    def space(self, handler: str) -> int:
+        """How many deliveries of a handler have room, for who brings them from elsewhere."""
+        return self._room(self._queues[handler])
+
     @property
     def soon(self) -> bool:
         """Whether a handler that was left out of the last claim will have room in a moment."""
@@ -276,8 +280,8 @@ class Dispatcher:
                 except BaseException:
                     # Those that `stop` has not settled are claimed again when their leases expire.
                     left = [delivery for delivery in runner.deliveries if delivery in self._in_flight]
-                    self._in_flight.drop(*left)
                     self._reports.lost(left)
+                    self._in_flight.drop(*left)
                     raise
                 finally:
                     runner.deliveries = ()
@@ -309,8 +313,8 @@ class Dispatcher:
         for queue in self._fed.values():
             for delivery in [each for each in queue.waiting if each in gone]:
                 queue.waiting.remove(delivery)
-                self._in_flight.drop(delivery)
                 self._reports.lost((delivery,))
+                self._in_flight.drop(delivery)
 
     # --- life -----------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import shlex
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from uuid import UUID
 
 from holdfast.failure import describe
@@ -101,6 +102,8 @@ class Lifecycle:
             others.append(asyncio.create_task(self._keep("schedule", parts.scheduler.run)))
         if parts.listener is not None:
             others.append(asyncio.create_task(self._keep("listen", parts.listener.run)))
+        if parts.substrate is not None:
+            others.append(asyncio.create_task(self._keep("substrate", parts.substrate.run)))
         self.started.set()
         self.entered.set()
         self._observe(Notice("info", "worker_started", self._introduction()))
@@ -116,6 +119,8 @@ class Lifecycle:
         finally:
             grace_ends = asyncio.get_running_loop().time() + self._settings.grace
             await self._stop_claiming(claiming)
+            if parts.substrate is not None:
+                await parts.substrate.stop()
             await _end(claiming, *others)
             # Nothing pings these sessions any longer: in a long drain the server would end them as idle.
             unhearing = asyncio.ensure_future(self._close_wakeups())
@@ -131,6 +136,8 @@ class Lifecycle:
                 self._observe(Notice("error", "stop_incomplete", details))
             finally:
                 await _end(dispatching, settling, unhearing)
+                if parts.substrate is not None:
+                    await parts.substrate.close()
                 await self._close()
                 if unwatch is not None:
                     unwatch()
@@ -201,8 +208,10 @@ class Lifecycle:
         await shared.deliveries.alive(connection)  # for the database's clock, by which deliveries are due
         # Handlers that run in process are owed nothing; their lanes are served, for replays.
         owed = [handler for handler in self._registry if handler.via == "outbox"]
-        await shared.subscriptions.subscribe(connection, owed)
-        await shared.flow.declare(connection, owed)
+        relays = [] if self._parts.substrate is None else [self._parts.substrate.relay.handler]
+        relaying = [replace(each, event_types=self._settings.relayed) for each in relays if self._settings.relayed]
+        await shared.subscriptions.subscribe(connection, owed + relaying)
+        await shared.flow.declare(connection, owed + relays)
         self._report_outdated(await shared.subscriptions.read(connection))
         if self._parts.scheduler is not None:
             await self._parts.maintenance.introduce()

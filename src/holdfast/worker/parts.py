@@ -11,8 +11,10 @@ claimer ──feed──▶ dispatcher ──settlements──▶ settler       
 claimer, settler, lease keeper ──statements──▶ database ──notifications──▶ listener
 dispatcher ──one attempt──▶ attempts ──handler──▶ handling (loop, thread), transactions (a handler that takes `tx`)
 maintenance (heartbeat, warnings, clock, sweeps) and the scheduler (slots) stand alone, each with a connection
+substrate (a broker): a relay among the handlers, and takers that feed the dispatcher beside the claimer
 """
 
+from typing import Any
 from uuid import UUID
 
 from holdfast.failure import Redactor
@@ -24,6 +26,7 @@ from holdfast.postgres.deliveries import Deliveries
 from holdfast.postgres.fleet import Fleet
 from holdfast.postgres.flow import FlowStatements
 from holdfast.postgres.keyed import KeyedDeliveries
+from holdfast.postgres.messages import MessageDeliveries
 from holdfast.postgres.queries import Queries
 from holdfast.postgres.schedules import Schedules
 from holdfast.postgres.statements import NamedStatements
@@ -50,6 +53,7 @@ from holdfast.worker.scheduler import Scheduler
 from holdfast.worker.settlements import Judge
 from holdfast.worker.settler import Settler
 from holdfast.worker.shared import Shared
+from holdfast.worker.substrate import MessageReports, MessagesInFlight, Substrate
 from holdfast.worker.sweeper import Sweeper
 from holdfast.worker.tally import Tally
 from holdfast.worker.wakeups import Wakeups
@@ -75,7 +79,17 @@ class Parts:
         self.lifespans = Lifespans(handlers, observe, redact)
         self.connections = connections = connections or Connections(dsn, worker, registry, settings, transactions)
         statements = NamedStatements(queries, connections.address)
-        deliveries = Deliveries(statements, worker=worker, generation=settings.generation, lease=settings.lease)
+        identity: dict[str, Any] = {"worker": worker, "generation": settings.generation, "lease": settings.lease}
+        self.substrate: Substrate | None = None
+        in_flight, reports = InFlight, Reports
+        if settings.substrate is None:
+            deliveries = Deliveries(statements, **identity)
+        else:
+            self.substrate = Substrate(settings.substrate, handlers, settings, connections, statements, observe)
+            handlers.append(self.substrate.relay.handler)
+            deliveries = messages = MessageDeliveries(statements, **identity, relays=self.substrate.relays)
+            in_flight, reports = MessagesInFlight, MessageReports
+        self.handlers = handlers
         counters = Counters()
         tally = Tally(counters, deliveries.clock, observe)
         meter = None if tracing is None else tracing.meter
@@ -94,11 +108,11 @@ class Parts:
             flow=FlowStatements(statements),
             held=Held(),
             breakers=Breakers(handlers, observe),
-            in_flight=InFlight(),
+            in_flight=in_flight(),
             counters=counters,
             tally=tally,
             observe=observe,
-            reports=Reports(tally, observe, settings.generation, meter),
+            reports=reports(tally, observe, settings.generation, meter),
             outages=Outages(observe, connections.address.dsn),
             pulse=Pulse(),
             states=self.lifespans.states,
@@ -113,6 +127,8 @@ class Parts:
         self.listener: Listener | None = None
         if settings.listen:
             self.listener = Listener(shared, queries, worker, wakeups, self.sleeper, self.lease_keeper)
+        if self.substrate is not None:
+            self.substrate.serve(shared, messages, self.dispatcher, self.settler)
         self.claimer = Claimer(shared, self.dispatcher, handlers, wakeups, self.sleeper)
 
         chores: list[Chore] = [RollupWriter(queries, settings.generation, shared.tally, observe)]

@@ -19,6 +19,7 @@ _CLAIM_SIZE = 1024 * 1024
 _UNKNOWN_SIZE = 128 * 1024
 # A queue that will have room within this time is worth waiting for.
 _SOON = 0.05
+_RELAYED_AT_ONCE = 2
 
 
 class HandlerQueue:
@@ -147,6 +148,11 @@ def queues_of(handlers: Sequence[Handler], settings: WorkerSettings) -> dict[str
 
     def queue(handler: Handler) -> HandlerQueue:
         batch, most = handler.batch, min(handler.concurrency or settings.concurrency, settings.concurrency)
+        if handler.raw and batch is not None:
+            # A relay: while a batch waits for the broker, the next is rendered.
+            return HandlerQueue(
+                handler, _RELAYED_AT_ONCE * batch.size, None, min(batch.size, settings.batch), batch.within
+            )
         if batch is None:
             return HandlerQueue(handler, most, shares(handler))
         # A transaction settles what it has handled. What waits to be settled otherwise is bounded.

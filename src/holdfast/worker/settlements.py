@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from holdfast import outcome
+from holdfast.errors import RelayFault
 from holdfast.failure import ErrorReport, Redactor, describe, state
 from holdfast.measurements import FailureKind
 from holdfast.postgres.delivery import Delivery
@@ -124,6 +125,11 @@ class Judge:
             case outcome.Retry():
                 stated = self._stated(delivery, str(setback.reason or "the handler asked for a retry"), "Retry")
                 return self._retry(delivery, stated, setback.seconds)
+            case RelayFault():
+                # Told apart from the failures of handlers by its signature.
+                return self._fail(
+                    delivery, "retry_terminal", self._stated(delivery, str(setback), "relay"), "RelayFault"
+                )
         report = describe(setback, self._redact, data_of(delivery), delivery.handler.package)
         raised = report.type_name[:_LONGEST_TYPE]
         if delivery.handler.on_error == "reject":

@@ -226,7 +226,8 @@ class Transactions:
     async def _finds_delivered(self, delivery: Delivery) -> bool:
         """Return whether a commit whose answer did not arrive was carried out."""
         # A lease that another worker has by now counts as delivered too: that is one too many in a counter.
-        return await self.ask(partial(self._deliveries.enter, delivery=delivery, idle=SILENCE)) == "lost"
+        entered = await self.ask(partial(self._deliveries.enter, delivery=delivery, idle=SILENCE))
+        return self._deliveries.has_committed(delivery, entered)
 
     async def ask(self, enter: Entry[T]) -> T:
         """Ask whether a commit was carried out, by what entering the handler again would say; nothing is entered."""

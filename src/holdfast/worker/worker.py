@@ -60,9 +60,10 @@ class Worker:
         tracing: Tracing | None = None,
         transactions: Transactions = None,
     ) -> None:
-        if not len(require_registry(registry)):
-            raise ConfigurationError("registry", "has no handlers", "register at least one with @registry.handler")
         self.settings: WorkerSettings = WorkerSettings() if settings is None else settings
+        relays = isinstance(settings, WorkerSettings) and settings.substrate is not None
+        if not len(require_registry(registry)) and not relays:
+            raise ConfigurationError("registry", "has no handlers", "register at least one with @registry.handler")
         if redact is not None:
             function("redact", redact, "pass a function of a text that returns a text")
         require_tracing(tracing)

@@ -20,6 +20,7 @@ from holdfast.operator.catalogue import (
     partitions,
     plans,
     records,
+    relay,
     retention,
     schedules,
 )
@@ -29,5 +30,5 @@ from holdfast.operator.encoding import document, plain
 __all__ = ["REVEAL", "VERBS", "Arguments", "Counted", "Verb", "document", "plain"]
 
 VERBS: Final = Catalogue()
-for part in (overview, events, failed, plans, archive, fleet, keys, schedules, retention, partitions, records):
+for part in (overview, events, failed, plans, archive, fleet, keys, schedules, retention, partitions, relay, records):
     VERBS.update(part.VERBS)

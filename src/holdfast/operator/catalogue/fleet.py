@@ -9,7 +9,7 @@ from pydantic import Field
 from holdfast.operator.catalogue.overview import Nothing
 from holdfast.operator.catalogue.verb import Arguments, Catalogue, Change, Id, Name, Text, Whole
 from holdfast.operator.generations import MovedGeneration
-from holdfast.operator.handlers import FlowChange
+from holdfast.operator.handlers import FlowChange, ViaChange
 from holdfast.operator.operator import Operator
 from holdfast.operator.roles import Role
 from holdfast.operator.workers import ReleasedWorker
@@ -38,6 +38,15 @@ class LimitHandler(TurnHandler):
     fleet_concurrency: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     rate: Annotated[Text, Field(min_length=1, max_length=40, description="Like 100/s or 30/m.")] | None = None
     clear: list[Limit] = Field([], max_length=2, description="Limits that go back to what the code declares.")
+
+
+class HandlersVia(Change):
+    handlers: list[Name] = Field(min_length=1, max_length=100)
+    via: Annotated[Text, Field(max_length=30, description="outbox, or a broker: nats, redis, rabbitmq or kafka.")]
+
+
+class HandlerDrained(NamedHandler, Change):
+    broker: Annotated[Text, Field(max_length=30)]
 
 
 class ReleaseWorker(Change):
@@ -114,6 +123,19 @@ async def open_breaker(operator: Operator, given: TurnHandler) -> FlowChange:
 async def close_breaker(operator: Operator, given: TurnHandler) -> FlowChange:
     """Close the breaker of a handler, without waiting for a probe."""
     return await operator.handlers.close(given.handler, reason=given.reason, dry_run=given.dry_run)
+
+
+@VERBS.changes("handlers.via", Role.ADMIN)
+async def via(operator: Operator, given: HandlersVia) -> ViaChange:
+    """Let the outbox or a broker carry the events of handlers from now on. Their consumers have to be there."""
+    return await operator.handlers.via(given.handlers, given.via, reason=given.reason, dry_run=given.dry_run)
+
+
+@VERBS.changes("handlers.drained", Role.ADMIN)
+async def drained(operator: Operator, given: HandlerDrained) -> dict[str, bool]:
+    """Note that a broker has nothing left for a handler that gets its events another way."""
+    found = await operator.handlers.drained(given.handler, given.broker, reason=given.reason, dry_run=given.dry_run)
+    return {"changed": found}
 
 
 @VERBS.reads("workers.list")

@@ -15,6 +15,7 @@ import asyncpg
 
 from holdfast.postgres.doctor import (
     backlog,
+    brokers,
     drift,
     growth,
     horizon,
@@ -87,6 +88,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     *trust.CHECKS,
     *growth.CHECKS,
     *partitions.CHECKS,
+    *brokers.CHECKS,
 )
 
 

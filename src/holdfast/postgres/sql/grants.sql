@@ -79,6 +79,27 @@ GRANT EXECUTE ON FUNCTION
     core.rollup_lag()
     TO holdfast_operator;
 
+-- Brokers: what a relay and those who take from a broker need, and what operators decide.
+GRANT EXECUTE ON FUNCTION
+    core.broker_interests(text, text[]), core.broker_undecided(text[]), core.broker_adopt(text[], text, text),
+    core.broker_look(text, uuid[], text[], text[]),
+    core.broker_enter(text, uuid, text, text, bigint, interval),
+    core.broker_enter_at_once(text, uuid, text, text, bigint, interval, boolean),
+    core.broker_enter_batch(text, uuid[], text[], text[], bigint, interval),
+    core.broker_leave(text, text[], text[], bigint),
+    core.broker_deliver(text[], text[], text[], bigint, boolean, text),
+    core.broker_park(text, text, bigint, uuid, interval, text[], uuid[]),
+    core.relay_details(uuid[])
+    TO holdfast_worker;
+GRANT EXECUTE ON FUNCTION
+    core.handler_via(text[], text, text, text), core.handler_drained(text, text, text, text),
+    core.broker_interests(text, text[]),
+    core.relayed_rows(text, timestamptz, timestamptz, text, text, int),
+    core.relay_again(text, timestamptz, timestamptz, text, text, int, text, text),
+    core.relay_lost(text, timestamptz, timestamptz, int),
+    core.relay_repair(text, timestamptz, timestamptz, int, text, text)
+    TO holdfast_operator;
+
 -- Limits, pauses and breakers of handlers.
 GRANT EXECUTE ON FUNCTION
     core.flow_declare(text[], int[], float8[], int[], float8[], float8[]), core.flow_limited(text[]),

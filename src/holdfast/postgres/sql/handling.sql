@@ -16,6 +16,30 @@ SELECT core.outbox_enter_at_once(:id, :token, :handler, :idle, :look);
 SELECT core.outbox_retry_entered(
     :id, :handler, :delay, pg_catalog.convert_from(pg_catalog.decode(:error, 'hex'), 'UTF8'));
 
+-- name: enter_message_at_once
+-- As enter_at_once, for what comes from a broker. Source and key are in hexadecimal: they may have any characters.
+SELECT core.broker_enter_at_once(
+    :handler, :event, pg_catalog.convert_from(pg_catalog.decode(:source, 'hex'), 'UTF8'),
+    pg_catalog.convert_from(pg_catalog.decode(:key, 'hex'), 'UTF8'), :generation, :idle, :look);
+
+-- name: enter_message
+SELECT CASE WHEN EXISTS (SELECT FROM pg_catalog.pg_prepared_statements p
+                         WHERE p.from_sql OR NOT pg_catalog.starts_with(p.name, '__asyncpg_'))
+              OR EXISTS (SELECT FROM pg_catalog.pg_listening_channels())
+              OR pg_catalog.pg_advisory_unlock_all() IS NULL
+            THEN NULL
+            ELSE core.broker_enter(:handler::text, :event::uuid, :source::text, :key::text, :generation::bigint,
+                                   :idle::interval) END
+
+-- name: enter_messages
+SELECT CASE WHEN EXISTS (SELECT FROM pg_catalog.pg_prepared_statements p
+                         WHERE p.from_sql OR NOT pg_catalog.starts_with(p.name, '__asyncpg_'))
+              OR EXISTS (SELECT FROM pg_catalog.pg_listening_channels())
+              OR pg_catalog.pg_advisory_unlock_all() IS NULL
+            THEN NULL
+            ELSE core.broker_enter_batch(:handler::text, :events::uuid[], :sources::text[], :keys::text[],
+                                         :generation::bigint, :idle::interval) END
+
 -- name: enter_handler
 SELECT CASE WHEN EXISTS (SELECT FROM pg_catalog.pg_prepared_statements p
                          WHERE p.from_sql OR NOT pg_catalog.starts_with(p.name, '__asyncpg_'))

@@ -90,10 +90,10 @@ SELECT o.id, o.origin_id, o.event_type, o.event_version, o.occurred_at, o.source
        CASE WHEN substr(o.lease_token::text, 15, 1) = '7' THEN to_timestamp(
            ('x' || left(replace(o.lease_token::text, '-', ''), 12))::bit(48)::bigint / 1000.0) END AS claimed_at,
        CASE WHEN o.handler_name IS NULL THEN ARRAY(
-           SELECT DISTINCT s.handler_name FROM core.subscriptions s
+           SELECT DISTINCT s.owed_to FROM core.subscriptions s
            WHERE s.retired_at IS NULL AND o.event_type LIKE s.pattern
              AND (o.target IS NULL OR o.target = s.domain_context)
-           ORDER BY s.handler_name) ELSE '{}' END AS owed_to,
+           ORDER BY s.owed_to) ELSE '{}' END AS owed_to,
        CASE WHEN :payload::boolean THEN o.payload::text END AS payload,
        CASE WHEN :payload::boolean THEN o.headers::text END AS headers
 FROM core.event_rows(:id::uuid) AS s (id)
@@ -353,3 +353,36 @@ FROM (SELECT FROM core.outbox_channels() c
             AND (o.status = 'pending' OR o.lease_expires_at < now())) o
       WHERE c.generation = :generation::bigint
       LIMIT :most::int) o;
+
+-- name: list_carried
+-- Handlers that have to do with a broker. A worker that is started with one has its relay among its handlers.
+WITH living AS MATERIALIZED (
+    SELECT w.name, w.handlers FROM core.workers w WHERE w.stopped_at IS NULL AND core.is_living(w.heartbeat_at))
+SELECT s.handler_name, min(s.domain_context) AS domain_context, array_agg(s.event_type ORDER BY s.event_type) AS event_types,
+       min(s.via) AS via, min(s.via_since) AS since, min(s.via_by) AS decided_by, min(s.draining) AS draining,
+       ARRAY(SELECT living.name FROM living
+             WHERE 'relay.' || coalesce(nullif(min(s.via), 'outbox'), min(s.draining)) = ANY (living.handlers)
+             ORDER BY living.name LIMIT 20) AS relayed_by,
+       ARRAY(SELECT living.name FROM living
+             WHERE 'relay.' || coalesce(nullif(min(s.via), 'outbox'), min(s.draining)) = ANY (living.handlers)
+               AND s.handler_name = ANY (living.handlers) ORDER BY living.name LIMIT 20) AS taken_by
+FROM core.subscriptions s
+WHERE s.retired_at IS NULL AND (s.via <> 'outbox' OR s.draining IS NOT NULL)
+  AND (:only::text IS NULL OR s.handler_name = :only::text)
+GROUP BY s.handler_name
+ORDER BY s.handler_name
+LIMIT 1000;
+
+-- name: list_served_channels
+SELECT DISTINCT c.channel
+FROM core.workers w CROSS JOIN unnest(w.channels) AS c (channel)
+WHERE w.stopped_at IS NULL AND core.is_living(w.heartbeat_at)
+UNION SELECT core.channel_of(0)
+ORDER BY 1 LIMIT 1000;
+
+-- name: list_wanted
+SELECT s.handler_name, min(s.domain_context) AS domain_context, array_agg(s.event_type ORDER BY s.event_type) AS event_types,
+       now() AS since
+FROM core.subscriptions s
+WHERE s.retired_at IS NULL AND s.handler_name = ANY (:handlers::text[])
+GROUP BY s.handler_name ORDER BY s.handler_name;

@@ -81,6 +81,7 @@ open_channel AS MATERIALIZED (
     ORDER BY known DESC, c.channel, c.generation),
 named AS MATERIALIZED (
     SELECT s.handler_name AS route FROM core.subscriptions s WHERE s.retired_at IS NULL
+    UNION SELECT s.owed_to FROM core.subscriptions s WHERE s.retired_at IS NULL
     UNION SELECT '*/' || s.event_type FROM core.subscriptions s
     WHERE s.retired_at IS NULL AND strpos(s.event_type, '*') = 0
     LIMIT 2000),
@@ -155,10 +156,10 @@ found AS MATERIALIZED (
     LIMIT :most_routes::int),
 owed AS MATERIALIZED (
     SELECT found.*, CASE WHEN found.event_type IS NULL THEN ARRAY[found.route] ELSE ARRAY(
-               SELECT DISTINCT s.handler_name FROM core.subscriptions s
+               SELECT DISTINCT s.owed_to FROM core.subscriptions s
                WHERE s.retired_at IS NULL AND found.event_type LIKE s.pattern
                  AND (found.target IS NULL OR found.target = s.domain_context)
-               ORDER BY s.handler_name) END AS handlers
+               ORDER BY s.owed_to) END AS handlers
     FROM found),
 -- Together up to the limit, in the order in which they were found.
 counted AS MATERIALIZED (

@@ -190,10 +190,10 @@ BEGIN
             LIMIT lane.n
             FOR UPDATE SKIP LOCKED) o),
     wanted AS MATERIALIZED (
-        SELECT o.*, s.handler_name AS owed_to
+        SELECT o.*, s.owed_to
         FROM origin o
         CROSS JOIN LATERAL (
-            SELECT DISTINCT s.handler_name FROM core.subscriptions s
+            SELECT DISTINCT s.owed_to FROM core.subscriptions s
             WHERE s.retired_at IS NULL AND o.event_type LIKE s.pattern
               AND (o.target IS NULL OR o.target = s.domain_context)) s),
     sibling AS (

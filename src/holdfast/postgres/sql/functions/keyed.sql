@@ -4,6 +4,9 @@
 --
 -- The two claims end alike, in the statement that leases the rows: a function for that would cost a claim of one row a
 -- quarter of its time.
+--
+-- No broker carries them to the handlers of this database, whatever carries their other events: none keeps an order over
+-- several consumers, and retries, that the claims keep. A relay that subscribes by itself gets them, in order.
 
 -- open_rows: what is open, with and without a key: each part is found by an index of its own. It is merged into the query that
 -- asks, with its conditions, because nothing is pinned; who asks needs the right to read the outbox.

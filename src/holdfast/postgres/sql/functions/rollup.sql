@@ -28,9 +28,9 @@ SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT coalesce(
         p_handler,
-        (SELECT s.handler_name FROM core.subscriptions s
+        (SELECT s.owed_to FROM core.subscriptions s
          WHERE p_event_type LIKE s.pattern AND (p_target IS NULL OR p_target = s.domain_context)
-         ORDER BY EXISTS (SELECT FROM core.workers w WHERE w.id = p_claimed_by AND s.handler_name = ANY (w.handlers)) DESC,
+         ORDER BY EXISTS (SELECT FROM core.workers w WHERE w.id = p_claimed_by AND s.owed_to = ANY (w.handlers)) DESC,
                   s.retired_at IS NULL DESC, s.created_at, s.handler_name COLLATE "C"
          LIMIT 1),
         coalesce(p_target, '*') || '/' || p_event_type)

@@ -1,8 +1,8 @@
 -- Subscriptions: which handler is owed which events, whether a worker runs or not. A claim and a split name the version
 -- of the subscriptions that they were worked out with, and do nothing when it is no longer the current one.
 
--- subscribe: records durably that a handler is owed events of these types. Only additions and changes raise the version,
--- so a fleet that restarts unchanged interrupts no other worker.
+-- subscribe: records durably that a handler is owed events of these types, by what carries its other ones. Only additions
+-- and changes raise the version, so a fleet that restarts unchanged interrupts no other worker.
 CREATE OR REPLACE FUNCTION core.subscribe(p_domain_context text, p_handler text, p_event_types text[])
 RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER
@@ -26,10 +26,15 @@ BEGIN
     -- Whatever the connection's setting: an event that is owed to a handler must not be lost by a crash of the server.
     PERFORM set_config('synchronous_commit', 'on', true);
     UPDATE core.subscriptions_version SET version = version + 1;
-    INSERT INTO core.subscriptions AS s (domain_context, handler_name, event_type)
-    SELECT p_domain_context, p_handler, t FROM unnest(v_event_types) AS t
+    INSERT INTO core.subscriptions AS s (domain_context, handler_name, event_type, via, via_since, via_by)
+    SELECT p_domain_context, p_handler, t, coalesce(other.via, 'outbox'), other.via_since, other.via_by
+    FROM unnest(v_event_types) AS t
+    LEFT JOIN (SELECT s.via, s.via_since, s.via_by FROM core.subscriptions s
+               WHERE s.handler_name = p_handler ORDER BY s.retired_at IS NULL DESC, s.via_since DESC NULLS LAST LIMIT 1) other
+           ON true
     ON CONFLICT (handler_name, event_type) DO UPDATE
-        SET domain_context = EXCLUDED.domain_context, retired_at = NULL, named_by = NULL;
+        SET domain_context = EXCLUDED.domain_context, retired_at = NULL, named_by = NULL,
+            via = EXCLUDED.via, via_since = EXCLUDED.via_since, via_by = EXCLUDED.via_by;
 END
 $$;
 
@@ -59,7 +64,8 @@ END
 $$;
 
 -- subscriptions_read: the subscriptions in force, each line with the version that they were read at. Without any there is
--- one line, which has only the version.
+-- one line, which has only the version. handler_name is whose rows the events become: of a handler to which a broker carries
+-- them, the relay's (relay.sql).
 CREATE OR REPLACE FUNCTION core.subscriptions_read()
 RETURNS TABLE (version bigint, domain_context text, handler_name text, event_type text)
 LANGUAGE plpgsql STABLE SECURITY DEFINER
@@ -68,8 +74,8 @@ AS $$
 #variable_conflict use_column
 BEGIN
     RETURN QUERY
-    SELECT v.version, s.domain_context, s.handler_name, s.event_type
+    SELECT DISTINCT v.version, s.domain_context, s.owed_to, s.event_type
     FROM core.subscriptions_version v LEFT JOIN core.subscriptions s ON s.retired_at IS NULL
-    ORDER BY s.handler_name, s.event_type;
+    ORDER BY s.owed_to, s.event_type;
 END
 $$;

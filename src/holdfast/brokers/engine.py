@@ -1,0 +1,146 @@
+"""What a broker must offer to carry events: a sink that the relay sends to, and a source that a listener takes from.
+
+One module per engine implements both (`nats.py`, `redis.py`, `rabbitmq.py`, `kafka.py`); nothing else knows a broker's
+client. An engine never retries by itself, never waits without a deadline, and never buffers past the answer it gave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Protocol
+from uuid import UUID
+
+from holdfast.errors import HoldfastError
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """One event on its way to a broker, rendered: a structured CloudEvent and what the engine routes by."""
+
+    event_id: UUID
+    # The broker's de-duplication id: the event's id and the cycle of its relay, so that a re-relay is no duplicate.
+    message_id: str
+    channel: str
+    event_type: str
+    target: str | None
+    # Events of one key keep their order; None has none to keep.
+    key: str | None
+    body: bytes
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmed:
+    """The broker has the event, now or from an earlier try."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The broker will never take this event (its size, its name): the row fails alone."""
+
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unanswered:
+    """Nobody knows whether the broker has the event, or it cannot take any now: the row is released."""
+
+    error: str
+
+
+Answer = Confirmed | Refused | Unanswered
+
+
+class BrokerUnavailable(HoldfastError):
+    """The broker as a whole cannot be used now: an outage, which burns no attempt."""
+
+
+class Sink(Protocol):
+    """Sends events to one broker. `send` gives one answer per event, in the order of the batch, within `timeout`."""
+
+    async def open(self) -> None: ...
+
+    async def send(self, batch: Sequence[Outgoing], *, timeout: float) -> Sequence[Answer]: ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """One message that a source has taken and not acknowledged yet."""
+
+    body: bytes
+    headers: Mapping[str, str]
+    # How often the broker has delivered it, this time included; None where the broker does not count. What may have
+    # been taken before (the first records after an assignment) counts as 2: it is handled from a row, where attempts
+    # are counted.
+    deliveries: int | None
+    # What the engine needs to acknowledge it.
+    token: object
+
+
+@dataclass(frozen=True, slots=True)
+class Interest:
+    """What one handler is to get from a broker: consumer, group or queue are made for it, and kept until it retires."""
+
+    handler_name: str
+    channel: str
+    domain_context: str
+    # Event types and patterns as in core.subscriptions; `*` spans dots.
+    event_types: tuple[str, ...]
+    # The subscription's first commit: a new consumer begins a minute before it.
+    since: datetime
+    ordered: bool = False
+
+
+class Source(Protocol):
+    """Takes the messages of one handler. Deadlines as given; `BrokerUnavailable` when the broker cannot be reached."""
+
+    async def open(self) -> None: ...
+
+    async def take(self, most: int, *, wait: float) -> Sequence[Received]: ...
+
+    async def keep_alive(self, messages: Sequence[Received]) -> None: ...
+
+    async def acknowledge(self, messages: Sequence[Received]) -> None: ...
+
+    async def give_back(self, messages: Sequence[Received]) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Weakness:
+    """A setting of the broker that breaks a promise (durability, retention, a limit that drops), and its remedy."""
+
+    subject: str
+    problem: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """What a broker still holds for one handler."""
+
+    handler_name: str
+    waiting: int | None
+    unacknowledged: int | None
+    redelivered: int | None = None
+
+
+class Engine(Protocol):
+    """One broker, by its address. Connections belong to the sinks and sources that it makes."""
+
+    name: str
+
+    def sink(self, *, lease: float) -> Sink: ...
+
+    def source(self, interest: Interest, *, lease: float) -> Source: ...
+
+    async def weaknesses(self, channels: Sequence[str], *, timeout: float) -> Sequence[Weakness]: ...
+
+    async def backlogs(self, interests: Sequence[Interest], *, timeout: float) -> Sequence[Backlog]: ...
+
+    async def remove(self, interest: Interest) -> None: ...

@@ -1,0 +1,101 @@
+"""A Kafka cluster by its address: how clients connect, and how topics are made."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Final, TypeVar
+from urllib.parse import unquote, urlsplit
+
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.errors import KafkaError, TopicAlreadyExistsError, UnknownTopicOrPartitionError, for_code
+
+from holdfast.brokers.addresses import address_of
+from holdfast.brokers.engine import BrokerUnavailable, Interest
+
+# How long the cluster may take to answer what has no deadline of its own.
+ANSWER_SECONDS: Final = 5.0
+_PARTITIONS: Final = 12
+_REPLICATION: Final = 3
+_LOST: Final = (KafkaError, OSError, TimeoutError)
+
+Answered = TypeVar("Answered")
+
+
+async def within(seconds: float, asked: Coroutine[Any, Any, Answered]) -> Answered:
+    """Return what the cluster answered; what it refuses, and no answer in time, is an outage."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await asked
+    except TimeoutError as error:
+        raise BrokerUnavailable(f"Kafka did not answer within {seconds:g} s") from error
+    except _LOST as error:
+        raise BrokerUnavailable(f"Kafka: {error or type(error).__name__}") from error
+
+
+def topic_of(channel: str) -> str:
+    return f"hf.{channel}"
+
+
+def group_of(interest: Interest) -> str:
+    return f"{interest.channel}.{interest.handler_name}"
+
+
+class Cluster:
+    """Where a cluster is and how it is spoken to."""
+
+    def __init__(self, address: str) -> None:
+        found = address_of(address, ("kafka", "kafkas"), ("partitions", "replication", "cafile", "sasl_mechanism"))
+        urls = [urlsplit(server) for server in found.servers]
+        credentials, _, _ = urls[0].netloc.rpartition("@")
+        self.partitions = found.number("partitions", _PARTITIONS, 1, 10_000)
+        self.replication = found.number("replication", _REPLICATION, 1, 100)
+        # Without an answer for so long, the client gives up by itself.
+        self.options: dict[str, Any] = {
+            "bootstrap_servers": [url.netloc.rpartition("@")[2] for url in urls],
+            "client_id": "holdfast",
+            "request_timeout_ms": int(2 * ANSWER_SECONDS * 1000),
+            "security_protocol": _security(secure=found.scheme == "kafkas", credentials=credentials),
+        }
+        if found.scheme == "kafkas":
+            self.options["ssl_context"] = ssl.create_default_context(cafile=found.options.get("cafile"))
+        if credentials:
+            user, _, password = credentials.partition(":")
+            self.options["sasl_mechanism"] = found.options.get("sasl_mechanism", "PLAIN")
+            self.options["sasl_plain_username"] = unquote(user)
+            self.options["sasl_plain_password"] = unquote(password)
+
+    @asynccontextmanager
+    async def admin(self, seconds: float) -> AsyncIterator[AIOKafkaAdminClient]:
+        """Connect for questions about topics and groups."""
+        admin = AIOKafkaAdminClient(**self.options)
+        try:
+            await within(seconds, admin.start())
+            yield admin
+        finally:
+            with suppress(BrokerUnavailable):
+                await within(seconds, admin.close())
+
+    async def make_topic(self, topic: str, seconds: float) -> None:
+        """Make a topic, or find it made."""
+        async with self.admin(seconds) as admin:
+            described = await within(seconds, admin.describe_topics([topic]))
+            if any(for_code(each["error_code"]) is UnknownTopicOrPartitionError for each in described):
+                await within(seconds, self._create(admin, topic))
+
+    async def _create(self, admin: AIOKafkaAdminClient, topic: str) -> None:
+        cluster = await admin.describe_cluster()
+        replication = min(self.replication, len(cluster["brokers"]))
+        settings = {"min.insync.replicas": str(max(1, replication - 1))}
+        new = NewTopic(topic, self.partitions, replication, topic_configs=settings)
+        answer = await admin.create_topics([new])
+        for name, code, *_ in answer.topic_errors:
+            error = for_code(code)
+            if code and error is not TopicAlreadyExistsError:
+                raise error(name)
+
+
+def _security(*, secure: bool, credentials: str) -> str:
+    return ("SASL_" if credentials else "") + ("SSL" if secure else "PLAINTEXT")

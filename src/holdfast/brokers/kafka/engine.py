@@ -1,0 +1,103 @@
+"""Kafka by its address: sinks, sources, and what an operator wants to know of topics and groups."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from aiokafka import AIOKafkaConsumer
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.errors import IncompatibleBrokerVersion
+
+from holdfast.brokers.engine import Backlog, Interest, Weakness
+from holdfast.brokers.kafka.cluster import ANSWER_SECONDS, Cluster, topic_of, within
+from holdfast.brokers.kafka.sink import KafkaSink
+from holdfast.brokers.kafka.source import KafkaSource
+from holdfast.brokers.kafka.start import committed_offsets, retire
+
+_FEWEST_REPLICAS: Final = 3
+_FEWEST_IN_SYNC: Final = 2
+
+
+class KafkaEngine:
+    """One Kafka cluster."""
+
+    name = "kafka"
+
+    def __init__(self, address: str) -> None:
+        self._cluster = Cluster(address)
+
+    def sink(self, *, lease: float) -> KafkaSink:
+        return KafkaSink(self._cluster)
+
+    def source(self, interest: Interest, *, lease: float) -> KafkaSource:
+        return KafkaSource(self._cluster, interest)
+
+    async def weaknesses(self, channels: Sequence[str], *, timeout: float) -> Sequence[Weakness]:
+        found: list[Weakness] = []
+        topics = [topic_of(each) for each in channels]
+        async with self._cluster.admin(timeout) as admin:
+            for topic in await within(timeout, admin.describe_topics(topics)):
+                if not topic["error_code"]:
+                    found += _too_few_replicas(topic)
+            for name in topics:
+                found += _weak_settings(name, await within(timeout, _settings(admin, name)))
+        return found
+
+    async def backlogs(self, interests: Sequence[Interest], *, timeout: float) -> Sequence[Backlog]:
+        async with self._cluster.admin(timeout) as admin:
+            return [await within(timeout, self._backlog(admin, interest)) for interest in interests]
+
+    async def remove(self, interest: Interest) -> None:
+        """Let the group of a handler begin anew if it comes back. Kafka forgets its offsets after a while."""
+        await within(2 * ANSWER_SECONDS, retire(self._cluster, interest, ANSWER_SECONDS))
+
+    async def _backlog(self, admin: AIOKafkaAdminClient, interest: Interest) -> Backlog:
+        offsets = await committed_offsets(admin, interest)
+        begun = {each: found.offset for each, found in offsets.items() if found is not None}
+        if not begun:
+            return Backlog(interest.handler_name, None, None)
+        consumer = AIOKafkaConsumer(**self._cluster.options)
+        try:
+            await consumer.start()
+            ends = await consumer.end_offsets(list(begun))
+        finally:
+            await consumer.stop()
+        # An offset says how far the whole partition is acknowledged, so what is being handled is among these.
+        return Backlog(interest.handler_name, sum(ends[each] - begun[each] for each in begun), None)
+
+
+async def _settings(admin: AIOKafkaAdminClient, topic: str) -> Mapping[str, str]:
+    """Return the settings of a topic; a cluster that does not tell has none."""
+    try:
+        answers = await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic)])
+    except IncompatibleBrokerVersion:
+        return {}
+    return {entry[0]: entry[1] for answer in answers for *_, entries in answer.resources for entry in entries}
+
+
+def _too_few_replicas(topic: Mapping[str, Any]) -> list[Weakness]:
+    fewest = min((len(each["replicas"]) for each in topic["partitions"]), default=_FEWEST_REPLICAS)
+    if fewest >= _FEWEST_REPLICAS:
+        return []
+    problem = f"its partitions have {fewest} replicas: confirmed events are lost with as many disks"
+    return [Weakness(topic["topic"], problem, f"reassign its partitions to {_FEWEST_REPLICAS} replicas")]
+
+
+def _weak_settings(topic: str, settings: Mapping[str, str]) -> list[Weakness]:
+    found: list[Weakness] = []
+    in_sync = settings.get("min.insync.replicas", str(_FEWEST_IN_SYNC))
+    if int(in_sync) < _FEWEST_IN_SYNC:
+        problem = f"min.insync.replicas is {in_sync}: an event is confirmed that only one disk has"
+        found.append(Weakness(topic, problem, f"set min.insync.replicas to {_FEWEST_IN_SYNC}"))
+    if settings.get("unclean.leader.election.enable") == "true":
+        problem = "an unclean leader election drops confirmed events"
+        found.append(Weakness(topic, problem, "set unclean.leader.election.enable to false"))
+    if "compact" in settings.get("cleanup.policy", ""):
+        problem = "compaction drops all but the last event of a key"
+        found.append(Weakness(topic, problem, "set cleanup.policy to delete"))
+    if settings.get("retention.bytes", "-1") != "-1":
+        problem = f"retention.bytes is {settings['retention.bytes']}: it drops events that were not read"
+        found.append(Weakness(topic, problem, "set retention.bytes to -1, and keep events by time"))
+    return found

@@ -1,0 +1,269 @@
+"""Takes the events of one handler as a member of its consumer group.
+
+Kafka knows one offset per partition and no single events: what is given back waits here, and what is not acknowledged
+comes again when the partition is assigned anew, because no offset behind it was committed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import Final
+
+from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener
+from aiokafka.errors import IllegalStateError, KafkaError
+from aiokafka.structs import ConsumerRecord, TopicPartition
+
+from holdfast.brokers.engine import BrokerUnavailable, Interest, Received
+from holdfast.brokers.interests import TARGET_HEADER, TYPE_HEADER, wants
+from holdfast.brokers.kafka.cluster import ANSWER_SECONDS, Cluster, group_of, topic_of, within
+from holdfast.brokers.kafka.offsets import Offsets
+from holdfast.brokers.kafka.start import fix_start
+
+_COMMIT_SECONDS: Final = 0.1
+# A rebalance of the whole group waits for the slowest member: for what is being handled, and then for the commit.
+_REVOKE_SECONDS: Final = 3.0
+_REVOKE_COMMIT_SECONDS: Final = 2.0
+_SESSION_SECONDS: Final = 10
+# Heartbeats tell whether a member lives. It takes nothing while its handlers are busy, and is no less alive.
+_IDLE_SECONDS: Final = 24 * 3600
+_GOODBYE_SECONDS: Final = 2.0
+_LEAVE_SECONDS: Final = 4.0
+_ASK_SECONDS: Final = 1.0
+# How often in a row the cluster may fail to answer before the group is joined anew, which costs all its members.
+_MOST_SILENCES: Final = 3
+
+Token = tuple[TopicPartition, int]
+
+
+class KafkaSource:
+    """A member of the group. While nothing is asked for, the client holds one batch of each partition and no more."""
+
+    def __init__(self, cluster: Cluster, interest: Interest) -> None:
+        self._cluster = cluster
+        self._interest = interest
+        self._consumer: AIOKafkaConsumer | None = None
+        self._committing: asyncio.Task[None] | None = None
+        self._offsets = Offsets()
+        # What the listener holds. It outlives a rebalance, so that nothing is given out twice at the same time.
+        self._held: set[Token] = set()
+        self._returned: deque[Received] = deque()
+        self._changed = asyncio.Event()
+        self._settled = asyncio.Event()
+        self._revoking = False
+        self._silences = 0
+        self._asked = 0.0
+        self._probe: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        if self._consumer is not None:
+            return
+        topic = topic_of(self._interest.channel)
+        await self._cluster.make_topic(topic, ANSWER_SECONDS)
+        await within(2 * ANSWER_SECONDS, fix_start(self._cluster, self._interest, ANSWER_SECONDS))
+        consumer = AIOKafkaConsumer(
+            **self._cluster.options,
+            group_id=group_of(self._interest),
+            enable_auto_commit=False,
+            # Of a partition that was added: where the group had begun, its start is committed.
+            auto_offset_reset="earliest",
+            session_timeout_ms=_SESSION_SECONDS * 1000,
+            heartbeat_interval_ms=_SESSION_SECONDS * 1000 // 5,
+            rebalance_timeout_ms=2 * _SESSION_SECONDS * 1000,
+            max_poll_interval_ms=_IDLE_SECONDS * 1000,
+        )
+        try:
+            await within(ANSWER_SECONDS, consumer.start())
+        except BaseException:
+            await _leave(consumer)
+            raise
+        consumer.subscribe([topic], listener=_Rebalance(self))
+        self._consumer, self._revoking, self._silences = consumer, False, 0
+        self._committing = asyncio.ensure_future(self._commit_regularly(consumer))
+
+    async def take(self, most: int, *, wait: float) -> Sequence[Received]:
+        await self.open()
+        assert self._consumer is not None  # noqa: S101  (open)
+        if most < 1:
+            return []
+        taken = [self._returned.popleft() for _ in range(min(most, len(self._returned)))]
+        if not taken:
+            taken = await self._fetch(self._consumer, most, wait)
+        self._held.update(_token(each) for each in taken)
+        return taken
+
+    async def keep_alive(self, messages: Sequence[Received]) -> None:
+        pass
+
+    async def acknowledge(self, messages: Sequence[Received]) -> None:
+        for token in map(_token, messages):
+            if token in self._held:
+                self._held.discard(token)
+                self._offsets.acknowledge(*token)
+        self._changed.set()
+        self._settled.set()
+
+    async def give_back(self, messages: Sequence[Received]) -> None:
+        for message in messages:
+            token = _token(message)
+            if token in self._held:
+                self._held.discard(token)
+                # Of a partition that went to another member, it comes there.
+                if self._offsets.is_open(*token):
+                    self._returned.append(message)
+        self._settled.set()
+
+    async def close(self) -> None:
+        consumer = self._consumer
+        if consumer is not None:
+            with suppress(BrokerUnavailable):
+                await self._commit(consumer, _GOODBYE_SECONDS)
+            await self._end()
+
+    async def _fetch(self, consumer: AIOKafkaConsumer, most: int, wait: float) -> list[Received]:
+        deadline = asyncio.get_running_loop().time() + wait
+        while True:
+            left = max(0.0, deadline - asyncio.get_running_loop().time())
+            self._ask(consumer)
+            try:
+                records = await consumer.getmany(timeout_ms=int(min(left, 0.2) * 1000), max_records=most)
+            except IllegalStateError:
+                records = {}
+            except KafkaError as error:
+                # Such an error is the member's last word.
+                await self._end()
+                raise BrokerUnavailable(f"Kafka: {error or type(error).__name__}") from error
+            # What is fetched while partitions are revoked comes again with the next assignment.
+            taken = [] if self._revoking else self._wanted(record for each in records.values() for record in each)
+            if not records:
+                await self._judge()
+            if taken or left <= 0:
+                return taken
+            if not consumer.assignment():
+                await asyncio.sleep(min(left, 0.05))
+
+    def _wanted(self, records: Iterable[ConsumerRecord]) -> list[Received]:
+        taken: list[Received] = []
+        for record in records:
+            token = TopicPartition(record.topic, record.partition), record.offset
+            self._offsets.take(*token)
+            headers = {name: value.decode(errors="replace") for name, value in record.headers if value is not None}
+            event_type = headers.get(TYPE_HEADER)
+            if token in self._held:
+                continue
+            # Of what others have written to the topic, only the listener can tell.
+            if event_type is None or wants(self._interest, event_type, headers.get(TARGET_HEADER)):
+                taken.append(Received(record.value or b"", headers, None, token))
+            else:
+                self._offsets.acknowledge(*token)
+        return taken
+
+    def _ask(self, consumer: AIOKafkaConsumer) -> None:
+        """Ask whether the cluster is there at all: a client that waits for events would never tell."""
+        now = asyncio.get_running_loop().time()
+        if self._probe is None and now - self._asked > _ASK_SECONDS:
+            self._asked = now
+            self._probe = asyncio.ensure_future(_answer(consumer))
+
+    async def _judge(self) -> None:
+        """Raise what the cluster answered last, if that was no answer."""
+        probe = self._probe
+        if probe is None or not probe.done():
+            return
+        self._probe = None
+        error = None if probe.cancelled() else probe.exception()
+        self._silences = 0 if error is None else self._silences + 1
+        if error is None:
+            return
+        if self._silences >= _MOST_SILENCES:
+            await self._end()
+        raise error
+
+    async def _commit_regularly(self, consumer: AIOKafkaConsumer) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            # A commit that is refused is made again, or by who has the partition then. Nothing is lost by it.
+            with suppress(BrokerUnavailable):
+                await self._commit(consumer, ANSWER_SECONDS)
+            if self._offsets.committable():
+                self._changed.set()
+            await asyncio.sleep(_COMMIT_SECONDS)
+
+    async def _commit(self, consumer: AIOKafkaConsumer, seconds: float) -> None:
+        offsets = {each: at for each, at in self._offsets.committable().items() if each in consumer.assignment()}
+        if offsets:
+            await within(seconds, consumer.commit(offsets))
+            self._offsets.committed(offsets)
+
+    async def revoke(self, partitions: frozenset[TopicPartition]) -> None:
+        """Commit what is acknowledged before others get the partitions, and what becomes so in a short while."""
+        self._revoking = True
+        consumer = self._consumer
+        self._returned = deque(each for each in self._returned if _token(each)[0] not in partitions)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_REVOKE_SECONDS):
+                while any(token[0] in partitions for token in self._held):
+                    self._settled.clear()
+                    await self._settled.wait()
+        if consumer is not None:
+            with suppress(BrokerUnavailable):
+                await self._commit(consumer, _REVOKE_COMMIT_SECONDS)
+        self._offsets.forget(partitions)
+
+    def assigned(self) -> None:
+        self._revoking = False
+
+    async def _end(self) -> None:
+        consumer, self._consumer = self._consumer, None
+        for task in (self._committing, self._probe):
+            if task is not None:
+                task.cancel()
+        self._committing = self._probe = None
+        self._returned.clear()
+        self._offsets = Offsets()
+        if consumer is not None:
+            await _leave(consumer)
+
+
+class _Rebalance(ConsumerRebalanceListener):  # type: ignore[misc]
+    def __init__(self, source: KafkaSource) -> None:
+        self._source = source
+
+    async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
+        await self._source.revoke(frozenset(revoked))
+
+    async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
+        self._source.assigned()
+
+
+def _token(message: Received) -> Token:
+    token: Token = message.token  # type: ignore[assignment]
+    return token
+
+
+async def _answer(consumer: AIOKafkaConsumer) -> None:
+    partitions = consumer.assignment()
+    await within(ANSWER_SECONDS, consumer.end_offsets(partitions) if partitions else consumer.topics())
+
+
+async def _leave(consumer: AIOKafkaConsumer) -> None:
+    """Leave the group, so that others need not wait for the end of the session.
+
+    The client waits for the answer to what it has asked before, which a cluster that is away never gives.
+    """
+    leaving = asyncio.ensure_future(consumer.stop())
+    await asyncio.wait({leaving}, timeout=_LEAVE_SECONDS)
+    if not leaving.done() and consumer._coordinator is not None:
+        consumer._coordinator._coordination_task.cancel()
+        await asyncio.wait({leaving}, timeout=_GOODBYE_SECONDS)
+    leaving.cancel()
+    with suppress(asyncio.CancelledError, KafkaError):
+        await leaving
+    if consumer._fetcher is not None:
+        with suppress(BrokerUnavailable):
+            await within(_GOODBYE_SECONDS, consumer._fetcher.close())
+    with suppress(BrokerUnavailable):
+        await within(_GOODBYE_SECONDS, consumer._client.close())

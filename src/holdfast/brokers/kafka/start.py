@@ -1,0 +1,87 @@
+"""Where a consumer group begins: committed before its first member joins, so that no crash can move it.
+
+Kafka itself would begin at the end or at the very beginning, and again so each time that nothing was committed yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Final
+
+from aiokafka import AIOKafkaConsumer
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import CommitFailedError, IllegalGenerationError, UnknownMemberIdError
+from aiokafka.structs import OffsetAndMetadata, TopicPartition
+
+from holdfast.brokers.engine import BrokerUnavailable, Interest
+from holdfast.brokers.kafka.cluster import Cluster, group_of, topic_of
+
+# Clocks differ, and the inbox removes what comes twice.
+_OVERLAP: Final = timedelta(minutes=1)
+# Kafka deletes no offsets on request of this client; a group that starts again must not go on from them.
+_RETIRED: Final = "retired"
+_HAS_MEMBERS: Final = (CommitFailedError, IllegalGenerationError, UnknownMemberIdError)
+
+
+async def fix_start(cluster: Cluster, interest: Interest, seconds: float) -> None:
+    """Commit where the group begins, in each partition where it has not begun."""
+    async with cluster.admin(seconds) as admin:
+        offsets = await committed_offsets(admin, interest)
+    fresh = [partition for partition, found in offsets.items() if found is None]
+    if not fresh:
+        return
+    consumer = _unsubscribed(cluster, interest)
+    try:
+        await consumer.start()
+        consumer.assign(fresh)
+        # The end first: what is sent between the two questions has been found by the second, or is behind the first.
+        ends = await consumer.end_offsets(fresh)
+        moment = int((interest.since - _OVERLAP).timestamp() * 1000)
+        found = await consumer.offsets_for_times(dict.fromkeys(fresh, moment))
+        starts = {each: ends[each] if found[each] is None else found[each].offset for each in fresh}
+        await consumer.commit(starts)
+    except _HAS_MEMBERS:
+        # The group has members by now: the first of them has committed where it begins.
+        pass
+    finally:
+        await consumer.stop()
+
+
+async def retire(cluster: Cluster, interest: Interest, seconds: float) -> None:
+    """Let the group begin anew when it is started again."""
+    async with cluster.admin(seconds) as admin:
+        offsets = await committed_offsets(admin, interest)
+    begun = {each: (found.offset, _RETIRED) for each, found in offsets.items() if found is not None}
+    if not begun:
+        return
+    consumer = _unsubscribed(cluster, interest)
+    try:
+        await consumer.start()
+        consumer.assign(list(begun))
+        await consumer.commit(begun)
+    except _HAS_MEMBERS as error:
+        raise BrokerUnavailable(f"listeners of {interest.handler_name} still run: stop them first") from error
+    finally:
+        await consumer.stop()
+
+
+async def committed_offsets(
+    admin: AIOKafkaAdminClient, interest: Interest
+) -> Mapping[TopicPartition, OffsetAndMetadata | None]:
+    """Return what the group has committed in each partition of its topic."""
+    topic = topic_of(interest.channel)
+    described = await admin.describe_topics([topic])
+    partitions = [TopicPartition(topic, each["partition"]) for of in described for each in of["partitions"]]
+    if not partitions:
+        return {}
+    found = await admin.list_consumer_group_offsets(group_of(interest), partitions=partitions)
+    return {each: _begun(found.get(each)) for each in partitions}
+
+
+def _begun(found: OffsetAndMetadata | None) -> OffsetAndMetadata | None:
+    return None if found is None or found.offset < 0 or found.metadata == _RETIRED else found
+
+
+def _unsubscribed(cluster: Cluster, interest: Interest) -> AIOKafkaConsumer:
+    return AIOKafkaConsumer(**cluster.options, group_id=group_of(interest), enable_auto_commit=False)

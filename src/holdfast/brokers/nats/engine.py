@@ -1,0 +1,134 @@
+"""NATS by its address: sinks, sources, and what an operator wants to know of its streams."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Final
+
+from nats.js import JetStreamContext
+from nats.js.api import ConsumerInfo, DiscardPolicy, RetentionPolicy, StorageType, StreamInfo
+from nats.js.errors import NotFoundError
+
+from holdfast.brokers.addresses import address_of
+from holdfast.brokers.engine import Backlog, Interest, Weakness
+from holdfast.brokers.nats.link import ANSWER_SECONDS, Link, within
+from holdfast.brokers.nats.sink import NatsSink
+from holdfast.brokers.nats.source import HANDLER, NatsSource
+from holdfast.brokers.nats.subjects import consumer_of, stream_of
+
+_OPTIONS: Final = ("replicas", "max_age", "creds")
+_HORIZON_DAYS: Final = 7
+_DAY: Final = 86_400
+
+
+class NatsEngine:
+    """One NATS, a server or a cluster."""
+
+    name = "nats"
+
+    def __init__(self, address: str) -> None:
+        self._address = address_of(address, ("nats", "tls"), _OPTIONS)
+        self._address.number("replicas", 1, 1, 5)
+        self._address.number("max_age", _HORIZON_DAYS, 1, 3650)
+
+    def sink(self, *, lease: float) -> NatsSink:
+        return NatsSink(self._address)
+
+    def source(self, interest: Interest, *, lease: float) -> NatsSource:
+        return NatsSource(self._address, interest, lease)
+
+    async def weaknesses(self, channels: Sequence[str], *, timeout: float) -> Sequence[Weakness]:
+        found: list[Weakness] = []
+        async with self._jetstream(timeout) as jetstream:
+            for name in map(stream_of, channels):
+                try:
+                    info = await within(timeout, jetstream.stream_info(name))
+                except NotFoundError:
+                    continue  # the relay makes it
+                found += stream_weaknesses(info)
+                for consumer in await within(timeout, _consumers(jetstream, name)):
+                    found += consumer_weaknesses(consumer)
+        return found
+
+    async def backlogs(self, interests: Sequence[Interest], *, timeout: float) -> Sequence[Backlog]:
+        found: list[Backlog] = []
+        async with self._jetstream(timeout) as jetstream:
+            for interest in interests:
+                stream, consumer = stream_of(interest.channel), consumer_of(interest)
+                try:
+                    info = await within(timeout, jetstream.consumer_info(stream, consumer))
+                except NotFoundError:
+                    found.append(Backlog(interest.handler_name, None, None))
+                    continue
+                found.append(
+                    Backlog(interest.handler_name, info.num_pending, info.num_ack_pending, info.num_redelivered)
+                )
+        return found
+
+    async def remove(self, interest: Interest) -> None:
+        """Delete every consumer that the handler ever had: each set of filters made one."""
+        stream = stream_of(interest.channel)
+        async with self._jetstream(ANSWER_SECONDS) as jetstream:
+            try:
+                consumers = await within(ANSWER_SECONDS, _consumers(jetstream, stream))
+            except NotFoundError:
+                return
+            for consumer in consumers:
+                if (consumer.config.metadata or {}).get(HANDLER) == interest.handler_name:
+                    try:
+                        await within(ANSWER_SECONDS, jetstream.delete_consumer(stream, consumer.name))
+                    except NotFoundError:
+                        continue
+
+    @asynccontextmanager
+    async def _jetstream(self, timeout: float) -> AsyncIterator[JetStreamContext]:
+        link = Link(self._address, "holdfast operator")
+        try:
+            yield await link.jetstream(timeout)
+        finally:
+            await link.close()
+
+
+async def _consumers(jetstream: JetStreamContext, stream: str) -> list[ConsumerInfo]:
+    found: list[ConsumerInfo] = []
+    while True:
+        page = await jetstream.consumers_info(stream, offset=len(found))
+        found += page
+        if not page:
+            return found
+
+
+def stream_weaknesses(info: StreamInfo) -> Iterator[Weakness]:
+    """Name the settings of a stream that lose events which were confirmed, or that nobody has read yet."""
+    config, name = info.config, f"stream {info.config.name}"
+    if (config.num_replicas or 1) < 3:
+        problem = f"has {config.num_replicas or 1} replica: a power cut loses what its server has not written yet"
+        yield Weakness(name, problem, "use 3 servers and replicas: 3, or sync_interval: always on the only one")
+    if config.storage == StorageType.MEMORY:
+        yield Weakness(name, "is kept in memory: a restart empties it", "make it anew with storage: file")
+    if config.retention != RetentionPolicy.LIMITS:
+        problem = "deletes what is acknowledged, so that a new consumer gets nothing of the past"
+        yield Weakness(name, problem, "make it anew with retention: limits")
+    limited = any((limit or -1) > 0 for limit in (config.max_msgs, config.max_bytes))
+    if config.discard != DiscardPolicy.NEW and limited:
+        yield Weakness(name, "drops the oldest events when it is full, read or not", "set discard: new")
+    if config.max_msgs_per_subject > 0 and not (config.discard == DiscardPolicy.NEW and config.discard_new_per_subject):
+        problem = f"keeps only {config.max_msgs_per_subject} events of each type, read or not"
+        yield Weakness(name, problem, "set max_msgs_per_subject: -1")
+    if config.max_age and config.max_age < _HORIZON_DAYS * _DAY:
+        problem = f"keeps events for {config.max_age / _DAY:.3g} days, read or not"
+        yield Weakness(name, problem, f"set max_age to {_HORIZON_DAYS} days or more: as long as events are sent again")
+    if config.no_ack:
+        yield Weakness(name, "confirms nothing, so that the relay stands still", "set no_ack: false")
+
+
+def consumer_weaknesses(consumer: ConsumerInfo) -> Iterator[Weakness]:
+    """Name what keeps a handler from getting events."""
+    metadata = consumer.config.metadata or {}
+    if HANDLER not in metadata:
+        return
+    name = f"consumer {consumer.name}"
+    if (consumer.config.max_deliver or -1) > 0:
+        problem = f"gives up after {consumer.config.max_deliver} deliveries, and tells nobody"
+        yield Weakness(name, problem, "set max_deliver: -1")

@@ -1,0 +1,200 @@
+"""One connection to NATS, opened when it is needed and dropped as a whole.
+
+The client's own reconnecting is not used: it buffers what is published meanwhile, which then arrives after its sender
+was told that it timed out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+from nats.aio.client import Client
+from nats.errors import Error
+from nats.js import JetStreamContext
+from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
+from nats.js.errors import APIError, NotFoundError
+
+from holdfast.brokers.addresses import Address
+from holdfast.brokers.engine import BrokerUnavailable
+from holdfast.brokers.nats.subjects import stream_of
+
+# How long the server may take to answer what has no deadline of its own.
+ANSWER_SECONDS: Final = 5.0
+_CONNECT_SECONDS: Final = 2
+_PING_SECONDS: Final = 10
+_GOODBYE_SECONDS: Final = 2.0
+_DAY: Final = 86_400
+_DUPLICATE_WINDOW: Final = 120.0
+_NAME_IN_USE: Final = 10058
+_LOST: Final = (Error, OSError, TimeoutError)
+
+Answered = TypeVar("Answered")
+
+
+async def within(seconds: float, asked: Awaitable[Answered]) -> Answered:
+    """Return what the server answered. What JetStream refuses is raised as it is, anything else is an outage."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await asked
+    except NotFoundError:
+        raise
+    except APIError as error:
+        # Without a leader, without room, without peers: all of them pass.
+        raise BrokerUnavailable(f"NATS: {error.description or error}") from error
+    except TimeoutError as error:
+        raise BrokerUnavailable(f"NATS did not answer within {seconds:g} s") from error
+    except _LOST as error:
+        raise BrokerUnavailable(f"NATS: {error or type(error).__name__}") from error
+
+
+class Link:
+    """A connection, the JetStream on it, and the streams that were found there."""
+
+    def __init__(self, address: Address, name: str) -> None:
+        self._address = address
+        self._name = name
+        self._client: Client | None = None
+        self._opening = asyncio.Lock()
+        self._streams: set[str] = set()
+        self._cause = ""
+        # Called when the connection has ended, so that nobody waits for its answers.
+        self.on_lost: Callable[[], None] | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self._client is not None and self._client.is_connected
+
+    async def client(self, seconds: float = ANSWER_SECONDS) -> Client:
+        """Return the connection, a new one if the last has ended: one try for each server."""
+        async with self._opening:
+            if self._client is not None and self._client.is_connected:
+                return self._client
+            await self._forget()
+            servers = list(self._address.servers)
+            random.shuffle(servers)
+            errors: list[str] = []
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    for server in servers:
+                        client = Client()
+                        try:
+                            await self._connect(client, server)
+                        except _LOST as error:
+                            errors.append(self._cause or str(error) or type(error).__name__)
+                            await _end(client)
+                            continue
+                        except BaseException:
+                            await _end(client)
+                            raise
+                        self._client = client
+                        return client
+            raise BrokerUnavailable(f"no NATS server can be reached: {'; '.join(errors) or 'no answer'}")
+
+    async def _connect(self, client: Client, server: str) -> None:
+        self._cause = ""
+
+        async def noted(error: Exception) -> None:
+            """The client raises only that no server is left; everything else is seen by who waits for it."""
+            self._cause = str(error)
+
+        async def lost() -> None:
+            if client is self._client and self.on_lost is not None:
+                self.on_lost()
+
+        async with asyncio.timeout(_CONNECT_SECONDS):
+            await client.connect(
+                [server],
+                name=self._name,
+                allow_reconnect=False,
+                connect_timeout=_CONNECT_SECONDS,
+                ping_interval=_PING_SECONDS,
+                max_outstanding_pings=2,
+                # It tries again although it may not reconnect: 0 would be for ever.
+                max_reconnect_attempts=1,
+                reconnect_time_wait=0,
+                error_cb=noted,
+                closed_cb=lost,
+                user_credentials=self._address.options.get("creds"),
+            )
+
+    async def jetstream(self, seconds: float = ANSWER_SECONDS) -> JetStreamContext:
+        return (await self.client(seconds)).jetstream(timeout=seconds)
+
+    async def make_stream(self, channel: str, seconds: float = ANSWER_SECONDS) -> None:
+        """Make the stream of a channel, or find it made: one that exists is its operator's, and never changed."""
+        if channel in self._streams and self.is_open:
+            return
+        client = await self.client(seconds)
+        jetstream = client.jetstream(timeout=seconds)
+        try:
+            await within(seconds, jetstream.stream_info(stream_of(channel)))
+        except NotFoundError:
+            clustered = bool(client._server_info.get("cluster"))
+            config = StreamConfig(
+                name=stream_of(channel),
+                subjects=[f"hf.{channel}.>"],
+                retention=RetentionPolicy.LIMITS,
+                discard=DiscardPolicy.NEW,
+                storage=StorageType.FILE,
+                num_replicas=self._address.number("replicas", 3 if clustered else 1, 1, 5),
+                max_age=float(self._address.number("max_age", 7, 1, 3650) * _DAY),
+                duplicate_window=_DUPLICATE_WINDOW,
+            )
+            try:
+                async with asyncio.timeout(seconds):
+                    await jetstream.add_stream(config)
+            except APIError as error:
+                if error.err_code != _NAME_IN_USE:
+                    raise BrokerUnavailable(f"NATS makes no stream: {error.description}") from error
+            except _LOST as error:
+                raise BrokerUnavailable(f"NATS makes no stream: {error or type(error).__name__}") from error
+        self._streams.add(channel)
+
+    def forget_stream(self, channel: str) -> None:
+        """Look for the stream again before its next use."""
+        self._streams.discard(channel)
+
+    async def drop(self) -> None:
+        """End the connection without a goodbye: what it has not sent is not sent any more."""
+        async with self._opening:
+            await self._forget()
+
+    async def close(self) -> None:
+        """Send what is still to be sent, and end the connection."""
+        client = self._client
+        if client is not None and client.is_connected:
+            with contextlib.suppress(*_LOST):
+                async with asyncio.timeout(_GOODBYE_SECONDS):
+                    await client.flush(timeout=1)
+        await self.drop()
+
+    async def _forget(self) -> None:
+        client, self._client = self._client, None
+        self._streams.clear()
+        if client is not None:
+            if self.on_lost is not None:
+                self.on_lost()
+            await _end(client)
+
+
+async def _end(client: Client) -> None:
+    # A server that is frozen takes nothing: its connection is cut, not emptied.
+    client._pending.clear()
+    client._pending_data_size = 0
+    transport = client._transport
+    if transport is not None:
+        writer = getattr(transport, "_bare_io_writer", None)
+        if writer is not None:
+            writer.transport.abort()
+    tasks = [each._wait_for_msgs_task for each in client._subs.values()]
+    with contextlib.suppress(*_LOST, RuntimeError):
+        async with asyncio.timeout(_GOODBYE_SECONDS):
+            await client.close()
+    # It stops in the middle when the connection fails under it, and leaves them waiting.
+    for task in (*tasks, client._reading_task, client._ping_interval_task, client._flusher_task):
+        if task is not None and not task.done():
+            task.cancel()

@@ -1,0 +1,231 @@
+"""Takes the events of one handler from its quorum queue, and from the dead queue under it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+from aiormq import AMQPChannelError, Channel
+from aiormq.abc import DeliveredMessage
+
+from holdfast.brokers.engine import BrokerUnavailable, Interest, Received
+from holdfast.brokers.interests import TARGET_HEADER, TYPE_HEADER, wants
+from holdfast.brokers.rabbitmq.link import ANSWER_SECONDS, GOODBYE_SECONDS, Link, within
+from holdfast.brokers.rabbitmq.topology import dead_queue_of, exchange_of, make_queue, queue_of
+
+_DELIVERY_COUNT: Final = "x-delivery-count"
+# How often the broker may say that there are events for us and give none, before the connection is taken for broken.
+_MOST_SILENCES: Final = 3
+
+
+class _Token(NamedTuple):
+    channel: Channel
+    tag: int
+
+
+class RabbitmqSource:
+    """A consumer whose prefetch is the most that was ever held at once. RabbitMQ needs no keeping alive."""
+
+    def __init__(self, address: str, interest: Interest) -> None:
+        self._interest = interest
+        self._link = Link(address, f"holdfast {interest.handler_name}")
+        self._consuming: Channel | None = None
+        self._prefetch = 0
+        self._tags: list[str] = []
+        self._buffer: deque[Received] = deque()
+        # What is taken on the channel in use: to settle one twice would end the channel.
+        self._unsettled: set[int] = set()
+        self._changed = asyncio.Event()
+        self._lost: str | None = None
+        self._probe: asyncio.Task[int] | None = None
+        self._silences = 0
+
+    async def open(self) -> None:
+        await self._ready(0)
+
+    async def take(self, most: int, *, wait: float) -> Sequence[Received]:
+        deadline = asyncio.get_running_loop().time() + wait
+        try:
+            await self._ready(most)
+            if not self._buffer:
+                await self._wait(deadline)
+        except BrokerUnavailable:
+            await self._abandon()
+            raise
+        return [self._buffer.popleft() for _ in range(min(most, len(self._buffer)))]
+
+    async def keep_alive(self, messages: Sequence[Received]) -> None:
+        pass
+
+    async def acknowledge(self, messages: Sequence[Received]) -> None:
+        await self._settle(messages, acknowledged=True)
+
+    async def give_back(self, messages: Sequence[Received]) -> None:
+        await self._settle(messages, acknowledged=False)
+
+    async def close(self) -> None:
+        channel = self._consuming
+        if channel is not None and self._link.uses(channel):
+            with suppress(BrokerUnavailable, AMQPChannelError):
+                await within(GOODBYE_SECONDS, self._stop_consuming(channel))
+        self._forget()
+        await self._link.close()
+
+    async def _ready(self, most: int) -> None:
+        """Connect, make the queue and consume, as far as that is not done."""
+        if self._lost is not None:
+            raise BrokerUnavailable(self._lost)
+        if self._consuming is None or not self._link.uses(self._consuming):
+            self._forget()
+            await self._link.drop()
+            try:
+                await make_queue(self._link, self._interest)
+            except AMQPChannelError as error:
+                raise BrokerUnavailable(f"RabbitMQ: {error}") from error
+            self._consuming = await self._link.channel()
+            self._link.when_closed(lambda: self._lose("the channel to RabbitMQ was closed"))
+            self._consuming.on_consumer_cancel_callbacks.add(lambda _: self._lose("RabbitMQ deleted the queue"))
+        wanted = most + len(self._unsettled) - len(self._buffer) if most else 0
+        if wanted > self._prefetch:
+            try:
+                await within(ANSWER_SECONDS, self._consume(self._consuming, wanted))
+            except (AMQPChannelError, BrokerUnavailable) as error:
+                # A queue whose leader is lost is there, and answers to nobody.
+                raise BrokerUnavailable(f"{queue_of(self._interest)} cannot be consumed: {error}") from error
+
+    async def _consume(self, channel: Channel, prefetch: int) -> None:
+        for tag in self._tags:
+            await channel.basic_cancel(tag)
+        self._tags.clear()
+        # Quorum queues know the prefetch of a consumer only, which has to be given before it begins.
+        for queue, count in ((queue_of(self._interest), prefetch), (dead_queue_of(self._interest), 1)):
+            await channel.basic_qos(prefetch_count=count)
+            consuming = await channel.basic_consume(queue, self._delivered)
+            self._tags.append(str(consuming.consumer_tag))
+        self._prefetch = prefetch
+
+    async def _delivered(self, message: DeliveredMessage) -> None:
+        tag = message.delivery_tag
+        if tag is None or message.channel is not self._consuming:
+            return
+        self._silences = 0
+        received = _received(message, _Token(message.channel, tag))
+        self._unsettled.add(tag)
+        if self._wants(received, message):
+            self._buffer.append(received)
+            self._changed.set()
+        else:
+            await self._settle([received], acknowledged=True)
+
+    def _wants(self, received: Received, message: DeliveredMessage) -> bool:
+        event_type = received.headers.get(TYPE_HEADER)
+        if event_type is None and message.exchange == exchange_of(self._interest.channel):
+            event_type = message.routing_key
+        # Of what somebody has put into the queue itself, only the listener can tell.
+        return event_type is None or wants(self._interest, event_type, received.headers.get(TARGET_HEADER))
+
+    async def _wait(self, deadline: float) -> None:
+        """Wait for an event, while the broker is asked whether it is there at all."""
+        loop = asyncio.get_running_loop()
+        while not self._buffer and (left := deadline - loop.time()) > 0:
+            self._changed.clear()
+            if self._lost is not None:
+                raise BrokerUnavailable(self._lost)
+            if self._probe is None:
+                self._probe = asyncio.ensure_future(self._waiting())
+            changed = asyncio.ensure_future(self._changed.wait())
+            try:
+                asked = {self._probe} if not self._probe.done() else set()
+                await asyncio.wait({changed, *asked}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                changed.cancel()
+            if self._probe is not None and self._probe.done() and not self._buffer and self._lost is None:
+                self._judge(self._probe.result())
+        if self._probe is not None and self._probe.done():
+            self._probe = None
+
+    async def _waiting(self) -> int:
+        """Return how many events the queue has for anybody, which takes an answer of the broker."""
+        channel = self._consuming
+        if channel is None:
+            return 0
+        try:
+            declared = await within(ANSWER_SECONDS, channel.queue_declare(queue_of(self._interest), passive=True))
+        except (BrokerUnavailable, AMQPChannelError) as error:
+            self._lose(str(error))
+            return 0
+        return declared.message_count or 0
+
+    def _judge(self, waiting: int) -> None:
+        """Count an answer by which events are there that this consumer should have got."""
+        idle = len(self._unsettled) < self._prefetch and not self._interest.ordered
+        self._silences = self._silences + 1 if waiting and idle else 0
+        if self._silences >= _MOST_SILENCES:
+            self._lose("RabbitMQ has events and delivers none")
+
+    async def _settle(self, messages: Sequence[Received], *, acknowledged: bool) -> None:
+        """Answer for messages; the last one is written before this returns, and with it all before."""
+        tokens = [message.token for message in messages if isinstance(message.token, _Token)]
+        alive = [token for token in tokens if self._link.uses(token.channel)]
+        known = [token for token in alive if token.tag in self._unsettled]
+        self._unsettled.difference_update(token.tag for token in known)
+        try:
+            await within(ANSWER_SECONDS, _write(known, acknowledged=acknowledged))
+        except AMQPChannelError as error:
+            raise BrokerUnavailable(f"RabbitMQ: {error}") from error
+        if len(alive) < len(tokens):
+            raise BrokerUnavailable("the connection that the events were taken on was lost: they come again")
+
+    async def _stop_consuming(self, channel: Channel) -> None:
+        for tag in self._tags:
+            await channel.basic_cancel(tag)
+        await self._settle(list(self._buffer), acknowledged=False)
+
+    def _lose(self, reason: str) -> None:
+        self._lost = self._lost or reason
+        self._changed.set()
+
+    async def _abandon(self) -> None:
+        """Drop the connection; the next take makes a new one. All that was taken on it comes again."""
+        self._forget()
+        await self._link.drop()
+        self._lost = None
+
+    def _forget(self) -> None:
+        self._consuming, self._prefetch, self._silences = None, 0, 0
+        self._tags.clear()
+        self._buffer.clear()
+        self._unsettled.clear()
+        if self._probe is not None:
+            self._probe.cancel()
+            self._probe = None
+
+
+async def _write(tokens: Sequence[_Token], *, acknowledged: bool) -> None:
+    for token in tokens:
+        last = token is tokens[-1]
+        if acknowledged:
+            await token.channel.basic_ack(token.tag, wait=last)
+        else:
+            await token.channel.basic_nack(token.tag, requeue=True, wait=last)
+
+
+def _received(message: DeliveredMessage, token: _Token) -> Received:
+    properties = message.header.properties
+    given = properties.headers or {}
+    headers = {name: _text(value) for name, value in given.items() if isinstance(value, str | bytes | int)}
+    headers.pop(_DELIVERY_COUNT, None)
+    if properties.content_type:
+        headers["content-type"] = properties.content_type
+    before = given.get(_DELIVERY_COUNT)
+    if not isinstance(before, int) and message.redelivered:
+        # A queue that is no quorum queue does not count.
+        return Received(message.body, headers, None, token)
+    return Received(message.body, headers, before + 1 if isinstance(before, int) else 1, token)
+
+
+def _text(value: object) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)

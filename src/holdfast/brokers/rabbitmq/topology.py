@@ -1,0 +1,188 @@
+"""Exchanges and queues: their names, how they are made, and how those that others made differ.
+
+A queue has a net: what its delivery limit, its length or a time to live would drop goes to `<queue>.dead`, which the
+same handler's source reads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from aiormq import Channel, ChannelNotFoundEntity, ChannelPreconditionFailed
+
+from holdfast.brokers.engine import Interest, Weakness
+from holdfast.brokers.rabbitmq.link import ANSWER_SECONDS, Link, within
+from holdfast.errors import ConfigurationError
+
+# RabbitMQ allows 255 bytes, and a dead queue's name is longer by its ending.
+_LONGEST: Final = 245
+_INEQUIVALENT: Final = re.compile(r"inequivalent arg '([^']+)'")
+_CURRENT: Final = re.compile(
+    r"but current is (?:the value '(?P<value>.*)' of type '(?P<kind>.*)'|(?P<plain>.+))$", re.DOTALL
+)
+# More than a queue can have, each of them asked for twice.
+_MOST_ARGUMENTS: Final = 40
+_SINGLE_ACTIVE: Final = "x-single-active-consumer"
+# From this version on a quorum queue drops by default what it has delivered 20 times.
+_HAS_DELIVERY_LIMIT: Final = (4, 0)
+
+_ANEW: Final = "let it drain, delete it, and start the listener again, which makes it anew"
+_MEANING: Final = {
+    "x-queue-type": "it is no quorum queue: what it holds is lost with its node",
+    "durable": "it is not durable: what it holds is lost when the broker restarts",
+    "x-delivery-limit": "its delivery limit drops events",
+    "x-dead-letter-exchange": "what its limits drop is lost, or goes where no listener reads",
+    "x-dead-letter-routing-key": "what its limits drop goes where no listener reads",
+    "x-dead-letter-strategy": "what its limits drop may be lost on the way to the dead queue",
+    "x-overflow": "when it is full, it drops its oldest events",
+    "x-max-length": "when it is full, it drops or refuses events",
+    "x-max-length-bytes": "when it is full, it drops or refuses events",
+    "x-message-ttl": "it drops events that wait for too long",
+    _SINGLE_ACTIVE: "several consumers are active at once: the order of events is lost",
+}
+
+
+def exchange_of(channel: str) -> str:
+    return f"hf.{channel}"
+
+
+def queue_of(interest: Interest) -> str:
+    name = f"hf.{interest.channel}.{interest.handler_name}"
+    if len(name) <= _LONGEST:
+        return name
+    return f"{name[: _LONGEST - 17]}.{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+
+
+def dead_queue_of(interest: Interest) -> str:
+    return f"{queue_of(interest)}.dead"
+
+
+def binding_key(event_type: str) -> str:
+    """Return the binding that gives at least the events of a type or pattern.
+
+    >>> binding_key("order.placed"), binding_key("order.*"), binding_key("order.pl*"), binding_key("*")
+    ('order.placed', 'order.#', 'order.#', '#')
+    """
+    beginning, star, _ = event_type.partition("*")
+    if not star:
+        return event_type
+    words, dot, _ = beginning.rpartition(".")
+    return f"{words}{dot}#"
+
+
+async def make_exchange(channel: Channel, name: str, seconds: float = ANSWER_SECONDS) -> None:
+    """Make the exchange of a channel, or find it made."""
+    await within(seconds, channel.exchange_declare(name, exchange_type="topic", durable=True))
+
+
+async def make_queue(link: Link, interest: Interest) -> None:
+    """Make the queue of a handler with its bindings, or use the one that is there.
+
+    One with other arguments was made by an operator or an older server: it is used as it is, and `differences` says
+    what that means. Only the order of events cannot be kept by another queue.
+    """
+    channel = await link.side_channel()
+    await make_exchange(channel, exchange_of(interest.channel))
+    version = await link.version()
+    wanted = {
+        dead_queue_of(interest): dead_queue_arguments(interest, version),
+        queue_of(interest): queue_arguments(interest, version),
+    }
+    for name, arguments in wanted.items():
+        found = await _differing(link, name, arguments, ANSWER_SECONDS)
+        if interest.ordered and _SINGLE_ACTIVE in found:
+            problem = f"the queue {name} has several active consumers, so the order of events is lost"
+            raise ConfigurationError(interest.handler_name, problem, _ANEW)
+    for key in {binding_key(each) for each in interest.event_types}:
+        bind = channel.queue_bind(queue_of(interest), exchange_of(interest.channel), key)
+        await within(ANSWER_SECONDS, bind)
+    await within(ANSWER_SECONDS, channel.close())
+
+
+def queue_arguments(interest: Interest, version: tuple[int, ...]) -> Mapping[str, str | int | bool]:
+    """Return the arguments of a queue that drops nothing."""
+    return {
+        **dead_queue_arguments(interest, version),
+        # Dead letters are kept until the other queue has them; that needs a queue that refuses when it is full.
+        "x-overflow": "reject-publish",
+        "x-dead-letter-exchange": "",
+        "x-dead-letter-routing-key": dead_queue_of(interest),
+        "x-dead-letter-strategy": "at-least-once",
+    }
+
+
+def dead_queue_arguments(interest: Interest, version: tuple[int, ...]) -> Mapping[str, str | int | bool]:
+    """Return the arguments of the net under a queue."""
+    arguments: dict[str, str | int | bool] = {"x-queue-type": "quorum"}
+    if interest.ordered:
+        arguments[_SINGLE_ACTIVE] = True
+    if version >= _HAS_DELIVERY_LIMIT:
+        arguments["x-delivery-limit"] = -1
+    return arguments
+
+
+async def waiting(link: Link, queue: str, seconds: float) -> int | None:
+    """Return how many messages a queue holds that nobody has taken, or None if there is no such queue."""
+    channel = await link.side_channel(seconds)
+    try:
+        declared = await within(seconds, channel.queue_declare(queue, passive=True))
+    except ChannelNotFoundEntity:
+        return None
+    await within(seconds, channel.close())
+    return declared.message_count or 0
+
+
+async def differences(link: Link, interest: Interest, seconds: float) -> list[Weakness]:
+    """Compare the queues of a handler with those that Holdfast would make; what is not there is no difference."""
+    version = await link.version()
+    wanted = {
+        queue_of(interest): queue_arguments(interest, version),
+        dead_queue_of(interest): dead_queue_arguments(interest, version),
+    }
+    return [
+        Weakness(name, f"{_MEANING.get(argument, 'it is not as Holdfast makes it')} ({argument} is {current})", _ANEW)
+        for name, arguments in wanted.items()
+        if await waiting(link, name, seconds) is not None
+        for argument, current in (await _differing(link, name, arguments, seconds)).items()
+    ]
+
+
+async def _differing(
+    link: Link, queue: str, arguments: Mapping[str, str | int | bool], seconds: float
+) -> Mapping[str, str]:
+    """Make a queue, or return in which arguments the one that is there differs, and what it has.
+
+    RabbitMQ names one argument at a time, so it is asked again with what it named. Its answer is cut off after 255
+    bytes; without the argument it is shorter.
+    """
+    asked: dict[str, str | int | bool] = dict(arguments)
+    found: dict[str, str] = {}
+    for _ in range(_MOST_ARGUMENTS):
+        channel = await link.side_channel(seconds)
+        try:
+            await within(seconds, channel.queue_declare(queue, durable=True, arguments=dict(asked)))
+        except ChannelPreconditionFailed as error:
+            named, current = _INEQUIVALENT.search(str(error)), _CURRENT.search(str(error))
+            argument = named[1] if named is not None else "declaration"
+            if named is None or (argument in found and argument not in asked and current is None):
+                found.setdefault(argument, str(error))
+                return found
+            found[argument] = "another one" if current is None else current["value"] or current["plain"] or "empty"
+            if current is not None and current["kind"] is not None:
+                asked[argument] = _typed(current["value"], current["kind"])
+            elif asked.pop(argument, None) is None:
+                # Not an argument but a property: it is compared first, and what is behind it is not known.
+                return found
+        else:
+            await within(seconds, channel.close())
+            break
+    return found
+
+
+def _typed(value: str, kind: str) -> str | int | bool:
+    if kind == "longstr":
+        return value
+    return value == "true" if kind.startswith("bool") else int(value)

@@ -1,0 +1,159 @@
+"""Redis by its address: sinks, sources, and what an operator wants to know of its streams."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+from redis.exceptions import ResponseError
+
+from holdfast.brokers.addresses import FIELD, address_of
+from holdfast.brokers.engine import Backlog, BrokerUnavailable, Interest, Weakness
+from holdfast.brokers.redis.link import ANSWER_SECONDS, Link
+from holdfast.brokers.redis.scripts import id_order, owner_of, stream_of
+from holdfast.brokers.redis.sink import RedisSink
+from holdfast.brokers.redis.source import RedisSource
+from holdfast.errors import ConfigurationError
+
+_OPTIONS: Final = ("replicas", "fsync", "keep", "cafile")
+_SETTINGS: Final = ("appendonly", "appendfsync", "maxmemory", "maxmemory-policy")
+_MOST_PENDING: Final = 1000
+_LOST: Final = "holdfast relay check finds what is lost, and sends that again"
+
+
+class RedisEngine:
+    """One Redis or Valkey, with or without replicas."""
+
+    name = "redis"
+
+    def __init__(self, address: str) -> None:
+        if address.startswith("valkey://"):
+            address = f"redis{address.removeprefix('valkey')}"
+        self._address = address_of(address, ("redis", "rediss"), _OPTIONS)
+        if self._address.path and not self._address.path.isdecimal():
+            raise ConfigurationError(FIELD, "names no database", "write its number after the host, like /0")
+        RedisSink(self._address)  # refuses options that are wrong
+
+    def sink(self, *, lease: float) -> RedisSink:
+        return RedisSink(self._address)
+
+    def source(self, interest: Interest, *, lease: float) -> RedisSource:
+        return RedisSource(self._address, interest, lease)
+
+    async def weaknesses(self, channels: Sequence[str], *, timeout: float) -> Sequence[Weakness]:
+        found: list[Weakness] = []
+        async with self._link() as link:
+            found += await self._server_weaknesses(link, timeout)
+            for stream in map(stream_of, channels):
+                answers = await link.ask_all([("XINFO", "STREAM", stream), ("XINFO", "GROUPS", stream)], timeout)
+                if any(isinstance(answer, ResponseError) for answer in answers):
+                    continue  # the relay makes it
+                found += _stream_weaknesses(stream, _info(answers[0]), [_info(row) for row in answers[1]])
+        return found
+
+    async def backlogs(self, interests: Sequence[Interest], *, timeout: float) -> Sequence[Backlog]:
+        found: list[Backlog] = []
+        async with self._link() as link:
+            for interest in interests:
+                stream, group = stream_of(interest.channel), interest.handler_name
+                about, groups, pending = await link.ask_all(
+                    [
+                        ("XINFO", "STREAM", stream),
+                        ("XINFO", "GROUPS", stream),
+                        ("XPENDING", stream, group, "-", "+", _MOST_PENDING),
+                    ],
+                    timeout,
+                )
+                rows = [] if isinstance(groups, ResponseError) else [_info(row) for row in groups]
+                row = next((row for row in rows if row["name"] == group.encode()), None)
+                if row is None or isinstance(pending, ResponseError):
+                    found.append(Backlog(group, None, None))
+                    continue
+                again = sum(1 for _, _, _, count in pending if count > 1)
+                found.append(Backlog(group, _waiting(_info(about), row), row["pending"], again))
+        return found
+
+    async def remove(self, interest: Interest) -> None:
+        async with self._link() as link:
+            answers = await link.ask_all(
+                [
+                    ("XGROUP", "DESTROY", stream_of(interest.channel), interest.handler_name),
+                    ("DEL", owner_of(interest)),
+                ],
+                ANSWER_SECONDS,
+            )
+        refusal = next((answer for answer in answers if isinstance(answer, ResponseError)), None)
+        if refusal is not None and "key to exist" not in str(refusal) and "no such key" not in str(refusal):
+            raise BrokerUnavailable(f"Redis: {refusal}")
+
+    async def _server_weaknesses(self, link: Link, timeout: float) -> list[Weakness]:
+        try:
+            answer = await link.ask("CONFIG", "GET", *_SETTINGS, seconds=timeout)
+        except ResponseError as error:
+            remedy = "allow CONFIG GET, or see to appendonly yes, appendfsync always and noeviction yourself"
+            return [Weakness("server", f"does not show its settings: {error}", remedy)]
+        settings = {name.decode(): value.decode() for name, value in zip(answer[::2], answer[1::2], strict=True)}
+        try:
+            role = await link.ask("ROLE", seconds=timeout)
+            replicas = len(role[2])
+        except ResponseError:
+            replicas = 0
+        waits = self._address.number("replicas", 0, 0, 10)
+        fsync = self._address.number("fsync", 0, 0, 1)
+        return list(_settings_weaknesses(settings, replicas, waits, fsync))
+
+    @asynccontextmanager
+    async def _link(self) -> AsyncIterator[Link]:
+        link = Link(self._address, "holdfast operator")
+        try:
+            yield link
+        finally:
+            await link.close()
+
+
+def _settings_weaknesses(settings: Mapping[str, str], replicas: int, waits: int, fsync: int) -> Iterator[Weakness]:
+    if settings.get("appendonly") != "yes":
+        yield Weakness("server", "keeps events in memory only: a restart loses them", "set appendonly yes")
+    elif settings.get("appendfsync") != "always" and not fsync:
+        problem = f"has appendfsync {settings.get('appendfsync')}: a power cut loses what was confirmed last"
+        yield Weakness("server", problem, "set appendfsync always, or add fsync=1 to the address")
+    policy = settings.get("maxmemory-policy", "noeviction")
+    if policy != "noeviction":
+        problem = f"has maxmemory-policy {policy}: it may drop a stream, and all that it is owed"
+        yield Weakness("server", problem, "set maxmemory-policy noeviction")
+    if replicas > waits == 0:
+        problem = f"has {replicas} replica and waits for none: to promote one loses what it did not have yet"
+        yield Weakness("server", problem, "add replicas=1 to the address")
+    if waits > replicas:
+        problem = f"has {replicas} replicas and the address wants {waits}: nothing is ever confirmed"
+        yield Weakness("server", problem, "start the replicas, or lower replicas in the address")
+
+
+def _stream_weaknesses(
+    stream: str, about: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]
+) -> Iterator[Weakness]:
+    # The relay's trimming leaves each group the entry that it has read last, or one before it.
+    oldest = about["first-entry"][0] if about.get("first-entry") else about["last-generated-id"]
+    trimmed = about.get("entries-added", 0) > about["length"]
+    deleted = about.get("max-deleted-entry-id", b"0-0")
+    for group in groups:
+        read = id_order(group["last-delivered-id"])
+        if read < id_order(deleted) or (trimmed and read < id_order(oldest)):
+            name = group["name"].decode(errors="replace")
+            yield Weakness(f"stream {stream}", f"events were removed that {name} has not read", _LOST)
+
+
+def _waiting(about: Mapping[str, Any], group: Mapping[str, Any]) -> int | None:
+    """Return how many entries a group has not read. Its own lag counts also those that were removed."""
+    first = about.get("first-entry")
+    if first is None:
+        return 0
+    if id_order(group["last-delivered-id"]) < id_order(first[0]):
+        return int(about["length"])
+    lag = group.get("lag")
+    return None if lag is None else int(lag)
+
+
+def _info(row: Sequence[Any]) -> dict[str, Any]:
+    return {name.decode(): value for name, value in zip(row[::2], row[1::2], strict=True)}

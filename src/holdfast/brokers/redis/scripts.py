@@ -1,0 +1,104 @@
+"""Names on Redis, and the scripts whose steps must not be separated."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Final
+
+from holdfast.brokers.engine import Interest
+
+_OVERLAP: Final = timedelta(minutes=1)
+
+
+def stream_of(channel: str) -> str:
+    """Return the stream of a channel; the braces keep what belongs to it on one node.
+
+    >>> stream_of("events")
+    'hf:{events}:0'
+    """
+    return f"hf:{{{channel}}}:0"
+
+
+def owner_of(interest: Interest) -> str:
+    """Return the key that names the one consumer which may take for an ordered handler."""
+    return f"{stream_of(interest.channel)}:owner:{interest.handler_name}"
+
+
+def start_of(since: datetime) -> str:
+    """Return the id before the first entry that a handler is owed: a minute earlier, which the inbox removes again."""
+    return f"{max(int((since - _OVERLAP).timestamp() * 1000), 0)}-0"
+
+
+def id_order(entry: bytes) -> tuple[int, int]:
+    """Return an id as numbers that compare."""
+    milliseconds, _, sequence = entry.partition(b"-")
+    return int(milliseconds), int(sequence or 0)
+
+
+# Keeps entries, or gives them back with an idle time that lets others claim them. Only those that are still ours: one
+# that another consumer has claimed meanwhile is its own.
+CLAIM_OWN: Final = """
+local kept = 0
+for i = 4, #ARGV do
+    if #redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[i], ARGV[i], 1, ARGV[2]) > 0 then
+        redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[2], 0, ARGV[i], 'IDLE', ARGV[3], 'JUSTID')
+        kept = kept + 1
+    end
+end
+return kept
+"""
+
+# Deletes consumers that have nothing pending: DELCONSUMER deletes what is. ARGV: group, a name or '', idle ms.
+DELETE_EMPTY: Final = """
+local deleted = 0
+for _, row in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[1], ARGV[1])) do
+    local info = {}
+    for i = 1, #row, 2 do info[row[i]] = row[i + 1] end
+    if info.pending == 0 and (info.name == ARGV[2] or (ARGV[2] == '' and info.idle >= tonumber(ARGV[3]))) then
+        redis.call('XGROUP', 'DELCONSUMER', KEYS[1], ARGV[1], info.name)
+        deleted = deleted + 1
+    end
+end
+return deleted
+"""
+
+# Trims what every group has read and acknowledged, and is older than ARGV[1]. Without groups, nothing.
+TRIM_READ: Final = """
+local function less(a, b)
+    local a_ms, a_seq = string.match(a, '(%d+)-(%d+)')
+    local b_ms, b_seq = string.match(b, '(%d+)-(%d+)')
+    if a_ms ~= b_ms then return tonumber(a_ms) < tonumber(b_ms) end
+    return tonumber(a_seq) < tonumber(b_seq)
+end
+local low = ARGV[1]
+local groups = redis.call('XINFO', 'GROUPS', KEYS[1])
+if #groups == 0 then return 0 end
+for _, row in ipairs(groups) do
+    local info = {}
+    for i = 1, #row, 2 do info[row[i]] = row[i + 1] end
+    local first = info['last-delivered-id']
+    if info.pending > 0 then
+        local pending = redis.call('XPENDING', KEYS[1], info.name)[2]
+        if less(pending, first) then first = pending end
+    end
+    if less(first, low) then low = first end
+end
+return redis.call('XTRIM', KEYS[1], 'MINID', '~', low)
+"""
+
+# Takes or renews the ownership of an ordered handler's stream. 2: taken, 1: renewed, 0: another has it.
+OWN: Final = """
+local owner = redis.call('GET', KEYS[1])
+if owner == ARGV[1] then
+    redis.call('PEXPIRE', KEYS[1], ARGV[2])
+    return 1
+end
+if owner then return 0 end
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+return 2
+"""
+
+DISOWN: Final = """
+if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end
+return 0
+"""

@@ -1,0 +1,126 @@
+"""Sends events to a stream of Redis: pipelines of XADD, and WAIT for who else must have them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+from redis.exceptions import ResponseError
+
+from holdfast.brokers.addresses import Address
+from holdfast.brokers.engine import Answer, BrokerUnavailable, Confirmed, Outgoing, Refused, Unanswered
+from holdfast.brokers.interests import TARGET_HEADER, TYPE_HEADER
+from holdfast.brokers.redis.link import ANSWER_SECONDS, Command, Link
+from holdfast.brokers.redis.scripts import TRIM_READ, stream_of
+
+BODY: Final = "ce"
+_PIPELINE: Final = 100
+_LIMIT: Final = "proto-max-bulk-len"
+# What that is unless a server says otherwise.
+_LARGEST: Final = 512 * 1024 * 1024
+_TRIM_SECONDS: Final = 60.0
+_TRIM_WITHIN: Final = 2.0
+# WAIT answers before our own deadline, so that its answer is known.
+_OF_THE_TIME: Final = 0.8
+
+
+class RedisSink:
+    """Adds events on one connection, one batch after another."""
+
+    def __init__(self, address: Address) -> None:
+        self._link = Link(address, "holdfast relay")
+        self._replicas = address.number("replicas", 0, 0, 10)
+        self._fsync = address.number("fsync", 0, 0, 1)
+        self._keep = address.number("keep", 15, 1, 100_000) * 60
+        self._trimmed: dict[str, float] = {}
+        # A server ends the connection of who sends more than it takes.
+        self._largest: int | None = None
+
+    async def open(self) -> None:
+        await self._ready(ANSWER_SECONDS)
+
+    async def send(self, batch: Sequence[Outgoing], *, timeout: float) -> Sequence[Answer]:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
+        await self._ready(timeout)
+        answers: list[Answer] = []
+        while len(answers) < len(batch):
+            chunk = batch[len(answers) : len(answers) + _PIPELINE]
+            try:
+                answers += await self._add(chunk, max(deadline - loop.time(), 0.001))
+            except BrokerUnavailable as error:
+                # An answer was lost, or never came: nobody knows which of them are there.
+                answers += [Unanswered(str(error))] * (len(batch) - len(answers))
+        for channel in {event.channel for event in batch}:
+            await self._trim(channel, deadline)
+        return answers
+
+    async def close(self) -> None:
+        await self._link.close()
+
+    async def _ready(self, seconds: float) -> None:
+        if self._largest is not None and self._link.is_open:
+            return
+        (answer,) = await self._link.ask_all([("CONFIG", "GET", _LIMIT)], seconds)
+        # Some servers do not tell.
+        self._largest = int(answer[1]) if isinstance(answer, list) and answer else _LARGEST
+
+    def _never(self, event: Outgoing) -> Refused | None:
+        largest = self._largest or _LARGEST
+        if len(event.body) > largest:
+            return Refused(f"it has {len(event.body)} bytes, and Redis takes {largest} ({_LIMIT})")
+        return None
+
+    async def _add(self, chunk: Sequence[Outgoing], seconds: float) -> list[Answer]:
+        answers: list[Answer | None] = [self._never(event) for event in chunk]
+        sent = [index for index, answer in enumerate(answers) if answer is None]
+        commands: list[Command] = [_added(chunk[index]) for index in sent]
+        if sent and (self._replicas or self._fsync):
+            milliseconds = max(int(seconds * 1000 * _OF_THE_TIME), 1)
+            wait = ("WAITAOF", self._fsync) if self._fsync else ("WAIT",)
+            commands.append((*wait, self._replicas, milliseconds))
+        replies = await self._link.ask_all(commands, seconds)
+        missing = self._missing(replies[len(sent)]) if len(replies) > len(sent) else None
+        for index, reply in zip(sent, replies, strict=False):
+            if isinstance(reply, ResponseError):
+                self._link.note(reply)
+                answers[index] = Unanswered(f"Redis: {reply}")
+            else:
+                answers[index] = Unanswered(missing) if missing else Confirmed()
+        return [answer or Unanswered("Redis did not answer") for answer in answers]
+
+    def _missing(self, reply: Any) -> str | None:
+        """Return what an event still lacks to be safe, after waiting for it."""
+        if isinstance(reply, ResponseError):
+            return f"Redis does not wait: {reply}"
+        local, replicas = reply if isinstance(reply, list) else (0, reply)
+        if local < self._fsync:
+            return "Redis has not written it to the disk in time"
+        if replicas < self._replicas:
+            return f"{replicas} of {self._replicas} replicas have it"
+        return None
+
+    async def _trim(self, channel: str, deadline: float) -> None:
+        """Remove what is read and old, once a minute. That this fails now is no reason to fail what was sent."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        if now - self._trimmed.get(channel, 0.0) < _TRIM_SECONDS or deadline - now < _TRIM_WITHIN:
+            return
+        self._trimmed[channel] = now
+        oldest = f"{int((time.time() - self._keep) * 1000)}-0"
+        try:
+            await self._link.ask("EVAL", TRIM_READ, 1, stream_of(channel), oldest, seconds=_TRIM_WITHIN)
+        except (BrokerUnavailable, ResponseError):
+            return
+
+
+def _added(event: Outgoing) -> Command:
+    fields: list[str | bytes] = [BODY, event.body, TYPE_HEADER, event.event_type]
+    if event.target is not None:
+        fields += TARGET_HEADER, event.target
+    for name, value in event.headers.items():
+        if name not in (BODY, TYPE_HEADER, TARGET_HEADER):
+            fields += name, value
+    return ("XADD", stream_of(event.channel), "*", *fields)

@@ -1,0 +1,76 @@
+"""What a worker asks and tells the database about a broker that carries its events.
+
+The functions stand with their reasons in `sql/functions/brokers.sql` and `sql/functions/relay.sql`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import NamedTuple
+from uuid import UUID
+
+import asyncpg
+
+from holdfast.postgres.statements import NamedStatements
+
+
+class Owed(NamedTuple):
+    """What a handler is to get from a broker: events of these types, since a time."""
+
+    handler_name: str
+    domain_context: str
+    event_types: tuple[str, ...]
+    since: datetime
+    draining: bool  # something else carries its events now, and the last ones are taken from there
+
+
+class Undecided(NamedTuple):
+    """A handler for which nobody has decided what carries its events."""
+
+    handler_name: str
+    domain_context: str
+    event_types: tuple[str, ...]
+
+
+class RelayDetails(NamedTuple):
+    """What a relay tells a broker about a row, besides the event."""
+
+    id: UUID
+    channel: str
+    content_class: str
+    priority: int
+    ordering_key: str | None
+    fairness_key: str | None
+    expires_at: datetime | None
+    cycle: int
+
+
+class BrokerStatements:
+    """Every method takes the connection it runs on."""
+
+    def __init__(self, statements: NamedStatements) -> None:
+        self._fetch = statements.fetch
+
+    async def owed(self, connection: asyncpg.Connection, via: str, handlers: Iterable[str]) -> list[Owed]:
+        """Return what those of the handlers are owed that a broker carries events to."""
+        rows = await self._fetch(connection, "broker_interests", via=via, handlers=list(handlers))
+        return [
+            Owed(row["handler_name"], row["domain_context"], tuple(row["event_types"]), row["since"], row["draining"])
+            for row in rows
+        ]
+
+    async def undecided(self, connection: asyncpg.Connection, handlers: Iterable[str]) -> list[Undecided]:
+        """Return those of the handlers for which nobody has decided what carries their events."""
+        rows = await self._fetch(connection, "broker_undecided", handlers=list(handlers))
+        return [Undecided(row["handler_name"], row["domain_context"], tuple(row["event_types"])) for row in rows]
+
+    async def adopt(self, connection: asyncpg.Connection, handlers: Iterable[str], via: str, worker: str) -> int:
+        """Let a broker carry the events of those; return how many have changed."""
+        rows = await self._fetch(connection, "broker_adopt", handlers=list(handlers), via=via, worker=worker)
+        return int(rows[0][0])
+
+    async def details(self, connection: asyncpg.Connection, ids: Sequence[UUID]) -> dict[UUID, RelayDetails]:
+        """Return what a relay tells a broker about rows, by their ids."""
+        rows = await self._fetch(connection, "relay_details", ids=list(ids))
+        return {row["id"]: RelayDetails(*row) for row in rows}

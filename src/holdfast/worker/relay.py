@@ -1,0 +1,167 @@
+"""The relay: a handler of Holdfast's own, to which the events of every handler behind a broker are owed once.
+
+It sends a batch, and each row has its own answer. Confirmed is delivered. What the broker will never take fails alone,
+with a signature that begins with `relay:`. What nobody answered for is due again, and no attempt is counted; when that
+is half of a batch, or the broker cannot be reached at all, its breaker opens: nothing is claimed, and one row probes
+now and then.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Final
+from uuid import UUID
+
+from pydantic_core import from_json
+
+from holdfast.batch import Batch, EventResult, alone
+from holdfast.brokers.attributes import CloudEventError
+from holdfast.brokers.cloudevents import CarriedEvent, structured
+from holdfast.brokers.engine import Answer, BrokerUnavailable, Confirmed, Engine, Outgoing, Refused
+from holdfast.envelope import EventEnvelope
+from holdfast.errors import RelayFault, TransientHandlerError
+from holdfast.flow import Pause
+from holdfast.handlers import Handler
+from holdfast.outcome import Snooze
+from holdfast.postgres.brokers import BrokerStatements, RelayDetails
+from holdfast.postgres.delivery import Delivery
+from holdfast.postgres.faults import CONNECTION_FAULTS, PASSING_FAULTS
+from holdfast.worker.shared_connection import SharedConnection
+
+_BATCH: Final = 500
+# Batches on their way at the same time: while one waits for its answers, the next is rendered.
+_AT_ONCE: Final = 4
+# Longer than brokers take to elect a leader, and shorter than a lease.
+_PATIENCE: Final = 10.0
+# What was not answered, beside others that were, is sent again after so many seconds.
+_AGAIN: Final = 1.0
+_FEW: Final = 20
+_BREAKER: Final = Pause(after=1, first_probe=1.0, longest_wait=30.0)
+
+
+def relay_name(broker: str) -> str:
+    """Return the name under which events wait for the relay to a broker."""
+    return f"relay.{broker}"
+
+
+class Relay:
+    """Sends claimed rows to one broker."""
+
+    def __init__(
+        self, engine: Engine, statements: BrokerStatements, database: SharedConnection, *, lease: float
+    ) -> None:
+        self._statements = statements
+        self._database = database
+        self._sink = engine.sink(lease=lease)
+        self._patience = min(_PATIENCE, lease / 2)
+        self._turns = asyncio.Semaphore(_AT_ONCE)
+        self._name = relay_name(engine.name)
+        self._confirmed_at = float("-inf")
+
+    @property
+    def handler(self) -> Handler:
+        """The relay as a handler, for the parts of a worker."""
+        return Handler(
+            name=self._name,
+            domain_context="relay",
+            event_types=("*",),
+            function=alone(self._name, self.send, asynchronous=True),
+            timeout=6 * self._patience,
+            breaker=_BREAKER,
+            batch=Batch(self.send, _BATCH, 0.0),
+            raw=True,
+        )
+
+    async def open(self) -> None:
+        """Connect; raises BrokerUnavailable."""
+        await self._sink.open()
+
+    async def close(self) -> None:
+        await self._sink.close()
+
+    async def send(self, deliveries: Sequence[Delivery]) -> list[EventResult]:
+        """Send deliveries, and return what becomes of each."""
+        async with self._turns:
+            try:
+                details = await self._details(deliveries)
+            except (*PASSING_FAULTS, *CONNECTION_FAULTS):
+                self._database.drop()
+                return [Snooze(_AGAIN) for _ in deliveries]
+            results: dict[Delivery, EventResult] = {}
+            batch: dict[Delivery, Outgoing] = {}
+            for each in deliveries:
+                found = details.get(each.id)
+                if found is None:  # removed meanwhile: its lease is lost
+                    results[each] = Snooze(_AGAIN)
+                    continue
+                try:
+                    batch[each] = outgoing(each, found)
+                except CloudEventError as error:
+                    results[each] = RelayFault(str(error))
+            if batch:
+                try:
+                    answers = await self._sink.send(list(batch.values()), timeout=self._patience)
+                    results.update(zip(batch, self._results(answers), strict=True))
+                except BrokerUnavailable as error:
+                    results.update(dict.fromkeys(batch, TransientHandlerError(str(error))))
+        return [results[each] for each in deliveries]
+
+    def _results(self, answers: Sequence[Answer]) -> list[EventResult]:
+        now = time.monotonic()
+        unanswered = sum(not isinstance(each, Confirmed | Refused) for each in answers)
+        # A few that alone are not answered, while others are, say nothing about the broker.
+        few = unanswered < _FEW and now - self._confirmed_at < _PATIENCE
+        outage = 2 * unanswered >= len(answers) and not few
+        if any(isinstance(each, Confirmed) for each in answers):
+            self._confirmed_at = now
+
+        def result(answer: Answer) -> EventResult:
+            if isinstance(answer, Confirmed):
+                return None
+            if isinstance(answer, Refused):
+                return RelayFault(answer.error)
+            return TransientHandlerError(answer.error) if outage else Snooze(_AGAIN)
+
+        return [result(each) for each in answers]
+
+    async def _details(self, deliveries: Sequence[Delivery]) -> dict[UUID, RelayDetails]:
+        async with self._database.lent() as connection:
+            return await self._statements.details(connection, [each.id for each in deliveries])
+
+
+def outgoing(delivery: Delivery, details: RelayDetails) -> Outgoing:
+    """Return a row as a broker gets it; a CloudEventError says that it cannot be written."""
+    event = EventEnvelope.trusted(
+        {
+            "event_id": delivery.event_id,
+            "event_type": delivery.event_type,
+            "event_version": delivery.event_version,
+            "occurred_at": delivery.occurred_at,
+            "source": delivery.source,
+            "target": delivery.target,
+            "domain_id": delivery.domain_id,
+            "payload": {},  # as text, below
+            "idempotency_key": delivery.idempotency_key,
+            "trace_context": delivery.trace_context,
+        }
+    )
+    headers = from_json(delivery.headers) if delivery.headers else {}
+    carried = CarriedEvent(
+        event,
+        headers if isinstance(headers, dict) else {},
+        details.ordering_key,
+        details.fairness_key,
+        details.priority,
+        details.content_class,
+        details.expires_at,
+        details.cycle,
+    )
+    return Outgoing(
+        event_id=event.event_id,
+        message_id=f"{event.event_id}:{details.cycle}" if details.cycle else str(event.event_id),
+        channel=details.channel,
+        event_type=event.event_type,
+        target=event.target,
+        key=details.ordering_key,
+        body=structured(carried, delivery.payload),
+    )

@@ -1,0 +1,324 @@
+"""Takes the messages of one handler from a broker, and feeds them to the dispatcher beside what is claimed.
+
+take ──▶ look (handled? parked?) ──run──▶ dispatcher ──▶ settler, or the handler's transaction ──▶ acknowledge
+                                 └─lane─▶ a row in the handler's lane ──────────────────────────▶ acknowledge
+
+A broker carries first attempts. What it delivers again, what has a key, and everything of a handler that has a limit, a
+pause or a breaker goes into the handler's lane, where the database keeps order, limits and attempts. While the database
+cannot be reached nothing is taken, and nothing is acknowledged.
+"""
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from uuid import NAMESPACE_OID, uuid5
+
+import asyncpg
+
+from holdfast.brokers.attributes import CloudEventError
+from holdfast.brokers.cloudevents import read
+from holdfast.brokers.engine import BrokerUnavailable, Interest, Received, Source
+from holdfast.envelope import EventEnvelope
+from holdfast.failure import state
+from holdfast.handlers import Handler
+from holdfast.postgres.faults import CONNECTION_FAULTS, PASSING_FAULTS
+from holdfast.postgres.messages import Message, MessageDeliveries, details_of
+from holdfast.redact import unredacted
+from holdfast.telemetry import Notice
+from holdfast.worker.dispatcher import Dispatcher
+from holdfast.worker.hourly import HourlyLimit
+from holdfast.worker.settlements import Fail
+from holdfast.worker.settler import Settler
+from holdfast.worker.shared import Shared
+from holdfast.worker.shared_connection import SharedConnection
+
+# How long one look at an empty broker waits for a message.
+_WAIT = 1.0
+# How often to look for room when a handler has none, if nothing tells.
+_FULL = 0.05
+_MOST = 500
+_FIRST_BACKOFF, _LONGEST_BACKOFF = 0.5, 10.0
+# What a message becomes that is no event: a dead letter which has its bytes.
+UNREADABLE = "holdfast.unreadable"
+_LONGEST_KEPT = 100_000
+
+
+class Taker:
+    """One loop for one handler on one channel."""
+
+    def __init__(
+        self,
+        shared: Shared,
+        deliveries: MessageDeliveries,
+        database: SharedConnection,
+        dispatcher: Dispatcher,
+        settler: Settler,
+        handler: Handler,
+        interest: Interest,
+        source: Source,
+        broker: str,
+    ) -> None:
+        self._in_flight = shared.in_flight
+        self._held = shared.held
+        self._observe = shared.observe
+        self._lease = shared.settings.lease
+        self._outage = shared.outages.of(f"take {handler.name}")
+        self._deliveries = deliveries
+        self._database = database
+        self._dispatcher = dispatcher
+        self._settler = settler
+        self._handler = handler
+        self.interest = interest
+        self._source = source
+        self._broker = broker
+        self._taken: dict[Message, Received] = {}
+        self._settled: list[Received] = []
+        self._returned: list[Received] = []
+        self._ended = asyncio.Event()
+        self._freed = asyncio.Event()
+        self._hourly = HourlyLimit()
+        self._beside: list[asyncio.Task[None]] = []
+        self._stopping = False
+        self._limited = bool(handler.fleet_concurrency or handler.rate or handler.breaker)
+
+    @property
+    def taken(self) -> int:
+        """How many messages are not settled yet."""
+        return len(self._taken)
+
+    def stop(self) -> None:
+        """Take no more."""
+        self._stopping = True
+        self._freed.set()
+
+    async def run(self) -> None:
+        """Take until stopped; what is in flight then is ended by the dispatcher."""
+        if not self._beside:
+            self._beside = [asyncio.create_task(self._answer()), asyncio.create_task(self._keep_alive())]
+        backoff = _FIRST_BACKOFF
+        while not self._stopping:
+            try:
+                await self._turn()
+                backoff = _FIRST_BACKOFF
+            except BrokerUnavailable as fault:
+                self._report(fault)
+                await self._rest(backoff)
+                backoff = min(2 * backoff, _LONGEST_BACKOFF)
+
+    async def close(self) -> None:
+        """Say the last words to the broker: what was not settled is anybody's."""
+        for task in self._beside:
+            task.cancel()
+        await asyncio.gather(*self._beside, return_exceptions=True)
+        self._returned += self._taken.values()
+        self._taken.clear()
+        with contextlib.suppress(BrokerUnavailable):
+            await self._say()
+        with contextlib.suppress(BrokerUnavailable):
+            await self._source.close()
+
+    async def _turn(self) -> None:
+        room = min(self._dispatcher.space(self._handler.name), _MOST)
+        if room <= 0:
+            self._freed.clear()
+            await self._rest(_FULL)
+            return
+        received = await self._source.take(room, wait=_WAIT)
+        if received:
+            await self._accept(received)
+
+    async def _rest(self, seconds: float) -> None:
+        if not self._stopping:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._freed.wait()
+
+    # --- what was taken ---------------------------------------------------------------------------------
+
+    async def _accept(self, received: Sequence[Received]) -> None:
+        """Run what is to run, and park the rest. Waits for the database, however long that takes."""
+        messages, suspects, unreadable = [], set(), []
+        for each in received:
+            message, error = self._message(each)
+            self._taken[message] = each
+            if error is not None:
+                unreadable.append((message, error))
+                continue
+            messages.append(message)
+            if each.deliveries is not None and each.deliveries > 1:
+                suspects.add(message)
+        for message, error in unreadable:
+            self._fail(message, error)
+        if messages:
+            await self._until_sorted(messages, suspects)
+
+    async def _until_sorted(self, messages: list[Message], suspects: set[Message]) -> None:
+        while True:
+            try:
+                await self._sort(messages, suspects)
+                self._outage.over()
+                return
+            except (*PASSING_FAULTS, *CONNECTION_FAULTS) as fault:
+                self._database.drop()
+                if self._stopping:
+                    return
+                await self._outage.wait(fault)
+            except asyncpg.PostgresError as refusal:
+                if len(messages) > 1:  # one bad message costs one message
+                    for each in messages:
+                        await self._until_sorted([each], suspects)
+                else:
+                    self._replace(messages[0], f"the database refuses the event: {refusal}")
+                return
+
+    def _replace(self, message: Message, error: str) -> None:
+        """Fail the bytes of a message in its place: as an event the database does not take it."""
+        received = self._taken.pop(message)
+        kept = self._unreadable(received, datetime.now(UTC))
+        self._taken[kept] = received
+        self._fail(kept, error)
+
+    def _fail(self, message: Message, error: str) -> None:
+        report = state(error, "relay", unredacted)
+        self._in_flight.add((message,))
+        self._settler.add(Fail(message, "retry_terminal", report, report.signature))
+
+    async def _sort(self, messages: list[Message], suspects: set[Message]) -> None:
+        in_lane = self._limited or self._handler.name in self._held.limited
+        lane = [each for each in messages if in_lane or each in suspects or _is_keyed(each)]
+        rest = [each for each in messages if each not in set(lane)] if lane else messages
+        # A transaction looks by itself, and most messages are new.
+        looked = lane if self._handler.transactional else messages
+        handled: set[Message] = set()
+        if looked:
+            async with self._database.lent() as connection:
+                runs = await self._deliveries.look(connection, self._handler.name, looked)
+                handled = {each for each, run in zip(looked, runs, strict=True) if not run}
+                parked = [each for each in lane if each not in handled]
+                if parked:
+                    await self._deliveries.park(connection, parked, claimed=False)
+            for each in parked:
+                each.end()
+        for each in handled:
+            each.handled = True
+        running = [*rest, *(each for each in lane if each in handled)]
+        if running:
+            self._in_flight.add(running)
+            self._dispatcher.feed(running)
+
+    def _message(self, received: Received) -> tuple[Message, str | None]:
+        now = datetime.now(UTC)
+        try:
+            carried = read(received.body, received.headers, now=now)
+        except CloudEventError as error:
+            return self._unreadable(received, now), str(error)
+        details = details_of(
+            ordering_key=carried.ordering_key,
+            fairness_key=carried.fairness_key,
+            priority=carried.priority,
+            content_class=carried.content_class,
+            expires_at=carried.expires_at,
+        )
+        expired = carried.expires_at is not None and carried.expires_at <= now
+        return self._made(received, carried.envelope, carried.headers, details, expired), None
+
+    def _unreadable(self, received: Received, now: datetime) -> Message:
+        """Return a message that keeps the bytes of one that is no event. Its id is that of its bytes."""
+        kept = received.body[:_LONGEST_KEPT].decode("utf-8", "backslashreplace").replace("\x00", "\\x00")
+        payload = {"body": kept, "headers": {name: str(value) for name, value in received.headers.items()}}
+        event_id = uuid5(NAMESPACE_OID, self._broker + json.dumps(payload, sort_keys=True))
+        event = EventEnvelope.trusted(
+            {
+                "event_id": event_id,
+                "event_type": UNREADABLE,
+                "event_version": 1,
+                "occurred_at": now,
+                "source": self._broker,
+                "target": None,
+                "domain_id": None,
+                "payload": payload,
+                "idempotency_key": str(event_id),
+                "trace_context": None,
+            }
+        )
+        return self._made(received, event, {}, {}, False)
+
+    def _made(
+        self,
+        received: Received,
+        event: EventEnvelope,
+        headers: Mapping[str, str],
+        details: dict[str, object],
+        expired: bool,
+    ) -> Message:
+        return Message(
+            event,
+            headers,
+            self._handler,
+            self.interest.channel,
+            details,
+            size=len(received.body),
+            expired=expired,
+            received=received,
+            on_end=self._end,
+        )
+
+    # --- what the broker is told ------------------------------------------------------------------------
+
+    def _end(self, message: Message) -> None:
+        received = self._taken.pop(message, None)
+        if received is not None:
+            (self._returned if message.returned else self._settled).append(received)
+            self._ended.set()
+        self._freed.set()
+
+    async def _answer(self) -> None:
+        """Acknowledge what is settled, and give the rest back, as soon as there is something."""
+        while True:
+            await self._ended.wait()
+            self._ended.clear()
+            try:
+                await self._say()
+            except BrokerUnavailable as fault:
+                self._report(fault)  # it delivers them again, and the inbox has them
+
+    async def _say(self) -> None:
+        settled, self._settled = self._settled, []
+        returned, self._returned = self._returned, []
+        if settled:
+            await self._source.acknowledge(settled)
+        if returned:
+            await self._source.give_back(returned)
+
+    async def _keep_alive(self) -> None:
+        while True:
+            await asyncio.sleep(self._lease / 3)
+            longest = self._handler.timeout + 2 * self._lease
+            now = time.monotonic()
+            alive = [
+                received
+                for message, received in self._taken.items()
+                # Not for ever, as with leases; a thread cannot be cancelled, and keeps its message.
+                if now - (message.started_at or message.claimed_at) < longest or not self._handler.asynchronous
+            ]
+            if alive:
+                with contextlib.suppress(BrokerUnavailable):
+                    await self._source.keep_alive(alive)
+
+    def _report(self, fault: BrokerUnavailable) -> None:
+        if self._hourly.due("broker_unavailable"):
+            details: dict[str, object] = {
+                "handler_name": self._handler.name,
+                "broker": self._broker,
+                "error": str(fault)[:500],
+                "action": "trying again; what is not acknowledged comes again",
+            }
+            self._observe(Notice("warning", "broker_unavailable", details))
+
+
+def _is_keyed(message: Message) -> bool:
+    details = message.details
+    return details.get("ordering_key") is not None or details.get("fairness_key") is not None

@@ -1,0 +1,83 @@
+"""Broker servers as processes of a test: killed, frozen, and started again on the same port."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Self
+
+_START_SECONDS = 20.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class ServerProcess:
+    """A server that listens on one port of this machine."""
+
+    def __init__(self, command: Sequence[str], port: int, folder: Path) -> None:
+        self.command = list(command)
+        self.port = port
+        self.folder = folder
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start it, and wait until it accepts connections."""
+        self.spawn()
+        self.wait_until_listening()
+
+    def spawn(self) -> None:
+        with (self.folder / f"{self.port}.log").open("ab") as log:
+            self._process = subprocess.Popen(self.command, stdout=log, stderr=log, cwd=self.folder)
+
+    def wait_until_listening(self) -> None:
+        deadline = time.monotonic() + _START_SECONDS
+        while time.monotonic() < deadline:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
+                return
+            assert self._process is not None and self._process.poll() is None, self.log()
+            time.sleep(0.02)
+        raise AssertionError(f"no server on port {self.port}: {self.log()}")
+
+    def log(self) -> str:
+        return (self.folder / f"{self.port}.log").read_text(errors="replace")[-2000:]
+
+    def kill(self) -> None:
+        """End it at once, as `kill -9` does, also when it is frozen."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+        if self._process is not None:
+            self._process.wait(timeout=10)
+
+    def restart(self) -> None:
+        self.kill()
+        self.start()
+
+    @contextlib.contextmanager
+    def frozen(self) -> Iterator[None]:
+        os.kill(self.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(self.pid, signal.SIGCONT)

@@ -1,0 +1,95 @@
+"""A RabbitMQ of the tests' own, from Debian's package: its own epmd, ports, cookie and data, all on loopback.
+
+What the package itself may have started on this machine does not matter: it has another epmd and another port.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from pathlib import Path
+
+from tests.brokers.servers.processes import ServerProcess, free_port
+
+SCRIPTS = Path("/usr/lib/rabbitmq/bin")
+# Enough for tests to go past with one event.
+MAX_MESSAGE_BYTES = 1024 * 1024
+
+
+class RabbitmqServer(ServerProcess):
+    """One node, which can be started again with what it has on disk. `stop` ends it for good."""
+
+    def __init__(self, folder: Path) -> None:
+        assert (SCRIPTS / "rabbitmq-server").exists(), (
+            "RabbitMQ is not on this machine: apt-get install rabbitmq-server"
+        )
+        (folder / "home").mkdir(parents=True)
+        (folder / "plugins").write_text("[].\n")
+        (folder / "rabbitmq.conf").write_text(
+            f"max_message_size = {MAX_MESSAGE_BYTES}\n"
+            # A full disk of the machine is no business of the tests.
+            "disk_free_limit.absolute = 1MB\n"
+        )
+        self._epmd_port, self._nodes_port = free_port(), free_port()
+        self._epmd: subprocess.Popen[bytes] | None = None
+        super().__init__([str(SCRIPTS / "rabbitmq-server"), "-noinput"], free_port(), folder)
+        self.address = f"amqp://guest:guest@127.0.0.1:{self.port}/"
+
+    def spawn(self) -> None:
+        if self._epmd is None:
+            epmd = ["epmd", "-port", str(self._epmd_port), "-address", "127.0.0.1", "-relaxed_command_check"]
+            self._epmd = subprocess.Popen(epmd, env=self._environment(), stderr=subprocess.DEVNULL)
+        with (self.folder / f"{self.port}.log").open("ab") as log:
+            # The script becomes the virtual machine by exec, so that a signal to it reaches the node.
+            self._process = subprocess.Popen(
+                self.command, env=self._environment(), stdout=log, stderr=log, cwd=self.folder
+            )
+
+    def wait_until_listening(self) -> None:
+        """Wait longer than for others: it takes about six seconds on a machine that is idle."""
+        for _ in range(2):
+            with contextlib.suppress(AssertionError):
+                return super().wait_until_listening()
+        return super().wait_until_listening()
+
+    def stop(self) -> None:
+        self.kill()
+        if self._epmd is not None:
+            self._epmd.kill()
+            self._epmd.wait(timeout=10)
+            self._epmd = None
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def control(self, *arguments: str) -> str:
+        """Run `rabbitmqctl` against the node."""
+        command = [SCRIPTS / "rabbitmqctl", "--node", "hf@localhost", *arguments]
+        run = subprocess.run(command, env=self._environment(), capture_output=True, text=True, timeout=60)
+        assert run.returncode == 0, run.stderr or run.stdout
+        return run.stdout
+
+    def _environment(self) -> dict[str, str]:
+        folder = self.folder
+        return {
+            **{name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR") if name in os.environ},
+            # The cookie is made in the home directory.
+            "HOME": str(folder / "home"),
+            "ERL_EPMD_PORT": str(self._epmd_port),
+            "ERL_EPMD_ADDRESS": "127.0.0.1",
+            "RABBITMQ_NODENAME": "hf@localhost",
+            "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
+            "RABBITMQ_NODE_PORT": str(self.port),
+            "RABBITMQ_DIST_PORT": str(self._nodes_port),
+            "RABBITMQ_CONF_ENV_FILE": "/dev/null",
+            "RABBITMQ_CONFIG_FILE": str(folder / "rabbitmq.conf"),
+            "RABBITMQ_ADVANCED_CONFIG_FILE": str(folder / "advanced.config"),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(folder / "plugins"),
+            "RABBITMQ_MNESIA_BASE": str(folder / "data"),
+            "RABBITMQ_LOG_BASE": str(folder / "log"),
+            "RABBITMQ_PID_FILE": str(folder / "pid"),
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",
+            # Else the script stays the parent of the node.
+            "RABBITMQ_ALLOW_INPUT": "1",
+        }

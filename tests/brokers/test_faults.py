@@ -1,0 +1,217 @@
+"""What a relay and takers do when the broker, the database or an event misbehaves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import asyncpg
+import pytest
+
+from holdfast import EventEnvelope, HandlerRegistry, RetryPolicy
+from holdfast.brokers.engine import Answer, Confirmed, Outgoing, Refused, Unanswered
+from tests.acceptance.support import Facts, effects, make_tables, publish_many, running, terminate, until
+from tests.brokers.double import Broker
+
+pytestmark = [pytest.mark.brokers, pytest.mark.newest_postgres]
+
+OPTIONS = {"substrate": "nats://double", "lease": 2.0, "poll_interval": 0.2}
+QUICK = RetryPolicy(max_attempts=3, base_delay=0.01, max_delay=0.05)
+
+
+@pytest.fixture
+def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
+    double = Broker()
+    monkeypatch.setattr("holdfast.worker.substrate.engine_of", lambda _address: double)
+    return double
+
+
+def registry_of(done: list[int], **options: object) -> HandlerRegistry:
+    registry = HandlerRegistry()
+
+    @registry.handler("order.placed", name="billing.charge_card", retry=QUICK, **options)  # type: ignore[arg-type]
+    async def charge(event: EventEnvelope) -> None:
+        done.append(event.payload["n"])
+
+    return registry
+
+
+async def moved(conn: asyncpg.Connection) -> None:
+    query = "SELECT bool_and(via = 'nats') FROM core.subscriptions WHERE retired_at IS NULL"
+    await until(lambda: conn.fetchval(query), what="the handlers have moved")
+
+
+async def test_outage_burns_no_attempt(dsn: str, conn: asyncpg.Connection, broker: Broker) -> None:
+    """SCL-1: while the broker is down events wait with their attempts, and it is not hammered."""
+    done: list[int] = []
+    async with running(dsn, registry_of(done), **OPTIONS):
+        await moved(conn)
+        broker.down = True
+        await publish_many(conn, "order.placed", 1_000)
+        opened = "SELECT opened_at IS NOT NULL FROM core.handler_flow WHERE handler_name = 'relay.nats'"
+        await until(lambda: conn.fetchval(opened), what="the breaker is open")
+        await asyncio.sleep(1.5)  # long enough for the first probe, which fails
+        tries = broker.tries
+        await asyncio.sleep(2.0)
+        # Probes after 1, 2, 4 s, and a taker that backs off to 10 s.
+        assert broker.tries - tries < 10
+        waiting = await conn.fetchrow("SELECT count(*), max(attempts) FROM core.outbox WHERE settled_at IS NULL")
+        assert waiting["count"] == 1_000
+        assert waiting["max"] <= 1, "at most the one that probes"
+        broker.down = False
+        await until(lambda: len(done) == 1_000, what="all handled")
+        await until(lambda: conn.fetchval("SELECT count(*) = 1000 FROM core.event_handled"), what="the inbox")
+    assert await conn.fetchval("SELECT count(*) FROM core.failed") == 0
+    assert len(broker.sent) == 1_000
+    attempts = "SELECT max(attempts) FROM core.outbox WHERE handler_name = 'relay.nats'"
+    assert await conn.fetchval(attempts) == 1
+
+
+async def test_what_the_broker_never_takes_fails_alone(dsn: str, conn: asyncpg.Connection, broker: Broker) -> None:
+    """SCL-1: a relay failure is told apart from a handler failure, and costs one event."""
+    done: list[int] = []
+
+    def answer(event: Outgoing) -> Answer:
+        return Refused("it is too large") if b'"n":7}' in event.body.replace(b" ", b"") else Confirmed()
+
+    broker.answer = answer
+    async with running(dsn, registry_of(done), **OPTIONS):
+        await moved(conn)
+        await publish_many(conn, "order.placed", 20)
+        await until(lambda: len(done) == 19, what="the others handled")
+        await until(lambda: conn.fetchval("SELECT count(*) = 1 FROM core.failed"), what="the dead letter")
+    letter = await conn.fetchrow("SELECT * FROM core.failed")
+    assert letter["handler_name"] == "relay.nats"
+    assert letter["failure_reason"] == "retry_terminal"
+    assert letter["error_signature"].startswith("relay:")
+    assert letter["last_error"] == "it is too large"
+    assert 7 not in done
+
+
+async def test_unanswered_rows_are_sent_again(dsn: str, conn: asyncpg.Connection, broker: Broker) -> None:
+    """SCL-1: confirmed rows are settled at once, whatever becomes of the others; no attempt is counted."""
+    done: list[int] = []
+    asked: Counter[str] = Counter()
+
+    def answer(event: Outgoing) -> Answer:
+        asked[event.message_id] += 1
+        first_tenth = b'"n":1' in event.body.replace(b" ", b"")
+        return Unanswered("silence") if first_tenth and asked[event.message_id] < 3 else Confirmed()
+
+    broker.answer = answer
+    async with running(dsn, registry_of(done), **OPTIONS):
+        await moved(conn)
+        await publish_many(conn, "order.placed", 100)
+        await until(lambda: len(done) == 100, what="all handled")
+    assert sorted(done) == list(range(100))
+    assert max(asked.values()) == 3
+    attempts = "SELECT max(attempts) FROM core.outbox WHERE handler_name = 'relay.nats'"
+    assert await conn.fetchval(attempts) == 1
+
+
+async def test_doubles_and_lost_acknowledgements_have_one_effect(
+    dsn: str, conn: asyncpg.Connection, broker: Broker
+) -> None:
+    """LSN-6: however often a broker delivers, an effect in the handler's transaction happens once."""
+    await make_tables(conn)
+    registry = HandlerRegistry()
+
+    @registry.handler("order.placed", name="billing.charge_card")
+    async def charge(event: EventEnvelope, tx: asyncpg.Connection) -> None:
+        await tx.execute("INSERT INTO ledger (n) VALUES ($1)", event.payload["n"])
+
+    broker.doubles, broker.deaf = 2, True
+    async with (
+        running(dsn, registry, **{**OPTIONS, "lease": 1.0}),
+        running(dsn, registry, **{**OPTIONS, "lease": 1.0}),
+    ):
+        await moved(conn)
+        await publish_many(conn, "order.placed", 100)
+        await until(lambda: broker.acknowledged >= 500, what="everything delivered several times")
+        broker.deaf = False
+        await until(lambda: not any(broker.consumers.values()), what="the broker is empty")
+    assert await effects(conn) == list(range(100))
+
+
+async def test_nothing_is_taken_while_the_database_is_away(dsn: str, conn: asyncpg.Connection, broker: Broker) -> None:
+    """SCL-2: connections that are cut lose no message, and no message is acknowledged before it is in the inbox."""
+    done: list[int] = []
+    async with running(dsn, registry_of(done), **OPTIONS):
+        await moved(conn)
+        for _ in range(5):
+            await publish_many(conn, "order.placed", 50)
+            await terminate(conn)
+            await asyncio.sleep(0.1)
+        await until(lambda: conn.fetchval("SELECT count(*) = 250 FROM core.event_handled"), what="all in the inbox")
+        await until(lambda: not any(broker.consumers.values()), what="the broker is empty")
+    assert broker.acknowledged >= 250
+
+
+async def test_redelivered_message_goes_through_the_lane(dsn: str, conn: asyncpg.Connection, broker: Broker) -> None:
+    """SCL-2: a message that a worker took and never settled is handled from a row, where attempts are counted."""
+    done: list[int] = []
+    async with running(dsn, registry_of(done), **OPTIONS) as worker:
+        await moved(conn)
+        for stored in broker.consumers.values():
+            assert not stored
+        broker_put = broker.put
+
+        def taken_before(event: Outgoing) -> None:
+            broker_put(event)
+            for some in broker.consumers.values():
+                for each in some:
+                    each.deliveries = 1  # a worker that died had it
+
+        broker.put = taken_before  # type: ignore[method-assign]
+        await publish_many(conn, "order.placed", 5)
+        await until(lambda: len(done) == 5, what="handled")
+        await until(lambda: worker.in_flight == 0, what="settled")
+    rows = "SELECT count(*) FROM core.outbox WHERE handler_name = 'billing.charge_card' AND status = 'delivered'"
+    assert await conn.fetchval(rows) == 5
+
+
+async def test_worker_starts_without_its_broker(dsn: str, conn: asyncpg.Connection, broker: Broker) -> None:
+    """SCL-2: until the broker answers, handlers get their events from the outbox as before."""
+    done: list[int] = []
+    facts = Facts()
+    broker.down = True
+    async with running(dsn, registry_of(done), facts, **OPTIONS):
+        await publish_many(conn, "order.placed", 10)
+        await until(lambda: len(done) == 10, what="handled from the outbox")
+        assert facts.notices("broker_unavailable")
+        broker.down = False
+        await moved(conn)
+        await publish_many(conn, "order.placed", 10)
+        await until(lambda: len(done) == 20, what="handled from the broker")
+    assert len(broker.sent) == 10
+
+
+async def test_lost_messages_are_found_and_repaired(dsn: str, conn: asyncpg.Connection, broker: Broker) -> None:
+    """SCL-1: an event that the broker acknowledged and lost comes back."""
+    done: list[int] = []
+    broker.keep = lambda event: b'"n":3}' not in event.body.replace(b" ", b"")
+    async with running(dsn, registry_of(done), **OPTIONS):
+        await moved(conn)
+        await publish_many(conn, "order.placed", 5)
+        await until(lambda: len(done) == 4, what="the others handled")
+        await until(lambda: conn.fetchval("SELECT count(*) = 4 FROM core.event_handled"), what="the inbox")
+        repaired = "SELECT core.relay_repair('nats', '-infinity', 'infinity', 100, 'ann@example.com')"
+        assert await conn.fetchval(repaired) == 1
+        await until(lambda: sorted(done) == list(range(5)), what="the lost one handled")
+
+
+async def test_relay_again_reaches_the_broker_as_a_new_message(
+    dsn: str, conn: asyncpg.Connection, broker: Broker
+) -> None:
+    """SCL-1: what is sent again within the broker's memory is no duplicate to it, and none is handled twice."""
+    done: list[int] = []
+    async with running(dsn, registry_of(done), **OPTIONS):
+        await moved(conn)
+        [event] = await publish_many(conn, "order.placed", 1)
+        await until(lambda: done and conn.fetchval("SELECT count(*) = 1 FROM core.event_handled"), what="handled")
+        again = "SELECT core.relay_again('nats', '-infinity', 'infinity', NULL, NULL, 100, 'ann@example.com')"
+        assert await conn.fetchval(again) == 1
+        await until(lambda: len(broker.sent) == 2, what="sent again")
+        await until(lambda: broker.acknowledged == 2, what="acknowledged again")
+    assert [each.message_id for each in broker.sent] == [str(event), f"{event}:1"]
+    assert done == [0]

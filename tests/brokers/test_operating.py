@@ -1,0 +1,224 @@
+"""What operators see of brokers and decide about them: moving handlers, checking, repairing, sending again."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+from holdfast import EventEnvelope, HandlerRegistry
+from holdfast.errors import ConfigurationError, NotFound
+from holdfast.operator import Operator, Refused
+from tests.acceptance.support import PUBLISHER, drained, effects, make_tables, publish_many, running, until
+from tests.brokers.double import Broker
+from tests.brokers.servers.nats import NatsServer
+
+pytestmark = [pytest.mark.brokers, pytest.mark.newest_postgres]
+
+HANDLER = "billing.charge_card"
+OPTIONS: dict[str, Any] = {"substrate": "nats://double", "lease": 2.0, "poll_interval": 0.2}
+
+
+@pytest.fixture
+def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
+    double = Broker()
+    for module in ("holdfast.worker.substrate", "holdfast.cli.handlers", "holdfast.cli.relay"):
+        monkeypatch.setattr(f"{module}.engine_of", lambda _address: double)
+    return double
+
+
+def registry_of(done: list[int]) -> HandlerRegistry:
+    registry = HandlerRegistry()
+
+    @registry.handler("order.placed", name=HANDLER)
+    async def charge(event: EventEnvelope) -> None:
+        done.append(event.payload["n"])
+
+    return registry
+
+
+async def holdfast(dsn: str, *words: str) -> tuple[int, str]:
+    """Run a command as a person does, in a process of its own."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", "from holdfast.cli import main; main()", *words, "--dsn", dsn),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    out, _ = await process.communicate()
+    return process.returncode or 0, out.decode()
+
+
+async def via_of(conn: asyncpg.Connection) -> str | None:
+    found: str | None = await conn.fetchval("SELECT via FROM core.subscriptions WHERE handler_name = $1", HANDLER)
+    return found
+
+
+async def test_operator_decides_and_workers_follow(dsn: str, conn: asyncpg.Connection, broker: Broker) -> None:
+    """SCL-2: what an operator has decided outlives restarts of workers that are started with a broker."""
+    done: list[int] = []
+    async with Operator(dsn, actor="ann@example.com") as operator, running(dsn, registry_of(done), **OPTIONS):
+        await until(lambda: _is(conn, "nats"), what="moved by the worker")
+        [carried] = await operator.relay.show()
+        assert (carried.via, carried.decided_by, carried.draining) == ("nats", None, None)
+        await until(lambda: _seen(operator), what="the worker is seen")
+        dry = await operator.handlers.via([HANDLER], "outbox", dry_run=True)
+        assert (dry.changed, await via_of(conn)) == (1, "nats")
+        with pytest.raises(Refused):
+            await operator.handlers.drained(HANDLER, "nats")
+        assert (await operator.handlers.via([HANDLER], "outbox", reason="back")).changed == 1
+        assert (await operator.handlers.via([HANDLER], "outbox")).changed == 0
+        [carried] = await operator.relay.show()
+        assert (carried.via, carried.decided_by, carried.draining) == ("outbox", "ann@example.com", "nats")
+        await publish_many(conn, "order.placed", 5)
+        await until(lambda: len(done) == 5, what="handled from the outbox")
+        assert not broker.sent
+        assert await operator.handlers.drained(HANDLER, "nats")
+        assert not await operator.handlers.drained(HANDLER, "nats")
+        assert await operator.relay.show() == []
+    async with running(dsn, registry_of(done), **OPTIONS):
+        await publish_many(conn, "order.placed", 5)
+        await until(lambda: len(done) == 10, what="handled from the outbox again")
+    assert await via_of(conn) == "outbox" and not broker.sent
+
+
+async def test_what_cannot_be_meant_is_refused(dsn: str, conn: asyncpg.Connection) -> None:
+    async with Operator(dsn, actor="ann@example.com") as operator:
+        with pytest.raises(ConfigurationError):
+            await operator.handlers.via([HANDLER], "pigeons")
+        with pytest.raises(NotFound):
+            await operator.handlers.via(["nobody.there"], "nats")
+        with pytest.raises(ConfigurationError):
+            await operator.relay.check("pigeons")
+        with pytest.raises(ConfigurationError):
+            now = datetime.now(UTC)
+            await operator.relay.check("nats", since=now, until=now - timedelta(hours=1))
+
+
+async def test_doctor_misses_relays_and_takers(dsn: str, conn: asyncpg.Connection, broker: Broker) -> None:
+    """OPS-5: a broker that nobody sends to, or takes from, is a problem with a remedy."""
+    async with running(dsn, registry_of([]), **OPTIONS):
+        await until(lambda: _is(conn, "nats"), what="moved")
+    async with Operator(dsn, actor="ann@example.com") as operator:
+        codes = {finding.code for finding in (await operator.doctor("health")).findings}
+        assert "broker-unrelayed" in codes
+    async with (
+        running(dsn, HandlerRegistry(), **OPTIONS),
+        Operator(dsn, actor="ann@example.com") as operator,
+    ):
+
+        async def found() -> bool:
+            codes = {finding.code for finding in (await operator.doctor("health")).findings}
+            return "broker-untaken" in codes and "broker-unrelayed" not in codes
+
+        await until(found, what="a relay without a taker is seen")
+
+
+async def test_check_repair_and_again(dsn: str, conn: asyncpg.Connection, broker: Broker) -> None:
+    """SCL-1: by the verbs of an operator, with a line in the audit for each."""
+    done: list[int] = []
+    broker.keep = lambda event: b'"n":3}' not in event.body.replace(b" ", b"")
+    span = {"since": datetime.now(UTC) - timedelta(hours=1), "until": datetime.now(UTC) + timedelta(hours=1)}
+    async with Operator(dsn, actor="ann@example.com") as operator, running(dsn, registry_of(done), **OPTIONS):
+        await until(lambda: _is(conn, "nats"), what="moved")
+        ids = await publish_many(conn, "order.placed", 5)
+        await until(lambda: conn.fetchval("SELECT count(*) = 4 FROM core.event_handled"), what="the others handled")
+        found = await operator.relay.check("nats", **span)
+        assert [(each.event_id, each.handler_name) for each in found.lost] == [(ids[3], HANDLER)]
+        assert (await operator.relay.repair("nats", **span, dry_run=True)).count == 1
+        assert len((await operator.relay.check("nats", **span)).lost) == 1
+        assert (await operator.relay.repair("nats", **span, reason="power cut")).count == 1
+        assert (await operator.relay.check("nats", **span)).lost == []
+        await until(lambda: sorted(done) == list(range(5)), what="the lost one handled")
+        assert (await operator.relay.again("nats", **span, event_type="order.paid")).count == 0
+        assert (await operator.relay.again("nats", **span)).count == 5
+        await until(lambda: len(broker.sent) == 10, what="sent again")
+    assert sorted(done) == list(range(5))
+    actions = [row[0] for row in await conn.fetch("SELECT action FROM core.audit ORDER BY id")]
+    assert actions == ["handler.via", "relay.repair", "relay.again", "relay.again"]
+
+
+async def test_relay_alone_sends_what_others_want(dsn: str, conn: asyncpg.Connection, broker: Broker) -> None:
+    """SCL-1: a service whose events are handled elsewhere needs no handler of its own; order per key is kept."""
+    async with running(dsn, HandlerRegistry(), **OPTIONS, relayed=("order.*",)):
+        wanted = "SELECT count(*) = 1 FROM core.subscriptions WHERE handler_name = 'relay.nats' AND retired_at IS NULL"
+        await until(lambda: conn.fetchval(wanted), what="the relay subscribes")
+        await publish_many(conn, "order.placed", 20)
+        await publish_many(conn, "order.moved", 20, ordering_key="k")
+        await until(lambda: len(broker.sent) == 40, what="all sent")
+        await drained(conn)
+    keyed = [event.body for event in broker.sent if event.key == "k"]
+    assert keyed == sorted(keyed, key=lambda body: int(body.rpartition(b'"n":')[2].strip(b" }")))
+    assert len(keyed) == 20
+
+
+async def test_moving_a_running_service_there_and_back(dsn: str, conn: asyncpg.Connection, tmp_path: Path) -> None:
+    """SCL-2: by the guide's commands, under load, nothing is lost and no effect is doubled."""
+    await make_tables(conn)
+    registry = HandlerRegistry()
+
+    @registry.handler("order.placed", name=HANDLER)
+    async def charge(event: EventEnvelope, tx: asyncpg.Connection) -> None:
+        await tx.execute("INSERT INTO ledger (n) VALUES ($1)", event.payload["n"])
+
+    async with Operator(dsn, actor="ann@example.com") as operator, running(dsn, registry):
+        await until(lambda: operator.handlers.known(HANDLER), what="subscribed")
+        await operator.handlers.via([HANDLER], "outbox", reason="nothing is to move by itself")
+    publishing = asyncio.Event()
+    published = 0
+
+    async def load() -> None:
+        nonlocal published
+        connection = await asyncpg.connect(dsn)
+        try:
+            while not publishing.is_set():
+                async with connection.transaction():
+                    for _ in range(10):
+                        await PUBLISHER.publish(connection, "order.placed", {"n": published})
+                        published += 1
+                await asyncio.sleep(0.01)
+        finally:
+            await connection.close()
+
+    sent = "SELECT count(*) FROM core.outbox WHERE handler_name = 'relay.nats'"
+    with NatsServer(tmp_path / "nats") as server:
+        loading = asyncio.create_task(load())
+        async with running(dsn, registry), running(dsn, registry, substrate=server.address):
+            await until(lambda: conn.fetchval("SELECT count(*) > 50 FROM ledger"), what="handled from the outbox")
+            code, out = await holdfast(dsn, "handlers", "via", server.address, HANDLER, "--yes", "--reason", "there")
+            assert code == 0, out
+            await until(lambda: conn.fetchval(f"SELECT ({sent}) > 100"), what="relayed")
+            code, out = await holdfast(dsn, "relay", "show", "--substrate", server.address)
+            assert code == 0 and HANDLER in out and "nats" in out, out
+            code, out = await holdfast(dsn, "handlers", "via", "outbox", HANDLER, "--yes", "--reason", "back")
+            assert code == 0, out
+            relayed = await conn.fetchval(sent)
+            handled = await conn.fetchval("SELECT count(*) FROM ledger")
+            await until(lambda: conn.fetchval(f"SELECT count(*) > {handled + 100} FROM ledger"), what="handled again")
+            publishing.set()
+            await loading
+            await drained(conn)
+            everything = f"SELECT count(DISTINCT n) = {published} FROM ledger"
+            await until(lambda: conn.fetchval(everything), what="every event handled")
+
+            async def is_drained() -> bool:
+                code, _ = await holdfast(dsn, "handlers", "drained", server.address, HANDLER, "--yes")
+                return code == 0
+
+            await until(is_drained, what="nothing is left at the broker")
+            code, out = await holdfast(dsn, "relay", "show")
+            assert "no handler" in out, out
+    assert await effects(conn) == list(range(published))
+    assert relayed > 100
+
+
+async def _is(conn: asyncpg.Connection, via: str) -> bool:
+    return await via_of(conn) == via
+
+
+async def _seen(operator: Operator) -> bool:
+    return bool((await operator.relay.show())[0].taken_by)

@@ -1,0 +1,515 @@
+"""What is special to Redis: WAIT and appendfsync, claims, trimmed entries, groups that vanish, consumers that go."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from holdfast.brokers.engine import BrokerUnavailable, Confirmed, Unanswered
+from holdfast.brokers.redis import RedisEngine
+from holdfast.brokers.redis.scripts import DELETE_EMPTY, TRIM_READ, owner_of
+from holdfast.errors import ConfigurationError
+from tests.brokers.messages import CHANNEL, interest, number_of, numbers, outgoing, sent, taken, until
+from tests.brokers.servers.valkey import DURABLE, ValkeyServer, proxied, valkey_with_replica
+
+pytestmark = [pytest.mark.brokers, pytest.mark.newest_postgres]
+
+STREAM = "hf:{events}:0"
+GROUP = "billing.charge"
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ValkeyServer]:
+    with ValkeyServer(tmp_path / "valkey", *DURABLE) as started:
+        yield started
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["nats://h", "redis://", "redis://h?replica=1", "redis://h?fsync=2", "redis://h?keep=0", "redis://h/name"],
+)
+def test_wrong_addresses_are_refused(address: str) -> None:
+    """SCL-4: a mistyped option is named, not ignored."""
+    with pytest.raises(ConfigurationError, match="substrate"):
+        RedisEngine(address)
+
+
+async def test_what_was_confirmed_survives_kill_9(server: ValkeyServer) -> None:
+    """SCL-1: with appendfsync always, a confirmation is true, and position and pending entries survive as well."""
+    engine = RedisEngine(server.address)
+    sink, source = engine.sink(lease=30), engine.source(interest(), lease=1)
+    batch = [outgoing(number) for number in range(450)]
+    assert set(await sink.send(batch, timeout=10)) == {Confirmed()}
+    await taken(source, 100)
+    unsettled = await source.take(5, wait=2)
+    server.restart()
+    got: set[int] = set()
+    async with asyncio.timeout(20):
+        while len(got) < 350:
+            try:
+                messages = await source.take(100, wait=0.5)
+                await source.acknowledge(messages)
+            except BrokerUnavailable:
+                continue
+            got.update(numbers(messages))
+    assert got == set(range(100, 450))
+    assert set(numbers(unsettled)) <= got
+    await sink.close()
+    await source.close()
+
+
+async def test_one_answer_eaten_is_one_copy_more_and_no_loss(server: ValkeyServer) -> None:
+    """SCL-1: when the answer is lost the event is sent again by the relay, never by the client."""
+    with proxied(server.port) as proxy:
+        engine = RedisEngine(f"redis://127.0.0.1:{proxy.port}")
+        sink = engine.sink(lease=30)
+        assert list(await sink.send([outgoing(0)], timeout=5)) == [Confirmed()]
+        proxy.swallow_answers.set()
+        batch = [outgoing(number) for number in range(1, 11)]
+        answers = await sink.send(batch, timeout=1)
+        assert {type(answer) for answer in answers} == {Unanswered}
+        proxy.swallow_answers.clear()
+        async with server.client() as client:
+            assert await client.xlen(STREAM) == 11
+        await sent(sink, batch)
+        async with server.client() as client:
+            assert await client.xlen(STREAM) == 21
+        await sink.close()
+
+
+async def test_a_replica_that_is_promoted_has_what_was_confirmed(tmp_path: Path) -> None:
+    """SCL-1: with replicas=1 nothing counts as sent that the replica lacks, so that its promotion loses nothing."""
+    with valkey_with_replica(tmp_path) as (primary, replica, proxy):
+
+        async def follows() -> bool:
+            async with primary.client() as client:
+                (_, _, replicas) = await client.execute_command("ROLE")
+                return len(replicas) == 1
+
+        await until(follows)
+        hosts = f"127.0.0.1:{primary.port},127.0.0.1:{replica.port}"
+        engine = RedisEngine(f"redis://{hosts}?replicas=1")
+        sink = engine.sink(lease=30)
+        assert set(await sink.send([outgoing(number) for number in range(200)], timeout=10)) == {Confirmed()}
+        proxy.swallow_answers.set()
+        answers = await sink.send([outgoing(number) for number in range(200, 300)], timeout=1)
+        assert {type(answer) for answer in answers} == {Unanswered}
+        careless = RedisEngine(f"redis://{hosts}").sink(lease=30)
+        assert list(await careless.send([outgoing(999)], timeout=5)) == [Confirmed()]
+        primary.kill()
+        async with replica.client() as client:
+            await client.execute_command("REPLICAOF", "NO", "ONE")
+            stored = await client.xlen(STREAM)
+        assert stored == 200
+        source = RedisEngine(f"redis://{hosts}").source(interest(), lease=30)
+        assert numbers(await taken(source, 200)) == list(range(200))
+        alone = RedisEngine(f"redis://{hosts}").sink(lease=30)
+        assert list(await alone.send([outgoing(300)], timeout=5)) == [Confirmed()]
+        for each in (sink, careless, source, alone):
+            await each.close()
+
+
+async def test_fsync_waits_for_the_disk(tmp_path: Path) -> None:
+    """SCL-1: fsync=1 makes a confirmation true with appendfsync everysec; without an AOF nothing is confirmed."""
+    with ValkeyServer(tmp_path / "a", "--appendonly", "yes", "--appendfsync", "everysec") as server:
+        sink = RedisEngine(f"{server.address}?fsync=1").sink(lease=30)
+        assert set(await sink.send([outgoing(number) for number in range(20)], timeout=10)) == {Confirmed()}
+        await sink.close()
+    with ValkeyServer(tmp_path / "b", "--appendonly", "no") as server:
+        sink = RedisEngine(f"{server.address}?fsync=1").sink(lease=30)
+        (answer,) = await sink.send([outgoing(0)], timeout=5)
+        assert isinstance(answer, Unanswered)
+        await sink.close()
+
+
+async def test_a_full_server_answers_each_event_and_drops_none(tmp_path: Path) -> None:
+    """SCL-1: out of memory is no failure of an event: its row stays, and is sent when there is room."""
+    with ValkeyServer(tmp_path / "full", *DURABLE, "--maxmemory-policy", "noeviction") as server:
+        sink = RedisEngine(server.address).sink(lease=30)
+        await sent(sink, [outgoing(0)])
+        async with server.client() as client:
+            await client.config_set("maxmemory", "1")
+            (answer,) = await sink.send([outgoing(1)], timeout=5)
+            assert isinstance(answer, Unanswered) and "maxmemory" in answer.error
+            await client.config_set("maxmemory", "0")
+            await sent(sink, [outgoing(1)])
+            assert await client.xlen(STREAM) == 2
+        await sink.close()
+
+
+async def test_a_frozen_server_costs_the_timeout_and_no_more(server: ValkeyServer) -> None:
+    """SCL-1: answers come within the timeout, and takers learn that nobody is there."""
+    engine = RedisEngine(server.address)
+    sink, source = engine.sink(lease=30), engine.source(interest(), lease=30)
+    await sent(sink, [outgoing(0)])
+    await taken(source, 1)
+    loop = asyncio.get_running_loop()
+    with server.frozen():
+        began = loop.time()
+        answers = await sink.send([outgoing(number) for number in range(1, 250)], timeout=1)
+        assert {type(answer) for answer in answers} == {Unanswered}
+        with pytest.raises(BrokerUnavailable):
+            await source.take(1, wait=0.5)
+        with pytest.raises(BrokerUnavailable):
+            await sink.send([outgoing(1)], timeout=1)
+        assert loop.time() - began < 12
+    await sent(sink, [outgoing(500)])
+    found: list[int] = []
+    async with asyncio.timeout(15):
+        while 500 not in found:
+            found += numbers(await taken(source, 1))
+    await sink.close()
+    await source.close()
+
+
+async def test_entries_of_a_dead_consumer_are_claimed_and_counted(server: ValkeyServer) -> None:
+    """SCL-2: what a dead worker held comes to another after the lease, with its number of deliveries."""
+    engine = RedisEngine(server.address)
+    sink, dead = engine.sink(lease=30), engine.source(interest(), lease=1)
+    alive = engine.source(interest(), lease=1)
+    await sent(sink, [outgoing(number) for number in range(3)])
+    held = await taken(dead, 3, acknowledge=False)
+    assert [message.deliveries for message in held] == [1, 1, 1]
+    # It is gone without a goodbye, except that one entry is kept alive for a while.
+    deadline = asyncio.get_running_loop().time() + 2.5
+    came = []
+    while asyncio.get_running_loop().time() < deadline:
+        await dead.keep_alive(held[:1])
+        got = await alive.take(10, wait=0.2)
+        await alive.keep_alive(came)
+        came += got
+    assert sorted(numbers(came)) == [1, 2]
+    assert {message.deliveries for message in came} == {2}
+    last = await taken(alive, 1)
+    assert numbers(last) == [0]
+    for each in (sink, dead, alive):
+        await each.close()
+
+
+async def test_keeping_alive_does_not_steal_back(server: ValkeyServer) -> None:
+    """SCL-2: a worker that was frozen past its lease cannot take its events back from who has them now."""
+    engine = RedisEngine(server.address)
+    sink, frozen = engine.sink(lease=30), engine.source(interest(), lease=0.3)
+    other = engine.source(interest(), lease=30)
+    await sent(sink, [outgoing(0)])
+    held = await taken(frozen, 1, acknowledge=False)
+    quick = engine.source(interest(), lease=0.3)
+    claimed = await taken(quick, 1, acknowledge=False)
+    async with server.client() as client:
+        (row,) = await client.xpending_range(STREAM, GROUP, "-", "+", 10)
+        owner = row["consumer"]
+        await frozen.keep_alive(held)
+        await frozen.give_back(held)
+        (row,) = await client.xpending_range(STREAM, GROUP, "-", "+", 10)
+        assert row["consumer"] == owner
+    await quick.acknowledge(claimed)
+    for each in (sink, frozen, other, quick):
+        await each.close()
+
+
+async def test_a_worker_stopped_past_its_lease(server: ValkeyServer, tmp_path: Path) -> None:
+    """SCL-2: SIGSTOP of a consumer: its entry is claimed by another, and its late acknowledgement harms nobody."""
+    engine = RedisEngine(server.address)
+    sink = engine.sink(lease=30)
+    await sent(sink, [outgoing(7)])
+    program = textwrap.dedent(
+        """
+        import asyncio, sys
+        from holdfast.brokers.redis import RedisEngine
+        from tests.brokers.messages import interest, taken
+
+        async def main():
+            source = RedisEngine(sys.argv[1]).source(interest(), lease=1)
+            messages = await taken(source, 1, acknowledge=False)
+            print("taken", flush=True)
+            sys.stdin.readline()
+            await source.acknowledge(messages)
+            await source.close()
+            print("acknowledged", flush=True)
+
+        asyncio.run(main())
+        """
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    worker = subprocess.Popen(
+        [sys.executable, "-c", program, server.address], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+    )
+    assert worker.stdin and worker.stdout
+    try:
+        assert (await asyncio.to_thread(worker.stdout.readline)).strip() == b"taken"
+        os.kill(worker.pid, signal.SIGSTOP)
+        source = engine.source(interest(), lease=1)
+        (message,) = await taken(source, 1, acknowledge=False)
+        assert (number_of(message), message.deliveries) == (7, 2)
+        os.kill(worker.pid, signal.SIGCONT)
+        worker.stdin.write(b"\n")
+        worker.stdin.flush()
+        assert (await asyncio.to_thread(worker.stdout.readline)).strip() == b"acknowledged"
+        await source.acknowledge([message])
+        assert not await source.take(1, wait=1.5)
+        await source.close()
+    finally:
+        worker.kill()
+        worker.communicate()
+    await sink.close()
+
+
+async def test_what_is_given_back_comes_soon(server: ValkeyServer) -> None:
+    """SCL-2: a worker that stops lets others have what it has not begun, long before the lease ends."""
+    engine = RedisEngine(server.address)
+    sink, stopping = engine.sink(lease=60), engine.source(interest(), lease=60)
+    await sent(sink, [outgoing(0), outgoing(1)])
+    held = await taken(stopping, 2, acknowledge=False)
+    await stopping.give_back(held)
+    await stopping.close()
+    other = engine.source(interest(), lease=60)
+    again = await taken(other, 2, seconds=5)
+    assert numbers(again) == [0, 1]
+    for each in (sink, other):
+        await each.close()
+
+
+async def test_what_a_cancelled_taker_never_saw_comes_soon(server: ValkeyServer) -> None:
+    """SCL-2: an event that was on its way to a taker that stopped is not held until the lease ends."""
+    with proxied(server.port) as proxy:
+        engine = RedisEngine(f"redis://127.0.0.1:{proxy.port}")
+        source = engine.source(interest(), lease=60)
+        await source.open()
+        taking = asyncio.create_task(source.take(5, wait=1.9))
+        await asyncio.sleep(0.3)
+        proxy.swallow_answers.set()
+        direct = RedisEngine(server.address)
+        sink = direct.sink(lease=60)
+        await sent(sink, [outgoing(0)])
+
+        async def given() -> bool:
+            async with server.client() as client:
+                return bool((await client.xpending(STREAM, GROUP))["pending"])
+
+        await until(given)
+        taking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await taking
+        proxy.swallow_answers.clear()
+        await source.close()
+        other = direct.source(interest(), lease=60)
+        assert numbers(await taken(other, 1, seconds=5)) == [0]
+        for each in (sink, other):
+            await each.close()
+
+
+async def test_a_deleted_stream_has_its_group_back_at_its_start(server: ValkeyServer) -> None:
+    """SCL-2: also while a taker blocks; nothing that comes after the loss is missed."""
+    engine = RedisEngine(server.address)
+    sink, source = engine.sink(lease=30), engine.source(interest(), lease=30)
+    await sent(sink, [outgoing(0)])
+    (first,) = await taken(source, 1)
+    async with server.client() as client:
+        for number in (1, 2):
+            waiting = asyncio.create_task(source.take(5, wait=1.5))
+            await asyncio.sleep(0.2)
+            await client.delete(STREAM)
+            # Sent before the group exists again: one that began at the end would miss it.
+            await sent(sink, [outgoing(number)])
+            came = numbers(await waiting) or numbers(await taken(source, 1))
+            assert came == [number]
+        await client.xgroup_destroy(STREAM, GROUP)
+        await sent(sink, [outgoing(3)])
+        assert numbers(await taken(source, 2)) == [2, 3]
+    await source.acknowledge([first])  # of a group that knows nothing of it
+    await sink.close()
+    await source.close()
+
+
+async def test_the_past_minute_and_no_more(server: ValkeyServer) -> None:
+    """SCL-2: a new handler begins a minute before its subscription: earlier than that is not owed."""
+    engine = RedisEngine(server.address)
+    sink = engine.sink(lease=30)
+    await sent(sink, [outgoing(0)])
+    early = engine.source(interest(handler="billing.early", since=datetime.now(UTC) + timedelta(seconds=30)), lease=30)
+    late = engine.source(interest(handler="billing.late", since=datetime.now(UTC) + timedelta(minutes=5)), lease=30)
+    assert numbers(await taken(early, 1)) == [0]
+    assert not await late.take(1, wait=0.2)
+    for each in (sink, early, late):
+        await each.close()
+
+
+async def test_trimming_spares_what_is_unread_or_pending(server: ValkeyServer) -> None:
+    """SCL-1: the relay's own trimming removes only what every group has read and acknowledged."""
+    engine = RedisEngine(server.address)
+    sink = engine.sink(lease=30)
+    fast, slow = engine.source(interest(), lease=30), engine.source(interest(handler="billing.slow"), lease=30)
+    async with server.client() as client:
+        await sent(sink, [outgoing(0)])
+        assert await client.eval(TRIM_READ, 1, STREAM, "99999999999999-0") == 0  # there is no group
+        await fast.open()
+        await slow.open()
+        await sent(sink, [outgoing(number) for number in range(1, 1000)])
+        await taken(fast, 1000)
+        assert await client.eval(TRIM_READ, 1, STREAM, "99999999999999-0") == 0
+        half = await taken(slow, 500, acknowledge=False)
+        await slow.acknowledge(half[:300])
+        assert 0 < await client.eval(TRIM_READ, 1, STREAM, "99999999999999-0") <= 300
+        await slow.acknowledge(half[300:])
+        rest = await taken(slow, 500, acknowledge=False)
+        assert numbers(rest) == list(range(500, 1000))
+        first = (await client.xrange(STREAM, count=1))[0][0]
+        assert first <= half[300].token  # type: ignore[operator]
+        assert await client.eval(TRIM_READ, 1, STREAM, "1-0") == 0  # nothing is as old as that
+    assert not [w for w in await engine.weaknesses([CHANNEL], timeout=5) if "not read" in w.problem]
+    for each in (sink, fast, slow):
+        await each.close()
+
+
+async def test_unread_entries_that_somebody_trims_are_noticed(server: ValkeyServer) -> None:
+    """SCL-4: the loss has a line in doctor, and what waits is counted without what is gone."""
+    engine = RedisEngine(server.address)
+    wanted = interest()
+    sink, source = engine.sink(lease=30), engine.source(wanted, lease=30)
+    await sent(sink, [outgoing(number) for number in range(7)])
+    await taken(source, 2)
+    assert not await engine.weaknesses([CHANNEL], timeout=5)
+    async with server.client() as client:
+        await client.execute_command("XTRIM", STREAM, "MAXLEN", 2)
+    (weakness,) = await engine.weaknesses([CHANNEL], timeout=5)
+    assert GROUP in weakness.problem and "relay check" in weakness.remedy
+    (backlog,) = await engine.backlogs([wanted], timeout=5)
+    assert backlog.waiting == 2
+    assert numbers(await taken(source, 2)) == [5, 6]
+    await sent(sink, [outgoing(7)])
+    async with server.client() as client:
+        await client.execute_command("XTRIM", STREAM, "MAXLEN", 0)
+    assert len(await engine.weaknesses([CHANNEL], timeout=5)) == 1
+    await sink.close()
+    await source.close()
+
+
+async def test_pending_entries_that_somebody_trims_stop_nobody(server: ValkeyServer) -> None:
+    """SCL-2: an entry that is gone while it was held is no event, and those beside it still come."""
+    engine = RedisEngine(server.address)
+    sink, dead = engine.sink(lease=30), engine.source(interest(), lease=0.2)
+    await sent(sink, [outgoing(number) for number in range(4)])
+    await taken(dead, 4, acknowledge=False)
+    async with server.client() as client:
+        await client.execute_command("XTRIM", STREAM, "MAXLEN", 1)
+    alive = engine.source(interest(), lease=0.2)
+    assert numbers(await taken(alive, 1)) == [3]
+    for each in (sink, dead, alive):
+        await each.close()
+
+
+async def test_a_consumer_with_pending_entries_is_never_deleted(server: ValkeyServer) -> None:
+    """SCL-2: DELCONSUMER drops what is pending, so a consumer goes only when it holds nothing."""
+    engine = RedisEngine(server.address)
+    sink, holding = engine.sink(lease=1), engine.source(interest(), lease=1)
+    await sent(sink, [outgoing(0)])
+    await taken(holding, 1, acknowledge=False)
+    async with server.client() as client:
+        await holding.close()
+        assert len(await client.xinfo_consumers(STREAM, GROUP)) == 1
+        assert await client.eval(DELETE_EMPTY, 1, STREAM, GROUP, "", 0) == 0
+        other = engine.source(interest(), lease=1)
+        assert numbers(await taken(other, 1)) == [0]
+        assert await client.eval(DELETE_EMPTY, 1, STREAM, GROUP, "", 0) == 2
+        await other.take(1, wait=0.1)
+        await other.close()
+        assert await client.xinfo_consumers(STREAM, GROUP) == []
+    await sink.close()
+
+
+async def test_unwanted_events_are_passed_over(server: ValkeyServer) -> None:
+    """SCL-2: patterns, targets, and events of others that bring nothing but themselves."""
+    engine = RedisEngine(server.address)
+    wanted = interest("order.pl*", "stock.*")
+    sink, source = engine.sink(lease=30), engine.source(wanted, lease=30)
+    types = ["order.placed", "order.paid", "stock.low.eu", "stocks", "order.plant"]
+    batch = [outgoing(number, event_type=event_type) for number, event_type in enumerate(types)]
+    batch += [outgoing(5, target="billing"), outgoing(6, target="shipping")]
+    await sent(sink, batch)
+    async with server.client() as client:
+        await client.xadd(STREAM, {"ce": outgoing(7, event_type="order.paid").body})
+        await client.xadd(STREAM, {"ce": outgoing(8).body})
+        await client.xadd(STREAM, {"ce": "{"})
+    found = await taken(source, 6)
+    assert numbers(found[:5]) == [0, 2, 4, 5, 8]
+    assert found[5].body == b"{"  # somebody has to be told
+    (backlog,) = await engine.backlogs([wanted], timeout=5)
+    assert (backlog.waiting, backlog.unacknowledged) == (0, 0)
+    await sink.close()
+    await source.close()
+
+
+async def test_ordered_handlers_have_one_taker(server: ValkeyServer) -> None:
+    """SCL-2: order is kept by one owner at a time, and the next begins with what the last has left."""
+    engine = RedisEngine(server.address)
+    wanted = interest(ordered=True)
+    sink = engine.sink(lease=30)
+    one, other = (engine.source(wanted, lease=1) for _ in range(2))
+    await sent(sink, [outgoing(number) for number in range(6)])
+    held = await taken(one, 3, acknowledge=False)
+    assert numbers(held) == [0, 1, 2]
+    for _ in range(3):
+        assert not await other.take(10, wait=0.3)
+        await one.keep_alive(held)
+    await one.acknowledge(held[:1])
+    # From here on the owner is silent, as one that was killed.
+    rest = await taken(other, 5)
+    assert numbers(rest) == [1, 2, 3, 4, 5]
+    async with server.client() as client:
+        assert await client.exists(owner_of(wanted)) == 1
+        await other.close()
+        assert await client.exists(owner_of(wanted)) == 0
+    for each in (sink, one):
+        await each.close()
+
+
+async def test_doctor_names_what_would_lose_events(tmp_path: Path) -> None:
+    """SCL-4: each setting that drops unread or confirmed events has a line with its remedy."""
+    careless = ("--appendonly", "no", "--maxmemory-policy", "allkeys-lru")
+    with ValkeyServer(tmp_path / "careless", *careless) as server:
+        found = await RedisEngine(f"{server.address}?replicas=1").weaknesses([CHANNEL], timeout=5)
+        text = " / ".join(weakness.problem for weakness in found)
+        for part in ("memory only", "allkeys-lru", "wants 1"):
+            assert part in text
+    with ValkeyServer(tmp_path / "everysec", "--appendonly", "yes", "--appendfsync", "everysec") as server:
+        (weakness,) = await RedisEngine(server.address).weaknesses([CHANNEL], timeout=5)
+        assert "everysec" in weakness.problem
+        assert not await RedisEngine(f"{server.address}?fsync=1").weaknesses([CHANNEL], timeout=5)
+
+
+async def test_backlogs_and_removal(server: ValkeyServer) -> None:
+    """SCL-4: what waits, what is held and what came again is seen; a retired handler leaves no group."""
+    engine = RedisEngine(server.address)
+    wanted = interest()
+    sink, source = engine.sink(lease=30), engine.source(wanted, lease=0.2)
+    (unknown,) = await engine.backlogs([wanted], timeout=5)
+    assert (unknown.waiting, unknown.unacknowledged) == (None, None)
+    await engine.remove(wanted)
+    await source.open()
+    await sent(sink, [outgoing(number) for number in range(5)])
+    await taken(source, 2, acknowledge=False)
+    (backlog,) = await engine.backlogs([wanted], timeout=5)
+    assert (backlog.handler_name, backlog.waiting, backlog.unacknowledged, backlog.redelivered) == (GROUP, 3, 2, 0)
+    assert len(await taken(source, 2, acknowledge=False)) == 2
+
+    async def came_again() -> bool:
+        await source.take(2, wait=0.1)
+        (backlog,) = await engine.backlogs([wanted], timeout=5)
+        return bool(backlog.redelivered)
+
+    await until(came_again)
+    await source.close()
+    await engine.remove(wanted)
+    await engine.remove(wanted)
+    async with server.client() as client:
+        assert await client.xinfo_groups(STREAM) == []
+    await sink.close()

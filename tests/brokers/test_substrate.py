@@ -1,0 +1,290 @@
+"""Handlers behind a broker: the same registry, with one setting. Each test runs on Postgres alone and on brokers."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+from holdfast import EventEnvelope, HandlerContext, HandlerRegistry, Reject, RetryPolicy, Snooze, TerminalHandlerError
+from tests.acceptance.support import Facts, drained, effects, make_tables, publish, publish_many, running, until
+from tests.brokers.servers.kafka import kafka_server
+from tests.brokers.servers.nats import NatsServer
+from tests.brokers.servers.rabbitmq import RabbitmqServer
+from tests.brokers.servers.valkey import DURABLE, ValkeyServer
+
+pytestmark = [pytest.mark.brokers, pytest.mark.newest_postgres]
+
+QUICK = RetryPolicy(max_attempts=3, base_delay=0.01, max_delay=0.05)
+
+
+@pytest.fixture(scope="module")
+def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitmqServer]:
+    """One for all tests: it takes many seconds to start."""
+    with RabbitmqServer(tmp_path_factory.mktemp("rabbitmq")) as server:
+        yield server
+
+
+@pytest.fixture(params=["outbox", "nats", "redis", "rabbitmq", "kafka"])
+def substrate(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str | None]:
+    """The address of a broker that carries the events; None for Postgres alone."""
+    match request.param:
+        case "outbox":
+            yield None
+        case "nats":
+            with NatsServer(tmp_path / "nats") as server:
+                yield server.address
+        case "redis":
+            with ValkeyServer(tmp_path / "valkey", *DURABLE) as valkey:
+                yield valkey.address
+        case "rabbitmq":
+            node = request.getfixturevalue("rabbitmq")
+            host = f"t{uuid.uuid4().hex}"
+            node.control("add_vhost", host)
+            node.control("set_permissions", "-p", host, "guest", ".*", ".*", ".*")
+            yield f"{node.address}{host}"
+            node.control("delete_vhost", host)
+        case "kafka":
+            with kafka_server() as kafka:
+                yield kafka.address
+
+
+async def carried(conn: asyncpg.Connection, substrate: str | None) -> None:
+    """Wait until the handlers get their events by the broker, if there is one."""
+    if substrate is not None:
+        query = "SELECT bool_and(via <> 'outbox') FROM core.subscriptions WHERE retired_at IS NULL"
+        await until(lambda: conn.fetchval(query), what="the handlers have moved")
+
+
+async def through_broker(conn: asyncpg.Connection, substrate: str | None, count: int) -> None:
+    """Require that so many events went through the broker."""
+    if substrate is not None:
+        query = "SELECT count(*) FROM core.outbox WHERE handler_name LIKE 'relay.%' AND status = 'delivered'"
+        assert await conn.fetchval(query) == count
+
+
+async def test_events_reach_handlers(dsn: str, conn: asyncpg.Connection, substrate: str | None) -> None:
+    """SCL-2: one setting, and the same handlers get the same envelopes from the broker, each once."""
+    registry, got = HandlerRegistry(), []
+    contexts: list[HandlerContext] = []
+
+    @registry.handler("order.*", name="billing.charge_card")
+    async def charge(event: EventEnvelope, context: HandlerContext) -> None:
+        got.append(event)
+        contexts.append(context)
+
+    @registry.handler("order.placed", name="mail.confirm")
+    def confirm(event: EventEnvelope) -> None:
+        got.append(event)
+
+    async with running(dsn, registry, substrate=substrate):
+        await carried(conn, substrate)
+        ids = await publish_many(conn, "order.placed", 300)
+        await until(lambda: len(got) >= 600, what="all events handled")
+        await until(lambda: conn.fetchval("SELECT count(*) = 600 FROM core.event_handled"), what="the inbox")
+    assert sorted(event.event_id for event in got) == sorted([*ids, *ids])
+    assert {context.handler_name for context in contexts} == {"billing.charge_card"}
+    assert {context.attempt for context in contexts} == {1}
+    await through_broker(conn, substrate, 300)
+
+
+async def test_transaction_of_a_handler_commits_with_its_event(
+    dsn: str, conn: asyncpg.Connection, substrate: str | None
+) -> None:
+    """LSN-5, SCL-2: what a handler writes in `tx` and the inbox commit together, and a retry writes once."""
+    await make_tables(conn)
+    registry, runs = HandlerRegistry(), []
+
+    @registry.handler("order.placed", name="billing.charge_card", retry=QUICK)
+    async def charge(event: EventEnvelope, tx: asyncpg.Connection, context: HandlerContext) -> None:
+        number = event.payload["n"]
+        runs.append(number)
+        await tx.execute("INSERT INTO ledger (n) VALUES ($1)", number)
+        if number % 10 == 0 and context.attempt == 1:
+            raise ConnectionError("the partner is away")
+
+    async with running(dsn, registry, substrate=substrate):
+        await carried(conn, substrate)
+        await publish_many(conn, "order.placed", 50)
+        await until(lambda: conn.fetchval("SELECT count(*) = 50 FROM core.event_handled"), what="all handled")
+        await drained(conn)
+    assert sorted(await effects(conn)) == list(range(50))
+    assert len(runs) == 55
+
+
+async def test_failures_are_dead_letters_and_replayed(
+    dsn: str, conn: asyncpg.Connection, substrate: str | None
+) -> None:
+    """SCL-2: terminal failures stand in the outbox as dead letters, and a replay runs them."""
+    registry, broken, done = HandlerRegistry(), True, []
+
+    @registry.handler("order.placed", name="billing.charge_card", retry=QUICK)
+    async def charge(event: EventEnvelope) -> Reject | None:
+        if broken:
+            if event.payload["n"] == 0:
+                return Reject("not ours")
+            if event.payload["n"] == 1:
+                raise TerminalHandlerError("no such card")
+            raise ConnectionError("down")
+        done.append(event.payload["n"])
+        return None
+
+    failed = "SELECT array_agg(failure_reason ORDER BY (payload ->> 'n')::int) FROM core.failed"
+    async with running(dsn, registry, substrate=substrate):
+        await carried(conn, substrate)
+        ids = await publish_many(conn, "order.placed", 3)
+        reasons = ["rejected", "retry_terminal", "retry_terminal"]
+        await until(lambda: _equal(conn, failed, reasons), what="three dead letters")
+        attempts = "SELECT array_agg(attempts ORDER BY (payload ->> 'n')::int) FROM core.failed"
+        assert await conn.fetchval(attempts) == [1, 1, 3]
+        broken = False
+        for id in ids:
+            assert await conn.fetchval("SELECT core.outbox_replay($1, 0, 'ann@example.com')", id) == 1
+        await until(lambda: sorted(done) == [0, 1, 2], what="replayed")
+        await drained(conn)
+
+
+async def test_snooze_and_timeout(dsn: str, conn: asyncpg.Connection, substrate: str | None) -> None:
+    registry, seen = HandlerRegistry(), []
+
+    @registry.handler("order.placed", name="billing.charge_card", retry=QUICK, timeout=0.2)
+    async def charge(event: EventEnvelope, context: HandlerContext) -> Snooze | None:
+        number = event.payload["n"]
+        seen.append((number, context.attempt))
+        if seen.count((number, context.attempt)) == 1 and number == 0:
+            return Snooze(0.05)
+        if number == 1 and context.attempt == 1:
+            await asyncio.sleep(60)
+        return None
+
+    async with running(dsn, registry, substrate=substrate):
+        await carried(conn, substrate)
+        await publish_many(conn, "order.placed", 2)
+        await until(lambda: conn.fetchval("SELECT count(*) = 2 FROM core.event_handled"), what="both handled")
+    assert sorted(seen) == [(0, 1), (0, 1), (1, 1), (1, 2)]
+
+
+async def test_order_of_a_key(dsn: str, conn: asyncpg.Connection, substrate: str | None) -> None:
+    """LSN-9: events of one key are handled in order, whatever carries the others."""
+    registry = HandlerRegistry()
+    got: dict[str, list[int]] = {}
+
+    @registry.handler("order.placed", name="billing.charge_card", retry=QUICK)
+    async def charge(event: EventEnvelope, context: HandlerContext) -> None:
+        if event.payload["n"] % 7 == 0 and context.attempt == 1:
+            raise ConnectionError("down")
+        got.setdefault(event.payload["key"], []).append(event.payload["n"])
+
+    async with running(dsn, registry, substrate=substrate), running(dsn, registry, substrate=substrate):
+        await carried(conn, substrate)
+        for number in range(40):
+            key = f"k{number % 4}"
+            await publish(conn, "order.placed", {"n": number, "key": key}, ordering_key=key)
+        await until(lambda: sum(map(len, got.values())) == 40, what="all handled")
+    assert all(numbers == sorted(numbers) for numbers in got.values())
+
+
+async def test_stopping_gives_back_what_has_not_begun(
+    dsn: str, conn: asyncpg.Connection, substrate: str | None
+) -> None:
+    """LSN-4: a worker that stops finishes what runs, and another one handles the rest."""
+    registry, done, gate = HandlerRegistry(), [], asyncio.Event()
+
+    @registry.handler("order.placed", name="billing.charge_card", concurrency=5)
+    async def charge(event: EventEnvelope) -> None:
+        await gate.wait()
+        done.append(event.payload["n"])
+
+    async with running(dsn, registry, substrate=substrate) as worker:
+        await carried(conn, substrate)
+        await publish_many(conn, "order.placed", 30)
+        await until(lambda: worker.in_flight >= 5, what="some run")
+        worker.stop()
+        gate.set()
+    async with running(dsn, registry, substrate=substrate):
+        await until(lambda: conn.fetchval("SELECT count(*) = 30 FROM core.event_handled"), what="all handled")
+    assert sorted(done) == list(range(30))
+
+
+async def test_events_for_a_limited_handler_wait_in_its_lane(
+    dsn: str, conn: asyncpg.Connection, substrate: str | None
+) -> None:
+    """LSN-10: limits of the fleet hold behind a broker: the database keeps them."""
+    registry, at_once, most, done = HandlerRegistry(), 0, 0, []
+
+    @registry.handler("order.placed", name="billing.charge_card", fleet_concurrency=2)
+    async def charge(event: EventEnvelope) -> None:
+        nonlocal at_once, most
+        at_once += 1
+        most = max(most, at_once)
+        await asyncio.sleep(0.01)
+        at_once -= 1
+        done.append(event.payload["n"])
+
+    async with running(dsn, registry, substrate=substrate), running(dsn, registry, substrate=substrate):
+        await carried(conn, substrate)
+        await publish_many(conn, "order.placed", 30)
+        await until(lambda: len(done) == 30, what="all handled")
+    assert most <= 2
+
+
+async def test_batches(dsn: str, conn: asyncpg.Connection, substrate: str | None) -> None:
+    await make_tables(conn)
+    registry, sizes = HandlerRegistry(), []
+
+    @registry.handler("order.placed", name="billing.charge_cards", batch=20, within="20ms", retry=QUICK)
+    async def charge(events: list[EventEnvelope], tx: asyncpg.Connection, context: list[HandlerContext]) -> list[Any]:
+        sizes.append(len(events))
+        await tx.executemany("INSERT INTO ledger (n) VALUES ($1)", [(event.payload["n"],) for event in events])
+        return [
+            ConnectionError("down") if event.payload["n"] == 7 and each.attempt == 1 else None
+            for event, each in zip(events, context, strict=True)
+        ]
+
+    async with running(dsn, registry, substrate=substrate):
+        await carried(conn, substrate)
+        await publish_many(conn, "order.placed", 100)
+        await until(lambda: conn.fetchval("SELECT count(*) = 100 FROM core.event_handled"), what="all handled")
+        await drained(conn)
+    assert max(sizes) > 1
+    assert set(await effects(conn)) == set(range(100))
+
+
+async def _equal(conn: asyncpg.Connection, query: str, expected: object) -> bool:
+    return bool(await conn.fetchval(query) == expected)
+
+
+@pytest.mark.parametrize("substrate", ["nats"], indirect=True)
+async def test_what_is_no_event_is_a_dead_letter_with_its_bytes(
+    dsn: str, conn: asyncpg.Connection, substrate: str
+) -> None:
+    """SCL-2: a message that cannot be read is kept, and stops nothing."""
+    import nats
+
+    registry, got, facts = HandlerRegistry(), [], Facts()
+
+    @registry.handler("order.placed", name="billing.charge_card")
+    async def charge(event: EventEnvelope) -> None:
+        got.append(event.payload["n"])
+
+    client = await nats.connect(substrate)
+    try:
+        async with running(dsn, registry, facts, substrate=substrate):
+            await carried(conn, substrate)
+            [stream] = await client.jetstream().streams_info()
+            [subject] = stream.config.subjects or []
+            await client.jetstream().publish(subject.replace(">", "_.order.placed"), b"\x00\xffno event")
+            await publish_many(conn, "order.placed", 3)
+            await until(lambda: len(got) == 3, what="the events handled")
+            await until(lambda: conn.fetchval("SELECT count(*) = 1 FROM core.failed"), what="the dead letter")
+    finally:
+        await client.close()
+    letter = await conn.fetchrow("SELECT * FROM core.failed")
+    assert letter["handler_name"] == "billing.charge_card"
+    assert letter["error_signature"].startswith("relay:")
+    assert "no event" in letter["payload"]
