@@ -200,7 +200,8 @@ def delivery(**changes: object) -> Delivery:
     fields |= {
         "id": ID, "handler_name": "billing.charge_card", "status": "failed", "state": "failed", "attempts": 5,
         "last_error": ERROR, "error_signature": GROUP, "traceback": TRACEBACK, "failure_reason": "retry_terminal",
-        "failed_at": AT, "owed_to": [], "channel": "outbox_default", "generation": 0, "plans": [], "actions": [], "behind": [],
+        "failed_at": AT, "owed_to": [], "channel": "outbox_default", "generation": 0, "plans": [], "actions": [],
+        "behind": [],
         "cycles": [FailureCycle(attempts=5, last_error=ERROR, failed_at=AT, failure_reason="retry_terminal",
                                 raised_at="shop/handlers/billing.py:40 in charge_card", generation=0,
                                 replayed_by="ann@example.org", replayed_at=AT)],
