@@ -166,7 +166,8 @@ def test_system_packages_are_named_with_the_command(
     monkeypatch.setattr(script.os, "geteuid", lambda: user)
     monkeypatch.setattr(script.subprocess, "run", run)
     script.install_servers()
-    command = "apt-get update && apt-get install -y --no-install-recommends chromium faketime pgbouncer prometheus"
+    packages = "chromium faketime pgbouncer prometheus rabbitmq-server"
+    command = f"apt-get update && apt-get install -y --no-install-recommends {packages}"
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and command in said
     assert ran == ([["sh", "-c", command]] if user == 0 else [])
