@@ -23,6 +23,8 @@ Attributes: TypeAlias = dict[str, Any]
 HEADERS: Final = "hfheaders"
 
 _LARGEST_INTEGER: Final = 2**31 - 1
+# What a name of ours may have beside letters and digits.
+_PLAIN: Final = "!\"#$%&'()+,-.:;<=>?@[\\]^_`{|}~"
 _RFC3339 = re.compile(r"(\d{4}-\d\d-\d\d)[Tt ](\d\d:\d\d):(\d\d)(?:\.(\d+))?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
 
 
@@ -76,7 +78,7 @@ def as_name(value: str) -> str:
     """Return a foreign type or source as a name that the outbox takes; what it does not take is percent-encoded."""
     if is_plain_event_name(value):
         return value
-    name = quote(value, safe="!\"#$%&'()+,-.:;<=>?@[\\]^_`{|}~")
+    name = quote(value, safe=_PLAIN)
     if len(name) > LONGEST_NAME:
         digest = hashlib.sha256(value.encode()).hexdigest()[:32]
         name = f"{name[: LONGEST_NAME - 33]}~{digest}"

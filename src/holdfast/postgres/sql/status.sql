@@ -52,8 +52,7 @@ FROM ((SELECT o.id, o.handler_name, o.ordering_key, o.failed_at
        ORDER BY o.failed_at LIMIT :most::int)
       UNION ALL
       (SELECT a.original_id, a.queue, a.ordering_key, a.failed_at
-       FROM core.archive a WHERE a.deleted_at IS NULL AND a.failure_reason NOT IN ('cancelled', 'expired')
-       LIMIT :most::int)) d
+       FROM core.archive a WHERE a.deleted_at IS NULL LIMIT :most::int)) d
 CROSS JOIN LATERAL (
     SELECT FROM core.ordering_heads h
     WHERE h.handler_name = d.handler_name AND h.ordering_key = d.ordering_key AND h.head_id = d.id AND h.blocks LIMIT 1) head
