@@ -184,3 +184,11 @@ async def test_a_choice_of_many_is_a_command_of_all(fresh: str, consoles: Consol
         data = {"_token": await browser.token(), "verb": "replay", "chosen": chosen}
         page = await browser.post("/failures/ask", data=data, headers={"origin": str(browser.base_url).rstrip("/")})
         assert f"holdfast failed replay {' '.join(chosen)} --reason" in page.text
+
+
+async def test_a_cause_is_named_once(filled: str, consoles: Consoles) -> None:
+    """OPS-2: the line below the name of an error has what the error says, which would be cut otherwise."""
+    async with Browser(consoles(filled)) as browser:
+        page = (await browser.get("/failures")).text
+        (said,) = re.findall(r'one-line">(terminal T-[^<]*)<', page)
+        assert said.endswith("did not answer within 8000 ms")
