@@ -10,8 +10,11 @@ import typer
 from holdfast.cli import output
 from holdfast.cli.command_group import command_group
 from holdfast.cli.options import Change, JsonOption, Target, Where, spread
+from holdfast.errors import ConfigurationError
 from holdfast.flow import shown_rate
 from holdfast.operator import FlowChange, HandlerFlow, HandlerStatus, Limit, Operator
+
+_PAUSES = 200  # of all handlers, the latest first: among them the one that still holds
 
 app = command_group("Handlers: their subscriptions, their limits, and the workers that serve them.")
 
@@ -44,7 +47,7 @@ def show(
     where: Where, handler: Annotated[str, typer.Argument(help="The handler's name.")], as_json: JsonOption = False
 ) -> None:
     """Show one handler: its backlog, its limits, whether it is paused, and the state of its breaker."""
-    found = where.run(lambda operator: operator.handlers.show(handler))
+    found, why = where.run(lambda operator: _read(operator, handler))
     if as_json:
         output.print_json(found)
         return
@@ -57,8 +60,18 @@ def show(
         ("served by", _served(found)),
     ]
     if found.flow is not None:
-        facts += _facts(found.flow)
+        facts += _facts(found.flow, why)
     output.print_facts(facts)
+
+
+async def _read(operator: Operator, handler: str) -> tuple[HandlerStatus, str | None]:
+    """A handler, and why it is paused, which the audit has."""
+    found = await operator.handlers.show(handler)
+    if found.flow is None or found.flow.paused_at is None:
+        return found, None
+    pauses = await operator.audit.page(action="handler.pause", limit=_PAUSES)
+    made = (line for line in pauses if line.arguments.get("handler") == handler and line.counts.get("changed"))
+    return found, next((line.reason for line in made), None)
 
 
 @app.command("limit")
@@ -80,6 +93,9 @@ def limit(
     ] = None,
 ) -> None:
     """Limit a handler in all workers, at once. It wins over what the code declares, until it is cleared."""
+    if fleet_concurrency is None and rate is None and not clear:
+        remedy = "give one of them, or --clear with the limit that goes back to what the code declares"
+        raise ConfigurationError("--fleet-concurrency or --rate", "is missing", remedy)
     named: list[Limit] = [_limit(each) for each in clear or ()]
     asked: dict[str, Any] = {"fleet_concurrency": fleet_concurrency, "rate": rate, "clear": named}
     _turn(
@@ -87,7 +103,8 @@ def limit(
         change,
         f"Change the limits of {handler}?",
         lambda operator, dry_run: operator.handlers.limit(handler, **asked, reason=change.reason, dry_run=dry_run),
-        "limits",
+        "limits changed",
+        "its limits were like that before",
     )
 
 
@@ -100,7 +117,8 @@ def pause(where: Target, handler: Annotated[str, typer.Argument(help="The handle
         change,
         f"Pause {handler}?",
         lambda operator, dry_run: operator.handlers.pause(handler, reason=change.reason, dry_run=dry_run),
-        "pause",
+        "paused",
+        "it was paused before",
     )
 
 
@@ -113,7 +131,8 @@ def resume(where: Target, handler: Annotated[str, typer.Argument(help="The handl
         change,
         f"Resume {handler}?",
         lambda operator, dry_run: operator.handlers.resume(handler, reason=change.reason, dry_run=dry_run),
-        "pause",
+        "resumed",
+        "it was not paused",
     )
 
 
@@ -126,7 +145,8 @@ def open_(where: Target, handler: Annotated[str, typer.Argument(help="The handle
         change,
         f"Open the breaker of {handler}?",
         lambda operator, dry_run: operator.handlers.open(handler, reason=change.reason, dry_run=dry_run),
-        "breaker",
+        "breaker opened",
+        "its breaker was open before",
     )
 
 
@@ -139,7 +159,8 @@ def close(where: Target, handler: Annotated[str, typer.Argument(help="The handle
         change,
         f"Close the breaker of {handler}?",
         lambda operator, dry_run: operator.handlers.close(handler, reason=change.reason, dry_run=dry_run),
-        "breaker",
+        "breaker closed",
+        "its breaker was closed before",
     )
 
 
@@ -153,9 +174,10 @@ def _turn(
     change: Change,
     question: str,
     verb: Callable[[Operator, bool], Awaitable[FlowChange]],
-    what: str,
+    done: str,
+    already: str,
 ) -> None:
-    """Change what holds a handler back, and say what does so now. Exit code 1: it was like that before."""
+    """Change what holds a handler back, and say what does so afterwards. Exit code 1: it was like that before."""
 
     async def act(operator: Operator) -> FlowChange:
         found = await verb(operator, True)
@@ -169,9 +191,11 @@ def _turn(
     if change.as_json:
         output.print_json(found)
     else:
-        said = f"{what} {change.would}changed" if found.changed else f"{what} not changed: it was like that before"
+        what, _, how = done.rpartition(" ")
+        said = " ".join(filter(None, (what, f"{change.would}{how}"))) if found.changed else f"not changed: {already}"
         output.print_line(f"{found.handler}: {said}")
-        output.print_line(f"{found.handler}: {_flow(found.flow) if found.flow else 'nothing holds it back'}")
+        when = "afterwards" if change.dry_run else "now"
+        output.print_line(f"{found.handler}: {when} {_flow(found.flow) if found.flow else 'nothing holds it back'}")
     if not found.changed:
         raise typer.Exit(1)
 
@@ -194,10 +218,11 @@ def _by(flow: HandlerFlow, limit: str) -> str:
     return " (set)" if limit in flow.set_by_operator else ""
 
 
-def _facts(flow: HandlerFlow) -> list[tuple[str, object]]:
+def _facts(flow: HandlerFlow, why: str | None) -> list[tuple[str, object]]:
     facts: list[tuple[str, object]] = []
     if flow.paused_at is not None:
-        facts.append(("paused", f"since {output.shown(flow.paused_at)} by {flow.paused_by}"))
+        because = f": {why}" if why else ""
+        facts.append(("paused", f"since {output.shown(flow.paused_at)} by {flow.paused_by}{because}"))
     if flow.fleet_concurrency is not None:
         by = "operator" if "fleet_concurrency" in flow.set_by_operator else "code"
         facts.append(("fleet concurrency", f"{flow.fleet_concurrency}, {flow.in_flight} in flight; set by {by}"))
@@ -210,8 +235,10 @@ def _facts(flow: HandlerFlow) -> list[tuple[str, object]]:
             ("breaker", flow.breaker if flow.breaker != "closed" else f"closed, {flow.failures} failures in a row")
         )
     if flow.opened_at is not None:
-        due = "now" if flow.probe_in is None else f"in {flow.probe_in:.1f} s"
-        facts += [("open since", flow.opened_at), ("probes", f"{flow.failed_probes} failed, the next {due}")]
+        due = "the next now" if flow.probe_in is None else f"the next in {flow.probe_in:.1f} s"
+        if flow.paused_at is not None:
+            due = "none while it is paused"
+        facts += [("open since", flow.opened_at), ("probes", f"{flow.failed_probes} failed, {due}")]
     return facts
 
 
