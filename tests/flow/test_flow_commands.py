@@ -142,3 +142,30 @@ def test_the_commands_fit_80_columns(holdfast: Run, dsn: str, monkeypatch: pytes
         assert ended == 0, err
         assert json.loads(out)["changed"] is True
     assert json.loads(holdfast("handlers", "show", HANDLER, "--json")[1])["flow"]["paused_at"] is None
+
+
+def test_a_change_says_what_it_did_and_a_dry_run_what_it_would(dsn: str, holdfast: Run) -> None:
+    """OPS-1, LSN-10: nobody takes a dry run for a pause; why a handler is paused stands beside who did it."""
+    made(dsn, subscribe, HANDLER, EVENT)
+    for words, said in (
+        (("pause", HANDLER, "--dry-run"), ("would be paused", "afterwards PAUSED")),
+        (("resume", HANDLER, "--yes"), ("not changed: it was not paused", "now nothing holds it back")),
+        (("pause", HANDLER, "--yes", "--reason", "the bank is closed"), ("paused", "now PAUSED")),
+        (("pause", HANDLER, "--yes"), ("not changed: it was paused before", "now PAUSED")),
+        (("limit", HANDLER, "--rate", "5/s", "--yes"), ("limits changed", "now PAUSED, 5/s (set)")),
+        (("limit", HANDLER, "--clear", "rate", "--dry-run"), ("limits would be changed", "afterwards PAUSED")),
+    ):
+        _, out, err = holdfast("handlers", *words)
+        assert (out.splitlines(), err) == ([f"{HANDLER}: {each}" for each in said], "")
+    _, shown, _ = holdfast("handlers", "show", HANDLER)
+    assert f"by {ACTOR}: the bank is closed" in shown
+    assert holdfast("handlers", "resume", HANDLER, "--yes")[1].startswith(f"{HANDLER}: resumed\n")
+
+
+def test_limits_that_are_missing_or_contradict_each_other(dsn: str, holdfast: Run) -> None:
+    """OPS-1: in the words of the command line."""
+    made(dsn, subscribe, HANDLER, EVENT)
+    code, _, err = holdfast("handlers", "limit", HANDLER, "--yes")
+    assert code == 2 and "error: --fleet-concurrency or --rate is missing" in err
+    code, _, err = holdfast("handlers", "limit", HANDLER, "--rate", "5/s", "--clear", "rate", "--yes")
+    assert code == 2 and "clear names rate, which is given too" in err

@@ -597,6 +597,7 @@ def test_a_plan_from_the_command_line(dsn: str, holdfast: Run, db: psycopg.Conne
     code, out, err = holdfast("plans", "run", 1, "--yes")
     assert code == 1, "nobody is there to handle anything"
     assert "plan 1 stopped: no worker was heard of for 00:00:01" in out
+    assert out.endswith("when the cause is gone: holdfast plans resume 1\n")
     assert "plan 1: waiting" in err, "progress where there is no terminal"
     assert [plan["state"] for plan in json.loads(holdfast("plans", "list", "--json")[1])] == ["stopped"]
     assert holdfast("plans", "cancel", 1)[0] == 2, "asks"
@@ -619,6 +620,24 @@ def test_the_actor_is_who_runs_the_command(
     assert actors[1:] == ["bob", "carol"]
     assert "@" in actors[0]
     assert [line["actor"] for line in json.loads(holdfast("audit", "--actor", "bob", "--json")[1])] == ["bob"]
+
+
+def test_a_list_that_is_empty_because_of_a_typo_says_so(dsn: str, holdfast: Run) -> None:
+    """OPS-1: on stderr, beside a table and beside JSON; nothing is said of a handler that has nothing to list."""
+    made(dsn, subscribe)
+    made(dsn, fail, 1)
+    made(dsn, subscribe, "mail.thank")
+    for command in (
+        ("failed", "list"), ("failed", "groups"), ("failed", "histogram"), ("events", "list"),
+        ("events", "list", "--state", "all"), ("keys", "blocked"),
+    ):  # fmt: skip
+        for form in ((), ("--json",)):
+            code, out, err = holdfast(*command, "--handler", "billing.charge_crad", *form)
+            assert code == 0 and out
+            assert err == f"no handler billing.charge_crad was ever registered; did you mean {HANDLER}?\n", command
+            assert holdfast(*command, "--handler", "mail.thank", *form)[2] == ""
+    _, _, err = holdfast("failed", "list", "--handler", "x.y")
+    assert err == "no handler x.y was ever registered; holdfast handlers list has all names\n"
 
 
 # --- bad arguments ---

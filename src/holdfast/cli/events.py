@@ -7,13 +7,13 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from holdfast.cli import output, timeline
+from holdfast.cli import misspelt, output, timeline
 from holdfast.cli.command_group import command_group
 from holdfast.cli.options import Change, JsonOption, LimitOption, PayloadOption, Target, Where, spread
 from holdfast.cli.selection import moment
 from holdfast.cli.unmoved import print_unmoved
 from holdfast.errors import ConfigurationError
-from holdfast.operator import Children, EventPage, Moved, OpenFilters, Operator, Relative
+from holdfast.operator import Children, EventPage, Moved, OpenEvent, OpenFilters, Operator, Relative
 from holdfast.operator.arguments import MOST_AT_ONCE
 
 app = command_group("Events: list them, find one, show one, cancel one or many.")
@@ -83,7 +83,13 @@ def list_(
     if among != SearchFilter():
         _search(where, which, among, limit, as_json)
         return
-    found = where.run(lambda operator: operator.events.page(limit=limit, **which.given))
+
+    async def read(operator: Operator) -> list[OpenEvent]:
+        found = await operator.events.page(limit=limit, **which.given)
+        await misspelt.point_out(operator, which.handler, found)
+        return found
+
+    found = where.run(read)
     if as_json:
         output.print_json(found)
         output.print_left_out(found, limit, as_json=True)
@@ -117,7 +123,13 @@ def _search(where: Where, which: OpenFilter, among: SearchFilter, limit: int, as
                 "selects open events only",
                 "leave out --state, --since, --until, --domain-id, --before",
             )
-    _show_page(where.run(lambda operator: operator.events.search(limit=limit, **filters, **among.given)), as_json)
+
+    async def read(operator: Operator) -> EventPage:
+        found = await operator.events.search(limit=limit, **filters, **among.given)
+        await misspelt.point_out(operator, which.handler, found.events)
+        return found
+
+    _show_page(where.run(read), as_json)
 
 
 def _show_page(found: EventPage, as_json: bool) -> None:

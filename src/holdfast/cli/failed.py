@@ -10,7 +10,7 @@ from uuid import UUID
 
 import typer
 
-from holdfast.cli import output, timeline
+from holdfast.cli import misspelt, output, timeline
 from holdfast.cli.command_group import command_group
 from holdfast.cli.editor import edited
 from holdfast.cli.groups import show_groups, show_histograms
@@ -28,7 +28,7 @@ from holdfast.cli.options import (
 from holdfast.cli.selection import Chosen, FailedSelection, Filter, failed_selection
 from holdfast.cli.unmoved import print_archived, print_unmoved
 from holdfast.errors import ConfigurationError, NothingSelected
-from holdfast.operator import Edited, FailedEvent, FailureGroups, Moved, Operator
+from holdfast.operator import Edited, FailedEvent, FailureGroups, FailureHistograms, Moved, Operator
 from holdfast.operator.arguments import MOST_AT_ONCE
 
 # A replay of more rows than this should begin with a few of them.
@@ -56,6 +56,7 @@ def list_(
 
     async def read(operator: Operator) -> tuple[list[FailedEvent], int]:
         found = await operator.failed.page(selection, limit=limit, discarded=discarded)
+        await misspelt.point_out(operator, selection.handler, found)
         return found, 0 if discarded else await operator.archive.count(selection.handler)
 
     found, archived = where.run(read)
@@ -92,7 +93,9 @@ def groups(where: Where, which: Filter, as_json: JsonOption = False) -> None:
     selection = which.selection()
 
     async def read(operator: Operator) -> tuple[FailureGroups, int]:
-        return await operator.failed.groups(selection), await operator.archive.count(selection.handler)
+        found = await operator.failed.groups(selection)
+        await misspelt.point_out(operator, selection.handler, found.groups)
+        return found, await operator.archive.count(selection.handler)
 
     found, archived = where.run(read)
     show_groups(found, as_json)
@@ -113,7 +116,13 @@ def histogram(
 ) -> None:
     """Show when the dead letters of each group failed, the oldest step first."""
     selection = Filter(group=group, handler=handler).selection()
-    show_histograms(where.run(lambda operator: operator.failed.histogram(selection, hours=hours, steps=steps)), as_json)
+
+    async def read(operator: Operator) -> FailureHistograms:
+        found = await operator.failed.histogram(selection, hours=hours, steps=steps)
+        await misspelt.point_out(operator, selection.handler, found.groups)
+        return found
+
+    show_histograms(where.run(read), as_json)
 
 
 @app.command("show")

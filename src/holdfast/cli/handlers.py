@@ -13,8 +13,11 @@ from holdfast.brokers.engines import engine_of
 from holdfast.cli import output
 from holdfast.cli.command_group import command_group
 from holdfast.cli.options import Change, HandlerArgument, JsonOption, Target, Where, spread
+from holdfast.errors import ConfigurationError
 from holdfast.flow import shown_rate
 from holdfast.operator import FlowChange, HandlerFlow, HandlerStatus, Limit, Operator, Refused, ViaChange
+
+_PAUSES = 200  # of all handlers, the latest first: among them the one that still holds
 
 app = command_group("Handlers: their subscriptions, their limits, and the workers that serve them.")
 
@@ -48,7 +51,7 @@ def list_(where: Where, as_json: JsonOption = False) -> None:
 @spread
 def show(where: Where, handler: HandlerArgument, as_json: JsonOption = False) -> None:
     """Show one handler: its backlog, its limits, whether it is paused, and the state of its breaker."""
-    found = where.run(lambda operator: operator.handlers.show(handler))
+    found, why = where.run(lambda operator: _read(operator, handler))
     if as_json:
         output.print_json(found)
         return
@@ -61,8 +64,18 @@ def show(where: Where, handler: HandlerArgument, as_json: JsonOption = False) ->
         ("served by", _served(found)),
     ]
     if found.flow is not None:
-        facts += _facts(found.flow)
+        facts += _facts(found.flow, why)
     output.print_facts(facts)
+
+
+async def _read(operator: Operator, handler: str) -> tuple[HandlerStatus, str | None]:
+    """A handler, and why it is paused, which the audit has."""
+    found = await operator.handlers.show(handler)
+    if found.flow is None or found.flow.paused_at is None:
+        return found, None
+    pauses = await operator.audit.page(action="handler.pause", limit=_PAUSES)
+    made = (line for line in pauses if line.arguments.get("handler") == handler and line.counts.get("changed"))
+    return found, next((line.reason for line in made), None)
 
 
 @app.command("limit")
@@ -84,15 +97,19 @@ def limit(
     ] = None,
 ) -> None:
     """Limit a handler in all workers, at once. It wins over what the code declares, until it is cleared."""
+    if fleet_concurrency is None and rate is None and not clear:
+        remedy = "give one of them, or --clear with the limit that goes back to what the code declares"
+        raise ConfigurationError("--fleet-concurrency or --rate", "is missing", remedy)
     named: list[Limit] = [_limit(each) for each in clear or ()]
     asked: dict[str, Any] = {"fleet_concurrency": fleet_concurrency, "rate": rate, "clear": named}
     _turn(
         where,
         change,
         handler,
-        "limits",
         f"Change the limits of {handler}?",
         lambda operator: partial(operator.handlers.limit, **asked),
+        "limits changed",
+        "its limits were like that before",
     )
 
 
@@ -100,21 +117,45 @@ def limit(
 @spread
 def pause(where: Target, handler: HandlerArgument, change: Change) -> None:
     """Claim nothing more for a handler until it is resumed. Its events wait; what runs may finish."""
-    _turn(where, change, handler, "pause", f"Pause {handler}?", lambda operator: operator.handlers.pause)
+    _turn(
+        where,
+        change,
+        handler,
+        f"Pause {handler}?",
+        lambda operator: operator.handlers.pause,
+        "paused",
+        "it was paused before",
+    )
 
 
 @app.command("resume")
 @spread
 def resume(where: Target, handler: HandlerArgument, change: Change) -> None:
     """End the pause of a handler."""
-    _turn(where, change, handler, "pause", f"Resume {handler}?", lambda operator: operator.handlers.resume)
+    _turn(
+        where,
+        change,
+        handler,
+        f"Resume {handler}?",
+        lambda operator: operator.handlers.resume,
+        "resumed",
+        "it was not paused",
+    )
 
 
 @app.command("open")
 @spread
 def open_(where: Target, handler: HandlerArgument, change: Change) -> None:
     """Open the breaker of a handler: its events wait, and one probes now and then, until one succeeds."""
-    _turn(where, change, handler, "breaker", f"Open the breaker of {handler}?", lambda operator: operator.handlers.open)
+    _turn(
+        where,
+        change,
+        handler,
+        f"Open the breaker of {handler}?",
+        lambda operator: operator.handlers.open,
+        "breaker opened",
+        "its breaker was open before",
+    )
 
 
 @app.command("close")
@@ -122,7 +163,13 @@ def open_(where: Target, handler: HandlerArgument, change: Change) -> None:
 def close(where: Target, handler: HandlerArgument, change: Change) -> None:
     """Close the breaker of a handler, without waiting for a probe."""
     _turn(
-        where, change, handler, "breaker", f"Close the breaker of {handler}?", lambda operator: operator.handlers.close
+        where,
+        change,
+        handler,
+        f"Close the breaker of {handler}?",
+        lambda operator: operator.handlers.close,
+        "breaker closed",
+        "its breaker was closed before",
     )
 
 
@@ -132,9 +179,15 @@ def _limit(name: str) -> Limit:
 
 
 def _turn(
-    where: Target, change: Change, handler: str, what: str, question: str, verb_of: Callable[[Operator], Verb]
+    where: Target,
+    change: Change,
+    handler: str,
+    question: str,
+    verb_of: Callable[[Operator], Verb],
+    done: str,
+    already: str,
 ) -> None:
-    """Change what holds a handler back, and say what does so now. Exit code 1: it was like that before."""
+    """Change what holds a handler back, and say what does so afterwards. Exit code 1: it was like that before."""
 
     async def act(operator: Operator) -> FlowChange:
         verb = partial(verb_of(operator), handler, reason=change.reason)
@@ -149,9 +202,11 @@ def _turn(
     if change.as_json:
         output.print_json(found)
     else:
-        said = f"{what} {change.would}changed" if found.changed else f"{what} not changed: it was like that before"
+        what, _, how = done.rpartition(" ")
+        said = " ".join(filter(None, (what, f"{change.would}{how}"))) if found.changed else f"not changed: {already}"
         output.print_line(f"{found.handler}: {said}")
-        output.print_line(f"{found.handler}: {_flow(found.flow) if found.flow else 'nothing holds it back'}")
+        when = "afterwards" if change.dry_run else "now"
+        output.print_line(f"{found.handler}: {when} {_flow(found.flow) if found.flow else 'nothing holds it back'}")
     if not found.changed:
         raise typer.Exit(1)
 
@@ -174,10 +229,11 @@ def _by(flow: HandlerFlow, limit: Limit) -> str:
     return " (set)" if limit in flow.set_by_operator else ""
 
 
-def _facts(flow: HandlerFlow) -> list[tuple[str, object]]:
+def _facts(flow: HandlerFlow, why: str | None) -> list[tuple[str, object]]:
     facts: list[tuple[str, object]] = []
     if flow.paused_at is not None:
-        facts.append(("paused", f"since {output.shown(flow.paused_at)} by {flow.paused_by}"))
+        because = f": {why}" if why else ""
+        facts.append(("paused", f"since {output.shown(flow.paused_at)} by {flow.paused_by}{because}"))
     if flow.fleet_concurrency is not None:
         by = _setter(flow, "fleet_concurrency")
         facts.append(("fleet concurrency", f"{flow.fleet_concurrency}, {flow.in_flight} in flight; set by {by}"))
@@ -187,8 +243,10 @@ def _facts(flow: HandlerFlow) -> list[tuple[str, object]]:
         closed = f"closed, {flow.failures} failures in a row"
         facts.append(("breaker", closed if flow.breaker == "closed" else flow.breaker))
     if flow.opened_at is not None:
-        due = "now" if flow.probe_in is None else f"in {flow.probe_in:.1f} s"
-        facts += [("open since", flow.opened_at), ("probes", f"{flow.failed_probes} failed, the next {due}")]
+        due = "the next now" if flow.probe_in is None else f"the next in {flow.probe_in:.1f} s"
+        if flow.paused_at is not None:
+            due = "none while it is paused"
+        facts += [("open since", flow.opened_at), ("probes", f"{flow.failed_probes} failed, {due}")]
     return facts
 
 

@@ -8,7 +8,7 @@ from uuid import UUID
 import typer
 
 from holdfast.characters import shell_word
-from holdfast.cli import output
+from holdfast.cli import misspelt, output
 from holdfast.cli.command_group import command_group
 from holdfast.cli.options import Change, HandlerArgument, JsonOption, Target, Where, spread
 from holdfast.operator import BlockedKey, Operator
@@ -25,7 +25,13 @@ def blocked(
     as_json: JsonOption = False,
 ) -> None:
     """List the keys that are blocked: by which dead letter, since when, and how many events wait behind it."""
-    found = where.run(lambda operator: operator.keys.blocked(handler, limit=limit))
+
+    async def read(operator: Operator) -> list[BlockedKey]:
+        found = await operator.keys.blocked(handler, limit=limit)
+        await misspelt.point_out(operator, handler, found)
+        return found
+
+    found = where.run(read)
     if as_json:
         output.print_json(found)
         output.print_left_out(found, limit, as_json=True)

@@ -26,7 +26,7 @@ from holdfast.cli.options import (
     spread,
 )
 from holdfast.cli.selection import Chosen, Filter, failed_selection
-from holdfast.operator import Operator, Plan, PlanChange, PlanReport, Progress
+from holdfast.operator import Operator, Plan, PlanChange, PlanReport, Preview, Progress
 
 app = command_group("Replay plans: replay many events, starting with a canary.")
 
@@ -68,8 +68,6 @@ def create(
     }
     made = where.run(lambda operator: operator.plans.create(selected.selection, ids=selected.ids, **options))
     _show(made, as_json)
-    if not dry_run and not as_json:
-        output.print_line(f"run it: holdfast plans run {made.plan.id}")
 
 
 @app.command("list")
@@ -286,8 +284,28 @@ def _show(found: PlanReport, as_json: bool) -> None:
     output.print_line(f"  created {output.shown(plan.created_at)} by {plan.created_by}" + _because(plan.reason))
     if preview.skipped:
         output.print_line(f"  skipped: {output.shown(preview.skipped)}")
-    if not preview.lines:
-        return
+    if preview.lines:
+        _show_preview(preview)
+    if not found.dry_run:
+        for step in next_steps(plan):
+            output.print_line(step)
+
+
+def next_steps(plan: Plan) -> list[str]:
+    """What an operator does next about a plan that is not over and that nobody runs."""
+    if plan.running:
+        return []
+    if plan.state == "stopped":
+        failed = [f"what failed again: holdfast plans failed {plan.id}"] if plan.failed else []
+        return [*failed, f"when the cause is gone: holdfast plans resume {plan.id}"]
+    if plan.state == "paused":
+        return [f"to go on: holdfast plans resume {plan.id}"]
+    if plan.state == "open":
+        return [f"{'to go on' if plan.moved else 'run it'}: holdfast plans run {plan.id}"]
+    return []
+
+
+def _show_preview(preview: Preview) -> None:
     output.print_line(
         f"  of those to go, {preview.handled:,} {_was(preview.handled)} handled already and will be skipped by their "
         f"handlers, {preview.not_failed:,} {_is(preview.not_failed)} no longer failed and will be skipped by the plan"

@@ -60,8 +60,8 @@ class Generations:
             if answer.problem is not None:
                 raise Refused(
                     answer.problem,
-                    "begin another: holdfast generations begin; to go back, start workers of the one before it and "
-                    "add --force",
+                    "start workers of the one before it and add --force, to go back; or begin another: "
+                    "holdfast generations begin",
                 )
             if not answer.retired:
                 raise _not_retired(generation, answer.open, answer.workers)

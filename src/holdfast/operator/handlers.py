@@ -90,6 +90,8 @@ class Handlers:
         if most is None and per is None and not cleared:
             raise ConfigurationError("fleet_concurrency", "is missing", "give fleet_concurrency, rate or clear")
         asked = {"fleet_concurrency": most, "rate": per, "clear": cleared}
+        if twice := [each for each in cleared if asked[each] is not None]:
+            raise ConfigurationError("clear", f"names {twice[0]}, which is given too", "give one of them")
         actor = self._session.actor
 
         async def change(statements: Statements) -> bool:
