@@ -227,7 +227,8 @@ async def test_a_retired_handler_is_not_to_be_retired_again(dsn: str, conn: asyn
 
 async def test_why_the_current_generation_is_not_retired(dsn: str, conn: asyncpg.Connection) -> None:
     """GEN-3: the reason, and no text of the database; what was tried already is not the remedy."""
-    remedy = "try: start workers of the one before it and add --force, to go back; or begin another: holdfast generations begin"
+    back = "start workers of the one before it and add --force, to go back"
+    remedy = f"try: {back}; or begin another: holdfast generations begin"
 
     async def refused(*words: object) -> str:
         code, _, err = await typed(dsn, "generations", "retire", *words, "--yes")

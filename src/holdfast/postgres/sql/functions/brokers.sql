@@ -296,10 +296,11 @@ LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    v_found text[] := array_fill('duplicate'::text, ARRAY[cardinality(p_events)]);
+    v_found text[];
     v_n     int;
 BEGIN
     PERFORM core.require_messages(p_handler, p_events, p_sources, p_keys);
+    v_found := array_fill('duplicate'::text, ARRAY[cardinality(p_events)]);
     FOR v_n IN SELECT t.n FROM unnest(p_keys) WITH ORDINALITY AS t (key, n) ORDER BY t.key COLLATE "C", t.n LOOP
         v_found[v_n] := core.broker_enter(p_handler, p_events[v_n], p_sources[v_n], p_keys[v_n], p_generation, p_idle);
     END LOOP;
@@ -315,9 +316,14 @@ LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    v_left int := (SELECT count(*) FROM unnest(p_keys, p_sources) AS t (key, source)
-                   WHERE core.inbox_take_back(p_handler, t.key, t.source));
+    v_left int;
 BEGIN
+    IF (core.are_names(ARRAY[p_handler], 1) AND core.is_list(p_sources) AND core.is_list(p_keys)
+        AND cardinality(p_sources) = cardinality(p_keys) AND p_generation >= 0) IS NOT TRUE THEN
+        PERFORM core.refuse_argument('p_handler must name a handler, and each message have a source and a key');
+    END IF;
+    v_left := (SELECT count(*) FROM unnest(p_keys, p_sources) AS t (key, source)
+               WHERE core.inbox_take_back(p_handler, t.key, t.source));
     IF v_left < cardinality(p_keys) THEN
         RETURN false;
     END IF;
