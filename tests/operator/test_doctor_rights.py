@@ -80,7 +80,7 @@ async def test_a_login_without_rights_is_told_what_it_lacks(dsn: str, visitor: V
         "release", "listeners", "generations", "channels", "handlers", "routes", "routing", "leases", "single-rows",
         "keys", "schedules", "slots", "declarations", "sources", "locks", "clock-steps", "workers",
         "rollup", "growth", "weekly-times", "weekly-failures",
-        "partitions", "partitions-ahead", "partitions-conversion", "partitions-kept",
+        "partitions", "partitions-ahead", "partitions-conversion", "partitions-kept", "relays", "takers",
     }  # fmt: skip
     assert set(report.passed) == set(report.checks) - unseen - {"sessions", "standbys", "inbox"}
     assert [finding.object for finding in report.of("problem")] == ["release, partitions"], (
