@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from typing import Any
 
@@ -76,8 +77,10 @@ async def test_answer_to_a_commit_that_is_lost_is_found_out(
         cut[number] += 1
         if number % 5 == 0 and cut[number] == 1:
             pid = await tx.fetchval("SELECT pg_backend_pid()")
-            await conn.execute("SELECT pg_terminate_backend($1)", pid)
+            async with turn:
+                await ending.execute("SELECT pg_terminate_backend($1)", pid)
 
+    ending, turn = await asyncpg.connect(dsn), asyncio.Lock()
     async with running(dsn, registry, **OPTIONS):
         moved = "SELECT bool_and(via = 'nats') FROM core.subscriptions WHERE retired_at IS NULL"
         await until(lambda: conn.fetchval(moved), what="moved")
@@ -85,4 +88,5 @@ async def test_answer_to_a_commit_that_is_lost_is_found_out(
         await until(lambda: conn.fetchval("SELECT count(*) = 10 FROM core.event_handled"), what="handled")
         await until(lambda: not any(broker.consumers.values()), what="the broker is empty")
         await drained(conn)
+    await ending.close()
     assert [row["n"] for row in await conn.fetch("SELECT n FROM entries ORDER BY n")] == list(range(10))

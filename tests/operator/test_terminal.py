@@ -26,6 +26,10 @@ from tests.operator.test_commands import made
 
 pytestmark = [pytest.mark.operator, pytest.mark.newest_postgres]
 
+# Of this test's own database: others run beside it.
+GONE = """SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+          WHERE application_name = 'holdfast operator' AND datname = current_database()"""
+
 DEADLINE = 30.0
 PROGRAM = (sys.executable, "-c", "from holdfast.cli import main; main()")
 ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -104,8 +108,7 @@ def test_a_watch_outlives_the_connection(dsn: str) -> None:
     with terminal(dsn, "status", "--watch", "--interval", "0.2") as screen:
         screen.until(lambda shown: "no workers" in shown)
         # The next session is refused once, before it is served again.
-        gone = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'holdfast operator'"
-        assert rows(dsn, gone) == [(True,)]
+        assert rows(dsn, GONE) == [(True,)]
         screen.until(lambda shown: "the database does not answer" in shown)
         seen = screen.shown.rindex("the database does not answer")
         screen.until(lambda shown: "no workers" in shown[seen:].partition("schema core")[2].partition("schema core")[2])
@@ -119,8 +122,7 @@ def test_a_connection_that_is_lost_at_the_question_has_a_remedy(dsn: str) -> Non
     made(dsn, fail, 2)
     with terminal(dsn, "failed", "discard", "--handler", HANDLER) as screen:
         screen.until(lambda shown: "[y/N]" in shown)
-        gone = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'holdfast operator'"
-        assert rows(dsn, gone) == [(True,)]
+        assert rows(dsn, GONE) == [(True,)]
         screen.type("y\n")
         assert screen.ends() == 1
         assert "try: run it again; if it changes something, holdfast audit says" in " ".join(screen.shown.split())
