@@ -7,13 +7,27 @@ import re
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from uuid import UUID
 
 import pytest
 
-from holdfast.cli import doctor, groups, output, plans, retention
+from holdfast.cli import doctor, groups, output, plans, retention, status
 from holdfast.cli.options import Change
-from holdfast.operator import Erasure, FailureGroup, FailureGroups, Finding, Plan, PlanReport, Preview, Report
+from holdfast.cli.rates import WINDOWS
+from holdfast.operator import (
+    BlockedKeys,
+    Erasure,
+    FailureGroup,
+    FailureGroups,
+    Finding,
+    Plan,
+    PlanReport,
+    Preview,
+    Report,
+    Status,
+)
+from holdfast.postgres.operations.excerpt import Excerpt
 from holdfast.postgres.operations.plans import PreviewLine
 
 AT = datetime(2026, 11, 16, 3, 4, 5, tzinfo=UTC)
@@ -120,6 +134,19 @@ def test_the_bar_of_a_plan_fits(columns: int, monkeypatch: pytest.MonkeyPatch) -
         rendered = [line for line in ANSI.sub("", written.getvalue()).replace("\r", "\n").splitlines() if line.strip()]
     assert any("12,000 delivered, 10 failed, 300 open" in line and "12310/20000" in line for line in rendered), rendered
     assert all(len(line) <= columns for line in rendered)
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_the_commands_of_a_status_stay_whole(columns: int, at: Terminal) -> None:
+    """OPS-1: what is wrong is broken at words, and what to do about it can be copied."""
+    blocked = (BlockedKeys(HANDLER, 3, AT),)
+    nothing: Excerpt[Any] = Excerpt([], 0)
+    found = Status(3, 0, 0, 0, 1, 0, False, nothing, [], 0, nothing, "when_idle", blocked=blocked)
+    lines = at(columns)
+    output.console().print(status._shown("core", found, {minutes: [] for minutes in WINDOWS}), crop=False)
+    printed = lines()
+    assert f"  holdfast keys blocked --handler {HANDLER}" in printed
+    assert all(len(line) <= columns for line in printed if "holdfast" not in line)
 
 
 def test_findings_end_at_words_and_their_statements_stay_whole(at: Terminal) -> None:

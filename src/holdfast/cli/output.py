@@ -101,6 +101,17 @@ class Listing:
                 yield Text(line, no_wrap=True, overflow="ignore")
 
 
+class Line:
+    """A line, broken at words where the screen is too narrow for it; a command at its end stays whole."""
+
+    def __init__(self, text: str, style: str = "") -> None:
+        self._text, self._style = clean(text), style
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for line in wrapped(self._text, options.max_width):
+            yield Text(line, style=self._style, no_wrap=True, overflow="ignore")
+
+
 def _packed(fields: Iterable[tuple[str, str]], width: int) -> Iterable[str]:
     """Lines of fields, as many in each as fit; what is longer than a line has lines of its own."""
     line = ""

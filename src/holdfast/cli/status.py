@@ -153,8 +153,8 @@ def as_data(schema: str, found: Status, did: Rates) -> dict[str, Any]:
 def _shown(schema: str, found: Status, did: Rates) -> RenderableType:
     parts: list[RenderableType] = [_counts(schema, found)]
     if found.newest_failure:
-        parts.append(Text(output.clean(_newest(found.newest_failure)), style="red"))
-    parts += [Text(output.clean(f"! {warning}"), style="yellow") for warning in warnings(found)]
+        parts.append(output.Line(_newest(found.newest_failure), "red"))
+    parts += [output.Line(f"! {warning}", "yellow") for warning in warnings(found)]
     if found.routes:
         parts.append(_routes(found))
     # Before what handlers did, which is long and may be cut off at the end of the screen.
