@@ -21,7 +21,15 @@ from chaos.scenarios import SCENARIOS, Scenario
 errors = Console(stderr=True, highlight=False)
 SUMMED = (
     *("attempted", "acknowledged", "delivered", "lost", "unexpected", "recovered", "effect_duplicates"),
-    *("delivery_duplicates", "in_flight_at_kill", "stuck_in_flight", "leaked_connections", "strikes"),
+    *(
+        "in_order",
+        "inversions",
+        "delivery_duplicates",
+        "in_flight_at_kill",
+        "stuck_in_flight",
+        "leaked_connections",
+        "strikes",
+    ),
 )
 
 
@@ -141,7 +149,7 @@ def show(scenario: Scenario, result: Result) -> None:
     errors.print(f"  {scenario.promise}")
     for names in (
         ("attempted", "acknowledged", "delivered", "put_aside", "unknown", "recovered", "lost", "unexpected"),
-        ("effect_duplicates", "delivery_duplicates", "in_flight_at_kill", "strikes"),
+        ("effect_duplicates", "delivery_duplicates", "in_flight_at_kill", "in_order", "inversions", "strikes"),
     ):
         errors.print("  " + "  ".join(f"{name} [bold]{summary[name]:,}[/bold]" for name in names))
     if result.figures:

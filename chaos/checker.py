@@ -38,6 +38,8 @@ class Verdict:
     unexpected: list[str] = field(default_factory=list)
     effect_duplicates: int = 0
     delivery_duplicates: int = 0
+    in_order: int = 0  # deliveries of events with an ordering key
+    inversions: list[str] = field(default_factory=list)
 
 
 def check(

@@ -14,6 +14,9 @@ INTERVAL = 0.05
 IN_FLIGHT = """
     SELECT claimed_by::text AS worker, id::text FROM core.outbox
     WHERE settled_at IS NULL AND ordering_key IS NULL AND status = 'in_flight'
+    UNION ALL
+    SELECT claimed_by::text, id::text FROM core.outbox
+    WHERE settled_at IS NULL AND ordering_key IS NOT NULL AND status = 'in_flight'
 """
 CONNECTIONS = "SELECT count(*) FROM pg_stat_activity WHERE usename = 'chaos_worker'"
 # Between a sample and a fault more can be claimed.

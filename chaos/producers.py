@@ -1,8 +1,8 @@
 """Services that publish: each transaction writes a business row and some events, and notes what it saw of itself.
 
 Some roll back, some roll back a savepoint, some sit for seconds between their events and their commit, some publish
-the same key twice. An error before the commit was sent means that nothing was published; one after it means that
-nobody knows.
+the same key twice. Some events are in order with others of their producer, and some take turns by a fairness key. An
+error before the commit was sent means that nothing was published; one after it means that nobody knows.
 """
 
 import asyncio
@@ -26,6 +26,7 @@ from holdfast.errors import PublishError
 PATIENCE = 5.0
 BUSINESS = "INSERT INTO chaos.business (tx) VALUES ({})"
 PUBLISHER = Publisher("shop")
+ORDERING_KEYS, FAIRNESS_KEYS = 10, 5  # of each producer
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,11 @@ class Producer:
         self.rate = rate  # events per second
         self.stopping = threading.Event()
         self.complaints: list[str] = []
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Take new ordering keys: a transaction without an answer may still commit beside the next one."""
+        (self._prefix,) = self.history.keys(1)
 
     async def run(self) -> None:
         raise NotImplementedError
@@ -77,6 +83,11 @@ class Producer:
         elif rng.random() < 0.1:
             options["delay"] = rng.uniform(0.1, 3)
         payload = {"n": key, "filling": "x" * rng.choice((0, 10, 100, 1000))}
+        match rng.random():
+            case share if share < 0.15:
+                options["ordering_key"] = f"{self._prefix}-{rng.randrange(ORDERING_KEYS)}"
+            case share if share < 0.25:
+                options["fairness_key"] = f"{rng.randrange(FAIRNESS_KEYS)}"
         return NewEvent(event_type, payload, idempotency_key=key, **options)
 
     def pause(self, batch: Batch) -> float:
@@ -113,6 +124,7 @@ class AsyncpgProducer(Producer):
                     await transaction.commit()
         except Exception as error:
             self.history.saw(number, "unknown" if committing else "aborted", 0, error)
+            self.begin_anew()
             if connection is not None:
                 connection.terminate()
             await asyncio.sleep(0.2)
@@ -159,6 +171,7 @@ class ThreadedProducer(Producer):
                 self.publish(number, batch)
             except Exception as error:
                 self.history.saw(number, "unknown" if self.committing else "aborted", 0, error)
+                self.begin_anew()
                 self.reset()
                 self.stopping.wait(0.2)
             else:
@@ -223,6 +236,7 @@ class SqlalchemyProducer(ThreadedProducer):
 def published(event: NewEvent) -> dict[str, Any]:
     """An event as the arguments of publish."""
     fields = ("event_type", "payload", "idempotency_key", "priority", "delay", "expires_in")
+    fields += ("ordering_key", "fairness_key")
     return {name: getattr(event, name) for name in fields}
 
 

@@ -122,6 +122,7 @@ def promises(runs: Sequence[Run]) -> list[str]:
         limit = f"{SCENARIOS[scenario].limits[figure]:g}{unit}"
         return what, limit, worst(runs, figure, scenario)
 
+    ordered = [run for run in runs if "inversions" in run]
     watched = [run for run in runs if "overdue_s" in run["figures"]]
     reclaim, stops = SCENARIOS["kill_workers"].limits["reclaim_p99_s"], SCENARIOS["deploy"].limits
     rows = [
@@ -132,6 +133,8 @@ def promises(runs: Sequence[Run]) -> list[str]:
         ("P2 effects that happened twice", "0", f"{counts['effect_duplicates']}"),
         ("P2 deliveries that happened twice", f"{total(runs, 'in_flight_at_kill'):,} in flight at a fault", (
             f"{total(runs, 'delivery_duplicates'):,}")),
+        ("LSN-9 events out of order within a key", "0", (
+            f"{total(ordered, 'inversions')} of {total(ordered, 'in_order'):,}" if ordered else "not measured")),
         ("P3 claimed again after a SIGKILL, p99", f"{reclaim:g} s", worst(runs, "reclaim_p99_s", "kill_workers")),
         ("P4 commit to handler, p99", "50 ms", worst(runs, "wake_p99_ms", "terminate_listener")),
         ("P4 after the listener was ended", "5 s", worst(runs, "wake_after_fault_s", "terminate_listener")),

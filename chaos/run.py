@@ -17,6 +17,7 @@ from chaos.history import read
 from chaos.nemeses import Nemesis
 from chaos.nemeses.deployments import CloseLogins
 from chaos.observer import in_flight
+from chaos.order import Place, inversions
 from chaos.scenarios import Lane, Scenario
 from chaos.workers import Death, notices
 from chaos.world import Progress, Strike, World
@@ -30,6 +31,12 @@ OVERDUE = """
     SELECT count(*) FILTER (WHERE since > $1) AS rows, coalesce(max(since), 0)::float8 AS most
     FROM (SELECT extract(epoch FROM now() - lease_expires_at)::float8 AS since FROM core.outbox
           WHERE settled_at IS NULL AND status = 'in_flight' AND lease_expires_at < now() FOR UPDATE SKIP LOCKED) o
+"""
+EFFECTS = "SELECT handler, key FROM chaos.effects ORDER BY number"
+# An event that was published twice under one key has the place of the first.
+PLACES = """
+    SELECT handler_name, idempotency_key, ordering_key, min(seq) FROM core.outbox
+    WHERE ordering_key <> '' AND handler_name IS NOT NULL GROUP BY 1, 2, 3
 """
 IDLE = "SELECT count(*) FROM pg_stat_activity WHERE usename LIKE 'chaos_%' AND state LIKE 'idle in transaction%'"
 CONNECTED = "SELECT count(*) FROM pg_stat_activity WHERE usename = $1"
@@ -77,6 +84,8 @@ class Result:
             "put_aside": verdict.put_aside,
             "effect_duplicates": verdict.effect_duplicates,
             "delivery_duplicates": verdict.delivery_duplicates,
+            "in_order": verdict.in_order,
+            "inversions": len(verdict.inversions),
             "in_flight_at_kill": self.in_flight_at_kill,
             "max_recovery_s": self.figures.get("reclaim_max_s", 0.0),
             "stuck_in_flight": self.stuck_in_flight,
@@ -262,12 +271,17 @@ async def _none(world: World, count: str, *arguments: object, within: float = QU
 async def _check(world: World) -> Verdict:
     async with world.admin() as connection:
         committed = {each["tx"] for each in await connection.fetch("SELECT tx FROM chaos.business")}
-        effects = [tuple(each) for each in await connection.fetch("SELECT handler, key FROM chaos.effects")]
+        effects = [tuple(each) for each in await connection.fetch(EFFECTS)]
         sql = "SELECT idempotency_key, handler_name, status, attempts, failure_reason FROM core.outbox"
         rows = [Row(*each) for each in await connection.fetch(sql)]
-    deliveries = [(each.handler, each.key, each.row) for each in measures.deliveries(world)]
+        places = {(handler, key): Place(*place) for handler, key, *place in await connection.fetch(PLACES)}
+    runs = measures.deliveries(world)
     owed = OWED | crowd(world.setup.crowd)
-    return check(read(world.history.path, committed), effects, deliveries, rows, owed)
+    deliveries = [(each.handler, each.key, each.row) for each in runs]
+    verdict = check(read(world.history.path, committed), effects, deliveries, rows, owed)
+    verdict.in_order = len(places)
+    verdict.inversions = inversions(places, effects, ((run.handler, run.key, run.began, run.ended) for run in runs))
+    return verdict
 
 
 def _refused(world: World, death: Death) -> bool:
@@ -280,6 +294,7 @@ def _problems(result: Result, world: World, scenario: Scenario) -> list[str]:
     verdict = result.verdict
     problems = [f"lost: {each}" for each in verdict.lost[:20]]
     problems += [f"unexpected: {each}" for each in verdict.unexpected[:20]]
+    problems += [f"out of order: {each}" for each in verdict.inversions[:20]]
     for name in ("stuck_in_flight", "idle_in_transaction", "leaked_connections"):
         if count := getattr(result, name):
             problems.append(f"{name}: {count}")

@@ -32,7 +32,10 @@ DEFAULTS = WorkerSettings()
 SCHEMA = """
     CREATE SCHEMA chaos;
     CREATE TABLE chaos.business (tx bigint NOT NULL);
-    CREATE TABLE chaos.effects (handler text NOT NULL, key text NOT NULL, at timestamptz DEFAULT clock_timestamp());
+    CREATE TABLE chaos.effects (
+        handler text NOT NULL, key text NOT NULL, at timestamptz DEFAULT clock_timestamp(),
+        number bigint GENERATED ALWAYS AS IDENTITY  -- their order, whatever becomes of the clock
+    );
     CREATE INDEX ON chaos.effects (handler, key);
     GRANT USAGE ON SCHEMA chaos TO chaos_worker, chaos_producer;
     GRANT INSERT, SELECT ON chaos.effects TO chaos_worker;
