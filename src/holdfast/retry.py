@@ -34,8 +34,9 @@ class RetryPolicy:
     `delay(attempt)` waits a random time between zero and `ceiling(attempt)` (full jitter), so events that
     failed together do not come back together. Strategy `none` never retries.
 
-    >>> [RetryPolicy().ceiling(attempt) for attempt in (1, 2, 3, 4, 20)]
-    [1.0, 2.0, 4.0, 8.0, 300.0]
+    Examples:
+        >>> [RetryPolicy().ceiling(attempt) for attempt in (1, 2, 3, 4, 20)]
+        [1.0, 2.0, 4.0, 8.0, 300.0]
     """
 
     max_attempts: int = 5

@@ -1,0 +1,69 @@
+"""The documentation site: it builds strictly, has every page, and needs nothing from another host."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.docs.support import ROOT
+
+pytestmark = [pytest.mark.adoption]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built as `./dev docs build` does, where a warning is an error: dead links, anchors, unlisted pages."""
+    folder = tmp_path_factory.mktemp("site")
+    mkdocs = Path(sys.executable).with_name("mkdocs")
+    run = subprocess.run(
+        [mkdocs, "build", "--strict", "-f", "site/mkdocs.yml", "-d", folder],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert run.returncode == 0, run.stderr
+    return folder
+
+
+def test_every_page_is_on_the_site_and_found_by_its_search(site: Path) -> None:
+    """OPS-4: what a document says is found on the one site."""
+    pages = {path.relative_to(ROOT / "docs").with_suffix(".html").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    assert not [page for page in pages if not (site / page).is_file()]
+    index = json.loads((site / "search" / "search_index.json").read_text())
+    assert pages <= {entry["location"].split("#")[0] for entry in index["docs"]}
+
+
+def test_the_reference_has_every_public_name(site: Path) -> None:
+    """The reference is made of the code: each name of `holdfast` has its signature and its docstring."""
+    import holdfast
+
+    page = (site / "reference" / "holdfast.html").read_text()
+    assert not [name for name in holdfast.__all__ if f'id="holdfast.{name}"' not in page]
+    assert "Publish thousands of events in few statements and return their ids." in page
+
+
+def test_the_site_loads_nothing_from_other_hosts(site: Path) -> None:
+    """Scripts, styles, fonts and pictures are the site's own: it can be read where there is no network."""
+    loaded = re.compile(
+        r"""<(?:script|img|iframe)[^>]+src=["']?(?:https?:)?//|<link[^>]+stylesheet[^>]+href=["']?(?:https?:)?//"""
+    )
+    assert not [page for page in site.rglob("*.html") if loaded.search(page.read_text())]
+
+
+def test_assistants_find_every_page(site: Path) -> None:
+    """llms.txt lists each page with a sentence, and each link leads to a page."""
+    text = (site / "llms.txt").read_text()
+    links = re.findall(r"^- \[[^\]]+\]\(([^)]+)\)(: .+)?$", text, re.MULTILINE)
+    assert links
+    assert not [link for link, _ in links if not (site / link).is_file()]
+    listed = {link for link, _ in links}
+    assert {"installation.html", "glossary.html", "runbooks/alerts.html"} <= listed
+    assert "# Installation" in (site / "llms-full.txt").read_text()
