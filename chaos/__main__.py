@@ -1,4 +1,4 @@
-"""`./dev chaos [--seed S] [--for SECONDS] [--scenario NAME] [--peers] [--json]`: faults, and nothing lost by them."""
+"""`./dev chaos [--seed S] [--for SECONDS] [--scenario NAME] [--substrate BROKER] [--peers] [--json]`: nothing lost."""
 
 import argparse
 import asyncio
@@ -17,6 +17,7 @@ from chaos.peers import run as peers
 from chaos.peers.faults import FAULTS
 from chaos.run import Result, play
 from chaos.scenarios import SCENARIOS, Scenario
+from chaos.substrates import SUBSTRATES
 
 errors = Console(stderr=True, highlight=False)
 SUMMED = (
@@ -75,6 +76,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--scenario", action="append", metavar="NAME", help="one that --list names, or all; default: mix"
     )
+    parser.add_argument(
+        "--substrate", choices=sorted(SUBSTRATES), help="a broker that carries the events, and fails too: its mix"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON line per run, the last of the output")
     parser.add_argument(
         "--peers", action="store_true", help="the same faults against other libraries, side by side; takes nine minutes"
@@ -88,7 +92,10 @@ def arguments() -> argparse.Namespace:
     )
     options = parser.parse_args()
     known = FAULTS if options.peers else SCENARIOS
-    everything = list(known) if options.peers else ["mix"]
+    if options.substrate and (options.scenario or options.peers):
+        parser.error("--substrate has a mix of its own; leave out --scenario and --peers")
+    mix = f"mix_{options.substrate}" if options.substrate else "mix"
+    everything = list(known) if options.peers else [mix]
     options.scenario = list(known) if options.scenario == ["all"] else options.scenario or everything
     unknown = [name for name in options.scenario if name not in known]
     if unknown:

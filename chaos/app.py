@@ -37,7 +37,10 @@ publisher = Publisher("ledger")
 
 
 class Deliveries:
-    """`handler key row attempt start end`, one line per delivery; times are the machine's monotonic clock."""
+    """`handler key event attempt start end`, one line per delivery; times are the machine's monotonic clock.
+
+    The event says which delivery of the handler it was, whether a row or a broker's message brought it.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / f"{os.getpid()}.log"
@@ -46,7 +49,7 @@ class Deliveries:
     def note(self, event: EventEnvelope, context: HandlerContext, started: float) -> None:
         if self._file is None:
             self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        which = f"{context.handler_name} {event.idempotency_key} {context.delivery_id} {context.attempt}"
+        which = f"{context.handler_name} {event.idempotency_key} {context.event_id} {context.attempt}"
         os.write(self._file, f"{which} {started:.4f} {time.monotonic():.4f}\n".encode())
 
 

@@ -59,10 +59,12 @@ def check(
     by_row = Counter(deliveries)
     outside = {(handler, key) for handler, key, _ in by_row}
     kept: dict[Run, Row] = {(row.handler or NOBODY, row.key): row for row in rows}
+    # Some expire on their way to a broker.
+    expired = {row.key for row in kept.values() if row.reason == "expired"}
     due = _due(history, in_tx, verdict)
     for key, (event_type, count) in due.items():
         fates = owed[event_type]
-        missing = [h for h, fate in fates.items() if not _happened((h, key), fate, in_tx, outside, kept)]
+        missing = [h for h, fate in fates.items() if not _happened((h, key), fate, in_tx, outside, kept, expired)]
         verdict.lost += [f"{event_type} {key}: {h or 'nobody'} {_told(kept.get((h, key)))}" for h in missing]
         if not missing:
             if set(fates.values()) <= {"failed", "waiting"}:
@@ -106,7 +108,12 @@ def _due(history: Iterable[Published], effects: Iterable[Run], verdict: Verdict)
 
 
 def _happened(
-    run: Run, fate: Fate, effects: Collection[Run], deliveries: Collection[Run], kept: Mapping[Run, Row]
+    run: Run,
+    fate: Fate,
+    effects: Collection[Run],
+    deliveries: Collection[Run],
+    kept: Mapping[Run, Row],
+    expired: Collection[str],
 ) -> bool:
     row = kept.get(run)
     match fate:
@@ -117,7 +124,7 @@ def _happened(
         case "failed":
             return row is not None and row.status == "failed"
         case "either":
-            return run in deliveries or (row is not None and row.reason == "expired")
+            return run in deliveries or run[1] in expired
         case "waiting":
             return row is not None and row.status == "pending" and row.attempts == 0
 

@@ -15,6 +15,8 @@ from chaos.world import Strike, World
 
 # A wake-up counts as one after a fault when its event was committed until so long after it.
 AFTERMATH = 5.0
+# What is handled and not settled, or runs while a fault goes on, ends so long before or after it.
+AROUND = 1.0
 SILENT = ("half_open", "blackhole", "swallow_lines")
 # Every worker should have noticed a silence of this length.
 NOTICED_BY_ALL = 15.0
@@ -28,7 +30,7 @@ PLAIN = {handler for handlers in OWED.values() for handler, fate in handlers.ite
 class Delivery:
     handler: str
     key: str
-    row: str
+    event: str
     attempt: int
     began: float
     ended: float
@@ -39,8 +41,8 @@ def deliveries(world: World) -> list[Delivery]:
     found = []
     for log in sorted(world.deliveries.glob("*.log")):
         for line in log.read_text().splitlines():
-            handler, key, row, attempt, began, ended = line.split()
-            found.append(Delivery(handler, key, row, int(attempt), float(began), float(ended), int(log.stem)))
+            handler, key, event, attempt, began, ended = line.split()
+            found.append(Delivery(handler, key, event, int(attempt), float(began), float(ended), int(log.stem)))
     return found
 
 
@@ -62,6 +64,18 @@ def figures(world: World) -> dict[str, float]:
         if seconds := [stop.seconds for stop in world.fleet.stops if stop.condition == condition]:
             found[f"stop_{condition}_s"] = max(seconds)
     return {name: round(value, 3) for name, value in found.items()}
+
+
+def messages_in_flight(world: World) -> int:
+    """How many handlers had just ended, or ended, in the workers that a fault hit: nobody sees a message in flight."""
+    slots = {worker.pid: worker.id for worker in world.fleet.started}
+    runs = [(run.ended, slots.get(run.process, "")) for run in deliveries(world)]
+    return sum(
+        strike.at - AROUND <= ended <= max(strike.at, strike.until) + AROUND
+        for strike in world.strikes
+        for ended, worker in runs
+        if strike.hit is None or worker in strike.hit
+    )
 
 
 def _noticed(world: World) -> list[float]:
@@ -126,9 +140,9 @@ def repeats(runs: Sequence[Delivery]) -> dict[str, float]:
 
     A handler that takes tx has finished before its commit, which may fail. Overlaps are two runs of a row at once.
     """
-    by_row: dict[str, list[Delivery]] = {}
+    by_row: dict[tuple[str, str], list[Delivery]] = {}
     for run in runs:
-        by_row.setdefault(run.row, []).append(run)
+        by_row.setdefault((run.handler, run.event), []).append(run)
     again: Counter[int] = Counter()
     overlaps = 0
     for same in by_row.values():

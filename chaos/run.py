@@ -25,8 +25,13 @@ from holdfast.errors import HoldfastError
 
 DRAIN_SECONDS = 90.0
 QUIET_SECONDS = 5.0
+# A turn of a loop that takes so long says that nothing on this machine went on.
+STILL_SECONDS = 3.0
 OPEN = "SELECT count(*) FROM core.outbox WHERE settled_at IS NULL AND event_type <> 'trouble.unrouted'"
 # A row that a handler has locked in its transaction is protected by that, and nobody extends its lease.
+# What a broker was given, and its handler has not had.
+CARRIED = "SELECT count(*) FROM core.relay_lost($1, '-infinity', 'infinity', 100000)"
+RELAYED = "SELECT count(*)::float8 FROM core.outbox WHERE handler_name = $1 AND status = 'delivered'"
 OVERDUE = """
     SELECT count(*) FILTER (WHERE since > $1) AS rows, coalesce(max(since), 0)::float8 AS most
     FROM (SELECT extract(epoch FROM now() - lease_expires_at)::float8 AS since FROM core.outbox
@@ -150,6 +155,8 @@ async def _play(world: World, scenario: Scenario, seconds: float, progress: Prog
     verdict = await _check(world)
     async with world.admin() as connection:
         counted, begun = await balance.read(connection)
+        if world.substrate:
+            measured["relayed"] = await connection.fetchval(RELAYED, f"relay.{world.setup.broker}")
     result = Result(
         scenario.name,
         world.seed,
@@ -165,7 +172,8 @@ async def _play(world: World, scenario: Scenario, seconds: float, progress: Prog
         drained.problems,
         counted=asdict(counted),
     )
-    result.problems += balance.problems(counted, begun)
+    # A message that was handled has left no row.
+    result.problems += balance.problems(counted, counted.begun if world.substrate else begun)
     result.problems += _problems(result, world, scenario)
     return result
 
@@ -215,7 +223,7 @@ async def _heal(world: World, nemesis: Nemesis) -> None:
 def _in_flight(world: World) -> int:
     """What all the faults together can have taken from workers that were at it."""
     samples = world.observer.samples
-    return sum(
+    return (measures.messages_in_flight(world) if world.substrate else 0) + sum(
         in_flight(samples, strike.at, worker, strike.until)
         for strike in world.strikes
         for worker in ([None] if strike.hit is None else strike.hit)
@@ -243,8 +251,13 @@ async def _drain(world: World, progress: Progress) -> Drained:
     """Wait until no event is owed any more."""
     found = Drained()
     poll, healed = world.setup.poll_interval, time.monotonic()
-    while left := await world.ask(OPEN):
+    turn = healed
+    while left := await _owed(world):
         progress(f"draining, {left} open", 1e9)
+        last, turn = turn, time.monotonic()
+        if turn - last > STILL_SECONDS:
+            world.note("still", seconds=round(turn - last, 1))
+            healed = turn  # the machine itself stood still, and with it whoever has leases to extend
         since = time.monotonic() - healed
         if since > world.recovery:
             # Whoever was hit has had the time to come back: from here on nobody's lease may be over for long.
@@ -258,6 +271,12 @@ async def _drain(world: World, progress: Progress) -> Drained:
     if left := await _none(world, CONNECTED, "chaos_producer", within=30.0):
         found.problems.append(f"{left} connections of producers did not end")
     return found
+
+
+async def _owed(world: World) -> int:
+    """How many deliveries are open, in the outbox or in the broker."""
+    left = int(await world.ask(OPEN))
+    return left or (int(await world.ask(CARRIED, world.setup.broker)) if world.substrate else 0)
 
 
 async def _none(world: World, count: str, *arguments: object, within: float = QUIET_SECONDS, allowed: int = 0) -> int:
@@ -277,7 +296,7 @@ async def _check(world: World) -> Verdict:
         places = {(handler, key): Place(*place) for handler, key, *place in await connection.fetch(PLACES)}
     runs = measures.deliveries(world)
     owed = OWED | crowd(world.setup.crowd)
-    deliveries = [(each.handler, each.key, each.row) for each in runs]
+    deliveries = [(each.handler, each.key, each.event) for each in runs]
     verdict = check(read(world.history.path, committed), effects, deliveries, rows, owed)
     verdict.in_order = len(places)
     verdict.inversions = inversions(places, effects, ((run.handler, run.key, run.began, run.ended) for run in runs))

@@ -9,6 +9,16 @@ from dataclasses import dataclass, field, replace
 from chaos import poison, standby, surroundings
 from chaos.libraries import LIBRARIES
 from chaos.nemeses import Nemesis
+from chaos.nemeses.brokers import (
+    CutBroker,
+    CutReplication,
+    FreezeBroker,
+    KillBroker,
+    KillLeader,
+    LoseBrokerAnswers,
+    PartitionBroker,
+    PromoteReplica,
+)
 from chaos.nemeses.deployments import CloseLogins, RollOut, StepClock
 from chaos.nemeses.lines import (
     Blackhole,
@@ -33,6 +43,7 @@ from chaos.nemeses.resources import (
 )
 from chaos.nemeses.servers import Failover, FreezePostgres, KillPooler, RestartPostgres, SlowCommits, Terminate
 from chaos.nemeses.troubles import Crowd, Hostile, Neighbours, Trouble
+from chaos.substrates import SUBSTRATES
 from chaos.surroundings import PLAIN, Surrounding
 from chaos.world import Progress, Setup, World
 
@@ -167,6 +178,21 @@ def transactions(library: str) -> Scenario:
     )
 
 
+BROKER: Lane = (KillBroker, KillBroker, FreezeBroker, CutBroker, LoseBrokerAnswers, PartitionBroker)
+
+
+def carried(broker: str, *faults: Callable[[], Nemesis]) -> Scenario:
+    """The mix of faults with a broker that carries the events, and faults of its own."""
+    return Scenario(
+        f"mix_{broker}",
+        f"SCL-2, P1, P2: {broker} carries the events; its servers, workers and Postgres fail side by side",
+        ((*BROKER, *faults), (*PROCESSES[:12], TurnHandlers), (*SERVER[:7], *LINES)),
+        setup=Setup(rate=150, imports=200, broker=broker),
+        surrounding=SUBSTRATES[broker],
+        floors={"relayed": 50},
+    )
+
+
 SCENARIOS = {
     each.name: each
     for each in (
@@ -183,6 +209,33 @@ SCENARIOS = {
                 (PROCESSES, SERVER, LINES),
                 setup=MIX,
             ),
+        ),
+        carried("nats", KillLeader),
+        carried("redis", PromoteReplica, PromoteReplica, CutReplication),
+        carried("rabbitmq"),
+        Scenario(
+            "nats_leader",
+            "SCL-2, P1: the leader of three NATS servers is killed every five seconds",
+            ((KillLeader,),),
+            setup=Setup(rate=150, lease=10, broker="nats"),
+            surrounding=SUBSTRATES["nats"],
+            pause=(5, 5),
+        ),
+        Scenario(
+            "redis_promotions",
+            "SCL-2, P1: the replica of a Valkey is promoted again and again",
+            ((PromoteReplica, PromoteReplica, CutReplication),),
+            setup=Setup(rate=150, broker="redis"),
+            surrounding=SUBSTRATES["redis"],
+            pause=(3, 5),
+        ),
+        Scenario(
+            "rabbitmq_restarts",
+            "SCL-2, P1: a RabbitMQ node is killed and started again under load",
+            ((KillLeader,),),
+            setup=Setup(rate=100, broker="rabbitmq"),
+            surrounding=SUBSTRATES["rabbitmq"],
+            pause=(3, 6),
         ),
         Scenario(
             "kill_workers",

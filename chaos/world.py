@@ -49,6 +49,10 @@ TERMINATE = """
 """
 
 
+MOVED = "SELECT bool_and(via <> 'outbox') FROM core.subscriptions WHERE retired_at IS NULL"
+_MOVE_TURNS = 600
+
+
 def numbers(seed: int, purpose: object) -> random.Random:
     return random.Random(f"{seed}/{purpose}")
 
@@ -70,11 +74,13 @@ class Setup:
     probes: float = 0.0  # likewise, of the one that measures
     server: dict[str, str] = field(default_factory=dict)
     library: str = ""  # of the handlers' transactions; empty: asyncpg
+    broker: str = ""  # what carries the events; empty: Postgres alone
 
     @property
     def connections_at_most(self) -> int:
         """Of all workers together: their own and those of their handlers."""
-        return self.workers * WorkerSettings(connections=self.connections).connections_needed(2)
+        substrate = f"{self.broker}://" if self.broker else None
+        return self.workers * WorkerSettings(connections=self.connections, substrate=substrate).connections_needed(2)
 
     @property
     def options(self) -> list[str]:
@@ -130,6 +136,7 @@ class World:
         self.producer_target: int | None = None
         self.after_workers: Callable[[], None] = lambda: None  # ends what holds connections on their behalf
         self.around: Any = None  # what a surrounding leaves here for its nemesis
+        self.substrate = ""  # the address of the broker that carries the events, if one does
         self.admin_port: int | None = None  # where the server is, once another one has taken over
         self.worker_line: Line
         self.producer_line: Line
@@ -203,10 +210,21 @@ class World:
             "CHAOS_LEASE": str(self.setup.lease),
             "CHAOS_CROWD": str(self.setup.crowd),
         }
-        self.fleet.start(self.setup.options, environment)
+        substrate = ["--substrate", self.substrate] if self.substrate else []
+        self.fleet.start([*self.setup.options, *substrate], environment)
         await self.fleet.ready()
+        if self.substrate:
+            await self._moved()
         self.observer = Observer(self.admin_address)
         self._watching = asyncio.create_task(self.observer.run())
+
+    async def _moved(self) -> None:
+        """Wait until the broker carries what the handlers are owed."""
+        for _ in range(_MOVE_TURNS):
+            if await self.ask(MOVED):
+                return
+            await asyncio.sleep(0.1)
+        raise TimeoutError("the handlers did not move to the broker")
 
     @property
     def unwatched(self) -> BaseException | None:

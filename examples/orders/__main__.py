@@ -2,9 +2,12 @@
 
 import argparse
 import asyncio
+import contextlib
 import signal
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import asyncpg
@@ -16,6 +19,7 @@ from examples.orders.processes import ROOT, Stage
 from holdfast import HoldfastError
 from holdfast.embedded import EmbeddedPostgres, usable_data_dir
 from holdfast.postgres import migrate
+from servers import BROKERS, named
 
 _WITHOUT_TERMINAL = 20.0
 
@@ -24,8 +28,11 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="./dev demo", description="Orders on an embedded Postgres.")
     parser.add_argument("--for", dest="seconds", type=float, metavar="SECONDS", help="run unattended for about so long")
     parser.add_argument("--json", action="store_true", help="with --for: print the result as one JSON object")
+    parser.add_argument("--substrate", choices=sorted(BROKERS), help="a broker that carries the events, and is started")
     parser.add_argument("--data", type=Path, default=ROOT / ".demo", help="where the data stays (not with --for)")
     found = parser.parse_args(argv)
+    if found.substrate:  # handlers that a broker carries events to wait for it, also in the next run
+        found.data = found.data.with_name(f"{found.data.name}-{found.substrate}")
     if found.json and found.seconds is None:
         parser.error("--json needs --for SECONDS")
     if found.seconds is None and not (sys.stdin.isatty() and sys.stdout.isatty()):
@@ -43,8 +50,8 @@ def main() -> int:
     try:
         print("demo: starting Postgres", file=sys.stderr, flush=True)
         data = None if wanted.seconds is not None else usable_data_dir(wanted.data)
-        with EmbeddedPostgres(data) as server:
-            code = asyncio.run(_play(server, wanted, started))
+        with EmbeddedPostgres(data) as server, _broker(wanted.substrate, data) as address:
+            code = asyncio.run(_play(server, wanted, started, address))
             if data is None:
                 server.stop("immediate")  # its data goes anyway
             return code
@@ -55,11 +62,24 @@ def main() -> int:
         return 1
 
 
+@contextlib.contextmanager
+def _broker(name: str | None, data: Path | None) -> Iterator[str | None]:
+    """Start the broker, with its data beside that of Postgres, and return its address."""
+    if name is None:
+        yield None
+        return
+    print(f"demo: starting {name}", file=sys.stderr, flush=True)
+    with tempfile.TemporaryDirectory(prefix="orders-demo-") as temporary:
+        folder = Path(temporary) if data is None else data.with_name(f"{data.name}-broker")
+        with named(name, folder / name) as server:
+            yield server.address
+
+
 def _end(number: int, _frame: object) -> None:
     raise SystemExit(128 + number)
 
 
-async def _play(server: EmbeddedPostgres, wanted: argparse.Namespace, started: float) -> int:
+async def _play(server: EmbeddedPostgres, wanted: argparse.Namespace, started: float, substrate: str | None) -> int:
     me = asyncio.current_task()
     assert me is not None
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -68,8 +88,8 @@ async def _play(server: EmbeddedPostgres, wanted: argparse.Namespace, started: f
         dsn = await _prepare(server)
         watched = wanted.seconds is None
         async with (
-            Stage(dsn, with_console=watched) as stage,
-            Figures(dsn, stage.sent) as figures,
+            Stage(dsn, substrate, with_console=watched) as stage,
+            Figures(dsn, stage.sent, wanted.substrate or "") as figures,
             Customers(stage.url) as customers,
         ):
             if wanted.seconds is None:

@@ -16,38 +16,46 @@ from holdfast.operator import Operator
 
 HANDLERS = sorted(each.name for each in registry if each.via == "outbox" and each.wants("order.placed"))
 
-# An event that was not yet split among its handlers owes one delivery to each of them.
+# An event that was not yet split among its handlers owes one delivery to each of them. What a broker was given and a
+# handler has not had is in flight.
 _SNAPSHOT = """
-SELECT count(*) FILTER (WHERE status = 'in_flight') AS in_flight,
+SELECT CASE $4::text WHEN '' THEN 0 ELSE (SELECT count(*) FROM core.relay_lost($4, $1, 'infinity', 100000)) END
+           + count(*) FILTER (WHERE status = 'in_flight') AS in_flight,
        coalesce(sum(CASE WHEN handler_name IS NULL THEN $2::int ELSE 1 END)
                 FILTER (WHERE status = 'pending'), 0)::int AS waiting,
        coalesce(extract(epoch FROM clock_timestamp() - min(created_at)), 0)::float8 AS oldest,
        coalesce(extract(epoch FROM max(lease_expires_at) - clock_timestamp()), 0)::float8 AS lease_left,
-       (SELECT count(*) FROM core.outbox
-        WHERE settled_at >= $1 AND status = 'delivered' AND handler_name <> '*') AS delivered,
+       CASE $4 WHEN '' THEN (SELECT count(*) FROM core.outbox
+                             WHERE settled_at >= $1 AND status = 'delivered' AND handler_name <> '*')
+       ELSE (SELECT count(*) FROM core.event_handled h
+             WHERE h.handled_at >= $1 AND h.handler_name IN
+                   (SELECT s.handler_name FROM core.subscriptions s WHERE s.via = $4)) END AS delivered,
        (SELECT count(*) FROM core.failed) AS failed,
        (SELECT count(*) FROM orders WHERE placed_at >= $1) AS orders,
        (SELECT count(*) FROM ledger WHERE recorded_at >= $1) AS ledger,
        (SELECT count(*) - count(DISTINCT order_id) FROM ledger WHERE recorded_at >= $1) AS ledger_duplicates,
-       EXISTS (SELECT FROM core.workers WHERE pid = $3 AND stopped_at IS NULL AND started_at >= $1) AS worker_ready
+       EXISTS (SELECT FROM core.workers WHERE pid = $3 AND stopped_at IS NULL AND started_at >= $1)
+           AND NOT EXISTS (SELECT FROM core.subscriptions s
+                           WHERE $4 <> '' AND s.retired_at IS NULL AND s.via = 'outbox') AS worker_ready
 FROM core.outbox WHERE settled_at IS NULL
 """
 
-# Delivered is what the outbox, the inbox and the ledger all say was delivered.
+# Delivered is what the outbox, the inbox and the ledger all say was delivered. Through a broker goes one row for all.
 _DELIVERED = """
 SELECT o.domain_id
 FROM core.outbox o
-JOIN core.event_handled h ON h.handler_name = o.handler_name AND h.idempotency_key = o.idempotency_key
-WHERE o.domain_id = ANY ($1::uuid[]) AND o.status = 'delivered' AND o.handler_name = ANY ($2::text[])
+JOIN core.event_handled h ON h.handler_name = ANY ($2::text[]) AND h.idempotency_key = o.idempotency_key
+WHERE o.domain_id = ANY ($1::uuid[]) AND o.status = 'delivered'
+  AND (o.handler_name = h.handler_name OR o.handler_name = 'relay.' || $3::text)
 GROUP BY o.domain_id
-HAVING count(DISTINCT o.handler_name) = cardinality($2::text[])
+HAVING count(DISTINCT h.handler_name) = cardinality($2::text[])
    AND EXISTS (SELECT FROM ledger WHERE order_id = o.domain_id)
 """
 
 _LATENCIES = """
 SELECT extract(epoch FROM l.recorded_at - o.created_at)::float8 * 1000 AS ms
 FROM core.outbox o JOIN ledger l ON l.order_id = o.domain_id
-WHERE o.handler_name = 'ledger.record_sale'
+WHERE o.handler_name = CASE $3::text WHEN '' THEN 'ledger.record_sale' ELSE 'relay.' || $3::text END
   AND EXISTS (SELECT FROM unnest($1::timestamptz[], $2::timestamptz[]) AS calm (since, until)
               WHERE o.created_at >= calm.since AND o.created_at < calm.until)
 ORDER BY ms
@@ -113,8 +121,10 @@ class Books:
 class Figures:
     """Reads, on a connection of its own."""
 
-    def __init__(self, dsn: str, sent: Path) -> None:
+    def __init__(self, dsn: str, sent: Path, broker: str = "") -> None:
+        """`broker` is the name of what carries the events; empty where that is the outbox."""
         self._dsn = dsn
+        self._broker = broker
         self._sent = sent
 
     async def __aenter__(self) -> Self:
@@ -132,12 +142,14 @@ class Figures:
         return moment
 
     async def snapshot(self, worker_pid: int | None) -> Snapshot:
-        return Snapshot(**await self._connection.fetchrow(_SNAPSHOT, self._since, len(HANDLERS), worker_pid))
+        return Snapshot(
+            **await self._connection.fetchrow(_SNAPSHOT, self._since, len(HANDLERS), worker_pid, self._broker)
+        )
 
     async def account(self, acknowledged: Iterable[UUID]) -> Account:
         """What became of the orders that the API acknowledged."""
         orders = set(acknowledged)
-        rows = await self._connection.fetch(_DELIVERED, list(orders), HANDLERS)
+        rows = await self._connection.fetch(_DELIVERED, list(orders), HANDLERS, self._broker)
         confirmed = self.confirmations()
         delivered = {row[0] for row in rows} & confirmed.keys()
         duplicates = "SELECT count(*) - count(DISTINCT order_id) FROM ledger WHERE recorded_at >= $1"
@@ -169,7 +181,7 @@ class Figures:
     async def latencies(self, calm: list[tuple[datetime, datetime]]) -> list[float]:
         """Milliseconds from publishing to the ledger's handler, for orders placed in calm times, sorted."""
         since, until = [start for start, _ in calm], [end for _, end in calm]
-        return [row[0] for row in await self._connection.fetch(_LATENCIES, since, until)]
+        return [row[0] for row in await self._connection.fetch(_LATENCIES, since, until, self._broker)]
 
 
 def percentile(values: list[float], share: float) -> float | None:

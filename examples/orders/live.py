@@ -30,7 +30,7 @@ class Play:
         self._scene = Scene(
             url=stage.url,
             console=stage.console_url,
-            server=f"Postgres {server.version}",
+            server=f"Postgres {server.version}" + (f", {stage.broker}" if stage.broker else ""),
             dsn=server.database_dsn("shop"),
         )
         self._backlog: deque[int] = deque(maxlen=1000)

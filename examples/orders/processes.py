@@ -84,9 +84,15 @@ class Stage:
     Without somebody who looks at it there need be no console.
     """
 
-    def __init__(self, dsn: str, *, with_console: bool = False) -> None:
+    def __init__(self, dsn: str, substrate: str | None = None, *, with_console: bool = False) -> None:
         self._dsn = dsn
+        self._substrate = substrate
         self._with_console = with_console
+
+    @property
+    def broker(self) -> str:
+        """The name of what carries the events, if a broker does."""
+        return (self._substrate or "").partition(":")[0]
 
     async def __aenter__(self) -> Self:
         self.directory = Path(tempfile.mkdtemp(prefix="orders-demo-"))
@@ -102,6 +108,7 @@ class Stage:
         work = [*_holdfast(), "worker", "examples.orders.handlers:registry", "--lease", f"{LEASE:g}"]
         work += ["--transactions", "examples.orders.database:Session"]
         work += ["--poll-interval", f"{POLL_INTERVAL:g}", "--grace", "5", "--lifeline", str(lifeline)]
+        work += ["--substrate", self._substrate] if self._substrate else []
         as_api, as_worker = ({**environment, "OTEL_SERVICE_NAME": name} for name in ("orders-api", "orders-worker"))
         self.api = Child(serve, self.directory / "api.log", as_api, (listening, lifeline))
         self.worker = Child(work, self.directory / "worker.log", as_worker, (lifeline,))

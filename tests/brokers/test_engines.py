@@ -30,12 +30,12 @@ from holdfast.brokers.engine import (
     Unanswered,
 )
 from holdfast.brokers.engines import engine_of
+from servers.kafka import REAL, kafka_server
+from servers.nats import NatsServer
+from servers.rabbitmq import MAX_MESSAGE_BYTES, RabbitmqServer
+from servers.valkey import DURABLE, ValkeyServer
 from tests.brokers import messages
 from tests.brokers.messages import numbers, sent, taken
-from tests.brokers.servers.kafka import REAL, kafka_server
-from tests.brokers.servers.nats import NatsServer
-from tests.brokers.servers.rabbitmq import MAX_MESSAGE_BYTES, RabbitmqServer
-from tests.brokers.servers.valkey import DURABLE, ValkeyServer
 
 pytestmark = pytest.mark.brokers
 

@@ -25,9 +25,9 @@ from holdfast.brokers.kafka.sink import KafkaSink
 from holdfast.brokers.kafka.source import KafkaSource
 from holdfast.brokers.kafka.start import fix_start, retire
 from holdfast.errors import ConfigurationError
+from servers.kafka import KafkaMock, kafka_server
 from tests.brokers import messages
 from tests.brokers.messages import number_of, numbers, sent, taken
-from tests.brokers.servers.kafka import KafkaMock, kafka_server
 
 pytestmark = pytest.mark.brokers
 

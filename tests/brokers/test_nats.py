@@ -22,9 +22,9 @@ from holdfast.brokers.nats import NatsEngine
 from holdfast.brokers.nats.source import NatsSource
 from holdfast.brokers.nats.subjects import consumer_of, event_of, filters_of, subject_of
 from holdfast.errors import ConfigurationError
+from servers.nats import NatsServer, nats_cluster
+from servers.processes import free_port
 from tests.brokers.messages import CHANNEL, interest, number_of, numbers, outgoing, sent, taken, until
-from tests.brokers.servers.nats import NatsServer, nats_cluster
-from tests.brokers.servers.processes import free_port
 
 pytestmark = [pytest.mark.brokers, pytest.mark.newest_postgres]
 

@@ -14,9 +14,9 @@ import pytest
 from holdfast import EventEnvelope, HandlerRegistry
 from holdfast.errors import ConfigurationError, NotFound
 from holdfast.operator import Operator, Refused
+from servers.nats import NatsServer
 from tests.acceptance.support import PUBLISHER, drained, effects, make_tables, publish_many, running, until
 from tests.brokers.double import Broker
-from tests.brokers.servers.nats import NatsServer
 
 pytestmark = [pytest.mark.brokers, pytest.mark.newest_postgres]
 

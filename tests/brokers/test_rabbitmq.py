@@ -15,9 +15,9 @@ from holdfast.brokers.engine import BrokerUnavailable, Confirmed, Interest, Outg
 from holdfast.brokers.rabbitmq import RabbitmqEngine
 from holdfast.brokers.rabbitmq.topology import dead_queue_of, exchange_of, queue_of
 from holdfast.errors import ConfigurationError
+from servers.rabbitmq import RabbitmqServer
 from tests.brokers import messages
 from tests.brokers.messages import number_of, numbers, sent, taken
-from tests.brokers.servers.rabbitmq import RabbitmqServer
 
 pytestmark = pytest.mark.brokers
 

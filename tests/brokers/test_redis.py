@@ -14,12 +14,14 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.brokers.addresses import address_of
 from holdfast.brokers.engine import BrokerUnavailable, Confirmed, Unanswered
 from holdfast.brokers.redis import RedisEngine
+from holdfast.brokers.redis.link import Link
 from holdfast.brokers.redis.scripts import DELETE_EMPTY, TRIM_READ, owner_of
 from holdfast.errors import ConfigurationError
+from servers.valkey import DURABLE, ValkeyServer, proxied, valkey_with_replica
 from tests.brokers.messages import CHANNEL, interest, number_of, numbers, outgoing, sent, taken, until
-from tests.brokers.servers.valkey import DURABLE, ValkeyServer, proxied, valkey_with_replica
 
 pytestmark = [pytest.mark.brokers, pytest.mark.newest_postgres]
 
@@ -116,6 +118,24 @@ async def test_a_replica_that_is_promoted_has_what_was_confirmed(tmp_path: Path)
         assert list(await alone.send([outgoing(300)], timeout=5)) == [Confirmed()]
         for each in (sink, careless, source, alone):
             await each.close()
+
+
+def test_a_connection_that_was_reset_is_an_outage_with_uvloop(server: ValkeyServer) -> None:
+    """SCL-2: the loop of workers refuses to write to it with an error of its own, and the next try connects anew."""
+    import uvloop
+
+    async def ask() -> None:
+        link = Link(address_of(server.address, ("redis",), ()), "test")
+        await link.open()
+        assert link._connection is not None and link._connection._writer is not None
+        link._connection._writer.transport.abort()
+        await asyncio.sleep(0.05)  # until the loop has closed it
+        with pytest.raises(BrokerUnavailable):
+            await link.ask("PING")
+        assert await link.ask("PING") == b"PONG"
+        await link.close()
+
+    uvloop.run(ask())
 
 
 async def test_fsync_waits_for_the_disk(tmp_path: Path) -> None:

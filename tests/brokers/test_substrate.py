@@ -12,11 +12,11 @@ import asyncpg
 import pytest
 
 from holdfast import EventEnvelope, HandlerContext, HandlerRegistry, Reject, RetryPolicy, Snooze, TerminalHandlerError
+from servers.kafka import kafka_server
+from servers.nats import NatsServer
+from servers.rabbitmq import RabbitmqServer
+from servers.valkey import DURABLE, ValkeyServer
 from tests.acceptance.support import Facts, drained, effects, make_tables, publish, publish_many, running, until
-from tests.brokers.servers.kafka import kafka_server
-from tests.brokers.servers.nats import NatsServer
-from tests.brokers.servers.rabbitmq import RabbitmqServer
-from tests.brokers.servers.valkey import DURABLE, ValkeyServer
 
 pytestmark = [pytest.mark.brokers, pytest.mark.newest_postgres]
 

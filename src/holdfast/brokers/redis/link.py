@@ -137,7 +137,11 @@ class Link:
 async def _exchange(connection: Connection, commands: Sequence[Command]) -> list[Any]:
     if not commands:
         return []
-    await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+    try:
+        await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+    except RuntimeError as error:
+        # What uvloop says of a connection that the other side has reset.
+        raise ConnectionResetError(str(error)) from error
     answers: list[Any] = []
     for _ in commands:
         try:

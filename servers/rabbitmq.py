@@ -1,4 +1,4 @@
-"""A RabbitMQ of the tests' own, from Debian's package: its own epmd, ports, cookie and data, all on loopback.
+"""RabbitMQ from Debian's package: its own epmd, ports, cookie and data, all on loopback.
 
 What the package itself may have started on this machine does not matter: it has another epmd and another port.
 """
@@ -10,7 +10,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from tests.brokers.servers.processes import ServerProcess, free_port
+from servers.processes import ServerProcess, die_with_parent, free_port
 
 SCRIPTS = Path("/usr/lib/rabbitmq/bin")
 # Enough for tests to go past with one event.
@@ -24,7 +24,7 @@ class RabbitmqServer(ServerProcess):
         assert (SCRIPTS / "rabbitmq-server").exists(), (
             "RabbitMQ is not on this machine: apt-get install rabbitmq-server"
         )
-        (folder / "home").mkdir(parents=True)
+        (folder / "home").mkdir(parents=True, exist_ok=True)
         (folder / "plugins").write_text("[].\n")
         (folder / "rabbitmq.conf").write_text(
             f"max_message_size = {MAX_MESSAGE_BYTES}\n"
@@ -34,17 +34,22 @@ class RabbitmqServer(ServerProcess):
         self._epmd_port, self._nodes_port = free_port(), free_port()
         self._epmd: subprocess.Popen[bytes] | None = None
         super().__init__([str(SCRIPTS / "rabbitmq-server"), "-noinput"], free_port(), folder)
+        self.environment = self._environment()
         self.address = f"amqp://guest:guest@127.0.0.1:{self.port}/"
 
     def spawn(self) -> None:
         if self._epmd is None:
             epmd = ["epmd", "-port", str(self._epmd_port), "-address", "127.0.0.1", "-relaxed_command_check"]
-            self._epmd = subprocess.Popen(epmd, env=self._environment(), stderr=subprocess.DEVNULL)
-        with (self.folder / f"{self.port}.log").open("ab") as log:
-            # The script becomes the virtual machine by exec, so that a signal to it reaches the node.
-            self._process = subprocess.Popen(
-                self.command, env=self._environment(), stdout=log, stderr=log, cwd=self.folder
+            self._epmd = subprocess.Popen(
+                epmd,
+                env=self.environment,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                process_group=0,
+                preexec_fn=die_with_parent,
             )
+        # The script becomes the virtual machine by exec, so that a signal to it reaches the node.
+        super().spawn()
 
     def wait_until_listening(self) -> None:
         """Wait longer than for others: it takes about six seconds on a machine that is idle."""
@@ -66,7 +71,7 @@ class RabbitmqServer(ServerProcess):
     def control(self, *arguments: str) -> str:
         """Run `rabbitmqctl` against the node."""
         command = [SCRIPTS / "rabbitmqctl", "--node", "hf@localhost", *arguments]
-        run = subprocess.run(command, env=self._environment(), capture_output=True, text=True, timeout=60)
+        run = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=60)
         assert run.returncode == 0, run.stderr or run.stdout
         return run.stdout
 

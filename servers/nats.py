@@ -11,7 +11,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.brokers.servers.processes import ServerProcess, free_port
+from servers.processes import ServerProcess, free_port
 
 
 def binary() -> str:

@@ -1,18 +1,28 @@
-"""Broker servers as processes of a test: killed, frozen, and started again on the same port."""
+"""Broker servers as processes: killed, frozen, and started again on the same port. None outlives who started it."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import socket
 import subprocess
+import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
 _START_SECONDS = 20.0
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+def die_with_parent() -> None:
+    """Have the kernel end this process when the one that has started it is gone."""
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def free_port() -> int:
@@ -28,6 +38,8 @@ class ServerProcess:
         self.command = list(command)
         self.port = port
         self.folder = folder
+        self.address = ""
+        self.environment: Mapping[str, str] | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -49,7 +61,16 @@ class ServerProcess:
 
     def spawn(self) -> None:
         with (self.folder / f"{self.port}.log").open("ab") as log:
-            self._process = subprocess.Popen(self.command, stdout=log, stderr=log, cwd=self.folder)
+            self._process = subprocess.Popen(
+                self.command,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self.folder,
+                process_group=0,  # a Ctrl-C is for who has started it
+                preexec_fn=die_with_parent,
+            )
 
     def wait_until_listening(self) -> None:
         deadline = time.monotonic() + _START_SECONDS
