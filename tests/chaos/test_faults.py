@@ -218,6 +218,7 @@ def test_the_limits_are_those_that_were_promised() -> None:
         "blocked_log unread_per_s >= 60",  # of 300 that are published
         "rolling_upgrade old_at_work >= 3",
         "rolling_upgrade new_at_work >= 1",
+        *(f"mix_{broker} relayed >= 50" for broker in ("nats", "redis", "rabbitmq")),
     }
 
 
