@@ -43,6 +43,7 @@ COMMANDS: Final = {
     "archive": "Dead letters in the archive.",
     "partitions": "Partitions of the outbox by time.",
     "relay": "Brokers: who gets events from them, what they have lost, and sending it again.",
+    "schema": "Schemas of events: an AsyncAPI document, and a check that releases only add.",
     "retention": "How long rows are kept, and what is left of them.",
     "uninstall": "Remove Holdfast from the database, with every event it holds.",
 }

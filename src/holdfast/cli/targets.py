@@ -56,11 +56,16 @@ def _imported(target: str, what: str, form: str) -> tuple[ModuleType, str]:
     module_name, _, attribute = target.partition(":")
     if not module_name or not attribute:
         raise ConfigurationError(target, f"does not name {what}", f"write {form}")
+    return load_module(module_name), attribute
+
+
+def load_module(module_name: str) -> ModuleType:
+    """Import a module, looking in the current directory first."""
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
         _set_up_django()
-        return importlib.import_module(module_name), attribute
+        return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
             remedy = "run this in the directory that holds it, or correct the name"

@@ -1,0 +1,147 @@
+"""What breaks when events of one release meet the handlers of another.
+
+Producers only add: a consumer ignores fields that it does not know, and must find those that it knows as they were; and
+a field that is added is optional, because events that wait in the outbox lack it. A change that breaks this is a new
+event type, with a suffix such as `.v2`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+_UPPER: Final = ("maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties")
+_LOWER: Final = ("minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties")
+_EXACT: Final = ("format", "pattern", "multipleOf", "contentEncoding", "contentMediaType")
+_MOST_DEEP: Final = 50
+
+Schema = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class BreakingChange:
+    """One change that a consumer would not survive: where it is, and what changed."""
+
+    event_type: str
+    place: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.event_type}: {self.place} {self.problem}"
+
+
+def breaking_changes(released: Schema, current: Schema) -> list[BreakingChange]:
+    """Return what breaks between the released AsyncAPI document and the current one, by event type."""
+    found: list[BreakingChange] = []
+    for event_type, channel in released.get("channels", {}).items():
+        now = current.get("channels", {}).get(event_type, {}).get("messages", {})
+        for name, message in channel.get("messages", {}).items():
+            if name not in now:
+                found.append(BreakingChange(event_type, "payload", "is gone; keep the event type, with a deadline"))
+            elif "payload" in message:
+                old, new = _Side(released, message["payload"]), _Side(current, now[name].get("payload"))
+                found += (BreakingChange(event_type, place, problem) for place, problem in _changes(old, new))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """A schema and the document whose components it refers to. None: anything may be there."""
+
+    document: Schema
+    schema: Any
+
+    def resolved(self) -> Schema:
+        schema, document = self.schema, self.document
+        for _ in range(_MOST_DEEP):
+            if not isinstance(schema, Mapping) or "$ref" not in schema:
+                break
+            schema = document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
+        return schema if isinstance(schema, Mapping) else {}
+
+    def at(self, schema: Any) -> _Side:
+        return _Side(self.document, schema)
+
+    def variants(self) -> list[_Side]:
+        schema = self.resolved()
+        several = schema.get("anyOf") or schema.get("oneOf")
+        if several:
+            return [variant for each in several for variant in self.at(each).variants()]
+        types = schema.get("type")
+        if isinstance(types, list):
+            return [self.at({**schema, "type": each}) for each in types]
+        return [self]
+
+
+def _changes(old: _Side, new: _Side, place: str = "payload", depth: int = 0) -> Iterator[tuple[str, str]]:
+    """Yield what the new schema allows and the old one does not; fields that are added are ignored by consumers."""
+    if depth > _MOST_DEEP:
+        return
+    before, after = old.variants(), new.variants()
+    if len(before) == len(after) == 1:
+        yield from _plain_changes(old.at(before[0].resolved()), new.at(after[0].resolved()), place, depth)
+        return
+    for variant in after:
+        kinds = [each for each in before if _kind(each) == _kind(variant)] or before
+        if all(next(_changes(each, variant, place, depth + 1), None) for each in kinds):
+            yield place, f"may be {_kind(variant)} now, in a way that it was not before"
+
+
+def _kind(side: _Side) -> str:
+    schema = side.resolved()
+    return str(schema.get("type") or schema.get("title") or ("one of some values" if "enum" in schema else "anything"))
+
+
+def _plain_changes(old: _Side, new: _Side, place: str, depth: int) -> Iterator[tuple[str, str]]:
+    before, after = old.resolved(), new.resolved()
+    allowed = {before["type"], "integer"} if before.get("type") == "number" else {before.get("type")}
+    if before.get("type") and after.get("type") not in allowed:
+        yield place, f"was {before['type']}, and is {after.get('type') or 'anything'} now"
+        return
+    yield from ((place, problem) for problem in _narrower(before, after))
+    values_before, values_after = before.get("additionalProperties"), after.get("additionalProperties")
+    if isinstance(values_before, Mapping) and isinstance(values_after, Mapping):
+        yield from _changes(old.at(values_before), new.at(values_after), f"{place}.*", depth + 1)
+    if "items" in before:
+        yield from _changes(old.at(before["items"]), new.at(after.get("items", {})), f"{place}[]", depth + 1)
+    fields, required = after.get("properties", {}), set(after.get("required", ()))
+    for name, schema in before.get("properties", {}).items():
+        if name not in fields:
+            yield f"{place}.{name}", "is gone"
+            continue
+        if name in before.get("required", ()) and name not in required:
+            yield f"{place}.{name}", "was always there, and may be missing now"
+        yield from _changes(old.at(schema), new.at(fields[name]), f"{place}.{name}", depth + 1)
+    for name in fields:
+        if name in required and name not in before.get("properties", {}):
+            yield f"{place}.{name}", "is new and required, and events that wait lack it; give it a default"
+
+
+def _narrower(before: Schema, after: Schema) -> Iterator[str]:
+    """Yield the rules of the old schema that values of the new one may break."""
+    known = _values(before)
+    if known is not None:
+        values = _values(after)
+        added = None if values is None else [each for each in values if each not in known]
+        if added is None:
+            yield "was one of a few values, and may be another one now"
+        elif added:
+            yield f"may be {', '.join(map(repr, added))} now"
+    for rule in _EXACT:
+        if rule in before and after.get(rule) != before[rule]:
+            yield f"had {rule} {before[rule]!r}, and has {after.get(rule)!r} now"
+    for rule in (*_UPPER, *_LOWER):
+        if rule in before and (rule not in after or _is_wider(rule, before[rule], after[rule])):
+            yield f"had {rule} {before[rule]!r}, and has {after.get(rule)!r} now"
+
+
+def _is_wider(rule: str, before: float, after: float) -> bool:
+    return after > before if rule in _UPPER else after < before
+
+
+def _values(schema: Schema) -> list[Any] | None:
+    if "const" in schema:
+        return [schema["const"]]
+    found = schema.get("enum")
+    return list(found) if found is not None else None

@@ -1,0 +1,134 @@
+"""The AsyncAPI document of an application's events, and the check that a release only adds to it."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+import pytest
+from pydantic import BaseModel, Field, create_model
+
+from holdfast import EventEnvelope, HandlerRegistry
+from holdfast.errors import ConfigurationError
+from holdfast.event_schemas import document
+from holdfast.schema_changes import breaking_changes
+
+pytestmark = [pytest.mark.adoption]
+
+
+class Line(BaseModel):
+    sku: str
+    count: int = 1
+
+
+class Paid(BaseModel):
+    order_id: int
+
+
+class OrderPlaced(BaseModel):
+    event_type: ClassVar[str] = "order.placed"
+
+    order_id: int
+    lines: list[Line]
+    note: str | None = None
+
+
+def described(*classes: type[Any], registry: HandlerRegistry | None = None) -> dict[str, Any]:
+    return document(registry or HandlerRegistry(), classes, title="shop", version="1.4.0")
+
+
+def placed(**fields: Any) -> dict[str, Any]:
+    """The document of an application whose order.placed has these fields."""
+    model = create_model("OrderPlaced", **fields)
+    model.event_type = "order.placed"  # type: ignore[attr-defined]
+    return described(model)
+
+
+def test_handlers_and_published_classes_are_in_one_document() -> None:
+    """ENV-3: payload models belong to the producer; a handler's own model describes what nobody here publishes."""
+    registry = HandlerRegistry()
+
+    @registry.handler(OrderPlaced, name="billing.charge_card")
+    async def charge_card(event: EventEnvelope[OrderPlaced]) -> None: ...
+
+    @registry.handler("order.paid", name="mail.thank")
+    async def thank(event: EventEnvelope, payload: Paid) -> None: ...
+
+    found = described(OrderPlaced, registry=registry)
+    assert found["asyncapi"] == "3.0.0"
+    assert found["info"] == {"title": "shop", "version": "1.4.0"}
+    assert set(found["channels"]) == {"order.placed", "order.paid"}
+    assert found["operations"]["publish.order.placed"]["action"] == "send"
+    assert found["operations"]["mail.thank"] == {"action": "receive", "channel": {"$ref": "#/channels/order.paid"}}
+    message = found["channels"]["order.placed"]["messages"]["order.placed"]
+    assert message["payload"]["properties"]["lines"]["items"] == {"$ref": "#/components/schemas/Line"}
+    assert set(found["components"]["schemas"]) == {"Line"}
+
+
+def test_two_classes_of_one_name_are_refused() -> None:
+    def order(line: type[BaseModel], event_type: str) -> type[Any]:
+        model = create_model("Order", lines=(list[line], ...))  # type: ignore[valid-type]
+        model.event_type = event_type  # type: ignore[attr-defined]
+        return model
+
+    other = create_model("Line", price=(int, ...))
+    with pytest.raises(ConfigurationError, match="Line"):
+        described(order(Line, "order.placed"), order(other, "order.changed"))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"order_id": (int, ...)},
+        {"order_id": (int, ...), "note": (str | None, None)},
+        {"order_id": (int, ...), "lines": (list[Line], [])},
+    ],
+)
+def test_additions_pass(fields: dict[str, Any]) -> None:
+    """ENV-3: producers only add."""
+    assert breaking_changes(placed(order_id=(int, ...)), placed(**fields)) == []
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        ((int, ...), None, "payload.it is gone"),
+        ((int, ...), (str, ...), "was integer, and is string"),
+        ((int, ...), (int, 1), "was always there, and may be missing"),
+        ((int, ...), (int | None, ...), "may be null now"),
+        (None, (int, ...), "is new and required"),
+        ((Literal["a"], ...), (Literal["a", "b"], ...), "may be 'b' now"),
+        ((str, Field(max_length=5)), (str, Field(max_length=6)), "had maxLength 5, and has 6"),
+        ((list[int], ...), (list[str], ...), "payload.it[] was integer"),
+        ((dict[str, int], ...), (dict[str, str], ...), "payload.it.* was integer"),
+        ((list[Line], ...), (list[create_model("Line", sku=(int, ...), count=(int, 1))], ...), "it[].sku was string"),
+    ],
+)
+def test_what_a_consumer_would_not_survive_is_named(before: Any, after: Any, told: str) -> None:
+    """ENV-3: a breaking change is a new event type."""
+    always = {"order_id": (int, ...)}
+    released = placed(**always, **({"it": before} if before else {}))
+    current = placed(**always, **({"it": after} if after else {}))
+    [change] = breaking_changes(released, current)
+    assert told in str(change)
+    assert str(change).startswith("order.placed: payload.it")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [((float, ...), (int, ...)), ((int | None, ...), (int, ...)), ((Literal["a", "b"], ...), (Literal["a"], ...))],
+)
+def test_narrower_values_pass(before: Any, after: Any) -> None:
+    assert breaking_changes(placed(it=before), placed(it=after)) == []
+
+
+def test_an_event_type_that_is_gone_is_named() -> None:
+    assert "is gone" in str(breaking_changes(described(OrderPlaced), described())[0])
+
+
+def test_a_model_that_contains_itself_is_compared() -> None:
+    class Tree(BaseModel):
+        event_type: ClassVar[str] = "tree.grown"
+
+        children: list[Tree] = []
+
+    assert breaking_changes(described(Tree), described(Tree)) == []
