@@ -4,6 +4,7 @@ from typing import Any
 
 from benchmarks import observed
 from benchmarks.benchmark import Arm, Benchmark, Limit, Options, Results, course, middle, ratio, to_raw
+from benchmarks.suites_of_workers import WORKERS
 
 
 def pair(verb: str, options: Options) -> list[Arm]:
@@ -517,5 +518,6 @@ BENCHMARKS = {
             quick_repeats=1,
             limits={"rss_mb": Limit("<=", 150), "rss_mb_large": Limit("<=", 150)},
         ),
+        *WORKERS,
     )
 }

@@ -24,6 +24,7 @@ from benchmarks.systems.harness import (
     quiet,
 )
 from benchmarks.systems.process import main, on_uvloop
+from benchmarks.systems.starting import started
 from benchmarks.workload import EVENT_TYPE, PAYLOAD
 
 # Two workers that delete in batches of 500 from fetches of 1,000: four with 250 are as good; one and eight workers,
@@ -139,7 +140,12 @@ async def latency(options: argparse.Namespace) -> dict[str, Any]:
     return await delivered(options, observer, connections, commit, lambda: worker(engine, handle, broker), handled)
 
 
-VERBS = {"drain": drain, "failures": failures, "publish": publish, "publish_many": publish_many, "latency": latency}
+async def start(options: argparse.Namespace) -> dict[str, Any]:
+    observer, engine = await install(options)
+    return await started(options.dsn, options.count, observer, bulk(engine), STORED, "faststream_outbox")
+
+
+VERBS = {each.__name__: each for each in (drain, failures, latency, publish, publish_many, start)}
 
 if __name__ == "__main__":
     quiet()

@@ -23,6 +23,7 @@ from benchmarks.systems.harness import (
     quiet,
 )
 from benchmarks.systems.process import main, on_uvloop
+from benchmarks.systems.starting import started
 from benchmarks.workload import EVENT_TYPE, PAYLOAD
 
 # Batches of 1,000 and 2,000 cannot be told apart and beat 200 and 500; nor can a pool and a single connection. All
@@ -126,7 +127,12 @@ async def latency(options: argparse.Namespace) -> dict[str, Any]:
     return await delivered(options, observer, connections, commit, lambda: worker(options.dsn, handle), handled)
 
 
-VERBS = {"drain": drain, "failures": failures, "publish": publish, "publish_many": publish_many, "latency": latency}
+async def start(options: argparse.Namespace) -> dict[str, Any]:
+    observer = await install(options.dsn)
+    return await started(options.dsn, options.count, observer, bulk(observer), LEFT, "pgqueuer")
+
+
+VERBS = {each.__name__: each for each in (drain, failures, latency, publish, publish_many, start)}
 
 if __name__ == "__main__":
     quiet()

@@ -9,6 +9,8 @@ results; events that are not in the mapping are done. A result is an outcome, No
 event failed, as `asyncio.gather(..., return_exceptions=True)` returns them.
 """
 
+from __future__ import annotations
+
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence

@@ -20,7 +20,8 @@ class EventEnvelope(BaseModel, Generic[Payload]):
     """
 
     # A refused payload must not surface in logs through the error that refuses it.
-    model_config = ConfigDict(frozen=True, extra="ignore", hide_input_in_errors=True)
+    # Workers validate no envelopes, and to build the validator takes as long as to import pydantic: the first use does.
+    model_config = ConfigDict(frozen=True, extra="ignore", hide_input_in_errors=True, defer_build=True)
 
     event_id: UUID
     event_type: _Text

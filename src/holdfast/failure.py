@@ -49,7 +49,7 @@ class FailureCycle(BaseModel):
     An entry with `edited_to` is the last one: a corrected event has taken this one's place.
     """
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
 
     attempts: int
     last_error: str | None = None

@@ -22,6 +22,8 @@ With `batch` a handler takes several events in one call (see `holdfast.batch`).
 `registry.schedule` declares events that are published at set times, each by one of the workers.
 """
 
+from __future__ import annotations
+
 import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -132,7 +134,7 @@ class Handler:
             extras["tx"] = tx
         return extras
 
-    def within(self, lifespan: Lifespan | None, around: tuple[Middleware, ...]) -> "Handler":
+    def within(self, lifespan: Lifespan | None, around: tuple[Middleware, ...]) -> Handler:
         """Return the handler as a part of a registry that has this lifespan and these middlewares."""
         if lifespan is None and not around:
             return self
@@ -370,7 +372,7 @@ class HandlerRegistry:
             raise ConfigurationError(schedule.name, "is declared twice", remedy)
         self._schedules[schedule.name] = schedule
 
-    def include(self, other: "HandlerRegistry") -> None:
+    def include(self, other: HandlerRegistry) -> None:
         """Take over the handlers and schedules that another registry has now.
 
         They keep its lifespan and its middleware, within those of this registry.

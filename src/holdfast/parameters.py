@@ -4,6 +4,8 @@ The event comes first, under any name. Further parameters are recognised by thei
 event, or be filled with something else than its annotation says, is refused here.
 """
 
+from __future__ import annotations
+
 import inspect
 import re
 import types

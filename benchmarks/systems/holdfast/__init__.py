@@ -14,6 +14,7 @@ from benchmarks.systems.holdfast.http import http
 from benchmarks.systems.holdfast.partitions import convert, drop
 from benchmarks.systems.holdfast.publish import produce, publish, publish_many
 from benchmarks.systems.holdfast.scrape import scrape, status
+from benchmarks.systems.holdfast.start import start
 from benchmarks.systems.holdfast.wake import latency
 
 VERBS = {
@@ -33,6 +34,7 @@ VERBS = {
         publish,
         publish_many,
         scrape,
+        start,
         status,
         transactional,
         work,

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 
 from holdfast.cli import logs
 from holdfast.measurements import Measurements
-from holdfast.observability import endpoint
 from holdfast.observability.http import Page
-from holdfast.observability.prometheus import ProcessFamilies
 from holdfast.worker.process_reports import ProcessReports, Reporter
 from holdfast.worker.worker import Worker
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
+# What makes the page is imported where it is served: most workers start without it.
 
 
 class ProcessMetrics:
@@ -32,6 +31,8 @@ class ProcessMetrics:
 
     def pages(self) -> Mapping[str, Page]:
         """The page of the metrics."""
+        from holdfast.observability.prometheus import ProcessFamilies
+
         families = ProcessFamilies()
         return _pages(lambda: families.of(self.measure()))
 
@@ -50,6 +51,8 @@ class ProcessMetrics:
 
 def pages_of_processes(reports: ProcessReports) -> Mapping[str, Page]:
     """The page of the metrics of all processes together."""
+    from holdfast.observability.prometheus import ProcessFamilies
+
     families = ProcessFamilies()
 
     def collect() -> Iterator[Metric]:
@@ -60,4 +63,6 @@ def pages_of_processes(reports: ProcessReports) -> Mapping[str, Page]:
 
 
 def _pages(collect: Callable[[], Iterable[Metric]]) -> Mapping[str, Page]:
+    from holdfast.observability import endpoint
+
     return {endpoint.PATH: endpoint.process_page(collect)}

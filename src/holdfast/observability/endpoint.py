@@ -13,11 +13,10 @@ from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
-import structlog
-
 from holdfast.errors import HoldfastError
 from holdfast.observability import http, prometheus
 from holdfast.observability.http import Page, Request, Response, Site
+from holdfast.observability.logging import logger
 from holdfast.postgres.operations.metrics import READ_FAULTS, MetricsSource, Snapshot
 from holdfast.redact import redact_secrets
 
@@ -29,8 +28,6 @@ PATH: Final = "/metrics"
 FRESH_FOR: Final = 1.0
 # Less than the ten seconds after which Prometheus gives up on a scrape.
 _PATIENCE = 8.0
-
-_log = structlog.get_logger("holdfast")
 
 
 class Scraper:
@@ -59,11 +56,11 @@ class Scraper:
         except (HoldfastError, *READ_FAULTS) as error:
             self._source.drop()
             if not self._unavailable:
-                _log.error("metrics_unavailable", error=redact_secrets(str(error) or type(error).__name__))
+                logger().error("metrics_unavailable", error=redact_secrets(str(error) or type(error).__name__))
             self._unavailable = True
             return None
         if self._unavailable:
-            _log.info("metrics_available")
+            logger().info("metrics_available")
         self._unavailable = False
         return snapshot
 

@@ -20,9 +20,8 @@ from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import Final
 
-import structlog
-
 from holdfast.errors import ConfigurationError
+from holdfast.observability.logging import logger
 from holdfast.redact import redact_secrets
 
 PLAIN: Final = "text/plain; charset=utf-8"
@@ -32,8 +31,6 @@ _PATIENCE = 5.0  # for a request to arrive, and for its response to be taken
 _LONGEST_REQUEST = 16_384
 # More than are accepted at once: a request that comes with its connection is read before others take its place.
 _MOST_CONNECTIONS = 256
-
-_log = structlog.get_logger("holdfast")
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +254,7 @@ class _Answering:
         try:
             response = await page(Request(path, query, dict(named)))
         except Exception as error:
-            _log.error("page_failed", path=path, error=redact_secrets(f"{type(error).__name__}: {error}")[:500])
+            logger().error("page_failed", path=path, error=redact_secrets(f"{type(error).__name__}: {error}")[:500])
             response = Response("this page could not be made; the log says why\n", HTTPStatus.INTERNAL_SERVER_ERROR)
         return _encoded(response, with_body=method == "GET")
 

@@ -7,12 +7,12 @@
 The entries never contain payloads, headers or keys.
 """
 
+from __future__ import annotations
+
 import os
 from datetime import UTC, datetime, timedelta
-from typing import Literal, get_args
-
-import structlog
-from structlog.typing import EventDict
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from holdfast.checks import line, number, one_of
 from holdfast.context import current_context
@@ -32,9 +32,18 @@ from holdfast.telemetry import (
     trace_id_of,
 )
 
+if TYPE_CHECKING:
+    from structlog.typing import EventDict
+
 LogSuccesses = Literal["never", "debug", "info"]
 
-_log = structlog.get_logger("holdfast")
+
+@cache
+def logger() -> Any:
+    """Return the logger of this library. The first entry imports structlog, which takes longer than asyncpg."""
+    import structlog
+
+    return structlog.get_logger("holdfast")
 
 
 class LogObserver:
@@ -77,10 +86,10 @@ class LogObserver:
             case Published():
                 self._success("event_published", self._event(fact, fact.source))
             case Notice():
-                getattr(_log, fact.level)(fact.name, **{**self.application, **self.process, **fact.details})
+                getattr(logger(), fact.level)(fact.name, **{**self.application, **self.process, **fact.details})
             case Retried():
                 next_attempt = datetime.now(UTC) + timedelta(seconds=fact.retry_in)
-                _log.warning(
+                logger().warning(
                     "delivery_retried",
                     operation=fact.handler_name,
                     next_attempt_at=next_attempt.isoformat(),
@@ -89,7 +98,7 @@ class LogObserver:
                     **_error(fact),
                 )
             case Failed():
-                _log.error(
+                logger().error(
                     "delivery_failed",
                     **self._delivery(fact),
                     failure_reason=fact.failure_reason,
@@ -97,7 +106,7 @@ class LogObserver:
                     **_error(fact),
                 )
             case LostLease():
-                _log.warning("lease_lost", **self._delivery(fact))
+                logger().warning("lease_lost", **self._delivery(fact))
             case Snoozed():
                 self._success("delivery_snoozed", self._delivery(fact) | {"due_in_s": round(fact.due_in, 3)})
             case Released():
@@ -110,9 +119,9 @@ class LogObserver:
 
     def _success(self, name: str, entry: dict[str, object]) -> None:
         if self.successes == "info":
-            _log.info(name, **entry)
+            logger().info(name, **entry)
         elif self.successes == "debug":
-            _log.debug(name, **entry)
+            logger().debug(name, **entry)
 
     def _event(self, fact: Published | DeliveryFact, context: str) -> dict[str, object]:
         return {

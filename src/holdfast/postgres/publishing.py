@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 from uuid import UUID
 
-import structlog
 from pydantic_core import from_json
 
 from holdfast.checks import whole
@@ -56,13 +55,13 @@ class Command(NamedTuple):
 # Yields the statements to run, one at a time, and is sent the answer to each. The same steps serve every driver.
 Steps = Generator[Command, Any, T]
 
-_logger = structlog.get_logger("holdfast")
-
 
 def log_notice(fact: Fact) -> None:
     """The default observer of a publisher: it has one thing to say, that an event type is past its deadline."""
     if isinstance(fact, Notice):
-        getattr(_logger, fact.level)(fact.name, **fact.details)
+        import structlog  # slow to import, and rarely needed
+
+        getattr(structlog.get_logger("holdfast"), fact.level)(fact.name, **fact.details)
 
 
 class PublishingSteps:

@@ -14,7 +14,9 @@ maintenance (heartbeat, warnings, clock, sweeps) and the scheduler (slots) stand
 substrate (a broker): a relay among the handlers, and takers that feed the dispatcher beside the claimer
 """
 
-from typing import Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from holdfast.failure import Redactor
@@ -26,7 +28,6 @@ from holdfast.postgres.deliveries import Deliveries
 from holdfast.postgres.fleet import Fleet
 from holdfast.postgres.flow import FlowStatements
 from holdfast.postgres.keyed import KeyedDeliveries
-from holdfast.postgres.messages import MessageDeliveries
 from holdfast.postgres.queries import Queries
 from holdfast.postgres.schedules import Schedules
 from holdfast.postgres.statements import NamedStatements
@@ -53,10 +54,12 @@ from holdfast.worker.scheduler import Scheduler
 from holdfast.worker.settlements import Judge
 from holdfast.worker.settler import Settler
 from holdfast.worker.shared import Shared
-from holdfast.worker.substrate import MessageReports, MessagesInFlight, Substrate
 from holdfast.worker.sweeper import Sweeper
 from holdfast.worker.tally import Tally
 from holdfast.worker.wakeups import Wakeups
+
+if TYPE_CHECKING:
+    from holdfast.worker.substrate import Substrate
 
 
 class Parts:
@@ -81,10 +84,15 @@ class Parts:
         statements = NamedStatements(queries, connections.address)
         identity: dict[str, Any] = {"worker": worker, "generation": settings.generation, "lease": settings.lease}
         self.substrate: Substrate | None = None
-        in_flight, reports = InFlight, Reports
+        in_flight: type[InFlight] = InFlight
+        reports: type[Reports] = Reports
         if settings.substrate is None:
             deliveries = Deliveries(statements, **identity)
         else:
+            # Most workers have no broker, and start without the code for it.
+            from holdfast.postgres.messages import MessageDeliveries
+            from holdfast.worker.substrate import MessageReports, MessagesInFlight, Substrate
+
             self.substrate = Substrate(settings.substrate, handlers, settings, connections, statements, observe)
             handlers.append(self.substrate.relay.handler)
             deliveries = messages = MessageDeliveries(statements, **identity, relays=self.substrate.relays)

@@ -21,7 +21,6 @@ from holdfast.installing import require_extra
 
 require_extra("otel", "opentelemetry", "opentelemetry.trace")
 
-import structlog
 from opentelemetry import context as contexts
 from opentelemetry import trace
 from opentelemetry.context import Context
@@ -32,6 +31,7 @@ from holdfast.checks import instance, one_of
 from holdfast.errors import ConfigurationError
 from holdfast.event_data import EventData
 from holdfast.new_event import NewEvent
+from holdfast.observability.logging import logger
 from holdfast.observability.otel.metrics import SCHEMA, Meter, meter_of
 from holdfast.observability.otel.spans import (
     NOWHERE,
@@ -52,7 +52,6 @@ Relation = Literal["child", "link"]
 
 _MOST_LINKS: Final = 32
 
-_log = structlog.get_logger("holdfast")
 _Begun = TypeVar("_Begun", bound="OtelSpan")
 
 
@@ -183,7 +182,9 @@ class OpenTelemetry:
             # A sampler or a processor of the application: what is traced goes on without it.
             if not self._failed:
                 self._failed = True
-                _log.warning("tracing_failed", error=type(error).__name__, remedy="mend the sampler or the processor")
+                logger().warning(
+                    "tracing_failed", error=type(error).__name__, remedy="mend the sampler or the processor"
+                )
             span = trace.get_current_span(context)
         return kind_of_span(span)
 
