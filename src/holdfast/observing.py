@@ -11,7 +11,7 @@ import contextlib
 import zlib
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Final, TypeAlias, get_args
+from typing import Final, Protocol, TypeAlias, TypeVar, get_args
 from uuid import UUID
 
 from holdfast.checks import functions, number
@@ -33,6 +33,20 @@ _MOST_REPORTS: Final = 100
 def is_sampled(event_id: UUID, share: float) -> bool:
     """Return whether an event is among such a share of all events. Every process comes to the same answer."""
     return share >= 1.0 or zlib.crc32(event_id.bytes) < share * _ALL
+
+
+class _OfAnEvent(Protocol):
+    @property
+    def event_id(self) -> UUID: ...
+
+
+_Some = TypeVar("_Some", bound=_OfAnEvent)
+
+
+def sampled(some: Iterable[_Some], share: float) -> list[_Some]:
+    """Return those whose events are among such a share, as `is_sampled` says of each; without a call for each."""
+    limit, crc32 = share * _ALL, zlib.crc32
+    return [each for each in some if crc32(each.event_id.bytes) < limit]
 
 
 def require_observers(values: object) -> tuple[Observer, ...]:

@@ -88,8 +88,8 @@ async def drain(options: argparse.Namespace) -> dict[str, Any]:
     database = database_of(options.dsn)
     with timed_claims() as claims, observed.ARMS[options.observed]() as arguments:
         worker = Worker(options.dsn, registry, **arguments)
+        scraped = observed.Scraping(worker) if options.observed in observed.SCRAPED else contextlib.nullcontext()
         before = await snapshot(observer, database)
-        scraped = observed.scraping(worker) if options.observed in observed.SCRAPED else contextlib.nullcontext()
         async with worker:
             with scraped:
                 await finished.wait()

@@ -14,7 +14,8 @@ from holdfast.postgres.operations.metrics import snapshot
 
 async def scrape(options: argparse.Namespace) -> dict[str, Any]:
     observer = await prepare(options.dsn, due=options.open, kept=options.kept)
-    connection = await connect(Address(options.dsn), "metrics", statement_timeout=8)
+    # Without a limit: a machine that stands still for a while must not end a run of minutes.
+    connection = await connect(Address(options.dsn), "metrics", statement_timeout=0)
 
     async def scraped() -> str:
         found = await snapshot(connection)

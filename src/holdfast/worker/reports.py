@@ -9,7 +9,7 @@ from uuid import UUID
 from pydantic_core import from_json
 
 from holdfast.handler_tally import DeliveryOutcome
-from holdfast.observing import ObserverGroup, is_sampled
+from holdfast.observing import ObserverGroup, sampled
 from holdfast.postgres.delivery import Delivery
 from holdfast.telemetry import Failed, Handled, LostLease, Released, Retried, Snoozed, trace_id_of
 from holdfast.tracing import Meter
@@ -65,10 +65,10 @@ class Reports:
             self._report_handled(batch, "duplicate")
 
     def _report_handled(self, batch: Sequence[Delivery], result: DeliveryOutcome) -> None:
-        share = self._handled
+        if self._handled < 1.0:
+            batch = sampled(batch, self._handled)
         for each in batch:
-            if share >= 1.0 or is_sampled(each.event_id, share):
-                self._observe(Handled(*_names(each), result=result, **self._fields(each)))
+            self._observe(Handled(*_names(each), result=result, **self._fields(each)))
 
     def retried(self, batch: Sequence[Retry]) -> None:
         """Attempts have failed, and will be repeated."""

@@ -27,6 +27,8 @@ from holdfast.tracing import LEASE_LOST, Message
 Attributes = Mapping[str, str | int]
 
 NOWHERE: Final = Context()  # neither a span nor baggage
+# Under this key a context has its span: what `set_span_in_context` does to an empty one, without a copy of it.
+(_SPAN_KEY,) = trace.set_span_in_context(trace.INVALID_SPAN, NOWHERE)
 
 
 def operation(name: str, kind: str) -> Attributes:
@@ -172,8 +174,13 @@ class HandleSpan(OtelSpan):
             span.end()
 
 
-class _Carried(NonRecordingSpan):
-    """The span that a trace context names, which is read when something asks for it: nearly always nothing does."""
+class UnsampledSpan(NonRecordingSpan):
+    """An attempt in a trace that is not sampled: the current span inside its block, and the one that its event carries.
+
+    Nearly every event has one where few are sampled, so the trace context is read only when something asks for it.
+    """
+
+    recording: Final = False
 
     def __init__(self, match: re.Match[str]) -> None:
         self._match = match
@@ -181,31 +188,21 @@ class _Carried(NonRecordingSpan):
     def get_span_context(self) -> SpanContext:
         return context_of(self._match)
 
-    def __repr__(self) -> str:
-        return f"_Carried({self.get_span_context()!r})"
-
-
-class UnsampledSpan:
-    """An attempt in a trace that is not sampled: only the trace context is handed on."""
-
-    __slots__ = ("_span", "_token")
-    recording: Final = False
-
-    def __init__(self, match: re.Match[str]) -> None:
-        self._span = _Carried(match)
-
     @property
     def trace_context(self) -> str | None:
-        return text_of(self._span.get_span_context())
+        return text_of(self.get_span_context())
 
     def __enter__(self) -> Self:
-        self._token = contexts.attach(trace.set_span_in_context(self._span, NOWHERE))
+        self._token = contexts.attach(Context({_SPAN_KEY: self}))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         contexts.detach(self._token)
+
+    def __repr__(self) -> str:
+        return f"UnsampledSpan({self.get_span_context()!r})"
 
     def conclude(self, outcome: DeliveryOutcome, report: ErrorReport | None = None) -> None:
         """Nothing is kept."""
