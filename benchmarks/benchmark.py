@@ -25,7 +25,7 @@ class Limit:
 
     relation: Literal[">=", "<=", "<"]
     bound: float
-    if_measured: bool = False  # a figure that is only there in full runs, or when peers take part
+    if_measured: bool = False  # a figure that is only there when peers take part
 
     def holds(self, value: float) -> bool:
         if self.relation == ">=":

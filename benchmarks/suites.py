@@ -448,7 +448,6 @@ BENCHMARKS = {
             observability_also,
             quick_repeats=3,
             limits={
-                "log_sampled_to_off": Limit(">=", 0.9, if_measured=True),
                 "log_metrics_to_off": Limit(">=", 0.9),
                 "traces_1_to_off": Limit(">=", 0.85),
             },
