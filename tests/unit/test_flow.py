@@ -186,3 +186,20 @@ def test_successes_are_reported_now_and_then(clock: Clock) -> None:
     assert breakers.due(lambda name: False) == []
     assert breakers.due(lambda name: True) == [(HANDLER, probe.token)]
     assert breakers.due(lambda name: True) == []
+
+
+def test_a_quiet_time_begins_with_few_again(clock: Clock) -> None:
+    """LSN-17: places grow with successes, stay while they are used, and are forgotten when nothing comes."""
+    handler = a_handler()
+    breakers = Breakers([handler], lambda fact: None)
+    few = breakers.room(handler, 0)
+    for _ in range(100):
+        breakers.succeeded(delivery(handler))
+    clock.now += 1.5
+    assert breakers.room(handler, 0) == few + 100
+    clock.now += 1.5  # nothing ends, and much runs
+    assert breakers.room(handler, 40) == few + 100 - 40
+    clock.now += 1.5
+    assert breakers.room(handler, 40) == 80 - 40
+    clock.now += 2.5
+    assert breakers.room(handler, 0) == few

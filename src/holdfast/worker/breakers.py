@@ -3,7 +3,8 @@
 The state is the database's, one for the fleet. A worker reports each transient failure (`Falter`) and, now and then,
 that something has succeeded. After as many failures in a row as open the breaker it runs nothing more of that handler
 until the database has said what becomes of them. It begins with as many deliveries at the same time, and one more for
-each success: however many places a worker has, a partner that is down is not called by all of them at once.
+each success: however many places a worker has, a partner that is down is not called by all of them at once. It keeps at
+most twice as many as run or have succeeded lately: the partner may be down when many come due after a quiet time.
 """
 
 import time
@@ -22,13 +23,19 @@ _REPORT_INTERVAL = 0.2
 _LONGEST_STOP = 10.0
 _MOST_TOKENS = 100
 _MOST_AT_ONCE = 10_000
+# What has succeeded lately is counted in periods of this length: the present one and the one before.
+_PERIOD = 1.0
 
 
 class _Record:
-    __slots__ = ("after", "after_success", "failed_at", "most", "streak", "suspect", "tokens")
+    __slots__ = (
+        *("after", "after_success", "earlier", "failed_at", "most", "since", "streak", "successes", "suspect"),
+        "tokens",
+    )
 
     def __init__(self, after: int) -> None:
         self.after = self.most = after  # deliveries at the same time: at first, and now
+        self.since, self.successes, self.earlier = 0.0, 0, 0  # of this period, which began then, and the one before
         self.streak = 0  # failures in a row that are not reported
         self.failed_at = 0.0
         self.after_success = True  # since the last failure
@@ -58,6 +65,7 @@ class Breakers:
         record = self._records[delivery.handler.name]
         record.streak, record.after_success = 0, True
         record.tokens.append(delivery.token)
+        record.successes += 1
         if record.most < _MOST_AT_ONCE:
             record.most += 1
             self._on_answer(delivery.handler.name, False)
@@ -72,9 +80,14 @@ class Breakers:
             record.most = record.after
         return after_success
 
-    def most(self, handler: Handler) -> int:
-        """How many calls of a handler with a breaker may run at the same time."""
-        return self._records[handler.name].most
+    def room(self, handler: Handler, running: int) -> int:
+        """Return how many more calls of a handler with a breaker may run at the same time."""
+        record, now = self._records[handler.name], time.monotonic()
+        if now - record.since > _PERIOD:
+            lately = record.successes + record.earlier if now - record.since < 2 * _PERIOD else 0
+            record.most = max(record.after, min(record.most, 2 * max(running, lately)))
+            record.since, record.successes, record.earlier = now, 0, record.successes
+        return record.most - running
 
     def stops(self, handler: Handler) -> bool:
         """Whether nothing of the handler may begin before its failures are reported."""

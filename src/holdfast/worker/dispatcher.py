@@ -158,7 +158,7 @@ class Dispatcher:
         """Return how many more calls at the same time the breaker of the handler leaves."""
         if self._breakers.stops(queue.handler):
             return 0
-        return self._breakers.most(queue.handler) - queue.running
+        return self._breakers.room(queue.handler, queue.running)
 
     def _breaker_answered(self, handler: str, is_open: bool) -> None:
         """Give back what has not begun if the breaker is open, or go on."""
