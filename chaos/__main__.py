@@ -16,7 +16,8 @@ from chaos import report
 from chaos.peers import run as peers
 from chaos.peers.faults import FAULTS
 from chaos.run import Result, play
-from chaos.scenarios import SCENARIOS, Scenario
+from chaos.scenario import Scenario
+from chaos.scenarios import SCENARIOS
 from chaos.substrates import SUBSTRATES
 
 errors = Console(stderr=True, highlight=False)

@@ -11,10 +11,10 @@ import select
 import signal
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 from chaos.events import crowd, derived
+from chaos.journal import Deliveries
 from chaos.libraries import in_batch, in_transaction, pause, publish, write
 from holdfast import (
     EventEnvelope,
@@ -36,24 +36,7 @@ registry = HandlerRegistry()
 publisher = Publisher("ledger")
 
 
-class Deliveries:
-    """`handler key event attempt start end`, one line per delivery; times are the machine's monotonic clock.
-
-    The event says which delivery of the handler it was, whether a row or a broker's message brought it.
-    """
-
-    def __init__(self, directory: Path) -> None:
-        self._path = directory / f"{os.getpid()}.log"
-        self._file: int | None = None
-
-    def note(self, event: EventEnvelope, context: HandlerContext, started: float) -> None:
-        if self._file is None:
-            self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        which = f"{context.handler_name} {event.idempotency_key} {context.event_id} {context.attempt}"
-        os.write(self._file, f"{which} {started:.4f} {time.monotonic():.4f}\n".encode())
-
-
-deliveries = Deliveries(Path(os.environ.get("CHAOS_DELIVERIES", ".")))
+deliveries = Deliveries()
 lease = float(os.environ.get("CHAOS_LEASE", "3"))
 dsn = os.environ.get("HOLDFAST_DSN", "")
 log = logging.getLogger(__name__)

@@ -45,8 +45,19 @@ TROUBLES: dict[str, Mapping[str, Fate]] = {
 PROBES: dict[str, Mapping[str, Fate]] = {"probe.sent": {"probe.hear": "delivery"}}
 # Hundreds in one transaction.
 IMPORTS: dict[str, Mapping[str, Fate]] = {"price.changed": {"price.update": "delivery"}}
+# Of the scenarios in chaos/flow.
+FLOW: dict[str, Mapping[str, Fate]] = {
+    "account.changed": {"account.apply": "effect"},
+    "ticket.moved": {"ticket.move": "delivery"},
+    "slot.wanted": {"slot.use": "delivery"},
+    "call.due": {"call.make": "delivery"},
+    "report.due": {"report.render": "delivery"},
+    "shipment.due": {"shipment.book": "delivery"},
+    "entry.posted": {"entry.post": "delivery"},
+    "entry.forged": {"entry.post": "failed"},
+}
 
-OWED: dict[str, Mapping[str, Fate]] = ORDINARY | DERIVED | TROUBLES | PROBES | IMPORTS
+OWED: dict[str, Mapping[str, Fate]] = ORDINARY | DERIVED | TROUBLES | PROBES | IMPORTS | FLOW
 CAUSE = "ledger.record"
 
 

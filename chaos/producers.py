@@ -236,8 +236,8 @@ class SqlalchemyProducer(ThreadedProducer):
 def published(event: NewEvent) -> dict[str, Any]:
     """An event as the arguments of publish."""
     fields = ("event_type", "payload", "idempotency_key", "priority", "delay", "expires_in")
-    fields += ("ordering_key", "fairness_key")
-    return {name: getattr(event, name) for name in fields}
+    keys = ("ordering_key", "fairness_key")
+    return {name: getattr(event, name) for name in fields + keys}
 
 
 class Prober(AsyncpgProducer):

@@ -122,6 +122,10 @@ def promises(runs: Sequence[Run]) -> list[str]:
         limit = f"{SCENARIOS[scenario].limits[figure]:g}{unit}"
         return what, limit, worst(runs, figure, scenario)
 
+    def least(what: str, scenario: str, figure: str) -> tuple[str, str, str]:
+        found = [run["figures"][figure] for run in runs if run["scenario"] == scenario and not run.get("busy")]
+        return what, f"{SCENARIOS[scenario].floors[figure]:g}", f"{min(found):g}" if found else "not measured"
+
     ordered = [run for run in runs if "inversions" in run]
     watched = [run for run in runs if "overdue_s" in run["figures"]]
     reclaim, stops = SCENARIOS["kill_workers"].limits["reclaim_p99_s"], SCENARIOS["deploy"].limits
@@ -158,6 +162,15 @@ def promises(runs: Sequence[Run]) -> list[str]:
         limited("LSN-16 handlers run again after a SIGKILL, slow commits", "slow_commits", "repeats_of_one"),
         limited("LSN-17 lone event beside slow handlers, p50", "slow_neighbours", "lone_p50_ms", " ms"),
         limited("LSN-17 fast handler beside slow ones, p99", "slow_neighbours", "fast_p99_s", " s"),
+        limited("LSN-9 calls that a model of an ordering key forbids, 10,000 keys", "ordered", "violations"),
+        limited("LSN-10 at once, where the fleet may run 7", "fleet_limits", "at_once"),
+        least("LSN-10 share of the 7 slots that was used, workers killed", "fleet_limits", "slots_used"),
+        limited("LSN-10 begun per second for a minute, where 100 may", "fleet_limits", "rate_per_s"),
+        limited("LSN-15 a single event beside 200,000 of another tenant", "fairness", "single_max_s", " s"),
+        limited("LSN-17 calls of a partner that is down for two minutes, 10,000 events due", "breaker", "calls"),
+        limited("LSN-17 dead letters of that", "breaker", "dead_letters"),
+        limited("LSN-17 partner is back to the last of them handled", "breaker", "handled_after_s", " s"),
+        limited("LSN-12 others that failed with 10 poisoned events of 10,000", "poisoned_batch", "others_failed"),
         ("OBS-2 runs in which begun = delivered + duplicates + failed + expired + cancelled + open", "all", sums(runs)),
         ("Connections leaked, transactions left idle", "0, 0", (
             f"{counts['leaked_connections']}, {counts['idle_in_transaction']}")),

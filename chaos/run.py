@@ -18,7 +18,7 @@ from chaos.nemeses import Nemesis
 from chaos.nemeses.deployments import CloseLogins
 from chaos.observer import in_flight
 from chaos.order import Place, inversions
-from chaos.scenarios import Lane, Scenario
+from chaos.scenario import Lane, Scenario
 from chaos.workers import Death, notices
 from chaos.world import Progress, Strike, World
 from holdfast.errors import HoldfastError
@@ -172,8 +172,9 @@ async def _play(world: World, scenario: Scenario, seconds: float, progress: Prog
         drained.problems,
         counted=asdict(counted),
     )
-    # A message that was handled has left no row.
-    result.problems += balance.problems(counted, counted.begun if world.substrate else begun)
+    # A delivery that was replayed has begun once more; a message that was handled has left no row.
+    replays = int(measured.get("replays", 0))
+    result.problems += balance.problems(counted, counted.begun if world.substrate else begun + replays)
     result.problems += _problems(result, world, scenario)
     return result
 

@@ -3,10 +3,11 @@
 The nemeses of a lane strike one after the other; lanes strike side by side.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 
 from chaos import poison, standby, surroundings
+from chaos.flow import scenarios as flow
 from chaos.libraries import LIBRARIES
 from chaos.nemeses import Nemesis
 from chaos.nemeses.brokers import (
@@ -43,27 +44,9 @@ from chaos.nemeses.resources import (
 )
 from chaos.nemeses.servers import Failover, FreezePostgres, KillPooler, RestartPostgres, SlowCommits, Terminate
 from chaos.nemeses.troubles import Crowd, Hostile, Neighbours, Trouble
+from chaos.scenario import Lane, Scenario
 from chaos.substrates import SUBSTRATES
-from chaos.surroundings import PLAIN, Surrounding
-from chaos.world import Progress, Setup, World
-
-Lane = Sequence[Callable[[], Nemesis]]
-
-
-@dataclass(frozen=True, slots=True)
-class Scenario:
-    name: str
-    promise: str
-    lanes: Sequence[Lane]
-    setup: Setup = field(default_factory=Setup)
-    surrounding: Surrounding = PLAIN
-    pause: tuple[float, float] = (0.5, 2.5)  # seconds between two strikes of a lane
-    once: bool = False  # each nemesis strikes once, in order
-    limits: Mapping[str, float] = field(default_factory=dict)  # figures and the most they may be
-    floors: Mapping[str, float] = field(default_factory=dict)  # figures and the least they may be
-    says: Mapping[str, str] = field(default_factory=dict)  # notices that a worker must have given, and what is in them
-    otherwise: "Scenario | None" = None  # what is run when the surrounding cannot be had
-    measure: Callable[[World, Progress], Awaitable[dict[str, float]]] | None = None  # instead of strikes
+from chaos.world import Setup
 
 
 def restart() -> Nemesis:
@@ -475,5 +458,6 @@ SCENARIOS = {
             pause=(1, 2),
             limits={"lone_p50_ms": 100.0, "fast_p99_s": 2.0},
         ),
+        *flow.SCENARIOS,
     )
 }

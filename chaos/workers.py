@@ -120,9 +120,10 @@ class Fleet:
         self._keepers: list[asyncio.Task[None]] = []
         self._closing = False
 
-    def start(self, options: Sequence[str], environment: Mapping[str, str]) -> None:
+    def start(self, application: str, options: Sequence[str], environment: Mapping[str, str]) -> None:
+        arguments = [application, *options]
         self._keepers = [
-            asyncio.create_task(self._keep(slot, list(options), dict(environment))) for slot in range(self.size)
+            asyncio.create_task(self._keep(slot, arguments, dict(environment))) for slot in range(self.size)
         ]
 
     async def ready(self, within: float = 30.0) -> None:
@@ -197,9 +198,9 @@ class Fleet:
         await asyncio.gather(*self._keepers, return_exceptions=True)
         self.read_logs()
 
-    async def _keep(self, slot: int, options: list[str], environment: dict[str, str]) -> None:
+    async def _keep(self, slot: int, arguments: list[str], environment: dict[str, str]) -> None:
         while not self._closing:
-            worker = await self._spawn(slot, options, environment)
+            worker = await self._spawn(slot, arguments, environment)
             try:
                 code = await worker.process.wait()
             except asyncio.CancelledError:
@@ -213,7 +214,7 @@ class Fleet:
             self.on_death(worker, death)
             await asyncio.sleep(_RESTART_AFTER)
 
-    async def _spawn(self, slot: int, options: list[str], environment: dict[str, str]) -> WorkerProcess:
+    async def _spawn(self, slot: int, arguments: list[str], environment: dict[str, str]) -> WorkerProcess:
         log = self._directory / f"worker-{slot}-{len(self.started) + 1}.log"
         pipe, own = LogPipe(log), self.environment(slot)
         try:
@@ -221,8 +222,7 @@ class Fleet:
                 *self.prefix(slot),
                 str(COMMAND),
                 "worker",
-                "chaos.app:registry",
-                *options,
+                *arguments,
                 cwd=ROOT,
                 env={**os.environ, **environment, **own},
                 stdin=asyncio.subprocess.DEVNULL,

@@ -29,6 +29,7 @@ Progress = Callable[[str, float], None]  # what is going on, and for how many se
 
 DATABASE = "chaos"
 DEFAULTS = WorkerSettings()
+RECOVERY_SECONDS = 20.0
 SCHEMA = """
     CREATE SCHEMA chaos;
     CREATE TABLE chaos.business (tx bigint NOT NULL);
@@ -73,6 +74,7 @@ class Setup:
     imports: float = 0.0  # likewise, of the one that publishes hundreds at a time
     probes: float = 0.0  # likewise, of the one that measures
     server: dict[str, str] = field(default_factory=dict)
+    application: str = "chaos.app:registry"
     library: str = ""  # of the handlers' transactions; empty: asyncpg
     broker: str = ""  # what carries the events; empty: Postgres alone
 
@@ -172,13 +174,24 @@ class World:
     @contextlib.asynccontextmanager
     async def admin(self) -> AsyncIterator[asyncpg.Connection]:
         """A superuser's connection, past all lines."""
-        connection = await asyncpg.connect(
-            self.admin_address, timeout=10, server_settings={"application_name": "chaos"}
-        )
+        connection = await self._connect()
         try:
             yield connection
         finally:
             connection.terminate()
+
+    async def _connect(self) -> asyncpg.Connection:
+        """Connect; a server that is just recovering is waited for: libfaketime makes one crash now and then."""
+        deadline = time.monotonic() + RECOVERY_SECONDS
+        while True:
+            try:
+                return await asyncpg.connect(
+                    self.admin_address, timeout=10, server_settings={"application_name": "chaos"}
+                )
+            except asyncpg.CannotConnectNowError:
+                if time.monotonic() > deadline:
+                    raise
+                await asyncio.sleep(0.1)
 
     async def ask(self, sql: str, *arguments: object) -> Any:
         async with self.admin() as connection:
@@ -211,7 +224,7 @@ class World:
             "CHAOS_CROWD": str(self.setup.crowd),
         }
         substrate = ["--substrate", self.substrate] if self.substrate else []
-        self.fleet.start([*self.setup.options, *substrate], environment)
+        self.fleet.start(self.setup.application, [*self.setup.options, *substrate], environment)
         await self.fleet.ready()
         if self.substrate:
             await self._moved()
