@@ -63,6 +63,7 @@ def test_the_limits_are_those_that_were_promised() -> None:
         "partitioned longest_publish_s <= 2",
         "partitioned longest_gap_s <= 2",
         "partitioned failed_publishes <= 0",
+        "partitioned lost_events <= 0",
         "partitioned drop_s <= 1",
         "limited concurrency_to_unlimited >= 0.7",
         "limited rate_to_unlimited >= 0.7",
@@ -73,6 +74,7 @@ def test_the_limits_are_those_that_were_promised() -> None:
         "horizon last_to_first >= 0.8",
         "ordered ordered_to_unordered >= 0.5",
         "ordered inversions <= 0",
+        "ordered hot_to_keyed <= 1.5",
         "fair before_single <= 1000",
         "observability traces_1_to_off >= 0.85",
         "transactional ratio_to_raw >= 0.6",
@@ -99,6 +101,7 @@ FIGURES = ("per_second", "python_us", "postgres_us", "wal_bytes", "hot_share", "
 FIGURES += ("index_writes", "rss_mb", "p50_ms", "p99_ms", "ms", "claim_p50_ms", "claim_p99_ms", "notifications")
 FIGURES += ("first_event_ms",)
 FIGURES += ("conversion_s", "longest_publish_s", "longest_gap_s", "failed_publishes", "drop_s")
+FIGURES += ("hot_per_second", "lost_events")
 PEERS = ["pgqueuer", "faststream-outbox"]
 
 
