@@ -163,9 +163,9 @@ def test_labels_are_escaped() -> None:
 
 
 NAMES = """
-    channel_unserved failures_last_week handler_breaker_failed_probes handler_breaker_open handler_failed
-    handler_fleet_concurrency handler_fleet_in_flight handler_in_flight handler_oldest_seconds handler_paused
-    handler_pending handler_rate_limit
+    channel_unserved failures_last_week handler_blocked_keys handler_breaker_failed_probes handler_breaker_open
+    handler_failed handler_fleet_concurrency handler_fleet_in_flight handler_in_flight handler_oldest_seconds
+    handler_paused handler_pending handler_rate_limit
     horizon_age_seconds horizon_age_transactions listeners notification_queue_usage_ratio notify_mode outbox_archived
     outbox_count_limit
     outbox_delayed outbox_expired_leases outbox_failed outbox_in_flight outbox_oldest_seconds outbox_pending

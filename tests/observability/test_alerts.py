@@ -303,6 +303,32 @@ async def test_a_handler_that_fails(dsn: str, conn: asyncpg.Connection) -> None:
         assert await watch.firing() == {"HoldfastHandlerFailing"}
 
 
+async def test_a_partner_that_is_away(dsn: str, conn: asyncpg.Connection) -> None:
+    registry = HandlerRegistry()
+
+    @registry.handler("order.placed", name="shop.call", on_outage="pause", retry=RetryPolicy(base_delay=0.01))
+    async def call(event: Any) -> None:
+        raise ConnectionError("away")
+
+    async with watched(dsn, conn, registry) as watch:
+        await publish_many(conn, "order.placed", 10)
+        opened = "SELECT opened_at IS NOT NULL FROM core.handler_flow WHERE handler_name = 'shop.call'"
+        await until(lambda: conn.fetchval(opened), what="an open breaker")
+        await watch.take(minutes=15)
+        assert "HoldfastBreakerOpen" in await watch.firing()
+
+
+async def test_keys_that_wait_behind_a_dead_letter(dsn: str, conn: asyncpg.Connection) -> None:
+    async with watched(dsn, conn) as watch:
+        await publish(conn, "order.bad", ordering_key="order-17")
+        await publish(conn, "order.bad", ordering_key="order-17")
+        await until(lambda: watch.worker is not None and watch.worker.counters.failed == 1)
+        await watch.take(minutes=15)
+        found = watch.steps[-1].jobs[OUTBOX]
+        assert found is not None and found.by("handler", "holdfast_handler_blocked_keys") == {"shop.fail": 1}
+        assert await watch.firing() == {"HoldfastKeysBlocked", "HoldfastDeadLetters"}
+
+
 async def test_many_failures_in_a_week(dsn: str, conn: asyncpg.Connection) -> None:
     """They happened an hour ago, so that no other alert is left."""
     async with watched(dsn, conn) as watch:
@@ -420,6 +446,19 @@ async def test_a_slow_week(dsn: str, conn: asyncpg.Connection) -> None:
         await drained(conn)
         await watch.take(minutes=90)
         assert await watch.firing() == {"HoldfastSlowForAWeek"}
+
+
+async def test_counts_that_are_not_folded(dsn: str, conn: asyncpg.Connection) -> None:
+    """A session has begun to fold the lines of the journal, and does not end."""
+    line = """INSERT INTO core.rollup_journal (counted_at, handler_name, generation, outcome, n)
+              VALUES (now() - interval '7 min', 'a.b', 0, 'begun', 1)"""
+    holding = await asyncpg.connect(dsn)
+    await conn.execute(line)
+    await holding.execute("BEGIN; SELECT core.rollup_fold(10)")
+    async with watched(dsn, conn) as watch:
+        await watch.take(minutes=8)
+        assert await watch.firing() == {"HoldfastRollupBehind"}
+    await holding.close()
 
 
 async def test_an_observer_that_raises(dsn: str, conn: asyncpg.Connection) -> None:

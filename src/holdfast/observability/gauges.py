@@ -154,6 +154,11 @@ def _flows(snapshot: Snapshot) -> Iterator[Gauge]:
         "How many deliveries of the handler may begin per second.",
         [({"handler": flow.handler_name}, flow.rate) for flow in flows if flow.rate is not None],
     )
+    yield Gauge(
+        "handler_blocked_keys",
+        "Ordering keys whose events wait for the handler behind a dead letter.",
+        _largest([({"handler": each.handler_name}, float(each.keys)) for each in snapshot.status.blocked]),
+    )
 
 
 def _handler(channel: str | None, generation: int | None, name: str | None) -> Handler:
@@ -248,6 +253,13 @@ def _by_handler(values: Mapping[Handler, float], together: Callable[[Iterable[fl
         ({"channel": channel, "generation": generation, "handler": handler}, value)
         for (channel, generation, handler), value in shown.items()
     ]
+
+
+def _largest(samples: list[Sample]) -> list[Sample]:
+    """Samples by handler, the largest first: those beyond the limit as one."""
+    if rest := sum(value for _, value in samples[MOST_HANDLERS:]):
+        return [*samples[:MOST_HANDLERS], ({"handler": OTHER}, rest)]
+    return samples
 
 
 def _one(name: str, text: str, value: float) -> Gauge:
