@@ -265,8 +265,9 @@ LIBRARIES: dict[str, Callable[[], Library]] = {
 class HandThreads:
     """Ten threads that handle events by hand, fed from an event loop."""
 
-    def __init__(self, library: Library, source: Any) -> None:
+    def __init__(self, library: Library, source: Any, handled: list[None]) -> None:
         self._library = library
+        self._handled = handled
         self._source = source
         self._rows: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._threads = [threading.Thread(target=self._work) for _ in range(PLACES)]
@@ -281,6 +282,7 @@ class HandThreads:
         try:
             while (item := self._rows.get()) is not None:
                 self._library.by_hand(self._source, *item)
+                self._handled.append(None)
         except BaseException as error:
             self.errors.append(error)
         finally:

@@ -14,7 +14,7 @@ import asyncpg
 from benchmarks.counters import difference, peak_rss_mb, snapshot
 from benchmarks.systems import together
 from benchmarks.systems.crew import asked, begin, report, told_to_end
-from benchmarks.systems.harness import BUSINESS, ORDERS
+from benchmarks.systems.harness import BUSINESS, ORDERS, warmed
 from benchmarks.systems.libraries import LIBRARIES, PLACES, HandThreads, Library
 from benchmarks.systems.process import database_of
 from benchmarks.systems.raw.statements import (
@@ -121,7 +121,7 @@ async def memory(options: argparse.Namespace) -> dict[str, Any]:
 async def transactional(options: argparse.Namespace) -> dict[str, Any]:
     """A transaction per event: lock, inbox row, the handler's row, settle; ten connections at a time.
 
-    `--kind` names the library, asyncpg by default.
+    `--kind` names the library, asyncpg by default. The first events are not measured.
     """
     if options.kind:
         return await transactional_with(LIBRARIES[options.kind](), options)
@@ -130,6 +130,7 @@ async def transactional(options: argparse.Namespace) -> dict[str, Any]:
     claiming = await connect(options.dsn)
     connections = [await connect(options.dsn) for _ in range(10)]
     rows: asyncio.Queue[Any] = asyncio.Queue(2 * BATCH)
+    handled = list[None]()
 
     async def claim() -> None:
         statement, worker = await claiming.prepare(CLAIM), uuid.uuid4()
@@ -152,11 +153,14 @@ async def transactional(options: argparse.Namespace) -> dict[str, Any]:
                 await connection.execute(INBOX, row["idempotency_key"])
                 await connection.execute(BUSINESS)
                 await connection.execute(LEAVE, row["id"], token)
+            handled.append(None)
 
     database = database_of(options.dsn)
+    working = asyncio.gather(claim(), *map(run, connections))
+    warm = await warmed(lambda: len(handled))
     before = await snapshot(observer, database)
-    await asyncio.gather(claim(), *map(run, connections))
-    result = await difference(observer, before, await snapshot(observer, database), options.count)
+    await working
+    result = await difference(observer, before, await snapshot(observer, database), options.count - warm)
     assert await observer.fetchval("SELECT count(*) FROM orders") == options.count
     for connection in [*connections, claiming, observer]:
         await connection.close()
@@ -168,6 +172,7 @@ async def transactional_with(library: Library, options: argparse.Namespace) -> d
     await observer.execute(ORDERS)
     claiming = await asyncpg.connect(options.dsn)
     rows: asyncio.Queue[Any] = asyncio.Queue(2 * BATCH)
+    handled = list[None]()
 
     async def claim(put: Callable[[Any], Any]) -> None:
         statement, worker = await claiming.prepare(CLAIM), uuid.uuid4()
@@ -179,22 +184,28 @@ async def transactional_with(library: Library, options: argparse.Namespace) -> d
     async def run(source: Any) -> None:
         while (item := await rows.get()) is not None:
             await library.by_hand(source, *item)
+            handled.append(None)
 
-    async def end() -> None:
-        await claim(rows.put)
-        for _ in range(PLACES):
-            await rows.put(None)
+    async def in_tasks(source: Any) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(PLACES):
+                tasks.create_task(run(source))
+            await claim(rows.put)
+            for _ in range(PLACES):
+                await rows.put(None)
+
+    async def in_threads(source: Any) -> None:
+        threads = HandThreads(library, source, handled)
+        await claim(threads.put)
+        await asyncio.to_thread(threads.join)
 
     database = database_of(options.dsn)
     async with library.source(options.dsn) as source:
+        working = asyncio.create_task((in_tasks if library.asynchronous else in_threads)(source))
+        warm = await warmed(lambda: len(handled))
         before = await snapshot(observer, database)
-        if library.asynchronous:
-            await asyncio.gather(end(), *(run(source) for _ in range(PLACES)))
-        else:
-            threads = HandThreads(library, source)
-            await claim(threads.put)
-            await asyncio.to_thread(threads.join)
-        result = await difference(observer, before, await snapshot(observer, database), options.count)
+        await working
+        result = await difference(observer, before, await snapshot(observer, database), options.count - warm)
     assert await observer.fetchval("SELECT count(*) FROM orders") == options.count
     for connection in (claiming, observer):
         await connection.close()
