@@ -425,7 +425,7 @@ BENCHMARKS = {
             "How fast are handlers that write in the same transaction?",
             transactional,
             transactional_also,
-            limits=to_raw(0.6) | {f"ratio_to_raw_{library}": Limit(">=", 0.75) for library in LIBRARIES},
+            limits=to_raw(0.75) | {f"ratio_to_raw_{library}": Limit(">=", 0.75) for library in LIBRARIES},
         ),
         Benchmark(
             "batch",

@@ -337,7 +337,7 @@ async def test_everything_belongs_to_the_owner(outbox: Outbox) -> None:
 
 
 QUALIFIED = {
-    "core.outbox_fill()", "core.outbox_enter_at_once(uuid,uuid,text,interval,boolean)",
+    "core.outbox_fill()",
     "core.broker_enter_at_once(text,uuid,text,text,bigint,interval,boolean)",
     "core.outbox_notify()", "core.outbox_source()",
     "core.is_list(anyarray)", "core.is_name(text,integer)", "core.is_silence(interval)",

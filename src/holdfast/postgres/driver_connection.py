@@ -120,16 +120,18 @@ class PsycopgConnection(_Libpq):
 
     @property
     def begin(self) -> str | None:
-        settings = (self._connection.isolation_level, self._connection.read_only, self._connection.deferrable)
+        connection = self._connection
+        if connection.autocommit:
+            return "BEGIN; "
+        settings = (connection.isolation_level, connection.read_only, connection.deferrable)
         return "BEGIN; " if settings == (None, None, None) else None
 
     async def script(self, text: str) -> None:
-        from psycopg import errors, pq
-
         # As libpq has it: a cursor takes as long as the server needs for such a command.
-        result = self._connection.pgconn.exec_(text.encode())
-        if result.status != pq.ExecStatus.COMMAND_OK:
-            raise errors.error_from_result(result, encoding="utf-8")
+        _require_success(self._connection.pgconn.exec_(self._encoded(text)))
+
+    def _encoded(self, text: str) -> bytes:
+        return text.encode() if text.isascii() else text.encode(self._connection.info.encoding)
 
     def interrupt(self) -> None:
         from psycopg import capabilities
@@ -146,6 +148,13 @@ class PsycopgConnection(_Libpq):
         return self._connection.cursor(row_factory=tuple_row)  # whatever the application has for its own rows
 
 
+def _require_success(result: Any) -> None:
+    from psycopg import errors, pq
+
+    if result.status != pq.ExecStatus.COMMAND_OK:
+        raise errors.error_from_result(result, encoding="utf-8")
+
+
 class AsyncPsycopgConnection(PsycopgConnection):
     async def rows(self, name: str, values: Values) -> Sequence[Sequence[Any]]:
         async with self._cursor() as cursor:
@@ -153,13 +162,14 @@ class AsyncPsycopgConnection(PsycopgConnection):
             rows: list[Any] = await cursor.fetchall()
         return rows
 
-    @property
-    def begin(self) -> str | None:
-        return "BEGIN; " if self._connection.autocommit else ""  # which psycopg sends by itself
-
     async def script(self, text: str) -> None:
-        async with self._cursor() as cursor:
-            await cursor.execute(text, prepare=False)
+        from psycopg import generators
+
+        connection = self._connection
+        async with connection.lock:
+            connection.pgconn.send_query(self._encoded(text))
+            results = await connection.wait(generators.execute(connection.pgconn))
+        _require_success(results[-1])
 
     def interrupt(self) -> None:
         """Do nothing: the task that waits is cancelled instead."""

@@ -26,6 +26,8 @@ from typing import Literal
 
 from holdfast.names import schema_name
 
+_PLACEHOLDER = re.compile(r"\$(\d+)")
+
 
 @dataclass(frozen=True, slots=True)
 class Statement:
@@ -43,13 +45,25 @@ class Statement:
 
         Only for ids, numbers, and names of our own: nothing in them may end a quotation, or look like a placeholder.
         """
-        sql = self.sql
-        for number, value in enumerate(self.bind(values), start=1):
-            text = str(value)
-            if "'" in text or "\\" in text or "$" in text:
-                raise ValueError(f"{text!r} cannot stand in the text of a statement")
-            sql = sql.replace(f"${number}", text if isinstance(value, int) else f"'{text}'")
-        return sql
+        template, order = _template(self.sql)
+        texts = [_literal(values[name]) for name in self.parameters]
+        return template % tuple([texts[number] for number in order])
+
+
+@cache
+def _template(sql: str) -> tuple[str, tuple[int, ...]]:
+    """The statement with `%s` for each placeholder, and which of the parameters stand there."""
+    pieces = _PLACEHOLDER.split(sql)
+    return "%s".join(piece.replace("%", "%%") for piece in pieces[::2]), tuple(int(each) - 1 for each in pieces[1::2])
+
+
+def _literal(value: object) -> str:
+    if isinstance(value, int):
+        return str(value)
+    text = str(value)
+    if "'" in text or "\\" in text or "$" in text:
+        raise ValueError(f"{text!r} cannot stand in the text of a statement")
+    return f"'{text}'"
 
 
 class Queries:
