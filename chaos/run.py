@@ -8,20 +8,17 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-import asyncpg
-
 from chaos import balance, measures
 from chaos.checker import Row, Verdict, check
 from chaos.events import OWED, crowd
 from chaos.history import read
-from chaos.nemeses import Nemesis
+from chaos.nemeses import AWAY, Nemesis
 from chaos.nemeses.deployments import CloseLogins
 from chaos.observer import in_flight
 from chaos.order import Place, inversions
 from chaos.scenario import Lane, Scenario
 from chaos.workers import Death, notices
 from chaos.world import Progress, Strike, World
-from holdfast.errors import HoldfastError
 
 DRAIN_SECONDS = 90.0
 QUIET_SECONDS = 5.0
@@ -45,8 +42,6 @@ PLACES = """
 """
 IDLE = "SELECT count(*) FROM pg_stat_activity WHERE usename LIKE 'chaos_%' AND state LIKE 'idle in transaction%'"
 CONNECTED = "SELECT count(*) FROM pg_stat_activity WHERE usename = $1"
-# What a strike meets when another lane was quicker: there is no server to lock a table of.
-AWAY = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError, HoldfastError)
 # What a worker only says when it is at fault itself.
 DEFECTS = ("loop_failed", "runner_failed", "settle_refused")
 # How handlers that are trouble end their process.

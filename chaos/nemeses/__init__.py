@@ -5,6 +5,11 @@ from dataclasses import dataclass, field
 
 from chaos.workers import WorkerProcess
 from chaos.world import World
+from holdfast.errors import HoldfastError
+from holdfast.operator import DATABASE_ERRORS
+
+# What a strike meets when another lane was quicker: there is no server to lock a table of.
+AWAY = (*DATABASE_ERRORS, TimeoutError, HoldfastError)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,8 @@
 import contextlib
 import random
 
-import asyncpg
-
-from chaos.nemeses import NOBODY, Blow, Nemesis
+from chaos.nemeses import AWAY, NOBODY, Blow, Nemesis
 from chaos.world import World
-from holdfast.errors import HoldfastError
 from holdfast.operator import Operator
 
 _LIMITED, _WITH_BREAKER = "mail.confirm", "parcel.track"
@@ -38,7 +35,7 @@ class TurnPartitions(Nemesis):
 
     async def strike(self, world: World, rng: random.Random) -> Blow:
         # What else goes wrong may end it at any statement: then the next one finishes, or goes back.
-        with contextlib.suppress(HoldfastError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
+        with contextlib.suppress(*AWAY):
             async with Operator(world.admin_address, actor="chaos") as operator:
                 found = await operator.partitions.status()
                 if found.state in ("partitioned", "returning"):

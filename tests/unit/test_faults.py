@@ -7,6 +7,7 @@ import pytest
 
 from holdfast.postgres.faults import (
     CONNECTION_FAULTS,
+    DATABASE_ERRORS,
     PASSING_FAULTS,
     is_conflict,
     is_lock_timeout,
@@ -31,6 +32,11 @@ def test_what_is_unavailable_ends_the_connection(state: str) -> None:
     assert is_unavailable(error(state))
     assert isinstance(error(state), CONNECTION_FAULTS)
     assert not isinstance(error(state), PASSING_FAULTS)
+
+
+def test_a_command_reports_every_fault_of_a_connection_in_one_line() -> None:
+    """What a driver makes of a server that is killed while it prepares a statement, too."""
+    assert all(issubclass(kind, DATABASE_ERRORS) for kind in CONNECTION_FAULTS)
 
 
 @pytest.mark.parametrize("state", ["25P03", "25P04"])

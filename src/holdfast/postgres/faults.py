@@ -47,7 +47,7 @@ PASSING_FAULTS = (
 )
 
 # What a command reports in one line, with a remedy.
-DATABASE_ERRORS: Final = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError)
+DATABASE_ERRORS: Final = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)
 
 # Under concurrency a unique violation may stand for a serialization failure.
 UNIQUE_VIOLATION = "23505"
