@@ -25,9 +25,15 @@ class HandlerContext(NamedTuple):
         return self.headers.get("correlation_id") or str(self.event_id)
 
     @property
+    def database(self) -> str | None:
+        """The name of the database that the event came from, in a worker that serves several."""
+        return current_database.get()
+
+    @property
     def causation_id(self) -> str | None:
         """The event whose handler published this one."""
         return self.headers.get("causation_id")
 
 
+current_database: ContextVar[str | None] = ContextVar("holdfast_database", default=None)
 current_context: ContextVar[HandlerContext | None] = ContextVar("holdfast_context", default=None)

@@ -11,7 +11,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from holdfast.handler_tally import OUTCOMES, HandlerTally, Histogram
 from holdfast.telemetry import Counters
@@ -76,7 +76,7 @@ os.register_at_fork(after_in_child=lost_facts.reset)
 
 @dataclass(frozen=True, slots=True)
 class Measurements:
-    """Counts since the start, and as the last fields the state of workers that run."""
+    """Counts since the start, the state of workers that run, and those of each database where there are several."""
 
     handlers: Mapping[str, HandlerTally] = field(default_factory=dict)
     nacked_terminal: Mapping[FailureKind, int] = field(default_factory=dict)
@@ -89,6 +89,7 @@ class Measurements:
     listeners: int = 0  # of the workers, those that should hear notifications
     listening: int = 0  # of the workers, those that do
     in_flight: int = 0
+    databases: Mapping[str, Measurements] = field(default_factory=dict)  # by name; not part of the other fields
 
     def __add__(self, other: Measurements) -> Measurements:
         names = {**self.handlers, **other.handlers}
@@ -103,33 +104,39 @@ class Measurements:
                     for each in fields(Counters)
                 }
             ),
-            *(getattr(self, name) + getattr(other, name) for name in _NUMBERS),
+            **{name: getattr(self, name) + getattr(other, name) for name in _NUMBERS},
+            databases={
+                name: self.databases.get(name, _NOTHING) + other.databases.get(name, _NOTHING)
+                for name in {**self.databases, **other.databases}
+            },
         )
 
     def ended(self) -> Measurements:
         """Return what is left of them when the process has ended: the counts."""
-        return replace(self, workers=0, listeners=0, listening=0, in_flight=0)
+        databases = {name: each.ended() for name, each in self.databases.items()}
+        return replace(self, workers=0, listeners=0, listening=0, in_flight=0, databases=databases)
 
     def dumped(self) -> str:
         """Return them as one line."""
-        return json.dumps(
-            {
-                "handlers": {
-                    name: [
-                        [each.counts[outcome] for outcome in OUTCOMES],
-                        each.archived,
-                        *((list(times.counts), times.sum) for times in (each.handler_time, each.outbox_time)),
-                    ]
-                    for name, each in self.handlers.items()
-                },
-                "nacked_terminal": [[*kind, count] for kind, count in self.nacked_terminal.items()],
-                "dlq_written": [[*kind, count] for kind, count in self.dlq_written.items()],
-                "published": dict(self.published),
-                "counters": asdict(self.counters),
-                **{name: getattr(self, name) for name in _NUMBERS},
+        return json.dumps(self._as_data(), separators=(",", ":"))
+
+    def _as_data(self) -> dict[str, Any]:
+        return {
+            "handlers": {
+                name: [
+                    [each.counts[outcome] for outcome in OUTCOMES],
+                    each.archived,
+                    *((list(times.counts), times.sum) for times in (each.handler_time, each.outbox_time)),
+                ]
+                for name, each in self.handlers.items()
             },
-            separators=(",", ":"),
-        )
+            "nacked_terminal": [[*kind, count] for kind, count in self.nacked_terminal.items()],
+            "dlq_written": [[*kind, count] for kind, count in self.dlq_written.items()],
+            "published": dict(self.published),
+            "counters": asdict(self.counters),
+            **{name: getattr(self, name) for name in _NUMBERS},
+            "databases": {name: each._as_data() for name, each in self.databases.items()},
+        }
 
     @classmethod
     def of_publishing(cls) -> Measurements:
@@ -139,7 +146,10 @@ class Measurements:
     @classmethod
     def loaded(cls, line: str | bytes) -> Measurements:
         """Return what `dumped` has written."""
-        found = json.loads(line)
+        return cls._of_data(json.loads(line))
+
+    @classmethod
+    def _of_data(cls, found: Mapping[str, Any]) -> Measurements:
         return cls(
             {
                 name: HandlerTally(
@@ -154,11 +164,13 @@ class Measurements:
             {FailureKind(*kind): count for *kind, count in found["dlq_written"]},
             found["published"],
             Counters(**found["counters"]),
-            *(found[name] for name in _NUMBERS),
+            **{name: found[name] for name in _NUMBERS},
+            databases={name: cls._of_data(each) for name, each in found["databases"].items()},
         )
 
 
 _NUMBERS: Final = ("facts_dropped", "log_lines_dropped", "workers", "listeners", "listening", "in_flight")
+_NOTHING: Final = Measurements()
 
 
 def _sum(one: HandlerTally | None, two: HandlerTally | None) -> HandlerTally:

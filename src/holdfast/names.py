@@ -5,6 +5,8 @@
 - Handlers and schedules have names that begin with a domain context: `<domain context>.<name>` in lower case, up
   to 200 characters.
 - Channels (63 characters) and schemas (48) have identifiers: `a-z`, `0-9` and `_`, not starting with a digit.
+- Databases, where a process serves several, have names of up to 63 characters: `a-z`, `0-9`, `_`, `-` and `.`, not
+  starting with one of the last three.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ is_plain_event_name = re.compile(r"[!-)+-.0-~]{1,200}").fullmatch
 
 _EVENT_PATTERN = re.compile(r"[^/\s]{1,200}")
 _HANDLER_NAME = re.compile(r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)+")
+_DATABASE_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
 _IDENTIFIER = re.compile(r"[a-z_][a-z0-9_]*")
 
 
@@ -85,6 +88,14 @@ def schema_name(value: object, field: str = "schema") -> str:
         problem = f"{name!r} is shared with other tables, and uninstalling drops the whole schema"
         raise ConfigurationError(field, problem, "choose a schema for Holdfast alone, for example core")
     return name
+
+
+def database_name(field: str, value: object) -> str:
+    """Return the name of one of several databases."""
+    if not isinstance(value, str) or not _DATABASE_NAME.fullmatch(value):
+        problem = f"has {quoted(value)}, which is not a name of a database"
+        raise ConfigurationError(field, problem, "use a-z, 0-9, _, - and ., up to 63 characters, like orders")
+    return value
 
 
 def is_identifier(value: object, longest: int) -> TypeGuard[str]:

@@ -18,6 +18,7 @@ class Proxy:
     def __init__(self, host: str, port: int) -> None:
         self._target = (host, port)
         self._lines: list[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = []
+        self._frozen_lines: list[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = []
         self._pumps: set[asyncio.Task[None]] = set()
         self._frozen: set[asyncio.Task[None]] = set()
         self.refusing = False
@@ -66,12 +67,12 @@ class Proxy:
         for front, back in self._lines:
             for side in (front, back):
                 side.transport.pause_reading()  # type: ignore[attr-defined]
-        self._frozen_lines = self._lines
+        self._frozen_lines += self._lines
         self._lines = []
         return lines
 
     def close(self) -> None:
-        for front, back in [*self._lines, *getattr(self, "_frozen_lines", [])]:
+        for front, back in [*self._lines, *self._frozen_lines]:
             front.transport.abort()
             back.transport.abort()
 

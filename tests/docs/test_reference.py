@@ -150,7 +150,7 @@ def commands(group: Any, path: tuple[str, ...] = ("holdfast",)) -> Iterator[tupl
 
 
 COMMANDS = dict(commands(typer.main.get_command(make_app())))
-EVERYWHERE = {"--dsn", "--schema", "--debug", "--help"}
+EVERYWHERE = {"--dsn", "--database", "--schema", "--debug", "--help"}
 
 
 def options(command: Any) -> set[str]:

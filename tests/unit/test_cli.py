@@ -107,11 +107,11 @@ def test_the_environment_says_where_the_database_is(
 
 
 def test_generation_and_listen_dsn_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (environment.generation(None), environment.listen_dsn(None)) == (0, None)
+    assert (environment.generation(None), environment.listen_addresses(None)) == (0, {})
     monkeypatch.setenv("HOLDFAST_GENERATION", "7")
     monkeypatch.setenv("HOLDFAST_LISTEN_DSN", "postgresql://direct/db")
-    assert (environment.generation(None), environment.listen_dsn(None)) == (7, "postgresql://direct/db")
-    assert (environment.generation(3), environment.listen_dsn("postgresql://x")) == (3, "postgresql://x")
+    assert (environment.generation(None), environment.listen_addresses(None)) == (7, {"": "postgresql://direct/db"})
+    assert (environment.generation(3), environment.listen_addresses(["postgresql://x"])) == (3, {"": "postgresql://x"})
     monkeypatch.setenv("HOLDFAST_GENERATION", "-1")
     with pytest.raises(ConfigurationError) as refused:
         environment.generation(None)

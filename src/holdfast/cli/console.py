@@ -115,9 +115,7 @@ def console(
         values_from=Role.named(values_from),
         https=https,
     )
-    made = create_console(
-        environment.dsn(where.dsn), provider=provider, schema=environment.schema(where.schema), settings=settings
-    )
+    made = create_console(where.address, provider=provider, schema=environment.schema(where.schema), settings=settings)
     _serve(made, host, port, lifeline)
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated
 
 import typer
 from rich.text import Text
 
-from holdfast.cli import output
+from holdfast.cli import output, several
 from holdfast.cli.options import JsonOption, Where, spread
-from holdfast.operator import CHECKS, SEVERITIES, Finding, Report, Severity
+from holdfast.operator import CHECKS, SEVERITIES, Finding, Operator, Report, Severity
 
 _STYLES: dict[Severity, str] = {"problem": "bold red", "warning": "yellow", "note": "cyan"}
 
@@ -41,12 +42,32 @@ def doctor(
     if list_checks:
         _list(only, as_json)
         return
-    report = where.run(lambda operator: operator.doctor(only.value if only else None))
+
+    async def examine(operator: Operator) -> Report:
+        return await operator.doctor(only.value if only else None)
+
+    if where.several:
+        _examine_each(where.run_in_each(examine), as_json)
+        return
+    report = where.run(examine)
     if as_json:
         output.print_json(report)
     else:
         _show(report)
     if not report.healthy:
+        raise typer.Exit(1)
+
+
+def _examine_each(found: Mapping[str, Report | BaseException], as_json: bool) -> None:
+    reports = several.read(found)
+    if as_json:
+        output.print_json({"databases": reports, "errors": several.errors(found)})
+    else:
+        for name, report in reports.items():
+            output.print_line(f"database {name}", "bold")
+            _show(report)
+    several.end(found)
+    if not all(report.healthy for report in reports.values()):
         raise typer.Exit(1)
 
 

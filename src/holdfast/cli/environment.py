@@ -6,11 +6,13 @@ import getpass
 import os
 import socket
 import sys
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated
 
 import typer
 
+from holdfast.cli import databases
 from holdfast.errors import ConfigurationError
 from holdfast.generation import deployment_generation
 from holdfast.redact import redact_dsn
@@ -34,11 +36,11 @@ class LogSuccesses(StrEnum):
 
 
 DsnOption = Annotated[
-    str | None,
+    list[str] | None,
     typer.Option(
         "--dsn",
-        metavar="URL",
-        help="Address of the database. Default: HOLDFAST_DSN, else DATABASE_URL. "
+        metavar="[NAME=]URL",
+        help="Address of the database; several, each with a name. Default: HOLDFAST_DSN, else DATABASE_URL. "
         "A password belongs there and not here, where the process list shows it.",
     ),
 ]
@@ -56,21 +58,33 @@ SchemaOption = Annotated[
 ]
 
 
-def dsn(option: str | None) -> str:
-    """The database's address."""
-    found = option or os.environ.get("HOLDFAST_DSN") or os.environ.get("DATABASE_URL")
-    if not found:
+def dsn(option: Sequence[str] | None, database: str | None = None) -> str:
+    """The address of the one database that a command is for."""
+    return databases.one(addresses(option), database)
+
+
+def addresses(option: Sequence[str] | None) -> dict[str, str]:
+    """The addresses of the databases by their names; of one that has no name, by the empty name."""
+    given = [each for each in option or () if each]
+    variable = os.environ.get("HOLDFAST_DSN") or os.environ.get("DATABASE_URL")
+    if not given and not variable:
         raise ConfigurationError(
             "HOLDFAST_DSN", "is not set", "export HOLDFAST_DSN=postgresql://user@host:5432/database"
         )
-    if option and redact_dsn(option) != option:
+    if any(redact_dsn(each) != each for each in given):
         print("note: --dsn shows its password in the process list; HOLDFAST_DSN does not", file=sys.stderr)
-    return found
+    return databases.named("--dsn", given) if given else databases.named("HOLDFAST_DSN", [variable or ""])
 
 
-def listen_dsn(option: str | None) -> str | None:
-    """The address for LISTEN, when it is not the one for everything else."""
-    return option or os.environ.get("HOLDFAST_LISTEN_DSN") or None
+def listen_addresses(option: Sequence[str] | None) -> dict[str, str]:
+    """The addresses for LISTEN, where they are not those for everything else, by the names of the databases."""
+    given = [each for each in option or () if each]
+    variable = os.environ.get("HOLDFAST_LISTEN_DSN")
+    return (
+        databases.named("--listen-dsn", given)
+        if given
+        else databases.named("HOLDFAST_LISTEN_DSN", filter(None, [variable]))
+    )
 
 
 def substrate(option: str | None) -> str | None:

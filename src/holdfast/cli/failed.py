@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 from uuid import UUID
 
 import typer
 
-from holdfast.cli import misspelt, output, timeline
+from holdfast.cli import misspelt, output, several, timeline
 from holdfast.cli.command_group import command_group
 from holdfast.cli.editor import edited
 from holdfast.cli.groups import show_groups, show_histograms
@@ -30,6 +31,7 @@ from holdfast.cli.unmoved import print_archived, print_unmoved
 from holdfast.errors import ConfigurationError, NothingSelected
 from holdfast.operator import Edited, FailedEvent, FailureGroups, FailureHistograms, Moved, Operator
 from holdfast.operator.arguments import MOST_AT_ONCE
+from holdfast.operator.encoding import plain
 
 # A replay of more rows than this should begin with a few of them.
 PLAN_FROM = 1_000
@@ -59,31 +61,51 @@ def list_(
         await misspelt.point_out(operator, selection.handler, found)
         return found, 0 if discarded else await operator.archive.count(selection.handler)
 
+    if where.several:
+        _list_each(where.run_in_each(read), limit, as_json)
+        return
     found, archived = where.run(read)
     if as_json:
         output.print_json(found)
         output.print_left_out(found, limit, as_json=True)
         print_archived(archived, selection.handler, as_json=True)
         return
-    output.print_table(
-        ("id", "failed at", "handler", "event type", "reason", "attempts", "cycles", "raised at", "error"),
-        [
-            (
-                e.id,
-                e.failed_at,
-                e.handler_name,
-                e.event_type,
-                e.failure_reason,
-                e.attempts,
-                e.cycles,
-                e.raised_at,
-                output.first_line(e.last_error),
-            )
-            for e in found
-        ],
-    )
+    output.print_table(_HEADERS, map(_row, found))
     output.print_left_out(found, limit)
     print_archived(archived, selection.handler)
+
+
+_HEADERS = ("id", "failed at", "handler", "event type", "reason", "attempts", "cycles", "raised at", "error")
+
+
+def _row(event: FailedEvent) -> tuple[object, ...]:
+    return (
+        event.id,
+        event.failed_at,
+        event.handler_name,
+        event.event_type,
+        event.failure_reason,
+        event.attempts,
+        event.cycles,
+        event.raised_at,
+        output.first_line(event.last_error),
+    )
+
+
+def _list_each(found: Mapping[str, tuple[list[FailedEvent], int] | BaseException], limit: int, as_json: bool) -> None:
+    """List the newest of several databases, each with the name of its own."""
+    pages = several.read(found)
+    events = [(name, event) for name, (page, _) in pages.items() for event in page]
+    newest = sorted(events, key=lambda each: each[1].failed_at, reverse=True)[:limit]
+    if as_json:
+        output.print_json([{"database": name, **plain(event)} for name, event in newest])
+    else:
+        output.print_table(("database", *_HEADERS), [(name, *_row(event)) for name, event in newest])
+    output.print_left_out(newest, limit, as_json=as_json)
+    archived = {name: count for name, (_, count) in pages.items() if count}
+    if archived and not as_json:
+        output.print_line(f"in the archive: {output.shown(archived)}", "yellow")
+    several.end(found)
 
 
 @app.command("groups")

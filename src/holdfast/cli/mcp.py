@@ -67,7 +67,7 @@ async def _serve(
     from holdfast.mcp import Tools, create_http, create_server, serve_stdio
     from holdfast.operator import Operators
 
-    operators = Operators(environment.dsn(where.dsn), schema=environment.schema(where.schema))
+    operators = Operators(where.address, schema=environment.schema(where.schema))
     redaction = Redaction(values_from=Role.named(values_from))
     tools = Tools(operators, changes=changes, most_rows=most_rows, redaction=redaction)
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated
 
 import typer
@@ -47,20 +47,22 @@ def metrics(
         typer.echo(where.run(lambda operator: operator.metrics()), nl=False)
         return
     host, port = address_of(listen)
-    scraper = Scraper(environment.dsn(where.dsn), environment.schema(where.schema))
+    schema = environment.schema(where.schema)
+    addresses = where.several or {"": where.address}
+    scrapers = {name: Scraper(address, schema) for name, address in addresses.items()}
     logs.configure(level=environment.log_level(log_level))
     try:
-        asyncio.run(_serve(scraper, host, port, allow_host or ()))
+        asyncio.run(_serve(scrapers, host, port, allow_host or ()))
     finally:
         logs.flush()
 
 
-async def _serve(scraper: Scraper, host: str, port: int, allowed: Iterable[str]) -> None:
+async def _serve(scrapers: Mapping[str, Scraper], host: str, port: int, allowed: Iterable[str]) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     try:
-        async with endpoint.serve(scraper, host, port, allowed) as bound:
+        async with endpoint.serve(scrapers, host, port, allowed) as bound:
             if not is_loopback(host):
                 print(f"note: every client that reaches {host} port {bound} can read the metrics", file=sys.stderr)
             print(f"serving {Site(host, bound, {}).url}{endpoint.PATH}", file=sys.stderr, flush=True)

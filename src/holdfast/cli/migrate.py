@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 from holdfast.cli import environment, output
 from holdfast.cli.command_group import command_group
+from holdfast.cli.databases import DatabaseOption
 from holdfast.cli.environment import DsnOption, SchemaOption
 from holdfast.operator import installation
 from holdfast.operator.installation import SchemaState, Step
@@ -42,12 +43,13 @@ RolesOption = Annotated[
 @app.command("status")
 def status(
     dsn: DsnOption = None,
+    database: DatabaseOption = None,
     schema: SchemaOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show the migrations that are applied and pending, and the code that the schema serves. Changes nothing."""
     name = environment.schema(schema)
-    found = asyncio.run(installation.state(environment.dsn(dsn), schema=name))
+    found = asyncio.run(installation.state(environment.dsn(dsn, database), schema=name))
     if as_json:
         typer.echo(json.dumps(_as_json(name, found), indent=2))
     else:
@@ -55,9 +57,14 @@ def status(
 
 
 @app.command("apply")
-def apply(dsn: DsnOption = None, schema: SchemaOption = None, roles: RolesOption = Roles.AUTO) -> None:
+def apply(
+    dsn: DsnOption = None,
+    database: DatabaseOption = None,
+    schema: SchemaOption = None,
+    roles: RolesOption = Roles.AUTO,
+) -> None:
     """Apply what is pending. Several processes may do it at once."""
-    name, address = environment.schema(schema), environment.dsn(dsn)
+    name, address = environment.schema(schema), environment.dsn(dsn, database)
     console = Console(stderr=True)
     pending = len(asyncio.run(installation.state(address, schema=name)).pending)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())

@@ -15,7 +15,9 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 import typer
 
 from holdfast.cli import environment, output, tracing
+from holdfast.cli.databases import DatabaseOption
 from holdfast.cli.environment import DsnOption, SchemaOption
+from holdfast.cli.problems import REPORTED
 from holdfast.errors import ConfigurationError
 from holdfast.operator import Operator
 
@@ -72,25 +74,51 @@ class Where:
     """Options that name a database and a schema."""
 
     dsn: DsnOption = None
+    database: DatabaseOption = None
     schema: SchemaOption = None
 
     @property
     def who(self) -> str:
         return environment.actor(None)
 
+    @property
+    def address(self) -> str:
+        """The address of the one database that a command is for."""
+        return environment.dsn(self.dsn, self.database)
+
+    @property
+    def several(self) -> dict[str, str]:
+        """The addresses of the databases by name, if a command that reads all of them has several to read."""
+        found = environment.addresses(self.dsn)
+        return found if self.database is None and len(found) > 1 else {}
+
     def run(self, verb: Callable[[Operator], Awaitable[T]]) -> T:
         """Connect, run a verb, and return its result."""
+        return asyncio.run(self._connected(self.address, verb))
 
-        async def connected() -> T:
-            where = environment.dsn(self.dsn)
-            schema = environment.schema(self.schema)
-            traced = tracing.configured()
-            async with Operator(
-                where, actor=self.who, schema=schema, on_wait=_say_on_terminal, tracing=traced
-            ) as operator:
-                return await verb(operator)
+    def run_in_each(self, verb: Callable[[Operator], Awaitable[T]]) -> dict[str, T | BaseException]:
+        """Run a verb in each of several databases at once; return by name what it returns, or raises.
 
-        return asyncio.run(connected())
+        A database that does not answer is in the way of nobody else.
+        """
+        addresses = self.several
+
+        async def in_each() -> list[T | BaseException]:
+            reading = [self._connected(address, verb) for address in addresses.values()]
+            return await asyncio.gather(*reading, return_exceptions=True)
+
+        found = dict(zip(addresses, asyncio.run(in_each()), strict=True))
+        for result in found.values():
+            if isinstance(result, BaseException) and not isinstance(result, REPORTED):
+                raise result
+        return found
+
+    async def _connected(self, address: str, verb: Callable[[Operator], Awaitable[T]]) -> T:
+        schema, traced = environment.schema(self.schema), tracing.configured()
+        async with Operator(
+            address, actor=self.who, schema=schema, on_wait=_say_on_terminal, tracing=traced
+        ) as operator:
+            return await verb(operator)
 
 
 @contextmanager

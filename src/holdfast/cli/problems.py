@@ -28,10 +28,15 @@ REPORTED: Final = (HoldfastError, MissingExtra, *DATABASE_ERRORS)
 def report(error: BaseException) -> int:
     """Print the error without its traceback, and return the exit code."""
     remedy = _remedy(error)
-    _print(f"error: {_one_line(_problem(error))}")
+    _print(f"error: {in_one_line(error)}")
     if remedy:
         _print(f"try: {_one_line(remedy)}")
     return 2 if isinstance(error, ConfigurationError | MissingExtra) else 1
+
+
+def in_one_line(error: BaseException) -> str:
+    """Return what has happened, without the remedy."""
+    return _one_line(_problem(error))
 
 
 def _print(line: str) -> None:

@@ -12,6 +12,7 @@ from holdfast.brokers.consumers import BrokerReport
 from holdfast.brokers.engines import engine_of
 from holdfast.cli import environment, logs, output
 from holdfast.cli.command_group import command_group
+from holdfast.cli.databases import DatabaseOption
 from holdfast.cli.environment import DsnOption, SchemaOption
 from holdfast.cli.options import Change, JsonOption, Target, Where, spread
 from holdfast.cli.selection import moment
@@ -55,6 +56,7 @@ def run(
     ] = None,
     schema: SchemaOption = None,
     dsn: DsnOption = None,
+    database: DatabaseOption = None,
 ) -> None:
     """Send events to a broker, until SIGTERM. A worker with --substrate does that too; this one has no handlers."""
     settings = WorkerSettings(
@@ -72,7 +74,7 @@ def run(
     )
     logs.configure(level=environment.log_level(None), bound={**log.application, **log.process})
     try:
-        worker = Worker(environment.dsn(dsn), HandlerRegistry(), settings, observers=(log,))
+        worker = Worker(environment.dsn(dsn, database), HandlerRegistry(), settings, observers=(log,))
         process.run_worker(worker.run(signals=True))
     finally:
         logs.flush()

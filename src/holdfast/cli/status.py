@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from typing import Annotated, Any
@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.text import Text
 
 from holdfast.characters import shell_word
-from holdfast.cli import environment, output, rates
+from holdfast.cli import environment, output, rates, several
 from holdfast.cli.options import Where, spread
 from holdfast.cli.rates import Rates
 from holdfast.operator import (
@@ -33,6 +33,7 @@ from holdfast.operator import (
 from holdfast.redact import redact_dsn
 
 _SHOWN_ROUTES = 50  # --json has more
+_EACH = ("database", "pending", "in flight", "delayed", "failed", "archived", "oldest", "wake-up", "workers")
 
 
 @spread
@@ -43,6 +44,9 @@ def status(
     interval: Annotated[float, typer.Option(min=0.2, help="Seconds between reads, with --watch.")] = 2.0,
 ) -> None:
     """Show what is pending, in flight, delayed and failed, what handlers did lately, and the workers."""
+    if where.several:
+        _show_each(where, as_json, interval if watch else None)
+        return
     with _printer(environment.schema(where.schema), as_json, watch) as printer:
         if watch:
             with suppress(KeyboardInterrupt):
@@ -71,6 +75,39 @@ def _watch(where: Where, printer: _Printer, interval: float) -> None:
 
 async def _read(operator: Operator, printer: _Printer) -> None:
     printer.show(await operator.status(), await rates.read(operator))
+
+
+def _show_each(where: Where, as_json: bool, interval: float | None) -> None:
+    """Show several databases: a line for each, and what to look into. One that does not answer has a line too."""
+    schema = environment.schema(where.schema)
+
+    async def look(operator: Operator) -> tuple[Status, Rates]:
+        return await operator.status(), await rates.read(operator)
+
+    with suppress(KeyboardInterrupt):
+        while True:
+            found = where.run_in_each(look)
+            if as_json:
+                data = {name: as_data(schema, *each) for name, each in several.read(found).items()}
+                shown = {"databases": data, "errors": several.errors(found)}
+                output.print_json(shown, indent=2 if interval is None else None)
+            else:
+                output.console().print(_each(found), crop=False)
+            if interval is None:
+                break
+            time.sleep(interval)
+    several.end(found)
+
+
+def _each(found: Mapping[str, tuple[Status, Rates] | BaseException]) -> RenderableType:
+    statuses = {name: status for name, (status, _) in several.read(found).items()}
+    rows: list[tuple[object, ...]] = [
+        (name, *_totals(status).values(), sum(worker.living for worker in status.workers))
+        for name, status in statuses.items()
+    ]
+    rows += [(name, f"NOT READ: {error}", *[""] * (len(_EACH) - 2)) for name, error in several.errors(found).items()]
+    said = [f"! {name}: {warning}" for name, status in statuses.items() for warning in warnings(status)]
+    return Group(output.Listing(_EACH, rows), *(output.Line(line, "yellow") for line in said))
 
 
 class _Printer:
@@ -165,19 +202,24 @@ def _shown(schema: str, found: Status, did: Rates) -> RenderableType:
 
 
 def _counts(schema: str, found: Status) -> RenderableType:
-    more = "+" if found.open_is_more else ""
     line = Text(output.clean(f"schema {schema}  "), style="dim")
-    for name, value in (
-        ("pending", f"{found.pending}{more}"),
-        ("in flight", f"{found.in_flight}{more}"),
-        ("delayed", f"{found.delayed}{more}"),
-        ("failed", f"{found.failed}{'+' if found.failed_is_more else ''}"),
-        *([("archived", f"{found.archived}{'+' if found.archived_is_more else ''}")] if found.archived else []),
-        ("oldest", "-" if found.oldest is None else f"{found.oldest:.1f} s"),
-        ("wake-up", found.wakeup_mode or "missing"),
-    ):
-        line.append(f" {name} ", style="dim").append(output.clean(value), style="bold")
+    for name, value in _totals(found).items():
+        if name != "archived" or found.archived:
+            line.append(f" {name} ", style="dim").append(output.clean(value), style="bold")
     return line
+
+
+def _totals(found: Status) -> dict[str, str]:
+    more = "+" if found.open_is_more else ""
+    return {
+        "pending": f"{found.pending}{more}",
+        "in flight": f"{found.in_flight}{more}",
+        "delayed": f"{found.delayed}{more}",
+        "failed": f"{found.failed}{'+' if found.failed_is_more else ''}",
+        "archived": f"{found.archived}{'+' if found.archived_is_more else ''}",
+        "oldest": "-" if found.oldest is None else f"{found.oldest:.1f} s",
+        "wake-up": found.wakeup_mode or "missing",
+    }
 
 
 def _newest(failure: NewestFailure) -> str:

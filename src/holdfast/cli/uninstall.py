@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from holdfast.cli import environment, output
+from holdfast.cli.databases import DatabaseOption
 from holdfast.cli.environment import DsnOption, SchemaOption
 from holdfast.errors import ConfigurationError
 from holdfast.names import schema_name
@@ -17,6 +18,7 @@ from holdfast.operator import installation
 
 def uninstall(
     dsn: DsnOption = None,
+    database: DatabaseOption = None,
     schema: SchemaOption = None,
     yes: Annotated[
         bool, typer.Option("--yes", help="Do not ask for confirmation. Needs --i-know-this-deletes as well.")
@@ -27,7 +29,7 @@ def uninstall(
     ] = None,
 ) -> None:
     """Remove Holdfast from the database, with every event it holds."""
-    name, address = schema_name(environment.schema(schema)), environment.dsn(dsn)
+    name, address = schema_name(environment.schema(schema)), environment.dsn(dsn, database)
     if (yes or deletes is not None) and not (yes and deletes == name):
         raise ConfigurationError(
             "--i-know-this-deletes",

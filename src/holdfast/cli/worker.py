@@ -19,7 +19,8 @@ import typer
 
 from holdfast.cli import environment, logs, tracing, worker_sites
 from holdfast.cli.environment import DsnOption, LogLevel, LogLevelOption, LogSuccesses, SchemaOption
-from holdfast.cli.targets import load_redactor, load_registry, load_transactions
+from holdfast.cli.targets import load_redactor, load_registry
+from holdfast.cli.worker_databases import Databases
 from holdfast.cli.worker_metrics import ProcessMetrics, pages_of_processes
 from holdfast.cli.worker_sites import ProcessesHealth
 from holdfast.errors import ConfigurationError
@@ -29,7 +30,7 @@ from holdfast.observability.service_manager import ServiceManager
 from holdfast.settings import WorkerSettings
 from holdfast.telemetry import Notice, Observer
 from holdfast.worker import process
-from holdfast.worker.readiness import refuse_unready
+from holdfast.worker.group import WorkerGroup
 from holdfast.worker.supervisor import Supervisor, end_with_parent
 from holdfast.worker.worker import Worker
 
@@ -97,10 +98,10 @@ def worker(
     schema: SchemaOption = None,
     dsn: DsnOption = None,
     listen_dsn: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             "--listen-dsn",
-            metavar="URL",
+            metavar="[NAME=]URL",
             help="A direct address for LISTEN, when the other one goes through a pooler. Default: HOLDFAST_LISTEN_DSN.",
         ),
     ] = None,
@@ -125,9 +126,9 @@ def worker(
         list[str] | None,
         typer.Option(
             "--transactions",
-            metavar="MODULE:NAME",
+            metavar="[NAME=]MODULE:NAME",
             help="Where handlers get a tx of SQLAlchemy, psycopg or Django from: a session factory, an engine or a "
-            "pool, like shop.db:Session; may be repeated.",
+            "pool, like shop.db:Session; may be repeated. With several databases, after the name of one.",
         ),
     ] = None,
     health: Annotated[
@@ -211,12 +212,12 @@ def worker(
         loop_patience=loop_patience,
         settle_after=settle_after,
         listen=not no_listen,
-        listen_dsn=environment.listen_dsn(listen_dsn),
         dead_letters=dead_letters.value,
         sweep=not no_sweep,
         substrate=environment.substrate(substrate),
     )
-    log = LogObserver(
+    observer = partial(
+        LogObserver,
         service=environment.service(service),
         environment=environment.deployment_environment(deployment),
         version=environment.service_version(service_version),
@@ -224,12 +225,13 @@ def worker(
         successes=environment.log_successes(log_successes, level).value,
         sample=environment.log_sample(log_sample),
     )
+    log = observer()
     if log_sample is not None and log.successes == "never":
         print("note: --log-sample has no effect without --log-successes", file=sys.stderr)
     health_at, metrics_at = environment.health(health), environment.metrics(metrics)
-    address = environment.dsn(dsn)
+    databases = Databases.of(environment.addresses(dsn), environment.listen_addresses(listen_dsn), transactions or ())
+    databases.require_one_for(settings.substrate)
     registry = load_registry(target)
-    sources = [load_transactions(name) for name in transactions or ()]
     redactor_name = environment.redactor(redact)
     redactor = load_redactor(redactor_name)
     manager = worker_sites.service_manager()
@@ -241,40 +243,42 @@ def worker(
         with _sentry(environment.sentry_dsn(), log.application) as observers:
             if processes == 1:
                 traced = tracing.configured(note=True)
-                worker = Worker(
-                    address,
+                worker = databases.worker(
                     registry,
                     settings,
-                    observers=(log, *observers),
+                    lambda database: (observer(database=database), *observers),
                     redact=redactor,
                     tracing=traced,
-                    transactions=sources,
                 )
                 measured = ProcessMetrics(worker)
-                sites = worker_sites.sites(health_at, metrics_at, allow_host or (), worker.health, measured.pages)
+                sites = worker_sites.sites(
+                    health_at, metrics_at, allow_host or (), worker.health, measured.pages, databases.names
+                )
                 with (
                     worker_sites.serving(sites, worker.health, socket or worker_sites.own_socket(log), log),
                     measured.reported(lifeline if reports else None),
                 ):
-                    left = process.run_worker(_work(worker, lifeline, manager))
+                    left = process.run_worker(_work(worker, settings, lifeline, manager))
             else:
                 # Each child reports its own dead letters; what is refused is found here, before any child is started.
-                Worker(address, registry, settings, transactions=sources)
+                databases.worker(registry, settings, lambda _: ())
                 children = worker_sites.ProcessesHealth(settings, processes, log)
                 options = ["--reports"] if metrics_at is not None else []
                 supervisor = Supervisor(
                     lambda n, fd: [*child_command(child, settings, n, fd), *children.option(n), *options],
                     processes,
                     log,
-                    environment=_variables(address, settings, redactor_name, level, log),
+                    environment=_variables(databases, settings, redactor_name, level, log),
                     name=settings.shown_name,
                     when_stopping=children.draining,
                     patience=settings.grace + _LIMIT_PAST_GRACE,
                 )
                 pages = partial(pages_of_processes, supervisor.reports)
-                sites = worker_sites.sites(health_at, metrics_at, allow_host or (), children.read, pages)
+                sites = worker_sites.sites(
+                    health_at, metrics_at, allow_host or (), children.read, pages, databases.names
+                )
                 with worker_sites.serving(sites, children.read, children.socket, log):
-                    asyncio.run(_supervise(supervisor, address, settings, children, manager))
+                    asyncio.run(_supervise(supervisor, databases, settings, children, manager))
                 killed = supervisor.killed
     finally:
         logs.flush()
@@ -306,7 +310,9 @@ def _sentry(dsn: str | None, application: Mapping[str, str]) -> Iterator[tuple[O
             yield (sentry,)
 
 
-async def _work(worker: Worker, lifeline: int | None, manager: ServiceManager | None) -> None:
+async def _work(
+    worker: Worker | WorkerGroup, settings: WorkerSettings, lifeline: int | None, manager: ServiceManager | None
+) -> None:
     if lifeline is None:
         async with worker_sites.told(manager, worker.health):
             await worker.run(signals=True)
@@ -316,25 +322,25 @@ async def _work(worker: Worker, lifeline: int | None, manager: ServiceManager | 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, worker.stop)
-    patience = worker.settings.grace + _LIMIT_PAST_GRACE
+    patience = settings.grace + _LIMIT_PAST_GRACE
     end_with_parent(lifeline, lambda: _call_soon(loop, worker), patience)
     await worker.run()
 
 
-def _call_soon(loop: asyncio.AbstractEventLoop, worker: Worker) -> None:
+def _call_soon(loop: asyncio.AbstractEventLoop, worker: Worker | WorkerGroup) -> None:
     with contextlib.suppress(RuntimeError):  # the loop is closed: the worker has stopped already
         loop.call_soon_threadsafe(worker.stop)
 
 
 async def _supervise(
     supervisor: Supervisor,
-    address: str,
+    databases: Databases,
     settings: WorkerSettings,
     children: ProcessesHealth,
     manager: ServiceManager | None,
 ) -> None:
     # Said once here, instead of by every child.
-    await refuse_unready(address, settings)
+    await databases.refuse_unready(settings)
     watching = asyncio.create_task(children.watch())
     async with worker_sites.told(manager, children.read):
         try:
@@ -344,13 +350,11 @@ async def _supervise(
 
 
 def _variables(
-    address: str, settings: WorkerSettings, redactor_name: str | None, level: LogLevel, log: LogObserver
+    databases: Databases, settings: WorkerSettings, redactor_name: str | None, level: LogLevel, log: LogObserver
 ) -> dict[str, str]:
     # Addresses hold passwords and travel in the environment, where the process list does not show them.
     variables = {name: value for name, value in os.environ.items() if name not in _OF_THE_PARENT}
-    variables |= {"HOLDFAST_DSN": address, "HOLDFAST_LOG_LEVEL": level}
-    if settings.listen_dsn:
-        variables["HOLDFAST_LISTEN_DSN"] = settings.listen_dsn
+    variables |= {**databases.variables(), "HOLDFAST_LOG_LEVEL": level}
     if settings.substrate:
         variables["HOLDFAST_SUBSTRATE"] = settings.substrate
     variables |= tracing.child_environment()

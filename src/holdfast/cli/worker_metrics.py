@@ -11,17 +11,18 @@ from holdfast.cli import logs
 from holdfast.measurements import Measurements
 from holdfast.observability.http import Page
 from holdfast.worker.process_reports import ProcessReports, Reporter
-from holdfast.worker.worker import Worker
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
+
+    from holdfast.observability.prometheus import Measured
 # What makes the page is imported where it is served: most workers start without it.
 
 
 class ProcessMetrics:
-    """One worker's own."""
+    """Those of one worker, or of a group of them."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Measured) -> None:
         self._worker = worker
 
     def measure(self) -> Measurements:

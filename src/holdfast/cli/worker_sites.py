@@ -40,13 +40,18 @@ Sites = Mapping[str, Site]  # by the option or the variable that asks for it
 
 
 def sites(
-    health: Asked | None, metrics: Asked | None, allowed: Iterable[str], read: ReadHealth, pages: Callable[[], Pages]
+    health: Asked | None,
+    metrics: Asked | None,
+    allowed: Iterable[str],
+    read: ReadHealth,
+    pages: Callable[[], Pages],
+    databases: Iterable[str] = (),
 ) -> Sites:
-    """The sites of --health and --metrics, as far as they are wanted."""
+    """The sites of --health and --metrics, as far as they are wanted; `databases` are the names of several."""
     found = {}
     if health is not None:
         name, address = health
-        found[name] = Site(*address_of(address, name, 8080), health_pages.pages(read), tuple(allowed))
+        found[name] = Site(*address_of(address, name, 8080), health_pages.pages(read, databases), tuple(allowed))
     if metrics is not None:
         name, address = metrics
         found[name] = Site(*address_of(address, name, 9464), pages(), tuple(allowed))

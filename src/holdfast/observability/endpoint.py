@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
@@ -81,6 +81,17 @@ def outbox_page(scraper: Scraper) -> Page:
     return page
 
 
+def outboxes_page(scrapers: Mapping[str, Scraper]) -> Page:
+    """Return the page with the state of the outboxes of several databases, by their names."""
+
+    async def page(request: Request) -> Response:
+        found = await asyncio.gather(*(scraper.snapshot() for scraper in scrapers.values()))
+        snapshots = dict(zip(scrapers, found, strict=True))
+        return _response(lambda: prometheus.outboxes_metrics(snapshots), request)
+
+    return page
+
+
 def process_page(collect: Callable[[], Iterable[Metric]]) -> Page:
     """Return the page with what a process has done."""
     prometheus.require()
@@ -97,10 +108,14 @@ def _response(collect: Callable[[], Iterable[Metric]], request: Request) -> Resp
 
 
 @asynccontextmanager
-async def serve(scraper: Scraper, host: str, port: int, allowed: Iterable[str] = ()) -> AsyncIterator[int]:
-    """Serve the state of an outbox on an address inside the block; yields the port."""
+async def serve(
+    scrapers: Mapping[str, Scraper], host: str, port: int, allowed: Iterable[str] = ()
+) -> AsyncIterator[int]:
+    """Serve the state of the outboxes on an address inside the block; yields the port. One may have an empty name."""
+    page = outbox_page(scrapers[""]) if "" in scrapers else outboxes_page(scrapers)
     try:
-        async with http.serve([Site(host, port, {PATH: outbox_page(scraper)}, tuple(allowed))]) as (bound,):
+        async with http.serve([Site(host, port, {PATH: page}, tuple(allowed))]) as (bound,):
             yield bound
     finally:
-        await scraper.close()
+        for scraper in scrapers.values():
+            await scraper.close()

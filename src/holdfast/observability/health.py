@@ -9,7 +9,7 @@ A worker that is not live should be started again. One that is not ready need no
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
@@ -26,7 +26,7 @@ _LISTENING = {
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """How a worker is at one moment, or the processes of one `--processes`."""
+    """How a worker is at one moment, or the processes of one `--processes`, or the workers of several databases."""
 
     state: State | None  # None, as below: it did not answer
     not_live: tuple[str, ...] = ()  # why it is not live
@@ -39,6 +39,8 @@ class Health:
     loop_silent_s: float | None = None  # since the event loop last turned
     heartbeat_s: float | None = None  # since the database last took a heartbeat; None: it has taken none yet
     processes: tuple[Health, ...] = ()
+    database: str | None = None  # its name, where there are several
+    databases: tuple[Health, ...] = ()
 
     @property
     def live(self) -> bool:
@@ -64,18 +66,35 @@ class Health:
             *([f"generation {self.generation}"] if self.generation is not None else ()),
             *([f"{self.in_flight} in flight"] if self.in_flight is not None else ()),
             *([f"{len(self.processes)} processes"] if self.processes else ()),
+            *([_ready_of(self.databases)] if self.databases else ()),
         ]
         known = f" ({', '.join(about)})" if about else ""
-        why = f": {'; '.join(self.problems)}" if self.problems else ""
+        problems = self.problems or tuple(_named(self.databases, lambda each: each.problems))
+        why = f": {'; '.join(problems)}" if problems else ""
         return f"{word}{why}{known}"
 
     def as_data(self) -> dict[str, Any]:
         """The same for programs, as JSON has it."""
-        own = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "processes"}
+        own = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in _PARTS}
         found = {"live": self.live, "ready": self.ready, "problems": list(self.problems)} | own
         if self.processes:
             found["processes"] = [each.as_data() for each in self.processes]
+        if self.database is not None:
+            found["database"] = self.database
+        if self.databases:
+            found["databases"] = [each.as_data() for each in self.databases]
         return found
+
+
+_PARTS = frozenset({"processes", "database", "databases"})  # told only where there are several
+
+
+def _ready_of(databases: tuple[Health, ...]) -> str:
+    return f"{sum(each.ready for each in databases)} of {len(databases)} databases ready"
+
+
+def _named(databases: Iterable[Health], problems: Callable[[Health], Iterable[str]]) -> Iterator[str]:
+    return (f"{each.database}: {why}" for each in databases for why in problems(each))
 
 
 ReadHealth = Callable[[], Health | Awaitable[Health]]
@@ -92,7 +111,8 @@ def from_data(data: Mapping[str, Any]) -> Health:
     known = {field.name: data[field.name] for field in fields(Health) if field.name in data}
     for name in ("not_live", "not_ready"):
         known[name] = tuple(map(str, known.get(name, ())))
-    known["processes"] = tuple(map(from_data, known.get("processes", ())))
+    for name in ("processes", "databases"):
+        known[name] = tuple(map(from_data, known.get(name, ())))
     return Health(**known)
 
 
@@ -116,3 +136,31 @@ def joined(own: Health, processes: Iterable[Health]) -> Health:
         heartbeat_s=max((each.heartbeat_s or 0.0 for each in found), default=None),
         processes=found,
     )
+
+
+def together(own: Health, databases: Iterable[Health]) -> Health:
+    """The health of a process that serves several databases: live if each worker is, ready if one of them is.
+
+    A database that is away or refuses the worker is no reason to start the others again, or to keep back a deployment.
+    """
+    found = tuple(databases)
+    not_live = tuple(_named(found, lambda each: each.not_live))
+    ready = any(each.ready for each in found)
+    silent = [each.loop_silent_s for each in found if each.loop_silent_s is not None]
+    return replace(
+        own,
+        not_live=own.not_live + not_live,
+        not_ready=own.not_ready + (() if ready else tuple(_named(found, lambda each: each.not_ready))),
+        in_flight=sum(each.in_flight or 0 for each in found),
+        loop_silent_s=max(silent, default=None),
+        databases=found,
+    )
+
+
+def of_database(health: Health, database: str) -> Health:
+    """The health of one database, in all processes together. `ready` of it is whether its events are delivered."""
+    if health.processes:
+        own = replace(health, not_live=(), not_ready=(), processes=(), database=database)
+        return joined(own, (of_database(each, database) for each in health.processes))
+    unknown = replace(health, not_ready=(*health.not_ready, "it has not told"), database=database, databases=())
+    return next((each for each in health.databases if each.database == database), unknown)

@@ -8,21 +8,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from http import HTTPStatus
 from typing import Any
 
 from holdfast.checks import function, takes
 from holdfast.errors import ConfigurationError
-from holdfast.observability.health import Health, ReadHealth, read_now
+from holdfast.observability.health import Health, ReadHealth, of_database, read_now
 from holdfast.observability.http import JSON, Page, Request, Response
 
 LIVE = "/health/live"
 READY = "/health/ready"
 
 
-def pages(read: ReadHealth) -> dict[str, Page]:
-    """The two pages, for a `Site`. `read` is called with each request, in the thread of the server."""
+def pages(read: ReadHealth, databases: Iterable[str] = ()) -> dict[str, Page]:
+    """The two pages, for a `Site`. `read` is called with each request, in the thread of the server.
+
+    Where a worker serves several databases, /health/ready/NAME is the readiness of one.
+    """
 
     async def live(_request: Request) -> Response:
         health = await read_now(read)
@@ -32,7 +35,14 @@ def pages(read: ReadHealth) -> dict[str, Page]:
         health = await read_now(read)
         return response(health, health.ready)
 
-    return {LIVE: live, READY: ready}
+    def ready_for(database: str) -> Page:
+        async def page(_request: Request) -> Response:
+            health = of_database(await read_now(read), database)
+            return response(health, health.ready)
+
+        return page
+
+    return {LIVE: live, READY: ready} | {f"{READY}/{database}": ready_for(database) for database in databases}
 
 
 def response(health: Health, well: bool) -> Response:

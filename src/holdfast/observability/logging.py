@@ -52,7 +52,8 @@ class LogObserver:
     `service`, `environment` and `version` are those of the application, and part of every entry if they are given.
     `successes` is the level of an entry for each event that was published, and for each one that was handled; `sample`
     is the share of them that is written. Retries, failures and notices are always written. `worker` is the name of the
-    worker of this process, and part of every entry with the process id.
+    worker of this process, and part of every entry with the process id; `database` the name of its database, where the
+    process serves several.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class LogObserver:
         environment: str | None = None,
         version: str | None = None,
         worker: str | None = None,
+        database: str | None = None,
         successes: LogSuccesses = "never",
         sample: float = 1.0,
     ) -> None:
@@ -74,6 +76,8 @@ class LogObserver:
         self.process: dict[str, object] = {}
         if worker is not None:
             self.process = {"worker": worker, "pid": os.getpid()}
+        if database is not None:
+            self.process["database"] = line("LogObserver.database", database)
         self.successes: LogSuccesses = successes
         self.facts: frozenset[FactKind] = USUAL_FACTS | {LostLease}
         if successes != "never":
@@ -160,6 +164,7 @@ def add_delivery(_logger: object, _method: str, entry: EventDict) -> EventDict:
     if context is None or "event_id" in entry:  # that one is about another event, which the handler publishes
         return entry
     return {
+        **({} if context.database is None else {"database": context.database}),
         "event_id": str(context.event_id),
         "handler_name": context.handler_name,
         "attempts": context.attempt,

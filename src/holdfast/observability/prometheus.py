@@ -24,7 +24,7 @@ from holdfast.measurements import (
     FailureKind,
     Measurements,
 )
-from holdfast.observability.gauges import Gauge, gauges
+from holdfast.observability.gauges import Gauge, Sample, gauges
 from holdfast.postgres.operations.metrics import Snapshot
 
 if TYPE_CHECKING:
@@ -36,7 +36,10 @@ MOST_HANDLERS: Final = 125
 MOST_SAMPLES: Final = 10_000
 _PLAIN: Final = "text/plain; version=0.0.4; charset=utf-8"
 _OPENMETRICS: Final = "application/openmetrics-text"
-
+# What is not counted for each database.
+_OF_THE_PROCESS: Final = frozenset(
+    f"holdfast_{name}" for name in ("events_published", "facts_dropped", "log_lines_dropped", "worker_deaths")
+)
 
 K = TypeVar("K")
 
@@ -85,6 +88,24 @@ def outbox_metrics(snapshot: Snapshot) -> Iterator[Metric]:
     return map(_gauge, gauges(snapshot))
 
 
+def outboxes_metrics(snapshots: Mapping[str, Snapshot | None]) -> Iterator[Metric]:
+    """Return the state of the outboxes of several databases, by their names; None of one that does not answer."""
+    up: list[Sample] = [({"database": name}, float(found is not None)) for name, found in snapshots.items()]
+    yield _gauge(Gauge("database_up", "1 for a database that answers, 0 for one that does not.", up))
+    yield from labelled({name: outbox_metrics(found) for name, found in snapshots.items() if found is not None})
+
+
+def labelled(by_database: Mapping[str, Iterable[Metric]]) -> Iterator[Metric]:
+    """Return the metrics of several databases as one, each sample with the label `database`."""
+    families: dict[str, Metric] = {}
+    for database, found in by_database.items():
+        for family in found:
+            samples = [each._replace(labels={"database": database, **each.labels}) for each in family.samples]
+            family.samples = []
+            families.setdefault(family.name, family).samples += samples
+    return iter(families.values())
+
+
 def exposition(collect: Callable[[], Iterable[Metric]], accepted: str = "") -> tuple[str, str]:
     """Return metrics as a text, and its content type: OpenMetrics where it is accepted, else Prometheus' own format."""
     require()
@@ -124,9 +145,25 @@ class ProcessFamilies:
         self._handlers: _Admitted[str] = _Admitted(MOST_HANDLERS)
         self._event_types: _Admitted[str] = _Admitted(MOST_EVENT_TYPES)
         self._failures: _Admitted[FailureKind] = _Admitted(MOST_FAILURES)
+        self._databases: dict[str, ProcessFamilies] = {}
 
     def of(self, found: Measurements, deaths: int | None = None) -> Iterator[Metric]:
-        """Return the metrics. `deaths` are those of worker processes, where there are several under one parent."""
+        """Return the metrics. `deaths` are those of worker processes, where there are several under one parent.
+
+        Where there are several databases, what is counted for each has the label `database`.
+        """
+        if not found.databases:
+            yield from self._of_one(found, deaths)
+            return
+        by_database = {
+            name: self._databases.setdefault(name, ProcessFamilies()).of(each) for name, each in found.databases.items()
+        }
+        whole = {family.name: family for family in self._of_one(found, deaths) if family.name in _OF_THE_PROCESS}
+        for family in labelled(by_database):
+            yield whole.pop(family.name, family)
+        yield from whole.values()
+
+    def _of_one(self, found: Measurements, deaths: int | None) -> Iterator[Metric]:
         handlers = self._together(found.handlers)
         yield _counter(
             "deliveries",

@@ -1,10 +1,12 @@
 """Runs a process that belongs to a worker alone. In a service's process, its settings are for the service to decide."""
 
 import asyncio
+import contextlib
 import gc
 import importlib.util
 import os
-from collections.abc import Callable, Coroutine
+import signal
+from collections.abc import Callable, Coroutine, Iterator
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -62,6 +64,25 @@ async def _end_tasks() -> list[str]:
         return []
     _, refusing = await asyncio.wait(tasks, timeout=_TASK_PATIENCE)
     return sorted(task.get_name() for task in refusing)
+
+
+@contextlib.contextmanager
+def stopped_by_signals(stop: Callable[[], None], is_stopping: Callable[[], bool]) -> Iterator[None]:
+    """Let SIGTERM and SIGINT call `stop`. One that comes while it is stopping ends the process at once."""
+    loop = asyncio.get_running_loop()
+
+    def signalled(number: int) -> None:
+        if is_stopping():
+            exit_now(number)
+        stop()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, signalled, number)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
 
 
 def exit_now(signal_number: int) -> None:

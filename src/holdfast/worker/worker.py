@@ -8,8 +8,8 @@ reached, it does not wait: the worker goes on trying to connect, and logs that.
 """
 
 import asyncio
+import contextlib
 import os
-import signal
 from collections.abc import Coroutine, Iterable
 from dataclasses import replace
 from types import TracebackType
@@ -39,7 +39,7 @@ from holdfast.worker.draining import deliver_due
 from holdfast.worker.health import HealthReader
 from holdfast.worker.lifecycle import Lifecycle
 from holdfast.worker.parts import Parts
-from holdfast.worker.process import exit_now
+from holdfast.worker.process import stopped_by_signals
 
 
 class Worker:
@@ -102,16 +102,9 @@ class Worker:
     async def run(self, *, signals: bool = False) -> None:
         """Work until `stop` is called. With `signals`, SIGTERM and SIGINT stop it; a second one exits at once."""
         self._begin()
-        if signals:
-            loop = asyncio.get_running_loop()
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.add_signal_handler(number, self._signalled, number)
-        try:
+        signalled = stopped_by_signals(self.stop, self._lifecycle.stop.is_set) if signals else contextlib.nullcontext()
+        with signalled:
             await self._live()
-        finally:
-            if signals:
-                for number in (signal.SIGTERM, signal.SIGINT):
-                    loop.remove_signal_handler(number)
 
     async def _live(self) -> None:
         try:
@@ -120,14 +113,13 @@ class Worker:
         finally:
             await self._observers.flush()
 
-    def _signalled(self, number: int) -> None:
-        if self._lifecycle.stop.is_set():
-            exit_now(number)
-        self.stop()
-
     def stop(self) -> None:
         """Stop claiming, finish what runs within the grace, release the rest. `run` then returns."""
         self._lifecycle.stop.set()
+
+    async def entered(self) -> None:
+        """Wait until it has started, or has found that the database does not answer."""
+        await self._lifecycle.entered.wait()
 
     async def drain(self) -> None:
         """Work until no event is due, then stop. Events that are delayed, or wait for a retry, stay.

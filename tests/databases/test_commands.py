@@ -1,0 +1,148 @@
+"""One command line for several databases (SCL-4): which commands read all of them, and which want one."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import asyncpg
+import httpx
+import pytest
+
+from holdfast.cli import main
+from holdfast.cli.databases import named, one
+from holdfast.errors import ConfigurationError
+from tests.acceptance.support import drained, publish, until
+from tests.observability.scraping import command, scraped
+
+pytestmark = [pytest.mark.brokers, pytest.mark.newest_postgres]
+
+NOWHERE = "postgresql://postgres@127.0.0.1:1/nowhere"
+APP = """
+from holdfast import HandlerRegistry, Reject
+
+registry = HandlerRegistry()
+
+@registry.handler("order.placed", name="billing.charge")
+async def charge(event, context):
+    print(context.database, flush=True)
+    return Reject("no card") if event.payload.get("bad") else None
+"""
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def holdfast(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.setenv("HOLDFAST_ACTOR", "ada@example.com")
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as end:
+            main([str(argument) for argument in arguments])
+        out, err = capfd.readouterr()
+        assert isinstance(end.value.code, int)
+        return end.value.code, out, err
+
+    return run
+
+
+async def test_a_worker_command_serves_them_and_operators_see_each(
+    dsn: str,
+    conn: asyncpg.Connection,
+    other_dsn: str,
+    other: asyncpg.Connection,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    holdfast: Run,
+) -> None:
+    """SCL-4: two processes serve two databases beside one that is away; health, metrics and logs name each."""
+    (tmp_path / "app.py").write_text(APP)
+    several = f"orders={dsn} billing={other_dsn} gone={NOWHERE}"
+    words = ("worker", "app:registry", "--processes", "2", "--metrics", "0", "--health", "0", "--poll-interval", "0.3")
+    async with command(several, tmp_path, *words, HOLDFAST_RUNTIME_DIR=str(tmp_path / "run")) as worker:
+        port = await worker.port()
+        await publish(conn, "order.placed", {"bad": True})
+        for _ in range(3):
+            await publish(other, "order.placed")
+        await drained(conn)
+        await drained(other)
+
+        async def counted() -> bool:
+            found = await scraped(port)
+            return found.by("database", "holdfast_deliveries_total") == {"orders": 1, "billing": 3}
+
+        await until(counted, what="both processes have reported")
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}/health") as client:
+            pages = ("live", "ready", "ready/orders", "ready/billing", "ready/gone", "ready/other")
+
+            async def ready() -> bool:
+                return (await client.get("ready/orders")).is_success and (await client.get("ready/billing")).is_success
+
+            await until(ready, what="both processes have started")
+            answers = {page: (await client.get(page)).status_code for page in pages}
+            told = (await client.get("ready/gone")).json()
+        assert answers == dict(zip(pages, (200, 200, 200, 200, 503, 404), strict=True))
+        assert "process 1: the database has been away" in str(told["problems"])
+
+        monkeypatch.setenv("HOLDFAST_DSN", several)
+        run = asyncio.to_thread
+        code, out, err = await run(holdfast, "status")
+        assert code == 1 and "error: " in err and "database gone:" in err
+        lines = {words[0]: words for line in out.splitlines() if (words := line.split())}
+        assert lines["orders"][4] == "1" and lines["billing"][4] == "0" and lines["orders"][-1] == "2"
+        assert "NOT" in lines["gone"]
+        code, out, _ = await run(holdfast, "status", "--json")
+        assert (
+            code == 1 and json.loads(out)["databases"]["orders"]["failed"] == 1 and "gone" in json.loads(out)["errors"]
+        )
+    assert '"database": "gone"' in worker.said or "database=gone" in worker.said
+
+    monkeypatch.setenv("HOLDFAST_DSN", f"orders={dsn} billing={other_dsn}")
+    code, out, _ = await run(holdfast, "failed", "list", "--json")
+    (failed,) = json.loads(out)
+    assert (code, failed["database"]) == (0, "orders")
+    code, out, _ = await run(holdfast, "doctor", "--only", "drift")
+    assert code == 0 and out.count("checks passed") == 2 and "database billing" in out
+    # A change is for one database, which has to be named.
+    discard = ("failed", "discard", failed["id"], "--yes", "--reason", "no card")
+    code, _, err = await run(holdfast, *discard)
+    assert code == 2 and "--database is missing" in err and "billing, orders" in err
+    assert (await run(holdfast, *discard, "--database", "billing"))[0] == 2
+    assert (await run(holdfast, *discard, "--database", "orders"))[0] == 0
+    async with command(f"orders={dsn} gone={NOWHERE}", tmp_path, "metrics", "--listen", "0") as serving:
+        state = await scraped(await serving.port())
+    assert state.by("database", "holdfast_database_up") == {"orders": 1}
+    assert state.of("holdfast_outbox_pending", database="orders") == 0
+
+
+def test_a_broker_is_for_one_database(holdfast: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SCL-4: what one outbox has sent to a broker must not be taken for another's."""
+    (tmp_path / "app.py").write_text(APP)
+    monkeypatch.chdir(tmp_path)
+    words = ("worker", "app:registry", "--dsn", f"a={NOWHERE}", "--dsn", f"b={NOWHERE}", "--substrate", "nats://x")
+    code, _, err = holdfast(*words)
+    assert code == 2 and "--substrate is given with several databases" in err
+
+
+def test_addresses_have_names() -> None:
+    """SCL-4: one address needs no name; of several each has one, and a command says which."""
+    assert named("x", [NOWHERE]) == {"": NOWHERE}
+    assert named("x", [f"a={NOWHERE}", f"b-1.eu={NOWHERE}?options=-c%20a=b"]) == {
+        "a": NOWHERE,
+        "b-1.eu": f"{NOWHERE}?options=-c%20a=b",
+    }
+    assert named("x", [f"  a={NOWHERE}\n b={NOWHERE} "]) == {"a": NOWHERE, "b": NOWHERE}
+    for wrong in ([NOWHERE, NOWHERE], [f"a={NOWHERE} {NOWHERE}"], [f"a={NOWHERE}", f"a={NOWHERE}"], [f"A={NOWHERE}"]):
+        with pytest.raises(ConfigurationError):
+            named("x", wrong)
+    assert one({"a": "1"}, None) == "1" and one({"a": "1", "b": "2"}, "b") == "2"
+    with pytest.raises(ConfigurationError, match="name one of: a, b"):
+        one({"a": "1", "b": "2"}, None)
+    with pytest.raises(ConfigurationError, match="named are"):
+        one({"": "1"}, "a")
