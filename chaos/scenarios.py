@@ -170,7 +170,7 @@ def carried(broker: str, *faults: Callable[[], Nemesis]) -> Scenario:
         f"mix_{broker}",
         f"SCL-2, P1, P2: {broker} carries the events; its servers, workers and Postgres fail side by side",
         ((*BROKER, *faults), (*PROCESSES[:12], TurnHandlers), (*SERVER[:7], *LINES)),
-        setup=Setup(rate=150, imports=200, broker=broker),
+        setup=Setup(rate=100, broker=broker),
         surrounding=SUBSTRATES[broker],
         floors={"relayed": 50},
     )

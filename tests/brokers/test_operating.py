@@ -11,10 +11,11 @@ from typing import Any
 import asyncpg
 import pytest
 
-from holdfast import EventEnvelope, HandlerRegistry
+from holdfast import EventEnvelope, HandlerRegistry, NewEvent
 from holdfast.errors import ConfigurationError, NotFound
 from holdfast.operator import Operator, Refused
 from servers.nats import NatsServer
+from servers.valkey import ValkeyServer
 from tests.acceptance.support import PUBLISHER, drained, effects, make_tables, publish_many, running, until
 from tests.brokers.double import Broker
 
@@ -154,6 +155,40 @@ async def test_relay_alone_sends_what_others_want(dsn: str, conn: asyncpg.Connec
     keyed = [event.body for event in broker.sent if event.key == "k"]
     assert keyed == sorted(keyed, key=lambda body: int(body.rpartition(b'"n":')[2].strip(b" }")))
     assert len(keyed) == 20
+
+
+async def test_what_a_broker_forgot_comes_back_by_relaying_again(
+    dsn: str, conn: asyncpg.Connection, tmp_path: Path
+) -> None:
+    """SCL-1: a Valkey that keeps nothing on disk confirms events, is killed, and handlers get each of them once."""
+    await make_tables(conn)
+    registry = HandlerRegistry()
+
+    @registry.handler("order.placed", name=HANDLER)
+    async def charge(event: EventEnvelope, tx: asyncpg.Connection) -> None:
+        await tx.execute("INSERT INTO ledger (n) VALUES ($1)", event.payload["n"])
+
+    confirmed = "SELECT count(*) = 50 FROM core.outbox WHERE handler_name = 'relay.redis' AND status = 'delivered'"
+    with ValkeyServer(tmp_path / "valkey", "--appendonly", "no") as server:
+        async with running(dsn, registry, substrate=server.address):
+            await until(lambda: _is(conn, "redis"), what="moved")
+            await publish_many(conn, "order.placed", 10)
+            await until(lambda: conn.fetchval("SELECT count(*) = 10 FROM ledger"), what="the first handled")
+        async with running(dsn, HandlerRegistry(), substrate=server.address):
+            events = [NewEvent("order.placed", {"n": n}) for n in range(10, 50)]
+            async with conn.transaction():
+                await PUBLISHER.publish_many(conn, events)
+            await until(lambda: conn.fetchval(confirmed), what="the broker has confirmed all of them")
+        server.restart()
+        async with running(dsn, registry, substrate=server.address), Operator(dsn, actor="ann@example.com") as operator:
+            check = await operator.relay.check("redis", until=datetime.now(UTC))
+            assert len(check.lost) == 40
+            code, out = await holdfast(dsn, "relay", "again", "redis", "--since", "1h", "--yes", "--reason", "killed")
+            assert code == 0, out
+            await until(lambda: conn.fetchval("SELECT count(DISTINCT n) = 50 FROM ledger"), what="all handled")
+            await drained(conn)
+            assert not (await operator.relay.check("redis", until=datetime.now(UTC))).lost
+    assert await effects(conn) == list(range(50))
 
 
 async def test_moving_a_running_service_there_and_back(dsn: str, conn: asyncpg.Connection, tmp_path: Path) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -92,6 +94,24 @@ async def test_a_queue_that_is_deleted_under_its_consumer_is_made_again(
     await source.take(1, wait=0)
     await sent(sink, case.events(2))
     assert numbers(await taken(source, 1)) == [2]
+
+
+async def test_a_queue_without_a_leader_is_told_with_its_remedy(case: Case, server: RabbitmqServer) -> None:
+    """SCL-4: as a node leaves it that is killed just after the queue was made; deleted, it is made anew."""
+    source, sink = await case.source(), await case.sink()
+    queue = queue_of(case.interest)
+    assert "ok" in server.control("eval", f"ra:stop_server(quorum_queues, {{'%2F_{queue}', node()}}).")
+    with pytest.raises(BrokerUnavailable, match=f"no leader: rabbitmqctl delete_queue {re.escape(queue)}"):
+        await source.take(1, wait=0.5)
+    server.control("delete_queue", queue)
+    deadline = time.monotonic() + 20
+    while True:
+        with suppress(BrokerUnavailable):
+            await source.take(1, wait=0.1)
+            break
+        assert time.monotonic() < deadline
+    await sent(sink, case.events(1))
+    assert numbers(await taken(source, 1)) == [1]
 
 
 async def test_an_event_without_a_binding_stays_open(case: Case, channel: aiormq.abc.AbstractChannel) -> None:

@@ -11,7 +11,18 @@ from typing import Any
 import asyncpg
 import pytest
 
-from holdfast import EventEnvelope, HandlerContext, HandlerRegistry, Reject, RetryPolicy, Snooze, TerminalHandlerError
+from holdfast import (
+    EventEnvelope,
+    HandlerContext,
+    HandlerRegistry,
+    Reject,
+    RetryPolicy,
+    Snooze,
+    TerminalHandlerError,
+    WorkerSettings,
+)
+from holdfast.brokers.engine import Interest, Received, Source
+from holdfast.brokers.engines import engine_of
 from servers.kafka import kafka_server
 from servers.nats import NatsServer
 from servers.rabbitmq import RabbitmqServer
@@ -20,6 +31,7 @@ from tests.acceptance.support import Facts, drained, effects, make_tables, publi
 
 pytestmark = [pytest.mark.brokers, pytest.mark.newest_postgres]
 
+DEFAULTS = WorkerSettings()
 QUICK = RetryPolicy(max_attempts=3, base_delay=0.01, max_delay=0.05)
 
 
@@ -209,6 +221,58 @@ async def test_stopping_gives_back_what_has_not_begun(
     async with running(dsn, registry, substrate=substrate):
         await until(lambda: conn.fetchval("SELECT count(*) = 30 FROM core.event_handled"), what="all handled")
     assert sorted(done) == list(range(30))
+
+
+async def test_what_a_dead_worker_had_taken_is_handled_once(
+    dsn: str, conn: asyncpg.Connection, substrate: str | None
+) -> None:
+    """SCL-2, LSN-3: what was delivered and never acknowledged comes again, and its attempts are counted in the lane."""
+    await make_tables(conn)
+    registry = HandlerRegistry()
+
+    @registry.handler("order.placed", name="billing.charge_card", retry=QUICK)
+    async def charge(event: EventEnvelope, tx: asyncpg.Connection) -> None:
+        await tx.execute("INSERT INTO ledger (n) VALUES ($1)", event.payload["n"])
+
+    async with running(dsn, registry, substrate=substrate, lease=2.0):
+        await carried(conn, substrate)
+    await publish_many(conn, "order.placed", 20)
+    if substrate is None:
+        claimed = """
+            UPDATE core.outbox SET status = 'in_flight', attempts = 1, claimed_by = gen_random_uuid(),
+                lease_token = gen_random_uuid(), lease_expires_at = now(), handler_name = 'billing.charge_card'
+            WHERE payload ->> 'n' < '5'
+        """
+        await conn.execute(claimed)
+    else:
+        relayed = "SELECT count(*) = 20 FROM core.outbox WHERE handler_name LIKE 'relay.%' AND status = 'delivered'"
+        async with running(dsn, HandlerRegistry(), substrate=substrate, lease=2.0):
+            await until(lambda: conn.fetchval(relayed), what="all relayed")
+        found = await conn.fetchrow(
+            "SELECT * FROM core.broker_interests((SELECT min(via) FROM core.subscriptions WHERE via <> 'outbox'), NULL)"
+        )
+        interest = Interest(
+            found["handler_name"],
+            DEFAULTS.served_channels[0],
+            found["domain_context"],
+            tuple(found["event_types"]),
+            found["since"],
+        )
+        source = engine_of(substrate).source(interest, lease=2.0)
+        taken: list[Received] = []
+        await until(lambda: _taken(source, taken), what="some taken")
+        await source.close()
+    async with running(dsn, registry, substrate=substrate, lease=2.0, poll_interval=0.1):
+        await until(lambda: conn.fetchval("SELECT count(*) = 20 FROM core.event_handled"), what="all handled")
+        await drained(conn)
+    assert sorted(await effects(conn)) == list(range(20))
+    in_lane = "SELECT count(*) FROM core.outbox WHERE handler_name = 'billing.charge_card' AND attempts > 0"
+    assert await conn.fetchval(in_lane) >= 5
+
+
+async def _taken(source: Source, taken: list[Received]) -> bool:
+    taken += await source.take(5 - len(taken), wait=0.5)
+    return len(taken) >= 5
 
 
 async def test_events_for_a_limited_handler_wait_in_its_lane(

@@ -50,6 +50,8 @@ class KafkaSource:
         # What the listener holds. It outlives a rebalance, so that nothing is given out twice at the same time.
         self._held: set[Token] = set()
         self._returned: deque[Received] = deque()
+        # Where in each partition what is before may have been taken by a member that died. Kafka counts no deliveries.
+        self._new_from: dict[TopicPartition, int] = {}
         self._changed = asyncio.Event()
         self._settled = asyncio.Event()
         self._revoking = False
@@ -136,7 +138,9 @@ class KafkaSource:
                 await self._end()
                 raise BrokerUnavailable(f"Kafka: {error or type(error).__name__}") from error
             # What is fetched while partitions are revoked comes again with the next assignment.
-            taken = [] if self._revoking else self._wanted(record for each in records.values() for record in each)
+            taken = (
+                [] if self._revoking else self._wanted((record for each in records.values() for record in each), most)
+            )
             if not records:
                 await self._judge()
             if taken or left <= 0:
@@ -144,10 +148,13 @@ class KafkaSource:
             if not consumer.assignment():
                 await asyncio.sleep(min(left, 0.05))
 
-    def _wanted(self, records: Iterable[ConsumerRecord]) -> list[Received]:
+    def _wanted(self, records: Iterable[ConsumerRecord], most: int) -> list[Received]:
         taken: list[Received] = []
         for record in records:
-            token = TopicPartition(record.topic, record.partition), record.offset
+            partition = TopicPartition(record.topic, record.partition)
+            token = partition, record.offset
+            # Who had the partition before took as many at once as this member does.
+            new_from = self._new_from.setdefault(partition, record.offset + most)
             self._offsets.take(*token)
             headers = {name: value.decode(errors="replace") for name, value in record.headers if value is not None}
             event_type = headers.get(TYPE_HEADER)
@@ -155,7 +162,7 @@ class KafkaSource:
                 continue
             # Of what others have written to the topic, only the listener can tell.
             if event_type is None or wants(self._interest, event_type, headers.get(TARGET_HEADER)):
-                taken.append(Received(record.value or b"", headers, None, token))
+                taken.append(Received(record.value or b"", headers, None if record.offset >= new_from else 2, token))
             else:
                 self._offsets.acknowledge(*token)
         return taken
@@ -215,6 +222,7 @@ class KafkaSource:
 
     def assigned(self) -> None:
         self._revoking = False
+        self._new_from.clear()
 
     async def _end(self) -> None:
         consumer, self._consumer = self._consumer, None
@@ -224,6 +232,7 @@ class KafkaSource:
         self._committing = self._probe = None
         self._returned.clear()
         self._offsets = Offsets()
+        self._new_from.clear()
         if consumer is not None:
             await _leave(consumer)
 

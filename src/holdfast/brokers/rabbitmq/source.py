@@ -93,8 +93,11 @@ class RabbitmqSource:
             try:
                 await within(ANSWER_SECONDS, self._consume(self._consuming, wanted))
             except (AMQPChannelError, BrokerUnavailable) as error:
-                # A queue whose leader is lost is there, and answers to nobody.
-                raise BrokerUnavailable(f"{queue_of(self._interest)} cannot be consumed: {error}") from error
+                # A queue whose leader is lost is there, and answers to nobody; only an operator may give it up.
+                queue = queue_of(self._interest)
+                remedy = f"rabbitmqctl delete_queue {queue}, then holdfast relay check rabbitmq --repair"
+                problem = f"{queue} cannot be consumed: {error}; if that stays so, it has no leader: {remedy}"
+                raise BrokerUnavailable(problem) from error
 
     async def _consume(self, channel: Channel, prefetch: int) -> None:
         for tag in self._tags:
