@@ -24,6 +24,7 @@ from holdfast.api.openapi import openapi
 from holdfast.operator import Operators
 from holdfast.operator.catalogue import VERBS
 from tests.logins import Logins
+from tests.observability.scraping import read
 from tests.operator.support import HANDLER, actions, fail, states
 from tests.servers import SessionServer
 
@@ -113,6 +114,16 @@ async def test_every_read_answers_as_its_schema_says(api: Client, conn: asyncpg.
     assert problem(await api.read("archive.show", id=7), 404)["field"] == "ids"
     assert problem(await api.read("handlers.show", handler=HANDLER), 404)["field"] == "handler"
     assert problem(await api.read("requests.show", scope="a", key="b"), 404)["field"] == "key"
+
+
+async def test_prometheus_can_scrape_it(api: Client, conn: asyncpg.Connection) -> None:
+    """OBS-2: with a token, and the header that Prometheus sends; everyone else gets JSON."""
+    accept = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3,*/*;q=0.2"
+    found = await api.get("/metrics", headers=api.as_("viewer") | {"accept": accept})
+    assert found.status_code == 200 and found.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert read(found.text).of("holdfast_outbox_pending") == 0
+    assert "holdfast_outbox_pending 0.0" in (await api.read("metrics")).json()["value"]
+    problem(await api.get("/metrics", headers={"accept": accept}), 401)
 
 
 async def test_a_change_is_made_and_audited_under_the_name_of_who_asks(api: Client, conn: asyncpg.Connection) -> None:

@@ -82,14 +82,18 @@ async def test_secrets_are_changed_without_a_break(dsn: str, conn: asyncpg.Conne
 
 
 async def test_nothing_stored_tells_the_request(dsn: str, conn: asyncpg.Connection) -> None:
-    """S7, S18: the hash is keyed, no body of a request is kept, and logs have a part of a hash for the key."""
+    """S7, S18, RTY-3: the hash is keyed, no body of a request is kept, and logs have a part of a hash for the key."""
     async with opened(dsn) as (shop, http):
         await http.order("a-very-secret-key", {"seat": "canary-seat"})
         await http.order("a-very-secret-key", {"seat": "other"})
         # An error whose message quotes a row, and that is given up.
         quoting = "INSERT INTO seats VALUES ('canary-seat')"
         assert (await http.order("another-secret-key", {"sql": quoting})).status_code == 503
-        assert [fact.name for fact in shop.facts].count("request_retried") == 3  # type: ignore[union-attr]
+        retries = [fact.details for fact in shop.facts if fact.name == "request_retried"]  # type: ignore[union-attr]
+        assert [each["attempt"] for each in retries] == [1, 2, 3] and len(
+            {each["correlation_id"] for each in retries}
+        ) == 1
+        assert {"operation", "next_attempt_at", "retry_in_s"} <= retries[0].keys()
         for secret in ("a-very-secret-key", "another-secret-key", "canary"):
             assert secret not in str(shop.facts)
     [record] = await records(conn)

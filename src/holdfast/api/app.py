@@ -23,6 +23,7 @@ from holdfast.api.problems import Problem, problem_of
 from holdfast.api.queries import query_arguments
 from holdfast.idempotency.asgi.middleware import IdempotencyMiddleware, exchange_of
 from holdfast.idempotency.settings import IdempotencySettings
+from holdfast.observability.prometheus import PLAIN
 from holdfast.operator import Operators
 from holdfast.operator.catalogue import REVEAL, VERBS, Verb, document
 
@@ -132,7 +133,8 @@ class Api:
     async def _read(self, verb: Verb, request: Request) -> Response:
         try:
             arguments = verb.parse(query_arguments(verb, request.query_params.multi_items()))
-            return await self._answer(verb, arguments, request.scope[PRINCIPAL])
+            as_text = verb.result is str and "text/plain" in request.headers.get("accept", "")
+            return await self._answer(verb, arguments, request.scope[PRINCIPAL], as_text=as_text)
         except Exception as error:
             return problem_of(error)
 
@@ -160,9 +162,12 @@ class Api:
         except Exception as error:
             return problem_of(error)
 
-    async def _answer(self, verb: Verb, arguments: Any, principal: Principal) -> Response:
+    async def _answer(self, verb: Verb, arguments: Any, principal: Principal, *, as_text: bool = False) -> Response:
+        """Run a verb. `as_text`: what is a text itself is sent as it is, as Prometheus wants its metrics."""
         async with self._operators.acting(principal.name) as operator:
             found = document(await verb.run(operator, arguments))
+        if as_text:
+            return Response(found["value"], media_type=PLAIN)
         if verb.reveals:
             found = self._redaction.document(principal, found, revealed=verb.name == REVEAL)
         return JSONResponse(found)

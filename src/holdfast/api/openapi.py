@@ -107,6 +107,8 @@ def _responses(verb: Verb, schemas: Schemas) -> dict[str, Any]:
             "content": {"application/json": {"schema": schemas.of_document(verb.result)}},
         }
     }
+    if verb.result is str:
+        found["200"]["content"]["text/plain"] = {"schema": {"type": "string"}}
     return found | {str(status): {"$ref": f"#/components/responses/{status}"} for status in problems}
 
 

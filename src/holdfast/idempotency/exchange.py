@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any, NoReturn, Protocol, TypeVar
 
 from holdfast.errors import ConfigurationError, HoldfastError
@@ -41,11 +42,12 @@ from holdfast.idempotency.phases import (
 )
 from holdfast.idempotency.settings import IdempotencySettings
 from holdfast.idempotency.transitions import Action, ImpossibleTransition, transition
+from holdfast.ids import uuid7
 from holdfast.observing import DirectObservers
 from holdfast.postgres.faults import UNIQUE_VIOLATION, is_conflict
 from holdfast.postgres.idempotency import ExistingRecord, NewRecord, Records, StoredResponse
 from holdfast.retry import sqlstate_of
-from holdfast.telemetry import Notice, Requested, RequestResult
+from holdfast.telemetry import Notice, Requested, RequestResult, trace_id_of
 from holdfast.tracing import RequestSpan, Tracing
 
 T = TypeVar("T")
@@ -108,11 +110,15 @@ class ExchangeConfig:
 class Exchange:
     """The phase, the key and the statements of one request. `key_fields` are its `Idempotency-Key` headers."""
 
-    def __init__(self, config: ExchangeConfig, operation: str, key_fields: Sequence[bytes]) -> None:
+    def __init__(
+        self, config: ExchangeConfig, operation: str, key_fields: Sequence[bytes], trace_context: str | None = None
+    ) -> None:
         self._config = config
         self._settings = config.settings
         self._operation = operation
         self._key_fields = key_fields
+        self._trace_context = trace_context
+        self._correlation: str | None = None
         self._reported = config.observe.wants(Requested)
         self._began = time.monotonic()
         self._attempts = 1
@@ -326,13 +332,30 @@ class Exchange:
         error = self.phase.error if isinstance(self.phase, Repeating) else None
         if attempt > self._settings.retries or not can_repeat():
             remedy = {"remedy": _STAYING} if error is not None and sqlstate_of(error) == UNIQUE_VIOLATION else {}
-            self.report("error", "request_given_up", error, attempt=attempt, **remedy)
+            self.report(
+                "error", "request_given_up", error, attempt=attempt, correlation_id=self._correlated(), **remedy
+            )
             self._result = "unavailable"
             self.advance(GivenUp(answers.unavailable(self._settings)))
             return None
         pause = random.uniform(0, _FIRST_PAUSE * 2**attempt)
-        self.report("warning", "request_retried", error, attempt=attempt, retry_in_s=round(pause, 4))
+        next_attempt = datetime.now(UTC) + timedelta(seconds=pause)
+        self.report(
+            "warning",
+            "request_retried",
+            error,
+            attempt=attempt,
+            retry_in_s=round(pause, 4),
+            next_attempt_at=next_attempt.isoformat(),
+            correlation_id=self._correlated(),
+        )
         return pause
+
+    def _correlated(self) -> str:
+        """Return what the entries about all attempts of the request have in common: its trace, or an id of its own."""
+        if self._correlation is None:
+            self._correlation = trace_id_of(self._trace_context) or str(uuid7())
+        return self._correlation
 
     def restart(self) -> None:
         """Forget this attempt: the application is run again from the beginning."""

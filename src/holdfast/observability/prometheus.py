@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 # worker stays below this, whatever the number of handlers and event types.
 MOST_HANDLERS: Final = 125
 MOST_SAMPLES: Final = 10_000
-_PLAIN: Final = "text/plain; version=0.0.4; charset=utf-8"
+PLAIN: Final = "text/plain; version=0.0.4; charset=utf-8"
 _OPENMETRICS: Final = "application/openmetrics-text"
 # What is not counted for each database.
 _OF_THE_PROCESS: Final = frozenset(
@@ -117,7 +117,7 @@ def exposition(collect: Callable[[], Iterable[Metric]], accepted: str = "") -> t
     if _OPENMETRICS in accepted:
         text: bytes = openmetrics.generate_latest(registry)  # type: ignore[no-untyped-call]
         return text.decode(), openmetrics.CONTENT_TYPE_LATEST
-    return generate_latest(registry).decode(), _PLAIN
+    return generate_latest(registry).decode(), PLAIN
 
 
 class _Collecting:

@@ -100,7 +100,10 @@ class AsgiExchange:
         self._server_send = send
         self._body = Body(receive, self._settings.request_limit)
         key_fields = [value for name, value in scope["headers"] if name == b"idempotency-key"]
-        self._exchange = Exchange(config, f"{scope['method']} {scope['path']}", key_fields)
+        parents = (value.decode("latin-1") for name, value in scope["headers"] if name == b"traceparent")
+        self._trace_context = next(parents, None)
+        operation = f"{scope['method']} {scope['path']}"
+        self._exchange = Exchange(config, operation, key_fields, self._trace_context)
         self._prepare()
 
     def _prepare(self) -> None:
@@ -201,9 +204,7 @@ class AsgiExchange:
             self._exchange.ended()
 
     async def _run_traced(self, tracing: Tracing) -> None:
-        headers = self._scope["headers"]
-        trace_context = next((value.decode("latin-1") for name, value in headers if name == b"traceparent"), None)
-        with tracing.request(self._scope["method"], trace_context) as span:
+        with tracing.request(self._scope["method"], self._trace_context) as span:
             send, status = self._server_send, 0
 
             async def noting(message: Message) -> None:

@@ -47,7 +47,9 @@ class DjangoExchange:
         self._request = request
         setattr(request, ATTRIBUTE, self)
         self._captured = CapturedRequest(request, config.settings)
-        self._exchange = Exchange(config, f"{request.method} {request.path}", self._captured.key_fields)
+        operation = f"{request.method} {request.path}"
+        trace_context = request.headers.get("traceparent")
+        self._exchange = Exchange(config, operation, self._captured.key_fields, trace_context)
         self._transaction: AtomicTransaction | None = None
 
     # --- for the view ---------------------------------------------------------------------------------------
