@@ -274,6 +274,23 @@ def publish_also(results: Results) -> dict[str, Any]:
     return found
 
 
+def business(quick: bool) -> list[Arm]:
+    options = {"seconds": 1.2 if quick else 5, "connections": 8}
+    return [
+        *pair("publish", options),
+        Arm("without", "raw", "publish", options | {"kind": "without"}),
+        Arm("alone", "holdfast", "publish", options | {"kind": "alone"}),
+    ]
+
+
+def business_also(results: Results) -> dict[str, Any]:
+    return {
+        "with_to_without": ratio(results, "holdfast", "without"),
+        "alone_to_without": ratio(results, "alone", "without"),
+        "alone_round_trips": middle(results, "alone", "round_trips"),
+    }
+
+
 def publish_many(quick: bool) -> list[Arm]:
     options = {"count": 20_000 if quick else 100_000}
     return [*pair("publish_many", options), Arm("copy", "raw", "publish_many", options | {"kind": "copy"})]
@@ -378,6 +395,18 @@ BENCHMARKS = {
             repeats=3,
             peers="publish",
             limits=to_raw(0.9) | {"when_idle_to_never": Limit(">=", 0.9), "when_idle_to_never_16": Limit(">=", 0.8)},
+        ),
+        Benchmark(
+            "business",
+            "What does an event add to a user's transaction?",
+            business,
+            business_also,
+            peers="publish",
+            limits={
+                "with_to_without": Limit(">=", 0.42),
+                "ratio_to_fastest_peer": Limit(">=", 1.15, if_measured=True),
+                "alone_round_trips": Limit("<=", 1.01),
+            },
         ),
         Benchmark(
             "publish_many",

@@ -60,10 +60,14 @@ async def until_done(observer: asyncpg.Connection, crew: Crew) -> None:
 async def publish(
     system: str, options: argparse.Namespace, arrange: Callable[[asyncpg.Connection], Awaitable[object]]
 ) -> dict[str, Any]:
-    """One event per transaction from producers in processes of their own; with `--busy` beside a worker."""
+    """One event per transaction from producers in processes of their own; with `--busy` beside a worker.
+
+    With `--kind without` they have a business row and no event, and with `--kind alone` each event is one statement.
+    """
     backlog = int(MOST_PER_SECOND * (options.seconds + 2)) if options.busy else 0
     database, processes = database_of(options.dsn), -(-options.connections // CONNECTIONS_PER_PROCESS)
     given = {"seconds": options.seconds, "connections": options.connections // processes, "bare": options.bare}
+    given |= {"kind": options.kind} if options.kind else {}
     async with (
         Crew("holdfast", "work", options.dsn, {"pause": PAUSE}, 1 if options.busy else 0) as workers,
         Crew(system, "produce", options.dsn, given, processes) as producers,
@@ -82,9 +86,10 @@ async def publish(
         if backlog:
             check("a backlog to the end", await observer.fetchval(WAITING) > LEAST_BACKLOG, True)
     commits = sum(each["commits"] for each in reports)
-    check("events stored", await observer.fetchval("SELECT count(*) FROM core.outbox") - backlog, commits)
-    if not options.bare:
-        check("business rows", await observer.fetchval("SELECT count(*) FROM orders"), commits)
+    events = 0 if options.kind == "without" else commits
+    check("events stored", await observer.fetchval("SELECT count(*) FROM core.outbox") - backlog, events)
+    rows = 0 if options.bare or options.kind == "alone" else commits
+    check("business rows", await observer.fetchval("SELECT count(*) FROM orders"), rows)
     result = await difference(observer, before, after, commits, elsewhere=sum(each["python"] for each in reports))
     await observer.close()
     # Each producer knows best how long it took; the observer also waited for the reports.

@@ -28,7 +28,10 @@ async def produce(options: argparse.Namespace) -> dict[str, Any]:
                 await connection.execute(BUSINESS)
             await publisher.publish(connection, EVENT_TYPE, PAYLOAD)
 
-    return await together.produce(options, commit)
+    async def alone(connection: asyncpg.Connection) -> None:
+        await publisher.publish_alone(connection, EVENT_TYPE, PAYLOAD)
+
+    return await together.produce(options, alone if options.kind == "alone" else commit)
 
 
 async def publish_many(options: argparse.Namespace) -> dict[str, Any]:

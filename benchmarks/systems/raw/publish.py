@@ -27,6 +27,8 @@ async def produce(options: argparse.Namespace) -> dict[str, Any]:
         async with connection.transaction():
             if not options.bare:
                 await connection.execute(BUSINESS)
+            if options.kind == "without":
+                return
             identity = uuid7()
             await connection.execute(INSERT, identity, json.dumps(PAYLOAD), str(identity))
 
