@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Literal
@@ -103,7 +103,7 @@ class Queries:
 
     def _statement(self, name: str) -> str:
         try:
-            return render(qualify_casts(_by_name()[name]), self.schema)
+            return render(qualify_casts(_by_name()[name]()), self.schema)
         except KeyError:
             raise LookupError(f"no file under sql/ has a statement or a function named {name!r}") from None
 
@@ -120,20 +120,22 @@ def _sql_folder() -> Traversable:
 @cache
 def statements() -> Mapping[str, Mapping[str, str]]:
     """The statements of each file under `sql/`, by the file's path and their names, before they are rendered."""
+    return {file: {name: sql() for name, sql in named.items()} for file, named in _files()}
+
+
+def _files() -> Iterator[tuple[str, Mapping[str, Callable[[], str]]]]:
+    """What makes the statements of each file. Their texts are only made for those that somebody asks for."""
     folder, functions = _sql_folder(), _sql_folder().joinpath("functions")
-    return {
-        **{name: parse(folder.joinpath(name).read_text(encoding="utf-8")) for name in sql_files(folder)},
-        **{
-            f"functions/{name}": calls(functions.joinpath(name).read_text(encoding="utf-8"))
-            for name in sql_files(functions)
-        },
-    }
+    for name in sql_files(folder):
+        yield name, _parsed(folder.joinpath(name).read_text(encoding="utf-8"))
+    for name in sql_files(functions):
+        yield f"functions/{name}", _called(functions.joinpath(name).read_text(encoding="utf-8"))
 
 
 @cache
-def _by_name() -> Mapping[str, str]:
-    found: dict[str, str] = {}
-    for file, named in statements().items():
+def _by_name() -> Mapping[str, Callable[[], str]]:
+    found: dict[str, Callable[[], str]] = {}
+    for file, named in _files():
         for name, sql in named.items():
             if name in found:
                 raise ValueError(f"{file}: a statement named {name!r} stands in another file too")
@@ -146,18 +148,27 @@ _NAME_LINE = re.compile(r"^-- name:[ \t]*([a-z_][a-z0-9_]*)[ \t]*\r?$", re.MULTI
 
 def parse(text: str) -> dict[str, str]:
     """The named statements of one file. Comments are for its readers, and are not sent to the server."""
-    statements: dict[str, str] = {}
+    return {name: sql() for name, sql in _parsed(text).items()}
+
+
+def _parsed(text: str) -> dict[str, Callable[[], str]]:
+    statements: dict[str, Callable[[], str]] = {}
     _header, *parts = _NAME_LINE.split(text)
     for name, body in zip(parts[::2], parts[1::2], strict=True):
         if name in statements:
             raise ValueError(f"the statement {name!r} stands in the file twice")
-        bare = "".join(" " if kind == "comment" else part for kind, part in _tokens(body))
-        lines = (line.rstrip() for line in bare.splitlines())
-        sql = "\n".join(line for line in lines if line).strip().rstrip(";").rstrip()
-        if not sql:
-            raise ValueError(f"the statement {name!r} is empty")
-        statements[name] = sql
+        statements[name] = partial(_bare, name, body)
     return statements
+
+
+def _bare(name: str, body: str) -> str:
+    """Return a statement without its comments."""
+    bare = "".join(" " if kind == "comment" else part for kind, part in _tokens(body))
+    lines = (line.rstrip() for line in bare.splitlines())
+    sql = "\n".join(line for line in lines if line).strip().rstrip(";").rstrip()
+    if not sql:
+        raise ValueError(f"the statement {name!r} is empty")
+    return sql
 
 
 # --- reading SQL ------------------------------------------------------------------------------------
@@ -243,17 +254,21 @@ _FUNCTION_PARAMETER = re.compile(r"(?:p_)?(?P<name>\w+) (?P<type>\w+(?:\[\])?)(?
 
 def calls(script: str) -> dict[str, str]:
     """The call of each function that a script makes, by the function's name. A parameter is named without its `p_`."""
+    return {name: sql() for name, sql in _called(script).items()}
+
+
+def _called(script: str) -> dict[str, Callable[[], str]]:
     return {
-        match["name"]: _call(match["name"], [each.strip() for each in match["parameters"].split(",")], match["result"])
+        match["name"]: partial(_call, match["name"], match["parameters"], match["result"])
         for match in _FUNCTION.finditer(script)
         # Only other functions can call those of any array or of a row, and only triggers their own.
         if not _INTERNAL.search(match["parameters"]) and match["result"] != "trigger"
     }
 
 
-def _call(function: str, parameters: list[str], result: str) -> str:
+def _call(function: str, parameters: str, result: str) -> str:
     arguments = []
-    for parameter in filter(None, parameters):
+    for parameter in filter(None, map(str.strip, parameters.split(","))):
         match = _FUNCTION_PARAMETER.fullmatch(parameter)
         if match is None:
             raise ValueError(f"{function}: the parameter {parameter!r} is not a name, a plain type and a default")

@@ -20,6 +20,9 @@ _UNKNOWN_SIZE = 128 * 1024
 # A queue that will have room within this time is worth waiting for.
 _SOON = 0.05
 _RELAYED_AT_ONCE = 2
+# The pace of a handler is judged after this time; the first time, when so many deliveries have ended.
+_RATED_AFTER = 0.05
+_RATED_BY = 50
 
 
 class HandlerQueue:
@@ -113,8 +116,9 @@ class HandlerQueue:
         """How many rows to claim: for the idle runners, and, if ahead, for those that will be idle a moment later."""
         now = time.monotonic()
         elapsed = now - self._rated_at
-        if elapsed > 0.05:
-            self._rate += 0.5 * ((self.finished - self._rated) / elapsed - self._rate)
+        finished = self.finished - self._rated
+        if elapsed > _RATED_AFTER or (finished >= _RATED_BY and not self._rate):
+            self._rate += 0.5 * (finished / max(elapsed, 0.001) - self._rate)
             self._rated_at, self._rated = now, self.finished
         weight = self._weight or _UNKNOWN_SIZE
         most = int(_BUFFER_SIZE / weight) + 1

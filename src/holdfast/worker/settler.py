@@ -137,20 +137,26 @@ class Settler:
                         await self._many.wait()
                 except TimeoutError:
                     pass
-            await self.flush()
+            await self._settle_some(MAX_BATCH)
             if self._blocked and time.monotonic() - self._tried_blocked_at > _BLOCKED_INTERVAL:
                 async with self._lock:
                     await self._settle_blocked(_BLOCKED_SHARE)
 
     async def flush(self) -> None:
         """Settle everything that is pending now, but what another session keeps from being settled."""
+        await self._settle_some(None)
+
+    async def _settle_some(self, most: int | None) -> None:
+        """Settle what is pending, of each kind at most so much: the rest waits to be settled with what comes next."""
         async with self._lock:
             pending: list[tuple[SettleQueue[Any], list[Any]]] = []
             for queue in self._queues:
-                pending.append((queue, queue.waiting))
-                queue.waiting = []
+                pending.append((queue, queue.waiting[:most]))
+                queue.waiting = [] if most is None else queue.waiting[most:]
             self._some.clear()
             self._many.clear()
+            if most is not None and self._queues.waiting:
+                self._wake()
             try:
                 for queue, batch in pending:
                     await self._settle(queue, batch)
