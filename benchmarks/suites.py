@@ -162,6 +162,15 @@ def fair_also(results: Results) -> dict[str, Any]:
     }
 
 
+def brief(quick: bool) -> list[Arm]:
+    options = {"count": 20_000 if quick else 50_000}
+    return [*pair("drain", options), Arm("brief", "holdfast", "drain", options | {"kind": "brief"})]
+
+
+def brief_also(results: Results) -> dict[str, Any]:
+    return {"brief_to_kept": ratio(results, "brief", "holdfast")}
+
+
 def failures(quick: bool) -> list[Arm]:
     options = {"count": 8_000 if quick else 30_000}
     again = options | {"kind": "retried"}
@@ -535,6 +544,14 @@ BENCHMARKS = {
             fair_also,
             quick_repeats=3,
             limits={"before_single": Limit("<=", 1_000)},
+        ),
+        Benchmark(
+            "brief",
+            "How fast does a worker drain if no delivered row is kept, beside one that keeps them?",
+            brief,
+            brief_also,
+            quick_repeats=3,
+            limits={"brief_to_kept": Limit(">=", 1.0)},
         ),
         Benchmark("large", "How fast are payloads of 10 KB?", large),
         Benchmark(

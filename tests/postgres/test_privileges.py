@@ -96,7 +96,8 @@ FUNCTIONS[OPERATOR] |= _SWEEPS | {
 }  # fmt: skip
 INTERNAL |= {
     "history_with", "require_archive_ids", "days_ago", "retention_policy", "is_in_replay_plan", "deletes_delivered",
-    "outbox_dispose", "archive_dispose", "archive_mark", "archive_numbers", "archive_return", "plan_waits_for",
+    "deletes_delivered_of", "outbox_dispose", "archive_dispose", "archive_mark", "archive_numbers", "archive_return",
+    "plan_waits_for",
 }  # fmt: skip
 
 # --- of reactions in the producer's process ---

@@ -79,6 +79,7 @@ def test_the_limits_are_those_that_were_promised() -> None:
         "ordered inversions <= 0",
         "ordered hot_to_keyed <= 1.5",
         "fair before_single <= 1000",
+        "brief brief_to_kept >= 1",
         "observability traces_1_to_off >= 0.85",
         "transactional ratio_to_raw >= 0.75",
         "transactional ratio_to_raw_async_session >= 0.75",

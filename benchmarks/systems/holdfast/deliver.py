@@ -30,6 +30,7 @@ HELD: dict[str, dict[str, Any]] = {
     "rate": {"rate": 1_000_000},
     "breaker": {"on_outage": "pause"},
     "partitioned": {},
+    "brief": {},
     "ordered": {},
     "fair": {},
 }
@@ -39,6 +40,8 @@ KEYED = {
     "fair": """UPDATE core.outbox o SET ordering_key = '', fairness_key =
                    CASE WHEN o.seq = (SELECT max(seq) FROM core.outbox) THEN 'small' ELSE 'large' END""",
 }
+# No delivered row is kept.
+BRIEF = """UPDATE core.retention_policies SET active_ttl_days = 0, tombstoned_grace_days = 0 WHERE entity = 'outbox_row'"""
 
 
 class Places:
@@ -66,6 +69,8 @@ async def drain(options: argparse.Namespace) -> dict[str, Any]:
     observer = await prepare(options.dsn, due=options.count, size=options.size, kept=options.kept, sampled=sampled)
     holder = await held_snapshot(options.dsn) if options.hold else None
     places = None
+    if options.kind == "brief":
+        await observer.execute(BRIEF)
     if options.kind in KEYED:
         await observer.execute(KEYED[options.kind])
         keys = "SELECT id, seq, coalesce(fairness_key, ordering_key) AS key FROM core.outbox WHERE settled_at IS NULL"

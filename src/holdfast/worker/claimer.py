@@ -201,12 +201,15 @@ class Claimer:
                 found += split
                 if split and not routing.few:
                     channel.exhausted = False  # the siblings may be on a page that was looked at before
-            # In turn, so that neither takes all the room.
+            # In turn, so that neither takes all the room; where the lanes had nothing, they need no share.
             first = self._keyed.there(name) and self._rounds % 2 == 0
-            claimed, seen = await self._claim_keyed(connection, name, 2) if first else (0, True)
+            share = 1 if channel.empty else 2
+            claimed, seen = await self._claim_keyed(connection, name, share) if first else (0, True)
             found += claimed
             self._find_room(channel)
-            found += await self._claim(connection, routing.version, name, channel)
+            claimed = await self._claim(connection, routing.version, name, channel)
+            channel.empty = not claimed
+            found += claimed
             if not first and self._keyed.there(name):
                 claimed, seen = await self._claim_keyed(connection, name, 1)
                 found += claimed

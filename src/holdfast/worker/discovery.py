@@ -22,6 +22,7 @@ class ChannelLanes:
         self.claimed, self.split = Lanes(), Lanes()
         self.after = ""  # where the next page begins
         self.exhausted = True  # nothing was left on the pages since the first
+        self.empty = False  # nothing came from the lanes the last time
         self._used: Mapping[str, Owed] = {}
         self._recent: dict[str, None] = {}
         self._open: dict[str, None] = {}  # those that may become due, on the pages since the first

@@ -135,14 +135,17 @@ BEGIN
                           LIMIT CASE WHEN v_per_key IS NULL THEN v_share ELSE 2 * v_per_key + 50 END) o) o
                 WHERE o.free AND o.place <= v_share AND (v_per_key IS NULL OR o.place <= v_per_key - o.running)) mine),
         due AS MATERIALIZED (
-            SELECT o.id, o.attempts
+            SELECT o.id, o.attempts, o.idempotency_key
             FROM first CROSS JOIN LATERAL (
-                SELECT o.id, o.attempts FROM core.outbox o
+                SELECT o.id, o.attempts, o.idempotency_key FROM core.outbox o
                 WHERE o.id = first.id AND o.settled_at IS NULL AND o.available_at <= now()
                   AND (o.channel, o.generation) IS NOT DISTINCT FROM (p_channel, p_generation)
                   AND (o.status = 'pending' OR o.lease_expires_at < v_ended_before)
                 FOR UPDATE SKIP LOCKED) o
             LIMIT v_room),
+        known AS MATERIALIZED (
+            SELECT h.idempotency_key FROM core.event_handled h
+            WHERE h.handler_name = v_handler AND h.idempotency_key = ANY (ARRAY(SELECT due.idempotency_key FROM due))),
         counted AS (
             INSERT INTO core.rollup_journal (handler_name, generation, outcome, n)
             SELECT v_handler, p_generation, 'begun', count(*) FROM due WHERE due.attempts = 0 HAVING count(*) > 0),
@@ -159,7 +162,8 @@ BEGIN
             o.domain_id, o.payload, o.idempotency_key, o.trace_context, o.headers,
             o.attempts, extract(epoch FROM now() - o.first_failed_at)::float8, o.expires_at <= now(),
             v_cancelling AND EXISTS (SELECT FROM core.stop_requests s WHERE s.id = o.id),
-            coalesce((SELECT h.source IS NULL OR h.source = o.source
+            o.idempotency_key IN (SELECT known.idempotency_key FROM known)
+            AND coalesce((SELECT h.source IS NULL OR h.source = o.source
                              OR core.inbox_has(h.handler_name, o.idempotency_key, o.source)
                       FROM core.event_handled h
                       WHERE h.handler_name = v_handler AND h.idempotency_key = o.idempotency_key LIMIT 1), false),

@@ -140,24 +140,30 @@ BEGIN
                   UNION ALL SELECT a.key, a.id, a.way, a.at, a.free, 0 FROM asked a) h
             ORDER BY h.key, h.turn DESC),
         candidate AS MATERIALIZED (
-            SELECT head.key, coalesce(begun.id, head.id) AS id, line.head_id AS former, line.claimed_at AS former_at, head.turn,
-                   CASE WHEN begun.id IS NULL THEN head.at ELSE begun.available_at END AS at,
-                   CASE WHEN begun.id IS NULL THEN head.free ELSE begun.free END AS free,
-                   CASE WHEN begun.id IS NOT NULL THEN begun.way
-                        WHEN line.blocks IS TRUE AND line.head_id <> head.id AND core.is_dead_letter(line.head_id) THEN 'leave'
+            SELECT head.key, CASE WHEN begun.way IS NULL THEN head.id ELSE former.id END AS id,
+                   line.head_id AS former, line.claimed_at AS former_at, head.turn,
+                   CASE WHEN begun.way IS NULL THEN head.at ELSE former.available_at END AS at,
+                   CASE WHEN begun.way IS NULL THEN head.free ELSE former.free END AS free,
+                   CASE WHEN begun.way IS NOT NULL THEN begun.way
+                        WHEN line.blocks IS TRUE AND line.head_id <> head.id
+                             AND CASE WHEN former.id IS NULL THEN core.is_dead_letter(line.head_id) ELSE former.dead END THEN 'leave'
                         ELSE head.way END AS way
             FROM head
             LEFT JOIN LATERAL (
                 SELECT h.head_id, h.claimed_at, h.blocks FROM core.ordering_heads h
                 WHERE h.handler_name = v_handler AND h.ordering_key = head.key LIMIT 1) line ON true
+            -- The row before, if it is still in the outbox: nearly always it is over, and one look says so.
+            LEFT JOIN LATERAL (
+                SELECT o.id, o.available_at, o.status = 'pending' OR o.lease_expires_at < v_ended_before AS free,
+                       o.status = 'failed' AND o.deleted_at IS NULL AS dead,
+                       o.settled_at IS NULL AND o.ordering_key IS NOT DISTINCT FROM head.key AS open,
+                       o.channel, o.generation, o.route
+                FROM core.outbox o WHERE o.id = line.head_id AND line.head_id <> head.id LIMIT 1) former ON true
             -- A row that was begun is gone on with, unless it is no longer owed to the handler.
             LEFT JOIN LATERAL (
-                SELECT o.id, o.available_at, o.status = 'pending' OR o.lease_expires_at < v_ended_before AS free, lane.way
-                FROM core.outbox o
-                JOIN lane
-                  ON lane.channel = o.channel AND lane.generation = o.generation AND lane.route = o.route
-                WHERE o.id = line.head_id AND line.head_id <> head.id AND o.settled_at IS NULL
-                  AND o.ordering_key IS NOT DISTINCT FROM head.key LIMIT 1) begun ON true)
+                SELECT lane.way FROM lane
+                WHERE former.open AND lane.channel = former.channel AND lane.generation = former.generation
+                  AND lane.route = former.route LIMIT 1) begun ON true)
         SELECT array_agg(c.id ORDER BY c.turn) FILTER (WHERE c.way = 'claim' AND c.free AND c.at <= now()),
                array_agg(c.key ORDER BY c.turn) FILTER (WHERE c.way = 'claim' AND c.free AND c.at <= now()),
                array_agg(c.former ORDER BY c.turn) FILTER (WHERE c.way = 'claim' AND c.free AND c.at <= now()),
@@ -185,16 +191,19 @@ BEGIN
 
         RETURN QUERY
         WITH due AS MATERIALIZED (
-            SELECT o.id, o.attempts, t.key, t.former, t.former_at
+            SELECT o.id, o.attempts, o.idempotency_key, t.key, t.former, t.former_at
             FROM unnest(v_ids, v_keys, v_former, v_former_at) AS t (id, key, former, former_at)
             CROSS JOIN LATERAL (
-                SELECT o.id, o.attempts FROM core.outbox o
+                SELECT o.id, o.attempts, o.idempotency_key FROM core.outbox o
                 -- Compared so that no index but the primary key has it: those of keys would walk all rows of the key.
                 WHERE o.id = t.id AND o.settled_at IS NULL
                   AND (o.channel, o.generation) IS NOT DISTINCT FROM (p_channel, p_generation) AND o.available_at <= now()
                   AND (o.status = 'pending' OR o.lease_expires_at < v_ended_before)
                 FOR UPDATE SKIP LOCKED) o
             LIMIT p_limits[array_position(p_handlers, v_handler)]),
+        known AS MATERIALIZED (
+            SELECT h.idempotency_key FROM core.event_handled h
+            WHERE h.handler_name = v_handler AND h.idempotency_key = ANY (ARRAY(SELECT due.idempotency_key FROM due))),
         begun AS (
             INSERT INTO core.ordering_heads AS h (handler_name, ordering_key, head_id, former_id, former_at, blocks)
             SELECT v_handler, due.key, due.id, due.former, due.former_at, p_blocks[array_position(p_handlers, v_handler)]
@@ -222,7 +231,8 @@ BEGIN
             o.domain_id, o.payload, o.idempotency_key, o.trace_context, o.headers,
             o.attempts, extract(epoch FROM now() - o.first_failed_at)::float8, o.expires_at <= now(),
             v_cancelling AND EXISTS (SELECT FROM core.stop_requests s WHERE s.id = o.id),
-            coalesce((SELECT h.source IS NULL OR h.source = o.source
+            o.idempotency_key IN (SELECT known.idempotency_key FROM known)
+            AND coalesce((SELECT h.source IS NULL OR h.source = o.source
                              OR core.inbox_has(h.handler_name, o.idempotency_key, o.source)
                       FROM core.event_handled h
                       WHERE h.handler_name = v_handler AND h.idempotency_key = o.idempotency_key LIMIT 1), false),

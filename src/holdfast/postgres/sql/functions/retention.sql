@@ -121,3 +121,19 @@ BEGIN
     RETURN v_policy.active_ttl_days + v_policy.tombstoned_grace_days = 0 AND v_policy.disposal = 'HARD_DELETE';
 END
 $$;
+
+-- deletes_delivered_of: the same for many rows: the classes whose policy says so, those whose policy says otherwise, and
+-- whether the rest is deleted.
+CREATE OR REPLACE FUNCTION core.deletes_delivered_of()
+RETURNS TABLE (deleted text[], kept text[], others boolean)
+LANGUAGE plpgsql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN QUERY
+    SELECT coalesce(array_agg(p.content_class) FILTER (WHERE p.deletes), '{}'),
+           coalesce(array_agg(p.content_class) FILTER (WHERE NOT p.deletes), '{}'), core.deletes_delivered('*')
+    FROM (SELECT p.content_class, core.deletes_delivered(p.content_class) AS deletes
+          FROM core.retention_policies p WHERE p.entity = 'outbox_row' AND p.content_class <> '*') p;
+END
+$$;
