@@ -1,4 +1,4 @@
-"""The benchmarks of workers as they are run: how they start, and what they cost while nothing happens."""
+"""The benchmarks of workers as they are run: how they start, and what they hold when the database is slow."""
 
 from typing import Any
 
@@ -20,7 +20,33 @@ def start_also(results: Results) -> dict[str, Any]:
     }
 
 
+def slow_disk(quick: bool) -> list[Arm]:
+    options = {"count": 10_000 if quick else 50_000}
+    return [
+        Arm("holdfast", "holdfast", "slow_disk", options),
+        Arm("killed", "holdfast", "slow_disk_killed", {"count": 10_000}),
+    ]
+
+
+def slow_disk_also(results: Results) -> dict[str, Any]:
+    """The worst run counts, not the median."""
+    return {
+        "unsettled_worst": max(run["unsettled_worst"] for run in results["holdfast"]),
+        "repeats_after_kill": max(run["repeats_after_kill"] for run in results["killed"]),
+        "bound": middle(results, "holdfast", "bound"),
+    }
+
+
 WORKERS = (
+    Benchmark(
+        "slow_disk",
+        "How much is handled and not settled when commits take 60 ms, and how much runs again after a kill?",
+        slow_disk,
+        slow_disk_also,
+        repeats=3,
+        # Two batches and what runs, at default settings.
+        limits={"unsettled_worst": Limit("<=", 1_100), "repeats_after_kill": Limit("<=", 1_100)},
+    ),
     Benchmark(
         "start",
         "How long does a program take from its start to its first event?",

@@ -14,6 +14,7 @@ from benchmarks.systems.holdfast.http import http
 from benchmarks.systems.holdfast.partitions import convert, drop
 from benchmarks.systems.holdfast.publish import produce, publish, publish_many
 from benchmarks.systems.holdfast.scrape import scrape, status
+from benchmarks.systems.holdfast.slow_disk import slow_disk, slow_disk_killed, tell_handled
 from benchmarks.systems.holdfast.start import start
 from benchmarks.systems.holdfast.wake import latency
 
@@ -34,8 +35,11 @@ VERBS = {
         publish,
         publish_many,
         scrape,
+        slow_disk,
+        slow_disk_killed,
         start,
         status,
+        tell_handled,
         transactional,
         work,
     )

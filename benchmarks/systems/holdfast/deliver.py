@@ -41,7 +41,9 @@ KEYED = {
                    CASE WHEN o.seq = (SELECT max(seq) FROM core.outbox) THEN 'small' ELSE 'large' END""",
 }
 # No delivered row is kept.
-BRIEF = """UPDATE core.retention_policies SET active_ttl_days = 0, tombstoned_grace_days = 0 WHERE entity = 'outbox_row'"""
+BRIEF = (
+    """UPDATE core.retention_policies SET active_ttl_days = 0, tombstoned_grace_days = 0 WHERE entity = 'outbox_row'"""
+)
 
 
 class Places:
