@@ -39,8 +39,11 @@ class Block:
 
 
 def is_story(page: Path) -> bool:
-    """Whether a page's commands are run as a whole: runbooks (tests/operator/test_runbooks.py) and `STORIES`."""
-    return page.parent.name == "runbooks" or page.name in STORIES
+    """Whether a page's commands are run as a whole.
+
+    That is so for runbooks (tests/operator/test_runbooks.py), guides (tests/adoption/test_guides.py) and `STORIES`.
+    """
+    return page.parent.name in ("runbooks", "coming-from") or page.name in STORIES
 
 
 def read(name: str) -> str:

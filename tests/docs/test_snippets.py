@@ -103,7 +103,7 @@ def saved(page: Path, folder: Path) -> None:
 
 @pytest.mark.newcomer
 @pytest.mark.newest_postgres
-@parameters(FILES)
+@parameters([block for block in FILES if block.page.parent.name != "coming-from"])
 async def test_files(world: asyncpg.Connection, dsn: str, block: Block, tmp_path: Path) -> None:
     """RUN-1: what a page says to save is a whole program, which finds the database as the command does."""
     saved(block.page, tmp_path)

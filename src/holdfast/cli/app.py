@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Collection, Iterator
 from functools import cache
 from importlib import import_module
+from keyword import iskeyword
 from typing import Annotated, Any, Final
 
 import typer
@@ -44,6 +45,7 @@ COMMANDS: Final = {
     "archive": "Dead letters in the archive.",
     "partitions": "Partitions of the outbox by time.",
     "relay": "Brokers: who gets events from them, what they have lost, and sending it again.",
+    "import": "Publish what waits in another library, and take it from there.",
     "schema": "Schemas of events: an AsyncAPI document, and a check that releases only add.",
     "retention": "How long rows are kept, and what is left of them.",
     "uninstall": "Remove Holdfast from the database, with every event it holds.",
@@ -90,7 +92,7 @@ def make_app(used: Collection[str] = COMMANDS.keys()) -> typer.Typer:
         if name not in used:
             app.command(name, help=help)(_unused)
             continue
-        module_name = name.replace(" ", "_")
+        module_name = f"{name}_" if iskeyword(name) else name.replace(" ", "_")
         module = import_module(f"holdfast.cli.{module_name}")
         if hasattr(module, "app"):
             app.add_typer(module.app, name=name)

@@ -1,0 +1,106 @@
+"""How rows of other libraries become events: whose table it is, and what its columns mean."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final
+
+from holdfast.new_event import EventOptions, NewEvent
+
+Row = Mapping[str, Any]
+Renaming = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Another library's table: its usual name, its columns where they are the user's, and what a row says."""
+
+    kind: str
+    table: str
+    event_type: Callable[[Row, Row], str]
+    payload: Callable[[Row, Row], dict[str, Any]]
+    due: str | None = None
+    columns: Mapping[str, str] = field(default_factory=dict)
+    headers: Callable[[Row], Mapping[str, str] | None] = lambda _row: None
+
+    def event(self, row: Row, columns: Row, renamed: Renaming) -> NewEvent:
+        """Return the event of a row. Its idempotency key is the row's id, so a row is one event, whoever sends it."""
+        name = self.event_type(row, columns)
+        options: EventOptions = {"idempotency_key": f"{self.kind}:{self.table}:{row[columns.get('id', 'id')]}"}
+        due = row.get(self.due) if self.due else None
+        if due is not None:
+            options["available_at"] = datetime.fromisoformat(due)
+        headers = dict(self.headers(row) or {})
+        if "correlation_id" in headers:
+            options["correlation_id"] = headers.pop("correlation_id")
+        if headers:
+            options["headers"] = headers
+        return NewEvent(renamed.get(name, name), self.payload(row, columns), **options)
+
+
+def as_object(value: Any) -> dict[str, Any]:
+    """Return a payload as the object that it has to be: bytes are read as JSON, what is no object is wrapped."""
+    if isinstance(value, str) and value.startswith("\\x"):
+        return _of_bytes(bytes.fromhex(value[2:]))
+    if isinstance(value, dict):
+        return value
+    return {} if value is None else {"data": value}
+
+
+def _of_bytes(data: bytes) -> dict[str, Any]:
+    if not data:
+        return {}
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return {"data_base64": b64encode(data).decode()}
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return {"data": text}
+    return found if isinstance(found, dict) else {"data": found}
+
+
+def _text_headers(row: Row) -> Mapping[str, str] | None:
+    headers = row.get("headers")
+    if not isinstance(headers, dict):
+        return None
+    # The content type is what the bytes were; an event is JSON.
+    return {name: str(value) for name, value in headers.items() if name != "content-type"} or None
+
+
+SOURCES: Final = {
+    "pgqueuer": Source(
+        "pgqueuer",
+        "public.pgqueuer",
+        lambda row, _: str(row["entrypoint"]),
+        lambda row, _: as_object(row["payload"]),
+        due="execute_after",
+    ),
+    "procrastinate": Source(
+        "procrastinate",
+        "public.procrastinate_jobs",
+        lambda row, _: str(row["task_name"]),
+        lambda row, _: as_object(row["args"]),
+        due="scheduled_at",
+    ),
+    "faststream-outbox": Source(
+        "faststream_outbox",
+        "public.outbox",
+        lambda row, _: str(row["queue"]),
+        lambda row, _: as_object(row["payload"]),
+        due="next_attempt_at",
+        headers=_text_headers,
+    ),
+    "table": Source(
+        "table",
+        "public.outbox",
+        lambda row, columns: str(row[columns["type"]]),
+        lambda row, columns: as_object(row[columns["payload"]]),
+        columns={"id": "id", "type": "event_type", "payload": "payload", "done": "published_at"},
+    ),
+}
