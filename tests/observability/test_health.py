@@ -93,6 +93,22 @@ async def test_a_handler_that_blocks_the_loop(dsn: str, conn: asyncpg.Connection
         await until(lambda: worker.health().ready, what="it has recovered")
 
 
+async def test_a_loop_that_is_blocked_is_no_fault_of_the_database(
+    dsn: str, conn: asyncpg.Connection, registry: HandlerRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OBS-3: a claim whose answer nobody can take is none that the database does not answer; the cause is told."""
+    monkeypatch.setattr(health, "_CLAIM_PATIENCE", 0.5)
+    facts = Facts()
+    async with running(dsn, registry, facts, lease=6, poll_interval=0.02) as worker:
+        await until(lambda: worker.health().ready)
+        with seen_by_a_thread(worker) as seen:
+            await publish(conn, "shop.slept", {"s": 2.7})
+            await until(lambda: any(each.loop_silent_s and each.loop_silent_s > 2.4 for each in seen))
+        blocked = [each for each in seen if each.loop_silent_s and 0.6 < each.loop_silent_s < 2.4]
+        assert blocked and not any("no claim" in problem for each in blocked for problem in each.problems)
+        await until(lambda: facts.notices("loop_blocked"))
+
+
 async def test_the_database_is_away(own_server: EmbeddedPostgres, own_dsn: str, registry: HandlerRegistry) -> None:
     """OBS-3: live, because a restart would not help; not ready, with the reason; ready when it is back."""
     async with running(own_dsn, registry, poll_interval=0.5, lease=2.0, loop_patience=1.0) as worker:

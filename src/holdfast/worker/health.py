@@ -66,7 +66,9 @@ class HealthReader:
             first = min(faults, key=lambda fault: fault.since)
             found.append(f"the database has been away for {first.lasted:.0f} s: {first.error}")
         asking = parts.claimer.asking_for
-        if not faults and asking is not None and asking > _CLAIM_PATIENCE:
+        # While the event loop is blocked nobody can take an answer, and the database is not to blame for that.
+        blocked = parts.shared.pulse.silent_for
+        if not faults and asking is not None and asking - blocked > _CLAIM_PATIENCE:
             found.append(f"no claim has succeeded for {asking:.0f} s")
         beat = parts.lease_keeper.beat_for
         if not faults and beat is not None and beat > self._settings.lease:

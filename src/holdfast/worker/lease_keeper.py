@@ -124,6 +124,7 @@ class LeaseKeeper:
                 if not beats and not leased:
                     # Short steps, so that stopping is prompt without a signal between threads; and whoever sends
                     # doubts, no more than ten looks a second.
+                    self._watch(now)
                     await asyncio.sleep(min(0.1, min(due, beat_due) - now))
                     continue
                 if beats:
