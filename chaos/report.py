@@ -164,7 +164,7 @@ def promises(runs: Sequence[Run]) -> list[str]:
         limited("LSN-17 fast handler beside slow ones, p99", "slow_neighbours", "fast_p99_s", " s"),
         limited("LSN-9 calls that a model of an ordering key forbids, 10,000 keys", "ordered", "violations"),
         limited("LSN-10 at once, where the fleet may run 7", "fleet_limits", "at_once"),
-        least("LSN-10 share of the 7 slots that was used, workers killed", "fleet_limits", "slots_used"),
+        least("LSN-10 share of the slots that was used, but for those of killed workers", "fleet_limits", "slots_used"),
         limited("LSN-10 begun per second for a minute, where 100 may", "fleet_limits", "rate_per_s"),
         limited("LSN-15 a single event beside 200,000 of another tenant", "fairness", "single_max_s", " s"),
         limited("LSN-17 calls of a partner that is down for two minutes, 10,000 events due", "breaker", "calls"),

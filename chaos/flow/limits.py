@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from chaos.flow import SLOT_SECONDS
 from chaos.flow.calls import Call, Killer, calls, marks, publish
@@ -32,10 +33,19 @@ async def measure(world: World, progress: Progress) -> dict[str, float]:
     ended = began + WINDOW
     return {
         "at_once": most_at_once(slots, began, ended),
-        "slots_used": used(slots, began, ended) / AT_ONCE,
+        "slots_used": used(slots, began, ended) / (AT_ONCE - used(kept(slots, killer, world), began, ended)),
+        "slots_used_of_all": used(slots, began, ended) / AT_ONCE,
         "rate_per_s": sum(began <= at < ended for at in made) / WINDOW,
         "kills": len(killer.deaths),
     }
+
+
+def kept(found: Sequence[Call], killer: Killer, world: World) -> list[Call]:
+    """The slots that killed workers keep, each until its lease is over."""
+    deaths = set(killer.deaths.values())
+    return [
+        replace(call, began=call.ended, ended=call.ended + world.setup.lease) for call in found if call.ended in deaths
+    ]
 
 
 def most_at_once(found: Sequence[Call], began: float, ended: float) -> int:
