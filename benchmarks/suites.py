@@ -372,6 +372,60 @@ def scrape_also(results: Results) -> dict[str, Any]:
     }
 
 
+# --- brokers ---
+
+
+def carried(verb: str, options: Options) -> list[Arm]:
+    """Holdfast and the control, on NATS and on Valkey."""
+    return [
+        *pair(verb, options | {"kind": "nats"}),
+        Arm("redis", "holdfast", verb, options | {"kind": "redis"}),
+        Arm("raw redis", "raw", verb, options | {"kind": "redis"}),
+    ]
+
+
+def elsewhere(verb: str, count: int) -> list[Arm]:
+    """RabbitMQ from the machine's package, and librdkafka's mock of Kafka, which keeps nothing on a disk."""
+    return [Arm(kind, "holdfast", verb, {"count": count, "kind": kind}) for kind in ("rabbitmq", "kafka")]
+
+
+def relay(quick: bool) -> list[Arm]:
+    arms = carried("relay", {"count": 20_000 if quick else 50_000})
+    return arms if quick else [*arms, *elsewhere("relay", 10_000)]
+
+
+def consume(quick: bool) -> list[Arm]:
+    count = 20_000 if quick else 50_000
+    arms = carried("consume", {"count": count})
+    if quick:
+        return arms
+    alone = [Arm("outbox", "holdfast", "drain", {"count": count}), Arm("outbox tx", "holdfast", "transactional", {})]
+    tx = [Arm(f"{kind} tx", "holdfast", "consume_tx", {"kind": kind}) for kind in ("nats", "redis")]
+    return [*arms, *elsewhere("consume", 10_000), *tx, *alone]
+
+
+def broker_latency(quick: bool) -> list[Arm]:
+    return carried("broker_latency", {"seconds": 5 if quick else 20, "connections": 8, "rate": 1_000})
+
+
+def carried_also(results: Results) -> dict[str, Any]:
+    return {
+        "ratio_to_raw_nats": ratio(results, "holdfast", "raw"),
+        "ratio_to_raw_redis": ratio(results, "redis", "raw redis"),
+    }
+
+
+def broker_latency_also(results: Results) -> dict[str, Any]:
+    return {
+        "p99_ms_redis": middle(results, "redis", "p99_ms"),
+        "raw_p99_ms": middle(results, "raw", "p99_ms"),
+        "raw_p99_ms_redis": middle(results, "raw redis", "p99_ms"),
+        "carried_per_second": middle(results, "holdfast", "per_second"),
+    }
+
+
+CARRIED = {"ratio_to_raw_nats": Limit(">=", 0.7), "ratio_to_raw_redis": Limit(">=", 0.7)}
+
 # What no noise of a machine can move. Of an event's two updates the claim should be heap-only.
 DRAIN_COUNTERS = {
     "wal_bytes": Limit("<=", 2_000),
@@ -583,5 +637,32 @@ BENCHMARKS = {
             limits={"rss_mb": Limit("<=", 150), "rss_mb_large": Limit("<=", 150)},
         ),
         *WORKERS,
+        Benchmark(
+            "relay",
+            "How fast does the relay send events to a broker, confirmed before they are settled?",
+            relay,
+            carried_also,
+            repeats=3,
+            limits=CARRIED,
+        ),
+        Benchmark(
+            "consume",
+            "How fast does a worker handle what a broker has, beside a loop with the same inbox?",
+            consume,
+            carried_also,
+            repeats=3,
+            limits=CARRIED,
+        ),
+        Benchmark(
+            "broker_latency",
+            "How long is it from commit to handler by way of a broker, at 1,000 events a second?",
+            broker_latency,
+            broker_latency_also,
+            figure="p99_ms",
+            unit="ms",
+            repeats=3,
+            quick_repeats=1,
+            limits={"p99_ms": Limit("<=", 50), "p99_ms_redis": Limit("<=", 50)},
+        ),
     )
 }

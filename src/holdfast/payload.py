@@ -6,7 +6,7 @@ from decimal import Decimal
 from math import isfinite
 from typing import Any
 
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 
 from holdfast.encoding import ARRAYS, MAX_DEPTH, REFERENCE, SCALARS, TOO_DEEP, has_encoding, is_object, json_values
 from holdfast.errors import PayloadError
@@ -58,6 +58,15 @@ def encode_payload(payload: Any, limit: int = PAYLOAD_LIMIT) -> str:
     if size > limit:
         raise PayloadError("payload", f"has {size} bytes of JSON, {limit} are allowed", REFERENCE)
     return text
+
+
+def require_storable(payload: dict[str, Any], limit: int) -> None:
+    """Refuse a payload that was read from JSON, and that Postgres would not store; a `PayloadError` names the value."""
+    text = to_json(payload, inf_nan_mode="constants")
+    # JSON has no other values to refuse. Separators and numbers can make so short a text no longer than the limit.
+    doubtful = 2 * _WORST_GROWTH * len(text) > limit or text.count(b"{") + text.count(b"[") > MAX_DEPTH
+    if doubtful or b"\\u0000" in text or b"Infinity" in text:
+        encode_payload(payload, limit)
 
 
 def encode(payload: Any, limit: int = PAYLOAD_LIMIT) -> tuple[str, dict[str, Any]]:

@@ -1,5 +1,6 @@
 """Holdfast itself, with every guarantee on and default settings."""
 
+from benchmarks.systems.holdfast.brokers import broker_latency, consume, consume_tx, relay
 from benchmarks.systems.holdfast.deliver import (
     batch,
     drain,
@@ -22,6 +23,9 @@ VERBS = {
     each.__name__: each
     for each in (
         batch,
+        broker_latency,
+        consume,
+        consume_tx,
         convert,
         drain,
         drain_together,
@@ -34,6 +38,7 @@ VERBS = {
         produce,
         publish,
         publish_many,
+        relay,
         scrape,
         slow_disk,
         slow_disk_killed,

@@ -3,6 +3,7 @@
 Claim by one UPDATE ... RETURNING with a lease, settle by one fenced UPDATE, a row in event_handled, rows kept.
 """
 
+from benchmarks.systems.raw.brokers import broker_latency, consume, relay
 from benchmarks.systems.raw.deliver import drain, drain_together, failures, fanout, memory, transactional, work
 from benchmarks.systems.raw.http import http
 from benchmarks.systems.raw.publish import produce, publish, publish_many
@@ -15,6 +16,8 @@ __all__ = ["CLAIM", "SETTLE", "VERBS"]
 VERBS = {
     each.__name__: each
     for each in (
+        broker_latency,
+        consume,
         drain,
         drain_together,
         failures,
@@ -25,6 +28,7 @@ VERBS = {
         produce,
         publish,
         publish_many,
+        relay,
         scrape,
         transactional,
         work,

@@ -95,3 +95,15 @@ SELECT count(*) FILTER (WHERE o.status = 'pending'), count(*) FILTER (WHERE o.st
                               ORDER BY failed_at LIMIT 100000) f)
 FROM (SELECT status FROM core.outbox WHERE settled_at IS NULL AND ordering_key IS NULL LIMIT 100000) o
 """
+
+# What a broker has confirmed, and what was taken from it.
+RELAYED = """
+UPDATE core.outbox
+SET status = 'delivered', delivered_at = now(), settled_at = now(), handler_name = 'bench.relay', lease_token = NULL,
+    lease_expires_at = NULL
+WHERE id = ANY ($1::uuid[]) AND lease_token = $2
+"""
+TAKEN = """
+INSERT INTO core.event_handled (handler_name, idempotency_key, source)
+SELECT 'bench.handle', key, source FROM unnest($1::text[], $2::text[]) AS t (key, source) ON CONFLICT DO NOTHING
+"""

@@ -41,7 +41,7 @@ from holdfast.brokers.attributes import (
 from holdfast.checks import LONGEST_TEXT, text
 from holdfast.envelope import EventEnvelope
 from holdfast.errors import PublishError
-from holdfast.payload import encode_payload
+from holdfast.payload import require_storable
 
 STRUCTURED: Final = "application/cloudevents+json"
 JSON: Final = "application/json"
@@ -124,7 +124,9 @@ def binary(event: CarriedEvent, binding: Binding) -> tuple[dict[str, str], bytes
 
 def decoded_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """Return headers of a protocol that percent-encodes the attributes of events as other protocols write them."""
-    return {name: unquote(value) if name[:3].lower() == "ce-" else value for name, value in headers.items()}
+    return {
+        name: unquote(value) if "%" in value and name[:3].lower() == "ce-" else value for name, value in headers.items()
+    }
 
 
 def _attributes(event: CarriedEvent) -> dict[str, str | int]:
@@ -185,7 +187,7 @@ def read(body: bytes, headers: Mapping[str, str], *, now: datetime) -> CarriedEv
         if given.pop("specversion", None) != SPECVERSION:
             raise CloudEventError("the message is no CloudEvent of version 1.0", "send specversion 1.0")
         # As in the database: what a later replay stores must be refused here, not there.
-        encode_payload(payload, _LARGEST_PAYLOAD)
+        require_storable(payload, _LARGEST_PAYLOAD)
         return _ours(given, payload) if CYCLE in given else _foreign(given, payload, now)
     except PublishError as error:
         raise CloudEventError(f"{error.field} {error.problem}", error.remedy) from None
@@ -193,6 +195,8 @@ def read(body: bytes, headers: Mapping[str, str], *, now: datetime) -> CarriedEv
 
 def _parsed(body: bytes, headers: Mapping[str, str]) -> tuple[Attributes, dict[str, Any]]:
     """Return the attributes of an event and its payload."""
+    if headers.get("content-type") == STRUCTURED:
+        return _parsed_structured(body)
     content_type, found = None, {}
     for name, value in headers.items():
         lower = name.lower()
@@ -219,8 +223,8 @@ def _parsed_structured(body: bytes) -> tuple[Attributes, dict[str, Any]]:
     found = json_value("the message", body)
     if not isinstance(found, dict):
         raise CloudEventError("the message is no JSON object", "send a CloudEvent in the JSON format")
-    for name in [name for name, value in found.items() if value is None]:
-        del found[name]  # the same as one that is absent
+    if None in found.values():  # the same as absent
+        found = {name: value for name, value in found.items() if value is not None}
     if "data_base64" in found:
         if "data" in found:
             raise CloudEventError("the event has data and data_base64", "send one of the two")
@@ -265,7 +269,7 @@ def _ours(given: Attributes, payload: dict[str, Any]) -> CarriedEvent:
             "event_type": name_attribute("type", given.get("type")),
             "event_version": integer(given, "eventversion", 1, 1),
             "occurred_at": moment_attribute("time", given.get("time")),
-            "source": name_attribute("source", unquote(source)),
+            "source": name_attribute("source", unquote(source) if "%" in source else source),
             "target": optional(given, "target", name_attribute),
             "domain_id": domain_id,
             "payload": payload,

@@ -53,15 +53,17 @@ class Message(Delivery):
         received: Any,
         on_end: Callable[[Message], None],
     ) -> None:
+        id = uuid7()
         # The event is decoded: its payload as text is only weighed.
         record = (
-            uuid7(), handler.name, 1, event.occurred_at, event.event_id,
+            id, handler.name, 1, event.occurred_at, event.event_id,
             event.event_type, event.event_version, event.occurred_at, event.source, event.target, event.domain_id,
             " " * size, event.idempotency_key, event.trace_context, json.dumps(dict(headers)) if headers else None,
             1, None, expired, False, False,
         )  # fmt: skip
-        super().__init__(record, uuid7(), {handler.name: handler}, time.monotonic())
-        context = HandlerContext(event.event_id, self.id, handler.name, 1, headers, event.trace_context)
+        # Its token is nobody's until it is a row, and its id never is a row's.
+        super().__init__(record, id, {handler.name: handler}, time.monotonic())
+        context = HandlerContext(event.event_id, id, handler.name, 1, headers, event.trace_context)
         self.carried = (event, context)
         self.channel = channel
         self.details = details

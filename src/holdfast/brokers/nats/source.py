@@ -28,6 +28,7 @@ HANDLER: Final = "holdfast_handler"
 _OVERLAP: Final = timedelta(minutes=1)
 # Only free runners fetch, so the fleet's concurrency is the limit; this one is the server's.
 _MOST_UNACKNOWLEDGED: Final = 10_000
+_MOST_KNOWN: Final = 1_000
 _NANOSECONDS: Final = 1_000_000_000
 _LATE_SECONDS: Final = 2.0
 # Nothing came for so long although the consumer has something: the connection is taken for broken.
@@ -54,6 +55,7 @@ class NatsSource:
         self._answers: deque[Msg | None] = deque()
         self._arrived = asyncio.Event()
         self._last_message = 0.0
+        self._wanted: dict[str, bool] = {}
 
     async def open(self) -> None:
         await self._ready()
@@ -207,11 +209,19 @@ class NatsSource:
     def _sort(self, message: Msg | None, found: list[Received], unwanted: list[str]) -> None:
         if message is None or _status(message) is not None:
             return
-        if wants(self._interest, *event_of(message.subject)):
+        if self._is_wanted(message.subject):
             headers = decoded_headers(message.headers or {})
-            found.append(Received(message.data, headers, message.metadata.num_delivered, message.reply))
+            found.append(Received(message.data, headers, _deliveries(message.reply), message.reply))
         else:
             unwanted.append(message.reply)
+
+    def _is_wanted(self, subject: str) -> bool:
+        known = self._wanted.get(subject)
+        if known is None:
+            if len(self._wanted) >= _MOST_KNOWN:
+                self._wanted.clear()
+            known = self._wanted[subject] = wants(self._interest, *event_of(subject))
+        return known
 
     async def _say(self, messages: Sequence[Received], word: bytes) -> None:
         client = await self._link.client()
@@ -237,6 +247,17 @@ class NatsSource:
         self._subscribed = None
         self._answers.append(None)
         self._arrived.set()
+
+
+def _deliveries(reply: str) -> int:
+    """Return how often a message was delivered, which stands in the subject that acknowledges it.
+
+    >>> _deliveries("$JS.ACK.HF_events.billing.2.17.4.1700000000.0"), _deliveries("$JS.ACK.hub.acc.HF_e.b.3.1.1.17.0.x")
+    (2, 3)
+    """
+    parts = reply.split(".")
+    # With a domain and an account in front, and a token at the end, where servers are joined.
+    return int(parts[4] if len(parts) == 9 else parts[6])
 
 
 def _status(message: Msg) -> str | None:

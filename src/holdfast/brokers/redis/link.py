@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 from collections.abc import Sequence
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
@@ -16,14 +15,17 @@ from urllib.parse import unquote, urlsplit
 from redis.asyncio.connection import Connection, SSLConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 
 from holdfast.brokers.addresses import Address
 from holdfast.brokers.engine import BrokerUnavailable
+from holdfast.brokers.redis.replies import Replies
 
 # How long the server may take to answer what has no deadline of its own.
 ANSWER_SECONDS: Final = 5.0
 _CONNECT_SECONDS: Final = 2.0
+_CHUNK: Final = 1024 * 1024
 _LOST: Final = (RedisError, OSError, TimeoutError)
 # It became a replica, or is not ready: another server may be the one to ask.
 _ELSEWHERE: Final = ("READONLY", "LOADING", "MASTERDOWN")
@@ -137,17 +139,28 @@ class Link:
 async def _exchange(connection: Connection, commands: Sequence[Command]) -> list[Any]:
     if not commands:
         return []
+<<<<<<< HEAD
     try:
         await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
     except RuntimeError as error:
         # What uvloop says of a connection that the other side has reset.
         raise ConnectionResetError(str(error)) from error
+=======
+    await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+    reader = connection._reader
+    replies = Replies(connection._parser.parse_error)
+>>>>>>> 0c41326 (bench: measure relay, consuming and latency beside raw loops)
     answers: list[Any] = []
-    for _ in commands:
-        try:
-            answers.append(await connection.read_response(disable_decoding=True, timeout=math.inf))
-        except ResponseError as error:
-            answers.append(error)
+    while len(answers) < len(commands):
+        received = await reader.read(_CHUNK) if reader is not None else b""
+        if not received:
+            raise ConnectionError("the server has closed the connection")
+        replies.feed(received)
+        while (answer := replies.next()) is not None:
+            # It does not serve anybody now, whatever it was asked.
+            if isinstance(answer[0], RedisConnectionError):
+                raise answer[0]
+            answers.append(answer[0])
     return answers
 
 

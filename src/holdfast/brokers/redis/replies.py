@@ -1,0 +1,81 @@
+"""The answers of Redis, read from bytes as they come: nothing is read twice, and nothing waits for a single line.
+
+The client's own reader awaits each line and each text, which for a few hundred entries takes longer than all that is
+done with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from redis.exceptions import InvalidResponse
+
+_TEXT, _LIST, _NUMBER, _STATUS, _ERROR = b"$*:+-"
+_END: Final = b"\r\n"
+
+
+class Replies:
+    """Answers in RESP2. `error` makes the exception of what the server refuses, which is an answer like others."""
+
+    def __init__(self, error: Callable[[str], Exception]) -> None:
+        self._error = error
+        self._read = b""
+        self._at = 0
+        # Lists that have begun, outermost first, each with the number of its elements.
+        self._open: list[tuple[list[Any], int]] = []
+
+    def feed(self, received: bytes) -> None:
+        """Take what the server has sent."""
+        self._read = self._read[self._at :] + received
+        self._at = 0
+
+    def next(self) -> tuple[Any] | None:
+        """Return the next answer, or None if it is not complete.
+
+        >>> replies = Replies(ValueError)
+        >>> replies.feed(b"*2\\r\\n:7\\r\\n$5\\r\\nor")
+        >>> replies.next()
+        >>> replies.feed(b"der\\r\\n+OK\\r\\n")
+        >>> replies.next(), replies.next(), replies.next()
+        (([7, b'order'],), (b'OK',), None)
+        """
+        read, at = self._read, self._at
+        value: Any
+        while (end := read.find(_END, at)) >= 0:
+            kind, after = read[at], end + 2
+            if kind == _TEXT:
+                size = int(read[at + 1 : end])
+                if size < 0:
+                    value = None
+                else:
+                    if len(read) < after + size + 2:
+                        return None
+                    value = read[after : after + size]
+                    after += size + 2
+            elif kind == _LIST:
+                size = int(read[at + 1 : end])
+                if size > 0:
+                    self._open.append(([], size))
+                    self._at = at = after
+                    continue
+                value = [] if size == 0 else None
+            elif kind == _NUMBER:
+                value = int(read[at + 1 : end])
+            elif kind == _STATUS:
+                value = read[at + 1 : end]
+            elif kind == _ERROR:
+                value = self._error(read[at + 1 : end].decode(errors="replace"))
+            else:
+                raise InvalidResponse(f"Redis answered {read[at : at + 40]!a}")
+            self._at = at = after
+            while self._open:
+                elements, size = self._open[-1]
+                elements.append(value)
+                if len(elements) < size:
+                    break
+                self._open.pop()
+                value = elements
+            else:
+                return (value,)
+        return None
