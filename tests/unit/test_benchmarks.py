@@ -95,6 +95,12 @@ def test_the_limits_are_those_that_were_promised() -> None:
         "observability log_metrics_to_off >= 0.9",
         "scrape ms_kept_to_empty <= 1.5",
         "scrape status_ms_kept_to_empty <= 1.5",
+        "relay ratio_to_raw_nats >= 0.7",
+        "relay ratio_to_raw_redis >= 0.7",
+        "consume ratio_to_raw_nats >= 0.7",
+        "consume ratio_to_raw_redis >= 0.7",
+        "broker_latency p99_ms <= 50",
+        "broker_latency p99_ms_redis <= 50",
         "memory rss_mb <= 150",
         "memory rss_mb_large <= 150",
     }

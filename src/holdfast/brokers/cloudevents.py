@@ -13,8 +13,8 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, unquote
 from uuid import UUID, uuid5
@@ -71,12 +71,11 @@ _JSON_TYPE = re.compile(r"[\w.-]+/(?:[\w.-]+\+)?json", re.IGNORECASE | re.ASCII)
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":")).encode
 
 
-@dataclass(frozen=True, slots=True)
-class CarriedEvent:
+class CarriedEvent(NamedTuple):
     """An event as a broker carries it: the envelope, and what else its row needs in another database."""
 
     envelope: EventEnvelope
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = MappingProxyType({})
     ordering_key: str | None = None
     fairness_key: str | None = None
     priority: int = _PLAIN_PRIORITY

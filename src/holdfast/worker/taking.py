@@ -81,6 +81,10 @@ class Taker:
         self._freed = asyncio.Event()
         self._hourly = HourlyLimit()
         self._beside: list[asyncio.Task[None]] = []
+        self._sorting: asyncio.Task[None] | None = None
+        self._unread: Sequence[Received] = ()
+        self._unsorted = 0  # messages that are read, or that the database is asked about
+        self._waiting = False  # for a database that cannot be reached
         self._stopping = False
         self._limited = bool(handler.fleet_concurrency or handler.rate or handler.breaker)
 
@@ -107,13 +111,15 @@ class Taker:
                 self._report(fault)
                 await self._rest(backoff)
                 backoff = min(2 * backoff, _LONGEST_BACKOFF)
+        await self._sorted()
 
     async def close(self) -> None:
         """Say the last words to the broker: what was not settled is anybody's."""
-        for task in self._beside:
+        tasks = self._beside if self._sorting is None else [*self._beside, self._sorting]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._beside, return_exceptions=True)
-        self._returned += self._taken.values()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._returned += (*self._taken.values(), *self._unread)
         self._taken.clear()
         with contextlib.suppress(BrokerUnavailable):
             await self._say()
@@ -121,14 +127,24 @@ class Taker:
             await self._source.close()
 
     async def _turn(self) -> None:
-        room = min(self._dispatcher.space(self._handler.name), _MOST)
+        if self._waiting:
+            await self._sorted()  # the database cannot be reached
+        room = min(self._dispatcher.space(self._handler.name) - self._unsorted, _MOST)
         if room <= 0:
             self._freed.clear()
             await self._rest(_FULL)
             return
         received = await self._source.take(room, wait=_WAIT)
+        await self._sorted()
         if received:
-            await self._accept(received)
+            # While these are read, and the database looks at them, the next are taken.
+            self._unread, self._unsorted = received, len(received)
+            self._sorting = asyncio.create_task(self._accept())
+
+    async def _sorted(self) -> None:
+        sorting, self._sorting = self._sorting, None
+        if sorting is not None:
+            await sorting
 
     async def _rest(self, seconds: float) -> None:
         if not self._stopping:
@@ -138,8 +154,9 @@ class Taker:
 
     # --- what was taken ---------------------------------------------------------------------------------
 
-    async def _accept(self, received: Sequence[Received]) -> None:
+    async def _accept(self) -> None:
         """Run what is to run, and park the rest. Waits for the database, however long that takes."""
+        received, self._unread = self._unread, ()
         messages, suspects, unreadable = [], set(), []
         for each in received:
             message, error = self._message(each)
@@ -152,8 +169,12 @@ class Taker:
                 suspects.add(message)
         for message, error in unreadable:
             self._fail(message, error)
-        if messages:
-            await self._until_sorted(messages, suspects)
+        try:
+            if messages:
+                await self._until_sorted(messages, suspects)
+        finally:
+            self._waiting, self._unsorted = False, 0
+            self._freed.set()
 
     async def _until_sorted(self, messages: list[Message], suspects: set[Message]) -> None:
         while True:
@@ -165,6 +186,7 @@ class Taker:
                 self._database.drop()
                 if self._stopping:
                     return
+                self._waiting = True
                 await self._outage.wait(fault)
             except asyncpg.PostgresError as refusal:
                 if len(messages) > 1:  # one bad message costs one message

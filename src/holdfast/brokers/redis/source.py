@@ -23,6 +23,8 @@ from holdfast.brokers.redis.sink import BODY
 # A consumer that has done nothing for a day, and holds nothing, is forgotten.
 _FORGOTTEN_MS: Final = 86_400_000
 _MOST_UNSEEN: Final = 1000
+_MOST_KNOWN: Final = 1000
+_BODY: Final = BODY.encode()
 _LATE_SECONDS: Final = 2.0
 _GOODBYE_SECONDS: Final = 2.0
 _LONGEST_BLOCK: Final = 2.0
@@ -47,6 +49,7 @@ class RedisSource:
         self._cursor = _BEGINNING
         # What was given out and is not settled; the rest of what the server says is ours never reached us.
         self._held: set[bytes] = set()
+        self._known: dict[tuple[str, str | None], bool] = {}
 
     async def open(self) -> None:
         await self._make_group()
@@ -178,7 +181,7 @@ class RedisSource:
         for entry, values in entries:
             headers, body = _fields(values or ())
             event_type, target = _kind(headers, body)
-            if event_type is None or wants(self._interest, event_type, target):
+            if event_type is None or self._is_wanted(event_type, target):
                 found.append(Received(body, headers, counts.get(entry, 1), entry))
             else:
                 unwanted.append(entry)
@@ -186,6 +189,14 @@ class RedisSource:
         if unwanted:
             await self._acknowledge(unwanted)
         return found
+
+    def _is_wanted(self, event_type: str, target: str | None) -> bool:
+        known = self._known.get((event_type, target))
+        if known is None:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            known = self._known[event_type, target] = wants(self._interest, event_type, target)
+        return known
 
     async def _acknowledge(self, ids: Sequence[bytes]) -> None:
         if ids:
@@ -216,7 +227,7 @@ def _fields(values: Sequence[bytes]) -> tuple[dict[str, str], bytes]:
     headers: dict[str, str] = {}
     body = b""
     for name, value in zip(values[::2], values[1::2], strict=False):
-        if name == BODY.encode():
+        if name == _BODY:
             body = value
         else:
             headers[name.decode(errors="replace")] = value.decode(errors="replace")
