@@ -461,6 +461,21 @@ async def test_counts_that_are_not_folded(dsn: str, conn: asyncpg.Connection) ->
     await holding.close()
 
 
+async def test_a_broker_that_lags_and_one_that_is_silent(dsn: str, conn: asyncpg.Connection) -> None:
+    """tests/brokers/test_fleet_view.py has reports of a real one."""
+    async with watched(dsn, conn) as watch:
+        await conn.execute("UPDATE core.subscriptions SET via = 'nats', via_by = 'ann'")
+        await conn.execute(
+            """INSERT INTO core.broker_reports (broker, channel, handler_name, reported_at, waiting)
+               VALUES ('nats', 'outbox_default', 'shop.note', now(), 20000)"""
+        )
+        await watch.take(minutes=20)
+        assert await watch.firing() == {"HoldfastBrokerLag"}
+        await conn.execute("UPDATE core.broker_reports SET waiting = 0, reported_at = now() - interval '4 minutes'")
+        await watch.take(minutes=20)
+        assert await watch.firing() == {"HoldfastBrokerSilent"}
+
+
 async def test_an_observer_that_raises(dsn: str, conn: asyncpg.Connection) -> None:
     def broken(fact: object) -> None:
         raise RuntimeError("no")

@@ -51,7 +51,19 @@ def expressions() -> Iterator[str]:
 
 def test_the_labels_that_are_asked_for_exist() -> None:
     """OBS-3: `by (handler)` of a metric that has no such label would be one line for everything."""
-    known = {"event_type", "exception_type", "handler", "le", "mode", "outcome", "reason", "route", "schedule", "table"}
+    known = {
+        "broker",
+        "event_type",
+        "exception_type",
+        "handler",
+        "le",
+        "mode",
+        "outcome",
+        "reason",
+        "route",
+        "schedule",
+        "table",
+    }
     for text in (*expressions(), RULES.read_text()):
         for labels in re.findall(r"\b(?:by|without) \(([^)]*)\)", text):
             assert {label.strip() for label in labels.split(",")} <= known

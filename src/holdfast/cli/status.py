@@ -25,6 +25,7 @@ from holdfast.operator import (
     MOST_IN_ROUTE,
     MOST_ROUTES,
     MOST_UNSERVED,
+    MUCH_LAG,
     NewestFailure,
     Operator,
     Status,
@@ -180,6 +181,8 @@ def as_data(schema: str, found: Status, did: Rates) -> dict[str, Any]:
         "workers_left_out": found.workers.left_out,
         "handlers_limited": [asdict(flow) for flow in found.flows],
         "blocked_keys": [asdict(each) for each in found.blocked],
+        "broker_backlogs": [asdict(each) for each in found.backlogs],
+        "broker_weaknesses": [asdict(each) for each in found.weaknesses],
         "rates": rates.as_data(did),
     }
 
@@ -277,6 +280,15 @@ def warnings(found: Status) -> list[str]:
         f"holdfast keys blocked --handler {each.handler_name}"
         for each in found.blocked
     ]
+    said += [
+        f"{each.broker} has {each.waiting} messages for {each.handler_name} that nobody has taken: holdfast relay show"
+        for each in found.backlogs
+        if each.waiting is not None and each.waiting >= MUCH_LAG
+    ]
+    if found.weaknesses:
+        brokers = ", ".join(sorted({each.broker for each in found.weaknesses}))
+        settings = output.counted(len(found.weaknesses), "setting")
+        said.append(f"{settings} of {brokers} may lose events: holdfast doctor")
     if found.wakeup_mode is None:
         said.append("the trigger outbox_bell is missing; holdfast notify when_idle makes it")
     return said

@@ -36,6 +36,7 @@ def gauges(snapshot: Snapshot) -> Iterator[Gauge]:
     yield from _routes(snapshot)
     yield from _handlers(snapshot)
     yield from _flows(snapshot)
+    yield from _brokers(snapshot)
     yield from _workers(snapshot)
     yield from _schedules(snapshot)
     yield from _server(snapshot)
@@ -158,6 +159,44 @@ def _flows(snapshot: Snapshot) -> Iterator[Gauge]:
         "handler_blocked_keys",
         "Ordering keys whose events wait for the handler behind a dead letter.",
         _largest([({"handler": each.handler_name}, float(each.keys)) for each in snapshot.status.blocked]),
+    )
+
+
+def _brokers(snapshot: Snapshot) -> Iterator[Gauge]:
+    """What brokers hold for handlers; where they do not tell, there is no sample."""
+    backlogs = snapshot.status.backlogs
+    labels = [{"broker": each.broker, "handler": each.handler_name} for each in backlogs]
+    weak = Counter({each.broker: 0 for each in backlogs})
+    weak.update(each.broker for each in snapshot.status.weaknesses)
+
+    def known(name: str, text: str, values: Iterable[float | None]) -> Gauge:
+        told = zip(labels, values, strict=True)
+        return Gauge(name, text, [(each, float(value)) for each, value in told if value is not None])
+
+    yield known(
+        "broker_waiting",
+        "Messages that a broker holds for a handler and that nobody has taken: its lag.",
+        (each.waiting for each in backlogs),
+    )
+    yield known(
+        "broker_unacknowledged",
+        "Messages that were taken for a handler and are not acknowledged.",
+        (each.unacknowledged for each in backlogs),
+    )
+    yield known(
+        "broker_redelivered",
+        "Of them, those that the broker had delivered before.",
+        (each.redelivered for each in backlogs),
+    )
+    yield known(
+        "broker_report_age_seconds",
+        "How long ago a broker has told a worker about a handler, in seconds.",
+        (each.seconds for each in backlogs),
+    )
+    yield Gauge(
+        "broker_weaknesses",
+        "Settings of a broker that may lose events; holdfast doctor names them.",
+        [({"broker": broker}, float(count)) for broker, count in sorted(weak.items())],
     )
 
 

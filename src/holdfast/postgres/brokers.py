@@ -5,8 +5,9 @@ The functions stand with their reasons in `sql/functions/brokers.sql` and `sql/f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from datetime import datetime
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import NamedTuple
 from uuid import UUID
 
@@ -69,6 +70,36 @@ class BrokerStatements:
         """Let a broker carry the events of those; return how many have changed."""
         rows = await self._fetch(connection, "broker_adopt", handlers=list(handlers), via=via, worker=worker)
         return int(rows[0][0])
+
+    async def due_reports(
+        self, connection: asyncpg.Connection, broker: str, channel: str, handlers: Iterable[str], every: float
+    ) -> list[str]:
+        """Return those of the handlers about which nobody has asked the broker for so many seconds."""
+        values = {"broker": broker, "channel": channel, "handlers": list(handlers), "every": timedelta(seconds=every)}
+        rows = await self._fetch(connection, "broker_report_due", **values)
+        return list(rows[0][0])
+
+    async def report(
+        self,
+        connection: asyncpg.Connection,
+        broker: str,
+        channel: str,
+        held: Mapping[str, tuple[int | None, int | None, int | None]],
+        weaknesses: Sequence[Mapping[str, str]],
+    ) -> None:
+        """Store what the broker holds for handlers: waiting, unacknowledged, redelivered."""
+        waiting, unacknowledged, redelivered = zip(*held.values(), strict=True)
+        await self._fetch(
+            connection,
+            "broker_report",
+            broker=broker,
+            channel=channel,
+            handlers=list(held),
+            waiting=list(waiting),
+            unacknowledged=list(unacknowledged),
+            redelivered=list(redelivered),
+            weaknesses=json.dumps(list(weaknesses)),
+        )
 
     async def details(self, connection: asyncpg.Connection, ids: Sequence[UUID]) -> dict[UUID, RelayDetails]:
         """Return what a relay tells a broker about rows, by their ids."""

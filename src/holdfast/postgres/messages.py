@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import groupby
+from types import MappingProxyType
 from typing import Any, Literal
 from uuid import UUID
 
@@ -366,15 +367,23 @@ class _Rows:
         return [self._messages.get(id, id) for id in ids]
 
 
+# Of nearly every message.
+PLAIN: Mapping[str, object] = MappingProxyType(
+    {"ordering_key": None, "fairness_key": None, "priority": 1, "content_class": "operations", "expires_at": None}
+)
+_PLAIN_VALUES = tuple(PLAIN.values())
+
+
 def details_of(
-    *,
     ordering_key: str | None,
     fairness_key: str | None,
     priority: int,
     content_class: str,
     expires_at: datetime | None,
-) -> dict[str, object]:
+) -> Mapping[str, object]:
     """Return what a message says about its row besides what the envelope does."""
+    if (ordering_key, fairness_key, priority, content_class, expires_at) == _PLAIN_VALUES:
+        return PLAIN
     return {
         "ordering_key": ordering_key,
         "fairness_key": fairness_key,

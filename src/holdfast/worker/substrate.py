@@ -27,6 +27,7 @@ from holdfast.postgres.messages import Message, MessageDeliveries
 from holdfast.postgres.statements import NamedStatements
 from holdfast.settings import WorkerSettings
 from holdfast.telemetry import Notice
+from holdfast.worker.broker_reports import BrokerReports
 from holdfast.worker.connections import Connections
 from holdfast.worker.dispatcher import Dispatcher
 from holdfast.worker.hourly import HourlyLimit
@@ -92,6 +93,9 @@ class Substrate:
         self._statements = BrokerStatements(statements)
         self.relay = Relay(self.engine, self._statements, self._database, lease=settings.lease)
         self._running: dict[Interest, _Running] = {}
+        self._reports = BrokerReports(
+            self.engine, self._statements, self._database, settings.served_channels, lambda: tuple(self._running)
+        )
         self._stopped = asyncio.Event()
         self._hourly = HourlyLimit()
         self.adopted = asyncio.Event()  # the broker was reached, and what nobody had decided is
@@ -118,6 +122,14 @@ class Substrate:
 
     async def run(self) -> None:
         """Serve the handlers that get events from the broker, and follow what the database says about that."""
+        reporting = asyncio.create_task(self._reports.run())
+        try:
+            await self._serve()
+        finally:
+            reporting.cancel()
+            await asyncio.gather(reporting, return_exceptions=True)
+
+    async def _serve(self) -> None:
         backoff = _FIRST_BACKOFF
         while not self._stopped.is_set():
             wait = _ASK_INTERVAL

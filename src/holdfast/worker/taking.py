@@ -25,7 +25,7 @@ from holdfast.envelope import EventEnvelope
 from holdfast.failure import state
 from holdfast.handlers import Handler
 from holdfast.postgres.faults import CONNECTION_FAULTS, PASSING_FAULTS
-from holdfast.postgres.messages import Message, MessageDeliveries, details_of
+from holdfast.postgres.messages import PLAIN, Message, MessageDeliveries, details_of
 from holdfast.redact import unredacted
 from holdfast.telemetry import Notice
 from holdfast.worker.dispatcher import Dispatcher
@@ -158,8 +158,9 @@ class Taker:
         """Run what is to run, and park the rest. Waits for the database, however long that takes."""
         received, self._unread = self._unread, ()
         messages, suspects, unreadable = [], set(), []
+        now = datetime.now(UTC)
         for each in received:
-            message, error = self._message(each)
+            message, error = self._message(each, now)
             self._taken[message] = each
             if error is not None:
                 unreadable.append((message, error))
@@ -210,7 +211,7 @@ class Taker:
 
     async def _sort(self, messages: list[Message], suspects: set[Message]) -> None:
         in_lane = self._limited or self._handler.name in self._held.limited
-        lane = [each for each in messages if in_lane or each in suspects or _is_keyed(each)]
+        lane = [each for each in messages if in_lane or _is_keyed(each) or (suspects and each in suspects)]
         rest = [each for each in messages if each not in set(lane)] if lane else messages
         # A transaction looks by itself, and most messages are new.
         looked = lane if self._handler.transactional else messages
@@ -231,19 +232,12 @@ class Taker:
             self._in_flight.add(running)
             self._dispatcher.feed(running)
 
-    def _message(self, received: Received) -> tuple[Message, str | None]:
-        now = datetime.now(UTC)
+    def _message(self, received: Received, now: datetime) -> tuple[Message, str | None]:
         try:
             carried = read(received.body, received.headers, now=now)
         except CloudEventError as error:
             return self._unreadable(received, now), str(error)
-        details = details_of(
-            ordering_key=carried.ordering_key,
-            fairness_key=carried.fairness_key,
-            priority=carried.priority,
-            content_class=carried.content_class,
-            expires_at=carried.expires_at,
-        )
+        details = details_of(*carried[2:7])
         expired = carried.expires_at is not None and carried.expires_at <= now
         return self._made(received, carried.envelope, carried.headers, details, expired), None
 
@@ -273,7 +267,7 @@ class Taker:
         received: Received,
         event: EventEnvelope,
         headers: Mapping[str, str],
-        details: dict[str, object],
+        details: Mapping[str, object],
         expired: bool,
     ) -> Message:
         return Message(
@@ -343,4 +337,4 @@ class Taker:
 
 def _is_keyed(message: Message) -> bool:
     details = message.details
-    return details.get("ordering_key") is not None or details.get("fairness_key") is not None
+    return details is not PLAIN and (details.get("ordering_key") is not None or details.get("fairness_key") is not None)

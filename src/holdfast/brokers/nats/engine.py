@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Final
 
 from nats.js import JetStreamContext
@@ -55,15 +57,20 @@ class NatsEngine:
         found: list[Backlog] = []
         async with self._jetstream(timeout) as jetstream:
             for interest in interests:
-                stream, consumer = stream_of(interest.channel), consumer_of(interest)
-                try:
-                    info = await within(timeout, jetstream.consumer_info(stream, consumer))
-                except NotFoundError:
+                infos = []
+                # An operator's command does not know which of the two the handler's workers use.
+                for ordered in (False, True):
+                    consumer = consumer_of(replace(interest, ordered=ordered))
+                    with contextlib.suppress(NotFoundError):
+                        asked = jetstream.consumer_info(stream_of(interest.channel), consumer)
+                        infos.append(await within(timeout, asked))
+                if not infos:
                     found.append(Backlog(interest.handler_name, None, None))
                     continue
-                found.append(
-                    Backlog(interest.handler_name, info.num_pending, info.num_ack_pending, info.num_redelivered)
-                )
+                waiting = sum(each.num_pending or 0 for each in infos)
+                unacknowledged = sum(each.num_ack_pending or 0 for each in infos)
+                redelivered = sum(each.num_redelivered or 0 for each in infos)
+                found.append(Backlog(interest.handler_name, waiting, unacknowledged, redelivered))
         return found
 
     async def remove(self, interest: Interest) -> None:

@@ -28,6 +28,8 @@ MOST_UNSERVED = 20
 ERROR_LENGTH = 500
 MOST_CHANNELS = 20_000
 MOST_LANES = 50_000
+# Messages of a handler that a broker holds and nobody has taken: so many are told of.
+MUCH_LAG = 10_000
 _OF_ALL = ("total", "oldest_of_all")
 
 
@@ -87,6 +89,28 @@ class BlockedKeys:
 
 
 @dataclass(frozen=True, slots=True)
+class BrokerBacklog:
+    """What a broker holds for a handler, as a worker has last asked it; None where the broker does not tell."""
+
+    broker: str
+    handler_name: str
+    seconds: float | None  # since the answer; None: there was none
+    waiting: int | None  # messages that nobody has taken: the lag
+    unacknowledged: int | None  # taken, and not acknowledged
+    redelivered: int | None  # of those, the ones that were delivered before
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerWeakness:
+    """A setting of a broker that breaks a promise, and its remedy."""
+
+    broker: str
+    subject: str
+    problem: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """One moment of a schema."""
 
@@ -106,6 +130,8 @@ class Status:
     oldest: float | None = None  # age of the oldest due event, in seconds, also of routes that are left out
     flows: tuple[HandlerFlow, ...] = ()  # of the handlers that are limited or paused, or have a breaker
     blocked: tuple[BlockedKeys, ...] = ()
+    backlogs: tuple[BrokerBacklog, ...] = ()  # of the handlers that get their events by a broker
+    weaknesses: tuple[BrokerWeakness, ...] = ()
 
     @property
     def more_unserved(self) -> int:
@@ -175,6 +201,8 @@ async def read(connection: asyncpg.Connection, schema: str = "core", limit: str 
         workers = await fetch("list_workers", most_workers=MOST_WORKERS)
         flows = await fetch("list_handler_flow", only=None)
         blocked = await fetch("count_blocked_keys", most=MOST)
+        backlogs = await fetch("list_broker_reports", most_handlers=MOST_ROUTES)
+        weaknesses = await fetch("list_broker_weaknesses")
         wakeup_mode = await fetch("read_wakeup_mode")
     return Status(
         # Beside more open events than are counted, those of the routes may not be among the counted ones.
@@ -194,6 +222,8 @@ async def read(connection: asyncpg.Connection, schema: str = "core", limit: str 
         oldest=routes[0]["oldest_of_all"] if routes else None,
         flows=tuple(HandlerFlow(**row) for row in flows),
         blocked=tuple(BlockedKeys(**row) for row in blocked),
+        backlogs=tuple(BrokerBacklog(**row) for row in backlogs),
+        weaknesses=tuple(BrokerWeakness(**row) for row in weaknesses),
     )
 
 

@@ -59,7 +59,7 @@ GRANT EXECUTE ON FUNCTION
 GRANT SELECT ON core.outbox, core.failed, core.deliveries, core.event_handled, core.subscriptions, core.subscriptions_version,
     core.workers, core.clock_steps, core.clock, core.rollup, core.rollup_journal, core.rollup_reports, core.rollup_counts,
     core.deployments, core.outbox_keys, core.sources, core.stop_requests, core.audit, core.failure_notes, core.plans, core.plan_rows,
-    core.ordering_heads
+    core.ordering_heads, core.broker_reports
     TO holdfast_operator;
 GRANT EXECUTE ON FUNCTION
     core.outbox_replay(uuid, bigint, text), core.outbox_replay_many(uuid[], bigint, text, text, boolean),
@@ -89,7 +89,9 @@ GRANT EXECUTE ON FUNCTION
     core.broker_leave(text, text[], text[], bigint),
     core.broker_deliver(text[], text[], text[], bigint, boolean, text),
     core.broker_park(text, text, bigint, uuid, interval, text[], uuid[]),
-    core.relay_details(uuid[])
+    core.relay_details(uuid[]),
+    core.broker_report_due(text, text, text[], interval),
+    core.broker_report(text, text, text[], bigint[], bigint[], bigint[], text)
     TO holdfast_worker;
 GRANT EXECUTE ON FUNCTION
     core.handler_via(text[], text, text, text), core.handler_drained(text, text, text, text),

@@ -43,6 +43,29 @@ ORDER BY f.failed_at DESC LIMIT 1;
 -- Dead letters that workers have moved out of the outbox.
 SELECT count(*) FROM (SELECT FROM core.archive WHERE deleted_at IS NULL LIMIT :most::int) a;
 
+-- name: list_broker_reports
+-- What brokers hold for handlers that get their events there. With several channels, of all of them together: what one does
+-- not tell is not known of all.
+SELECT r.broker, r.handler_name, extract(epoch FROM now() - min(r.reported_at))::float8 AS seconds,
+       CASE WHEN bool_and(r.waiting IS NOT NULL) THEN sum(r.waiting)::bigint END AS waiting,
+       CASE WHEN bool_and(r.unacknowledged IS NOT NULL) THEN sum(r.unacknowledged)::bigint END AS unacknowledged,
+       CASE WHEN bool_and(r.redelivered IS NOT NULL) THEN sum(r.redelivered)::bigint END AS redelivered
+FROM core.broker_reports r
+WHERE r.handler_name <> '' AND r.asked_at > now() - interval '5 minutes'
+  AND EXISTS (SELECT FROM core.subscriptions s
+              WHERE s.handler_name = r.handler_name AND s.retired_at IS NULL AND r.broker IN (s.via, s.draining))
+GROUP BY r.broker, r.handler_name
+ORDER BY waiting DESC NULLS FIRST, r.broker, r.handler_name
+LIMIT :most_handlers::int;
+
+-- name: list_broker_weaknesses
+SELECT DISTINCT r.broker, w.subject, w.problem, w.remedy
+FROM core.broker_reports r
+CROSS JOIN LATERAL jsonb_to_recordset(r.weaknesses) AS w (subject text, problem text, remedy text)
+WHERE r.handler_name = '' AND r.asked_at > now() - interval '5 minutes'
+ORDER BY r.broker, w.subject, w.problem
+LIMIT 100;
+
 -- name: count_blocked_keys
 -- Ordering keys that a dead letter blocks, by handler. It reads dead letters, which are few, and not the lines of all keys;
 -- and nothing where no event has a key.

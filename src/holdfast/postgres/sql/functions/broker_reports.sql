@@ -1,0 +1,50 @@
+-- What brokers hold for handlers, and which of their settings break a promise. Workers ask the broker and tell the database,
+-- so that operators, who may reach the database alone, know of both.
+
+-- broker_report_due: of handlers, those about which no worker has asked a broker for so long. Who calls this asks, and the
+-- others of the fleet need not.
+CREATE OR REPLACE FUNCTION core.broker_report_due(p_broker text, p_channel text, p_handlers text[], p_every interval)
+RETURNS text[]
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_due text[];
+BEGIN
+    IF (p_broker ~ '^[a-z][a-z0-9_]{0,29}$' AND core.is_name(p_channel, 63) AND core.is_list(p_handlers)
+        AND cardinality(p_handlers) <= 10000 AND p_every BETWEEN interval '0' AND interval '1 day') IS NOT TRUE THEN
+        PERFORM core.refuse_argument('p_broker must name a broker, p_channel a channel, p_handlers handlers');
+    END IF;
+    WITH due AS (
+        INSERT INTO core.broker_reports AS r (broker, channel, handler_name)
+        SELECT p_broker, p_channel, h.name FROM (SELECT DISTINCT unnest(p_handlers) AS name ORDER BY 1) h
+        ON CONFLICT (broker, channel, handler_name) DO UPDATE SET asked_at = now() WHERE r.asked_at <= now() - p_every
+        RETURNING r.handler_name)
+    SELECT coalesce(array_agg(due.handler_name), '{}') INTO v_due FROM due;
+    RETURN v_due;
+END
+$$;
+
+-- broker_report: what the broker has answered. Lines that nobody has renewed for a week go.
+CREATE OR REPLACE FUNCTION core.broker_report(
+    p_broker text, p_channel text, p_handlers text[], p_waiting bigint[], p_unacknowledged bigint[], p_redelivered bigint[],
+    p_weaknesses text)
+RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF (core.is_list(p_handlers) AND cardinality(p_handlers) <= 10000 AND octet_length(p_weaknesses) <= 100000
+        AND cardinality(p_handlers) = ALL (ARRAY[
+            cardinality(p_waiting), cardinality(p_unacknowledged), cardinality(p_redelivered)])) IS NOT TRUE THEN
+        PERFORM core.refuse_argument('each of p_handlers must have its three numbers, and p_weaknesses be a JSON array');
+    END IF;
+    UPDATE core.broker_reports r
+    SET reported_at = now(), waiting = t.waiting, unacknowledged = t.unacknowledged, redelivered = t.redelivered
+    FROM unnest(p_handlers, p_waiting, p_unacknowledged, p_redelivered) AS t (name, waiting, unacknowledged, redelivered)
+    WHERE r.broker = p_broker AND r.channel = p_channel AND r.handler_name = t.name;
+    UPDATE core.broker_reports r SET weaknesses = p_weaknesses::jsonb
+    WHERE r.broker = p_broker AND r.channel = p_channel AND r.handler_name = '' AND '' = ANY (p_handlers);
+    DELETE FROM core.broker_reports r WHERE r.asked_at < now() - interval '7 days';
+END
+$$;
