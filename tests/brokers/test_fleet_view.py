@@ -12,8 +12,8 @@ from holdfast import EventEnvelope, HandlerRegistry, Worker, WorkerSettings
 from holdfast.observability.prometheus import exposition, outbox_metrics
 from holdfast.operator import Operator
 from holdfast.postgres.operations.metrics import snapshot
+from servers.nats import NatsServer
 from tests.acceptance.support import publish_many, until
-from tests.brokers.servers.nats import NatsServer
 
 pytestmark = [pytest.mark.brokers, pytest.mark.newest_postgres]
 

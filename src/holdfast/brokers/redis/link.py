@@ -139,17 +139,13 @@ class Link:
 async def _exchange(connection: Connection, commands: Sequence[Command]) -> list[Any]:
     if not commands:
         return []
-<<<<<<< HEAD
     try:
         await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
     except RuntimeError as error:
         # What uvloop says of a connection that the other side has reset.
         raise ConnectionResetError(str(error)) from error
-=======
-    await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
     reader = connection._reader
     replies = Replies(connection._parser.parse_error)
->>>>>>> 0c41326 (bench: measure relay, consuming and latency beside raw loops)
     answers: list[Any] = []
     while len(answers) < len(commands):
         received = await reader.read(_CHUNK) if reader is not None else b""
