@@ -37,6 +37,23 @@ def slow_disk_also(results: Results) -> dict[str, Any]:
     }
 
 
+def idle(quick: bool) -> list[Arm]:
+    seconds = 6 if quick else 120  # in full, with a round of each worker's maintenance
+    return [
+        Arm("holdfast", "holdfast", "idle", {"processes": 20, "seconds": seconds}),
+        Arm("one", "holdfast", "idle", {"processes": 1, "seconds": seconds}),
+    ]
+
+
+def idle_also(results: Results) -> dict[str, Any]:
+    return {
+        "queries_20": middle(results, "holdfast", "queries"),
+        "queries_1": middle(results, "one", "queries"),
+        "connections_per_worker": middle(results, "holdfast", "connections_per_worker"),
+        "connections_of_one": middle(results, "one", "connections_per_worker"),
+    }
+
+
 WORKERS = (
     Benchmark(
         "slow_disk",
@@ -46,6 +63,22 @@ WORKERS = (
         repeats=3,
         # Two batches and what runs, at default settings.
         limits={"unsettled_worst": Limit("<=", 1_100), "repeats_after_kill": Limit("<=", 1_100)},
+    ),
+    Benchmark(
+        "idle",
+        "What do 20 workers, and one, cost while nothing happens?",
+        idle,
+        idle_also,
+        figure="queries",
+        unit="queries a second",
+        repeats=1,
+        quick_repeats=1,
+        peers="idle",
+        limits={
+            "queries_20": Limit("<=", 25),
+            "connections_per_worker": Limit("<=", 3),
+            "connections_of_one": Limit("<=", 3),
+        },
     ),
     Benchmark(
         "start",

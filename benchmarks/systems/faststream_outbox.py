@@ -23,6 +23,7 @@ from benchmarks.systems.harness import (
     published_many,
     quiet,
 )
+from benchmarks.systems.idling import idled
 from benchmarks.systems.process import main, on_uvloop
 from benchmarks.systems.starting import started
 from benchmarks.workload import EVENT_TYPE, PAYLOAD
@@ -145,7 +146,13 @@ async def start(options: argparse.Namespace) -> dict[str, Any]:
     return await started(options.dsn, options.count, observer, bulk(engine), STORED, "faststream_outbox")
 
 
-VERBS = {each.__name__: each for each in (drain, failures, latency, publish, publish_many, start)}
+async def idle(options: argparse.Namespace) -> dict[str, Any]:
+    observer, engine = await install(options)
+    await engine.dispose()
+    return await idled(options, observer, "faststream_outbox")
+
+
+VERBS = {each.__name__: each for each in (drain, failures, idle, latency, publish, publish_many, start)}
 
 if __name__ == "__main__":
     quiet()

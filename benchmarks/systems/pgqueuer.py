@@ -22,6 +22,7 @@ from benchmarks.systems.harness import (
     published_many,
     quiet,
 )
+from benchmarks.systems.idling import idled
 from benchmarks.systems.process import main, on_uvloop
 from benchmarks.systems.starting import started
 from benchmarks.workload import EVENT_TYPE, PAYLOAD
@@ -132,7 +133,12 @@ async def start(options: argparse.Namespace) -> dict[str, Any]:
     return await started(options.dsn, options.count, observer, bulk(observer), LEFT, "pgqueuer")
 
 
-VERBS = {each.__name__: each for each in (drain, failures, latency, publish, publish_many, start)}
+async def idle(options: argparse.Namespace) -> dict[str, Any]:
+    observer = await install(options.dsn)
+    return await idled(options, observer, "pgqueuer")
+
+
+VERBS = {each.__name__: each for each in (drain, failures, idle, latency, publish, publish_many, start)}
 
 if __name__ == "__main__":
     quiet()

@@ -99,6 +99,24 @@ async def test_idle_worker_is_silent(dsn: str, conn: asyncpg.Connection) -> None
         assert worker.counters.claims - before <= 2
 
 
+async def test_idle_workers_need_few_connections(dsn: str, conn: asyncpg.Connection) -> None:
+    """P4: two to claim and to listen; a third for the sleeper and its deputy alone."""
+    sessions = """SELECT count(*) FROM pg_stat_activity
+                  WHERE datname = current_database() AND application_name LIKE 'holdfast %'"""
+    handled = Handled()
+    async with (
+        running(dsn, handled.registry()),
+        running(dsn, handled.registry()),
+        running(dsn, handled.registry()),
+    ):
+        await asleep(conn)
+        await until(lambda: conn.fetchval(f"SELECT ({sessions}) = 8"), within=10, what="what idles is closed")
+        started = time.monotonic()
+        await insert(conn, "order.placed", '{"n": 1}')
+        await drained(conn)
+        assert time.monotonic() - started <= 1.0
+
+
 async def test_lone_events_at_a_steady_pace(dsn: str, conn: asyncpg.Connection) -> None:
     """P4: fifty events a second for five seconds, one at a time, are each handled at once: they are no noise."""
     handled, late = Handled(), Latencies()
@@ -118,7 +136,7 @@ async def test_lone_events_at_a_steady_pace(dsn: str, conn: asyncpg.Connection) 
 
 
 async def test_several_sleepers_on_one_channel(dsn: str, conn: asyncpg.Connection) -> None:
-    """P4: one is the sleeper for all of them; any of them may take the event, and one does."""
+    """P4: one is the sleeper for all of them, and one its deputy; any of them may take the event, and one does."""
     handled, late = Handled(), Latencies()
     async with contextlib.AsyncExitStack() as stack:
         workers = [
@@ -135,7 +153,7 @@ async def test_several_sleepers_on_one_channel(dsn: str, conn: asyncpg.Connectio
         await asleep(conn)
         await asyncio.sleep(2)  # each of the others has asked for the post, in vain
         sleepers = "SELECT count(DISTINCT pid), count(*) FROM pg_locks WHERE locktype = 'advisory'"
-        assert tuple(await conn.fetchrow(sleepers)) == (1, 2)
+        assert tuple(await conn.fetchrow(sleepers)) == (2, 3), "the sleeper, and its deputy"
         assert sum(each.counters.delivered for each in workers) == 40
         assert max(each.counters.polls for each in workers) <= 1
     print(f"commit to handler, four asleep: {late}")

@@ -13,7 +13,7 @@ import pytest
 
 from holdfast import HandlerRegistry
 from holdfast.operator import Operator, Refused
-from holdfast.worker import connections, lease_keeper, listener
+from holdfast.worker import connections, heartbeat, listener
 from tests.acceptance.support import Facts, publish, running, until
 from tests.observability.support import Command, worker_command
 from tests.observability.test_health import registry, seen_by_a_thread
@@ -82,7 +82,7 @@ async def test_heartbeats_do_not_wait_for_long_leases(
     dsn: str, conn: asyncpg.Connection, registry: HandlerRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """OBS-3: a heartbeat counts for a minute, and a lease may be an hour."""
-    monkeypatch.setattr(lease_keeper, "_BEAT", 0.2)
+    monkeypatch.setattr(heartbeat, "_INTERVAL", 0.2)
     async with running(dsn, registry, lease=3600):
         await until(lambda: conn.fetchval(LISTED), what="it is listed")
         await conn.execute(AGE)

@@ -167,28 +167,46 @@ async def test_producers_may_opt_out(conn: asyncpg.Connection, bell: Bell, sleep
 
 
 async def test_one_sleeper_per_channel(conn: asyncpg.Connection, bell: Bell, sleepers: list[SleepingWorker]) -> None:
-    """P4: the second worker relies on the first one's locks, and takes over when it gets up or dies."""
+    """P4: the second worker, the deputy, relies on the first one's locks, and takes over when it gets up or dies."""
     one, two = (each.sleeper for each in sleepers)
     assert await one.fall_asleep(CHANNEL)
     assert one.asleep(CHANNEL) and one.chosen
     assert not await one.fall_asleep(CHANNEL), "it is asleep already: there is nothing to look for"
     assert not await two.fall_asleep(CHANNEL)
-    assert not two.chosen
-    assert await advisory(conn) == 2
+    assert two.deputy and two.chosen
+    assert not await two.fall_asleep(CHANNEL), "the sleeper lives"
+    assert await advisory(conn) == 3
     await one.get_up()
     assert not one.chosen
-    assert await advisory(conn) == 0
+    assert await advisory(conn) == 1
     assert await two.fall_asleep(CHANNEL)
+    assert not two.deputy
     assert not await one.fall_asleep(CHANNEL)
+    assert one.deputy
     await two.close()
-    await until_free(conn)
+    await until_left(conn, 1)
     assert await one.fall_asleep(CHANNEL)
+    assert await advisory(conn) == 2
     assert [hint.split()[0] for _, hint in await bell.rung()] == ["asleep", "awake", "asleep", "asleep"]
 
 
-async def until_free(conn: asyncpg.Connection) -> None:
+async def test_a_sleeper_that_does_not_sleep(
+    conn: asyncpg.Connection, bell: Bell, sleepers: list[SleepingWorker]
+) -> None:
+    """P4: one that died between its two locks rings no bell; its deputy has every worker look, until it is gone."""
+    (_, two), name = (each.sleeper for each in sleepers), f"core.{CHANNEL}/sleeper"
+    await conn.execute("SELECT pg_advisory_lock(hashtextextended($1, 0))", name)
+    assert not await two.fall_asleep(CHANNEL)
+    assert await two.fall_asleep(CHANNEL), "as the deputy it looks itself"
+    assert [hint.split()[0] for _, hint in await bell.rung()] == ["awake"]
+    await conn.execute("SELECT pg_advisory_unlock_all()")
+    assert await two.fall_asleep(CHANNEL)
+    assert two.asleep(CHANNEL) and not two.deputy
+
+
+async def until_left(conn: asyncpg.Connection, locks: int) -> None:
     deadline = time.monotonic() + 5
-    while await advisory(conn):
+    while await advisory(conn) > locks:
         assert time.monotonic() < deadline, "a lock outlived its holder"
         await asyncio.sleep(0.01)
 
@@ -200,10 +218,10 @@ async def test_each_channel_has_its_own_sleeper(conn: asyncpg.Connection, sleepe
     assert await two.fall_asleep("cold")
     assert not await two.fall_asleep(CHANNEL)
     assert await one.fall_asleep("hot")
-    assert await advisory(conn) == 6
+    assert await advisory(conn) == 7
     await one.get_up()
-    assert await advisory(conn) == 2
-    assert two.asleep("cold")
+    assert await advisory(conn) == 3
+    assert two.asleep("cold") and two.deputy
 
 
 async def test_commits_under_way_are_waited_for(
@@ -249,7 +267,7 @@ async def test_sleeper_that_waits_can_be_closed(
         await sleepers[0].sleeper.close()
         assert time.monotonic() - started < 1
     await producer.close()
-    await until_free(conn)
+    await until_left(conn, 0)
 
 
 @pytest.mark.parametrize("how", ["terminated", "reset"])
@@ -264,7 +282,7 @@ async def test_lost_connection_is_noticed(conn: asyncpg.Connection, sleepers: li
         worker.sleeper.reset()
     await until(lambda: worker.asked_to_look == 1)
     assert not worker.sleeper.chosen
-    await until_free(conn)
+    await until_left(conn, 0)
     assert await worker.sleeper.fall_asleep(CHANNEL)
     assert worker.asked_to_look == 1
 

@@ -9,10 +9,11 @@ import pytest
 
 from holdfast import WorkerSettings
 from holdfast.postgres.subscriptions import Subscriptions
-from holdfast.telemetry import Notice
+from holdfast.telemetry import Counters, Notice
 from holdfast.worker import hourly
 from holdfast.worker.hourly import HourlyLimit
-from holdfast.worker.maintenance import Maintenance, registration
+from holdfast.worker.in_flight import InFlight
+from holdfast.worker.maintenance import Activity, Maintenance, registration
 
 
 class Clock:
@@ -57,7 +58,8 @@ def made(database: Any, told: list[Notice], *channels: str) -> Maintenance:
     settings = WorkerSettings(channels=channels)
     unused: Any = None
     introduction = registration(UUID(int=1), [], settings)
-    return Maintenance(unused, database, database, database, introduction, told.append)  # type: ignore[arg-type]
+    activity = Activity(InFlight(), Counters())
+    return Maintenance(unused, database, database, database, introduction, told.append, activity)  # type: ignore[arg-type]
 
 
 async def test_a_type_is_reported_for_each_channel(clock: Clock) -> None:

@@ -16,7 +16,7 @@ from benchmarks.systems.holdfast.partitions import convert, drop
 from benchmarks.systems.holdfast.publish import produce, publish, publish_many
 from benchmarks.systems.holdfast.scrape import scrape, status
 from benchmarks.systems.holdfast.slow_disk import slow_disk, slow_disk_killed, tell_handled
-from benchmarks.systems.holdfast.start import start
+from benchmarks.systems.holdfast.start import idle, start
 from benchmarks.systems.holdfast.wake import latency
 
 VERBS = {
@@ -33,6 +33,7 @@ VERBS = {
         failures,
         fanout,
         http,
+        idle,
         latency,
         memory,
         produce,

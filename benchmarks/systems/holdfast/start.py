@@ -1,8 +1,9 @@
-"""Programs from their start to their first event."""
+"""Programs from their start to their first event, and while nothing happens."""
 
 import argparse
 from typing import Any
 
+from benchmarks.systems.idling import idled
 from benchmarks.systems.starting import started
 from benchmarks.systems.tables import prepare
 from benchmarks.workload import EVENT_TYPE, PAYLOAD
@@ -23,3 +24,7 @@ async def start(options: argparse.Namespace) -> dict[str, Any]:
 
     command = COMMAND if options.kind == "command" else ()
     return await started(options.dsn, options.count, observer, publish, LEFT, "holdfast", command)
+
+
+async def idle(options: argparse.Namespace) -> dict[str, Any]:
+    return await idled(options, await prepare(options.dsn, due=0), "holdfast")

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
+from weakref import WeakSet
 
 import asyncpg
 
@@ -32,6 +33,10 @@ _DEFAULTS = {
 
 # The first eight digits of the name of the file that is written now. It grows by one when a standby takes over.
 _TIMELINE = "SELECT pg_catalog.substr(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 1, 8)"
+
+
+# Connections on which a statement needs no transaction with our settings around it.
+_direct: WeakSet[asyncpg.Connection] = WeakSet()
 
 
 class Address:
@@ -166,7 +171,14 @@ async def connect(
             address.found(False)
         raise
     address.found(True)
+    if not address.pooled and not lent:
+        _direct.add(connection)
     return connection
+
+
+def is_direct(connection: asyncpg.Connection) -> bool:
+    """Return whether `connect` has opened it, with our settings, and to the server itself."""
+    return connection in _direct
 
 
 @contextlib.asynccontextmanager
@@ -267,6 +279,11 @@ class ReservedConnection:
             return
         self._address.found(False)  # so that not every loop tries at once
         self._on_lost()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a connection now."""
+        return self._connection is not None and not self._connection.is_closed()
 
     @property
     def reachable(self) -> bool:

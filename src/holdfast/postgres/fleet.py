@@ -12,6 +12,7 @@ from holdfast.errors import SchemaMismatch
 from holdfast.postgres.connection import own_transaction
 from holdfast.postgres.lock_waits import DELIVERING, LockWait
 from holdfast.postgres.queries import Queries
+from holdfast.postgres.retention import fetch
 from holdfast.postgres.schema.contract import read_contract, read_terms
 
 
@@ -55,6 +56,11 @@ class Fleet:
             return mismatch
         return None
 
+    async def claimers(self, connection: asyncpg.Connection) -> int:
+        """About how many workers there are, as far as their sessions can be seen."""
+        rows = await self._fetch(connection, "count_claimers", {})
+        return int(rows[0][0])
+
     async def lock_waits(self, connection: asyncpg.Connection, worker: UUID) -> list[LockWait]:
         """Return which sessions of a worker wait for a lock, and for whom."""
         values = {"waited": timedelta(0), "sessions": f"{DELIVERING} {worker}$", "pid": None}
@@ -63,8 +69,5 @@ class Fleet:
     async def _fetch(
         self, connection: asyncpg.Connection, name: str, values: Mapping[str, object]
     ) -> list[asyncpg.Record]:
-        statement = self._queries.asyncpg(name)
         # Behind a transaction pooler a statement is prepared and run by the same session only inside a transaction.
-        async with own_transaction(connection):
-            records: list[asyncpg.Record] = await connection.fetch(statement.sql, *statement.bind(values))
-        return records
+        return await fetch(connection, self._queries, name, **values)

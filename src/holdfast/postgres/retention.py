@@ -15,7 +15,7 @@ from uuid import UUID
 
 import asyncpg
 
-from holdfast.postgres.connection import own_transaction
+from holdfast.postgres.connection import is_direct, own_transaction
 from holdfast.postgres.faults import CONNECTION_FAULTS, PASSING_FAULTS
 from holdfast.postgres.queries import Queries
 from holdfast.retention import Disposal, RetentionPolicies, RetentionPolicy
@@ -218,10 +218,12 @@ async def finish_sweep(connection: asyncpg.Connection, queries: Queries, sweeper
     await fetch(connection, queries, "sweep_finish", sweeper=sweeper, counts=counts, inbox_page=sweep.inbox_page)
 
 
-async def fetch(connection: asyncpg.Connection, queries: Queries, name: str, **values: object) -> list[asyncpg.Record]:
-    """One statement in a transaction of its own, as a transaction pooler wants it; or in the caller's."""
+async def fetch(
+    connection: asyncpg.Connection, queries: Queries, name: str, /, **values: object
+) -> list[asyncpg.Record]:
+    """One statement: in the caller's transaction, or in one of its own where a pooler may stand in between."""
     statement = queries.asyncpg(name)
-    if connection.is_in_transaction():
+    if connection.is_in_transaction() or is_direct(connection):
         records: list[asyncpg.Record] = await connection.fetch(statement.sql, *statement.bind(values))
         return records
     async with own_transaction(connection):

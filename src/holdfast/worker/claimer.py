@@ -17,6 +17,7 @@ from holdfast.postgres.wakeup.sleeper import Sleeper
 from holdfast.telemetry import Claimed, Notice
 from holdfast.worker.discovery import ChannelLanes
 from holdfast.worker.dispatcher import Dispatcher
+from holdfast.worker.heartbeat import Heartbeat
 from holdfast.worker.keyed import KeyedClaims
 from holdfast.worker.routing import Routing
 from holdfast.worker.shared import Shared
@@ -24,8 +25,10 @@ from holdfast.worker.wakeups import Wakeups
 
 # A worker that finds work this many times in a row is busy, and producers need not ring for it.
 _BUSY_AFTER = 3
-# The worker that is the sleeper may have died: try to become it this often.
+# The worker that is the sleeper may have died: its deputy tries to become it this often.
 _SLEEPER_INTERVAL = 1.0
+# The others look this often whether there are a sleeper and a deputy.
+_VACANCY_INTERVAL = 10.0
 _LONGEST_PACE = 0.005
 # Beside a busy handler, an event of another one waits for about this long until it is looked for, and for as long
 # until a claim that was under way has ended.
@@ -37,7 +40,13 @@ class Claimer:
     """One loop, one connection. It sleeps between wake-ups while nothing is due."""
 
     def __init__(
-        self, shared: Shared, dispatcher: Dispatcher, handlers: list[Handler], wakeups: Wakeups, sleeper: Sleeper
+        self,
+        shared: Shared,
+        dispatcher: Dispatcher,
+        handlers: list[Handler],
+        wakeups: Wakeups,
+        sleeper: Sleeper,
+        heartbeat: Heartbeat,
     ) -> None:
         self._connection = shared.connections.claim
         self._deliveries = shared.deliveries
@@ -54,6 +63,7 @@ class Claimer:
         self._handlers = handlers
         self._wakeups = wakeups
         self._sleeper = sleeper
+        self._heartbeat = heartbeat
         self._channels = {channel: ChannelLanes() for channel in shared.settings.served_channels}
         self._keyed = KeyedClaims(shared, {each.name: each for each in handlers}, tuple(self._channels))
         shared.in_flight.when_freed(wakeups.wake)
@@ -75,6 +85,7 @@ class Claimer:
         self._streak = 0
         self._woken = False
         self._polled_at = time.monotonic()
+        self._vacancy_at = -math.inf  # when this worker last looked for a place as the sleeper or the deputy
         self._outage = shared.outages.of("claim")
         self._asked_at: float | None = None  # when claims began that have not succeeded yet
         self.stopped = asyncio.Event()
@@ -104,6 +115,7 @@ class Claimer:
             except CONNECTION_FAULTS as fault:
                 self._connection.drop()
                 self._rescan = True
+                self._vacancy_at = -math.inf
                 await self._wakeups.wait(self._outage.begin(fault))
 
     async def _turn(self) -> None:
@@ -134,6 +146,8 @@ class Claimer:
         self._asked_at = None
         took = time.monotonic() - started
         woken, self._woken = self._woken, False
+        if found:
+            self._vacancy_at = -math.inf  # it may have got up, or will
         if not found and self._more:
             return
         if not found and self._dispatcher.soon:
@@ -161,6 +175,8 @@ class Claimer:
                 await self._wakeups.wait(min(took, _LONGEST_PACE))
 
     def _take_wakeups(self) -> None:
+        if self._wakeups.pending:
+            self._vacancy_at = -math.inf  # perhaps by a sleeper that got up
         if self._wakeups.take():
             self._rescan = True
             self._held.clear()  # an operator may have changed something
@@ -391,12 +407,10 @@ class Claimer:
 
     async def _idle(self) -> None:
         connection = await self._connection.use()
-        for name in self._channels:
-            if await self._sleeper.fall_asleep(name):
-                self._rescan = True
-                return  # look once more: what was committed before this worker fell asleep rang no bell
+        if await self._fall_asleep(connection):
+            return
         timeout = self._held.timeout(self._poll_interval)
-        if self._sleeper.possible and not self._asleep:
+        if self._sleeper.possible and (self._sleeper.waiting or not self._sleeper.hears):
             timeout = min(timeout, _SLEEPER_INTERVAL)
         now = time.monotonic()
         for name, channel in self._channels.items():
@@ -408,8 +422,38 @@ class Claimer:
         timeout = min(timeout, max(self._keyed.look_at - now, 0.001))
         if not self._wakeups.pending:
             self._streak = 0
-        self._woken = await self._wakeups.wait(timeout)
+        until = time.monotonic() + timeout
+        while not await self._wait(until):
+            if time.monotonic() >= until:
+                break
+            if not self._heartbeat.due_in:
+                await self._heartbeat.send(connection)
+                if self._sleeper.chosen or not self._sleeper.possible:  # of a fleet that idles, two are enough
+                    await self._heartbeat.end_silent_sessions(connection)
+            if await self._fall_asleep(connection):
+                return
         if not self._woken and time.monotonic() - self._polled_at >= self._poll_interval:
             self._polled_at = time.monotonic()
             self._counters.polls += 1
             self._rescan = True
+
+    async def _fall_asleep(self, connection: asyncpg.Connection) -> bool:
+        """Try to become the sleeper of each channel. True: look once more, what was committed before rang no bell."""
+        now = time.monotonic()
+        if not self._sleeper.chosen and now - self._vacancy_at < _VACANCY_INTERVAL:
+            return False
+        self._vacancy_at = now
+        for name in self._channels:
+            if await self._sleeper.fall_asleep(name, connection):
+                self._rescan = True
+                return True
+        await self._sleeper.leave()
+        return False
+
+    async def _wait(self, until: float) -> bool:
+        """Wait for a wake-up, or until something is to be done that is no claim."""
+        steps = [until - time.monotonic(), self._heartbeat.due_in]
+        if self._sleeper.possible and not self._asleep:
+            steps.append(_SLEEPER_INTERVAL if self._sleeper.deputy else _VACANCY_INTERVAL)
+        self._woken = await self._wakeups.wait(max(min(steps), 0.001))
+        return self._woken

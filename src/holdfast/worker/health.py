@@ -22,7 +22,7 @@ class HealthReader:
     def read(self, state: State) -> Health:
         """The health at this moment, of a worker in this state."""
         parts = self._parts
-        beat = parts.lease_keeper.beat_for
+        beat = parts.heartbeat.sent_for
         return Health(
             state=state,
             not_live=tuple(self._not_live(state)),
@@ -70,7 +70,7 @@ class HealthReader:
         blocked = parts.shared.pulse.silent_for
         if not faults and asking is not None and asking - blocked > _CLAIM_PATIENCE:
             found.append(f"no claim has succeeded for {asking:.0f} s")
-        beat = parts.lease_keeper.beat_for
+        beat = parts.heartbeat.sent_for
         if not faults and beat is not None and beat > self._settings.lease:
             found.append(f"no heartbeat has passed for {beat:.0f} s, and the lease of the worker has run out")
         if (mismatch := parts.maintenance.schema_mismatch) is not None:

@@ -1,5 +1,7 @@
 """Extends leases, and sends heartbeats, from a thread with a loop and a connection of its own.
 
+While nothing is in flight the claimer sends the heartbeats, and the thread has no connection.
+
 A handler that blocks the worker's loop (a forgotten time.sleep, a long computation) would otherwise lose its lease
 while it still runs, and another worker would run it a second time. And the worker would pass for dead, as it would
 while it finishes what runs after SIGTERM: an operator would release its events.
@@ -21,13 +23,12 @@ from holdfast.postgres.delivery import Delivery
 from holdfast.postgres.faults import PASSING_FAULTS
 from holdfast.telemetry import Notice
 from holdfast.worker.dispatcher import Dispatcher
+from holdfast.worker.heartbeat import Heartbeat
 from holdfast.worker.pulse import Pulse
 from holdfast.worker.shared import Shared
-from holdfast.worker.wakeups import Wakeups
 
 _CHUNK = 500
 _STOP_PATIENCE = 1.0
-_BEAT = 10.0  # a heartbeat counts for a minute, however long the lease is
 
 
 def digest_of(identity: UUID) -> str:
@@ -41,7 +42,7 @@ class LeaseKeeper:
     It sends heartbeats until the last handler has ended.
     """
 
-    def __init__(self, shared: Shared, dispatcher: Dispatcher, wakeups: Wakeups) -> None:
+    def __init__(self, shared: Shared, dispatcher: Dispatcher, heartbeat: Heartbeat) -> None:
         self._address = shared.connections.address
         self._deliveries = shared.deliveries
         self._in_flight = shared.in_flight
@@ -50,7 +51,7 @@ class LeaseKeeper:
         self._lease = shared.settings.lease
         self._pulse = shared.pulse
         self._dispatcher = dispatcher
-        self._wakeups = wakeups
+        self._heartbeat = heartbeat
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._worker_loop: asyncio.AbstractEventLoop | None = None
@@ -58,7 +59,6 @@ class LeaseKeeper:
         self._running: tuple[asyncio.AbstractEventLoop, asyncio.Task[None]] | None = None
         self._doubted: deque[str] = deque(maxlen=_CHUNK)
         self._own_pulse = Pulse()
-        self._beat_at: float | None = None
 
     def doubt(self, digest: str) -> None:
         """Ask the database now, not when the leases are next extended, whether a delivery still has its lease.
@@ -71,12 +71,6 @@ class LeaseKeeper:
     def _take_doubted(self) -> list[Delivery]:
         digests = {self._doubted.popleft() for _ in range(len(self._doubted))}
         return [each for each in self._in_flight.snapshot() if digest_of(each.id) in digests]
-
-    @property
-    def beat_for(self) -> float | None:
-        """Seconds since the database last took a heartbeat; None before the first."""
-        beat_at = self._beat_at
-        return None if beat_at is None else time.monotonic() - beat_at
 
     @property
     def silent_for(self) -> float:
@@ -128,16 +122,23 @@ class LeaseKeeper:
                     await asyncio.sleep(min(0.1, min(due, beat_due) - now))
                     continue
                 if beats:
-                    beat_due = now + min(interval, _BEAT)
+                    beat_due = now + self._heartbeat.interval
                     self._watch(now)
                 if now >= due:
                     leased, due = self._aged(now), now + interval
+                if not len(self._in_flight) and not self._heartbeat.missing:
+                    beat_due = now + 0.5  # the claimer sends them
+                    outage.over()
+                    continue
                 try:
                     used = await connection.use()
                     await self._extend(used, leased)
                     if beats:
-                        await self._beat(used)
+                        await self._heartbeat.send(used)
+                        await self._heartbeat.end_silent_sessions(used, self._worker_loop)
                     outage.over()
+                    if not len(self._in_flight):
+                        await connection.close()
                 except PASSING_FAULTS:
                     due = time.monotonic() + 0.1
                 except Exception as fault:  # of any kind: a worker that extends nothing loses every lease
@@ -173,23 +174,6 @@ class LeaseKeeper:
             lost = [each for each in chunk if each.id in gone]
             if lost and self._worker_loop is not None and not self._worker_loop.is_closed():
                 self._worker_loop.call_soon_threadsafe(self._dispatcher.cancel, lost)
-
-    async def _beat(self, connection: asyncpg.Connection) -> None:
-        await self._deliveries.alive(connection)
-        self._beat_at = time.monotonic()
-        await self._end_silent_sessions(connection)
-
-    async def _end_silent_sessions(self, connection: asyncpg.Connection) -> None:
-        ended = await self._deliveries.end_silent_sessions(connection)
-        for worker, session in ended:
-            details: dict[str, object] = {
-                "worker_id": str(worker),
-                "session": session,
-                "cause": "its worker has been silent for longer than its lease, and the session held a transaction",
-            }
-            self._observe(Notice("warning", "session_ended", details))
-        if ended and self._worker_loop is not None and not self._worker_loop.is_closed():
-            self._worker_loop.call_soon_threadsafe(self._wakeups.look_again)
 
     def _watch(self, now: float) -> None:
         """Report handlers that block the worker's event loop."""

@@ -24,11 +24,14 @@ from holdfast.postgres.fleet import Fleet, Registration
 from holdfast.postgres.subscriptions import Subscriptions, SubscriptionStatements
 from holdfast.redact import redact_secrets
 from holdfast.settings import WorkerSettings, channel_of
-from holdfast.telemetry import Notice, Observer
+from holdfast.telemetry import Counters, Notice, Observer
 from holdfast.worker.hourly import HourlyLimit
+from holdfast.worker.in_flight import InFlight
 from holdfast.worker.routing import SubscriptionIndex
 
 _INTERVAL = 10.0
+# Idle workers take turns: the fleet is looked after as often as by one worker, and each looks at least this often.
+_LONGEST_INTERVAL = 120.0
 _LONG_WAIT = 1.0  # for a lock: no claim or settle waits so long for another one
 _BLOCKED_AGAIN = 60.0
 _GOODBYE = 1.4  # for a database that could not be reached when last tried
@@ -58,8 +61,22 @@ class Chore(Protocol):
     def failure(self, error: str) -> Notice: ...
 
 
+class Activity:
+    """Whether a worker has had nothing to do."""
+
+    def __init__(self, in_flight: InFlight, counters: Counters) -> None:
+        self._in_flight = in_flight
+        self._counters = counters
+        self._claimed = 0
+
+    def idle(self) -> bool:
+        """Whether nothing is in flight, and nothing was claimed since this was last asked."""
+        claimed, self._claimed = self._claimed, self._counters.claimed
+        return claimed == self._claimed and not len(self._in_flight)
+
+
 class Maintenance:
-    """Never urgent: it has a connection of its own, so that no other loop waits for it."""
+    """Never urgent: it has a connection of its own, so that no other loop waits for it; none while the worker idles."""
 
     def __init__(
         self,
@@ -69,6 +86,7 @@ class Maintenance:
         fleet: Fleet,
         registration: Registration,
         observe: Observer,
+        activity: Activity,
         chores: Sequence[Chore] = (),
     ) -> None:
         self._connection = connection
@@ -77,6 +95,7 @@ class Maintenance:
         self._fleet = fleet
         self._registration = registration
         self._observe = observe
+        self._activity = activity
         self._chores = chores
         self._reports = HourlyLimit()
         self._unserved: set[tuple[str, int]] = set()  # channels and generations, when last looked for
@@ -106,12 +125,29 @@ class Maintenance:
                 await self._repair_clock(connection)
                 for chore in self._chores:
                     await self._do(chore, connection)
+                await self._rest(await self._fleet.claimers(connection))
             except (*PASSING_FAULTS, *CONNECTION_FAULTS):
-                pass  # the loops that matter report outages
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_INTERVAL):
-                    await self._clock_stepped.wait()
-                    self._clock_stepped.clear()
+                await self._pause()  # the loops that matter report outages
+
+    async def _rest(self, workers: int) -> None:
+        """Wait for the next turn. While the worker idles, that of one among several, without a connection."""
+        idle = self._activity.idle()
+        if idle:
+            await self._connection.close()
+        longest = min(_INTERVAL * workers, _LONGEST_INTERVAL)
+        until = time.monotonic() + (longest if idle else 0.0)
+        stepped = await self._pause()
+        while not stepped and time.monotonic() < until and self._activity.idle():
+            stepped = await self._pause()
+
+    async def _pause(self) -> bool:
+        """Wait a while; true when the database's clock was set meanwhile."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_INTERVAL):
+                await self._clock_stepped.wait()
+                self._clock_stepped.clear()
+                return True
+        return False
 
     async def _report_blocked(self, connection: asyncpg.Connection) -> None:
         """Report, at most once a minute, that sessions of this worker wait for a lock, and for whom.

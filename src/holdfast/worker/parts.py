@@ -40,11 +40,12 @@ from holdfast.worker.breakers import Breakers
 from holdfast.worker.claimer import Claimer
 from holdfast.worker.connections import Connections
 from holdfast.worker.dispatcher import Dispatcher
+from holdfast.worker.heartbeat import Heartbeat
 from holdfast.worker.held import Held
 from holdfast.worker.in_flight import InFlight
 from holdfast.worker.lease_keeper import LeaseKeeper
 from holdfast.worker.listener import Listener
-from holdfast.worker.maintenance import Chore, Maintenance, registration
+from holdfast.worker.maintenance import Activity, Chore, Maintenance, registration
 from holdfast.worker.outage import Outages
 from holdfast.worker.partitioner import Partitioner
 from holdfast.worker.pulse import Pulse
@@ -130,14 +131,15 @@ class Parts:
         wakeups = Wakeups()
         self.settler = Settler(shared, wakeups)
         self.dispatcher = Dispatcher(shared, self.settler, Judge(redact), handlers, wakeups)
-        self.lease_keeper = LeaseKeeper(shared, self.dispatcher, wakeups)
+        self.heartbeat = Heartbeat(deliveries, settings, observe, wakeups)
+        self.lease_keeper = LeaseKeeper(shared, self.dispatcher, self.heartbeat)
         self.sleeper = Sleeper(connections.sleeper, queries, worker, wakeups.look_again, possible=settings.listen)
         self.listener: Listener | None = None
         if settings.listen:
             self.listener = Listener(shared, queries, worker, wakeups, self.sleeper, self.lease_keeper)
         if self.substrate is not None:
             self.substrate.serve(shared, messages, self.dispatcher, self.settler)
-        self.claimer = Claimer(shared, self.dispatcher, handlers, wakeups, self.sleeper)
+        self.claimer = Claimer(shared, self.dispatcher, handlers, wakeups, self.sleeper, self.heartbeat)
 
         chores: list[Chore] = [RollupWriter(queries, settings.generation, shared.tally, observe)]
         chores.append(Partitioner(queries, observe, drop=settings.sweep))
@@ -152,6 +154,7 @@ class Parts:
             Fleet(queries),
             introduction,
             observe,
+            Activity(shared.in_flight, counters),
             chores,
         )
         self.scheduler: Scheduler | None = None

@@ -4,8 +4,10 @@ One channel. Each producer commits one event for one lane; each worker serves so
 here: a worker that only it would wake is a lost wake-up.
 
 The time that is allowed comes in ticks, and only when nothing else can happen. Without a fault there is none. After a
-fault that the other side is told of (a death, a cut connection, a frozen process) a second may pass, after which every
-worker that is not the sleeper looks by itself. After one that it is not told of, the ping finds out as well.
+fault that the other side is told of (a death, a cut connection, a frozen process) a second may pass, after which the
+deputy, which may be any worker that rests and is not the sleeper, tries to become the sleeper; if another has the lock
+E and commits do not ring, it has all look. A worker that does not listen, or waits for K, looks by itself. After one
+that it is not told of, the ping finds out as well.
 
 Two things are told shorter than they are. A worker clears its flag and claims in one step, and one that was woken is at
 its look: what is heard in between only makes it look once more. And without `delays` a notification is heard when it is
@@ -25,7 +27,7 @@ UNTOLD = frozenset(("loses its sleeper connection unawares", "loses its LISTEN c
 
 
 class Worker(NamedTuple):
-    at: str = "look"  # look, idle, announce, get up, say so, busy, rests, gone
+    at: str = "look"  # look, idle, get up, say so, busy, rests, gone
     wakened: bool = False  # Wakeups.pending, where it matters: between the look and the rest
     hints: bool = False  # notifications on their way
     sleeper: str = ""  # what the Sleeper believes of its channel: "", waiting, asleep
@@ -66,9 +68,7 @@ class Wakeup(Model[State]):
         "rests": "worker/claimer.py Claimer._idle",
         "queues for the lock": "postgres/sql/wakeup.sql fall_asleep",
         "is granted the lock": "postgres/wakeup/sleeper.py Sleeper._wait_for_lock",
-        "announces": "postgres/sql/wakeup.sql announce_sleeper",
-        "announces and looks": "postgres/wakeup/sleeper.py Sleeper._wait_for_lock",
-        "cannot announce": "postgres/wakeup/sleeper.py Sleeper.reset",
+        "looks once more": "postgres/wakeup/sleeper.py Sleeper._wait_for_lock",
         "gets up": "postgres/sql/wakeup.sql get_up",
         "says so": "postgres/sql/wakeup.sql get_up",
         "has time again": "worker/queues.py HandlerQueue.room",
@@ -157,7 +157,9 @@ class Wakeup(Model[State]):
             yield found
         yield from self._sooner_or_later(state)
         if quiet and self._open(state):
-            yield self._tick(state)
+            deputies = [n for n, worker in enumerate(state.workers) if self._may_be_deputy(worker)]
+            for deputy in deputies or [None]:
+                yield self._tick(state, deputy)
 
     def _at_once(self, state: State) -> Iterator[tuple[Step, State]]:
         for n, producer in enumerate(state.producers):
@@ -165,8 +167,13 @@ class Wakeup(Model[State]):
         for n, worker in enumerate(state.workers):
             if worker.at != "gone" and not worker.frozen:
                 yield from chain(self._loop(state, n, worker), self._background(state, n, worker))
+            if worker.locks == "E+queue" and not self._shared(state) and not self._held(state):
+                # In one statement, which the server ends whether or not the client is frozen.
+                told = state if self._broken_by == "the sleeper does not announce" else self._notify(state, n)
+                yield Step(f"worker {n}", "is granted the lock"), self._put(told, n, worker._replace(locks="E+K"))
         if state.ghost == "E+queue" and not self._shared(state):
-            yield Step("server", "grants a lock to a session without a client"), state._replace(ghost="E+K")
+            told = self._notify(state._replace(ghost="E+K"))
+            yield Step("server", "grants a lock to a session without a client"), told
 
     def _producer(self, state: State, n: int, producer: Producer) -> Iterator[tuple[Step, State]]:
         actor = f"producer {n}"
@@ -197,14 +204,6 @@ class Wakeup(Model[State]):
             yield Step(actor, "clears its flag"), self._put(state, n, worker._replace(at="idle", wakened=False))
         elif worker.at == "idle":
             yield from self._fall_asleep(state, n, worker)
-        elif worker.at == "announce":
-            if worker.locks == "E+K":
-                then = "rests" if self._broken_by == "the sleeper does not look once more" else "look"
-                told = state if self._broken_by == "the sleeper does not announce" else self._notify(state, n)
-                yield Step(actor, "announces"), self._put(told, n, worker._replace(at=then))
-            else:  # as after any lost connection: awake, and not the sleeper
-                after = worker._replace(at="look", sleeper="", locks="")
-                yield Step(actor, "cannot announce"), self._put(state, n, after)
         elif worker.at == "get up":
             then = "busy" if self._broken_by == "one that gets up does not say so" else "say so"
             yield Step(actor, "gets up"), self._put(state, n, worker._replace(at=then, sleeper="", locks=""))
@@ -243,8 +242,10 @@ class Wakeup(Model[State]):
             after = resting._replace(sleeper="waiting", locks="E")
             yield Step(actor, "becomes the sleeper, to wait"), self._put(state, n, after)
         else:
-            after = worker._replace(at="announce", sleeper="asleep", locks="E+K")
-            yield Step(actor, "becomes the sleeper"), self._put(state, n, after)
+            then = "rests" if self._broken_by == "the sleeper does not look once more" else "look"
+            told = state if self._broken_by == "the sleeper does not announce" else self._notify(state, n)
+            after = worker._replace(at=then, sleeper="asleep", locks="E+K")
+            yield Step(actor, "becomes the sleeper"), self._put(told, n, after)
 
     def _background(self, state: State, n: int, worker: Worker) -> Iterator[tuple[Step, State]]:
         """The listener, and the Sleeper that waits for commits under way."""
@@ -254,12 +255,9 @@ class Wakeup(Model[State]):
         if worker.sleeper == "waiting":
             if worker.locks == "E":
                 yield Step(actor, "queues for the lock"), self._put(state, n, worker._replace(locks="E+queue"))
-            elif worker.locks == "E+queue" and not self._shared(state) and not self._held(state):
-                yield Step(actor, "is granted the lock"), self._put(state, n, worker._replace(locks="E+K"))
             elif worker.locks == "E+K":
-                told = state if self._broken_by == "the sleeper does not announce" else self._notify(state, n)
                 after = worker._replace(sleeper="asleep", wakened=True)
-                yield Step(actor, "announces and looks"), self._put(told, n, after)
+                yield Step(actor, "looks once more"), self._put(state, n, after)
         if worker.locks == "cut":
             yield Step(actor, "misses its sleeper connection"), self._reset(state, n)
         if worker.ears == "cut":
@@ -314,7 +312,11 @@ class Wakeup(Model[State]):
                 return self._put(state, n, worker._replace(ears="gone", hints=False))
         return None
 
-    def _tick(self, state: State) -> tuple[Step, State]:
+    def _may_be_deputy(self, worker: Worker) -> bool:
+        resting = worker.at == "rests" and not worker.sleeper and not worker.frozen and worker.ears in ("on", "gone")
+        return resting and self._broken_by != "others do not ask again"
+
+    def _tick(self, state: State, deputy: int | None) -> tuple[Step, State]:
         """Nothing else can happen: the timers run."""
         late = self._open(state)
         pings = any(state.producers[e].waited for e in late)
@@ -328,8 +330,13 @@ class Wakeup(Model[State]):
                 after = self._reset(after, n)
                 if worker.ears == "gone":
                     after = self._put(after, n, after.workers[n]._replace(ears="off"))
-            elif worker.at == "rests" and worker.sleeper != "asleep" and self._broken_by != "others do not ask again":
-                after = self._put(after, n, worker._replace(at="look"))
+            elif worker.at == "rests" and self._broken_by != "others do not ask again":
+                if worker.sleeper == "waiting" or worker.ears == "off":
+                    after = self._put(after, n, worker._replace(at="look"))
+                elif n == deputy:
+                    after = self._put(after, n, worker._replace(at="idle"))
+        if deputy is not None and self._has_place(state, deputy) and not self._exclusive(state):
+            after = self._put(self._notify(after, deputy), deputy, after.workers[deputy]._replace(at="look"))
         return Step("clock", "five seconds pass" if pings else "a second passes"), after
 
     # --- the server -----------------------------------------------------------------------------------------
@@ -351,6 +358,10 @@ class Wakeup(Model[State]):
             each.locks.startswith("E") and own == name for each, own in zip(state.workers, self._names, strict=True)
         )
 
+    def _has_place(self, state: State, n: int) -> bool:
+        """Whether the lock E, as worker n calls it, is taken."""
+        return bool(state.ghost) or self._has_sleeper(state, self._names[n])
+
     def _notify(self, state: State, sender: int | None = None) -> State:
         after = state
         for n, worker in enumerate(state.workers):
@@ -364,8 +375,6 @@ class Wakeup(Model[State]):
         worker = state.workers[n]
         ghost = "E+queue" if worker.locks == "E+queue" else state.ghost
         after = worker._replace(sleeper="", locks="", wakened=True)
-        if worker.at == "announce":
-            after = after._replace(at="look")
         return self._put(state._replace(ghost=ghost), n, after)
 
     @staticmethod

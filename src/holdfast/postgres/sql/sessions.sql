@@ -42,3 +42,8 @@ FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespa
 WHERE n.nspname = 'core' AND p.proname IN ('outbox_claim', 'outbox_extend', 'worker_alive', 'worker_beat')
   AND NOT pg_catalog.has_function_privilege(p.oid, 'EXECUTE')
 ORDER BY 2;
+
+-- name: count_claimers
+-- About how many workers there are: sessions of the same login that claim here. Others' sessions have no name for it.
+SELECT count(*) FROM pg_catalog.pg_stat_activity
+WHERE datname = pg_catalog.current_database() AND application_name LIKE 'holdfast claim %';
