@@ -49,8 +49,8 @@ def idle_also(results: Results) -> dict[str, Any]:
     return {
         "queries_20": middle(results, "holdfast", "queries"),
         "queries_1": middle(results, "one", "queries"),
-        "connections_per_worker": middle(results, "holdfast", "connections_per_worker"),
-        "connections_of_one": middle(results, "one", "connections_per_worker"),
+        "connections_per_worker": middle(results, "holdfast", "per_worker"),
+        "connections_of_one": middle(results, "one", "per_worker"),
     }
 
 

@@ -62,7 +62,7 @@ async def idled(options: argparse.Namespace, observer: asyncpg.Connection, progr
     return {
         "queries": round(queries / seconds, 2),
         "connections": max(sessions),
-        "connections_per_worker": round(sum(sessions) / len(sessions) / options.processes, 2),
+        "per_worker": round(sum(sessions) / len(sessions) / options.processes, 2),
         "python_cpu": round(python / seconds, 4),
         "postgres_cpu": round(postgres / seconds, 4),
     }

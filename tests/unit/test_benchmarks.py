@@ -114,7 +114,7 @@ def test_the_limits_are_those_that_were_promised() -> None:
 FIGURES = ("per_second", "python_us", "postgres_us", "wal_bytes", "hot_share", "round_trips", "statements")
 FIGURES += ("index_writes", "rss_mb", "p50_ms", "p99_ms", "ms", "claim_p50_ms", "claim_p99_ms", "notifications")
 FIGURES += ("first_event_ms", "unsettled_worst", "repeats_after_kill", "bound")
-FIGURES += ("queries", "connections_per_worker")
+FIGURES += ("queries", "per_worker")
 FIGURES += ("conversion_s", "longest_publish_s", "longest_gap_s", "failed_publishes", "drop_s")
 FIGURES += ("hot_per_second", "lost_events")
 PEERS = ["pgqueuer", "faststream-outbox"]
