@@ -815,3 +815,29 @@ async def test_the_same_keys_in_opposite_order_never_deadlock(outbox: Outbox, sh
         for session in sessions:
             await session.connection.close()
     assert len(await inbox(outbox)) == 6 * 500
+
+
+async def test_a_handler_is_entered_at_once_where_nothing_is_in_its_way(outbox: Outbox) -> None:
+    """LSN-5: a duplicate, a lost lease and a session that is not clean are left to outbox_enter; nothing is written."""
+    first, second = await outbox.insert(idempotency_key="k"), await outbox.insert(idempotency_key="k")
+    token = uuid.uuid4()
+    assert len(await outbox.claim(token=token)) == 2
+    values: dict[str, object] = {"handler": HANDLER, "idle": timedelta(seconds=35), "look": True}
+
+    async def enter(id: UUID, token: UUID) -> None:
+        await outbox.call("outbox_enter_at_once", id=id, token=token, **values)
+
+    async with outbox.connection.transaction():
+        await enter(first, token)
+        assert await outbox.value("SHOW idle_in_transaction_session_timeout") == "35s"
+    for id, given in ((second, token), (first, token), (second, uuid.uuid4())):
+        with pytest.raises(asyncpg.ObjectNotInPrerequisiteStateError, match="at once"):
+            await enter(id, given)
+    assert await outbox.states(first, second) == ["delivered", "in_flight"]
+    await outbox.connection.execute("UPDATE core.outbox SET idempotency_key = 'other' WHERE id = $1", second)
+    await outbox.connection.execute("LISTEN something")
+    with pytest.raises(asyncpg.ObjectNotInPrerequisiteStateError, match="at once"):
+        await enter(second, token)
+    await outbox.connection.execute("UNLISTEN *")
+    await enter(second, token)
+    assert await outbox.states(second) == ["delivered"]
