@@ -17,6 +17,7 @@ from tests.acceptance.support import publish_many, until
 
 pytestmark = [pytest.mark.brokers, pytest.mark.newest_postgres]
 
+WEAK = "SELECT max(jsonb_array_length(weaknesses)) = 1 FROM core.broker_reports"
 MOVED = "SELECT via = 'nats' FROM core.subscriptions WHERE handler_name = 'shop.note'"
 HELD = "SELECT sum(waiting + unacknowledged) = 5 FROM core.broker_reports WHERE handler_name = 'shop.note'"
 
@@ -37,6 +38,8 @@ async def test_operators_see_what_a_broker_holds(
             await until(lambda: conn.fetchval(MOVED), what="a handler behind the broker")
             await publish_many(conn, "order.placed", 5)
             await until(lambda: conn.fetchval(HELD), what="a report of five messages")
+            # The first look may have been before the stream was made.
+            await until(lambda: conn.fetchval(WEAK), what="a report of the stream")
             found = await snapshot(conn)
             going.set()
             await until(lambda: conn.fetchval("SELECT count(*) = 5 FROM core.event_handled"), what="five effects")
