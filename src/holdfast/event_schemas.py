@@ -107,9 +107,11 @@ class _Schemas:
 
     def of(self, model: TypeAdapter[Any], name: str, mode: Any) -> dict[str, Any]:
         """Return the schema of a model; what it refers to goes to the components."""
-        schema = model.json_schema(mode=mode, ref_template=_REFERENCE)
+        # What is read may differ from what is written, as for Decimal.
+        suffix = "" if mode == "serialization" else "-Input"
+        schema = model.json_schema(mode=mode, ref_template=f"{_REFERENCE}{suffix}")
         for part, definition in schema.pop("$defs", {}).items():
-            if self.found.setdefault(part, definition) != definition:
+            if self.found.setdefault(f"{part}{suffix}", definition) != definition:
                 raise ConfigurationError(
                     name, f"refers to {part}, and another model to a different class of this name", "rename one of them"
                 )

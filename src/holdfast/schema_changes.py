@@ -38,7 +38,7 @@ def breaking_changes(released: Schema, current: Schema) -> list[BreakingChange]:
         now = current.get("channels", {}).get(event_type, {}).get("messages", {})
         for name, message in channel.get("messages", {}).items():
             if name not in now:
-                found.append(BreakingChange(event_type, "payload", "is gone; keep the event type, with a deadline"))
+                found.append(BreakingChange(event_type, "the event type", "is gone; keep it, with a deadline"))
             elif "payload" in message:
                 old, new = _Side(released, message["payload"]), _Side(current, now[name].get("payload"))
                 found += (BreakingChange(event_type, place, problem) for place, problem in _changes(old, new))
@@ -101,8 +101,14 @@ def _plain_changes(old: _Side, new: _Side, place: str, depth: int) -> Iterator[t
         return
     yield from ((place, problem) for problem in _narrower(before, after))
     values_before, values_after = before.get("additionalProperties"), after.get("additionalProperties")
-    if isinstance(values_before, Mapping) and isinstance(values_after, Mapping):
-        yield from _changes(old.at(values_before), new.at(values_after), f"{place}.*", depth + 1)
+    if isinstance(values_before, Mapping):
+        wide = values_after if isinstance(values_after, Mapping) else {}
+        yield from _changes(old.at(values_before), new.at(wide), f"{place}.*", depth + 1)
+    elements, elements_after = before.get("prefixItems", ()), after.get("prefixItems", ())
+    if len(elements) != len(elements_after):
+        yield place, "has another number of elements now"
+    for number, (one, other) in enumerate(zip(elements, elements_after, strict=False)):
+        yield from _changes(old.at(one), new.at(other), f"{place}[{number}]", depth + 1)
     if "items" in before:
         yield from _changes(old.at(before["items"]), new.at(after.get("items", {})), f"{place}[]", depth + 1)
     fields, required = after.get("properties", {}), set(after.get("required", ()))
@@ -114,7 +120,11 @@ def _plain_changes(old: _Side, new: _Side, place: str, depth: int) -> Iterator[t
             yield f"{place}.{name}", "was always there, and may be missing now"
         yield from _changes(old.at(schema), new.at(fields[name]), f"{place}.{name}", depth + 1)
     for name in fields:
-        if name in required and name not in before.get("properties", {}):
+        if name in before.get("properties", {}):
+            continue
+        if values_before is False:
+            yield f"{place}.{name}", "is new, and handlers of the last release refuse fields that they do not know"
+        elif name in required:
             yield f"{place}.{name}", "is new and required, and events that wait lack it; give it a default"
 
 

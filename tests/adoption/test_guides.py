@@ -82,6 +82,29 @@ async def test_an_import_that_cannot_go_on_keeps_what_it_has_done(conn: asyncpg.
     assert await conn.fetchval("SELECT count(DISTINCT (payload->>'n')::int) FROM core.outbox") == 1200
 
 
+async def test_a_row_without_a_type_is_named(conn: asyncpg.Connection) -> None:
+    """It is no event of the type None, which nobody would handle."""
+    await conn.execute(OWN)
+    await conn.execute("UPDATE mine SET event_type = NULL WHERE id = 1")
+    with pytest.raises(ConfigurationError, match="row 1 cannot be an event: its type is None"):
+        await import_pending(conn, Publisher("shop"), "table", table="public.mine")
+
+
+async def test_triggers_of_a_schema_whose_name_is_quoted_find_their_functions(conn: asyncpg.Connection) -> None:
+    """procrastinate's triggers name its functions without their schema; JSON in a text column is JSON."""
+    await conn.execute("""
+        CREATE SCHEMA "Shop Two";
+        CREATE TABLE "Shop Two".mine (id int PRIMARY KEY, event_type text, payload text, published_at timestamptz);
+        INSERT INTO "Shop Two".mine VALUES (1, 'order.placed', '{"n": 1}');
+        CREATE FUNCTION "Shop Two".named() RETURNS int LANGUAGE sql AS 'SELECT 1';
+        CREATE FUNCTION "Shop Two".touched() RETURNS trigger LANGUAGE plpgsql AS
+            'BEGIN PERFORM named(); RETURN NEW; END';
+        CREATE TRIGGER touched BEFORE UPDATE ON "Shop Two".mine FOR EACH ROW EXECUTE FUNCTION "Shop Two".touched();
+    """)
+    await import_pending(conn, Publisher("shop"), "table", table='"Shop Two".mine')
+    assert await conn.fetchval("SELECT payload->>'n' FROM core.outbox") == "1"
+
+
 async def test_a_dry_run_changes_nothing(conn: asyncpg.Connection) -> None:
     await conn.execute(OWN)
     found = await import_pending(conn, Publisher("shop"), "table", table="public.mine", dry_run=True)
@@ -134,7 +157,14 @@ async def test_a_task_that_was_published_when_an_import_was_killed_is_handled_on
     )
     async with valkey.client() as redis:
         await redis.lpush("killed.holdfast", task)
+        await redis.lpush("killed\x06\x169", task.replace("7d0f", "7d10"))  # one of low priority, as kombu keeps it
         found = await import_celery(conn, Publisher("shop"), valkey.address, queue="killed")
-        assert found.total == 1
+        assert found.total == 2
         assert await redis.llen("killed.holdfast") == 0
-    assert await conn.fetchval("SELECT idempotency_key FROM core.outbox") == "celery:7d0f"
+    keys = {row[0] for row in await conn.fetch("SELECT idempotency_key FROM core.outbox")}
+    assert keys == {"celery:7d0f", "celery:7d10"}
+
+
+async def test_a_redis_that_does_not_answer_is_named(conn: asyncpg.Connection) -> None:
+    with pytest.raises(ConfigurationError, match="--broker does not answer"):
+        await import_celery(conn, Publisher("shop"), "redis://127.0.0.1:1/0")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any, ClassVar, Literal
 
 import pytest
-from pydantic import BaseModel, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from holdfast import EventEnvelope, HandlerRegistry
 from holdfast.errors import ConfigurationError
@@ -20,8 +21,26 @@ class Line(BaseModel):
     count: int = 1
 
 
+class Money(BaseModel):
+    amount: Decimal
+
+
+class Bill(BaseModel):
+    total: Money
+
+
+class Billed(Bill):
+    event_type: ClassVar[str] = "bill.made"
+
+
 class Paid(BaseModel):
     order_id: int
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    known: int
 
 
 class OrderPlaced(BaseModel):
@@ -64,6 +83,16 @@ def test_handlers_and_published_classes_are_in_one_document() -> None:
     assert set(found["components"]["schemas"]) == {"Line"}
 
 
+def test_a_class_that_is_read_otherwise_than_written_is_two_schemas() -> None:
+    """A Decimal is written as text, and read from a number too."""
+    registry = HandlerRegistry()
+
+    @registry.handler("bill.paid", name="books.enter")
+    async def enter(event: EventEnvelope, payload: Bill) -> None: ...
+
+    assert set(described(Billed, registry=registry)["components"]["schemas"]) == {"Money", "Money-Input"}
+
+
 def test_two_classes_of_one_name_are_refused() -> None:
     def order(line: type[BaseModel], event_type: str) -> type[Any]:
         model = create_model("Order", lines=(list[line], ...))  # type: ignore[valid-type]
@@ -100,6 +129,9 @@ def test_additions_pass(fields: dict[str, Any]) -> None:
         ((str, Field(max_length=5)), (str, Field(max_length=6)), "had maxLength 5, and has 6"),
         ((list[int], ...), (list[str], ...), "payload.it[] was integer"),
         ((dict[str, int], ...), (dict[str, str], ...), "payload.it.* was integer"),
+        ((dict[str, int], ...), (dict[str, Any], ...), "payload.it.* was integer"),
+        ((tuple[int, str], ...), (tuple[int, int], ...), "payload.it[1] was string"),
+        ((Strict, ...), (create_model("Strict", known=(int, ...), new=(int, 1)), ...), "payload.it.new is new, and"),
         ((list[Line], ...), (list[create_model("Line", sku=(int, ...), count=(int, 1))], ...), "it[].sku was string"),
     ],
 )

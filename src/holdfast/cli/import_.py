@@ -31,7 +31,7 @@ def import_(
     where: Where,
     source: Annotated[str, typer.Option(metavar="NAME", help="The source of the events.")] = "import",
     table: Annotated[
-        str | None, typer.Option(metavar="SCHEMA.TABLE", help="The table, if it has not its usual name.")
+        str | None, typer.Option(metavar="SCHEMA.TABLE", help="The table, if it does not have its usual name.")
     ] = None,
     id_column: Annotated[str | None, typer.Option(metavar="NAME", help="Of a table of your own. Default: id.")] = None,
     type_column: Annotated[
@@ -61,7 +61,7 @@ def import_(
     def run(on_progress: Callable[[int], None]) -> Imported:
         return asyncio.run(
             import_from(
-                environment.dsn(where.dsn),
+                where.address,
                 environment.schema(where.schema),
                 library.value,
                 source=source,
@@ -86,7 +86,10 @@ def import_(
         output.print_table(("event type", verb), list(found.events.items()))
     output.print_line(f"{output.counted(found.total, 'event')} {verb}")
     if found.busy:
-        output.print_line(f"{found.busy} are held by its workers: stop them when they are done, and import again")
+        output.print_line(
+            f"{found.busy} are held by its workers, or by some that died: start one until they are done or free, "
+            "stop it, and import again"
+        )
 
 
 def _renamed(given: list[str]) -> dict[str, str]:

@@ -60,7 +60,12 @@ def check(
 
 
 def _document(registry: str, events: list[str] | None, title: str, release: str) -> dict[str, Any]:
-    classes = [each for name in events or () for each in event_classes(load_module(name))]
+    classes = []
+    for name in events or ():
+        found = event_classes(load_module(name))
+        if not found:
+            raise ConfigurationError("--events", f"{name} defines no event class", "name the module that defines them")
+        classes += found
     return document(load_registry(registry), classes, title=title, version=release)
 
 

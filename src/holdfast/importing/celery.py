@@ -22,6 +22,9 @@ from holdfast.new_event import EventOptions, NewEvent
 from holdfast.postgres.publisher import Publisher
 
 _UNACKNOWLEDGED = "unacked"
+# The lists of one queue: tasks with a priority have lists of their own.
+_PRIORITIES = ("", "\x06\x163", "\x06\x166", "\x06\x169")
+_CONNECT_TIMEOUT, _TIMEOUT = 5.0, 10.0
 
 
 async def import_celery(
@@ -40,31 +43,59 @@ async def import_celery(
         raise ConfigurationError("--broker", "is no address of Redis", remedy)
     require_extra("redis", "redis")
     from redis.asyncio import Redis
+    from redis.exceptions import RedisError
 
-    aside = f"{queue}.holdfast"
     counted: Counter[str] = Counter()
-    async with Redis.from_url(broker) as redis:
-        if dry_run:
-            waiting = await redis.lrange(aside, 0, -1) + await redis.lrange(queue, 0, -1)
-            counted.update(event_of(each, renamed or {}).event_type for each in waiting)
-        else:
-            while True:
-                while await redis.llen(aside) < BATCH and await redis.lmove(queue, aside, "RIGHT", "LEFT"):
-                    pass
-                taken = await redis.lrange(aside, 0, -1)
-                if not taken:
-                    break
-                events = [event_of(each, renamed or {}) for each in reversed(taken)]
+    client = Redis.from_url(broker, socket_timeout=_TIMEOUT, socket_connect_timeout=_CONNECT_TIMEOUT)
+    try:
+        async with client as redis:
+            waiting = _Waiting(redis, queue)
+            if dry_run:
+                counted.update(event_of(each, renamed or {}, queue).event_type for each in await waiting.all())
+            while not dry_run and (taken := await waiting.take()):
+                events = [event_of(each, renamed or {}, queue) for each in reversed(taken)]
                 async with connection.transaction():
                     await publisher.publish_many(connection, events)
-                await redis.delete(aside)
+                await waiting.forget(taken)
                 counted.update(event.event_type for event in events)
                 on_progress(counted.total())
-        busy = await redis.hlen(_UNACKNOWLEDGED)
+            busy = await redis.hlen(_UNACKNOWLEDGED)
+    except RedisError as error:
+        remedy = "see to it, and run the import again: it goes on"
+        raise ConfigurationError("--broker", f"does not answer: {error}", remedy) from error
     return Imported(dict(sorted(counted.items())), busy)
 
 
-def event_of(message: bytes | str, renamed: Mapping[str, str]) -> NewEvent:
+class _Waiting:
+    """The tasks that wait in a queue, and those that were moved aside to be published."""
+
+    def __init__(self, redis: Any, queue: str) -> None:
+        self._redis = redis
+        self._lists = [f"{queue}{each}" for each in _PRIORITIES]
+        self._aside = f"{queue}.holdfast"
+
+    async def all(self) -> list[bytes]:
+        """Return every task, and take none."""
+        return [each for name in (self._aside, *self._lists) for each in await self._redis.lrange(name, 0, -1)]
+
+    async def take(self) -> list[bytes]:
+        """Move tasks aside, and return what is there: also what an import that ended has left."""
+        for name in self._lists:
+            while await self._redis.llen(self._aside) < BATCH:
+                if not await self._redis.lmove(name, self._aside, "RIGHT", "LEFT"):
+                    break
+        found: list[bytes] = await self._redis.lrange(self._aside, 0, -1)
+        return found
+
+    async def forget(self, taken: list[bytes]) -> None:
+        """Remove these and no others: another import may have added to the list."""
+        async with self._redis.pipeline() as pipe:
+            for each in taken:
+                pipe.lrem(self._aside, -1, each)
+            await pipe.execute()
+
+
+def event_of(message: bytes | str, renamed: Mapping[str, str], queue: str) -> NewEvent:
     """Return the event of a task: its name is the type, its keyword arguments are the payload.
 
     A task with positional arguments has both in the payload, as `args` and `kwargs`.
@@ -81,7 +112,10 @@ def event_of(message: bytes | str, renamed: Mapping[str, str]) -> NewEvent:
         payload: dict[str, Any] = {"args": arguments, "kwargs": named} if arguments else named
         return NewEvent(renamed.get(headers["task"], headers["task"]), payload, **options)
     except (HoldfastError, KeyError, TypeError, ValueError) as error:
-        remedy = "rename its type with --rename OLD=NEW; only tasks that are written as JSON can be read"
+        remedy = (
+            "rename its type with --rename OLD=NEW; only tasks that are written as JSON can be read, and what was "
+            f"taken waits in the list {queue}.holdfast"
+        )
         raise ConfigurationError(task, f"cannot be an event: {type(error).__name__}: {error}", remedy) from error
 
 

@@ -42,10 +42,17 @@ class Source:
         return NewEvent(renamed.get(name, name), self.payload(row, columns), **options)
 
 
+def as_name(value: Any) -> str:
+    """Return the event type that a column holds."""
+    if not isinstance(value, str):
+        raise ValueError(f"its type is {value!r}")
+    return value
+
+
 def as_object(value: Any) -> dict[str, Any]:
-    """Return a payload as the object that it has to be: bytes are read as JSON, what is no object is wrapped."""
-    if isinstance(value, str) and value.startswith("\\x"):
-        return _of_bytes(bytes.fromhex(value[2:]))
+    """Return a payload as the object that it has to be: bytes and text are read as JSON, anything else is wrapped."""
+    if isinstance(value, str):
+        return _of_bytes(bytes.fromhex(value[2:]) if value.startswith("\\x") else value.encode())
     if isinstance(value, dict):
         return value
     return {} if value is None else {"data": value}
@@ -77,21 +84,21 @@ SOURCES: Final = {
     "pgqueuer": Source(
         "pgqueuer",
         "public.pgqueuer",
-        lambda row, _: str(row["entrypoint"]),
+        lambda row, _: as_name(row["entrypoint"]),
         lambda row, _: as_object(row["payload"]),
         due="execute_after",
     ),
     "procrastinate": Source(
         "procrastinate",
         "public.procrastinate_jobs",
-        lambda row, _: str(row["task_name"]),
+        lambda row, _: as_name(row["task_name"]),
         lambda row, _: as_object(row["args"]),
         due="scheduled_at",
     ),
     "faststream-outbox": Source(
         "faststream_outbox",
         "public.outbox",
-        lambda row, _: str(row["queue"]),
+        lambda row, _: as_name(row["queue"]),
         lambda row, _: as_object(row["payload"]),
         due="next_attempt_at",
         headers=_text_headers,
@@ -99,7 +106,7 @@ SOURCES: Final = {
     "table": Source(
         "table",
         "public.outbox",
-        lambda row, columns: str(row[columns["type"]]),
+        lambda row, columns: as_name(row[columns["type"]]),
         lambda row, columns: as_object(row[columns["payload"]]),
         columns={"id": "id", "type": "event_type", "payload": "payload", "done": "published_at"},
     ),

@@ -9,6 +9,8 @@ import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 
+import asyncpg
+
 from holdfast.brokers.engine import Backlog, BrokerUnavailable, Engine, Interest
 from holdfast.postgres.brokers import BrokerStatements
 from holdfast.postgres.faults import CONNECTION_FAULTS, PASSING_FAULTS
@@ -46,6 +48,8 @@ class BrokerReports:
                     await self.run_once(_EVERY)
                 except (*PASSING_FAULTS, *CONNECTION_FAULTS):
                     self._database.drop()
+                except asyncpg.PostgresError:
+                    pass  # as of a table that is just being changed: the next report may succeed
             await asyncio.sleep(_EVERY / 3)
 
     async def run_once(self, every: float) -> None:

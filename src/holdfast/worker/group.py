@@ -42,6 +42,7 @@ class _Member:
     database: str
     worker: Worker
     refusal: Exception | None = None  # why the last worker has not started
+    used: bool = False  # it has run: the next time there is a new one
     entered: asyncio.Event = field(default_factory=asyncio.Event)  # it has started, waits, or was refused
 
     @property
@@ -102,8 +103,9 @@ class WorkerGroup:
         wait = _FIRST_WAIT
         while not self._stopping.is_set():
             try:
-                if member.refusal is not None:
+                if member.used:
                     member.worker = self._make(member.database)
+                member.used = True
                 await self._run(member)
                 return
             except Exception as error:
@@ -117,11 +119,17 @@ class WorkerGroup:
     async def _run(self, member: _Member) -> None:
         running = asyncio.create_task(member.worker.run())
         entering = asyncio.create_task(member.worker.entered())
-        entering.add_done_callback(lambda _: member.entered.set())
+        entering.add_done_callback(lambda _: self._entered(member, running))
         try:
             await running
         finally:
             entering.cancel()
+
+    def _entered(self, member: _Member, running: asyncio.Task[None]) -> None:
+        """Note that a worker has ended, has started, or waits for its database, which is no refusal."""
+        if not running.done():
+            member.refusal = None
+        member.entered.set()
 
     def _refuse(self, member: _Member, error: Exception, wait: float) -> None:
         member.refusal = error

@@ -6,6 +6,7 @@ At once when the database's clock was set: report it, and repair the times that 
 import asyncio
 import contextlib
 import os
+import random
 import socket
 import time
 from collections.abc import Iterable, Sequence
@@ -134,7 +135,8 @@ class Maintenance:
         idle = self._activity.idle()
         if idle:
             await self._connection.close()
-        longest = min(_INTERVAL * workers, _LONGEST_INTERVAL)
+        # Drawn anew each time: workers that were started together must not look together.
+        longest = min(_INTERVAL * workers * random.uniform(0.5, 1.5), _LONGEST_INTERVAL)
         until = time.monotonic() + (longest if idle else 0.0)
         stepped = await self._pause()
         while not stepped and time.monotonic() < until and self._activity.idle():

@@ -135,7 +135,11 @@ class Taker:
             await self._rest(_FULL)
             return
         received = await self._source.take(room, wait=_WAIT)
-        await self._sorted()
+        try:
+            await self._sorted()
+        except BaseException:
+            self._returned += received  # a stop while the database is away: they are anybody's
+            raise
         if received:
             # While these are read, and the database looks at them, the next are taken.
             self._unread, self._unsorted = received, len(received)

@@ -4,7 +4,7 @@
 
 -- name: enter_peer_schema
 -- Triggers of the other library look for its own types and functions where its table is.
-SELECT pg_catalog.set_config('search_path', pg_catalog.format('pg_catalog, %I, pg_temp', found.relnamespace::regnamespace), true)
+SELECT pg_catalog.set_config('search_path', pg_catalog.format('pg_catalog, %s, pg_temp', found.relnamespace::regnamespace), true)
 FROM pg_catalog.pg_class AS found WHERE found.oid OPERATOR(pg_catalog.=) :table::text::regclass;
 
 -- name: compose_pgqueuer

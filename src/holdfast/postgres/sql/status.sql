@@ -46,7 +46,8 @@ SELECT count(*) FROM (SELECT FROM core.archive WHERE deleted_at IS NULL LIMIT :m
 -- name: list_broker_reports
 -- What brokers hold for handlers that get their events there. With several channels, of all of them together: what one does
 -- not tell is not known of all.
-SELECT r.broker, r.handler_name, extract(epoch FROM now() - min(r.reported_at))::float8 AS seconds,
+SELECT r.broker, r.handler_name,
+       CASE WHEN bool_and(r.reported_at IS NOT NULL) THEN extract(epoch FROM now() - min(r.reported_at))::float8 END AS seconds,
        CASE WHEN bool_and(r.waiting IS NOT NULL) THEN sum(r.waiting)::bigint END AS waiting,
        CASE WHEN bool_and(r.unacknowledged IS NOT NULL) THEN sum(r.unacknowledged)::bigint END AS unacknowledged,
        CASE WHEN bool_and(r.redelivered IS NOT NULL) THEN sum(r.redelivered)::bigint END AS redelivered
