@@ -17,6 +17,7 @@ _EXACT: Final = ("format", "pattern", "multipleOf", "contentEncoding", "contentM
 _MOST_DEEP: Final = 50
 
 Schema = Mapping[str, Any]
+_Seen = set[tuple[str | None, str | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +39,11 @@ def breaking_changes(released: Schema, current: Schema) -> list[BreakingChange]:
         now = current.get("channels", {}).get(event_type, {}).get("messages", {})
         for name, message in channel.get("messages", {}).items():
             if name not in now:
-                found.append(BreakingChange(event_type, "the event type", "is gone; keep it, with a deadline"))
+                what = f"version {message.get('x-event-version', 1)}" if now else "the event type"
+                found.append(BreakingChange(event_type, what, "is gone; keep it, with a deadline"))
             elif "payload" in message:
                 old, new = _Side(released, message["payload"]), _Side(current, now[name].get("payload"))
-                found += (BreakingChange(event_type, place, problem) for place, problem in _changes(old, new))
+                found += (BreakingChange(event_type, place, problem) for place, problem in _changes(old, new, set()))
     return found
 
 
@@ -51,6 +53,10 @@ class _Side:
 
     document: Schema
     schema: Any
+
+    @property
+    def reference(self) -> str | None:
+        return self.schema.get("$ref") if isinstance(self.schema, Mapping) else None
 
     def resolved(self) -> Schema:
         schema, document = self.schema, self.document
@@ -74,17 +80,25 @@ class _Side:
         return [self]
 
 
-def _changes(old: _Side, new: _Side, place: str = "payload", depth: int = 0) -> Iterator[tuple[str, str]]:
-    """Yield what the new schema allows and the old one does not; fields that are added are ignored by consumers."""
-    if depth > _MOST_DEEP:
-        return
+def _changes(old: _Side, new: _Side, seen: _Seen, place: str = "payload") -> Iterator[tuple[str, str]]:
+    """Yield what the new schema allows and the old one does not; fields that are added are ignored by consumers.
+
+    Two definitions are compared once, in the place where they are met first: models may contain themselves.
+    """
+    references = (old.reference, new.reference)
+    if None not in references:
+        if references in seen:
+            return
+        seen.add(references)
     before, after = old.variants(), new.variants()
     if len(before) == len(after) == 1:
-        yield from _plain_changes(old.at(before[0].resolved()), new.at(after[0].resolved()), place, depth)
+        yield from _plain_changes(old.at(before[0].schema), new.at(after[0].schema), seen, place)
         return
     for variant in after:
-        kinds = [each for each in before if _kind(each) == _kind(variant)] or before
-        if all(next(_changes(each, variant, place, depth + 1), None) for each in kinds):
+        kinds = [each for each in before if _kind(each) == _kind(variant)]
+        if len(kinds) == 1:
+            yield from _changes(kinds[0], variant, seen, place)
+        elif all(next(_changes(each, variant, set(seen), place), None) for each in kinds or before):
             yield place, f"may be {_kind(variant)} now, in a way that it was not before"
 
 
@@ -93,7 +107,7 @@ def _kind(side: _Side) -> str:
     return str(schema.get("type") or schema.get("title") or ("one of some values" if "enum" in schema else "anything"))
 
 
-def _plain_changes(old: _Side, new: _Side, place: str, depth: int) -> Iterator[tuple[str, str]]:
+def _plain_changes(old: _Side, new: _Side, seen: _Seen, place: str) -> Iterator[tuple[str, str]]:
     before, after = old.resolved(), new.resolved()
     allowed = {before["type"], "integer"} if before.get("type") == "number" else {before.get("type")}
     if before.get("type") and after.get("type") not in allowed:
@@ -103,14 +117,14 @@ def _plain_changes(old: _Side, new: _Side, place: str, depth: int) -> Iterator[t
     values_before, values_after = before.get("additionalProperties"), after.get("additionalProperties")
     if isinstance(values_before, Mapping):
         wide = values_after if isinstance(values_after, Mapping) else {}
-        yield from _changes(old.at(values_before), new.at(wide), f"{place}.*", depth + 1)
+        yield from _changes(old.at(values_before), new.at(wide), seen, f"{place}.*")
     elements, elements_after = before.get("prefixItems", ()), after.get("prefixItems", ())
     if len(elements) != len(elements_after):
         yield place, "has another number of elements now"
     for number, (one, other) in enumerate(zip(elements, elements_after, strict=False)):
-        yield from _changes(old.at(one), new.at(other), f"{place}[{number}]", depth + 1)
+        yield from _changes(old.at(one), new.at(other), seen, f"{place}[{number}]")
     if "items" in before:
-        yield from _changes(old.at(before["items"]), new.at(after.get("items", {})), f"{place}[]", depth + 1)
+        yield from _changes(old.at(before["items"]), new.at(after.get("items", {})), seen, f"{place}[]")
     fields, required = after.get("properties", {}), set(after.get("required", ()))
     for name, schema in before.get("properties", {}).items():
         if name not in fields:
@@ -118,7 +132,7 @@ def _plain_changes(old: _Side, new: _Side, place: str, depth: int) -> Iterator[t
             continue
         if name in before.get("required", ()) and name not in required:
             yield f"{place}.{name}", "was always there, and may be missing now"
-        yield from _changes(old.at(schema), new.at(fields[name]), f"{place}.{name}", depth + 1)
+        yield from _changes(old.at(schema), new.at(fields[name]), seen, f"{place}.{name}")
     for name in fields:
         if name in before.get("properties", {}):
             continue

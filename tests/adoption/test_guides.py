@@ -82,6 +82,13 @@ async def test_an_import_that_cannot_go_on_keeps_what_it_has_done(conn: asyncpg.
     assert await conn.fetchval("SELECT count(DISTINCT (payload->>'n')::int) FROM core.outbox") == 1200
 
 
+async def test_a_row_that_is_too_large_is_named(conn: asyncpg.Connection) -> None:
+    await conn.execute(OWN)
+    await conn.execute("UPDATE mine SET payload = jsonb_build_object('n', repeat('x', 400000)) WHERE id = 7")
+    with pytest.raises(ConfigurationError, match="row 7 cannot be an event"):
+        await import_pending(conn, Publisher("shop"), "table", table="public.mine")
+
+
 async def test_a_row_without_a_type_is_named(conn: asyncpg.Connection) -> None:
     """It is no event of the type None, which nobody would handle."""
     await conn.execute(OWN)
@@ -120,6 +127,12 @@ async def test_a_dry_run_changes_nothing(conn: asyncpg.Connection) -> None:
         ("pgqueuer", {"table": "public.mine"}, "is not such a table"),
         ("table", {"table": "public.mine", "columns": Columns(done="sent_at")}, "is not such a table"),
         ("table", {"table": "public.mine", "columns": Columns(type="kind")}, "has no column 'kind'"),
+        ("table", {"table": "public.mine", "columns": Columns(id="event_type")}, "does not tell its rows apart"),
+        (
+            "table",
+            {"table": "public.mine", "columns": Columns(done="payload")},
+            "is not such a table",
+        ),
         ("pgqueuer", {"columns": Columns(id="number")}, "--id-column is for a table of your own"),
         ("sidekiq", {}, "choose one of"),
     ],

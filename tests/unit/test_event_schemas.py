@@ -157,10 +157,26 @@ def test_an_event_type_that_is_gone_is_named() -> None:
     assert "is gone" in str(breaking_changes(described(OrderPlaced), described())[0])
 
 
-def test_a_model_that_contains_itself_is_compared() -> None:
-    class Tree(BaseModel):
-        event_type: ClassVar[str] = "tree.grown"
+def tree(**fields: Any) -> type[Any]:
+    """A model that contains itself twice."""
+    namespace = {"__annotations__": {"children": "list[Tree]", "parent": "Tree | None", **fields}}
+    values = {"__module__": __name__, "event_type": "tree.grown", "children": [], "parent": None}
+    annotations = {"event_type": "ClassVar[str]", **namespace["__annotations__"]}
+    model = type("Tree", (BaseModel,), {**values, "__annotations__": annotations})
+    model.model_rebuild(_types_namespace={"Tree": model, "ClassVar": ClassVar})
+    return model
 
-        children: list[Tree] = []
 
-    assert breaking_changes(described(Tree), described(Tree)) == []
+def test_a_model_that_contains_itself_is_compared_once() -> None:
+    """However often it does: each definition is told in the place where it is met first."""
+    assert breaking_changes(described(tree()), described(tree())) == []
+    [change] = breaking_changes(described(tree(name="str")), described(tree(name="int")))
+    assert str(change) == "tree.grown: payload.name was string, and is integer now"
+
+
+def test_a_version_that_is_gone_is_named() -> None:
+    class Second(OrderPlaced):
+        event_version: ClassVar[int] = 2
+
+    [change] = breaking_changes(described(OrderPlaced), described(Second))
+    assert str(change) == "order.placed: version 1 is gone; keep it, with a deadline"

@@ -77,7 +77,12 @@ def import_(
 
     with output.progress_bar(quiet=change.as_json) as progress:
         task = progress.add_task("importing", total=None)
-        found = run(lambda total: progress.update(task, completed=total))
+
+        def on_progress(total: int) -> None:
+            progress.start()
+            progress.update(task, completed=total)
+
+        found = run(on_progress)
     if change.as_json:
         output.print_json({"events": found.events, "total": found.total, "busy": found.busy})
         return
@@ -87,8 +92,8 @@ def import_(
     output.print_line(f"{output.counted(found.total, 'event')} {verb}")
     if found.busy:
         output.print_line(
-            f"{found.busy} are held by its workers, or by some that died: start one until they are done or free, "
-            "stop it, and import again"
+            f"{output.counted(found.busy, 'row')} held by its workers, or by some that died: start one until they are "
+            "done or free, stop it, and import again"
         )
 
 

@@ -13,10 +13,12 @@ from holdfast.cli.command_group import command_group
 from holdfast.cli.options import JsonOption
 from holdfast.cli.targets import load_module, load_registry
 from holdfast.errors import ConfigurationError
-from holdfast.event_schemas import document, event_classes
+from holdfast.event_schemas import ASYNCAPI, document, event_classes
 from holdfast.schema_changes import breaking_changes
 
 app = command_group("Schemas of events: an AsyncAPI document, and a check that releases only add.")
+
+_REMEDY = "name a file that holdfast schema export has written"
 
 RegistryArgument = Annotated[str, typer.Argument(metavar="MODULE:REGISTRY", help="The handlers of the application.")]
 EventsOption = Annotated[
@@ -46,7 +48,13 @@ def check(
     as_json: JsonOption = False,
 ) -> None:
     """Exit with 1, naming each change, if events and handlers of this release and the last could not meet."""
-    found = breaking_changes(_read(against), _document(registry, events, "", ""))
+    current, released = _document(registry, events, "", ""), _read(against)
+    try:
+        found = breaking_changes(released, current)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ConfigurationError(
+            "--against", f"{against} is not as holdfast schema export writes it", _REMEDY
+        ) from error
     if as_json:
         output.print_json(found)
     else:
@@ -70,11 +78,10 @@ def _document(registry: str, events: list[str] | None, title: str, release: str)
 
 
 def _read(path: Path) -> dict[str, Any]:
-    remedy = "name a file that holdfast schema export has written"
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigurationError("--against", f"cannot be read: {error}", remedy) from error
-    if not isinstance(found, dict) or "asyncapi" not in found:
-        raise ConfigurationError("--against", f"{path} is no AsyncAPI document", remedy)
+        raise ConfigurationError("--against", f"{path} cannot be read: {error}", _REMEDY) from error
+    if not isinstance(found, dict) or found.get("asyncapi") != ASYNCAPI or not found.get("channels"):
+        raise ConfigurationError("--against", f"{path} is no AsyncAPI document of events", _REMEDY)
     return found

@@ -92,7 +92,9 @@ async def _batch(
         events = []
         for row in await peer.take(connection, BATCH):
             try:
-                events.append(source.event(row, columns, renamed))
+                event = source.event(row, columns, renamed)
+                publisher.row_of(event)  # what cannot be published is told here, where the row is known
+                events.append(event)
             except (HoldfastError, KeyError, ValueError) as error:
                 what = f"has no column {error}" if isinstance(error, KeyError) else f"cannot be an event: {error}"
                 remedy = "rename its type with --rename OLD=NEW, or put the row aside"

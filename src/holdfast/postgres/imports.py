@@ -11,8 +11,18 @@ import asyncpg
 from holdfast.errors import ConfigurationError
 from holdfast.postgres.queries import Queries
 
-_NO_TABLE = (asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError, asyncpg.InvalidNameError)
-_NOT_OF_THIS_KIND = (asyncpg.UndefinedColumnError, asyncpg.InvalidTextRepresentationError, asyncpg.WrongObjectTypeError)
+_NO_TABLE = (
+    asyncpg.UndefinedTableError,
+    asyncpg.InvalidSchemaNameError,
+    asyncpg.InvalidNameError,
+    asyncpg.FeatureNotSupportedError,
+)
+_NOT_OF_THIS_KIND = (
+    asyncpg.UndefinedColumnError,
+    asyncpg.InvalidTextRepresentationError,
+    asyncpg.WrongObjectTypeError,
+    asyncpg.DatatypeMismatchError,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +41,18 @@ class PeerTable:
         try:
             rows = await connection.fetch(statement.sql, *statement.bind({"table": table, **columns}))
         except _NO_TABLE as error:
-            raise ConfigurationError("--table", f"{table} does not exist", "write schema.table") from error
+            remedy = "name it with --table schema.table, in quotation marks if it needs them in SQL"
+            raise ConfigurationError("--table", f"{table} does not exist", remedy) from error
+        if "id" in columns:
+            await cls._require_key(connection, table, columns["id"])
         return cls(table, columns.get("id", "id"), rows[0]["take"], rows[0]["busy"])
+
+    @staticmethod
+    async def _require_key(connection: asyncpg.Connection, table: str, column: str) -> None:
+        statement = Queries().asyncpg("is_key_column")
+        if not await connection.fetchval(statement.sql, *statement.bind({"table": table, "id": column})):
+            problem = f"{column} of {table} does not tell its rows apart: it is not unique, or may be NULL"
+            raise ConfigurationError("--id-column", problem, "name the column of its primary key")
 
     async def take(self, connection: asyncpg.Connection, most: int) -> list[dict[str, Any]]:
         """Take the next rows, in an open transaction: they are gone when it commits, and back when it does not."""

@@ -7,6 +7,13 @@
 SELECT pg_catalog.set_config('search_path', pg_catalog.format('pg_catalog, %s, pg_temp', found.relnamespace::regnamespace), true)
 FROM pg_catalog.pg_class AS found WHERE found.oid OPERATOR(pg_catalog.=) :table::text::regclass;
 
+-- name: is_key_column
+-- Whether one column tells all rows of a table apart.
+SELECT EXISTS (SELECT FROM pg_catalog.pg_index i
+               JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]
+               WHERE i.indrelid = :table::text::regclass AND i.indisunique AND i.indisvalid AND i.indpred IS NULL
+                 AND i.indnkeyatts = 1 AND a.attnotnull AND a.attname = :id::text::name);
+
 -- name: compose_pgqueuer
 SELECT pg_catalog.format($take$
     WITH due AS MATERIALIZED (SELECT id FROM %1$s WHERE status = 'queued' ORDER BY id LIMIT $1 FOR UPDATE SKIP LOCKED)
