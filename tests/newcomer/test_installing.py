@@ -22,6 +22,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 # The modules that need an extra; all others do with what the package itself requires.
 NEEDING = {
+    "alembic": ("holdfast.integrations.alembic",),
     "cli": ("holdfast.cli",),
     "console": ("holdfast.api", "holdfast.console"),
     "django": ("holdfast.integrations.django",),

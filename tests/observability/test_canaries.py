@@ -144,8 +144,7 @@ def log(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     stream, was = Terminal() if request.param == "terminal" else io.StringIO(), structlog.get_config()
     structlog.reset_defaults()
     logs.configure(stream, "debug")
-    for module in ("observability.logging._log", "postgres.publishing._logger"):
-        monkeypatch.setattr(f"holdfast.{module}", structlog.get_logger("holdfast"))
+    monkeypatch.setattr("holdfast.observability.logging.logger", lambda: structlog.get_logger("holdfast"))
     yield stream
     structlog.configure(**was)
 

@@ -71,7 +71,7 @@ def log(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     )
     structlog.reset_defaults()
     logs.configure(stream, "debug")
-    monkeypatch.setattr("holdfast.observability.logging._log", structlog.get_logger("holdfast"))
+    monkeypatch.setattr("holdfast.observability.logging.logger", lambda: structlog.get_logger("holdfast"))
     yield Log(stream)
     structlog.configure(**was)
 

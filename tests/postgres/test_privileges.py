@@ -116,9 +116,11 @@ INTERNAL |= {
 }  # fmt: skip
 
 # --- of brokers ---
+TABLES[OPERATOR] |= {"broker_reports": {"SELECT"}}
 FUNCTIONS[WORKER] |= {
     "broker_interests", "broker_undecided", "broker_adopt", "broker_look", "broker_enter", "broker_enter_at_once",
     "broker_enter_batch", "broker_leave", "broker_deliver", "broker_park", "relay_details",
+    "broker_report", "broker_report_due",
 }  # fmt: skip
 FUNCTIONS[OPERATOR] |= {
     "handler_via", "handler_drained", "broker_interests", "relayed_rows", "relay_again", "relay_lost", "relay_repair",

@@ -112,7 +112,7 @@ class Claimer:
                 self._routing = None
             except PASSING_FAULTS:
                 await asyncio.sleep(random.uniform(0.02, 0.2))
-            except CONNECTION_FAULTS as fault:
+            except (*CONNECTION_FAULTS, asyncpg.InsufficientPrivilegeError) as fault:
                 self._connection.drop()
                 self._rescan = True
                 self._vacancy_at = -math.inf
