@@ -163,6 +163,7 @@ def test_labels_are_escaped() -> None:
 
 
 NAMES = """
+    broker_redelivered broker_report_age_seconds broker_unacknowledged broker_waiting broker_weaknesses
     channel_unserved failures_last_week handler_blocked_keys handler_breaker_failed_probes handler_breaker_open
     handler_failed handler_fleet_concurrency handler_fleet_in_flight handler_in_flight handler_oldest_seconds
     handler_paused handler_pending handler_rate_limit
@@ -235,7 +236,7 @@ async def test_a_scrape_reads_no_retained_rows(conn: asyncpg.Connection) -> None
 
 @asynccontextmanager
 async def serving(dsn: str) -> AsyncIterator[int]:
-    async with serve(Scraper(dsn), "127.0.0.1", 0) as port:
+    async with serve({"": Scraper(dsn)}, "127.0.0.1", 0) as port:
         yield port
 
 

@@ -305,7 +305,7 @@ def test_the_level_decides_what_is_printed(level: str, shown: int, monkeypatch: 
     structlog.reset_defaults()
     try:
         logs.configure(stream, level)
-        monkeypatch.setattr("holdfast.observability.logging._log", structlog.get_logger("holdfast"))
+        monkeypatch.setattr("holdfast.observability.logging.logger", lambda: structlog.get_logger("holdfast"))
         identity = uuid4()
         LogObserver(successes="debug")(Handled(identity, identity, "a.b", "shop", None, "shop.h", 1, "c", took=0.1))
         log_fact(Notice("info", "worker_summary", {"handled": 1}))

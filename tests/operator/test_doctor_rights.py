@@ -77,6 +77,7 @@ async def test_a_login_without_rights_is_told_what_it_lacks(dsn: str, visitor: V
     assert spots[f"GRANT pg_monitor TO {visitor.name};"] == "sessions, standbys, inbox"
     unseen = set(spots[f"GRANT holdfast_operator TO {visitor.name};"].split(", "))
     assert unseen == {
+        "broker-lag", "broker-settings",
         "release", "listeners", "generations", "channels", "handlers", "routes", "routing", "leases", "single-rows",
         "keys", "schedules", "slots", "declarations", "sources", "locks", "clock-steps", "workers",
         "rollup", "growth", "weekly-times", "weekly-failures",

@@ -91,7 +91,7 @@ GRANT EXECUTE ON FUNCTION
     core.broker_park(text, text, bigint, uuid, interval, text[], uuid[]),
     core.relay_details(uuid[]),
     core.broker_report_due(text, text, text[], interval),
-    core.broker_report(text, text, text[], bigint[], bigint[], bigint[], text)
+    core.broker_report(text, text, text[], bigint[], bigint[], bigint[], jsonb)
     TO holdfast_worker;
 GRANT EXECUTE ON FUNCTION
     core.handler_via(text[], text, text, text), core.handler_drained(text, text, text, text),

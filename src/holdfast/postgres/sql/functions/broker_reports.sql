@@ -28,13 +28,14 @@ $$;
 -- broker_report: what the broker has answered. Lines that nobody has renewed for a week go.
 CREATE OR REPLACE FUNCTION core.broker_report(
     p_broker text, p_channel text, p_handlers text[], p_waiting bigint[], p_unacknowledged bigint[], p_redelivered bigint[],
-    p_weaknesses text)
+    p_weaknesses jsonb)
 RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    IF (core.is_list(p_handlers) AND cardinality(p_handlers) <= 10000 AND octet_length(p_weaknesses) <= 100000
+    IF (core.is_list(p_handlers) AND cardinality(p_handlers) <= 10000 AND octet_length(p_weaknesses::text) <= 100000
+        AND jsonb_typeof(p_weaknesses) = 'array'
         AND cardinality(p_handlers) = ALL (ARRAY[
             cardinality(p_waiting), cardinality(p_unacknowledged), cardinality(p_redelivered)])) IS NOT TRUE THEN
         PERFORM core.refuse_argument('each of p_handlers must have its three numbers, and p_weaknesses be a JSON array');
@@ -43,7 +44,7 @@ BEGIN
     SET reported_at = now(), waiting = t.waiting, unacknowledged = t.unacknowledged, redelivered = t.redelivered
     FROM unnest(p_handlers, p_waiting, p_unacknowledged, p_redelivered) AS t (name, waiting, unacknowledged, redelivered)
     WHERE r.broker = p_broker AND r.channel = p_channel AND r.handler_name = t.name;
-    UPDATE core.broker_reports r SET weaknesses = p_weaknesses::jsonb
+    UPDATE core.broker_reports r SET weaknesses = p_weaknesses
     WHERE r.broker = p_broker AND r.channel = p_channel AND r.handler_name = '' AND '' = ANY (p_handlers);
     DELETE FROM core.broker_reports r WHERE r.asked_at < now() - interval '7 days';
 END
