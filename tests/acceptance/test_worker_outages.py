@@ -74,16 +74,25 @@ async def test_any_one_connection_is_killed(dsn: str, conn: asyncpg.Connection, 
     @registry.handler("order.shipped", name="billing.close")
     async def close(event: EventEnvelope) -> None: ...
 
+    released = asyncio.Event()
+
+    @registry.handler("order.held", name="billing.hold")
+    async def hold(event: EventEnvelope) -> None:
+        await released.wait()
+
     async with running(dsn, registry, poll_interval=3600, lease=1.5):
         # So that each connection is there.
         await settled(conn, await publish(conn, "order.placed", {"n": 0}))
         await settled(conn, await publish(conn, "order.shipped"))
+        if purpose == "leases":  # which are extended while something is in flight
+            await publish(conn, "order.held")
         query = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE $1"
         await until(lambda: conn.fetchval(query, f"holdfast {purpose}%"), what=f"the {purpose} connection is open")
         await asleep(conn)
         assert await terminate(conn, purpose) >= 1
         for n, event_type in enumerate(("order.placed", "order.shipped"), start=1):
             await settled(conn, await publish(conn, event_type, {"n": n}), within=5)
+        released.set()
     assert await effects(conn) == [0, 1]
 
 

@@ -183,6 +183,15 @@ def test_the_limits_are_those_that_were_promised() -> None:
         f"{name} {figure} <= {most:g}" for name, each in SCENARIOS.items() for figure, most in each.limits.items()
     }
     assert declared == {
+        "ordered violations <= 0",
+        "fleet_limits at_once <= 7",
+        "fleet_limits rate_per_s <= 105",
+        "fairness single_max_s <= 1",
+        "breaker calls <= 200",
+        "breaker handled_after_s <= 20",
+        "breaker dead_letters <= 0",
+        "poisoned_batch others_failed <= 0",
+        "poisoned_batch attempts <= 1",
         "kill_workers reclaim_p99_s <= 5",  # lease 3 s, poll interval 1 s, and 1 s
         "restart_postgres first_claim_s <= 5",
         "restart_postgres connects_per_s <= 1",
@@ -215,6 +224,22 @@ def test_the_limits_are_those_that_were_promised() -> None:
         f"{name} {figure} >= {least:g}" for name, each in SCENARIOS.items() for figure, least in each.floors.items()
     }
     assert floors == {f"poison throughput_{kind} >= 0.95" for kind in AT_FULL_SPEED + AT_A_STEADY_RATE} | {
+        "mix_nats relayed >= 50",
+        "mix_redis relayed >= 50",
+        "mix_rabbitmq relayed >= 50",
+        "ordered keys >= 10000",
+        "ordered kills >= 3",
+        "ordered retries >= 1",
+        "ordered replays >= 1",
+        "fleet_limits slots_used >= 0.9",
+        "fleet_limits rate_per_s >= 95",
+        "fleet_limits kills >= 3",
+        "fairness singles >= 10",
+        "fairness left_behind >= 1",
+        "breaker outage_s >= 120",
+        "breaker kills >= 5",
+        "poisoned_batch poisoned_failed >= 10",
+        "poisoned_batch handled >= 9990",
         "blocked_log unread_per_s >= 60",  # of 300 that are published
         "rolling_upgrade old_at_work >= 3",
         "rolling_upgrade new_at_work >= 1",

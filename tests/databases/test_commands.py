@@ -58,6 +58,7 @@ async def test_a_worker_command_serves_them_and_operators_see_each(
     other_dsn: str,
     other: asyncpg.Connection,
     tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
     monkeypatch: pytest.MonkeyPatch,
     holdfast: Run,
 ) -> None:
@@ -65,7 +66,8 @@ async def test_a_worker_command_serves_them_and_operators_see_each(
     (tmp_path / "app.py").write_text(APP)
     several = f"orders={dsn} billing={other_dsn} gone={NOWHERE}"
     words = ("worker", "app:registry", "--processes", "2", "--metrics", "0", "--health", "0", "--poll-interval", "0.3")
-    async with command(several, tmp_path, *words, HOLDFAST_RUNTIME_DIR=str(tmp_path / "run")) as worker:
+    runtime = str(tmp_path_factory.mktemp("r") / "run")  # short: the path of a socket has a bound
+    async with command(several, tmp_path, *words, HOLDFAST_RUNTIME_DIR=runtime) as worker:
         port = await worker.port()
         await publish(conn, "order.placed", {"bad": True})
         for _ in range(3):
