@@ -60,6 +60,7 @@ class ServerProcess:
         self.wait_until_listening()
 
     def spawn(self) -> None:
+        """Start it, in the main thread: it ends with the thread that has started it."""
         with (self.folder / f"{self.port}.log").open("ab") as log:
             self._process = subprocess.Popen(
                 self.command,
@@ -97,8 +98,25 @@ class ServerProcess:
 
     @contextlib.contextmanager
     def frozen(self) -> Iterator[None]:
-        os.kill(self.pid, signal.SIGSTOP)
+        freeze(self.pid)
         try:
             yield
         finally:
             os.kill(self.pid, signal.SIGCONT)
+
+
+def freeze(pid: int) -> None:
+    """Stop a process, and return when all its threads stand still: they may answer for a moment after the signal."""
+    os.kill(pid, signal.SIGSTOP)
+    deadline = time.monotonic() + 5.0
+    while not all(_stands_still(task) for task in Path(f"/proc/{pid}/task").iterdir()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"process {pid} does not stop")
+        time.sleep(0.001)
+
+
+def _stands_still(task: Path) -> bool:
+    try:
+        return (task / "stat").read_text().rpartition(")")[2].split()[0] in "TtZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return True

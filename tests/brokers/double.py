@@ -34,10 +34,12 @@ class Broker:
     """What all sinks and sources of one test share. `answer` decides about each event that is sent."""
 
     name = "nats"
+    naming = ""
     down: bool = False
     answer: Callable[[Outgoing], Answer] = lambda _event: Confirmed()
     keep: Callable[[Outgoing], bool] = lambda _event: True  # False: confirmed, and lost
     doubles: int = 1  # copies of each message
+    routed: bool = True  # by its type
     deaf: bool = False  # acknowledgements are lost
     sent: list[Outgoing] = field(default_factory=list)
     tries: int = 0  # of sends and connections
@@ -53,7 +55,17 @@ class Broker:
     def source(self, interest: Interest, *, lease: float) -> _Source:
         return _Source(self, interest, lease)
 
-    async def weaknesses(self, channels: Sequence[str], *, timeout: float) -> Sequence[Weakness]:
+    def names(self, interest: Interest) -> Sequence[str]:
+        return (interest.channel,)
+
+    async def weaknesses(
+        self,
+        channels: Sequence[str],
+        interests: Sequence[Interest] = (),
+        *,
+        remembered: float | None = None,
+        timeout: float,
+    ) -> Sequence[Weakness]:
         return [Weakness("stream double", "is kept in memory", "use a real one")]
 
     async def backlogs(self, interests: Sequence[Interest], *, timeout: float) -> Sequence[Backlog]:
@@ -70,6 +82,12 @@ class Broker:
         self.require()
         self.consumers.pop((interest.handler_name, interest.channel), None)
         self.interests.pop((interest.handler_name, interest.channel), None)
+
+    def named(self, naming: str) -> Broker:
+        return self
+
+    async def left(self, interest: Interest, *, timeout: float) -> int | None:
+        return 0
 
     def require(self) -> None:
         self.tries += 1
@@ -129,7 +147,8 @@ class _Source:
         for each in free:
             each.deliveries += 1
             each.leased_until = now + self._lease
-        return [Received(each.event.body, dict(each.event.headers), each.deliveries, each) for each in free]
+        routed = self._broker.routed
+        return [Received(each.event.body, dict(each.event.headers), each.deliveries, each, routed) for each in free]
 
     async def keep_alive(self, messages: Sequence[Received]) -> None:
         self._broker.require()

@@ -26,6 +26,7 @@ from holdfast.brokers.cloudevents import (
     binary,
     decoded_headers,
     read,
+    read_signed,
     structured,
 )
 from holdfast.encoding import MAX_DEPTH
@@ -83,12 +84,20 @@ def test_what_is_written_is_read_again(event: CarriedEvent) -> None:
     """SCL-1: nothing of an event is lost on its way through a broker, in either mode."""
     assert read(structured(event), {}, now=NOW) == event
     assert read(structured(event, json.dumps(event.envelope.payload)), {}, now=NOW) == event
+    assert read_signed(structured(event)) == event
     for binding in (KAFKA, AMQP):
         headers, body = binary(event, binding)
         assert read(body, headers, now=NOW) == event
     headers, body = binary(event, NATS)
     assert all(value.isascii() and value.isprintable() for value in headers.values())
     assert read(body, decoded_headers(headers), now=NOW) == event
+
+
+@pytest.mark.parametrize("body", [b"[]", b'{"id": 1}', b'{"source": null}', b"{", b'{"source": "a", "id": "x"}'])
+def test_what_a_relay_of_another_release_signs_is_refused_and_not_quoted(body: bytes) -> None:
+    """SCL-2: with a remedy; such a message becomes a dead letter."""
+    with pytest.raises(CloudEventError, match=r"no event of this release|no JSON"):
+        read_signed(body)
 
 
 @given(carried())

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
 from collections import Counter
 
 import asyncpg
 import pytest
 
-from holdfast import EventEnvelope, HandlerRegistry, RetryPolicy
+from holdfast import EventEnvelope, HandlerRegistry, RetryPolicy, Worker, WorkerSettings
 from holdfast.brokers.engine import Answer, Confirmed, Outgoing, Refused, Unanswered
 from tests.acceptance.support import Facts, effects, make_tables, publish_many, running, terminate, until
 from tests.brokers.double import Broker
+from tests.brokers.messages import outgoing
 
 pytestmark = [pytest.mark.brokers, pytest.mark.newest_postgres]
 
@@ -39,6 +42,13 @@ def registry_of(done: list[int], **options: object) -> HandlerRegistry:
 async def moved(conn: asyncpg.Connection) -> None:
     query = "SELECT bool_and(via = 'nats') FROM core.subscriptions WHERE retired_at IS NULL"
     await until(lambda: conn.fetchval(query), what="the handlers have moved")
+
+
+async def put(broker: Broker, **changes: object) -> None:
+    """Give the broker a message that no relay has sent."""
+    await until(lambda: broker.interests, within=10, what="somebody takes")
+    [interest] = broker.interests.values()
+    broker.put(outgoing(channel=interest.channel, **changes))
 
 
 async def test_outage_burns_no_attempt(dsn: str, conn: asyncpg.Connection, broker: Broker) -> None:
@@ -86,6 +96,98 @@ async def test_what_the_broker_never_takes_fails_alone(dsn: str, conn: asyncpg.C
     assert letter["error_signature"].startswith("relay:")
     assert letter["last_error"] == "it is too large"
     assert 7 not in done
+
+
+async def test_what_is_no_event_is_a_dead_letter_whatever_it_contains(
+    dsn: str, conn: asyncpg.Connection, broker: Broker
+) -> None:
+    """SCL-2: its bytes are cut to what the database takes, and the broker is done with it."""
+    unreadable: list[tuple[bytes, dict[str, str]]] = [
+        (b"\x01" * 100_000, {}),
+        (b"\xff" * 300_000, {}),
+        (b"no event", {"h": "a\x00b", "\x00": "n"}),
+        (b"no event", {"big": "x" * 3_000_000, "h": "1"}),
+        (b"no event", {f"h{n}": "\x01" * 100 for n in range(1_000)}),
+    ]
+    async with running(dsn, registry_of([]), Facts(), **OPTIONS):  # it requires that no settle is refused
+        await moved(conn)
+        for body, headers in unreadable:
+            await put(broker, body=body, headers=headers)
+        await until(lambda: broker.acknowledged == len(unreadable), within=10, what="all are acknowledged")
+    letters = [json.loads(row["payload"]) for row in await conn.fetch("SELECT payload FROM core.failed")]
+    assert sorted(letter["body"][:2] for letter in letters) == ["\x01\x01", "\\x", "no", "no", "no"]
+    assert {"h": "a\\x00b", "\\x00": "n"} in [letter["headers"] for letter in letters]
+
+
+async def test_an_event_of_another_type_than_it_was_sent_under(
+    dsn: str, conn: asyncpg.Connection, broker: Broker
+) -> None:
+    """SCL-2: no handler gets what it has not subscribed to by a message that lies about its type or target."""
+    done: list[int] = []
+    lies = [
+        outgoing(event_type="payment.refund").body,
+        outgoing(target="shipping").body,
+        outgoing(event_type="holdfast.unreadable").body,
+    ]
+    async with running(dsn, registry_of(done), Facts(), **OPTIONS):
+        await moved(conn)
+        for body in lies:
+            await put(broker, body=body)
+        await publish_many(conn, "order.placed", 1)
+        await until(lambda: broker.acknowledged == len(lies) + 1, within=10, what="all are acknowledged")
+    assert done == [0]
+    letters = await conn.fetch("SELECT event_type, last_error FROM core.failed")
+    assert [letter["event_type"] for letter in letters] == ["holdfast.unreadable"] * len(lies)
+    assert all("the one it was sent under" in letter["last_error"] for letter in letters)
+
+
+async def test_an_event_of_others_that_nobody_routed_is_passed_over(
+    dsn: str, conn: asyncpg.Connection, broker: Broker
+) -> None:
+    """SCL-2: a topic may have more than the handler is owed."""
+    done: list[int] = []
+    broker.routed = False
+    async with running(dsn, registry_of(done), Facts(), **OPTIONS):
+        await moved(conn)
+        await put(broker, body=outgoing(event_type="payment.refund").body)
+        await until(lambda: broker.acknowledged == 1, within=10, what="it is acknowledged")
+    assert not done
+    assert await conn.fetchval("SELECT count(*) FROM core.outbox") == 0
+
+
+async def test_what_the_database_refuses_all_the_same_is_kept_in_short(
+    dsn: str, conn: asyncpg.Connection, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SCL-2: a message never comes again for ever because its dead letter is refused."""
+    monkeypatch.setattr("holdfast.worker.taking.kept", lambda _received: {"body": "\x00"})
+    facts = Facts()
+    async with Worker(dsn, registry_of([]), WorkerSettings(**OPTIONS), observers=(facts.append,)):  # type: ignore[arg-type]
+        await moved(conn)
+        for n in range(3):
+            await put(broker, body=b"no event %d" % n)
+        await until(lambda: broker.acknowledged == 3, within=10, what="the messages are acknowledged")
+    letters = [json.loads(row["payload"]) for row in await conn.fetch("SELECT payload FROM core.failed")]
+    beginnings = sorted(base64.b64decode(letter["beginning_base64"]) for letter in letters)
+    assert beginnings == [b"no event 0", b"no event 1", b"no event 2"]
+    assert {letter["size"] for letter in letters} == {10}
+    assert len(facts.notices("settle_refused") + facts.notices("archive_refused")) == 1
+
+
+async def test_what_the_broker_says_against_an_event_is_told(
+    dsn: str, conn: asyncpg.Connection, broker: Broker
+) -> None:
+    """SCL-1: a channel does not stop without a word."""
+    facts = Facts()
+    broker.answer = lambda _event: Unanswered("the stream has exhausted its ids", told=True)
+    async with running(dsn, registry_of([]), facts, **OPTIONS):
+        await moved(conn)
+        await publish_many(conn, "order.placed", 3)
+        await until(lambda: facts.notices("broker_unavailable"), within=10, what="the refusal is told")
+        (notice,) = facts.notices("broker_unavailable")
+        assert (notice.details["handler_name"], notice.details["error"]) == (
+            "relay.nats",
+            "the stream has exhausted its ids",
+        )
 
 
 async def test_unanswered_rows_are_sent_again(dsn: str, conn: asyncpg.Connection, broker: Broker) -> None:
@@ -178,7 +280,8 @@ async def test_worker_starts_without_its_broker(dsn: str, conn: asyncpg.Connecti
     async with running(dsn, registry_of(done), facts, **OPTIONS):
         await publish_many(conn, "order.placed", 10)
         await until(lambda: len(done) == 10, what="handled from the outbox")
-        assert facts.notices("broker_unavailable")
+        notice = (await until(lambda: facts.notices("broker_unavailable"), what="the broker is missed"))[0]
+        assert notice.details["address"] == "nats://double" and "holdfast relay show" in str(notice.details["remedy"])
         broker.down = False
         await moved(conn)
         await publish_many(conn, "order.placed", 10)
@@ -213,5 +316,5 @@ async def test_relay_again_reaches_the_broker_as_a_new_message(
         assert await conn.fetchval(again) == 1
         await until(lambda: len(broker.sent) == 2, what="sent again")
         await until(lambda: broker.acknowledged == 2, what="acknowledged again")
-    assert [each.message_id for each in broker.sent] == [str(event), f"{event}:1"]
+    assert [each.message_id.rpartition(":")[0] for each in broker.sent] == [f"{event}:0", f"{event}:1"]
     assert done == [0]

@@ -287,14 +287,14 @@ async def test_a_group_that_was_retired_begins_anew(case: Case) -> None:
     sink = await case.sink()
     await sent(sink, case.events(0, key="one"))
     later = replace(case.interest, since=datetime.now(UTC) + timedelta(hours=1))
-    await fix_start(case.cluster, later, 5)
+    await fix_start(case.cluster, later, f"hf.{later.channel}", 5)
     await sent(sink, case.events(1, 2, key="one"))
     assert await _waits_for(case, 2)
-    await fix_start(case.cluster, later, 5)
+    await fix_start(case.cluster, later, f"hf.{later.channel}", 5)
     assert await _waits_for(case, 2)
-    await retire(case.cluster, later, 5)
+    await retire(case.cluster, later, f"hf.{later.channel}", 5)
     assert await _waits_for(case, None)
-    await fix_start(case.cluster, later, 5)
+    await fix_start(case.cluster, later, f"hf.{later.channel}", 5)
     assert await _waits_for(case, 0)
 
 

@@ -7,25 +7,28 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import nats
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from nats.js import JetStreamContext
-from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
+from nats.js.api import DiscardPolicy, PersistMode, RetentionPolicy, StorageType, StreamConfig
 from nats.js.errors import NotFoundError
 
 from holdfast.brokers.engine import BrokerUnavailable, Confirmed, Interest, Refused, Unanswered
 from holdfast.brokers.interests import wants
+from holdfast.brokers.keeping import DAY, retention_weaknesses
 from holdfast.brokers.nats import NatsEngine
 from holdfast.brokers.nats.source import NatsSource
-from holdfast.brokers.nats.subjects import consumer_of, event_of, filters_of, subject_of
+from holdfast.brokers.nats.subjects import Subjects
 from holdfast.errors import ConfigurationError
-from servers.nats import NatsServer, nats_cluster
-from servers.processes import free_port
+from servers.nats import NatsServer, binary, nats_cluster
+from servers.processes import ServerProcess, free_port
 from tests.brokers.messages import CHANNEL, interest, number_of, numbers, outgoing, sent, taken, until
 
+NAMES = Subjects()
 pytestmark = [pytest.mark.brokers, pytest.mark.newest_postgres]
 
 STREAM = "HF_events"
@@ -53,8 +56,8 @@ names = st.text(st.characters(categories=("L", "N"), include_characters=".>%_-$#
 @given(names, st.none() | names)
 def test_subjects_name_every_event_and_no_two_the_same(event_type: str, target: str | None) -> None:
     """SCL-1: any event name has a subject, which NATS takes and from which the name can be read."""
-    subject = subject_of(CHANNEL, event_type, target)
-    assert event_of(subject) == (event_type, target)
+    subject = NAMES.subject_of(CHANNEL, event_type, target)
+    assert NAMES.event_of(subject) == (event_type, target)
     tokens = subject.split(".")
     assert all(tokens) and not {">", "*"} & set(tokens)
 
@@ -65,7 +68,7 @@ def test_subjects_name_every_event_and_no_two_the_same(event_type: str, target: 
 def test_filters_cover_what_is_wanted_and_do_not_overlap(event_types: list[str]) -> None:
     """SCL-1: the filters of a consumer let through every event that its handler wants."""
     wanted = interest(*event_types)
-    filters = filters_of(wanted)
+    filters = NAMES.filters_of(wanted)
 
     def passes(subject: str) -> int:
         return sum(
@@ -76,7 +79,7 @@ def test_filters_cover_what_is_wanted_and_do_not_overlap(event_types: list[str])
     for event_type in ("order.placed", "order.placed.eu", "order.", "order", "a..b", "x.placed", ""):
         for target in (None, "billing", "shipping"):
             if event_type and wants(wanted, event_type, target):
-                assert passes(subject_of(CHANNEL, event_type, target)) == 1
+                assert passes(NAMES.subject_of(CHANNEL, event_type, target)) == 1
 
 
 @pytest.mark.parametrize(
@@ -86,6 +89,17 @@ def test_wrong_addresses_are_refused(address: str) -> None:
     """SCL-4: a mistyped option is named, not ignored."""
     with pytest.raises(ConfigurationError, match="substrate"):
         NatsEngine(address)
+
+
+async def test_a_server_without_jetstream_says_so(tmp_path: Path) -> None:
+    """SCL-1: as nats-server is started without options."""
+    port = free_port()
+    with ServerProcess([binary(), "-a", "127.0.0.1", "-p", str(port)], port, tmp_path):
+        source = NatsEngine(f"nats://127.0.0.1:{port}").source(interest("order.placed"), lease=30.0)
+        with pytest.raises(BrokerUnavailable, match="JetStream is off") as refused:
+            await source.open()
+        assert "start nats-server with -js" in refused.value.remedy
+        await source.close()
 
 
 async def test_a_stream_is_made_that_loses_nothing(server: NatsServer) -> None:
@@ -243,7 +257,8 @@ async def test_a_connection_that_ends_answers_at_once(server: NatsServer) -> Non
         began = loop.time()
         server.kill()
         server.spawn()
-    assert {type(answer) for answer in await sending} == {Unanswered}
+    # Confirmed: the client had not written it yet, and wrote it to the server that came after.
+    assert {type(answer) for answer in await sending} <= {Unanswered, Confirmed}
     assert loop.time() - began < 10
     await sink.close()
 
@@ -258,11 +273,11 @@ async def test_a_deleted_consumer_begins_where_the_handler_began(server: NatsSer
     async with jetstream(server) as js:
         waiting = asyncio.create_task(source.take(5, wait=5))
         await asyncio.sleep(0.2)
-        await js.delete_consumer(STREAM, consumer_of(wanted))
+        await js.delete_consumer(STREAM, NAMES.consumer_of(wanted))
         came = numbers(await waiting)
         came += numbers(await taken(source, 3 - len(came)))
         assert sorted(came) == [0, 1, 2]
-        await js.delete_consumer(STREAM, consumer_of(wanted))
+        await js.delete_consumer(STREAM, NAMES.consumer_of(wanted))
         await sink.send([outgoing(3)], timeout=5)
         assert sorted(numbers(await taken(source, 4))) == [0, 1, 2, 3]
     await sink.close()
@@ -315,6 +330,28 @@ async def test_what_is_not_acknowledged_comes_again_and_is_counted(server: NatsS
     (back,) = await taken(source, 1)
     assert number_of(back) == number_of(held)
     assert back.deliveries == 2
+    await sink.close()
+    await source.close()
+
+
+@pytest.mark.parametrize("block", [b"N\r\n", b"XXXX\r\n\r\n", b"NATS/1.0 \xff\xff\xff\r\n\r\n"])
+async def test_headers_that_are_none_end_no_connection(server: NatsServer, block: bytes) -> None:
+    """SCL-2: the message arrives with what can be read of it, and so does the next one."""
+    engine = NatsEngine(server.address)
+    sink, source = engine.sink(lease=30), engine.source(interest(), lease=30)
+    await source.open()
+    subject = NAMES.subject_of(CHANNEL, "order.placed", None)
+    url = urlsplit(server.address)
+    reader, writer = await asyncio.open_connection(url.hostname, url.port)
+    writer.write(b'CONNECT {"verbose":false,"headers":true}\r\n')
+    writer.write(b"HPUB %s %d %d\r\n%s\r\nPING\r\n" % (subject.encode(), len(block), len(block), block))
+    async with asyncio.timeout(10):
+        await reader.readuntil(b"PONG\r\n")
+    writer.close()
+    await sent(sink, [outgoing(1)])
+    first, second = await taken(source, 2)
+    assert (first.body, first.headers, first.deliveries) == (b"", {}, 1)
+    assert number_of(second) == 1
     await sink.close()
     await source.close()
 
@@ -381,9 +418,60 @@ async def test_doctor_names_what_would_lose_events(server: NatsServer) -> None:
             )
         )
     problems = " / ".join(each.problem for each in await NatsEngine(server.address).weaknesses([CHANNEL], timeout=5))
-    for part in ("replica", "memory", "acknowledged", "oldest", "each type", "days", "confirms nothing"):
+    for part in ("replica", "memory", "acknowledged", "oldest", "each type", "read or not", "confirms nothing"):
         assert part in problems
     assert not await NatsEngine(server.address).weaknesses(["other"], timeout=5)
+
+
+async def test_doctor_names_what_others_have_set(server: NatsServer) -> None:
+    """SCL-4: on a stream and a consumer that were edited; a limit that refuses what is new drops nothing."""
+    engine = NatsEngine(server.address)
+    source = engine.source(interest(), lease=30)
+    await source.open()
+    await source.close()
+    usual = {each.problem for each in await engine.weaknesses([CHANNEL], timeout=5)}
+    async with jetstream(server) as js:
+        config = (await js.stream_info(STREAM)).config
+        await js.update_stream(config.evolve(max_bytes=1_000_000, duplicate_window=60.0))
+        assert {each.problem for each in await engine.weaknesses([CHANNEL], timeout=5)} == usual
+        bad = config.evolve(
+            max_bytes=1_000_000, discard=DiscardPolicy.OLD, duplicate_window=7200.0, allow_rollup_hdrs=True
+        )
+        await js.update_stream(bad)
+        (consumer,) = await js.consumers_info(STREAM)
+        await js.add_consumer(STREAM, consumer.config.evolve(inactive_threshold=300.0))
+    found = {each.problem: each for each in await engine.weaknesses([CHANNEL], timeout=5)}
+    text = " / ".join(found)
+    for part in ("oldest", "120 minutes in memory", "allow_rollup_hdrs", "asks for 5 minutes (inactive_threshold)"):
+        assert part in text, text
+    assert len(found) == len(usual) + 4
+
+
+async def test_doctor_names_a_stream_that_confirms_too_early(server: NatsServer) -> None:
+    """SCL-4: with asynchronous writes a confirmation promises nothing."""
+    async with jetstream(server) as js:
+        config = StreamConfig(name=STREAM, subjects=["hf.events.>"], persist_mode=PersistMode.ASYNC, max_age=7 * DAY)
+        await js.add_stream(config)
+    found = [each.problem for each in await NatsEngine(server.address).weaknesses([CHANNEL], timeout=5)]
+    assert any("confirms events before they are written" in each for each in found), found
+
+
+@pytest.mark.parametrize(
+    ("kept", "remembered", "problem"),
+    [
+        (3_600.0, 60 * DAY, "60 minutes, read or not"),
+        (90 * DAY, 60 * DAY, "for 90 days (max_age), and the inbox knows what was handled for 60 days"),
+        (None, 60 * DAY, "for ever"),
+        (30 * DAY, 60 * DAY, ""),
+        (None, None, ""),
+    ],
+)
+def test_retention_is_compared_with_what_is_remembered(
+    kept: float | None, remembered: float | None, problem: str
+) -> None:
+    """SCL-4: events that go before a handler comes back, and events that come again after the inbox forgot them."""
+    found = [each.problem for each in retention_weaknesses("stream HF_events", kept, remembered, "max_age")]
+    assert (problem in found[0]) if problem else not found
 
 
 async def test_backlogs_and_removal(server: NatsServer) -> None:
@@ -408,7 +496,7 @@ async def test_backlogs_and_removal(server: NatsServer) -> None:
     async with jetstream(server) as js:
         assert await js.consumers_info(STREAM) == []
         with pytest.raises(NotFoundError):
-            await js.consumer_info(STREAM, consumer_of(wanted))
+            await js.consumer_info(STREAM, NAMES.consumer_of(wanted))
     await sink.close()
 
 
@@ -420,7 +508,7 @@ async def test_a_longer_lease_reaches_the_consumer(server: NatsServer) -> None:
         source = engine.source(wanted, lease=lease)
         await source.open()
         async with jetstream(server) as js:
-            info = await js.consumer_info(STREAM, consumer_of(wanted))
+            info = await js.consumer_info(STREAM, NAMES.consumer_of(wanted))
         assert info.config.ack_wait == expected
         await source.close()
 

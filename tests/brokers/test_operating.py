@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,12 +17,13 @@ from holdfast.errors import ConfigurationError, NotFound
 from holdfast.operator import Operator, Refused
 from servers.nats import NatsServer
 from servers.valkey import ValkeyServer
-from tests.acceptance.support import PUBLISHER, drained, effects, make_tables, publish_many, running, until
+from tests.acceptance.support import PUBLISHER, Facts, drained, effects, make_tables, publish_many, running, until
 from tests.brokers.double import Broker
 
 pytestmark = [pytest.mark.brokers, pytest.mark.newest_postgres]
 
 HANDLER = "billing.charge_card"
+RELAYED = "SELECT count(*) = 1 FROM core.outbox WHERE handler_name = 'relay.nats' AND status = 'delivered'"
 OPTIONS: dict[str, Any] = {"substrate": "nats://double", "lease": 2.0, "poll_interval": 0.2}
 
 
@@ -93,11 +95,48 @@ async def test_what_cannot_be_meant_is_refused(dsn: str, conn: asyncpg.Connectio
             await operator.handlers.via([HANDLER], "pigeons")
         with pytest.raises(NotFound):
             await operator.handlers.via(["nobody.there"], "nats")
+        with pytest.raises(NotFound, match=r"nobody\.there is unknown"):
+            await operator.handlers.drained("nobody.there", "nats")
+    assert await conn.fetchval("SELECT count(*) FROM core.audit") == 0
+    code, out = await holdfast(dsn, "handlers", "drained", "nats://127.0.0.1:1", "nobody.there", "--yes")
+    assert code == 2 and "nobody.there is unknown" in out, out
+    async with Operator(dsn, actor="ann@example.com") as operator:
         with pytest.raises(ConfigurationError):
             await operator.relay.check("pigeons")
         with pytest.raises(ConfigurationError):
             now = datetime.now(UTC)
             await operator.relay.check("nats", since=now, until=now - timedelta(hours=1))
+
+
+async def test_a_check_says_how_much_it_has_looked_at(dsn: str, conn: asyncpg.Connection, broker: Broker) -> None:
+    """SCL-1: nothing in the range is not nothing lost; a broker that was never used is refused."""
+    done: list[int] = []
+    async with running(dsn, registry_of(done), **OPTIONS):
+        await until(lambda: _is(conn, "nats"), what="moved")
+        await publish_many(conn, "order.placed", 3)
+        await until(lambda: len(done) == 3, what="handled")
+        await drained(conn)
+    code, out = await holdfast(dsn, "relay", "check", "nats", "--since", "2h")
+    assert code == 0 and "0 relayed events before" in out and "--until now looks at the rest" in out, out
+    code, out = await holdfast(dsn, "relay", "check", "nats", "--since", "2h", "--until", "now")
+    assert code == 0 and "nothing that nats has confirmed is missing: 3 relayed events before" in out, out
+    code, out = await holdfast(dsn, "relay", "check", "kafka", "--since", "2h")
+    assert code == 2 and "kafka has never had an event from this database" in out, out
+
+
+async def test_moving_away_from_a_broker_that_is_gone_tells_what_stays(
+    dsn: str, conn: asyncpg.Connection, broker: Broker
+) -> None:
+    """SCL-2: only new events go by the outbox; those that the relay is owed wait for the broker."""
+    owed = "SELECT count(*) = 2 FROM core.outbox WHERE handler_name = 'relay.nats' AND status = 'pending'"
+    async with running(dsn, registry_of([]), **OPTIONS):
+        await until(lambda: _is(conn, "nats"), what="moved")
+        broker.down = True
+        await publish_many(conn, "order.placed", 2)
+        await until(lambda: conn.fetchval(owed), what="owed to the relay")
+    code, out = await holdfast(dsn, "handlers", "via", "outbox", HANDLER, "--yes")
+    assert code == 0 and "1 handler moved to outbox" in out, out
+    assert "2 events wait for nats and go when it is back" in out, out
 
 
 async def test_doctor_misses_relays_and_takers(dsn: str, conn: asyncpg.Connection, broker: Broker) -> None:
@@ -107,6 +146,15 @@ async def test_doctor_misses_relays_and_takers(dsn: str, conn: asyncpg.Connectio
     async with Operator(dsn, actor="ann@example.com") as operator:
         codes = {finding.code for finding in (await operator.doctor("health")).findings}
         assert "broker-unrelayed" in codes
+        facts = Facts()
+        async with running(dsn, registry_of([]), facts):  # without the broker
+            await publish_many(conn, "order.placed", 1)
+            await until(lambda: _unserved(operator), what="the relay is missed")
+            remedy = await _unserved(operator)
+        assert remedy is not None and "--substrate" in remedy and "cancel" not in remedy
+        [starved] = facts.notices("handler_starved")
+        assert starved.details["cause"] == f"{HANDLER} is carried by nats, and this worker does not take from there"
+        assert f"handlers via outbox {HANDLER}" in str(starved.details["remedy"])
     async with (
         running(dsn, HandlerRegistry(), **OPTIONS),
         Operator(dsn, actor="ann@example.com") as operator,
@@ -249,6 +297,37 @@ async def test_moving_a_running_service_there_and_back(dsn: str, conn: asyncpg.C
             assert "no handler" in out, out
     assert await effects(conn) == list(range(published))
     assert relayed > 100
+
+
+async def test_a_handler_that_runs_once_in_the_fleet_is_shown_and_drained(
+    dsn: str, conn: asyncpg.Connection, tmp_path: Path
+) -> None:
+    """SCL-2: its consumer at NATS is another one than without the limit, and commands find it all the same."""
+    registry = HandlerRegistry()
+
+    @registry.handler("order.placed", name=HANDLER, fleet_concurrency=1)
+    async def charge(event: EventEnvelope) -> None: ...
+
+    with NatsServer(tmp_path / "nats") as server:
+        async with running(dsn, registry, substrate=server.address):
+            await until(lambda: _is(conn, "nats"), what="behind the broker")
+        await publish_many(conn, "order.placed", 1)
+        # A relay alone: nobody takes what it sends.
+        async with running(dsn, HandlerRegistry(), substrate=server.address):
+            await until(lambda: conn.fetchval(RELAYED), what="relayed")
+        code, out = await holdfast(dsn, "relay", "show", "--substrate", server.address, "--json")
+        assert code == 0, out
+        (backlog,) = json.loads(out[out.index("{") :])["broker"]["backlogs"]  # behind what a log says
+        assert (code, backlog["handler_name"], backlog["waiting"]) == (0, HANDLER, 1), out
+        code, out = await holdfast(dsn, "handlers", "via", "outbox", HANDLER, "--yes", "--reason", "back")
+        assert code == 0, out
+        code, out = await holdfast(dsn, "handlers", "drained", server.address, HANDLER, "--yes")
+        assert code != 0 and "1 message left" in out, out
+
+
+async def _unserved(operator: Operator) -> str | None:
+    found = (await operator.doctor("health")).findings
+    return next((each.remedy for each in found if (each.code, each.object) == ("handler-unserved", "relay.nats")), None)
 
 
 async def _is(conn: asyncpg.Connection, via: str) -> bool:

@@ -15,7 +15,7 @@ import pytest
 
 from holdfast.brokers.engine import BrokerUnavailable, Confirmed, Interest, Outgoing, Sink, Source, Unanswered
 from holdfast.brokers.rabbitmq import RabbitmqEngine
-from holdfast.brokers.rabbitmq.topology import dead_queue_of, exchange_of, queue_of
+from holdfast.brokers.rabbitmq.topology import dead_queue_of, queue_of
 from holdfast.errors import ConfigurationError
 from servers.rabbitmq import RabbitmqServer
 from tests.brokers import messages
@@ -118,7 +118,7 @@ async def test_an_event_without_a_binding_stays_open(case: Case, channel: aiormq
     """SCL-1: RabbitMQ returns it, which is no confirmation, and takes it when the queue is bound again."""
     await case.source()
     sink = await case.sink()
-    await channel.queue_unbind(queue_of(case.interest), exchange_of(case.interest.channel), "order.placed")
+    await channel.queue_unbind(queue_of(case.interest), f"hf.{case.interest.channel}", "order.placed")
     answers = await sink.send(case.events(1, 2), timeout=5)
     assert [type(answer) for answer in answers] == [Unanswered, Unanswered]
     assert "no queue is bound" in str(answers[0])
@@ -151,7 +151,7 @@ async def test_a_queue_that_drops_is_a_weakness(case: Case, channel: aiormq.abc.
     arguments: dict[str, Any] = {"x-queue-type": "quorum", "x-delivery-limit": 1}
     await channel.queue_declare(queue_of(case.interest), durable=True, arguments=arguments)
     source, sink = await case.source(), await case.sink()
-    weaknesses = await case.engine.weaknesses([case.interest.channel], timeout=5)
+    weaknesses = await case.engine.weaknesses([case.interest.channel], [case.interest], timeout=5)
     assert {weakness.subject for weakness in weaknesses} == {queue_of(case.interest)}
     problems = " ".join(weakness.problem for weakness in weaknesses)
     assert "its delivery limit drops events (x-delivery-limit is 1)" in problems
@@ -214,7 +214,8 @@ async def test_a_killed_node_keeps_what_it_confirmed(case: Case, server: Rabbitm
     with pytest.raises(BrokerUnavailable):
         await source.acknowledge(held)
     assert not isinstance((await _answers(sink, case.events(1000)))[0], Confirmed)
-    await asyncio.to_thread(server.start)
+    server.spawn()
+    await asyncio.to_thread(server.wait_until_listening)
     found: list[int] = []
     deadline = time.monotonic() + 40
     while len(set(found)) < 195:

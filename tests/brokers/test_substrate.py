@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +21,19 @@ from holdfast import (
     RetryPolicy,
     Snooze,
     TerminalHandlerError,
+    Worker,
     WorkerSettings,
 )
 from holdfast.brokers.engine import Interest, Received, Source
 from holdfast.brokers.engines import engine_of
+from holdfast.brokers.signing import Signatures, Verdict
+from holdfast.handler_tally import DeliveryOutcome
 from servers.kafka import kafka_server
 from servers.nats import NatsServer
 from servers.rabbitmq import RabbitmqServer
 from servers.valkey import DURABLE, ValkeyServer
 from tests.acceptance.support import Facts, drained, effects, make_tables, publish, publish_many, running, until
+from tests.brokers.messages import outgoing, sent
 
 pytestmark = [pytest.mark.brokers, pytest.mark.newest_postgres]
 
@@ -319,6 +325,10 @@ async def test_batches(dsn: str, conn: asyncpg.Connection, substrate: str | None
     assert set(await effects(conn)) == set(range(100))
 
 
+def counts(worker: Worker) -> Mapping[DeliveryOutcome, int]:
+    return worker.tally()["billing.charge_card"].counts
+
+
 async def _equal(conn: asyncpg.Connection, query: str, expected: object) -> bool:
     return bool(await conn.fetchval(query) == expected)
 
@@ -342,7 +352,9 @@ async def test_what_is_no_event_is_a_dead_letter_with_its_bytes(
             await carried(conn, substrate)
             [stream] = await client.jetstream().streams_info()
             [subject] = stream.config.subjects or []
-            await client.jetstream().publish(subject.replace(">", "_.order.placed"), b"\x00\xffno event")
+            await client.jetstream().publish(
+                subject.replace("*", "_").replace(">", "order.placed"), b"\x00\xffno event"
+            )
             await publish_many(conn, "order.placed", 3)
             await until(lambda: len(got) == 3, what="the events handled")
             await until(lambda: conn.fetchval("SELECT count(*) = 1 FROM core.failed"), what="the dead letter")
@@ -352,3 +364,59 @@ async def test_what_is_no_event_is_a_dead_letter_with_its_bytes(
     assert letter["handler_name"] == "billing.charge_card"
     assert letter["error_signature"].startswith("relay:")
     assert "no event" in letter["payload"]
+
+
+@pytest.mark.parametrize("substrate", ["nats", "redis", "rabbitmq", "kafka"], indirect=True)
+async def test_who_writes_to_the_broker_can_neither_forge_nor_suppress_an_event(
+    dsn: str, conn: asyncpg.Connection, substrate: str
+) -> None:
+    """SEC-1, SCL-2: what no relay has signed is kept, not handled, and keeps no real event from being handled."""
+    registry, got, facts, channel = HandlerRegistry(), [], Facts(), DEFAULTS.served_channels[0]
+
+    @registry.handler("order.placed", name="billing.charge_card")
+    async def charge(event: EventEnvelope) -> None:
+        got.append((event.idempotency_key, event.payload["number"]))
+
+    relay, stranger = Signatures(), Signatures()
+    relay.use(await conn.fetchval("SELECT signing FROM core.relay_keys()"), (), b"")
+    stranger.use(b"not the secret", (), b"")
+    unsigned, tampered, wrong, foreign, real = (outgoing(number, channel=channel) for number in range(5))
+    other = outgoing(5, channel="another").body
+    signed, _ = relay.signed(real.body, channel)
+    attributes = {"specversion": "1.0", "id": "42", "source": "shop", "type": "order.placed", "data": {"number": 3}}
+    bodies = [
+        (unsigned, unsigned.body),
+        (tampered, relay.signed(tampered.body, channel)[0].replace(b'"number":1', b'"number":9')),
+        (wrong, stranger.signed(wrong.body, channel)[0]),
+        (outgoing(5, channel=channel), relay.signed(other, "another")[0]),
+        (foreign, json.dumps(attributes).encode()),
+        (real, signed),
+    ]
+    sink = engine_of(substrate).sink(lease=30)
+    async with running(dsn, registry, facts, substrate=substrate) as worker:
+        await carried(conn, substrate)
+        await sink.open()
+        await sent(sink, [replace(event, body=body) for event, body in bodies])
+        await until(lambda: len(got) == 2, what="the foreign one and the signed one are handled")
+        await until(lambda: conn.fetchval("SELECT count(*) = 4 FROM core.failed"), what="the others are kept")
+        for number, key in ((10, "k-0"), (11, "k-1"), (12, "k-2"), (13, "shop 42"), (15, "k-5")):
+            await publish(conn, "order.placed", {"number": number}, idempotency_key=key)
+        await until(lambda: len(got) == 7, what="no real event is suppressed")
+        await until(lambda: conn.fetchval("SELECT count(*) = 7 FROM core.event_handled"), what="the inbox")
+        # The same bytes again, under another id at the broker.
+        await sent(sink, [replace(real, body=signed, message_id="again")])
+        await until(lambda: counts(worker)["duplicate"] == 1, what="a signed message that comes again is a duplicate")
+        await sink.close()
+        failed = counts(worker)["failed"]
+    assert sorted(number for _, number in got) == [3, 4, 10, 11, 12, 13, 15]
+    assert {key for key, _ in got} >= {"k-0", "k-1", "k-2", "k-4", "k-5", "shop 42"}
+    errors = await conn.fetch("SELECT last_error, error_signature FROM core.failed")
+    expected = [Verdict.UNSIGNED, Verdict.FORGED, Verdict.UNKNOWN, Verdict.FORGED]
+    assert sorted(str(each["last_error"]).partition(": ")[2] or str(each["last_error"]) for each in errors) == sorted(
+        each.value for each in expected
+    )
+    assert all(each["error_signature"].startswith("relay:") for each in errors)
+    assert failed == 4
+    secret = await conn.fetchval("SELECT signing FROM core.relay_keys()")
+    told = [*map(repr, facts), *(str(dict(each)) for each in await conn.fetch("SELECT * FROM core.failed"))]
+    assert not any(secret.hex() in each or repr(secret)[2:-1] in each for each in told)

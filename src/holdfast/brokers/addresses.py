@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from holdfast.checks import quoted
 from holdfast.errors import ConfigurationError
 
 FIELD = "substrate"
+_PORTS = {"nats": 4222, "redis": 6379, "amqp": 5672, "kafka": 9092}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,22 +33,56 @@ class Address:
         return int(text)
 
 
-def address_of(text: str, schemes: tuple[str, ...], known: tuple[str, ...]) -> Address:
+def address_of(text: str, schemes: tuple[str, ...], known: tuple[str, ...] | None) -> Address:
     """Take an address apart; refuse another scheme, an option that is not known, and one without a host.
+
+    None knows all options: those of RabbitMQ are for its client.
 
     >>> address_of("nats://me:secret@one,two:4223/?replicas=3", ("nats",), ("replicas",)).servers
     ('nats://me:secret@one', 'nats://me:secret@two:4223')
     """
     parts = urlsplit(text)
     if parts.scheme not in schemes:
-        remedy = f"write it like {schemes[0]}://host:port"
-        raise ConfigurationError(FIELD, f"begins with {quoted(parts.scheme)}", remedy)
+        remedy = _like(schemes[0])
+        raise ConfigurationError(FIELD, f"begins with {quoted(parts.scheme)}, which is unknown", remedy)
     login, at, hosts = parts.netloc.rpartition("@")
     servers = tuple(f"{parts.scheme}://{login}{at}{host}" for host in hosts.split(",") if host)
+    for server in servers:
+        _require_port(server, _like(schemes[0]))
     if not servers:
-        raise ConfigurationError(FIELD, "names no host", f"write it like {schemes[0]}://host:port")
+        raise ConfigurationError(FIELD, "names no host", _like(schemes[0]))
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     for option in options:
-        if option not in known:
-            raise ConfigurationError(FIELD, f"has the option {quoted(option)}", f"use one of {', '.join(known)}")
+        if known is not None and option not in known:
+            raise ConfigurationError(
+                FIELD, f"has the option {quoted(option)}, which is unknown", f"use one of {', '.join(known)}"
+            )
     return Address(parts.scheme, servers, parts.path.strip("/"), options)
+
+
+def with_names(text: str, naming: str, options: tuple[str, ...]) -> str:
+    """Return an address with other templates for names; what else `naming` has is left out.
+
+    >>> with_names("nats://me@one,two:4223?replicas=3&stream=A_{channel}", "stream=B_{channel}&creds=x", ("stream",))
+    'nats://me@one,two:4223?replicas=3&stream=B_{channel}'
+    """
+    parts = urlsplit(text)
+    given = {option: value for option, value in parse_qsl(naming) if option in options}
+    kept = dict(parse_qsl(parts.query, keep_blank_values=True)) | given
+    return parts._replace(query=urlencode(kept, safe="{}:/")).geturl()
+
+
+def _like(scheme: str) -> str:
+    """Return how to write an address: with a number, because words in its place are hidden as a password would be."""
+    return f"write it like {scheme}://host:{_PORTS[scheme]}"
+
+
+def _require_port(server: str, remedy: str) -> None:
+    """Refuse a server whose port is no number that a port can have."""
+    try:
+        if urlsplit(server).port != 0:
+            return
+    except ValueError:
+        pass
+    port = server.rpartition(":")[2]
+    raise ConfigurationError(FIELD, f"has the port {quoted(port)}", f"{remedy}, with a port from 1 to 65535")

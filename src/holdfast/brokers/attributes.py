@@ -22,6 +22,8 @@ T = TypeVar("T")
 Attributes: TypeAlias = dict[str, Any]
 
 HEADERS: Final = "hfheaders"
+# By which a worker knows that a relay has sent an event: signing.py.
+SIGNATURE: Final = "hfsignature"
 
 _LARGEST_INTEGER: Final = 2**31 - 1
 # What a name of ours may have beside letters and digits.
@@ -66,7 +68,7 @@ def name_attribute(field: str, value: object) -> str:
     """Return an attribute of ours that is an event name."""
     if type(value) is str and is_plain_event_name(value):
         return value
-    return event_name(field, value, error=refusal)
+    return event_name(field, value, error=refusal, composed=False)
 
 
 def key_attribute(field: str, value: object) -> str:

@@ -23,18 +23,21 @@ class BrokerReport:
 
 async def make(engine: Engine, interests: Sequence[Interest]) -> None:
     """Make the consumers, groups or queues of handlers, before anything is sent for them."""
-    for interest in interests:
-        source = engine.source(interest, lease=_LEASE)
+    sources = [engine.source(each, lease=_LEASE) for each in interests]  # refuses what has no name, before any is made
+    for source in sources:
         try:
             await source.open()
         finally:
             await source.close()
 
 
-async def report(engine: Engine, interests: Sequence[Interest], channels: Sequence[str]) -> BrokerReport:
+async def report(
+    engine: Engine, interests: Sequence[Interest], channels: Sequence[str], remembered: float | None = None
+) -> BrokerReport:
     """Ask a broker what it holds, and how safe it is."""
     backlogs = await engine.backlogs(interests, timeout=_PATIENCE)
-    return BrokerReport(engine.name, list(backlogs), list(await engine.weaknesses(channels, timeout=_PATIENCE)))
+    weak = await engine.weaknesses(channels, interests, remembered=remembered, timeout=_PATIENCE)
+    return BrokerReport(engine.name, list(backlogs), list(weak))
 
 
 async def left(engine: Engine, interests: Sequence[Interest]) -> int:

@@ -20,7 +20,8 @@ class Outgoing:
     """One event on its way to a broker, rendered: a structured CloudEvent and what the engine routes by."""
 
     event_id: UUID
-    # The broker's de-duplication id: the event's id and the cycle of its relay, so that a re-relay is no duplicate.
+    # The broker's de-duplication id: the event's id, the cycle of its relay, so that a re-relay is no duplicate, and
+    # what nobody but a relay can know.
     message_id: str
     channel: str
     event_type: str
@@ -48,13 +49,19 @@ class Unanswered:
     """Nobody knows whether the broker has the event, or it cannot take any now: the row is released."""
 
     error: str
+    # Whether the broker itself says so: it may need somebody's help.
+    told: bool = False
 
 
 Answer = Confirmed | Refused | Unanswered
 
 
 class BrokerUnavailable(HoldfastError):
-    """The broker as a whole cannot be used now: an outage, which burns no attempt."""
+    """The broker as a whole cannot be used now: an outage, which burns no attempt. `remedy` is empty if unknown."""
+
+    def __init__(self, problem: str, remedy: str = "") -> None:
+        super().__init__(problem)
+        self.remedy = remedy
 
 
 class Sink(Protocol):
@@ -78,6 +85,8 @@ class Received(NamedTuple):
     deliveries: int | None
     # What the engine needs to acknowledge it.
     token: object
+    # Whether it came by its type: what others have written, and nothing was routed by, may be anybody's.
+    routed: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +138,32 @@ class Backlog:
     redelivered: int | None = None
 
 
+def sum_of(handler_name: str, parts: Sequence[Backlog]) -> Backlog:
+    """Return what a broker holds for a handler in all places together; what one does not tell is not known of all."""
+
+    def total(counts: Sequence[int | None]) -> int | None:
+        return None if None in counts else sum(each for each in counts if each is not None)
+
+    return Backlog(
+        handler_name,
+        total([each.waiting for each in parts]),
+        total([each.unacknowledged for each in parts]),
+        total([each.redelivered for each in parts]),
+    )
+
+
+def left_of(parts: Sequence[Backlog]) -> int | None:
+    """Return how many messages there are in all places together; a place without a consumer has none for it."""
+    left = 0
+    for each in parts:
+        if each.waiting is None and each.unacknowledged is None:
+            continue
+        if each.waiting is None:
+            return None
+        left += each.waiting + (each.unacknowledged or 0)
+    return left
+
+
 class Engine(Protocol):
     """One broker, by its address. Connections belong to the sinks and sources that it makes."""
 
@@ -138,8 +173,34 @@ class Engine(Protocol):
 
     def source(self, interest: Interest, *, lease: float) -> Source: ...
 
-    async def weaknesses(self, channels: Sequence[str], *, timeout: float) -> Sequence[Weakness]: ...
+    def names(self, interest: Interest) -> Sequence[str]:
+        """Return the streams, topics or exchanges that have what a handler is owed; refuse one that has no names."""
+        ...
+
+    async def weaknesses(
+        self,
+        channels: Sequence[str],
+        interests: Sequence[Interest] = (),
+        *,
+        remembered: float | None = None,
+        timeout: float,
+    ) -> Sequence[Weakness]:
+        """Name what breaks a promise; `remembered` is for how many seconds the inbox knows what was handled."""
+        ...
 
     async def backlogs(self, interests: Sequence[Interest], *, timeout: float) -> Sequence[Backlog]: ...
 
     async def remove(self, interest: Interest) -> None: ...
+
+    @property
+    def naming(self) -> str:
+        """The templates of names, as options of the address; empty where other names leave nothing behind."""
+        ...
+
+    def named(self, naming: str) -> Engine:
+        """Return the same broker by other names; refuse those that it would not take."""
+        ...
+
+    async def left(self, interest: Interest, *, timeout: float) -> int | None:
+        """Return how many messages are there for a handler, taken or not; None if that is not known."""
+        ...

@@ -31,7 +31,11 @@ def engine_of(address: str) -> Engine:
     scheme = urlsplit(address).scheme if isinstance(address, str) else ""
     if scheme not in _ENGINES:
         given = scheme or (address[:20] if isinstance(address, str) else type(address).__name__)
-        raise ConfigurationError(FIELD, f"is {quoted(given)}", "write nats://…, redis://…, amqp://… or kafka://…")
+        raise ConfigurationError(
+            FIELD,
+            f"{quoted(given)} is not a broker that Holdfast knows",
+            "write nats://…, redis://…, amqp://… or kafka://…",
+        )
     module, name = _ENGINES[scheme]
     engine: Engine = getattr(import_module(f"holdfast.brokers.{module}"), name)(address)
     return engine

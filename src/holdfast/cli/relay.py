@@ -19,7 +19,8 @@ from holdfast.cli.selection import moment
 from holdfast.errors import ConfigurationError
 from holdfast.handlers import HandlerRegistry
 from holdfast.observability.logging import LogObserver
-from holdfast.operator import CarriedHandler, Operator, RelayChange, RelayCheck
+from holdfast.operator import CarriedHandler, Operator, RelayChange, RelayCheck, RelayRotation, Status
+from holdfast.retention import inbox_days
 from holdfast.settings import WorkerSettings
 from holdfast.worker import Worker, process
 
@@ -65,6 +66,7 @@ def run(
         name=name,
         substrate=substrate,
         relayed=tuple(event_type or ()),
+        relay_secrets=environment.relay_secrets(),
     )
     log = LogObserver(
         service=environment.service(None),
@@ -86,16 +88,17 @@ def show(where: Where, substrate: SubstrateOption = None, as_json: JsonOption = 
     """Show which handlers get their events by a broker; with its address also what it holds, and how safe it is."""
     address = environment.substrate(substrate)
 
-    async def act(operator: Operator) -> tuple[list[CarriedHandler], BrokerReport | None]:
-        found = await operator.relay.show()
+    async def act(operator: Operator) -> tuple[list[CarriedHandler], Status, BrokerReport | None]:
+        found, told = await operator.relay.show(), await operator.status()
         if address is None:
-            return found, None
+            return found, told, None
         engine = engine_of(address)
         interests = await operator.relay.interests(engine.name)
         channels = sorted({each.channel for each in interests})
-        return found, await consumers.report(engine, interests, channels)
+        remembered = 86_400.0 * inbox_days((await operator.retention.report()).policies)
+        return found, told, await consumers.report(engine, interests, channels, remembered)
 
-    found, report = where.run(act)
+    found, told, report = where.run(act)
     if as_json:
         output.print_json({"handlers": found, "broker": report})
         return
@@ -104,6 +107,8 @@ def show(where: Where, substrate: SubstrateOption = None, as_json: JsonOption = 
     else:
         headers = ("handler", "via", "since", "decided by", "drains", "relayed by", "taken by")
         output.print_table(headers, [_row(each) for each in found])
+    for broker in sorted({each.broker for each in told.backlogs}):
+        output.print_line(_last_answer(broker, told))
     if report is not None:
         _print_report(report)
 
@@ -115,6 +120,11 @@ def _row(each: CarriedHandler) -> tuple[object, ...]:
     return each.handler_name, each.via, each.since or "-", decided, each.draining or "-", relayed, taken
 
 
+def _last_answer(broker: str, told: Status) -> str:
+    ages = [each.seconds for each in told.backlogs if each.broker == broker and each.seconds is not None]
+    return f"{broker}: last answer {min(ages):.0f} s ago" if ages else f"{broker}: no answer yet"
+
+
 def _print_report(report: BrokerReport) -> None:
     if report.backlogs:
         output.print_table(
@@ -124,6 +134,8 @@ def _print_report(report: BrokerReport) -> None:
                 for each in report.backlogs
             ],
         )
+        if any(each.waiting is None and each.unacknowledged is None for each in report.backlogs):
+            output.print_line(f"? no consumer of this name at {report.broker}; is the address the worker's?", "yellow")
     for weakness in report.weaknesses:
         output.print_line(f"! {weakness.subject} {weakness.problem}; {weakness.remedy}", "yellow")
 
@@ -159,7 +171,7 @@ def check(
     if change.as_json:
         output.print_json({"check": found, "repaired": repaired})
     else:
-        _print_lost(found)
+        _print_lost(found, whole=until is not None)
         if repaired is not None:
             count = output.counted(repaired.count, "delivery", "deliveries")
             output.print_line(f"{count} {change.would}put into the lanes")
@@ -167,9 +179,14 @@ def check(
         raise typer.Exit(1)
 
 
-def _print_lost(found: RelayCheck) -> None:
+def _print_lost(found: RelayCheck, *, whole: bool) -> None:
+    """`whole`: the end of the time was named, so that nothing later is meant."""
+    looked = f"{output.counted(found.looked_at, 'relayed event')} before {found.until:%H:%M} looked at"
+    if not found.looked_at:
+        output.print_line(looked if whole else f"{looked}; --until now looks at the rest", "yellow")
+        return
     if not found.lost:
-        output.print_line(f"nothing that {found.broker} has confirmed is missing")
+        output.print_line(f"nothing that {found.broker} has confirmed is missing: {looked}")
         return
     output.print_table(
         ("event", "handler", "event type", "relayed (UTC)"),
@@ -209,3 +226,30 @@ def again(
         output.print_line(f"{output.counted(found.count, 'event')} {change.would}sent to {broker} again")
     if not found.count:
         raise typer.Exit(1)
+
+
+@app.command("rotate")
+@spread
+def rotate(
+    where: Target,
+    change: Change,
+    drop_old: Annotated[
+        bool,
+        typer.Option(
+            "--drop-old", help="Accept the old ones for two minutes more, not 30 days: somebody else knows one."
+        ),
+    ] = False,
+) -> None:
+    """Make a new secret of this database, which relays sign with a minute later."""
+
+    async def act(operator: Operator) -> RelayRotation:
+        change.confirm("Make a new secret, and drop the old ones?" if drop_old else "Make a new secret?")
+        return await operator.relay.rotate(drop_old=drop_old, reason=change.reason, dry_run=change.dry_run)
+
+    found = where.run(act)
+    if change.as_json:
+        output.print_json(found)
+    else:
+        count = output.counted(found.accepted, "secret")
+        made, accepted = (change.would, change.would) if change.dry_run else ("is ", "are ")
+        output.print_line(f"a new secret {made}made; {count} {accepted}accepted now")

@@ -10,7 +10,7 @@ from typing import Any
 from holdfast.brokers.engine import Interest
 from holdfast.brokers.engines import NAMES
 from holdfast.checks import one_of
-from holdfast.errors import ConfigurationError
+from holdfast.errors import ConfigurationError, NotFound
 from holdfast.operator import arguments
 from holdfast.operator.session import Session
 from holdfast.postgres.operations import brokers
@@ -31,6 +31,7 @@ class RelayCheck:
     since: datetime
     until: datetime
     lost: list[LostDelivery]
+    looked_at: int  # relayed events of that time
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,14 @@ class RelayChange:
 
     broker: str
     count: int
+    dry_run: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RelayRotation:
+    """How many secrets of relays this database accepts now, the new one included."""
+
+    accepted: int
     dry_run: bool = False
 
 
@@ -81,12 +90,17 @@ class Relay:
     ) -> RelayCheck:
         """Look for events that were relayed and confirmed, and that a handler of this database has not got.
 
-        By default those of the last day, but for the last ten minutes. So many `rows` are looked at.
+        By default those of the last day, but for the last ten minutes. So many `rows` are looked at. A broker that
+        nothing is relayed to is refused.
         """
         begin, end = self._span(broker, since, until)
         most = arguments.whole("rows", rows, 1, _MOST_ROWS)
         async with self._session.reading() as statements:
-            return RelayCheck(broker, begin, end, await brokers.lost(statements, broker, begin, end, most))
+            looked_at = await brokers.relayed(statements, broker, begin, end, most)
+            if looked_at is None:
+                raise NotFound("broker", f"{broker} has never had an event from this database", "holdfast relay show")
+            lost = await brokers.lost(statements, broker, begin, end, most)
+            return RelayCheck(broker, begin, end, lost, looked_at)
 
     async def repair(
         self,
@@ -137,6 +151,18 @@ class Relay:
             count += some
             if dry_run or some < _PORTION:
                 return RelayChange(broker, count, dry_run)
+
+    async def rotate(
+        self, *, drop_old: bool = False, reason: str | None = None, dry_run: bool = False
+    ) -> RelayRotation:
+        """Make a new secret, which relays sign with a minute later.
+
+        The old ones are accepted for 30 days; with `drop_old` for two minutes, as when somebody else knows one.
+        """
+        why = arguments.reason(reason)
+        async with self._session.changing("relay.rotate", dry_run=dry_run, reason=why) as statements:
+            accepted = await brokers.rotate(statements, drop_old, actor=self._session.actor, reason=why)
+        return RelayRotation(accepted, dry_run)
 
     def _span(self, broker: str, since: datetime | None, until: datetime | None) -> tuple[datetime, datetime]:
         broker_name(broker)

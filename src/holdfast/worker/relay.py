@@ -17,7 +17,8 @@ from pydantic_core import from_json
 from holdfast.batch import Batch, EventResult, alone
 from holdfast.brokers.attributes import CloudEventError
 from holdfast.brokers.cloudevents import CarriedEvent, structured
-from holdfast.brokers.engine import Answer, BrokerUnavailable, Confirmed, Engine, Outgoing, Refused
+from holdfast.brokers.engine import Answer, BrokerUnavailable, Confirmed, Engine, Outgoing, Refused, Unanswered
+from holdfast.brokers.signing import Signatures
 from holdfast.envelope import EventEnvelope
 from holdfast.errors import RelayFault, TransientHandlerError
 from holdfast.flow import Pause
@@ -26,6 +27,9 @@ from holdfast.outcome import Snooze
 from holdfast.postgres.brokers import BrokerStatements, RelayDetails
 from holdfast.postgres.delivery import Delivery
 from holdfast.postgres.faults import CONNECTION_FAULTS, PASSING_FAULTS
+from holdfast.telemetry import Notice, Observer
+from holdfast.worker.hourly import HourlyLimit
+from holdfast.worker.relay_secrets import RelaySecrets
 from holdfast.worker.shared_connection import SharedConnection
 
 _BATCH: Final = 500
@@ -48,8 +52,19 @@ class Relay:
     """Sends claimed rows to one broker."""
 
     def __init__(
-        self, engine: Engine, statements: BrokerStatements, database: SharedConnection, *, lease: float
+        self,
+        engine: Engine,
+        statements: BrokerStatements,
+        database: SharedConnection,
+        secrets: RelaySecrets,
+        observe: Observer,
+        *,
+        lease: float,
     ) -> None:
+        self._observe = observe
+        self._secrets = secrets
+        self._hourly = HourlyLimit()
+        self._broker = engine.name
         self._statements = statements
         self._database = database
         self._sink = engine.sink(lease=lease)
@@ -83,6 +98,7 @@ class Relay:
         """Send deliveries, and return what becomes of each."""
         async with self._turns:
             try:
+                await self._secrets.require()
                 details = await self._details(deliveries)
             except (*PASSING_FAULTS, *CONNECTION_FAULTS):
                 self._database.drop()
@@ -95,12 +111,13 @@ class Relay:
                     results[each] = Snooze(_AGAIN)
                     continue
                 try:
-                    batch[each] = outgoing(each, found)
+                    batch[each] = outgoing(each, found, self._secrets.signatures)
                 except CloudEventError as error:
                     results[each] = RelayFault(str(error))
             if batch:
                 try:
                     answers = await self._sink.send(list(batch.values()), timeout=self._patience)
+                    self._report(answers)
                     results.update(zip(batch, self._results(answers), strict=True))
                 except BrokerUnavailable as error:
                     results.update(dict.fromkeys(batch, TransientHandlerError(str(error))))
@@ -124,13 +141,25 @@ class Relay:
 
         return [result(each) for each in answers]
 
+    def _report(self, answers: Sequence[Answer]) -> None:
+        """Tell what the broker says against taking events."""
+        for error in {each.error for each in answers if isinstance(each, Unanswered) and each.told}:
+            if self._hourly.due("broker_unavailable", error):
+                details: dict[str, object] = {
+                    "handler_name": self._name,
+                    "broker": self._broker,
+                    "error": error[:500],
+                    "action": "sending again; holdfast doctor names what is wrong with the broker's settings",
+                }
+                self._observe(Notice("warning", "broker_unavailable", details))
+
     async def _details(self, deliveries: Sequence[Delivery]) -> dict[UUID, RelayDetails]:
         async with self._database.lent() as connection:
             return await self._statements.details(connection, [each.id for each in deliveries])
 
 
-def outgoing(delivery: Delivery, details: RelayDetails) -> Outgoing:
-    """Return a row as a broker gets it; a CloudEventError says that it cannot be written."""
+def outgoing(delivery: Delivery, details: RelayDetails, signatures: Signatures) -> Outgoing:
+    """Return a row as a broker gets it, signed; a CloudEventError says that it cannot be written."""
     event = EventEnvelope.trusted(
         {
             "event_id": delivery.event_id,
@@ -156,12 +185,14 @@ def outgoing(delivery: Delivery, details: RelayDetails) -> Outgoing:
         details.expires_at,
         details.cycle,
     )
+    body, mark = signatures.signed(structured(carried, delivery.payload), details.channel)
     return Outgoing(
         event_id=event.event_id,
-        message_id=f"{event.event_id}:{details.cycle}" if details.cycle else str(event.event_id),
+        # With the mark: who writes a message with this id first would have the broker take the event for its double.
+        message_id=f"{event.event_id}:{details.cycle}:{mark}",
         channel=details.channel,
         event_type=event.event_type,
         target=event.target,
         key=details.ordering_key,
-        body=structured(carried, delivery.payload),
+        body=body,
     )

@@ -18,6 +18,7 @@ from holdfast.brokers.engines import engine_of
 from holdfast.errors import ConfigurationError
 from holdfast.failure import describe
 from holdfast.handlers import Handler
+from holdfast.measurements import BrokerAnswer
 from holdfast.observing import ObserverGroup
 from holdfast.postgres.brokers import BrokerStatements
 from holdfast.postgres.connection import ReservedConnection
@@ -27,12 +28,14 @@ from holdfast.postgres.messages import Message, MessageDeliveries
 from holdfast.postgres.statements import NamedStatements
 from holdfast.settings import WorkerSettings
 from holdfast.telemetry import Notice
+from holdfast.worker.broker_outage import unavailable_notice
 from holdfast.worker.broker_reports import BrokerReports
 from holdfast.worker.connections import Connections
 from holdfast.worker.dispatcher import Dispatcher
 from holdfast.worker.hourly import HourlyLimit
 from holdfast.worker.in_flight import InFlight
 from holdfast.worker.relay import Relay, relay_name
+from holdfast.worker.relay_secrets import RelaySecrets
 from holdfast.worker.reports import Reports
 from holdfast.worker.settler import Settler
 from holdfast.worker.shared import Shared
@@ -83,18 +86,29 @@ class Substrate:
         observe: ObserverGroup,
     ) -> None:
         self.engine: Engine = engine_of(address)
+        self._address = address
         self._handlers = {handler.name: handler for handler in handlers if handler.via == "outbox"}
         if any(name.startswith("relay.") for name in self._handlers):
             raise ConfigurationError("registry", "has a handler of the domain context relay", "give it another name")
         self._settings = settings
         self._observe = observe
+        for handler in self._handlers.values():
+            for channel in settings.served_channels:
+                # Refuses a handler for which the address has no names.
+                self.engine.names(self._interest(handler.name, channel, "", handler.event_types, datetime.now(UTC)))
         limit = settings.lease / 3
         self._database = SharedConnection(ReservedConnection(connections.address, "broker", statement_timeout=limit))
         self._statements = BrokerStatements(statements)
-        self.relay = Relay(self.engine, self._statements, self._database, lease=settings.lease)
+        self._secrets = RelaySecrets(self._statements, self._database, settings.relay_secrets)
+        self.relay = Relay(self.engine, self._statements, self._database, self._secrets, observe, lease=settings.lease)
         self._running: dict[Interest, _Running] = {}
         self._reports = BrokerReports(
-            self.engine, self._statements, self._database, settings.served_channels, lambda: tuple(self._running)
+            self.engine,
+            self._statements,
+            self._database,
+            settings.served_channels,
+            self._taking,
+            observe,
         )
         self._stopped = asyncio.Event()
         self._hourly = HourlyLimit()
@@ -118,6 +132,14 @@ class Substrate:
         """How many messages this worker has taken and not settled."""
         return sum(each.taker.taken for each in self._running.values())
 
+    def answers(self) -> tuple[BrokerAnswer, ...]:
+        """What the broker has told this worker that it holds, and when."""
+        return self._reports.answers()
+
+    def _taking(self) -> dict[Interest, bool]:
+        """What is taken from the broker now, and whether it has answered. Any thread may call it."""
+        return {interest: running.taker.answered for interest, running in tuple(self._running.items())}
+
     # --- life -------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
@@ -134,6 +156,7 @@ class Substrate:
         while not self._stopped.is_set():
             wait = _ASK_INTERVAL
             try:
+                await self._secrets.renew()
                 if not self.adopted.is_set():
                     await self._adopt()
                     self.adopted.set()
@@ -219,7 +242,7 @@ class Substrate:
         handler = self._handlers[interest.handler_name]
         taker = Taker(
             self._shared, self._deliveries, self._database, self._dispatcher, self._settler, handler, interest, source,
-            self.engine.name,
+            self.engine.name, self._secrets,
         )  # fmt: skip
         return _Running(taker, asyncio.create_task(taker.run()))
 
@@ -245,12 +268,8 @@ class Substrate:
 
     def _report(self, fault: BrokerUnavailable) -> None:
         if self._hourly.due("broker_unavailable"):
-            details: dict[str, object] = {
-                "broker": self.engine.name,
-                "error": str(fault)[:500],
-                "action": "trying again; events wait in the outbox",
-            }
-            self._observe(Notice("warning", "broker_unavailable", details))
+            action = "trying again; events wait in the outbox"
+            self._observe(unavailable_notice(self.engine.name, self._address, fault, action=action))
 
     def _report_ended(self, running: _Running) -> None:
         error = None if running.task.cancelled() else running.task.exception()

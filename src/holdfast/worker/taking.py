@@ -14,13 +14,16 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from typing import Any
 from uuid import NAMESPACE_OID, uuid5
 
 import asyncpg
 
 from holdfast.brokers.attributes import CloudEventError
-from holdfast.brokers.cloudevents import read
+from holdfast.brokers.cloudevents import CarriedEvent, read, read_signed
 from holdfast.brokers.engine import BrokerUnavailable, Interest, Received, Source
+from holdfast.brokers.interests import Wanted
+from holdfast.brokers.signing import Verdict
 from holdfast.envelope import EventEnvelope
 from holdfast.failure import state
 from holdfast.handlers import Handler
@@ -28,22 +31,23 @@ from holdfast.postgres.faults import CONNECTION_FAULTS, PASSING_FAULTS
 from holdfast.postgres.messages import PLAIN, Message, MessageDeliveries, details_of
 from holdfast.redact import unredacted
 from holdfast.telemetry import Notice
+from holdfast.worker.broker_outage import unavailable_notice
 from holdfast.worker.dispatcher import Dispatcher
 from holdfast.worker.hourly import HourlyLimit
+from holdfast.worker.relay_secrets import RelaySecrets
 from holdfast.worker.settlements import Fail
 from holdfast.worker.settler import Settler
 from holdfast.worker.shared import Shared
 from holdfast.worker.shared_connection import SharedConnection
+from holdfast.worker.unreadable import UNREADABLE, kept, stub
 
 # How long one look at an empty broker waits for a message.
 _WAIT = 1.0
 # How often to look for room when a handler has none, if nothing tells.
 _FULL = 0.05
 _MOST = 500
+_MISLABELLED = "its type or target is not the one it was sent under"
 _FIRST_BACKOFF, _LONGEST_BACKOFF = 0.5, 10.0
-# What a message becomes that is no event: a dead letter which has its bytes.
-UNREADABLE = "holdfast.unreadable"
-_LONGEST_KEPT = 100_000
 
 
 class Taker:
@@ -60,11 +64,16 @@ class Taker:
         interest: Interest,
         source: Source,
         broker: str,
+        secrets: RelaySecrets,
     ) -> None:
+        self._secrets = secrets
+        self._signatures = secrets.signatures
+        self._accepted = (Verdict.OURS, Verdict.UNSIGNED) if shared.settings.accept_unsigned else (Verdict.OURS,)
         self._in_flight = shared.in_flight
         self._held = shared.held
         self._observe = shared.observe
         self._lease = shared.settings.lease
+        self._address = shared.settings.substrate or ""
         self._outage = shared.outages.of(f"take {handler.name}")
         self._deliveries = deliveries
         self._database = database
@@ -72,14 +81,17 @@ class Taker:
         self._settler = settler
         self._handler = handler
         self.interest = interest
+        self._wanted = Wanted(interest)
         self._source = source
         self._broker = broker
         self._taken: dict[Message, Received] = {}
+        self._stubs: set[Message] = set()  # the last that is tried with what the database has refused
         self._settled: list[Received] = []
         self._returned: list[Received] = []
         self._ended = asyncio.Event()
         self._freed = asyncio.Event()
         self._hourly = HourlyLimit()
+        self.answered = False  # whether the broker has let this handler take, when it was last asked
         self._beside: list[asyncio.Task[None]] = []
         self._sorting: asyncio.Task[None] | None = None
         self._unread: Sequence[Received] = ()
@@ -106,8 +118,9 @@ class Taker:
         while not self._stopping:
             try:
                 await self._turn()
-                backoff = _FIRST_BACKOFF
+                self.answered, backoff = True, _FIRST_BACKOFF
             except BrokerUnavailable as fault:
+                self.answered = False
                 self._report(fault)
                 await self._rest(backoff)
                 backoff = min(2 * backoff, _LONGEST_BACKOFF)
@@ -162,9 +175,14 @@ class Taker:
         """Run what is to run, and park the rest. Waits for the database, however long that takes."""
         received, self._unread = self._unread, ()
         messages, suspects, unreadable = [], set(), []
+        verdicts = await self._verdicts(received)
         now = datetime.now(UTC)
-        for each in received:
-            message, error = self._message(each, now)
+        for each, verdict in zip(received, verdicts, strict=True):
+            message, error = self._message(each, verdict, now)
+            if message is None:
+                self._settled.append(each)
+                self._ended.set()
+                continue
             self._taken[message] = each
             if error is not None:
                 unreadable.append((message, error))
@@ -180,6 +198,22 @@ class Taker:
         finally:
             self._waiting, self._unsorted = False, 0
             self._freed.set()
+
+    async def _verdicts(self, received: Sequence[Received]) -> list[Verdict]:
+        """Return what the signatures of messages say; a secret that is not known may be a new one."""
+        found = [self._signatures.verdict(each.body, self.interest.channel) for each in received]
+        if Verdict.UNKNOWN not in found:
+            return found
+        while not self._stopping:
+            try:
+                if not await self._secrets.renew(unknown=True):
+                    return found
+                return [self._signatures.verdict(each.body, self.interest.channel) for each in received]
+            except (*PASSING_FAULTS, *CONNECTION_FAULTS) as fault:
+                self._database.drop()
+                self._waiting = True
+                await self._outage.wait(fault)
+        return found
 
     async def _until_sorted(self, messages: list[Message], suspects: set[Message]) -> None:
         while True:
@@ -202,11 +236,14 @@ class Taker:
                 return
 
     def _replace(self, message: Message, error: str) -> None:
-        """Fail the bytes of a message in its place: as an event the database does not take it."""
+        """Fail the bytes of a message in its place, or the least of them: as it is, the database does not take it."""
         received = self._taken.pop(message)
-        kept = self._unreadable(received, datetime.now(UTC))
-        self._taken[kept] = received
-        self._fail(kept, error)
+        tried = message.event_type == UNREADABLE
+        letter = self._unreadable(stub(received) if tried else kept(received), received, datetime.now(UTC))
+        if tried:
+            self._stubs.add(letter)
+        self._taken[letter] = received
+        self._fail(letter, error)
 
     def _fail(self, message: Message, error: str) -> None:
         report = state(error, "relay", unredacted)
@@ -236,19 +273,31 @@ class Taker:
             self._in_flight.add(running)
             self._dispatcher.feed(running)
 
-    def _message(self, received: Received, now: datetime) -> tuple[Message, str | None]:
+    def _message(self, received: Received, verdict: Verdict, now: datetime) -> tuple[Message | None, str | None]:
+        """Return a message, and why it is no event; none for an event of others that this handler is not owed."""
         try:
-            carried = read(received.body, received.headers, now=now)
+            carried = self._read(received, verdict, now)
         except CloudEventError as error:
-            return self._unreadable(received, now), str(error)
+            return self._unreadable(kept(received), received, now), str(error)
+        event = carried.envelope
+        if not self._wanted(event.event_type, event.target) or event.event_type == UNREADABLE:
+            if not received.routed:
+                return None, None
+            return self._unreadable(kept(received), received, now), _MISLABELLED
+        if not (carried.foreign or verdict in self._accepted):
+            self._report_refused(verdict)
+            return self._unreadable(kept(received), received, now), verdict.value
         details = details_of(*carried[2:7])
         expired = carried.expires_at is not None and carried.expires_at <= now
-        return self._made(received, carried.envelope, carried.headers, details, expired), None
+        return self._made(received, event, carried.headers, details, expired), None
 
-    def _unreadable(self, received: Received, now: datetime) -> Message:
-        """Return a message that keeps the bytes of one that is no event. Its id is that of its bytes."""
-        kept = received.body[:_LONGEST_KEPT].decode("utf-8", "backslashreplace").replace("\x00", "\\x00")
-        payload = {"body": kept, "headers": {name: str(value) for name, value in received.headers.items()}}
+    def _read(self, received: Received, verdict: Verdict, now: datetime) -> CarriedEvent:
+        if verdict is Verdict.OURS:  # its bytes are the event: no header may have it read as another
+            return read_signed(received.body)
+        return read(received.body, received.headers, now=now, apart=self._signatures.apart)
+
+    def _unreadable(self, payload: dict[str, Any], received: Received, now: datetime) -> Message:
+        """Return a message that keeps what there is of one that is no event. Its id is that of its bytes."""
         event_id = uuid5(NAMESPACE_OID, self._broker + json.dumps(payload, sort_keys=True))
         event = EventEnvelope.trusted(
             {
@@ -290,7 +339,12 @@ class Taker:
 
     def _end(self, message: Message) -> None:
         received = self._taken.pop(message, None)
-        if received is not None:
+        if received is not None and message.refused is not None and message not in self._stubs and not self._stopping:
+            # It would come again for ever.
+            self._taken[message] = received
+            self._replace(message, f"the database refuses the event: {message.refused}")
+        elif received is not None:
+            self._stubs.discard(message)
             (self._returned if message.returned else self._settled).append(received)
             self._ended.set()
         self._freed.set()
@@ -328,15 +382,22 @@ class Taker:
                 with contextlib.suppress(BrokerUnavailable):
                     await self._source.keep_alive(alive)
 
-    def _report(self, fault: BrokerUnavailable) -> None:
-        if self._hourly.due("broker_unavailable"):
+    def _report_refused(self, verdict: Verdict) -> None:
+        if self._hourly.due("message_refused", verdict.name):
             details: dict[str, object] = {
                 "handler_name": self._handler.name,
                 "broker": self._broker,
-                "error": str(fault)[:500],
-                "action": "trying again; what is not acknowledged comes again",
+                "error": verdict.value,
+                "action": "kept as a dead letter, and not handled",
+                "remedy": "see who may write to the broker, and whether relays and workers have the same secrets",
             }
-            self._observe(Notice("warning", "broker_unavailable", details))
+            self._observe(Notice("error", "message_refused", details))
+
+    def _report(self, fault: BrokerUnavailable) -> None:
+        if self._hourly.due("broker_unavailable"):
+            action = "trying again; what is not acknowledged comes again"
+            named = {"handler_name": self._handler.name, "action": action}
+            self._observe(unavailable_notice(self._broker, self._address, fault, **named))
 
 
 def _is_keyed(message: Message) -> bool:

@@ -14,9 +14,13 @@ from aiokafka.errors import KafkaError, TopicAlreadyExistsError, UnknownTopicOrP
 
 from holdfast.brokers.addresses import address_of
 from holdfast.brokers.engine import BrokerUnavailable, Interest
+from holdfast.brokers.naming import CHANNEL, template_of
 
 # How long the cluster may take to answer what has no deadline of its own.
 ANSWER_SECONDS: Final = 5.0
+_OPTIONS: Final = ("partitions", "replication", "cafile", "sasl_mechanism", "topic")
+_USUAL: Final = f"hf.{CHANNEL}"
+_LONGEST_NAME: Final = 249
 _PARTITIONS: Final = 12
 _REPLICATION: Final = 3
 _LOST: Final = (KafkaError, OSError, TimeoutError)
@@ -35,21 +39,20 @@ async def within(seconds: float, asked: Coroutine[Any, Any, Answered]) -> Answer
         raise BrokerUnavailable(f"Kafka: {error or type(error).__name__}") from error
 
 
-def topic_of(channel: str) -> str:
-    return f"hf.{channel}"
-
-
-def group_of(interest: Interest) -> str:
-    return f"{interest.channel}.{interest.handler_name}"
+def group_of(interest: Interest, topic: str) -> str:
+    """Return the group of a handler: one for each topic, because each has a start of its own."""
+    of = interest.channel if topic == f"{_USUAL.removesuffix(CHANNEL)}{interest.channel}" else topic
+    return f"{of}.{interest.handler_name}"
 
 
 class Cluster:
     """Where a cluster is and how it is spoken to."""
 
     def __init__(self, address: str) -> None:
-        found = address_of(address, ("kafka", "kafkas"), ("partitions", "replication", "cafile", "sasl_mechanism"))
+        found = address_of(address, ("kafka", "kafkas"), _OPTIONS)
         urls = [urlsplit(server) for server in found.servers]
         credentials, _, _ = urls[0].netloc.rpartition("@")
+        self.topics = template_of(found, "topic", _USUAL, r"._\-", _LONGEST_NAME)
         self.partitions = found.number("partitions", _PARTITIONS, 1, 10_000)
         self.replication = found.number("replication", _REPLICATION, 1, 100)
         # Without an answer for so long, the client gives up by itself.

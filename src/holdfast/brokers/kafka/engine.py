@@ -10,11 +10,14 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import IncompatibleBrokerVersion
 
-from holdfast.brokers.engine import Backlog, Interest, Weakness
-from holdfast.brokers.kafka.cluster import ANSWER_SECONDS, Cluster, topic_of, within
+from holdfast.brokers.addresses import with_names
+from holdfast.brokers.engine import Backlog, Interest, Source, Weakness, left_of, sum_of
+from holdfast.brokers.joined import joined
+from holdfast.brokers.kafka.cluster import ANSWER_SECONDS, Cluster, within
 from holdfast.brokers.kafka.sink import KafkaSink
 from holdfast.brokers.kafka.source import KafkaSource
 from holdfast.brokers.kafka.start import committed_offsets, retire
+from holdfast.brokers.keeping import retention_weaknesses
 
 _FEWEST_REPLICAS: Final = 3
 _FEWEST_IN_SYNC: Final = 2
@@ -26,35 +29,68 @@ class KafkaEngine:
     name = "kafka"
 
     def __init__(self, address: str) -> None:
+        self._text = address
         self._cluster = Cluster(address)
 
     def sink(self, *, lease: float) -> KafkaSink:
         return KafkaSink(self._cluster)
 
-    def source(self, interest: Interest, *, lease: float) -> KafkaSource:
-        return KafkaSource(self._cluster, interest)
+    def source(self, interest: Interest, *, lease: float) -> Source:
+        return joined([KafkaSource(self._cluster, interest, topic) for topic in self.names(interest)])
 
-    async def weaknesses(self, channels: Sequence[str], *, timeout: float) -> Sequence[Weakness]:
+    def names(self, interest: Interest) -> Sequence[str]:
+        return self._cluster.topics.names(interest)
+
+    async def weaknesses(
+        self,
+        channels: Sequence[str],
+        interests: Sequence[Interest] = (),
+        *,
+        remembered: float | None = None,
+        timeout: float,
+    ) -> Sequence[Weakness]:
         found: list[Weakness] = []
-        topics = [topic_of(each) for each in channels]
+        topics = self._cluster.topics.names_of(channels, interests)
+        if not topics:
+            return found
         async with self._cluster.admin(timeout) as admin:
-            for topic in await within(timeout, admin.describe_topics(topics)):
+            for topic in await within(timeout, admin.describe_topics(list(topics))):
                 if not topic["error_code"]:
                     found += _too_few_replicas(topic)
             for name in topics:
-                found += _weak_settings(name, await within(timeout, _settings(admin, name)))
+                found += _weak_settings(name, await within(timeout, _settings(admin, name)), remembered)
         return found
 
     async def backlogs(self, interests: Sequence[Interest], *, timeout: float) -> Sequence[Backlog]:
         async with self._cluster.admin(timeout) as admin:
-            return [await within(timeout, self._backlog(admin, interest)) for interest in interests]
+            return [
+                sum_of(
+                    interest.handler_name,
+                    [await within(timeout, self._backlog(admin, interest, topic)) for topic in self.names(interest)],
+                )
+                for interest in interests
+            ]
 
     async def remove(self, interest: Interest) -> None:
         """Let the group of a handler begin anew if it comes back. Kafka forgets its offsets after a while."""
-        await within(2 * ANSWER_SECONDS, retire(self._cluster, interest, ANSWER_SECONDS))
+        for topic in self.names(interest):
+            await within(2 * ANSWER_SECONDS, retire(self._cluster, interest, topic, ANSWER_SECONDS))
 
-    async def _backlog(self, admin: AIOKafkaAdminClient, interest: Interest) -> Backlog:
-        offsets = await committed_offsets(admin, interest)
+    @property
+    def naming(self) -> str:
+        return f"topic={self._cluster.topics.text}"
+
+    def named(self, naming: str) -> KafkaEngine:
+        return KafkaEngine(with_names(self._text, naming, ("topic",)))
+
+    async def left(self, interest: Interest, *, timeout: float) -> int | None:
+        async with self._cluster.admin(timeout) as admin:
+            return left_of(
+                [await within(timeout, self._backlog(admin, interest, topic)) for topic in self.names(interest)]
+            )
+
+    async def _backlog(self, admin: AIOKafkaAdminClient, interest: Interest, topic: str) -> Backlog:
+        offsets = await committed_offsets(admin, interest, topic)
         begun = {each: found.offset for each, found in offsets.items() if found is not None}
         if not begun:
             return Backlog(interest.handler_name, None, None)
@@ -85,8 +121,12 @@ def _too_few_replicas(topic: Mapping[str, Any]) -> list[Weakness]:
     return [Weakness(topic["topic"], problem, f"reassign its partitions to {_FEWEST_REPLICAS} replicas")]
 
 
-def _weak_settings(topic: str, settings: Mapping[str, str]) -> list[Weakness]:
+def _weak_settings(topic: str, settings: Mapping[str, str], remembered: float | None) -> list[Weakness]:
     found: list[Weakness] = []
+    if "retention.ms" in settings:
+        milliseconds = int(settings["retention.ms"])
+        kept = None if milliseconds < 0 else milliseconds / 1000
+        found += retention_weaknesses(topic, kept, remembered, "retention.ms")
     in_sync = settings.get("min.insync.replicas", str(_FEWEST_IN_SYNC))
     if int(in_sync) < _FEWEST_IN_SYNC:
         problem = f"min.insync.replicas is {in_sync}: an event is confirmed that only one disk has"

@@ -16,7 +16,7 @@ from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 
 from holdfast.brokers.engine import Answer, BrokerUnavailable, Confirmed, Outgoing, Refused, Unanswered
 from holdfast.brokers.interests import TARGET_HEADER, TYPE_HEADER
-from holdfast.brokers.kafka.cluster import ANSWER_SECONDS, Cluster, topic_of, within
+from holdfast.brokers.kafka.cluster import ANSWER_SECONDS, Cluster, within
 
 _LINGER_MS: Final = 2
 # An event that is larger than this is alone in its batch, so that the broker's refusal means nothing else.
@@ -38,14 +38,14 @@ class KafkaSink:
 
     async def send(self, batch: Sequence[Outgoing], *, timeout: float) -> Sequence[Answer]:
         deadline = asyncio.get_running_loop().time() + timeout
-        producer = await self._ready({topic_of(event.channel) for event in batch}, timeout)
+        producer = await self._ready({self._topic_of(event) for event in batch}, timeout)
         answers: list[Answer] = [Unanswered("Kafka did not confirm it in time")] * len(batch)
         sent: dict[int, asyncio.Future[Any]] = {}
         with suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):
                 for index, event in enumerate(batch):
                     try:
-                        sent[index] = await _send(producer, event)
+                        sent[index] = await _send(producer, self._topic_of(event), event)
                     except MessageSizeTooLargeError:
                         answers[index] = Refused(f"it has {len(event.body)} bytes, which is more than Kafka takes")
                     except KafkaError as error:
@@ -67,6 +67,9 @@ class KafkaSink:
             if not stopping.done():
                 stopping.cancel()
                 await _abandon(producer)
+
+    def _topic_of(self, event: Outgoing) -> str:
+        return self._cluster.topics.name(event.channel, event.event_type)
 
     async def _ready(self, topics: set[str], seconds: float) -> AIOKafkaProducer:
         async with self._opening:
@@ -97,12 +100,12 @@ class KafkaSink:
         await _abandon(producer)
 
 
-async def _send(producer: AIOKafkaProducer, event: Outgoing) -> asyncio.Future[Any]:
+async def _send(producer: AIOKafkaProducer, topic: str, event: Outgoing) -> asyncio.Future[Any]:
     headers = {**event.headers, TYPE_HEADER: event.event_type}
     if event.target is not None:
         headers[TARGET_HEADER] = event.target
     future: asyncio.Future[Any] = await producer.send(
-        topic_of(event.channel),
+        topic,
         event.body,
         key=(event.key if event.key is not None else str(event.event_id)).encode(),
         headers=[(name, value.encode()) for name, value in headers.items()],

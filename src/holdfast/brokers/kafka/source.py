@@ -18,7 +18,7 @@ from aiokafka.structs import ConsumerRecord, TopicPartition
 
 from holdfast.brokers.engine import BrokerUnavailable, Interest, Received
 from holdfast.brokers.interests import TARGET_HEADER, TYPE_HEADER, wants
-from holdfast.brokers.kafka.cluster import ANSWER_SECONDS, Cluster, group_of, topic_of, within
+from holdfast.brokers.kafka.cluster import ANSWER_SECONDS, Cluster, group_of, within
 from holdfast.brokers.kafka.offsets import Offsets
 from holdfast.brokers.kafka.start import fix_start
 
@@ -41,7 +41,8 @@ Token = tuple[TopicPartition, int]
 class KafkaSource:
     """A member of the group. While nothing is asked for, the client holds one batch of each partition and no more."""
 
-    def __init__(self, cluster: Cluster, interest: Interest) -> None:
+    def __init__(self, cluster: Cluster, interest: Interest, topic: str) -> None:
+        self._topic = topic
         self._cluster = cluster
         self._interest = interest
         self._consumer: AIOKafkaConsumer | None = None
@@ -62,12 +63,11 @@ class KafkaSource:
     async def open(self) -> None:
         if self._consumer is not None:
             return
-        topic = topic_of(self._interest.channel)
-        await self._cluster.make_topic(topic, ANSWER_SECONDS)
-        await within(2 * ANSWER_SECONDS, fix_start(self._cluster, self._interest, ANSWER_SECONDS))
+        await self._cluster.make_topic(self._topic, ANSWER_SECONDS)
+        await within(2 * ANSWER_SECONDS, fix_start(self._cluster, self._interest, self._topic, ANSWER_SECONDS))
         consumer = AIOKafkaConsumer(
             **self._cluster.options,
-            group_id=group_of(self._interest),
+            group_id=group_of(self._interest, self._topic),
             enable_auto_commit=False,
             # Of a partition that was added: where the group had begun, its start is committed.
             auto_offset_reset="earliest",
@@ -81,7 +81,7 @@ class KafkaSource:
         except BaseException:
             await _leave(consumer)
             raise
-        consumer.subscribe([topic], listener=_Rebalance(self))
+        consumer.subscribe([self._topic], listener=_Rebalance(self))
         self._consumer, self._revoking, self._silences = consumer, False, 0
         self._committing = asyncio.ensure_future(self._commit_regularly(consumer))
 
@@ -162,7 +162,8 @@ class KafkaSource:
                 continue
             # Of what others have written to the topic, only the listener can tell.
             if event_type is None or wants(self._interest, event_type, headers.get(TARGET_HEADER)):
-                taken.append(Received(record.value or b"", headers, None if record.offset >= new_from else 2, token))
+                deliveries = None if record.offset >= new_from else 2
+                taken.append(Received(record.value or b"", headers, deliveries, token, event_type is not None))
             else:
                 self._offsets.acknowledge(*token)
         return taken

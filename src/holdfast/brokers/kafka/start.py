@@ -15,7 +15,7 @@ from aiokafka.errors import CommitFailedError, IllegalGenerationError, UnknownMe
 from aiokafka.structs import OffsetAndMetadata, TopicPartition
 
 from holdfast.brokers.engine import BrokerUnavailable, Interest
-from holdfast.brokers.kafka.cluster import Cluster, group_of, topic_of
+from holdfast.brokers.kafka.cluster import Cluster, group_of
 
 # Clocks differ, and the inbox removes what comes twice.
 _OVERLAP: Final = timedelta(minutes=1)
@@ -24,14 +24,14 @@ _RETIRED: Final = "retired"
 _HAS_MEMBERS: Final = (CommitFailedError, IllegalGenerationError, UnknownMemberIdError)
 
 
-async def fix_start(cluster: Cluster, interest: Interest, seconds: float) -> None:
+async def fix_start(cluster: Cluster, interest: Interest, topic: str, seconds: float) -> None:
     """Commit where the group begins, in each partition where it has not begun."""
     async with cluster.admin(seconds) as admin:
-        offsets = await committed_offsets(admin, interest)
+        offsets = await committed_offsets(admin, interest, topic)
     fresh = [partition for partition, found in offsets.items() if found is None]
     if not fresh:
         return
-    consumer = _unsubscribed(cluster, interest)
+    consumer = _unsubscribed(cluster, interest, topic)
     try:
         await consumer.start()
         consumer.assign(fresh)
@@ -48,14 +48,14 @@ async def fix_start(cluster: Cluster, interest: Interest, seconds: float) -> Non
         await consumer.stop()
 
 
-async def retire(cluster: Cluster, interest: Interest, seconds: float) -> None:
+async def retire(cluster: Cluster, interest: Interest, topic: str, seconds: float) -> None:
     """Let the group begin anew when it is started again."""
     async with cluster.admin(seconds) as admin:
-        offsets = await committed_offsets(admin, interest)
+        offsets = await committed_offsets(admin, interest, topic)
     begun = {each: (found.offset, _RETIRED) for each, found in offsets.items() if found is not None}
     if not begun:
         return
-    consumer = _unsubscribed(cluster, interest)
+    consumer = _unsubscribed(cluster, interest, topic)
     try:
         await consumer.start()
         consumer.assign(list(begun))
@@ -67,15 +67,14 @@ async def retire(cluster: Cluster, interest: Interest, seconds: float) -> None:
 
 
 async def committed_offsets(
-    admin: AIOKafkaAdminClient, interest: Interest
+    admin: AIOKafkaAdminClient, interest: Interest, topic: str
 ) -> Mapping[TopicPartition, OffsetAndMetadata | None]:
     """Return what the group has committed in each partition of its topic."""
-    topic = topic_of(interest.channel)
     described = await admin.describe_topics([topic])
     partitions = [TopicPartition(topic, each["partition"]) for of in described for each in of["partitions"]]
     if not partitions:
         return {}
-    found = await admin.list_consumer_group_offsets(group_of(interest), partitions=partitions)
+    found = await admin.list_consumer_group_offsets(group_of(interest, topic), partitions=partitions)
     return {each: _begun(found.get(each)) for each in partitions}
 
 
@@ -83,5 +82,5 @@ def _begun(found: OffsetAndMetadata | None) -> OffsetAndMetadata | None:
     return None if found is None or found.offset < 0 or found.metadata == _RETIRED else found
 
 
-def _unsubscribed(cluster: Cluster, interest: Interest) -> AIOKafkaConsumer:
-    return AIOKafkaConsumer(**cluster.options, group_id=group_of(interest), enable_auto_commit=False)
+def _unsubscribed(cluster: Cluster, interest: Interest, topic: str) -> AIOKafkaConsumer:
+    return AIOKafkaConsumer(**cluster.options, group_id=group_of(interest, topic), enable_auto_commit=False)

@@ -12,16 +12,17 @@ from nats.js import JetStreamContext
 from nats.js.api import ConsumerInfo, DiscardPolicy, RetentionPolicy, StorageType, StreamInfo
 from nats.js.errors import NotFoundError
 
-from holdfast.brokers.addresses import address_of
+from holdfast.brokers.addresses import address_of, with_names
 from holdfast.brokers.engine import Backlog, Interest, Weakness
-from holdfast.brokers.nats.link import ANSWER_SECONDS, Link, within
+from holdfast.brokers.keeping import HORIZON_DAYS, retention_weaknesses
+from holdfast.brokers.nats.link import ANSWER_SECONDS, DUPLICATE_WINDOW, Link, within
 from holdfast.brokers.nats.sink import NatsSink
 from holdfast.brokers.nats.source import HANDLER, NatsSource
-from holdfast.brokers.nats.subjects import consumer_of, stream_of
+from holdfast.brokers.nats.subjects import subjects_by
 
-_OPTIONS: Final = ("replicas", "max_age", "creds")
-_HORIZON_DAYS: Final = 7
-_DAY: Final = 86_400
+_OPTIONS: Final = ("replicas", "max_age", "creds", "stream", "subject")
+# A server keeps the id of each message of the window in memory.
+_LONGEST_WINDOW: Final = 3600.0
 
 
 class NatsEngine:
@@ -30,9 +31,11 @@ class NatsEngine:
     name = "nats"
 
     def __init__(self, address: str) -> None:
+        self._text = address
         self._address = address_of(address, ("nats", "tls"), _OPTIONS)
         self._address.number("replicas", 1, 1, 5)
-        self._address.number("max_age", _HORIZON_DAYS, 1, 3650)
+        self._address.number("max_age", HORIZON_DAYS, 1, 3650)
+        self._names = subjects_by(self._address)
 
     def sink(self, *, lease: float) -> NatsSink:
         return NatsSink(self._address)
@@ -40,15 +43,25 @@ class NatsEngine:
     def source(self, interest: Interest, *, lease: float) -> NatsSource:
         return NatsSource(self._address, interest, lease)
 
-    async def weaknesses(self, channels: Sequence[str], *, timeout: float) -> Sequence[Weakness]:
+    def names(self, interest: Interest) -> Sequence[str]:
+        return (self._names.stream_of(interest.channel),)
+
+    async def weaknesses(
+        self,
+        channels: Sequence[str],
+        interests: Sequence[Interest] = (),
+        *,
+        remembered: float | None = None,
+        timeout: float,
+    ) -> Sequence[Weakness]:
         found: list[Weakness] = []
         async with self._jetstream(timeout) as jetstream:
-            for name in map(stream_of, channels):
+            for name in map(self._names.stream_of, channels):
                 try:
                     info = await within(timeout, jetstream.stream_info(name))
                 except NotFoundError:
                     continue  # the relay makes it
-                found += stream_weaknesses(info)
+                found += stream_weaknesses(info, remembered)
                 for consumer in await within(timeout, _consumers(jetstream, name)):
                     found += consumer_weaknesses(consumer)
         return found
@@ -60,9 +73,9 @@ class NatsEngine:
                 infos = []
                 # An operator's command does not know which of the two the handler's workers use.
                 for ordered in (False, True):
-                    consumer = consumer_of(replace(interest, ordered=ordered))
+                    consumer = self._names.consumer_of(replace(interest, ordered=ordered))
                     with contextlib.suppress(NotFoundError):
-                        asked = jetstream.consumer_info(stream_of(interest.channel), consumer)
+                        asked = jetstream.consumer_info(self._names.stream_of(interest.channel), consumer)
                         infos.append(await within(timeout, asked))
                 if not infos:
                     found.append(Backlog(interest.handler_name, None, None))
@@ -75,7 +88,7 @@ class NatsEngine:
 
     async def remove(self, interest: Interest) -> None:
         """Delete every consumer that the handler ever had: each set of filters made one."""
-        stream = stream_of(interest.channel)
+        stream = self._names.stream_of(interest.channel)
         async with self._jetstream(ANSWER_SECONDS) as jetstream:
             try:
                 consumers = await within(ANSWER_SECONDS, _consumers(jetstream, stream))
@@ -88,6 +101,29 @@ class NatsEngine:
                     except NotFoundError:
                         continue
 
+    @property
+    def naming(self) -> str:
+        return f"stream={self._names.stream}&subject={self._names.subject}"
+
+    def named(self, naming: str) -> NatsEngine:
+        return NatsEngine(with_names(self._text, naming, ("stream", "subject")))
+
+    async def left(self, interest: Interest, *, timeout: float) -> int | None:
+        """Look at the handler's consumer; if it had other filters, at each of those by these names."""
+        own = {self._names.consumer_of(replace(interest, ordered=ordered)) for ordered in (False, True)}
+        async with self._jetstream(timeout) as jetstream:
+            try:
+                consumers = await within(timeout, _consumers(jetstream, self._names.stream_of(interest.channel)))
+            except NotFoundError:
+                return 0
+        found = [each for each in consumers if each.name in own] or [
+            each
+            for each in consumers
+            if (each.config.metadata or {}).get(HANDLER) == interest.handler_name
+            and any(self._names.has(interest.channel, subject) for subject in _filters(each))
+        ]
+        return sum((each.num_pending or 0) + (each.num_ack_pending or 0) for each in found)
+
     @asynccontextmanager
     async def _jetstream(self, timeout: float) -> AsyncIterator[JetStreamContext]:
         link = Link(self._address, "holdfast operator")
@@ -95,6 +131,10 @@ class NatsEngine:
             yield await link.jetstream(timeout)
         finally:
             await link.close()
+
+
+def _filters(consumer: ConsumerInfo) -> Sequence[str]:
+    return consumer.config.filter_subjects or [consumer.config.filter_subject or ""]
 
 
 async def _consumers(jetstream: JetStreamContext, stream: str) -> list[ConsumerInfo]:
@@ -106,12 +146,16 @@ async def _consumers(jetstream: JetStreamContext, stream: str) -> list[ConsumerI
             return found
 
 
-def stream_weaknesses(info: StreamInfo) -> Iterator[Weakness]:
+def stream_weaknesses(info: StreamInfo, remembered: float | None = None) -> Iterator[Weakness]:
     """Name the settings of a stream that lose events which were confirmed, or that nobody has read yet."""
     config, name = info.config, f"stream {info.config.name}"
     if (config.num_replicas or 1) < 3:
         problem = f"has {config.num_replicas or 1} replica: a power cut loses what its server has not written yet"
-        yield Weakness(name, problem, "use 3 servers and replicas: 3, or sync_interval: always on the only one")
+        yield Weakness(
+            name,
+            problem,
+            "use 3 servers and ?replicas=3; or, on a single server, write sync_interval: always into its configuration",
+        )
     if config.storage == StorageType.MEMORY:
         yield Weakness(name, "is kept in memory: a restart empties it", "make it anew with storage: file")
     if config.retention != RetentionPolicy.LIMITS:
@@ -123,9 +167,18 @@ def stream_weaknesses(info: StreamInfo) -> Iterator[Weakness]:
     if config.max_msgs_per_subject > 0 and not (config.discard == DiscardPolicy.NEW and config.discard_new_per_subject):
         problem = f"keeps only {config.max_msgs_per_subject} events of each type, read or not"
         yield Weakness(name, problem, "set max_msgs_per_subject: -1")
-    if config.max_age and config.max_age < _HORIZON_DAYS * _DAY:
-        problem = f"keeps events for {config.max_age / _DAY:.3g} days, read or not"
-        yield Weakness(name, problem, f"set max_age to {_HORIZON_DAYS} days or more: as long as events are sent again")
+    yield from retention_weaknesses(name, config.max_age or None, remembered, "max_age")
+    # Older clients do not know it.
+    if getattr(config, "persist_mode", None) == "async":
+        problem = "confirms events before they are written (persist_mode): a crash of its server loses them"
+        yield Weakness(name, problem, "make it anew with persist_mode: default")
+    if config.allow_rollup_hdrs:
+        problem = "lets one message of whoever writes to it drop all that it holds, read or not (allow_rollup_hdrs)"
+        yield Weakness(name, problem, "set allow_rollup_hdrs: false")
+    # Too short a window costs a second copy, which the inbox removes.
+    if (config.duplicate_window or 0) > _LONGEST_WINDOW:
+        problem = f"has the ids of {config.duplicate_window / 60:g} minutes in memory (duplicate_window)"
+        yield Weakness(name, problem, f"set duplicate_window: {DUPLICATE_WINDOW / 60:g}m, which the relay needs")
     if config.no_ack:
         yield Weakness(name, "confirms nothing, so that the relay stands still", "set no_ack: false")
 
@@ -139,3 +192,9 @@ def consumer_weaknesses(consumer: ConsumerInfo) -> Iterator[Weakness]:
     if (consumer.config.max_deliver or -1) > 0:
         problem = f"gives up after {consumer.config.max_deliver} deliveries, and tells nobody"
         yield Weakness(name, problem, "set max_deliver: -1")
+    if consumer.config.inactive_threshold:
+        problem = (
+            f"is deleted when no worker asks for {consumer.config.inactive_threshold / 60:g} minutes "
+            "(inactive_threshold): it begins anew, and what the inbox has forgotten runs twice"
+        )
+        yield Weakness(name, problem, "set inactive_threshold: 0")

@@ -16,11 +16,11 @@ from nats.aio.client import Client
 from nats.errors import Error
 from nats.js import JetStreamContext
 from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
-from nats.js.errors import APIError, NotFoundError
+from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
 from holdfast.brokers.addresses import Address
 from holdfast.brokers.engine import BrokerUnavailable
-from holdfast.brokers.nats.subjects import stream_of
+from holdfast.brokers.nats.subjects import subjects_by
 
 # How long the server may take to answer what has no deadline of its own.
 ANSWER_SECONDS: Final = 5.0
@@ -28,8 +28,11 @@ _CONNECT_SECONDS: Final = 2
 _PING_SECONDS: Final = 10
 _GOODBYE_SECONDS: Final = 2.0
 _DAY: Final = 86_400
-_DUPLICATE_WINDOW: Final = 120.0
+# How long a server knows what it has: for more than a release of the relay, and its next try.
+DUPLICATE_WINDOW: Final = 120.0
 _NAME_IN_USE: Final = 10058
+# Nobody answers what is asked of JetStream, or the server or the account is without it.
+_OFF: Final = (None, 10039, 10076)
 _LOST: Final = (Error, OSError, TimeoutError)
 
 Answered = TypeVar("Answered")
@@ -42,6 +45,10 @@ async def within(seconds: float, asked: Awaitable[Answered]) -> Answered:
             return await asked
     except NotFoundError:
         raise
+    except ServiceUnavailableError as error:
+        raise (
+            _off() if error.err_code in _OFF else BrokerUnavailable(f"NATS: {error.description or error}")
+        ) from error
     except APIError as error:
         # Without a leader, without room, without peers: all of them pass.
         raise BrokerUnavailable(f"NATS: {error.description or error}") from error
@@ -51,12 +58,28 @@ async def within(seconds: float, asked: Awaitable[Answered]) -> Answered:
         raise BrokerUnavailable(f"NATS: {error or type(error).__name__}") from error
 
 
+def _off() -> BrokerUnavailable:
+    return BrokerUnavailable("JetStream is off at NATS", "start nats-server with -js, or give the account JetStream")
+
+
+class _Client(Client):
+    """A client that no message can disconnect: headers that it cannot read are none."""
+
+    async def _process_headers(self, headers: bytes) -> dict[str, str] | None:
+        try:
+            found: dict[str, str] | None = await super()._process_headers(headers)
+        except Exception:  # what it raises here ends its connection, and the message comes again to end the next
+            return {}
+        return found
+
+
 class Link:
     """A connection, the JetStream on it, and the streams that were found there."""
 
     def __init__(self, address: Address, name: str) -> None:
         self._address = address
         self._name = name
+        self.names = subjects_by(address)
         self._client: Client | None = None
         self._opening = asyncio.Lock()
         self._streams: set[str] = set()
@@ -80,7 +103,7 @@ class Link:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     for server in servers:
-                        client = Client()
+                        client = _Client()
                         try:
                             await self._connect(client, server)
                         except _LOST as error:
@@ -131,18 +154,18 @@ class Link:
         client = await self.client(seconds)
         jetstream = client.jetstream(timeout=seconds)
         try:
-            await within(seconds, jetstream.stream_info(stream_of(channel)))
+            await within(seconds, jetstream.stream_info(self.names.stream_of(channel)))
         except NotFoundError:
             clustered = bool(client._server_info.get("cluster"))
             config = StreamConfig(
-                name=stream_of(channel),
-                subjects=[f"hf.{channel}.>"],
+                name=self.names.stream_of(channel),
+                subjects=[self.names.subjects_of(channel)],
                 retention=RetentionPolicy.LIMITS,
                 discard=DiscardPolicy.NEW,
                 storage=StorageType.FILE,
                 num_replicas=self._address.number("replicas", 3 if clustered else 1, 1, 5),
                 max_age=float(self._address.number("max_age", 7, 1, 3650) * _DAY),
-                duplicate_window=_DUPLICATE_WINDOW,
+                duplicate_window=DUPLICATE_WINDOW,
             )
             try:
                 async with asyncio.timeout(seconds):

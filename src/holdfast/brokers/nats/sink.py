@@ -18,7 +18,6 @@ from holdfast.brokers.addresses import Address
 from holdfast.brokers.cloudevents import STRUCTURED
 from holdfast.brokers.engine import Answer, BrokerUnavailable, Confirmed, Outgoing, Refused, Unanswered
 from holdfast.brokers.nats.link import Link
-from holdfast.brokers.nats.subjects import stream_of, subject_of
 
 _WINDOW: Final = 256
 _NO_RESPONDERS: Final = "503"
@@ -33,6 +32,7 @@ class NatsSink:
     def __init__(self, address: Address) -> None:
         self._link = Link(address, "holdfast relay")
         self._link.on_lost = self._lost
+        self._names = self._link.names
         self._inbox: tuple[Client, str] | None = None
         self._numbers = count()
         self._waiting: dict[str, asyncio.Future[Answer]] = {}
@@ -81,7 +81,7 @@ class NatsSink:
         try:
             async with asyncio.timeout(seconds):
                 for index, event in enumerate(window):
-                    headers = _headers(event)
+                    headers = _headers(event, self._names.stream_of(event.channel))
                     answers[index] = never(event, headers, client.max_payload)
                     if answers[index] is not None:
                         continue
@@ -89,7 +89,7 @@ class NatsSink:
                     sent[token] = index
                     future = self._waiting[token] = asyncio.get_running_loop().create_future()
                     waiting.add(future)
-                    subject = subject_of(event.channel, event.event_type, event.target)
+                    subject = self._names.subject_of(event.channel, event.event_type, event.target)
                     await client.publish(subject, event.body, f"{prefix}.{token}", headers)
                 if waiting:
                     await asyncio.wait(waiting)
@@ -124,10 +124,10 @@ def _windows(batch: Sequence[Outgoing]) -> Iterator[Sequence[Outgoing]]:
         yield batch[start : start + _WINDOW]
 
 
-def _headers(event: Outgoing) -> dict[str, str]:
+def _headers(event: Outgoing, stream: str) -> dict[str, str]:
     headers = {"content-type": STRUCTURED, **event.headers}
     headers[Header.MSG_ID] = event.message_id
-    headers[Header.EXPECTED_STREAM] = stream_of(event.channel)
+    headers[Header.EXPECTED_STREAM] = stream
     return headers
 
 

@@ -21,7 +21,6 @@ from holdfast.brokers.cloudevents import decoded_headers
 from holdfast.brokers.engine import BrokerUnavailable, Interest, Received
 from holdfast.brokers.interests import wants
 from holdfast.brokers.nats.link import ANSWER_SECONDS, Link, within
-from holdfast.brokers.nats.subjects import consumer_of, event_of, filters_of, stream_of
 
 HANDLER: Final = "holdfast_handler"
 
@@ -48,7 +47,8 @@ class NatsSource:
         self._lease = lease
         self._link = Link(address, f"holdfast {interest.handler_name}")
         self._link.on_lost = self._lost
-        self._stream, self._consumer = stream_of(interest.channel), consumer_of(interest)
+        self._names = self._link.names
+        self._stream, self._consumer = self._names.stream_of(interest.channel), self._names.consumer_of(interest)
         self._subscribed: Client | None = None
         self._inbox = ""
         # Answers to pull requests, and None when the connection has ended.
@@ -125,7 +125,7 @@ class NatsSource:
             # Made with a shorter lease: what is kept alive each third of ours would be given to others meanwhile.
             longer = info.config.evolve(ack_wait=self._lease)
             return await within(ANSWER_SECONDS, jetstream.add_consumer(self._stream, longer))
-        filters = filters_of(self._interest)
+        filters = self._names.filters_of(self._interest)
         config = ConsumerConfig(
             name=self._consumer,
             durable_name=self._consumer,
@@ -220,7 +220,7 @@ class NatsSource:
         if known is None:
             if len(self._wanted) >= _MOST_KNOWN:
                 self._wanted.clear()
-            known = self._wanted[subject] = wants(self._interest, *event_of(subject))
+            known = self._wanted[subject] = wants(self._interest, *self._names.event_of(subject))
         return known
 
     async def _say(self, messages: Sequence[Received], word: bytes) -> None:

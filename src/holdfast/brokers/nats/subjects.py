@@ -1,64 +1,121 @@
 """Names on NATS: streams, subjects, and the consumer of a handler.
 
-An event goes to `hf.<channel>.<target or _>.<type>`. What a subject cannot contain is percent-encoded in its token.
+An event goes to `hf.<channel>.<target or _>.<type>`, unless the address has another template. What a subject cannot
+contain is percent-encoded in its token.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote, unquote
 
+from holdfast.brokers.addresses import FIELD, Address
 from holdfast.brokers.engine import Interest
+from holdfast.brokers.naming import CHANNEL, TARGET, TYPE, require_places, template_of
+from holdfast.checks import quoted
+from holdfast.errors import ConfigurationError
 
+_LONGEST: Final = 200
 _ALL: Final = "_"
 # A token that is empty in the type, as in "order..placed": no percent-encoding of anything is a lone percent sign.
 _EMPTY: Final = "%"
 _SAFE: Final = "!#&'()+,-/:;=?@[]^_`{|}~"
 
 
-def stream_of(channel: str) -> str:
-    """Return the stream of a channel.
+@dataclass(frozen=True, slots=True)
+class Subjects:
+    """The names by one address."""
 
-    >>> stream_of("events")
-    'HF_events'
-    """
-    return f"HF_{channel}"
+    stream: str = "HF_{channel}"
+    subject: str = "hf.{channel}.{target}.{type}"
+
+    def stream_of(self, channel: str) -> str:
+        """Return the stream of a channel.
+
+        >>> Subjects().stream_of("events")
+        'HF_events'
+        """
+        return self.stream.replace(CHANNEL, channel)
+
+    def subjects_of(self, channel: str) -> str:
+        """Return all the subjects of a channel, as its stream takes them.
+
+        >>> Subjects(subject="shop.{target}.{channel}.{type}").subjects_of("events")
+        'shop.*.events.>'
+        """
+        return self._head(channel, "*") + ">"
+
+    def subject_of(self, channel: str, event_type: str, target: str | None) -> str:
+        """Return the subject of an event.
+
+        >>> Subjects().subject_of("events", "order.placed", None), Subjects().subject_of("events", "a..b>", "billing")
+        ('hf.events._.order.placed', 'hf.events.billing.a.%.b%3E')
+        """
+        return self._head(channel, _target_token(target)) + ".".join(map(_token, event_type.split(".")))
+
+    def event_of(self, subject: str) -> tuple[str, str | None]:
+        """Return type and target of an event by its subject.
+
+        >>> Subjects().event_of("hf.events._.order.placed"), Subjects().event_of("hf.events.billing.a.%.b%3E")
+        (('order.placed', None), ('a..b>', 'billing'))
+        """
+        places = self.subject.split(".")
+        tokens = subject.split(".")
+        target = tokens[places.index(TARGET)]
+        tail = tokens[len(places) - 1 :]
+        event_type = ".".join("" if token == _EMPTY else unquote(token) for token in tail)
+        return event_type, None if target == _ALL else unquote(target)
+
+    def has(self, channel: str, subject: str) -> bool:
+        """Whether a subject, or a filter for some, is one of a channel by these names.
+
+        >>> Subjects().has("events", "hf.events._.order.>"), Subjects().has("events", "shop.events._.order.>")
+        (True, False)
+        """
+        head = self.subjects_of(channel).split(".")[:-1]
+        tokens = subject.split(".")
+        return len(tokens) > len(head) and all(want in ("*", token) for want, token in zip(head, tokens, strict=False))
+
+    def filters_of(self, interest: Interest) -> tuple[str, ...]:
+        """Return the subjects that have at least what a handler is owed, none of which covers another."""
+        heads = [self._head(interest.channel, target) for target in (_ALL, _target_token(interest.domain_context))]
+        wanted = {f"{head}{_tail(each)}" for each in interest.event_types for head in heads}
+        return tuple(sorted(_without_covered(wanted)))
+
+    def consumer_of(self, interest: Interest) -> str:
+        """Return the consumer of a handler. Other filters make another one: to edit a consumer's has lost messages."""
+        terms = json.dumps([interest.handler_name, self.filters_of(interest), interest.ordered])
+        return f"{interest.handler_name.replace('.', '_')[:160]}_{hashlib.sha256(terms.encode()).hexdigest()[:12]}"
+
+    def _head(self, channel: str, target: str) -> str:
+        return self.subject.removesuffix(TYPE).replace(CHANNEL, channel).replace(TARGET, target)
 
 
-def subject_of(channel: str, event_type: str, target: str | None) -> str:
-    """Return the subject of an event.
-
-    >>> subject_of("events", "order.placed", None), subject_of("events", "a..b>", "billing")
-    ('hf.events._.order.placed', 'hf.events.billing.a.%.b%3E')
-    """
-    return f"hf.{channel}.{_target_token(target)}.{'.'.join(map(_token, event_type.split('.')))}"
-
-
-def event_of(subject: str) -> tuple[str, str | None]:
-    """Return type and target of an event by its subject.
-
-    >>> event_of("hf.events._.order.placed"), event_of("hf.events.billing.a.%.b%3E")
-    (('order.placed', None), ('a..b>', 'billing'))
-    """
-    target, _, tail = subject.split(".", 2)[2].partition(".")
-    event_type = ".".join("" if token == _EMPTY else unquote(token) for token in tail.split("."))
-    return event_type, None if target == _ALL else unquote(target)
-
-
-def filters_of(interest: Interest) -> tuple[str, ...]:
-    """Return the subjects that have at least what a handler is owed, none of which covers another."""
-    targets = (_ALL, _target_token(interest.domain_context))
-    wanted = {f"hf.{interest.channel}.{target}.{_tail(each)}" for each in interest.event_types for target in targets}
-    return tuple(sorted(_without_covered(wanted)))
-
-
-def consumer_of(interest: Interest) -> str:
-    """Return the consumer of a handler. Other filters make another one: to edit a consumer's has lost messages."""
-    terms = json.dumps([interest.handler_name, filters_of(interest), interest.ordered])
-    return f"{interest.handler_name.replace('.', '_')[:160]}_{hashlib.sha256(terms.encode()).hexdigest()[:12]}"
+def subjects_by(address: Address) -> Subjects:
+    """Return the names by an address; refuse templates that NATS does not take, or that tell no events apart."""
+    usual = Subjects()
+    stream = template_of(address, "stream", usual.stream, r"_\-", _LONGEST)
+    if stream.is_by_type:
+        remedy = "leave it out: a stream has all events of a channel, and subjects tell their types"
+        raise ConfigurationError(FIELD, "has a place for the type in stream", remedy)
+    subject = address.options.get("subject", usual.subject)
+    needed = (CHANNEL, TARGET, TYPE)
+    require_places("subject", subject, needed, needed, usual=usual.subject)
+    tokens = subject.split(".")
+    plain = [token for token in tokens if token not in (TARGET, TYPE)]
+    if len(subject) > _LONGEST or tokens[-1] != TYPE or len(set(tokens)) < len(tokens) or TARGET not in tokens:
+        problem = f"has the subject {quoted(subject)}"
+        raise ConfigurationError(FIELD, problem, "write it like shop.{channel}.{target}.{type}, each token once")
+    if not all(re.fullmatch(r"[A-Za-z0-9_-]+", token.replace(CHANNEL, "x")) for token in plain):
+        raise ConfigurationError(
+            FIELD, f"has the subject {quoted(subject)}", "use letters, digits, - and _ in its tokens"
+        )
+    return Subjects(stream.text, subject)
 
 
 def _tail(event_type: str) -> str:

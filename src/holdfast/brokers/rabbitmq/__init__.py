@@ -3,6 +3,7 @@
     amqp://user:password@host:5672/vhost
 
 The address is one of AMQP; `amqps` and its options (`cafile`, `certfile`, `keyfile`) are those of aiormq.
+`exchange` is a template of names.
 """
 
 from holdfast.installing import require_extra

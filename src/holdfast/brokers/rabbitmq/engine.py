@@ -4,47 +4,52 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Final
 
 from aiormq import AMQPChannelError, ChannelPreconditionFailed
 
-from holdfast.brokers.engine import Backlog, BrokerUnavailable, Interest, Weakness
+from holdfast.brokers.engine import Backlog, BrokerUnavailable, Interest, Weakness, left_of
 from holdfast.brokers.rabbitmq.link import ANSWER_SECONDS, Link, within
 from holdfast.brokers.rabbitmq.sink import RabbitmqSink
 from holdfast.brokers.rabbitmq.source import RabbitmqSource
 from holdfast.brokers.rabbitmq.topology import (
     dead_queue_of,
     differences,
-    exchange_of,
+    exchanges_of,
     make_exchange,
     queue_of,
     waiting,
 )
 
-# What RabbitMQ closes a channel after, unless `consumer_timeout` says otherwise.
-CONSUMER_TIMEOUT_SECONDS: Final = 1800.0
-
 
 class RabbitmqEngine:
-    """One RabbitMQ. Its queues are compared for the handlers that this engine was asked about before."""
+    """One RabbitMQ."""
 
     name = "rabbitmq"
 
     def __init__(self, address: str) -> None:
         self._address = address
-        self._interests: dict[str, Interest] = {}
+        self._exchanges = exchanges_of(address)
 
     def sink(self, *, lease: float) -> RabbitmqSink:
         return RabbitmqSink(self._address)
 
     def source(self, interest: Interest, *, lease: float) -> RabbitmqSource:
-        self._interests[queue_of(interest)] = interest
         return RabbitmqSource(self._address, interest)
 
-    async def weaknesses(self, channels: Sequence[str], *, timeout: float) -> Sequence[Weakness]:
+    def names(self, interest: Interest) -> Sequence[str]:
+        return self._exchanges.names(interest)
+
+    async def weaknesses(
+        self,
+        channels: Sequence[str],
+        interests: Sequence[Interest] = (),
+        *,
+        remembered: float | None = None,
+        timeout: float,
+    ) -> Sequence[Weakness]:
         found: list[Weakness] = []
         async with self._link() as link:
-            for name in map(exchange_of, channels):
+            for name in self._exchanges.names_of(channels, interests):
                 channel = await link.side_channel(timeout)
                 try:
                     await make_exchange(channel, name, timeout)
@@ -52,7 +57,7 @@ class RabbitmqEngine:
                 except ChannelPreconditionFailed as error:
                     remedy = "delete it, and start the relay again, which makes it anew"
                     found.append(Weakness(name, f"it is no durable topic exchange: {error}", remedy))
-            for interest in self._interests.values():
+            for interest in interests:
                 if interest.channel in channels:
                     found += await differences(link, interest, timeout)
         return found
@@ -61,7 +66,6 @@ class RabbitmqEngine:
         found: list[Backlog] = []
         async with self._link() as link:
             for interest in interests:
-                self._interests[queue_of(interest)] = interest
                 ready = await waiting(link, queue_of(interest), timeout)
                 dead = await waiting(link, dead_queue_of(interest), timeout)
                 held = None if ready is None else ready + (dead or 0)
@@ -70,11 +74,20 @@ class RabbitmqEngine:
         return found
 
     async def remove(self, interest: Interest) -> None:
-        self._interests.pop(queue_of(interest), None)
         async with self._link() as link:
             channel = await link.channel()
             for queue in (queue_of(interest), dead_queue_of(interest)):
                 await within(ANSWER_SECONDS, channel.queue_delete(queue))
+
+    # A handler's queue is the same by all names, and keeps its bindings: nothing is left behind.
+    naming = ""
+
+    def named(self, naming: str) -> RabbitmqEngine:
+        return self
+
+    async def left(self, interest: Interest, *, timeout: float) -> int | None:
+        (found,) = await self.backlogs([interest], timeout=timeout)
+        return left_of([found])
 
     @asynccontextmanager
     async def _link(self) -> AsyncIterator[Link]:

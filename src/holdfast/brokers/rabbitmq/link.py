@@ -166,5 +166,6 @@ class _Recording(aiormq.TransportFactory):
 
 def _with_defaults(address: str, name: str) -> str:
     parts = urlsplit(address)
-    given = {key: values[-1] for key, values in parse_qs(parts.query).items()}
+    # The template of names is not the client's.
+    given = {key: values[-1] for key, values in parse_qs(parts.query).items() if key != "exchange"}
     return parts._replace(query=urlencode({"heartbeat": _HEARTBEAT_SECONDS, "name": name} | given)).geturl()

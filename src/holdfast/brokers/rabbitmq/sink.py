@@ -12,7 +12,7 @@ from aiormq import AMQPChannelError, Channel, ChannelPreconditionFailed, Deliver
 from holdfast.brokers.engine import Answer, BrokerUnavailable, Confirmed, Outgoing, Refused, Unanswered
 from holdfast.brokers.interests import TARGET_HEADER, TYPE_HEADER
 from holdfast.brokers.rabbitmq.link import Link
-from holdfast.brokers.rabbitmq.topology import exchange_of, make_exchange
+from holdfast.brokers.rabbitmq.topology import exchanges_of, make_exchange
 
 _CONTENT_TYPE: Final = "content-type"
 _LONGEST_ROUTING_KEY: Final = 255
@@ -29,6 +29,7 @@ class RabbitmqSink:
 
     def __init__(self, address: str) -> None:
         self._link = Link(address, "holdfast relay", confirms=True)
+        self._names = exchanges_of(address)
         self._exchanges: set[str] = set()
         self._exchanges_on: Channel | None = None
         # The broker tells nobody how large an event may be, but with which limit it refused one.
@@ -41,10 +42,10 @@ class RabbitmqSink:
     async def send(self, batch: Sequence[Outgoing], *, timeout: float) -> Sequence[Answer]:
         deadline = asyncio.get_running_loop().time() + timeout
         answers: list[Answer | None] = [self._never(event) for event in batch]
-        channel = await self._channel({event.channel for event in batch}, timeout)
+        channel = await self._channel({self._exchange_of(event) for event in batch}, timeout)
         # Tasks begin in the order in which they are made, so the events of a key are sent in theirs.
         sent = {
-            asyncio.ensure_future(_publish(channel, event)): index
+            asyncio.ensure_future(_publish(channel, self._exchange_of(event), event)): index
             for index, event in enumerate(batch)
             if answers[index] is None
         }
@@ -66,6 +67,9 @@ class RabbitmqSink:
     async def close(self) -> None:
         await self._link.close()
 
+    def _exchange_of(self, event: Outgoing) -> str:
+        return self._names.name(event.channel, event.event_type)
+
     def _never(self, event: Outgoing) -> Refused | None:
         if len(event.event_type.encode()) > _LONGEST_ROUTING_KEY:
             return Refused(f"its type has more than {_LONGEST_ROUTING_KEY} bytes, which is the longest routing key")
@@ -75,7 +79,7 @@ class RabbitmqSink:
             return Refused(f"it has {len(event.body)} bytes, and RabbitMQ takes {self._max_bytes} (max_message_size)")
         return None
 
-    async def _channel(self, channels: set[str], timeout: float) -> Channel:
+    async def _channel(self, exchanges: set[str], timeout: float) -> Channel:
         if await self._link.is_blocked():
             # On a new connection, RabbitMQ would take one event before it says so again.
             raise BrokerUnavailable(_BLOCKED)
@@ -85,7 +89,7 @@ class RabbitmqSink:
         channel = await self._link.channel(timeout)
         if channel is not self._exchanges_on:
             self._exchanges, self._exchanges_on = set(), channel
-        for name in {exchange_of(each) for each in channels} - self._exchanges:
+        for name in exchanges - self._exchanges:
             try:
                 await make_exchange(channel, name, timeout)
             except AMQPChannelError as error:
@@ -112,7 +116,7 @@ class RabbitmqSink:
             case None:
                 return Confirmed()
             case PublishError():
-                return Unanswered(f"no queue is bound to {exchange_of(event.channel)} for {event.event_type}")
+                return Unanswered(f"no queue is bound to {self._exchange_of(event)} for {event.event_type}")
             case DeliveryError():
                 return Unanswered("RabbitMQ refused it: a queue is full or has no leader")
             case error:
@@ -135,7 +139,7 @@ class RabbitmqSink:
                 answers[index] = self._never(batch[index]) or answers[index]
 
 
-async def _publish(channel: Channel, event: Outgoing) -> None:
+async def _publish(channel: Channel, exchange: str, event: Outgoing) -> None:
     headers: dict[str, Any] = dict(event.headers)
     headers[TYPE_HEADER] = event.event_type
     if event.target is not None:
@@ -148,7 +152,7 @@ async def _publish(channel: Channel, event: Outgoing) -> None:
     )
     await channel.basic_publish(
         event.body,
-        exchange=exchange_of(event.channel),
+        exchange=exchange,
         routing_key=event.event_type,
         properties=properties,
         mandatory=True,

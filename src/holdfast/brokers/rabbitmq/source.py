@@ -14,7 +14,7 @@ from aiormq.abc import DeliveredMessage
 from holdfast.brokers.engine import BrokerUnavailable, Interest, Received
 from holdfast.brokers.interests import TARGET_HEADER, TYPE_HEADER, wants
 from holdfast.brokers.rabbitmq.link import ANSWER_SECONDS, GOODBYE_SECONDS, Link, within
-from holdfast.brokers.rabbitmq.topology import dead_queue_of, exchange_of, make_queue, queue_of
+from holdfast.brokers.rabbitmq.topology import dead_queue_of, exchanges_of, make_queue, queue_of
 
 _DELIVERY_COUNT: Final = "x-delivery-count"
 # How often the broker may say that there are events for us and give none, before the connection is taken for broken.
@@ -32,6 +32,8 @@ class RabbitmqSource:
     def __init__(self, address: str, interest: Interest) -> None:
         self._interest = interest
         self._link = Link(address, f"holdfast {interest.handler_name}")
+        self._names = exchanges_of(address)
+        self._exchanges = frozenset(self._names.names(interest))
         self._consuming: Channel | None = None
         self._prefetch = 0
         self._tags: list[str] = []
@@ -82,7 +84,7 @@ class RabbitmqSource:
             self._forget()
             await self._link.drop()
             try:
-                await make_queue(self._link, self._interest)
+                await make_queue(self._link, self._interest, self._names)
             except AMQPChannelError as error:
                 raise BrokerUnavailable(f"RabbitMQ: {error}") from error
             self._consuming = await self._link.channel()
@@ -117,18 +119,20 @@ class RabbitmqSource:
         self._silences = 0
         received = _received(message, _Token(message.channel, tag))
         self._unsettled.add(tag)
-        if self._wants(received, message):
-            self._buffer.append(received)
+        event_type = self._type_of(received, message)
+        # Of what somebody has put into the queue itself, only the listener can tell.
+        if event_type is None or wants(self._interest, event_type, received.headers.get(TARGET_HEADER)):
+            self._buffer.append(received._replace(routed=event_type is not None))
             self._changed.set()
         else:
             await self._settle([received], acknowledged=True)
 
-    def _wants(self, received: Received, message: DeliveredMessage) -> bool:
+    def _type_of(self, received: Received, message: DeliveredMessage) -> str | None:
+        """Return the type that a message was routed by, if it was."""
         event_type = received.headers.get(TYPE_HEADER)
-        if event_type is None and message.exchange == exchange_of(self._interest.channel):
+        if event_type is None and message.exchange in self._exchanges:
             event_type = message.routing_key
-        # Of what somebody has put into the queue itself, only the listener can tell.
-        return event_type is None or wants(self._interest, event_type, received.headers.get(TARGET_HEADER))
+        return event_type
 
     async def _wait(self, deadline: float) -> None:
         """Wait for an event, while the broker is asked whether it is there at all."""

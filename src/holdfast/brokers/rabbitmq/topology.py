@@ -13,12 +13,15 @@ from typing import Final
 
 from aiormq import Channel, ChannelNotFoundEntity, ChannelPreconditionFailed
 
+from holdfast.brokers.addresses import address_of
 from holdfast.brokers.engine import Interest, Weakness
+from holdfast.brokers.naming import NameTemplate, template_of
 from holdfast.brokers.rabbitmq.link import ANSWER_SECONDS, Link, within
 from holdfast.errors import ConfigurationError
 
 # RabbitMQ allows 255 bytes, and a dead queue's name is longer by its ending.
 _LONGEST: Final = 245
+OPTION: Final = "exchange"
 _INEQUIVALENT: Final = re.compile(r"inequivalent arg '([^']+)'")
 _CURRENT: Final = re.compile(
     r"but current is (?:the value '(?P<value>.*)' of type '(?P<kind>.*)'|(?P<plain>.+))$", re.DOTALL
@@ -45,8 +48,10 @@ _MEANING: Final = {
 }
 
 
-def exchange_of(channel: str) -> str:
-    return f"hf.{channel}"
+def exchanges_of(address: str) -> NameTemplate:
+    """Return how exchanges are named by an address."""
+    found = address_of(address, ("amqp", "amqps"), None)
+    return template_of(found, OPTION, "hf.{channel}", r"._:\-", _LONGEST)
 
 
 def queue_of(interest: Interest) -> str:
@@ -78,14 +83,15 @@ async def make_exchange(channel: Channel, name: str, seconds: float = ANSWER_SEC
     await within(seconds, channel.exchange_declare(name, exchange_type="topic", durable=True))
 
 
-async def make_queue(link: Link, interest: Interest) -> None:
+async def make_queue(link: Link, interest: Interest, exchanges: NameTemplate) -> None:
     """Make the queue of a handler with its bindings, or use the one that is there.
 
     One with other arguments was made by an operator or an older server: it is used as it is, and `differences` says
     what that means. Only the order of events cannot be kept by another queue.
     """
     channel = await link.side_channel()
-    await make_exchange(channel, exchange_of(interest.channel))
+    for name in exchanges.names(interest):
+        await make_exchange(channel, name)
     version = await link.version()
     wanted = {
         dead_queue_of(interest): dead_queue_arguments(interest, version),
@@ -96,9 +102,8 @@ async def make_queue(link: Link, interest: Interest) -> None:
         if interest.ordered and _SINGLE_ACTIVE in found:
             problem = f"the queue {name} has several active consumers, so the order of events is lost"
             raise ConfigurationError(interest.handler_name, problem, _ANEW)
-    for key in {binding_key(each) for each in interest.event_types}:
-        bind = channel.queue_bind(queue_of(interest), exchange_of(interest.channel), key)
-        await within(ANSWER_SECONDS, bind)
+    for exchange, key in {(exchanges.name(interest.channel, each), binding_key(each)) for each in interest.event_types}:
+        await within(ANSWER_SECONDS, channel.queue_bind(queue_of(interest), exchange, key))
     await within(ANSWER_SECONDS, channel.close())
 
 

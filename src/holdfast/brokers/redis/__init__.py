@@ -3,8 +3,8 @@
     redis://user:password@one:6379,two:6379/0?replicas=1&fsync=1
 
 With several hosts, the one that is no replica is used. Options: `replicas` that must have an event before it counts as
-sent (0), `fsync=1` to wait until it is on the disk as well, `keep`, the minutes for which events stay that all handlers
-have read (15), `cafile`. The scheme `rediss` encrypts.
+sent (0), `fsync=1` to ask whether it is on the disk as well (WAITAOF), `keep`, the minutes for which events stay that
+all handlers have read (15), `cafile`, `stream`, a template of names. The scheme `rediss` encrypts.
 """
 
 from holdfast.installing import require_extra

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
 from redis.exceptions import ResponseError
 
-from holdfast.brokers.addresses import FIELD, address_of
-from holdfast.brokers.engine import Backlog, BrokerUnavailable, Interest, Weakness
+from holdfast.brokers.addresses import FIELD, address_of, with_names
+from holdfast.brokers.engine import Backlog, BrokerUnavailable, Interest, Source, Weakness, left_of, sum_of
+from holdfast.brokers.joined import joined
+from holdfast.brokers.keeping import outlived_inbox
 from holdfast.brokers.redis.link import ANSWER_SECONDS, Link
-from holdfast.brokers.redis.scripts import id_order, owner_of, stream_of
+from holdfast.brokers.redis.scripts import id_order, owner_of, streams_of
 from holdfast.brokers.redis.sink import RedisSink
 from holdfast.brokers.redis.source import RedisSource
 from holdfast.errors import ConfigurationError
 
-_OPTIONS: Final = ("replicas", "fsync", "keep", "cafile")
+_OPTIONS: Final = ("replicas", "fsync", "keep", "cafile", "stream")
 _SETTINGS: Final = ("appendonly", "appendfsync", "maxmemory", "maxmemory-policy")
+# Seconds that ids may be ahead of the clock here: those of a server whose clock is wrong are, too.
+_AHEAD: Final = 86_400
 _MOST_PENDING: Final = 1000
 _LOST: Final = "holdfast relay check finds what is lost, and sends that again"
 
@@ -30,22 +35,36 @@ class RedisEngine:
     def __init__(self, address: str) -> None:
         if address.startswith("valkey://"):
             address = f"redis{address.removeprefix('valkey')}"
+        self._text = address
         self._address = address_of(address, ("redis", "rediss"), _OPTIONS)
         if self._address.path and not self._address.path.isdecimal():
             raise ConfigurationError(FIELD, "names no database", "write its number after the host, like /0")
-        RedisSink(self._address)  # refuses options that are wrong
+        self._streams = streams_of(self._address)
+        self._keep = RedisSink(self._address).keep  # which refuses options that are wrong
 
     def sink(self, *, lease: float) -> RedisSink:
         return RedisSink(self._address)
 
-    def source(self, interest: Interest, *, lease: float) -> RedisSource:
-        return RedisSource(self._address, interest, lease)
+    def source(self, interest: Interest, *, lease: float) -> Source:
+        return joined([RedisSource(self._address, interest, stream, lease) for stream in self.names(interest)])
 
-    async def weaknesses(self, channels: Sequence[str], *, timeout: float) -> Sequence[Weakness]:
+    def names(self, interest: Interest) -> Sequence[str]:
+        return self._streams.names(interest)
+
+    async def weaknesses(
+        self,
+        channels: Sequence[str],
+        interests: Sequence[Interest] = (),
+        *,
+        remembered: float | None = None,
+        timeout: float,
+    ) -> Sequence[Weakness]:
         found: list[Weakness] = []
         async with self._link() as link:
             found += await self._server_weaknesses(link, timeout)
-            for stream in map(stream_of, channels):
+            # What is not read is not trimmed: no retention here drops it.
+            found += outlived_inbox("address", self._keep, remembered, "keep")
+            for stream in self._streams.names_of(channels, interests):
                 answers = await link.ask_all([("XINFO", "STREAM", stream), ("XINFO", "GROUPS", stream)], timeout)
                 if any(isinstance(answer, ResponseError) for answer in answers):
                     continue  # the relay makes it
@@ -56,36 +75,56 @@ class RedisEngine:
         found: list[Backlog] = []
         async with self._link() as link:
             for interest in interests:
-                stream, group = stream_of(interest.channel), interest.handler_name
-                about, groups, pending = await link.ask_all(
-                    [
-                        ("XINFO", "STREAM", stream),
-                        ("XINFO", "GROUPS", stream),
-                        ("XPENDING", stream, group, "-", "+", _MOST_PENDING),
-                    ],
-                    timeout,
-                )
-                rows = [] if isinstance(groups, ResponseError) else [_info(row) for row in groups]
-                row = next((row for row in rows if row["name"] == group.encode()), None)
-                if row is None or isinstance(pending, ResponseError):
-                    found.append(Backlog(group, None, None))
-                    continue
-                again = sum(1 for _, _, _, count in pending if count > 1)
-                found.append(Backlog(group, _waiting(_info(about), row), row["pending"], again))
+                parts = [await self._backlog(link, interest, stream, timeout) for stream in self.names(interest)]
+                found.append(sum_of(interest.handler_name, parts))
         return found
+
+    async def _backlog(self, link: Link, interest: Interest, stream: str, timeout: float) -> Backlog:
+        group = interest.handler_name
+        about, groups, pending = await link.ask_all(
+            [
+                ("XINFO", "STREAM", stream),
+                ("XINFO", "GROUPS", stream),
+                ("XPENDING", stream, group, "-", "+", _MOST_PENDING),
+            ],
+            timeout,
+        )
+        rows = [] if isinstance(groups, ResponseError) else [_info(row) for row in groups]
+        row = next((row for row in rows if row["name"] == group.encode()), None)
+        if row is None or isinstance(pending, ResponseError):
+            return Backlog(group, None, None)
+        again = sum(1 for _, _, _, count in pending if count > 1)
+        return Backlog(group, _waiting(_info(about), row), row["pending"], again)
 
     async def remove(self, interest: Interest) -> None:
         async with self._link() as link:
             answers = await link.ask_all(
                 [
-                    ("XGROUP", "DESTROY", stream_of(interest.channel), interest.handler_name),
-                    ("DEL", owner_of(interest)),
+                    command
+                    for stream in self.names(interest)
+                    for command in (
+                        ("XGROUP", "DESTROY", stream, interest.handler_name),
+                        ("DEL", owner_of(stream, interest.handler_name)),
+                    )
                 ],
                 ANSWER_SECONDS,
             )
-        refusal = next((answer for answer in answers if isinstance(answer, ResponseError)), None)
-        if refusal is not None and "key to exist" not in str(refusal) and "no such key" not in str(refusal):
-            raise BrokerUnavailable(f"Redis: {refusal}")
+        for refusal in answers:
+            missing = "key to exist" in str(refusal) or "no such key" in str(refusal)
+            if isinstance(refusal, ResponseError) and not missing:
+                raise BrokerUnavailable(f"Redis: {refusal}")
+
+    @property
+    def naming(self) -> str:
+        return f"stream={self._streams.text}"
+
+    def named(self, naming: str) -> RedisEngine:
+        return RedisEngine(with_names(self._text, naming, ("stream",)))
+
+    async def left(self, interest: Interest, *, timeout: float) -> int | None:
+        async with self._link() as link:
+            parts = [await self._backlog(link, interest, stream, timeout) for stream in self.names(interest)]
+        return left_of(parts)
 
     async def _server_weaknesses(self, link: Link, timeout: float) -> list[Weakness]:
         try:
@@ -115,12 +154,15 @@ class RedisEngine:
 def _settings_weaknesses(settings: Mapping[str, str], replicas: int, waits: int, fsync: int) -> Iterator[Weakness]:
     if settings.get("appendonly") != "yes":
         yield Weakness("server", "keeps events in memory only: a restart loses them", "set appendonly yes")
-    elif settings.get("appendfsync") != "always" and not fsync:
+    elif settings.get("appendfsync") != "always":
+        # WAITAOF would wait for the disk, but answers too early beside everysec since Redis 7.4 (redis/redis#13793).
         problem = f"has appendfsync {settings.get('appendfsync')}: a power cut loses what was confirmed last"
-        yield Weakness("server", problem, "set appendfsync always, or add fsync=1 to the address")
+        yield Weakness("server", f"{problem}, also with fsync=1" if fsync else problem, "set appendfsync always")
     policy = settings.get("maxmemory-policy", "noeviction")
     if policy != "noeviction":
-        problem = f"has maxmemory-policy {policy}: it may drop a stream, and all that it is owed"
+        # Streams never expire; what says which consumer an ordered handler has does.
+        dropped = "keys that keep the order of events" if policy.startswith("volatile-") else "a stream, read or not"
+        problem = f"has maxmemory-policy {policy}: it may drop {dropped}"
         yield Weakness("server", problem, "set maxmemory-policy noeviction")
     if replicas > waits == 0:
         problem = f"has {replicas} replica and waits for none: to promote one loses what it did not have yet"
@@ -135,6 +177,10 @@ def _stream_weaknesses(
 ) -> Iterator[Weakness]:
     # The relay's trimming leaves each group the entry that it has read last, or one before it.
     oldest = about["first-entry"][0] if about.get("first-entry") else about["last-generated-id"]
+    last, _ = id_order(about["last-generated-id"])
+    if last > (time.time() + _AHEAD) * 1000:
+        problem = f"has the id {last} far ahead of the clock: after the largest one it takes no event"
+        yield Weakness(f"stream {stream}", problem, f"RENAME it, which makes a new one; {_LOST}")
     trimmed = about.get("entries-added", 0) > about["length"]
     deleted = about.get("max-deleted-entry-id", b"0-0")
     for group in groups:

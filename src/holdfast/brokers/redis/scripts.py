@@ -5,23 +5,24 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Final
 
-from holdfast.brokers.engine import Interest
+from holdfast.brokers.addresses import Address
+from holdfast.brokers.naming import NameTemplate, template_of
 
 _OVERLAP: Final = timedelta(minutes=1)
 
 
-def stream_of(channel: str) -> str:
-    """Return the stream of a channel; the braces keep what belongs to it on one node.
+def streams_of(address: Address) -> NameTemplate:
+    """Return how streams are named; what stands in braces keeps all keys of a stream on one node.
 
-    >>> stream_of("events")
+    >>> streams_of(Address("redis", (), "", {})).name("events")
     'hf:{events}:0'
     """
-    return f"hf:{{{channel}}}:0"
+    return template_of(address, "stream", "hf:{{channel}}:0", r"._:{}\-", 512)
 
 
-def owner_of(interest: Interest) -> str:
+def owner_of(stream: str, handler_name: str) -> str:
     """Return the key that names the one consumer which may take for an ordered handler."""
-    return f"{stream_of(interest.channel)}:owner:{interest.handler_name}"
+    return f"{stream}:owner:{handler_name}"
 
 
 def start_of(since: datetime) -> str:

@@ -13,7 +13,7 @@ from holdfast.brokers.addresses import Address
 from holdfast.brokers.engine import Answer, BrokerUnavailable, Confirmed, Outgoing, Refused, Unanswered
 from holdfast.brokers.interests import TARGET_HEADER, TYPE_HEADER
 from holdfast.brokers.redis.link import ANSWER_SECONDS, Command, Link
-from holdfast.brokers.redis.scripts import TRIM_READ, stream_of
+from holdfast.brokers.redis.scripts import TRIM_READ, streams_of
 
 BODY: Final = "ce"
 _PIPELINE: Final = 100
@@ -21,6 +21,7 @@ _LIMIT: Final = "proto-max-bulk-len"
 # What that is unless a server says otherwise.
 _LARGEST: Final = 512 * 1024 * 1024
 _TRIM_SECONDS: Final = 60.0
+_MOST_STREAMS: Final = 1000
 _TRIM_WITHIN: Final = 2.0
 # WAIT answers before our own deadline, so that its answer is known.
 _OF_THE_TIME: Final = 0.8
@@ -31,9 +32,10 @@ class RedisSink:
 
     def __init__(self, address: Address) -> None:
         self._link = Link(address, "holdfast relay")
+        self._streams = streams_of(address)
         self._replicas = address.number("replicas", 0, 0, 10)
         self._fsync = address.number("fsync", 0, 0, 1)
-        self._keep = address.number("keep", 15, 1, 100_000) * 60
+        self.keep = 60.0 * address.number("keep", 15, 1, 100_000)  # seconds
         self._trimmed: dict[str, float] = {}
         # A server ends the connection of who sends more than it takes.
         self._largest: int | None = None
@@ -53,8 +55,8 @@ class RedisSink:
             except BrokerUnavailable as error:
                 # An answer was lost, or never came: nobody knows which of them are there.
                 answers += [Unanswered(str(error))] * (len(batch) - len(answers))
-        for channel in {event.channel for event in batch}:
-            await self._trim(channel, deadline)
+        for stream in {self._stream_of(event) for event in batch}:
+            await self._trim(stream, deadline)
         return answers
 
     async def close(self) -> None:
@@ -67,6 +69,9 @@ class RedisSink:
         # Some servers do not tell.
         self._largest = int(answer[1]) if isinstance(answer, list) and answer else _LARGEST
 
+    def _stream_of(self, event: Outgoing) -> str:
+        return self._streams.name(event.channel, event.event_type)
+
     def _never(self, event: Outgoing) -> Refused | None:
         largest = self._largest or _LARGEST
         if len(event.body) > largest:
@@ -76,7 +81,7 @@ class RedisSink:
     async def _add(self, chunk: Sequence[Outgoing], seconds: float) -> list[Answer]:
         answers: list[Answer | None] = [self._never(event) for event in chunk]
         sent = [index for index, answer in enumerate(answers) if answer is None]
-        commands: list[Command] = [_added(chunk[index]) for index in sent]
+        commands: list[Command] = [_added(self._stream_of(chunk[index]), chunk[index]) for index in sent]
         if sent and (self._replicas or self._fsync):
             milliseconds = max(int(seconds * 1000 * _OF_THE_TIME), 1)
             wait = ("WAITAOF", self._fsync) if self._fsync else ("WAIT",)
@@ -86,7 +91,7 @@ class RedisSink:
         for index, reply in zip(sent, replies, strict=False):
             if isinstance(reply, ResponseError):
                 self._link.note(reply)
-                answers[index] = Unanswered(f"Redis: {reply}")
+                answers[index] = Unanswered(f"Redis: {reply}", told=True)
             else:
                 answers[index] = Unanswered(missing) if missing else Confirmed()
         return [answer or Unanswered("Redis did not answer") for answer in answers]
@@ -102,25 +107,27 @@ class RedisSink:
             return f"{replicas} of {self._replicas} replicas have it"
         return None
 
-    async def _trim(self, channel: str, deadline: float) -> None:
+    async def _trim(self, stream: str, deadline: float) -> None:
         """Remove what is read and old, once a minute. That this fails now is no reason to fail what was sent."""
         loop = asyncio.get_running_loop()
         now = loop.time()
-        if now - self._trimmed.get(channel, 0.0) < _TRIM_SECONDS or deadline - now < _TRIM_WITHIN:
+        if now - self._trimmed.get(stream, 0.0) < _TRIM_SECONDS or deadline - now < _TRIM_WITHIN:
             return
-        self._trimmed[channel] = now
-        oldest = f"{int((time.time() - self._keep) * 1000)}-0"
+        if len(self._trimmed) >= _MOST_STREAMS:  # each type may have a stream of its own
+            self._trimmed.clear()
+        self._trimmed[stream] = now
+        oldest = f"{int((time.time() - self.keep) * 1000)}-0"
         try:
-            await self._link.ask("EVAL", TRIM_READ, 1, stream_of(channel), oldest, seconds=_TRIM_WITHIN)
+            await self._link.ask("EVAL", TRIM_READ, 1, stream, oldest, seconds=_TRIM_WITHIN)
         except (BrokerUnavailable, ResponseError):
             return
 
 
-def _added(event: Outgoing) -> Command:
+def _added(stream: str, event: Outgoing) -> Command:
     fields: list[str | bytes] = [BODY, event.body, TYPE_HEADER, event.event_type]
     if event.target is not None:
         fields += TARGET_HEADER, event.target
     for name, value in event.headers.items():
         if name not in (BODY, TYPE_HEADER, TARGET_HEADER):
             fields += name, value
-    return ("XADD", stream_of(event.channel), "*", *fields)
+    return ("XADD", stream, "*", *fields)

@@ -15,15 +15,14 @@ from redis.exceptions import ResponseError
 
 from holdfast.brokers.addresses import Address
 from holdfast.brokers.engine import BrokerUnavailable, Interest, Received
-from holdfast.brokers.interests import TARGET_HEADER, TYPE_HEADER, wants
+from holdfast.brokers.interests import TARGET_HEADER, TYPE_HEADER, Wanted
 from holdfast.brokers.redis.link import ANSWER_SECONDS, Link
-from holdfast.brokers.redis.scripts import CLAIM_OWN, DELETE_EMPTY, DISOWN, OWN, owner_of, start_of, stream_of
+from holdfast.brokers.redis.scripts import CLAIM_OWN, DELETE_EMPTY, DISOWN, OWN, owner_of, start_of
 from holdfast.brokers.redis.sink import BODY
 
 # A consumer that has done nothing for a day, and holds nothing, is forgotten.
 _FORGOTTEN_MS: Final = 86_400_000
 _MOST_UNSEEN: Final = 1000
-_MOST_KNOWN: Final = 1000
 _BODY: Final = BODY.encode()
 _LATE_SECONDS: Final = 2.0
 _GOODBYE_SECONDS: Final = 2.0
@@ -35,21 +34,21 @@ _BEGINNING: Final = b"0-0"
 class RedisSource:
     """Reads on one connection that blocks, and acknowledges on another."""
 
-    def __init__(self, address: Address, interest: Interest, lease: float) -> None:
+    def __init__(self, address: Address, interest: Interest, stream: str, lease: float) -> None:
         self._interest = interest
         self._lease = lease
         self._lease_ms = max(int(lease * 1000), 1)
         self._reader = Link(address, f"holdfast {interest.handler_name}")
         self._writer = Link(address, f"holdfast {interest.handler_name}")
-        self._stream, self._group = stream_of(interest.channel), interest.handler_name
-        self._owner = owner_of(interest)
+        self._stream, self._group = stream, interest.handler_name
+        self._owner = owner_of(stream, interest.handler_name)
         self._me = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self._made = False
         self._claim_at = 0.0
         self._cursor = _BEGINNING
         # What was given out and is not settled; the rest of what the server says is ours never reached us.
         self._held: set[bytes] = set()
-        self._known: dict[tuple[str, str | None], bool] = {}
+        self._is_owed = Wanted(interest)
 
     async def open(self) -> None:
         await self._make_group()
@@ -181,22 +180,14 @@ class RedisSource:
         for entry, values in entries:
             headers, body = _fields(values or ())
             event_type, target = _kind(headers, body)
-            if event_type is None or self._is_wanted(event_type, target):
-                found.append(Received(body, headers, counts.get(entry, 1), entry))
+            if event_type is None or self._is_owed(event_type, target):
+                found.append(Received(body, headers, counts.get(entry, 1), entry, event_type is not None))
             else:
                 unwanted.append(entry)
         self._held.update(_id(message) for message in found)
         if unwanted:
             await self._acknowledge(unwanted)
         return found
-
-    def _is_wanted(self, event_type: str, target: str | None) -> bool:
-        known = self._known.get((event_type, target))
-        if known is None:
-            if len(self._known) >= _MOST_KNOWN:
-                self._known.clear()
-            known = self._known[event_type, target] = wants(self._interest, event_type, target)
-        return known
 
     async def _acknowledge(self, ids: Sequence[bytes]) -> None:
         if ids:

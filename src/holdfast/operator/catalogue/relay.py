@@ -9,7 +9,7 @@ from pydantic import Field
 from holdfast.operator.catalogue.overview import Nothing
 from holdfast.operator.catalogue.verb import Arguments, Catalogue, Change, Moment, Name, Text
 from holdfast.operator.operator import Operator
-from holdfast.operator.relay import RelayChange, RelayCheck
+from holdfast.operator.relay import RelayChange, RelayCheck, RelayRotation
 from holdfast.postgres.operations.brokers import CarriedHandler
 
 VERBS = Catalogue()
@@ -38,6 +38,10 @@ class Again(Change):
     until: Moment | None = Field(None, description="Left out: now.")
     event_type: Name | None = None
     source: Name | None = None
+
+
+class Rotate(Change):
+    drop_old: bool = Field(False, description="Accept the old ones for two minutes more, and not for 30 days.")
 
 
 @VERBS.reads("relay.show")
@@ -77,3 +81,9 @@ async def again(operator: Operator, given: Again) -> RelayChange:
         reason=given.reason,
         dry_run=given.dry_run,
     )
+
+
+@VERBS.changes("relay.rotate")
+async def rotate(operator: Operator, given: Rotate) -> RelayRotation:
+    """Make a new secret of this database, which relays sign with a minute later."""
+    return await operator.relay.rotate(drop_old=given.drop_old, reason=given.reason, dry_run=given.dry_run)

@@ -67,6 +67,12 @@ async def lost(statements: Statements, via: str, since: datetime, until: datetim
     return [LostDelivery(**row) for row in rows]
 
 
+async def relayed(statements: Statements, via: str, since: datetime, until: datetime, most: int) -> int | None:
+    """How many events were relayed between two times, up to `most`; None: nothing is ever relayed to this broker."""
+    (row,) = await statements.fetch("count_relayed", via=via, since=since, until=until, most=most)
+    return row["rows"] if row["known"] else None
+
+
 async def repair(
     statements: Statements, via: str, since: datetime, until: datetime, most: int, *, actor: str, reason: str | None
 ) -> int:
@@ -90,3 +96,8 @@ async def again(
     """Have rows relayed once more; how many."""
     values = {"via": via, "since": since, "until": until, "event_type": event_type, "source": source, "most": most}
     return int(await statements.value("relay_again", **values, actor=actor, reason=reason))
+
+
+async def rotate(statements: Statements, drop: bool, *, actor: str, reason: str | None) -> int:
+    """Make a new secret of relays; how many are accepted now."""
+    return int(await statements.value("relay_rotate", drop=drop, actor=actor, reason=reason))
