@@ -16,7 +16,10 @@ from tests.docs.support import ROOT, blocks
 
 pytestmark = [pytest.mark.adoption, pytest.mark.newest_postgres]
 
-COMMANDS, REVISION = (block.text for block in blocks("text", pages=[ROOT / "docs" / "alembic.md"]))
+INIT, ADDRESS, ENV, NEW, REVISION, GO_ON, _ = (
+    block.text for block in blocks("text", pages=[ROOT / "docs" / "alembic.md"])
+)
+IMPORT = "from holdfast.integrations.alembic import migrate_holdfast"
 MODEL = """
 import sqlalchemy as sa
 
@@ -32,22 +35,24 @@ def driver(request: pytest.FixtureRequest) -> str:
 
 async def test_the_commands_of_the_page(empty_dsn: str, driver: str, tmp_path: Path) -> None:
     """ENV-3: from an empty folder, with an engine of each kind; autogenerate leaves Holdfast's tables alone."""
-    init, new, upgrade, autogenerate = COMMANDS.splitlines()
-    alembic(tmp_path, *init.split()[1:], *(("--template", "async") if driver == "asyncpg" else ()))
+    upgrade, autogenerate = GO_ON.splitlines()
+    alembic(tmp_path, *words(INIT), *(("--template", "async") if driver == "asyncpg" else ()))
     (tmp_path / "model.py").write_text(MODEL)
     settings = tmp_path / "alembic.ini"
     address = empty_dsn.replace("postgresql://", f"postgresql+{driver}://").replace("%", "%%")
-    settings.write_text(
-        re.sub("^sqlalchemy.url = .*$", lambda _: f"sqlalchemy.url = {address}", settings.read_text(), flags=re.M)
-    )
+    line = ADDRESS.partition(" = ")[0]
+    settings.write_text(re.sub(f"^{line} = .*$", lambda _: f"{line} = {address}", settings.read_text(), flags=re.M))
+    imports, metadata, arguments = ENV.split("\n\n")
     env = tmp_path / "migrations" / "env.py"
-    text = env.read_text().replace("target_metadata = None", "from model import metadata as target_metadata")
-    text = "from holdfast.integrations.alembic import without_holdfast\n" + re.sub(
-        r"target_metadata=target_metadata", r"\g<0>, include_schemas=True, include_name=without_holdfast()", text
+    text = env.read_text()
+    assert text.count("target_metadata = None\n") == 1 and text.count("target_metadata=target_metadata") == 2
+    text = text.replace("target_metadata = None\n", f"{metadata}\n")
+    added = arguments.strip().splitlines()[-1].strip()
+    env.write_text(
+        f"{imports}\n" + text.replace("target_metadata=target_metadata", f"target_metadata=target_metadata, {added}")
     )
-    env.write_text(text)
 
-    alembic(tmp_path, *words(new))
+    alembic(tmp_path, *words(NEW.strip()))
     (first,) = (tmp_path / "migrations" / "versions").glob("*.py")
     head = first.read_text().partition("def upgrade")[0]
     first.write_text(f"{REVISION.partition('def upgrade')[0]}{head}def upgrade{REVISION.partition('def upgrade')[2]}")
@@ -64,6 +69,43 @@ async def test_the_commands_of_the_page(empty_dsn: str, driver: str, tmp_path: P
     connection = await asyncpg.connect(empty_dsn)
     assert await connection.fetchval("SELECT to_regclass('orders') IS NOT NULL")
     await connection.close()
+
+
+async def test_a_script_has_the_migrations_of_its_revision_alone(empty_dsn: str, tmp_path: Path) -> None:
+    """ENV-3: what two revisions print is a whole schema, and the second one prints only what is new."""
+    last = migrate.installed_version()
+    alembic(tmp_path, "init", "migrations")
+    settings = tmp_path / "alembic.ini"
+    settings.write_text(settings.read_text().replace("driver://user:pass@localhost/dbname", "postgresql+psycopg://"))
+    for number, arguments in enumerate((f"to={last - 1}", f"since={last - 1}, to={last}"), start=1):
+        alembic(tmp_path, "revision", "--message", f"holdfast {number}", "--rev-id", str(number))
+        (file,) = (tmp_path / "migrations" / "versions").glob(f"{number}_*.py")
+        text = file.read_text().replace("    pass", f"    migrate_holdfast({arguments})", 1)
+        file.write_text(text.replace("from alembic", f"{IMPORT}\nfrom alembic", 1))
+    both = alembic(tmp_path, "upgrade", "head", "--sql")
+    assert both.count("-- Migration ") == last
+    second = alembic(tmp_path, "upgrade", "1:2", "--sql")
+    assert second.count("-- Migration ") == 1 and "FUNCTION core.schedule_publish" in second
+    connection = await asyncpg.connect(empty_dsn)
+    await connection.execute(both)
+    await connection.close()
+    assert (await migrate.state(empty_dsn)).up_to_date
+
+
+async def test_the_address_may_be_given(empty_dsn: str, tmp_path: Path) -> None:
+    """ENV-3: an engine that is set up in Python does not show how it connects."""
+    alembic(tmp_path, "init", "migrations")
+    settings = tmp_path / "alembic.ini"
+    settings.write_text(settings.read_text().replace("driver://user:pass@localhost/dbname", "postgresql+psycopg://"))
+    env = tmp_path / "migrations" / "env.py"
+    creator = f"poolclass=pool.NullPool, creator=lambda: __import__('psycopg').connect({empty_dsn!r})"
+    env.write_text(env.read_text().replace("poolclass=pool.NullPool", creator))
+    alembic(tmp_path, "revision", "--message", "holdfast")
+    (file,) = (tmp_path / "migrations" / "versions").glob("*.py")
+    text = file.read_text().replace("    pass", f"    migrate_holdfast(dsn={empty_dsn!r})", 1)
+    file.write_text(text.replace("from alembic", f"{IMPORT}\nfrom alembic", 1))
+    alembic(tmp_path, "upgrade", "head")
+    assert (await migrate.state(empty_dsn)).up_to_date
 
 
 def words(command: str) -> list[str]:

@@ -106,7 +106,10 @@ FAIL: list[tuple[Callable[[MemoryOutbox], object], list[str]]] = [
     ),
     (lambda memory: memory.assert_failed("mail.confirm", archived=True), ["with archived True", FAILED]),
     (lambda memory: memory.assert_nothing_failed(), ["Failed:", FAILED]),
-    (lambda memory: memory.assert_all_delivered(), ["Not delivered:", FAILED, "(no handler yet)  pending"]),
+    (
+        lambda memory: memory.assert_all_delivered(),
+        ["Not delivered:", FAILED, "(no handler subscribes to order.noted)  pending"],
+    ),
 ]
 
 
@@ -116,6 +119,14 @@ def test_what_is_not_so_shows_what_is(memory: MemoryOutbox, claim: int) -> None:
     with pytest.raises(AssertionError) as failure:
         call(memory)
     assert [text for text in expected if text not in str(failure.value)] == [], str(failure.value)
+
+
+def test_a_misspelt_type_is_pointed_out(memory: MemoryOutbox) -> None:
+    """TST-1: an event that waits for nobody says what may have been meant."""
+    memory.publish("order.placd", {"order_id": ORDER})
+    memory.drain()
+    with pytest.raises(AssertionError, match=r"no handler subscribes to order\.placd; did you mean order\.placed\?"):
+        memory.assert_all_delivered()
 
 
 def test_a_name_that_no_handler_has_is_no_answer(memory: MemoryOutbox) -> None:

@@ -8,9 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import psycopg
 import pytest
+from psycopg.sql import SQL, Identifier
 
 from holdfast.testing.databases import TestDatabase, database_address
 
@@ -336,6 +338,51 @@ def test_a_test_case_for_django(tmp_path: Path, server: str) -> None:
     command = [sys.executable, "shop_tests.py"]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert result.returncode == 0 and "Ran 3 tests" in result.stderr, result.stdout + result.stderr
+
+
+def test_a_test_case_for_django_whose_login_is_no_superuser(tmp_path: Path, server: str) -> None:
+    """TST-1: the message is about Django's settings, and names the test case that needs no superuser."""
+    name = f"plain_{uuid4().hex[:8]}"
+    with psycopg.connect(server, autocommit=True) as connection:
+        info = connection.info
+        connection.execute(SQL("CREATE ROLE {} LOGIN CREATEDB PASSWORD 'plain'").format(Identifier(name)))
+        login = {"USER": name, "PASSWORD": "plain", "HOST": info.host, "PORT": info.port, "NAME": name}
+        try:
+            (tmp_path / "app.py").write_text(APP)
+            (tmp_path / "shop_tests.py").write_text(f"DATABASE = {login!r}\n{DJANGO}")
+            command = [sys.executable, "shop_tests.py"]
+            result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+        finally:
+            connection.execute(SQL("DROP DATABASE IF EXISTS {}").format(Identifier(f"test_{name}")))
+            connection.execute(SQL("DROP ROLE {}").format(Identifier(name)))
+    assert "DATABASES has a login that cannot set up test databases: it is no superuser; use a su" in result.stderr
+    assert "OutboxMixin" in result.stderr and "embedded" not in result.stderr
+
+
+def test_a_handler_whose_transaction_nothing_makes_is_told_of_the_fixture(tmp_path: Path, server: str) -> None:
+    """TST-1: and not of a worker, which tests do not start."""
+    tests = """
+import psycopg
+from holdfast import HandlerRegistry
+
+registry = HandlerRegistry()
+
+@registry.handler("order.kept", name="ledger.keep")
+async def keep(event, tx: psycopg.AsyncConnection): ...
+
+def test_it(outbox):
+    outbox.publish("order.kept")
+    outbox.drain(registry)
+
+async def test_that_is_async(async_outbox):
+    await async_outbox.drain(registry)
+"""
+    result = run(tmp_path, tests, "--holdfast-dsn", server)
+    told = "the fixture holdfast_transactions returns nothing that makes one"
+    # Once in each report: whether the summary repeats it depends on the width, and on CI.
+    assert sum(told in line for line in result.stdout.splitlines() if line.startswith("E ")) == 2
+    assert "let it return a psycopg_pool.AsyncConnectionPool: docs/testing.md" in result.stdout
+    assert "holdfast worker" not in result.stdout
 
 
 def test_only_the_kits_own_databases_can_be_dropped(holdfast_database: TestDatabase) -> None:

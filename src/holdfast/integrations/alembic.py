@@ -13,9 +13,7 @@ See docs/alembic.md.
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Collection, MutableMapping
 from typing import Any
 
 from holdfast.installing import require_extra
@@ -24,8 +22,9 @@ require_extra("alembic", "alembic", "sqlalchemy")
 
 from alembic import op
 
-from holdfast.checks import function
+from holdfast.checks import function, whole
 from holdfast.errors import ConfigurationError
+from holdfast.integrations._waiting import wait_for
 from holdfast.names import schema_name
 from holdfast.postgres import migrate
 from holdfast.postgres.schema.ownership import RolesMode
@@ -48,35 +47,40 @@ def without_holdfast(include: IncludeName | None = None, *, schema: str = "core"
     return include_name
 
 
-def migrate_holdfast(*, schema: str = "core", roles: RolesMode = "auto") -> None:
+def migrate_holdfast(
+    *,
+    schema: str = "core",
+    roles: RolesMode = "auto",
+    since: int = 0,
+    to: int | None = None,
+    dsn: str | None = None,
+    trusted_roles: Collection[str] = (),
+) -> None:
     """Bring Holdfast's schema to the installed release, as `holdfast migrate apply` does, in a revision's upgrade.
 
-    It has a connection and transactions of its own, to the same address: indexes are built without keeping producers
-    waiting, and a schema that is up to date is left as it is. With `alembic upgrade --sql` it prints the script.
+    It has a connection and transactions of its own, to the address of Alembic's engine or to `dsn`: indexes are built
+    without keeping producers waiting, and a schema that is up to date is left as it is. With `alembic upgrade --sql` it
+    prints the script of the migrations after number `since`, up to number `to`.
     """
     schema_name(schema)
+    last = migrate.installed_version()
+    remedy = f"this release has the migrations up to {last}: install the one that the revision was written for"
+    if to is not None:
+        whole("to", to, 1, last, remedy=remedy)
+    whole("since", since, 0, last if to is None else to, remedy=None if to else remedy)
     context = op.get_context()
     if context.as_sql:
-        context.impl.static_output(migrate.printable(schema, roles=roles != "never"))
+        script = migrate.printable(schema, roles=roles != "never", since=since, to=to, trusted_roles=trusted_roles)
+        context.impl.static_output(script)
         return
+    # In a thread: an env.py for an asynchronous engine has an event loop in this one.
+    address = _address() if dsn is None else dsn
+    wait_for(migrate.apply(address, schema=schema, roles=roles, trusted_roles=trusted_roles))
+
+
+def _address() -> str:
+    """Return the address of Alembic's engine."""
     url = op.get_bind().engine.url
     if url.get_backend_name() != "postgresql":
         raise ConfigurationError("sqlalchemy.url", f"is of {url.get_backend_name()}", "Holdfast is for Postgres")
-    _apply(url.render_as_string(hide_password=False), schema, roles)
-
-
-def _apply(dsn: str, schema: str, roles: RolesMode) -> None:
-    """Run it in a thread: an env.py for an asynchronous engine has an event loop in this one."""
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            asyncio.run(migrate.apply(dsn, schema=schema, roles=roles))
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run, name="holdfast-migrate")
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
+    return url.render_as_string(hide_password=False)

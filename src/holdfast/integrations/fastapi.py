@@ -1,10 +1,10 @@
-"""Holdfast in a FastAPI or Starlette application: a worker in the same process, and idempotent endpoints.
+"""Holdfast in a FastAPI application: a worker in the same process, transactions that publish, idempotent endpoints.
 
     app = FastAPI(lifespan=worker_lifespan(lambda: Worker(dsn, registry)))
+    events = transaction_per_request(Publisher("shop"), lambda: app.state.pool.acquire())
+    Events = Annotated[RequestTransaction, events]
 
-The worker starts before the first request is served and stops with the application: it stops claiming, lets running
-handlers finish within the grace period, and releases the rest. Handlers that need much CPU time are better run by a
-separate process (`holdfast worker`), because here they share the processor with the requests.
+See docs/frameworks/fastapi.md, and `holdfast.integrations.asgi` for other frameworks.
 
     idempotency = Idempotency(pool.acquire, secrets={1: "..."}, scope=current_tenant)
     idempotency.install(app)
@@ -20,8 +20,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from holdfast.installing import require_extra
@@ -33,61 +32,41 @@ from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import FileResponse, StreamingResponse
 
-from holdfast.checks import function, is_async, takes
+from holdfast.checks import function
 from holdfast.errors import ConfigurationError
 from holdfast.idempotency.answers import PROBLEMS
 from holdfast.idempotency.asgi.exchange import EXCHANGE, AsgiConfig, current_exchange
 from holdfast.idempotency.asgi.middleware import IdempotencyMiddleware, exchange_of
 from holdfast.idempotency.keys import LONGEST_KEY
 from holdfast.idempotency.settings import IdempotencySettings
-from holdfast.measurements import Measurements
-from holdfast.observability.health import Health
+from holdfast.integrations import asgi
+from holdfast.integrations.asgi import Lifespan, RequestTransaction, WorkerLifespan
 from holdfast.observability.logging import log_fact
 from holdfast.postgres.managed_transaction import Connect
+from holdfast.postgres.publisher import Publisher
 from holdfast.telemetry import Observer
 from holdfast.tracing import Tracing
 from holdfast.worker.worker import Worker
 
-# The type of `lifespan` in FastAPI and Starlette. It may yield a mapping: the state that requests see.
-Lifespan = Callable[[Any], AbstractAsyncContextManager[Mapping[str, Any] | None]]
+__all__ = [
+    "Idempotency",
+    "IdempotentRoute",
+    "RequestTransaction",
+    "TransactionDependency",
+    "WorkerLifespan",
+    "check_routes",
+    "transaction_per_request",
+    "worker_lifespan",
+]
 
-_FACTORY = "pass a function that makes it: lambda: Worker(dsn, registry)"
 _INSTALL = "call idempotency.install(app) before the endpoints are declared"
 
 
-class WorkerLifespan:
-    """The lifespan of an application with a worker in it, which `worker_lifespan` returns."""
+class _CheckedLifespan(WorkerLifespan):
+    """A lifespan that also looks for endpoints whose transaction nobody opens."""
 
-    def __init__(self, make_worker: Callable[[], Worker], lifespan: Lifespan | None) -> None:
-        self._make_worker = make_worker
-        self._lifespan = lifespan
-        self._worker: Worker | None = None
-
-    def health(self) -> Health:
-        """How the worker is now, for `HealthApp`."""
-        return (
-            Health("new", not_live=("the application has not started",))
-            if self._worker is None
-            else self._worker.health()
-        )
-
-    def measurements(self) -> Measurements:
-        """What the worker has done and its state, for a `Collector` of prometheus_client."""
-        return Measurements() if self._worker is None else self._worker.measurements()
-
-    # FastAPI and Starlette have a type for lifespans that yield nothing and another for those that yield a mapping, and
-    # none for both.
-    @asynccontextmanager
-    async def __call__(self, app: Any) -> AsyncIterator[Any]:
-        async with AsyncExitStack() as stack:
-            state = None if self._lifespan is None else await stack.enter_async_context(self._lifespan(app))
-            _require_installed(app)
-            worker = self._make_worker()
-            if not isinstance(worker, Worker):
-                raise ConfigurationError("make_worker", f"returned {type(worker).__name__}, not a Worker", _FACTORY)
-            self._worker = worker
-            await stack.enter_async_context(worker)
-            yield state
+    def check(self, app: Any) -> None:
+        _require_installed(app)
 
 
 def worker_lifespan(make_worker: Callable[[], Worker], lifespan: Lifespan | None = None) -> WorkerLifespan:
@@ -96,16 +75,21 @@ def worker_lifespan(make_worker: Callable[[], Worker], lifespan: Lifespan | None
     The application's own lifespan starts first and ends last, so handlers may use what it opens. `make_worker` is
     called at each start, because a worker that has stopped stays stopped. `health` of what is returned says how it is.
     """
-    function("make_worker", make_worker, _FACTORY)
-    if is_async(make_worker):
-        raise ConfigurationError("make_worker", "is async def", _FACTORY)
-    if not takes(make_worker, 0):
-        raise ConfigurationError(
-            "make_worker", "takes an argument", f"{_FACTORY}; the application's lifespan is second"
-        )
-    if lifespan is not None:
-        function("lifespan", lifespan, "pass the lifespan that FastAPI would get: a function of the application")
-    return WorkerLifespan(make_worker, lifespan)
+    return _CheckedLifespan(make_worker, lifespan)
+
+
+def transaction_per_request(publisher: Publisher, connect: Connect) -> Any:
+    """Return a dependency that opens a transaction for a request, and commits it before the response is sent.
+
+        events = transaction_per_request(Publisher("shop"), lambda: app.state.pool.acquire())
+        Events = Annotated[RequestTransaction, events]
+
+    `connect` returns the context manager of a connection or session: `pool.acquire`, `pool.connection`, a
+    `sessionmaker`. An endpoint that raises, also an `HTTPException`, has its transaction rolled back; one that returns
+    has it committed, whatever the status.
+    """
+    # FastAPI leaves dependencies of the scope "request" only when the response has been sent.
+    return Depends(asgi.transaction_per_request(publisher, connect), scope="function")
 
 
 class Idempotency:

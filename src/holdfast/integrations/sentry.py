@@ -16,6 +16,7 @@ adds the handlers to what the application's own client traces, if it does.
 from __future__ import annotations
 
 import contextlib
+import copy
 import re
 import secrets
 import time
@@ -79,19 +80,26 @@ class SentryObserver:
     def __init__(self, dsn: str, **options: Any) -> None:
         if not isinstance(dsn, str) or not dsn.strip():
             problem = "is empty" if isinstance(dsn, str) else f"is {type(dsn).__name__}, not str"
-            raise ConfigurationError("dsn", problem, _DSN_REMEDY)
+            raise ConfigurationError("sentry_dsn", problem, _DSN_REMEDY)
         try:
             self._client = sentry_sdk.Client(dsn, **{**options, **_ALWAYS})
         except ValueError:  # BadDsn is one
-            raise ConfigurationError("dsn", "is not a Sentry DSN", _DSN_REMEDY) from None
+            raise ConfigurationError("sentry_dsn", "is not a Sentry DSN", _DSN_REMEDY) from None
         self._retries = _Retries()
+        self._database: str | None = None
+
+    def of(self, database: str | None) -> SentryObserver:
+        """Return this observer for one of several databases: the same client, and events with the tag `database`."""
+        one = copy.copy(self)
+        one._database = database
+        return one
 
     def __call__(self, fact: Fact) -> None:
         if isinstance(fact, Retried):
             self._retries.add(fact)
         elif isinstance(fact, Failed):
             with contextlib.suppress(Exception):
-                self._client.capture_event(_event(fact, self._retries.take(fact.delivery_id)))
+                self._client.capture_event(_event(fact, self._retries.take(fact.delivery_id), self._database))
 
     def close(self, timeout: float = 2.0) -> None:
         """Send the remaining events, for at most `timeout` seconds, and stop."""
@@ -141,7 +149,7 @@ class _Retries:
         ]
 
 
-def _event(fact: Failed, retries: Iterable[dict[str, object]]) -> Event:
+def _event(fact: Failed, retries: Iterable[dict[str, object]], database: str | None = None) -> Event:
     signature = fact.error_signature or fact.failure_reason
     tags = {
         "event_id": str(fact.event_id),
@@ -155,6 +163,7 @@ def _event(fact: Failed, retries: Iterable[dict[str, object]]) -> Event:
         "domain_id": None if fact.domain_id is None else str(fact.domain_id),
         "generation": None if fact.generation is None else str(fact.generation),
         "trace_id": fact.trace_id,
+        "database": database,
     }
     event: Event = {
         "level": "error",

@@ -11,6 +11,7 @@ from typing import Any
 from holdfast.envelope import EventEnvelope
 from holdfast.errors import ConfigurationError
 from holdfast.handlers import HandlerRegistry
+from holdfast.names import meant_type
 from holdfast.testing.matching import error_matches, explain, matches, shown
 from holdfast.testing.records import DeliveryRecord, PublishedEvent
 from holdfast.typed_events import TypedEvent, declared_type
@@ -137,14 +138,14 @@ class OutboxAssertions(ABC):
         __tracebackhide__ = True
         failed = [each for each in self.deliveries() if each.failed]
         if failed:
-            raise AssertionError(_listed("Failed", [_delivery_line(each) for each in failed]))
+            raise AssertionError(_listed("Failed", [self._delivery_line(each) for each in failed]))
 
     def assert_all_delivered(self) -> None:
         """Every delivery was delivered: nothing has failed, and nothing is open."""
         __tracebackhide__ = True
         left = [each for each in self.deliveries() if each.failed or each.open]
         if left:
-            raise AssertionError(_listed("Not delivered", [_delivery_line(each) for each in left]))
+            raise AssertionError(_listed("Not delivered", [self._delivery_line(each) for each in left]))
 
     # --- for messages ---------------------------------------------------------------------------------
 
@@ -156,9 +157,20 @@ class OutboxAssertions(ABC):
         nearest = get_close_matches(handler, names, n=1)
         return f" No handler has this name; did you mean {nearest[0]}?" if nearest else " No handler has this name."
 
+    def _delivery_line(self, delivery: DeliveryRecord) -> str:
+        handlers = [each for registry in self._registries for each in registry]
+        if not handlers or delivery.handler_name is not None:
+            return _delivery_line(delivery, delivery.handler_name or "(no handler yet)")
+        event_type = delivery.event.event_type
+        if any(each.wants(event_type) for each in handlers):
+            return _delivery_line(delivery, "(no handler yet)")
+        meant = meant_type(event_type, (kind for each in handlers for kind in each.event_types))
+        asked = f"; did you mean {meant}?" if meant else ""
+        return _delivery_line(delivery, f"(no handler subscribes to {event_type}{asked})")
+
     def describe(self) -> str:
         """Return what is in the outbox, for people."""
-        lines = [_delivery_line(each) for each in self.deliveries()]
+        lines = [self._delivery_line(each) for each in self.deliveries()]
         known = {(each.handler_name, each.event.event_id) for each in self.deliveries() if each.status == "delivered"}
         lines += [
             _line(name, "handled", event) for name, event in self.handled() if (name, event.event_id) not in known
@@ -194,7 +206,7 @@ def _event_line(event: PublishedEvent) -> str:
     return f"{event.event_type}  {shown(event.payload)}  from {event.envelope.source}{target}"
 
 
-def _delivery_line(delivery: DeliveryRecord) -> str:
+def _delivery_line(delivery: DeliveryRecord, handler: str) -> str:
     state: str = delivery.status
     error = (delivery.last_error or "").strip().splitlines()
     text = f": {shown(error[0])[1:-1]}" if error else ""
@@ -203,7 +215,7 @@ def _delivery_line(delivery: DeliveryRecord) -> str:
         state = f"{place} ({delivery.failure_reason}, attempt {delivery.attempts}{text})"
     elif delivery.open and delivery.attempts:
         state = f"{delivery.status} (after attempt {delivery.attempts}{text})"
-    return _line(delivery.handler_name or "(no handler yet)", state, delivery.event)
+    return _line(handler, state, delivery.event)
 
 
 def _line(handler: str, state: str, event: EventEnvelope) -> str:

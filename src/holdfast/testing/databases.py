@@ -22,7 +22,7 @@ from asyncpg import PostgresError
 from holdfast.errors import ConfigurationError
 from holdfast.postgres import migrate
 from holdfast.postgres.connection import open_connection
-from holdfast.postgres.queries import Statement, for_asyncpg, parse, render
+from holdfast.postgres.queries import Queries, Statement, for_asyncpg, parse, render
 from holdfast.testing.loop import kit_loop
 
 PREFIX = "holdfast_test_"
@@ -38,7 +38,12 @@ Setup = str | Callable[[str], Any]
 @cache
 def statement(name: str, schema: str = "core") -> Statement:
     """Return a statement of sql/statements.sql."""
-    return for_asyncpg(render(_statements()[name], schema))
+    return for_asyncpg(statement_text(name, schema))
+
+
+def statement_text(name: str, schema: str = "core") -> str:
+    """Return the text of a statement of sql/statements.sql, with `:name` for its parameters."""
+    return render(_statements()[name], schema)
 
 
 @cache
@@ -70,6 +75,9 @@ async def connected(dsn: str) -> AsyncIterator[Any]:
         await connection.close(timeout=2)
 
 
+_NO_SUPERUSER = "use a superuser of a server for tests, or leave the address out for an embedded server"
+
+
 def new_name() -> str:
     """Return a name for the databases of one session."""
     return f"{PREFIX}{os.getpid()}_{secrets.token_hex(4)}"
@@ -87,12 +95,16 @@ async def make_template(server: str, name: str, setup: Sequence[Setup], schema: 
         raise
 
 
-async def prepare(dsn: str, setup: Sequence[Setup], schema: str) -> None:
-    """Put a clock to move, Holdfast's schema and the application's into a database that was made for tests."""
+async def prepare(
+    dsn: str, setup: Sequence[Setup], schema: str, *, field: str = "holdfast_dsn", remedy: str = _NO_SUPERUSER
+) -> None:
+    """Put a clock to move, Holdfast's schema and the application's into a database that was made for tests.
+
+    `field` is where the login stands, and `remedy` what helps if it is not a superuser.
+    """
     async with connected(dsn) as connection:
         if not await connection.fetchval("SELECT rolsuper FROM pg_roles WHERE rolname = current_user"):
-            remedy = "use a superuser of a server for tests, or leave the address out for an embedded server"
-            raise ConfigurationError("holdfast_dsn", "has a login that cannot set up test databases", remedy)
+            raise ConfigurationError(field, "has a login that cannot set up test databases: it is no superuser", remedy)
         await connection.execute(
             "CREATE SCHEMA holdfast_testing; GRANT USAGE ON SCHEMA holdfast_testing TO PUBLIC;" + script("clock")
         )
@@ -100,6 +112,13 @@ async def prepare(dsn: str, setup: Sequence[Setup], schema: str) -> None:
     await migrate.apply(dsn, schema=schema)
     for each in setup:
         await _set_up(dsn, each)
+
+
+async def without_schema(dsn: str, schema: str) -> None:
+    """Drop Holdfast's schema from a database that was made for tests, if it is there: it has no clock to move."""
+    async with connected(dsn) as connection:
+        if await connection.fetchval("SELECT to_regnamespace(quote_ident($1)) IS NOT NULL", schema):
+            await connection.execute(Queries(schema).asyncpg("drop_schema").sql)
 
 
 async def keep_as_it_is(dsn: str, schema: str) -> None:

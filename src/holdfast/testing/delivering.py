@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from types import TracebackType
@@ -86,14 +86,15 @@ class Delivering:
     async def _begin(self) -> None:
         registry = StruckRegistry(self._registry, self, self._faults) if self._faults else self._registry
         connections, self._connections = self._connections, None
-        self._worker = Drainer(
-            self._database.dsn,
-            registry,
-            self._settings,
-            observers=self._observers,
-            connections=connections,
-            transactions=self._transactions,
-        )
+        with naming_the_fixture():
+            self._worker = Drainer(
+                self._database.dsn,
+                registry,
+                self._settings,
+                observers=self._observers,
+                connections=connections,
+                transactions=self._transactions,
+            )
         self._counted = Counters()
         stop_claims(self._worker, self.claims_stopped)
         if not self.claims_stopped.locked():
@@ -281,6 +282,19 @@ def quick(settings: WorkerSettings, schema: str) -> WorkerSettings:
     return replace(settings, schema=schema, listen=False, sweep=False, settle_after=0.0)
 
 
+@contextlib.contextmanager
+def naming_the_fixture() -> Iterator[None]:
+    """Refuse a handler whose `tx` nothing makes, with the fixture in place of what a worker is passed."""
+    try:
+        yield
+    except ConfigurationError as refused:
+        if not refused.field.endswith(".tx"):
+            raise
+        problem = refused.problem.replace("the worker was given", "the fixture holdfast_transactions returns")
+        remedy = f"let it return {refused.remedy.partition(' of the application')[0].removeprefix('pass ')}"
+        raise ConfigurationError(refused.field, problem, f"{remedy}: docs/testing.md has an example") from None
+
+
 class WarmConnections:
     """The connections that drains on the kit's loop share: statements are parsed and planned once for all tests."""
 
@@ -299,7 +313,8 @@ class WarmConnections:
             from uuid import uuid4
 
             self._key, self._registry = key, registry  # which keeps its id from being another's
-            self._connections = Connections(dsn, uuid4(), registry, settings, transactions)
+            with naming_the_fixture():
+                self._connections = Connections(dsn, uuid4(), registry, settings, transactions)
         return self._connections
 
     async def close(self) -> None:

@@ -1,18 +1,20 @@
-"""A test case for Django: commits are real, so what they publish can be delivered, and cleaning up takes milliseconds.
+"""Test cases for Django. In a plain `TestCase` nothing is committed; in a `HoldfastTestCase` commits are real.
 
-class OrderTests(HoldfastTestCase):
+class OrderTests(OutboxMixin, TestCase):       # with the application of Holdfast in INSTALLED_APPS
     registry = registry
 
     def test_an_order_is_published(self):
         self.client.post("/orders", {"sku": "a"})
         self.outbox.assert_published("order.placed", {"sku": "a"})
-        self.outbox.drain()
+        self.outbox.drain()                    # calls handlers in the transaction of the test
+
+A `HoldfastTestCase` has the same, with a worker: retries, dead letters, crashes, a clock to move.
 """
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, ClassVar
-from urllib.parse import quote
 
 from holdfast.installing import require_extra
 
@@ -20,27 +22,46 @@ require_extra("django", "django", "psycopg")
 
 from asgiref.sync import sync_to_async
 from django.db import connections
+from django.db.backends.base.creation import TEST_DATABASE_PREFIX
 from django.test import TransactionTestCase
 
+from holdfast.errors import ConfigurationError
 from holdfast.handlers import HandlerRegistry
+from holdfast.postgres.addresses import django_address
 from holdfast.settings import WorkerSettings
-from holdfast.testing.databases import TestDatabase, keep_as_it_is, prepare
+from holdfast.testing.databases import TestDatabase, keep_as_it_is, prepare, without_schema
+from holdfast.testing.django_transaction import TransactionOutbox
 from holdfast.testing.loop import kit_loop
 from holdfast.testing.outbox import Outbox
 
-__all__ = ["HoldfastSchema", "HoldfastTestCase"]
+__all__ = ["HoldfastSchema", "HoldfastTestCase", "OutboxMixin", "TransactionOutbox"]
 
+_NO_SUPERUSER = (
+    "use a superuser of a server for tests; a TestCase with OutboxMixin needs none where holdfast.integrations.django "
+    "is installed"
+)
 _prepared: dict[str, TestDatabase] = {}
 
 
-class HoldfastSchema:
-    """Puts Holdfast's schema and clock into the database of a `TestCase`: `class OrderTests(HoldfastSchema, TestCase)`.
+class OutboxMixin:
+    """Gives a `TestCase` the `outbox` of its transaction: `class OrderTests(OutboxMixin, TestCase)`.
 
-    What a test publishes is rolled back with the rest of it, and delivered to nobody.
+    The database has Holdfast's schema because the application `holdfast.integrations.django` is installed. What a test
+    publishes is rolled back with the rest of it.
     """
 
+    registry: ClassVar[HandlerRegistry | None] = None
     holdfast_schema: ClassVar[str] = "core"
     holdfast_using: ClassVar[str] = "default"
+
+    @cached_property
+    def outbox(self) -> Any:
+        """What is published in the transaction of the test."""
+        return TransactionOutbox(self.registry, self.holdfast_using, self.holdfast_schema)
+
+
+class HoldfastSchema(OutboxMixin):
+    """The same where that application is not installed: puts Holdfast's schema, and a clock, into the database."""
 
     @classmethod
     def setUpClass(cls) -> None:
@@ -50,18 +71,28 @@ class HoldfastSchema:
     @classmethod
     def _database(cls) -> TestDatabase:
         """Return the database, with Holdfast's schema and a clock to move; the first test of a run prepares it."""
-        address = _address(connections[cls.holdfast_using].settings_dict)
+        connection = connections[cls.holdfast_using]
+        address = django_address(connection.settings_dict)
         if address not in _prepared:
-            kit_loop().run(prepare(address, (), cls.holdfast_schema))
+            _require_test_database(connection)
+            kit_loop().run(without_schema(address, cls.holdfast_schema))
+            kit_loop().run(prepare(address, (), cls.holdfast_schema, field="DATABASES", remedy=_NO_SUPERUSER))
             kit_loop().run(keep_as_it_is(address, cls.holdfast_schema))
             _prepared[address] = TestDatabase.existing(address, cls.holdfast_schema)
         return _prepared[address]
 
 
+def _require_test_database(connection: Any) -> None:
+    """Refuse a database that no runner has made for tests: its schema would be dropped."""
+    name, own = str(connection.settings_dict["NAME"]), connection.settings_dict["TEST"]["NAME"]
+    if name != own and not name.startswith(f"{own}_" if own else TEST_DATABASE_PREFIX):
+        problem = f"has {name} for {connection.alias!r}, which is not the name of a database for tests"
+        raise ConfigurationError("DATABASES", problem, "run it with manage.py test, or with pytest-django")
+
+
 class HoldfastTestCase(HoldfastSchema, TransactionTestCase):  # type: ignore[misc]
     """A `TransactionTestCase` whose database has an outbox. The database is the one that Django's runner has made."""
 
-    registry: ClassVar[HandlerRegistry | None] = None
     worker_settings: ClassVar[WorkerSettings | None] = None
     outbox: Outbox
 
@@ -90,14 +121,3 @@ class HoldfastTestCase(HoldfastSchema, TransactionTestCase):  # type: ignore[mis
 async def _close_connections_of_the_loop() -> None:
     """Close those that asynchronous handlers have opened, in the thread of Django's asynchronous ORM."""
     await sync_to_async(connections.close_all)()
-
-
-def _address(settings: dict[str, Any]) -> str:
-    """Return the address of a database that Django knows."""
-    login = quote(str(settings["USER"]), safe="")
-    if settings["PASSWORD"]:
-        login += ":" + quote(str(settings["PASSWORD"]), safe="")
-    host, port, name = settings["HOST"] or "localhost", settings["PORT"] or 5432, quote(str(settings["NAME"]))
-    if str(host).startswith("/"):
-        return f"postgresql://{login}@/{name}?host={quote(str(host), safe='')}&port={port}"
-    return f"postgresql://{login}@{host}:{port}/{name}"

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from holdfast.errors import ConfigurationError
 from holdfast.postgres.publisher import Publisher
-from holdfast.postgres.publishing import Command, Steps
+from holdfast.postgres.publishing import Command, Payload, Steps
 from holdfast.testing.memory_clock import MemoryClock
 from holdfast.testing.memory_rows import Row, Rows
 from holdfast.testing.memory_transaction import MemoryTransaction
@@ -25,6 +25,9 @@ class MemoryPublisher(Publisher):
         super().__init__(source, generation=0)
         self._rows = rows
         self._clock = clock
+
+    def _run_plain(self, tx: Any, event_type: str, payload: Payload, *, alone: bool = False) -> Any:
+        return self._run(tx, self._steps.publish_plain(event_type, payload), alone=alone)
 
     def _run(self, tx: Any, steps: Steps[T], method: str = "publish", *, alone: bool = False) -> Any:
         if not isinstance(tx, MemoryTransaction):
@@ -54,7 +57,7 @@ class MemoryPublisher(Publisher):
         match command.statement:
             case "publish_one" | "publish_plain":
                 tx.write_row(self._row(values))
-            case "publish_many" | "publish_given":
+            case "publish_many" | "publish_many_plain" | "publish_given":
                 rows = [self._row(each) for each in _each(values)]
                 rows = [row for row in rows if not self._rows.taken(row.id)]
                 for row in rows:

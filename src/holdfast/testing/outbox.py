@@ -71,7 +71,7 @@ class PostgresOutbox(OutboxAssertions):
         return _wait(self._published())
 
     async def _published(self) -> list[PublishedEvent]:
-        return [_event(row) for row in await self._database.fetch("published")]
+        return [published_event(row) for row in await self._database.fetch("published")]
 
     def deliveries(self) -> list[DeliveryRecord]:
         """What became of each event at each of its handlers."""
@@ -383,7 +383,8 @@ async def _ended(connection: Any, committed: bool) -> AsyncIterator[None]:
     await (transaction.commit() if committed else transaction.rollback())
 
 
-def _event(row: Any) -> PublishedEvent:
+def published_event(row: Any) -> PublishedEvent:
+    """Return the event of a row of the statement `published`."""
     names = ("event_id", "event_type", "event_version", "occurred_at", "source", "target", "domain_id")
     envelope = EventEnvelope.trusted(
         {

@@ -1,0 +1,52 @@
+"""The application for INSTALLED_APPS: migrations, the command `manage.py holdfast`, and pages of the admin."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from django.apps import AppConfig
+from django.conf import settings
+from django.core import checks
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connections
+from django.db.models.signals import pre_migrate
+
+from holdfast.errors import HoldfastError
+
+
+class HoldfastConfig(AppConfig):  # type: ignore[misc]
+    """Holdfast in a Django project. `database_names` has those of the settings, which a test runner changes."""
+
+    name = "holdfast.integrations.django"
+    label = "holdfast"
+    verbose_name = "Holdfast"
+    default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        self.database_names = {alias: each.get("NAME") for alias, each in settings.DATABASES.items()}
+        pre_migrate.connect(_migrating, sender=self)
+        checks.register(_checked)
+
+
+def _checked(**_: Any) -> list[checks.CheckMessage]:
+    """Refuse a setting `HOLDFAST` that cannot be used, before any command begins."""
+    from holdfast.integrations.django.configuration import Configuration
+
+    try:
+        Configuration.read()
+    except (ImproperlyConfigured, HoldfastError, TypeError, ValueError) as error:
+        return [checks.Error(str(error), hint="see HOLDFAST in the settings", id="holdfast.E001")]
+    return []
+
+
+def _migrating(using: str, **_: Any) -> None:
+    """Bring a schema that is there to the installed release, before migrations of the project publish to it."""
+    from django.db.migrations.recorder import MigrationRecorder
+
+    from holdfast.integrations.django.migrating import migrate_holdfast
+
+    if "--fake" in sys.argv:  # of which the signal says nothing
+        return
+    if ("holdfast", "0001_initial") in MigrationRecorder(connections[using]).applied_migrations():
+        migrate_holdfast(using)

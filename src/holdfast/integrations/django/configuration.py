@@ -1,0 +1,58 @@
+"""The setting `HOLDFAST` of a Django project: which of its databases has the outbox."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from django.apps import apps
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connections
+
+from holdfast.errors import ConfigurationError
+from holdfast.names import schema_name
+from holdfast.postgres.addresses import django_address, other_database, readable_address
+
+_KNOWN = {"USING", "SCHEMA", "DSN"}
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """Where the outbox is. `dsn` is the address for what runs beside Django's own connections."""
+
+    using: str
+    schema: str
+    dsn: str
+
+    @classmethod
+    def read(cls) -> Configuration:
+        """Read the setting `HOLDFAST`, whose parts are optional, and `DATABASES`."""
+        options: dict[str, Any] = dict(getattr(settings, "HOLDFAST", {}))
+        if unknown := sorted(set(options) - _KNOWN):
+            raise ImproperlyConfigured(f"HOLDFAST: {unknown[0]} is unknown; use {', '.join(sorted(_KNOWN))}")
+        using, schema = options.get("USING", "default"), schema_name(options.get("SCHEMA", "core"))
+        if using not in settings.DATABASES:
+            raise ImproperlyConfigured(f"HOLDFAST: USING is {using!r}, which is not in DATABASES")
+        return cls(using, schema, _address(using, options.get("DSN")))
+
+
+def _address(using: str, dsn: str | None) -> str:
+    """Return the address that is given, or the connection's, and never leave the database of a test runner."""
+    # Of the connection, and not of the settings: a test runner has changed the name of its database.
+    connection = connections[using]
+    try:
+        if not dsn:
+            return _own_address(connection)
+        dsn, name = readable_address(dsn, 'HOLDFAST["DSN"]'), connection.settings_dict["NAME"]
+        # A pooler may have another name for the database than the server, so that it is not always replaced.
+        return dsn if name == apps.get_app_config("holdfast").database_names[using] else other_database(dsn, name)
+    except ConfigurationError as error:
+        raise ImproperlyConfigured(str(error)) from error
+
+
+def _own_address(connection: Any) -> str:
+    if connection.vendor != "postgresql":
+        problem = f"the database {connection.alias!r} is {connection.vendor}; Holdfast is for Postgres"
+        raise ImproperlyConfigured(f"HOLDFAST: {problem}")
+    return django_address(connection.settings_dict)

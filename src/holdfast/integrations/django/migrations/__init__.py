@@ -1,0 +1,1 @@
+"""The migration of Django that applies the schema of Holdfast."""

@@ -1,0 +1,103 @@
+"""The wheel without the source tree: with what one extra brings and nothing else, its first program runs.
+
+An environment is made of links into this one, so that nothing is downloaded; `./dev release extras` installs for real.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import venv
+import zipfile
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+import pytest
+
+from release.audit import verdict
+from release.extras import FIRST, run_first
+from release.wheel import build_wheel
+from tests.newcomer.test_installing import PROJECT, declared
+
+pytestmark = [pytest.mark.adoption, pytest.mark.newest_postgres]
+
+OFTEN = ("", "alembic", "cli", "schedules", "sqlalchemy")
+# What `import holdfast` brings of others, and what a publisher and a worker need besides.
+NEEDED = {"annotated_types", "pydantic", "pydantic_core", "typing_extensions", "typing_inspection"}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_wheel(tmp_path_factory.mktemp("dist"))
+
+
+def environment(folder: Path, wheel: Path, extra: str) -> Path:
+    """Make an environment with the wheel and what pip would install for an extra; return its Python."""
+    venv.create(folder / "env", symlinks=True, with_pip=False)
+    [site] = (folder / "env" / "lib").glob("python*/site-packages")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    for name in declared(extra or None) - {"holdfast"}:
+        try:
+            installed = distribution(name)
+        except PackageNotFoundError:  # not for this platform
+            continue
+        for file in installed.files or ():
+            if not file.parts[0].startswith("..") and "__pycache__" not in file.parts:
+                (site / file).parent.mkdir(parents=True, exist_ok=True)
+                if not (site / file).exists():
+                    (site / file).symlink_to(Path(str(installed.locate_file(file))))
+    return folder / "env" / "bin" / "python"
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A few extras in a usual run, all with --nightly, but for those whose page installs more than the extra."""
+    if "extra" in metafunc.fixturenames:
+        nightly = [extra for extra, first in FIRST.items() if not first.beside]
+        chosen = nightly if metafunc.config.getoption("--nightly") else OFTEN
+        metafunc.parametrize("extra", chosen, ids=[extra or "none" for extra in chosen])
+
+
+def test_the_first_program_of_an_extra_runs(extra: str, wheel: Path, dsn: str, tmp_path: Path) -> None:
+    """RUN-1: what the extra declares is enough, for the wheel as it is installed."""
+    assert run_first(environment(tmp_path, wheel, extra), extra, dsn, tmp_path) == "ran"
+
+
+def test_every_extra_has_a_first_program() -> None:
+    assert set(FIRST) - {""} == set(PROJECT["optional-dependencies"]) - {"demo", "dev"}
+
+
+def test_the_import_brings_only_what_it_needs(wheel: Path, tmp_path: Path) -> None:
+    """ENV-3: neither drivers nor frameworks, loggers or event loops come with the package itself."""
+    code = (
+        "import sys; before = set(sys.modules); import holdfast; "
+        "print(*sorted({name.partition('.')[0] for name in set(sys.modules) - before} - sys.stdlib_module_names))"
+    )
+    python = environment(tmp_path, wheel, "")
+    run = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, check=True)
+    assert set(run.stdout.split()) - {"holdfast"} <= NEEDED
+
+
+def test_the_wheel_has_what_the_package_needs_and_nothing_else(wheel: Path) -> None:
+    """py.typed, the SQL and the pages of the console are in it; tests and tools of the repository are not."""
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert {"holdfast/py.typed", "holdfast/postgres/sql/contract.toml"} <= names
+    assert {name.split("/")[0] for name in names} == {"holdfast", f"holdfast-{PROJECT['version']}.dist-info"}
+    source = Path(__file__).parents[2] / "src"
+    kept = {
+        path.relative_to(source).as_posix()
+        for path in (source / "holdfast").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert kept <= names
+
+
+def test_a_package_that_was_not_audited_is_not_safe() -> None:
+    """Where the data of pip-audit cannot be reached, that is what is said."""
+    safe = {"name": "rich", "version": "14.0", "vulns": []}
+    bad = {"name": "jinja2", "version": "3.1.0", "vulns": [{"id": "PYSEC-1", "fix_versions": ["3.1.5"]}]}
+    away = {"name": "typer", "skip_reason": "not found"}
+    assert verdict({"dependencies": [safe]}) == (["1 packages audited, 0 vulnerabilities"], 0)
+    lines, code = verdict({"dependencies": [safe, bad]})
+    assert code == 1 and lines[0] == "jinja2 3.1.0: PYSEC-1, mended in 3.1.5"
+    lines, code = verdict({"dependencies": [safe, away]})
+    assert code == 1 and "1 not audited" in lines[-1]
