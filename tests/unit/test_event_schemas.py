@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from decimal import Decimal
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from holdfast import EventEnvelope, HandlerRegistry
+from holdfast.cli import main
 from holdfast.errors import ConfigurationError
-from holdfast.event_schemas import document
-from holdfast.schema_changes import breaking_changes
+from holdfast.schemas.asyncapi import document
+from holdfast.schemas.changes import breaking_changes
 
 pytestmark = [pytest.mark.adoption]
 
@@ -180,3 +183,115 @@ def test_a_version_that_is_gone_is_named() -> None:
 
     [change] = breaking_changes(described(OrderPlaced), described(Second))
     assert str(change) == "order.placed: version 1 is gone; keep it, with a deadline"
+
+
+def released(payload: Any, **definitions: Any) -> dict[str, Any]:
+    """A document of a release whose order.placed has this payload."""
+    messages = {"order.placed": {"payload": payload}}
+    return {
+        "asyncapi": "3.0.0",
+        "channels": {"order.placed": {"messages": messages}},
+        "components": {"schemas": definitions},
+    }
+
+
+def reference(name: str) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+TEXT = {"type": "string"}
+
+
+@pytest.mark.parametrize(
+    "definitions",
+    [
+        pytest.param({"A": {"anyOf": [reference("A"), TEXT]}}, id="refers to itself"),
+        pytest.param({"A": {"anyOf": [reference("B"), TEXT]}, "B": {"anyOf": [reference("A")]}}, id="mutual"),
+        pytest.param({"A": reference("B"), "B": {"anyOf": [reference("A"), TEXT]}}, id="through another name"),
+        pytest.param(
+            {"A": reference("A0"), "A22": TEXT}
+            | {f"A{number}": {"anyOf": [reference(f"A{number + 1}")] * 2} for number in range(22)},
+            id="doubled 22 times",
+        ),
+    ],
+)
+@pytest.mark.timeout(10)
+def test_variants_that_come_again_are_counted_once(definitions: dict[str, Any]) -> None:
+    """S8: a document that names one definition for ever, or 4 million times, is the text that it stands for."""
+    document = released(reference("A"), **definitions)
+    assert breaking_changes(document, released(TEXT)) == []
+    assert breaking_changes(released(TEXT), document) == []
+    [change] = breaking_changes(document, released({"type": "integer"}))
+    assert str(change) == "order.placed: payload was string, and is integer now"
+
+
+@pytest.mark.timeout(10)
+def test_models_that_contain_each_other_are_compared_in_time() -> None:
+    """Of eight kinds of expressions, each may stand in each: pairs are compared once, not on every way to them."""
+    kinds = [f"Kind{number}" for number in range(8)]
+
+    def expressions(**fields: Any) -> dict[str, Any]:
+        left = {"anyOf": [reference(kind) for kind in kinds]}
+        return released(
+            left,
+            **{
+                kind: {"type": "object", "properties": {"left": left, kind: TEXT, **fields}, "required": [kind]}
+                for kind in kinds
+            },
+        )
+
+    assert breaking_changes(expressions(), expressions(note=TEXT)) == []
+    changes = breaking_changes(expressions(note=TEXT), expressions())
+    assert {str(change) for change in changes} == {
+        "order.placed: payload may be object now, in a way that it was not before"
+    }
+
+
+def nested(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = TEXT
+    for _ in range(levels):
+        schema = {"type": "object", "properties": {"a": schema}}
+    return schema
+
+
+APPLICATION = """
+from typing import ClassVar
+
+from pydantic import BaseModel
+
+from holdfast import HandlerRegistry
+
+registry = HandlerRegistry()
+
+
+class Placed(BaseModel):
+    event_type: ClassVar[str] = "order.placed"
+    a: "Placed | None" = None
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        pytest.param("[" * 200_000, "cannot be read", id="JSON of 200,000 levels"),
+        pytest.param(json.dumps(released(nested(450))), "is nested too deeply", id="schema of 450 levels"),
+        pytest.param(
+            json.dumps(released({"anyOf": [{"const": number} for number in range(1001)]})),
+            "is not as holdfast schema export writes it",
+            id="1,001 variants",
+        ),
+    ],
+)
+def test_a_document_that_cannot_be_compared_is_named(
+    text: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """S8: two lines that name the file, and no traceback."""
+    (tmp_path / "hostile_shop.py").write_text(APPLICATION)
+    monkeypatch.syspath_prepend(tmp_path)
+    document = tmp_path / "released.json"
+    document.write_text(text)
+    with pytest.raises(SystemExit) as end:
+        main(["schema", "check", "hostile_shop:registry", "--events", "hostile_shop", "--against", str(document)])
+    assert end.value.code == 2
+    error = capsys.readouterr().err
+    assert f"error: --against {document} {problem}" in error and "Traceback" not in error

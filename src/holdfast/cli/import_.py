@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Annotated
@@ -10,9 +11,11 @@ from typing import Annotated
 import typer
 
 from holdfast.cli import environment, output
-from holdfast.cli.options import Change, JsonOption, Where, spread
+from holdfast.cli.options import Change, Target, spread
 from holdfast.errors import ConfigurationError
 from holdfast.importing import Columns, Imported, import_from
+
+_MOST_NAMES = 10
 
 
 class Library(StrEnum):
@@ -28,7 +31,8 @@ class Library(StrEnum):
 @spread
 def import_(
     library: Annotated[Library, typer.Argument(help="Where they wait; `table` is an outbox of your own.")],
-    where: Where,
+    target: Target,
+    change: Change,
     source: Annotated[str, typer.Option(metavar="NAME", help="The source of the events.")] = "import",
     table: Annotated[
         str | None, typer.Option(metavar="SCHEMA.TABLE", help="The table, if it does not have its usual name.")
@@ -42,47 +46,71 @@ def import_(
     ] = None,
     done_column: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="The time that is NULL while a row waits. Default: published_at."),
+        typer.Option(
+            metavar="NAME",
+            help="The time that is NULL, or boolean that is false, while a row waits. Default: published_at.",
+        ),
     ] = None,
     broker: Annotated[str | None, typer.Option(metavar="URL", help="The Redis of Celery.")] = None,
     queue: Annotated[str, typer.Option(metavar="NAME", help="The queue of Celery.")] = "celery",
     rename: Annotated[
         list[str] | None, typer.Option(metavar="OLD=NEW", help="The event type of a name; may be repeated.")
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would happen, and change nothing.")] = False,
-    as_json: JsonOption = False,
+    trusted_role: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ROLE", help="A role beside this login that may own the table and its triggers; may be repeated."
+        ),
+    ] = None,
 ) -> None:
     """Publish what waits in another library, and take it from there. What its workers hold is left to them."""
     columns = Columns(id_column, type_column, payload_column, done_column)
-    change = Change(None, yes, dry_run, as_json)
-    change.confirm(f"Publish what waits in {table or library.value}, and take it from there?")
+    renamed = _renamed(rename or [])
 
-    def run(on_progress: Callable[[int], None]) -> Imported:
+    def run(on_progress: Callable[[int], None], *, dry_run: bool) -> Imported:
         return asyncio.run(
             import_from(
-                where.address,
-                environment.schema(where.schema),
+                target.address,
+                environment.schema(target.schema),
                 library.value,
                 source=source,
+                actor=target.who,
+                reason=change.reason,
                 table=table,
                 columns=columns,
                 broker=broker,
                 queue=queue,
-                renamed=_renamed(rename or []),
-                dry_run=change.dry_run,
+                renamed=renamed,
+                trusted_roles=trusted_role or [],
+                dry_run=dry_run,
                 on_progress=on_progress,
             )
         )
 
+    waiting = "what waits"
+    if change.asks or (renamed and not change.dry_run):
+        counted = run(lambda _total: None, dry_run=True)
+        _require_met(renamed, counted)
+        waiting = output.counted(counted.total, "event")
+    change.confirm(f"Publish {waiting} of {table or library.value}, and take them from there?")
+    published = 0
     with output.progress_bar(quiet=change.as_json) as progress:
         task = progress.add_task("importing", total=None)
 
         def on_progress(total: int) -> None:
+            nonlocal published
+            published = total
             progress.start()
             progress.update(task, completed=total)
 
-        found = run(on_progress)
+        try:
+            found = run(on_progress, dry_run=change.dry_run)
+        except KeyboardInterrupt:
+            done = 0 if change.dry_run else published
+            print(f"stopped: {output.counted(done, 'event')} published; the next import goes on", file=sys.stderr)
+            raise
+    if change.dry_run:
+        _require_met(renamed, found)
     if change.as_json:
         output.print_json({"events": found.events, "total": found.total, "busy": found.busy})
         return
@@ -102,3 +130,13 @@ def _renamed(given: list[str]) -> dict[str, str]:
     if wrong := next((each for each, pair in zip(given, pairs, strict=True) if not pair[0] or not pair[2]), None):
         raise ConfigurationError("--rename", f"is {wrong!r}", "write OLD=NEW, like send_mail=mail.requested")
     return {old: new for old, _, new in pairs}
+
+
+def _require_met(renamed: dict[str, str], found: Imported) -> None:
+    """Refuse a name that nothing has, while something waits under a name of its own: that one may be meant."""
+    kept = sorted(set(found.events) - {renamed[old] for old in found.renamed})
+    if kept and (unmet := sorted(set(renamed) - found.renamed)):
+        remedy = f"leave it out, or write a name that waits: {', '.join(kept[:_MOST_NAMES])}"
+        raise ConfigurationError(
+            "--rename", f"{unmet[0]}={renamed[unmet[0]]}: nothing that waits has this name", remedy
+        )

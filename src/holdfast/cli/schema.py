@@ -13,8 +13,8 @@ from holdfast.cli.command_group import command_group
 from holdfast.cli.options import JsonOption
 from holdfast.cli.targets import load_module, load_registry
 from holdfast.errors import ConfigurationError
-from holdfast.event_schemas import ASYNCAPI, document, event_classes
-from holdfast.schema_changes import breaking_changes
+from holdfast.schemas.asyncapi import ASYNCAPI, document, event_classes
+from holdfast.schemas.changes import breaking_changes
 
 app = command_group("Schemas of events: an AsyncAPI document, and a check that releases only add.")
 
@@ -51,7 +51,9 @@ def check(
     current, released = _document(registry, events, "", ""), _read(against)
     try:
         found = breaking_changes(released, current)
-    except (AttributeError, KeyError, TypeError) as error:
+    except RecursionError as error:
+        raise ConfigurationError("--against", f"{against} is nested too deeply to be compared", _REMEDY) from error
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ConfigurationError(
             "--against", f"{against} is not as holdfast schema export writes it", _REMEDY
         ) from error
@@ -80,7 +82,7 @@ def _document(registry: str, events: list[str] | None, title: str, release: str)
 def _read(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigurationError("--against", f"{path} cannot be read: {error}", _REMEDY) from error
     if not isinstance(found, dict) or found.get("asyncapi") != ASYNCAPI or not found.get("channels"):
         raise ConfigurationError("--against", f"{path} is no AsyncAPI document of events", _REMEDY)

@@ -4,7 +4,7 @@ Rows of a table are taken in the transaction that publishes them, so that nothin
 import ends. What the other library's workers hold is left to them.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from holdfast.errors import ConfigurationError
 from holdfast.importing.celery import import_celery
@@ -23,15 +23,18 @@ async def import_from(
     library: str,
     *,
     source: str,
+    actor: str,
+    reason: str | None = None,
     table: str | None = None,
     columns: Columns | None = None,
     broker: str | None = None,
     queue: str = "celery",
     renamed: Mapping[str, str] | None = None,
+    trusted_roles: Collection[str] = (),
     dry_run: bool = False,
     on_progress: Callable[[int], None] = lambda _total: None,
 ) -> Imported:
-    """Connect, and import what waits in another library; `source` is the source of the events."""
+    """Connect, and import what waits in another library; `source` is that of the events, `actor` is for the audit."""
     if (library == "celery") != (broker is not None):
         remedy = "write --broker redis://host:6379/0" if broker is None else "leave it out"
         raise ConfigurationError("--broker", "is what celery needs, and nothing else", remedy)
@@ -42,15 +45,26 @@ async def import_from(
     try:
         if broker is not None:
             return await import_celery(
-                connection, publisher, broker, queue=queue, renamed=renamed, dry_run=dry_run, on_progress=on_progress
+                connection,
+                publisher,
+                broker,
+                actor=actor,
+                reason=reason,
+                queue=queue,
+                renamed=renamed,
+                dry_run=dry_run,
+                on_progress=on_progress,
             )
         return await import_pending(
             connection,
             publisher,
             library,
+            actor=actor,
+            reason=reason,
             table=table,
             columns=columns,
             renamed=renamed,
+            trusted_roles=trusted_roles,
             dry_run=dry_run,
             on_progress=on_progress,
         )

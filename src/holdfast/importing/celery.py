@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from base64 import b64decode
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -17,14 +17,20 @@ import asyncpg
 
 from holdfast.errors import ConfigurationError, HoldfastError
 from holdfast.importing.pending import BATCH, Imported
+from holdfast.importing.refusals import refusal
+from holdfast.importing.renaming import Renaming
 from holdfast.installing import require_extra
 from holdfast.new_event import EventOptions, NewEvent
+from holdfast.postgres.imports import ImportAudit
 from holdfast.postgres.publisher import Publisher
 
 _UNACKNOWLEDGED = "unacked"
 # The lists of one queue: tasks with a priority have lists of their own.
 _PRIORITIES = ("", "\x06\x163", "\x06\x166", "\x06\x169")
 _CONNECT_TIMEOUT, _TIMEOUT = 5.0, 10.0
+_REMEDY = (
+    "rename its type with --rename OLD=NEW, or remove it from its list; only tasks that are written as JSON can be read"
+)
 
 
 async def import_celery(
@@ -32,12 +38,15 @@ async def import_celery(
     publisher: Publisher,
     broker: str,
     *,
+    actor: str,
+    reason: str | None = None,
     queue: str = "celery",
     renamed: Mapping[str, str] | None = None,
     dry_run: bool = False,
     on_progress: Callable[[int], None] = lambda _total: None,
 ) -> Imported:
-    """Publish every task that waits in a queue, and take it from there."""
+    """Publish every task that waits in a queue, and take it from there; the audit has a line for each batch."""
+    audit = ImportAudit(publisher.schema, actor, reason, "celery", queue, publisher.source)
     if not broker.startswith(("redis://", "rediss://", "unix://")):
         remedy = "write redis://host:6379/0; with another broker let Celery's workers finish what waits"
         raise ConfigurationError("--broker", "is no address of Redis", remedy)
@@ -46,16 +55,24 @@ async def import_celery(
     from redis.exceptions import RedisError
 
     counted: Counter[str] = Counter()
+    renaming = Renaming(renamed or {})
     client = Redis.from_url(broker, socket_timeout=_TIMEOUT, socket_connect_timeout=_CONNECT_TIMEOUT)
     try:
         async with client as redis:
             waiting = _Waiting(redis, queue)
+
+            def events_of(messages: Iterable[bytes]) -> list[NewEvent]:
+                return [event_of(each, renaming, publisher) for each in messages]
+
             if dry_run:
-                counted.update(event_of(each, renamed or {}, queue).event_type for each in await waiting.all())
-            while not dry_run and (taken := await waiting.take()):
-                events = [event_of(each, renamed or {}, queue) for each in reversed(taken)]
+                counted.update(event.event_type for event in events_of(await waiting.all()))
+            # What cannot be an event is told while it is still in its queue, where Celery's workers find it.
+            while not dry_run and events_of(await waiting.next()):
+                taken = await waiting.take()
+                events = events_of(reversed(taken))
                 async with connection.transaction():
                     await publisher.publish_many(connection, events)
+                    await audit.note(connection, len(events))
                 await waiting.forget(taken)
                 counted.update(event.event_type for event in events)
                 on_progress(counted.total())
@@ -63,7 +80,7 @@ async def import_celery(
     except RedisError as error:
         remedy = "see to it, and run the import again: it goes on"
         raise ConfigurationError("--broker", f"does not answer: {error}", remedy) from error
-    return Imported(dict(sorted(counted.items())), busy)
+    return Imported(dict(sorted(counted.items())), busy, renaming.met)
 
 
 class _Waiting:
@@ -77,6 +94,11 @@ class _Waiting:
     async def all(self) -> list[bytes]:
         """Return every task, and take none."""
         return [each for name in (self._aside, *self._lists) for each in await self._redis.lrange(name, 0, -1)]
+
+    async def next(self) -> list[bytes]:
+        """Return what is taken next, and perhaps more."""
+        lists = (self._aside, *self._lists)
+        return [each for name in lists for each in await self._redis.lrange(name, -BATCH, -1)]
 
     async def take(self) -> list[bytes]:
         """Move tasks aside, and return what is there: also what an import that ended has left."""
@@ -95,12 +117,12 @@ class _Waiting:
             await pipe.execute()
 
 
-def event_of(message: bytes | str, renamed: Mapping[str, str], queue: str) -> NewEvent:
+def event_of(message: bytes | str, renaming: Renaming, publisher: Publisher) -> NewEvent:
     """Return the event of a task: its name is the type, its keyword arguments are the payload.
 
     A task with positional arguments has both in the payload, as `args` and `kwargs`.
     """
-    task = "a task"
+    task = f"the task that begins with {message[:60]!r}"
     try:
         found = json.loads(message)
         headers = found["headers"]
@@ -110,13 +132,11 @@ def event_of(message: bytes | str, renamed: Mapping[str, str], queue: str) -> Ne
         if headers.get("eta"):
             options["available_at"] = datetime.fromisoformat(headers["eta"])
         payload: dict[str, Any] = {"args": arguments, "kwargs": named} if arguments else named
-        return NewEvent(renamed.get(headers["task"], headers["task"]), payload, **options)
-    except (HoldfastError, KeyError, TypeError, ValueError) as error:
-        remedy = (
-            "rename its type with --rename OLD=NEW; only tasks that are written as JSON can be read, and what was "
-            f"taken waits in the list {queue}.holdfast"
-        )
-        raise ConfigurationError(task, f"cannot be an event: {type(error).__name__}: {error}", remedy) from error
+        event = NewEvent(renaming.event_type(headers["task"]), payload, **options)
+        publisher.row_of(event)
+        return event
+    except (HoldfastError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise refusal(task, error, _REMEDY) from error
 
 
 def _arguments(message: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from operator import itemgetter
+from typing import Any
 
 import asyncpg
 
-from holdfast.errors import ConfigurationError, HoldfastError
-from holdfast.importing.sources import SOURCES, Source
-from holdfast.postgres.imports import PeerTable
+from holdfast.errors import ConfigurationError, HoldfastError, PublishError
+from holdfast.importing.libraries import LIBRARIES, PeerLibrary
+from holdfast.importing.refusals import refusal
+from holdfast.importing.renaming import Renaming
+from holdfast.new_event import NewEvent
+from holdfast.postgres.imports import ImportAudit, PeerTable
 from holdfast.postgres.publisher import Publisher
 
 BATCH = 500
@@ -18,10 +24,11 @@ BATCH = 500
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """What an import did: events by type, and rows that the other library's workers still hold."""
+    """What an import did: events by type, rows that the other library's workers still hold, and renamed names met."""
 
     events: dict[str, int] = field(default_factory=dict)
     busy: int = 0
+    renamed: frozenset[str] = frozenset()
 
     @property
     def total(self) -> int:
@@ -42,63 +49,90 @@ class Columns:
 async def import_pending(
     connection: asyncpg.Connection,
     publisher: Publisher,
-    source: str,
+    library: str,
     *,
+    actor: str,
+    reason: str | None = None,
     table: str | None = None,
     columns: Columns | None = None,
     renamed: Mapping[str, str] | None = None,
+    trusted_roles: Collection[str] = (),
     dry_run: bool = False,
     on_progress: Callable[[int], None] = lambda _total: None,
 ) -> Imported:
     """Publish every row that waits and take it from its table, in the same transaction; 500 rows in each.
 
     A row that cannot be an event ends the import with an error that names it; the batches before it are committed, and
-    the next import goes on from there. With `dry_run` nothing is changed.
+    the next import goes on from there. The audit has a line for each batch, with the name of the `actor`. With
+    `dry_run` nothing is changed. The table, and the functions of its triggers, must belong to this login, to a
+    superuser or to one of `trusted_roles`, and may belong to a role of which a login that is no superuser is a member.
     """
-    found = SOURCES.get(source)
+    found = LIBRARIES.get(library)
     if found is None:
-        raise ConfigurationError("source", f"is {source!r}", f"choose one of {', '.join(SOURCES)}")
+        raise ConfigurationError("library", f"is {library!r}", f"choose one of {', '.join(LIBRARIES)}")
     chosen = {name: column for name, column in asdict(columns or Columns()).items() if column is not None}
     if chosen and not found.columns:
-        remedy = f"leave it out: the columns of {source} are known"
+        remedy = f"leave it out: the columns of {library} are known"
         raise ConfigurationError(f"--{min(chosen)}-column", "is for a table of your own", remedy)
     found = found if table is None else replace(found, table=table)
     named = {**found.columns, **chosen}
-    given = {name: named[name] for name in ("id", "done") if name in named}
-    peer = await PeerTable.find(connection, found.kind, found.table, **given)
+    peer = await PeerTable.find(connection, found.kind, found.table, named, trusted_roles)
+    audit = ImportAudit(publisher.schema, actor, reason, library, found.table, publisher.source)
     counted: Counter[str] = Counter()
+    renaming = Renaming(renamed or {})
     transaction = connection.transaction() if dry_run else None
     if transaction is not None:
         await transaction.start()
     try:
-        while taken := await _batch(connection, publisher, found, peer, named, renamed or {}):
+        while taken := await _batch(connection, publisher, found, peer, named, renaming, audit):
             counted += taken
             on_progress(counted.total())
     finally:
         if transaction is not None:
             await transaction.rollback()
-    return Imported(dict(sorted(counted.items())), await peer.busy(connection))
+    return Imported(dict(sorted(counted.items())), await peer.busy(connection), renaming.met)
 
 
 async def _batch(
     connection: asyncpg.Connection,
     publisher: Publisher,
-    source: Source,
+    library: PeerLibrary,
     peer: PeerTable,
     columns: Mapping[str, str],
-    renamed: Mapping[str, str],
+    renaming: Renaming,
+    audit: ImportAudit,
 ) -> Counter[str]:
     async with connection.transaction():
-        events = []
-        for row in await peer.take(connection, BATCH):
-            try:
-                event = source.event(row, columns, renamed)
-                publisher.row_of(event)  # what cannot be published is told here, where the row is known
-                events.append(event)
-            except (HoldfastError, KeyError, ValueError) as error:
-                what = f"has no column {error}" if isinstance(error, KeyError) else f"cannot be an event: {error}"
-                remedy = "rename its type with --rename OLD=NEW, or put the row aside"
-                raise ConfigurationError(f"row {row.get(columns.get('id', 'id'))}", what, remedy) from error
+        taken = [
+            _event(publisher, library, peer, name, text, columns, renaming)
+            for name, text in await peer.take(connection, BATCH)
+        ]
+        events = [event for _, event in sorted(taken, key=itemgetter(0))]
         if events:
             await publisher.publish_many(connection, events)
+            await audit.note(connection, len(events))
         return Counter(event.event_type for event in events)
+
+
+def _event(
+    publisher: Publisher,
+    library: PeerLibrary,
+    peer: PeerTable,
+    name: str,
+    text: str,
+    columns: Mapping[str, str],
+    renaming: Renaming,
+) -> tuple[Any, NewEvent]:
+    """Return the id of a row, and its event; what cannot be published is told here, where the row is known."""
+    try:
+        row = json.loads(text)
+        event = library.event(row, columns, renaming)
+        publisher.row_of(event)
+    except KeyError as error:
+        problem = f"{peer.name} is not such a table: it has no column {error}"
+        raise ConfigurationError("--table", problem, "name the table of that library") from error
+    except (HoldfastError, ValueError, RecursionError) as error:
+        renamed = isinstance(error, PublishError) and error.field == "event_type"
+        remedy = f"{'rename its type with --rename OLD=NEW, or ' if renamed else ''}{peer.aside(name)}"
+        raise refusal(f"row {name}", error, remedy) from error
+    return row[columns.get("id", "id")], event

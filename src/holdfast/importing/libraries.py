@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
+from holdfast.importing.renaming import Renaming
 from holdfast.new_event import EventOptions, NewEvent
 
 Row = Mapping[str, Any]
-Renaming = Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class PeerLibrary:
     """Another library's table: its usual name, its columns where they are the user's, and what a row says."""
 
     kind: str
@@ -27,7 +27,7 @@ class Source:
     columns: Mapping[str, str] = field(default_factory=dict)
     headers: Callable[[Row], Mapping[str, str] | None] = lambda _row: None
 
-    def event(self, row: Row, columns: Row, renamed: Renaming) -> NewEvent:
+    def event(self, row: Row, columns: Row, renaming: Renaming) -> NewEvent:
         """Return the event of a row. Its idempotency key is the row's id, so a row is one event, whoever sends it."""
         name = self.event_type(row, columns)
         options: EventOptions = {"idempotency_key": f"{self.kind}:{self.table}:{row[columns.get('id', 'id')]}"}
@@ -39,7 +39,7 @@ class Source:
             options["correlation_id"] = headers.pop("correlation_id")
         if headers:
             options["headers"] = headers
-        return NewEvent(renamed.get(name, name), self.payload(row, columns), **options)
+        return NewEvent(renaming.event_type(name), self.payload(row, columns), **options)
 
 
 def as_name(value: Any) -> str:
@@ -67,7 +67,7 @@ def _of_bytes(data: bytes) -> dict[str, Any]:
         return {"data_base64": b64encode(data).decode()}
     try:
         found = json.loads(text)
-    except ValueError:
+    except json.JSONDecodeError:
         return {"data": text}
     return found if isinstance(found, dict) else {"data": found}
 
@@ -80,22 +80,22 @@ def _text_headers(row: Row) -> Mapping[str, str] | None:
     return {name: str(value) for name, value in headers.items() if name != "content-type"} or None
 
 
-SOURCES: Final = {
-    "pgqueuer": Source(
+LIBRARIES: Final = {
+    "pgqueuer": PeerLibrary(
         "pgqueuer",
         "public.pgqueuer",
         lambda row, _: as_name(row["entrypoint"]),
         lambda row, _: as_object(row["payload"]),
         due="execute_after",
     ),
-    "procrastinate": Source(
+    "procrastinate": PeerLibrary(
         "procrastinate",
         "public.procrastinate_jobs",
         lambda row, _: as_name(row["task_name"]),
         lambda row, _: as_object(row["args"]),
         due="scheduled_at",
     ),
-    "faststream-outbox": Source(
+    "faststream-outbox": PeerLibrary(
         "faststream_outbox",
         "public.outbox",
         lambda row, _: as_name(row["queue"]),
@@ -103,7 +103,7 @@ SOURCES: Final = {
         due="next_attempt_at",
         headers=_text_headers,
     ),
-    "table": Source(
+    "table": PeerLibrary(
         "table",
         "public.outbox",
         lambda row, columns: as_name(row[columns["type"]]),

@@ -1,0 +1,1 @@
+"""Schemas of events: the AsyncAPI document of an application, and what changed between two of them."""
