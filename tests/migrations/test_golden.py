@@ -25,6 +25,7 @@ from tests.servers import SUPPORTED_MAJORS, SessionServer
 
 GOLDEN = Path(__file__).parent / "golden" / "schema.txt"
 UPDATE = "HOLDFAST_UPDATE_GOLDEN"
+ALEMBIC = Path(__file__).parents[2] / "docs" / "alembic.md"
 
 RELATIONS = """
 SELECT c.oid, c.relname::text AS name, c.relkind::text AS kind, c.relowner::regrole::text AS owner,
@@ -199,3 +200,13 @@ def test_the_golden_text_knows_what_matters() -> None:
         "  set search_path=pg_catalog, pg_temp",
     ):
         assert any(line.startswith(start) for line in lines), start
+
+
+def test_the_page_of_alembic_names_the_last_migration() -> None:
+    """ENV-3: the numbers of its example are accepted as they stand there."""
+    text, last = ALEMBIC.read_text(), migrate.installed_version()
+    named = r"(?<=migrate_holdfast\(to=)\d+|(?<=migrate_holdfast\(since=)\d+"
+    if os.environ.get(UPDATE):
+        ALEMBIC.write_text(re.sub(named, str(last), text))
+        return
+    assert re.findall(named, text) == [str(last)] * 2, f"{UPDATE}=1 writes the number anew"

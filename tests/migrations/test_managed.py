@@ -172,9 +172,18 @@ async def test_an_administrator_can_add_the_roles_later(managed: Managed) -> Non
     await migrate.apply(managed.dsn)
     await publish(managed.dsn)
     version = (await migrate.state(managed.dsn)).code_version
-    managed.as_admin(migrate.printable(since=version))
+    managed.as_admin(migrate.printable(since=version, trusted_roles=[managed.login]))
     assert managed.owners() == {"holdfast_owner"}
     assert managed.read("SELECT count(*) FROM core.outbox") == [1]
+    assert await publish(managed.dsn) == 2, "the login that owned everything was locked out"
+    connection = await asyncpg.connect(managed.dsn)
+    try:
+        await migrate.require_compatible(connection)
+        memberships = "SELECT role FROM unnest($1::text[]) role WHERE pg_has_role(role, 'USAGE')"
+        held = [row["role"] for row in await connection.fetch(memberships, list(ROLES))]
+    finally:
+        await connection.close()
+    assert held == ["holdfast_producer", "holdfast_worker", "holdfast_operator"]
     with pytest.raises(MigrationError, match=f"GRANT holdfast_owner TO {managed.login}"):
         await migrate.apply(managed.dsn)
     managed.as_admin(f"GRANT holdfast_owner TO {managed.login}")

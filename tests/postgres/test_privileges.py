@@ -67,7 +67,7 @@ FUNCTIONS: dict[str, set[str]] = {
         "sweep_heads",
         "failure_note", "failed_select", "event_rows", "plan_create", "plan_take", "plan_step", "plan_release",
         "plan_change_state", "generation_open", "generation_begin", "generation_retire", "generation_move",
-        "serving_generation",
+        "serving_generation", "audit_import",
         "audit_refused", "worker_release", "deliveries_of", "row_outcomes", "open_channels", "raised_at",
     },
 }  # fmt: skip
@@ -107,7 +107,7 @@ FUNCTIONS[WORKER] |= _REACTIONS
 
 # --- of limits, pauses and breakers ---
 TABLES[OPERATOR] |= {"handler_flow": {"SELECT"}, "handler_slots": {"SELECT"}}
-FUNCTIONS[WORKER] |= {"flow_declare", "flow_limited", "flow_waits", "outbox_falter", "breaker_succeed"}
+FUNCTIONS[WORKER] |= {"flow_declare", "flow_limited", "flow_waits", "outbox_falter", "breaker_succeed", "wake"}
 FUNCTIONS[OPERATOR] |= {"handler_limit", "handler_pause", "handler_resume", "handler_breaker", "flow_waits"}
 INTERNAL |= {
     "flow_tokens", "flow_ramp", "flow_in_flight", "flow_allow", "flow_is_limited", "flow_probes", "flow_allowance",
@@ -119,11 +119,12 @@ INTERNAL |= {
 TABLES[OPERATOR] |= {"broker_reports": {"SELECT"}}
 FUNCTIONS[WORKER] |= {
     "broker_interests", "broker_undecided", "broker_adopt", "broker_look", "broker_enter", "broker_enter_at_once",
-    "broker_enter_batch", "broker_leave", "broker_deliver", "broker_park", "relay_details",
-    "broker_report", "broker_report_due",
+    "broker_enter_batch", "broker_leave", "broker_deliver", "broker_park", "relay_details", "relay_keys",
+    "broker_report", "broker_report_due", "broker_naming", "broker_stranded",
 }  # fmt: skip
 FUNCTIONS[OPERATOR] |= {
     "handler_via", "handler_drained", "broker_interests", "relayed_rows", "relay_again", "relay_lost", "relay_repair",
+    "relay_rotate",
 }  # fmt: skip
 INTERNAL |= {"set_via", "broker_parked", "require_messages", "inbox_take_back"}
 
@@ -149,10 +150,13 @@ FUNCTIONS[OPERATOR] |= {"idempotency_begin", "idempotency_complete", "sweep_reco
 
 # --- of the roll-up ---
 FUNCTIONS[WORKER] |= {"sweep_rollup"}
-FUNCTIONS[OPERATOR] |= {"sweep_rollup", "rollup_lag"}
+FUNCTIONS[OPERATOR] |= {"sweep_rollup", "rollup_lag", "operator_secret"}
 INTERNAL |= {
     "is_dead_letter", "keyed_lanes_of", "keyed_places", "keyed_gather", "key_of_source", "require_keyed_claim",
     "split_rows", "replayed_places", "forget_heads",
+}  # fmt: skip
+INTERNAL |= {
+    "breaker_turn", "breaker_probe", "breaker_distrust", "is_distrusted", "owned_keys", "require_operators_records",
 }  # fmt: skip
 INTERNAL |= {"require_application", "rollup_count", "rollup_writer", "add_buckets", "begun_for"}
 
@@ -176,14 +180,6 @@ PARTITIONS = {
     "partition_copy",
 }  # fmt: skip
 INTERNAL |= PARTITIONS | {"outbox_definition", "outbox_dress", "bare_trigger", "period_end", "require_dated"}
-
-# --- of the previous contract, functions/previous_names.sql ---
-TABLES[OPERATOR] |= {name: {"SELECT"} for name in ("registry", "stops")}
-_PREVIOUS = {"interest", "outbox_lanes", "retention_registry", "sweep_turn", "sweep_done"}
-FUNCTIONS[WORKER] |= _PREVIOUS | {
-    "outbox_consume", "outbox_forget", "outbox_lanes_within", "schedules_look", "served_channels",
-}  # fmt: skip
-FUNCTIONS[OPERATOR] |= _PREVIOUS | {"outbox_stop", "plan_turn", "schedule_turn"}
 
 
 async def cells(outbox: Outbox, sql: str, *values: object) -> set[tuple[str, ...]]:

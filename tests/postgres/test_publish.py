@@ -449,3 +449,17 @@ async def test_a_publish_inside_a_handlers_transaction_commits_with_it(outbox: O
         await SHOP.publish(outbox.connection, "order.paid", {}, delay=timedelta(minutes=1))
     assert await other.value("SELECT count(*) FROM core.outbox WHERE event_type = 'order.paid'") == 1
     assert await other.value("SELECT handler_name FROM core.outbox WHERE id = $1", held.id) == HANDLER
+
+
+async def test_events_without_options_are_rows_like_others(outbox: Outbox) -> None:
+    """PUB-1, PUB-4: publish_many writes them in a shorter way, and so does publish; their rows differ in nothing."""
+    async with outbox.connection.transaction():
+        short = await SHOP.publish_many(outbox.connection, [NewEvent("order.placed", {"n": 1})] * 2)
+        long = await SHOP.publish_many(outbox.connection, [NewEvent("order.placed", {"n": 1}, priority=1)] * 2)
+        one = await SHOP.publish(outbox.connection, "order.placed", {"n": 1})
+    rows = await outbox.connection.fetch("SELECT * FROM core.outbox ORDER BY id")
+    assert [row["id"] for row in rows] == [*short, *long, one.event_id]
+    assert [row["idempotency_key"] for row in rows] == [str(row["id"]) for row in rows]
+    own = {"id", "seq", "idempotency_key", "occurred_at"}
+    first, *others = ({name: value for name, value in row.items() if name not in own} for row in rows)
+    assert all(each == first for each in others)

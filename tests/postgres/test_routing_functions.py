@@ -10,7 +10,10 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from holdfast.postgres.subscriptions import Subscriptions
+from holdfast import EventEnvelope, HandlerRegistry
+from holdfast.postgres.connection import Address
+from holdfast.postgres.statements import NamedStatements
+from holdfast.postgres.subscriptions import Subscriptions, SubscriptionStatements
 from holdfast.worker.routing import subscribers
 from tests.outbox import CHANNEL, EVENT, HANDLER, LANE, Lane, Outbox, connect
 
@@ -74,6 +77,30 @@ async def test_naming_an_event_type_twice_is_naming_it_once(outbox: Outbox) -> N
     await outbox.subscribe(HANDLER, EVENT, EVENT)
     assert await outbox.subscriptions_version() == version
     assert len(await outbox.call("subscriptions_read")) == 1
+
+
+async def test_many_handlers_subscribe_with_few_statements(outbox: Outbox) -> None:
+    """LSN-7: the first start of a large application waits for a few round trips, and the next one for one."""
+    registry = HandlerRegistry()
+
+    async def nothing(event: EventEnvelope) -> None: ...
+
+    handlers = [registry.add(f"shop.on_{n}", (f"type.n{n}", "type.all"), nothing) for n in range(150)]
+    statements = SubscriptionStatements(NamedStatements(outbox.queries, Address("postgresql://tests-bring-their-own")))
+
+    async def sent_to_subscribe() -> int:
+        sent: list[str] = []
+        with outbox.connection.query_logger(lambda record: sent.append(record.query)):
+            await statements.subscribe(outbox.connection, handlers)
+            await asyncio.sleep(0)  # the connection tells in the next turn of the loop
+        return len(sent)
+
+    assert 3 <= await sent_to_subscribe() < 10
+    found = (await statements.read(outbox.connection)).entries
+    assert set(found) == {("shop", each.name, kind) for each in handlers for kind in each.event_types}
+    version = await outbox.subscriptions_version()
+    assert await sent_to_subscribe() == 1
+    assert await outbox.subscriptions_version() == version
 
 
 async def test_a_context_that_changes_is_a_change(outbox: Outbox) -> None:

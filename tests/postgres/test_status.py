@@ -12,11 +12,13 @@ import pytest
 
 from holdfast.cli.output import print_json
 from holdfast.cli.status import as_data, warnings
+from holdfast.cli.workers import heartbeat
 from holdfast.errors import MigrationError
 from holdfast.postgres.operations import status
 from holdfast.postgres.queries import Queries
 from holdfast.postgres.schema import ddl
 from holdfast.postgres.wakeup import mode as wakeup_mode
+from tests.acceptance.support import until
 from tests.outbox import Lane, Outbox
 
 PUBLISH = """
@@ -146,6 +148,38 @@ async def test_channels_that_nobody_serves_are_named(conn: asyncpg.Connection) -
     found = await status.read(conn)
     assert found.unserved == [("hot", 0), ("outbox_default", 0)]
     assert [worker.name for worker in found.workers] == ["two"]
+
+
+async def test_a_worker_that_was_killed_is_not_shown_as_alive(dsn: str, conn: asyncpg.Connection) -> None:
+    """OPS-1: it counts as living for a minute, but its sessions are gone at once, and then its heartbeats are late."""
+    await subscribe(conn, "billing.charge_card", "order.placed")
+    await beat(conn, "one", "billing.charge_card")
+    worker = uuid.uuid5(uuid.NAMESPACE_DNS, "one")
+    named = {"application_name": f"holdfast claim {worker}"}
+    session = await asyncpg.connect(dsn, server_settings=named)
+
+    async def seen(seconds: int) -> tuple[str, list[str]]:
+        change = "UPDATE core.workers SET heartbeat_at = now() - $1 * interval '1 s'"
+        await conn.execute(change, seconds)
+        found = await status.read(conn)
+        assert found.unserved == [], "another worker may need its minute"
+        return heartbeat(found.workers[0]), warnings(found)
+
+    assert await seen(3) == ("3 s ago", [])
+    shown, (warning,) = await seen(25)
+    assert shown == "LATE, heard of 25 s ago" and "one has missed heartbeats" in warning
+    await session.close()
+
+    async def ended() -> bool:
+        return not await conn.fetchval(
+            "SELECT count(*) FROM pg_stat_activity WHERE application_name = $1", *named.values()
+        )
+
+    await until(ended, what="the session has ended")
+    assert await seen(3) == ("3 s ago, no session", [])
+    shown, (warning,) = await seen(25)
+    assert shown == "GONE, heard of 25 s ago"
+    assert warning.endswith(f"if its process is gone: holdfast workers release {worker} --force")
 
 
 async def test_counts_end_at_their_limit(conn: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch) -> None:

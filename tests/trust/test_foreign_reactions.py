@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
 from uuid import UUID
@@ -11,6 +12,9 @@ import pytest
 
 from holdfast import EventEnvelope, HandlerRegistry
 from holdfast.ids import uuid7
+from holdfast.observing import DirectObservers
+from holdfast.telemetry import Fact, Notice
+from holdfast.worker.outage import Outages
 from tests.acceptance.support import drained, running
 from tests.logins import PRODUCER, Logins
 from tests.outbox import EVENT, HANDLER, LANE, Outbox, connect
@@ -203,3 +207,43 @@ async def test_one_producer_does_not_use_up_the_subscriptions_of_others(
 async def delivered_to(outbox: Outbox, event: UUID) -> dict[str, str]:
     rows = await outbox.connection.fetch("SELECT handler_name, source FROM core.outbox WHERE origin_id = $1", event)
     return {row["handler_name"]: row["source"] for row in rows}
+
+
+# --- workers that start ---
+
+
+async def test_what_a_producer_has_named_keeps_no_handler_from_starting(
+    outbox: Outbox, bank: asyncpg.Connection
+) -> None:
+    """SEC-1: its open transaction has a line of the same name, and no worker waits for it."""
+    transaction = bank.transaction()
+    await transaction.start()
+    await settle(bank, envelope(uuid7(), event_type="bank.made"), done=("new.handler",))
+    async with asyncio.timeout(10):
+        await outbox.subscribe("new.handler", "bank.made")
+    await transaction.commit()
+    assert await settle(bank, envelope(uuid7(), event_type="bank.made"), done=("new.handler",)) == []
+    lines = "SELECT line_of <> '', retired_at IS NULL FROM core.subscriptions WHERE handler_name = $1 ORDER BY 1"
+    assert [tuple(line) for line in await outbox.connection.fetch(lines, "new.handler")] == [
+        (False, True),
+        (True, False),
+    ]
+    assert await outbox.value("SELECT count(*) FROM core.subscriptions_read() WHERE handler_name = 'new.handler'") == 1
+
+
+async def test_who_keeps_handlers_from_being_subscribed_is_named(outbox: Outbox, dsn: str) -> None:
+    """SEC-1: by its pid, instead of a database that does not answer."""
+    other = await asyncpg.connect(dsn)
+    try:
+        async with other.transaction():
+            await other.execute("UPDATE core.subscriptions_version SET version = version")
+            pid = await other.fetchval("SELECT pg_backend_pid()")
+            facts: list[Fact] = []
+            with pytest.raises(asyncpg.LockNotAvailableError, match=f"pid {pid} keeps handlers") as refusal:
+                await outbox.subscribe("new.handler", "bank.made")
+            Outages(DirectObservers((facts.append,))).begin("start", refusal.value, 1)
+            [blocked] = [fact for fact in facts if isinstance(fact, Notice)]
+            assert blocked.name == "delivery_blocked"
+            assert blocked.details["remedy"] == f"as an administrator: SELECT pg_terminate_backend({pid});"
+    finally:
+        await other.close()

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 import asyncpg
 import pytest
 
+from holdfast.operator import Operators
 from tests.logins import OPERATOR, PRODUCER, WORKER, Logins
 from tests.servers import SessionServer
 
@@ -43,7 +44,23 @@ async def test_an_operator_answers_no_request_of_an_application(logins: Logins, 
 @pytest.mark.parametrize("scope", ["http:operator-api/ada@example.com", "operator-console/log-out"])
 async def test_an_operator_has_records_of_its_own(logins: Logins, scope: str) -> None:
     """SEC-1: of requests to the HTTP API, and of log-outs from the console."""
+    for role in (PRODUCER, WORKER):
+        with pytest.raises(asyncpg.InsufficientPrivilegeError, match="for operators"):
+            await begin(logins, role, scope)
     assert await begin(logins, OPERATOR, scope) is None
+
+
+async def test_only_operators_know_the_secret_of_their_requests(logins: Logins) -> None:
+    """SEC-1: who knew it could tell what an operator has asked for, from the hash that is kept."""
+    for role in (PRODUCER, WORKER):
+        connection = await asyncpg.connect(logins.dsn_of(logins.names[role]))
+        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+            await connection.fetchval("SELECT core.operator_secret()")
+        await connection.close()
+    async with Operators(logins.dsn_of(logins.names[OPERATOR])) as operators:
+        first = await operators.secrets()
+        assert first == await operators.secrets()
+        assert len(set(first.values())) == 2 and len(first[2]) == 64
 
 
 async def test_an_operator_that_is_a_producer_too_may_write_them(
@@ -52,3 +69,16 @@ async def test_an_operator_that_is_a_producer_too_may_write_them(
     """SEC-1: a small installation has one login for all."""
     postgres_server.admin().execute(f"GRANT {PRODUCER} TO {logins.names[OPERATOR]}")
     assert await begin(logins, OPERATOR, "http:alice") is None
+
+
+async def test_a_record_of_the_last_release_is_found_after_an_upgrade(conn: asyncpg.Connection) -> None:
+    """SEC-1, IDM-2: of an owner with a space, by the hash of the same request, if it is as old as the upgrade."""
+    hashed = "0" * 64
+    assert await conn.fetchval(BEGIN, f"http:{hashed} POST /orders", "old") is None
+    new = f"http-sha256:{hashed} POST /orders"
+    assert "unfinished" in await conn.fetchval(BEGIN, new, "old")
+    other = BEGIN.replace("{h}", "{another}")
+    assert await conn.fetchval(other, new, "old") is None, "the request of another owner, who is called like the hash"
+    assert await conn.fetchval(BEGIN, f"http:{hashed} POST /orders", "late") is None
+    await conn.execute("UPDATE core.idempotency_records SET created_at = now() + interval '2 days' WHERE key = 'late'")
+    assert await conn.fetchval(BEGIN, new, "late") is None

@@ -7,12 +7,9 @@ one more argument. Its workers run from the copy.
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 import tomllib
-import uuid
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from datetime import timedelta
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -27,7 +24,6 @@ from holdfast.errors import SchemaMismatch
 from holdfast.postgres import migrate
 from holdfast.postgres.schema.release import load
 from tests.acceptance.support import WorkerProcess, drained, effects, make_tables, process, until
-from tests.outbox import EVENT, HANDLER, LANE, Outbox
 
 pytestmark = pytest.mark.trust
 
@@ -155,7 +151,7 @@ async def test_beyond_the_window(dsn: str, conn: asyncpg.Connection, next_releas
     async with process(dsn, "ledger", started=False, environment=next_release.environment) as early:
         assert await early.end() != 0
     assert f"schema core of contract {CONTRACT} " in early.errors
-    assert f"needs contract {CONTRACT + 1} (holdfast 0.{CONTRACT + 1}.0); holdfast migrate apply" in early.errors
+    assert f"needs contract {CONTRACT + 1} (holdfast 0.{CONTRACT + 1}.0); run holdfast migrate apply" in early.errors
 
     await migrate.apply(dsn, source=next_release.sql)
     await conn.execute("UPDATE core.contract SET oldest_code = provides, oldest_release = release")
@@ -197,93 +193,17 @@ async def test_two_applications_and_two_releases_in_one_database(
     assert (await migrate.state(dsn)).up_to_date
 
 
-# --- names of contract 1 ---
-
-SAME_ANSWERS = {
-    "SELECT version, context, handler_name, event_type FROM core.interest()":
-        "SELECT version, domain_context, handler_name, event_type FROM core.subscriptions_read()",
-    "SELECT entity, content_class, active_ttl_days, tombstoned_grace_days, disposal FROM core.retention_registry()":
-        "SELECT * FROM core.retention_policies_read()",
-    "SELECT name, version, owed_after FROM core.schedules_look(ARRAY['shop.nightly'])":
-        "SELECT name, version, owed_after FROM core.schedules_watch(ARRAY['shop.nightly'])",
-    "SELECT core.outbox_lanes('outbox_default', 0)": "SELECT core.outbox_routes('outbox_default', 0)",
-    "SELECT * FROM core.outbox_lanes_within('outbox_default', 0, '{*/}', '{*0}', '', 128, 1000)":
-        "SELECT * FROM core.outbox_routes_within('outbox_default', 0, '{*/}', '{*0}', '', 128, 1000)",
-    "SELECT * FROM core.outbox_channels() EXCEPT SELECT * FROM core.served_channels() ORDER BY 1, 2":
-        "SELECT * FROM core.unserved_channels()",
-}  # fmt: skip
-
-
-async def test_workers_of_contract_1_are_answered_as_before(conn: asyncpg.Connection) -> None:
-    """OPS-6: a worker that was started before the names changed calls the old ones, with the worker's role."""
-    await conn.set_type_codec("jsonb", schema="pg_catalog", encoder=json.dumps, decoder=json.loads)
-    outbox = Outbox(conn)
-    await outbox.subscribe(HANDLER, EVENT)
-    await outbox.insert()
-    await conn.execute("SET ROLE holdfast_worker")
-    for before, now in SAME_ANSWERS.items():
-        assert [tuple(row) for row in await conn.fetch(before)] == [tuple(row) for row in await conn.fetch(now)], before
-    sweeper, rest = uuid.uuid4(), timedelta(minutes=1)
-    assert await conn.fetchval("SELECT core.sweep_turn($1, $2, true)", sweeper, rest) == 0
-    assert await conn.fetchval("SELECT core.sweep_turn($1, $2)", uuid.uuid4(), rest) is None
-    await conn.execute("SELECT core.sweep_done($1, '{}', 0)", sweeper)
-
-
-async def test_deliveries_of_contract_1_settle_as_before(conn: asyncpg.Connection) -> None:
-    """OPS-6: delivered rows of a class that keeps none are deleted, in a batch and in a handler's transaction."""
-    await conn.set_type_codec("jsonb", schema="pg_catalog", encoder=json.dumps, decoder=json.loads)
-    outbox = Outbox(conn)
-    await conn.execute("SELECT core.retention_set('ann@example.org', NULL, 'outbox_row', 'brief', 0, 0, 'HARD_DELETE')")
-    await outbox.subscribe(HANDLER, EVENT)
-    batch, single = await outbox.held(content_class="brief"), await outbox.held(content_class="brief")
-    stale = single._replace(token=uuid.uuid4())
-    await conn.execute("SET ROLE holdfast_worker")
-    consume = "SELECT core.outbox_consume($1, $2, $3, $4, true)"
-    lost = await conn.fetch(consume, [batch.id, stale.id], [batch.token, stale.token], [LANE], [HANDLER])
-    assert [row[0] for row in lost] == [stale.id]
-    async with conn.transaction():
-        assert await outbox.enter(single) == "run"
-        await conn.execute("SELECT core.outbox_forget($1, $2)", single.id, HANDLER)
-    await conn.execute("RESET ROLE")
-    assert await conn.fetchval("SELECT count(*) FROM core.outbox") == 0
-    assert await conn.fetchval("SELECT count(*) FROM core.event_handled") == 2
-
-
-async def test_operators_of_contract_1_change_states_as_before(conn: asyncpg.Connection) -> None:
-    """OPS-6: pausing a schedule or a replay plan."""
-    await conn.execute("SET ROLE holdfast_operator")
-    for call in (
-        "core.plan_turn(1, 'pause', 'ann@example.org')",
-        "core.schedule_turn('shop.x', 'pause', 'ann@example.org')",
-    ):
-        assert await conn.fetch(f"SELECT * FROM {call}") == []
-
-
-async def test_operators_of_contract_1_cancel_as_before(conn: asyncpg.Connection) -> None:
-    """OPS-6, LSN-11: by the name that cancelling an event had."""
-    await conn.set_type_codec("jsonb", schema="pg_catalog", encoder=json.dumps, decoder=json.loads)
-    event = await Outbox(conn).insert()
-    await conn.execute("SET ROLE holdfast_operator")
-    cancel = "SELECT core.outbox_stop($1, 'ann@example.org', 'a test')"
-    assert [await conn.fetchval(cancel, event), await conn.fetchval(cancel, event)] == [1, 0]
+# --- the terms ---
 
 
 def test_the_terms_of_this_release_are_a_window() -> None:
-    """OPS-6: the schema serves the contract before it, and every contract it serves has a release with a name.
-
-    Contract 1, the preview, is none of them: its code wants its own schema, and could not start with any other.
-    """
+    """OPS-6: the schema serves the contract before it, and every contract it serves has a release with a name."""
     terms = load().terms
     releases = tomllib.loads((SQL / "contract.toml").read_text())["releases"]
-    assert terms.schema.oldest_code == max(2, CONTRACT - 1)
+    assert terms.schema.oldest_code == CONTRACT - 1
     assert terms.oldest_schema <= CONTRACT
     assert {str(number) for number in range(terms.schema.oldest_code, CONTRACT + 1)} == set(releases)
     assert terms.schema.release == version("holdfast").rpartition(".")[0] + ".0"
-
-
-def test_previous_names_stay_as_long_as_their_callers() -> None:
-    """OPS-6: workers of the preview run on beside contract 2; the wrappers go, file and grants, with contract 3."""
-    assert (CONTRACT == 2) == (SQL / "functions" / "previous_names.sql").is_file()
 
 
 @pytest.mark.newcomer

@@ -137,6 +137,18 @@ async def test_sequence_of_one_handler_is_forgotten(dsn: str, conn: asyncpg.Conn
     assert len(sessions) == 1
 
 
+async def test_seed_of_one_handler_is_forgotten(dsn: str, conn: asyncpg.Connection) -> None:
+    """SEC-1, T7: random() of the next handler returns nothing that the last handler can foretell."""
+    await conn.execute("SELECT setseed(0.5)")
+    foretold = await conn.fetchval("SELECT random()")
+
+    async def unforetold(tx: asyncpg.Connection) -> bool:
+        return bool(await tx.fetchval("SELECT random()") != foretold)
+
+    leaked, sessions = await clean_after(dsn, conn, {"seed": (sending("SELECT setseed(0.5)"), unforetold)})
+    assert not leaked and len(sessions) == 1
+
+
 async def test_session_that_a_handler_changed_in_the_driver_is_thrown_away(dsn: str, conn: asyncpg.Connection) -> None:
     """SEC-1, T7: a type codec is no setting of the server: its session is not used again."""
 

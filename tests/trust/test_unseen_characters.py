@@ -34,6 +34,26 @@ async def test_a_name_with_an_unseen_character_is_refused(conn: asyncpg.Connecti
         event_pattern("handler", name)
 
 
+async def test_a_name_has_one_form(conn: asyncpg.Connection) -> None:
+    """SEC-1, PUB-3: two that look the same are the same; what was stored before may be split, and read from brokers."""
+    insert = "INSERT INTO core.outbox (payload, event_type, source, target) VALUES ('{}', $1, $2, $3)"
+    row = ["order.placed", "caf\u00e9", "caf\u00e9"]
+    await conn.execute(insert, *row)
+    decomposed = unicodedata.normalize("NFD", "caf\u00e9")
+    for place in range(3):
+        with pytest.raises(asyncpg.InvalidParameterValueError, match="form NFC"):
+            await conn.execute(insert, *row[:place], decomposed, *row[place + 1 :])
+    await conn.execute(
+        """INSERT INTO core.outbox (payload, event_type, source, origin_id)
+           VALUES ('{}', 'order.placed', $1, gen_random_uuid())""",
+        decomposed,
+    )
+    assert event_name("source", "caf\u00e9") == "caf\u00e9"
+    with pytest.raises(ConfigurationError, match="form NFC"):
+        event_name("source", decomposed)
+    assert event_name("source", decomposed, composed=False) == decomposed
+
+
 async def test_both_sides_refuse_the_same(conn: asyncpg.Connection) -> None:
     """SEC-1: what controls, separates or formats by the tables of Unicode, and what this library names beside it."""
 

@@ -1,7 +1,9 @@
 """Addresses of databases as users write them: which can be read, and what is wrong with the others."""
 
 import re
-from urllib.parse import parse_qsl, urlsplit
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from holdfast.errors import ConfigurationError
 
@@ -37,7 +39,10 @@ _OF_LIBPQ = {
     "pgbouncer": ": a pooler is recognised by itself",
     "ssl": ": write sslmode",
 }
+_OF_OTHERS = frozenset(("ssl", "pgbouncer", "prepared_statements", "prepare_threshold"))  # and not of libpq
 _SESSION_ATTRS = ("any", "primary", "standby", "read-write", "read-only", "prefer-standby")
+_OF_ADDRESSES = ("sslmode", "sslrootcert", "sslcert", "sslkey", "sslcrl", "passfile", "target_session_attrs", "options")
+_DSN = 'write the address that is meant in the settings: HOLDFAST = {"DSN": "postgresql://..."}'
 _HOST = re.compile(r"(?:\[[^\]]*\]|[^:\[\]]*)(?::\d*)?")
 
 
@@ -59,13 +64,13 @@ def readable_address(dsn: str, field: str = "dsn") -> str:
     except ValueError:
         raise unreadable(field) from None
     hosts = parts.netloc.rpartition("@")[2].split(",")
-    if "#" in dsn or "@" in parts.path or not all(_is_host(host) for host in hosts):
+    if "#" in dsn or "@" in parts.path or parts.netloc.count("@") > 1 or not all(_is_host(host) for host in hosts):
         raise unreadable(field)
     for name in names:
         if name in _OF_LIBPQ:
             raise ConfigurationError(
                 field,
-                f"has the parameter {name}, which libpq knows and asyncpg does not",
+                f"has the parameter {name}, which {_known_by(name)} and asyncpg does not",
                 f"remove it{_OF_LIBPQ[name]}",
             )
     for value in (value for name, value in parse_qsl(parts.query) if name == "target_session_attrs"):
@@ -76,6 +81,48 @@ def readable_address(dsn: str, field: str = "dsn") -> str:
                 f"write one of {', '.join(_SESSION_ATTRS)}",
             )
     return dsn
+
+
+def django_address(settings: Mapping[str, Any]) -> str:
+    """Return the address of an entry of Django's DATABASES, with those of its OPTIONS that an address can have.
+
+    An entry that an address would lead elsewhere, or to another role, is refused.
+    """
+    options = settings.get("OPTIONS") or {}
+    for name in ("service", "assume_role"):
+        if options.get(name):
+            raise ConfigurationError("DATABASES", f"has {name} in its OPTIONS, which an address cannot have", _DSN)
+    if not settings["NAME"]:
+        raise ConfigurationError("DATABASES", "has no NAME", _DSN)
+    login = quote(str(settings["USER"]), safe="")
+    if settings["PASSWORD"]:
+        login += ":" + quote(str(settings["PASSWORD"]), safe="")
+    host, port = str(settings["HOST"]), str(settings["PORT"])
+    parameters = {name: options[name] for name in _OF_ADDRESSES if options.get(name)}
+    if not host or host.startswith("/"):  # a socket, in the folder that is given or the usual one
+        place, parameters = "", parameters | {k: v for k, v in {"host": host, "port": port}.items() if v}
+    else:
+        place = (f"[{host}]" if ":" in host else host) + (f":{port}" if port else "")
+    query = f"?{urlencode(parameters, quote_via=quote)}" if parameters else ""
+    return f"postgresql://{login}@{place}/{quote(str(settings['NAME']), safe='')}{query}"
+
+
+def other_database(dsn: str, name: str) -> str:
+    """Return the address of another database, with the host, the login and the parameters of this one."""
+    parts = urlsplit(dsn)
+    query = f"?{parts.query}" if parts.query else ""
+    return f"{parts.scheme}://{parts.netloc}/{quote(name, safe='')}{query}"
+
+
+def hosts_of(dsn: str) -> str:
+    """Return the names of the hosts in an address that can be read."""
+    # Without ports: a raw ? in a password would make its beginning look like one.
+    hosts = urlsplit(dsn).netloc.rpartition("@")[2].split(",")
+    return ", ".join(re.sub(r":\d*$", "", host) for host in hosts)
+
+
+def _known_by(parameter: str) -> str:
+    return "other drivers know" if parameter in _OF_OTHERS else "libpq knows"
 
 
 def _is_host(text: str) -> bool:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import random
+import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -12,8 +13,15 @@ from weakref import WeakSet
 import asyncpg
 
 from holdfast.errors import ConfigurationError
-from holdfast.postgres.addresses import CONNECT_TIMEOUT, next_host_first, readable_address, unreadable
-from holdfast.postgres.faults import CONNECTION_FAULTS, LoginRefused, OldPrimary
+from holdfast.postgres.addresses import (
+    CONNECT_TIMEOUT,
+    hosts_of,
+    next_host_first,
+    readable_address,
+    unreadable,
+)
+from holdfast.postgres.faults import CONNECTION_FAULTS, LoginRefused, NoAnswer, OldPrimary
+from holdfast.postgres.transport import requires_tls
 from holdfast.redact import redact_dsn
 
 # How long the statement of a batch waits for one of its rows.
@@ -217,6 +225,18 @@ async def open_connection(dsn: str, **options: Any) -> asyncpg.Connection:
     address = readable_address(dsn)
     try:
         return await asyncpg.connect(address, timeout=CONNECT_TIMEOUT, **options)
+    except TimeoutError as error:
+        if str(error):
+            raise
+        # asyncpg's has no text: the other side took the connection and was silent, or a firewall dropped it.
+        raise NoAnswer(f"the server did not answer within {CONNECT_TIMEOUT:.0f} seconds") from error
+    except socket.gaierror as error:
+        raise socket.gaierror(error.errno, f"{error.strerror}: {hosts_of(address)}") from error
+    except ConnectionError as error:
+        if "rejected SSL upgrade" in str(error) and not requires_tls(address):
+            # A server of Postgres without TLS says so, and gets what it understands.
+            raise ConnectionError(f"what answers at {hosts_of(address)} is not Postgres") from error
+        raise
     except asyncpg.exceptions.ClientConfigurationError as error:
         remedy = "correct what stands after the ? in it"
         raise ConfigurationError("dsn", f"was refused: {redact_dsn(str(error))}", remedy) from None

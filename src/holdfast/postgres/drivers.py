@@ -96,7 +96,8 @@ def _recognised(tx: object) -> Driver:
     )
 
 
-async def _asyncpg(tx: Any, queries: Queries, name: str, values: Values) -> object:
+async def run_asyncpg(tx: Any, queries: Queries, name: str, values: Values) -> object:
+    """Run a statement by means of asyncpg."""
     statement = queries.asyncpg(name)
     return await tx.fetchval(statement.sql, *statement.bind(values))
 
@@ -136,6 +137,10 @@ def sqlalchemy_rows(tx: Any, queries: Queries, name: str, values: Values) -> Seq
 
 def _sqlalchemy_result(tx: Any, queries: Queries, name: str, values: Values) -> Any:
     connection = tx.connection() if callable(tx.connection) else tx
+    if connection.dialect.name != "postgresql":
+        raise FieldError(
+            "tx", f"is a connection of {connection.dialect.name}", "pass one to Postgres, where the outbox is"
+        )
     # SQLAlchemy begins a transaction with the first statement, unless the engine or the connection is set otherwise.
     if getattr(connection.connection.dbapi_connection, "autocommit", False):
         raise _no_transaction("session.begin()` of an engine without `AUTOCOMMIT")
@@ -225,14 +230,14 @@ def _begins_by_itself(_tx: Any) -> None:
 
 # By class, so that each is recognised once; weakly, because tests make classes by the thousand.
 _KNOWN: WeakKeyDictionary[type, Driver] = WeakKeyDictionary()
-_ASYNCPG = Driver(True, _asyncpg, _asyncpg_transaction, "asyncpg")
+_ASYNCPG = Driver(True, run_asyncpg, _asyncpg_transaction, "asyncpg")
 _SQLALCHEMY = Driver(False, _sqlalchemy, _begins_by_itself, "sqlalchemy")
 _SQLALCHEMY_ASYNC = Driver(True, _sqlalchemy_async, _begins_by_itself, "sqlalchemy")
 _DJANGO = Driver(False, _django, _django_transaction, "django")
 _DRIVERS: dict[tuple[str, str], Driver] = {
     ("asyncpg", "Connection"): _ASYNCPG,
     ("asyncpg", "PoolConnectionProxy"): _ASYNCPG,
-    ("asyncpg", "Pool"): Driver(True, _asyncpg, _no_pool, "asyncpg"),
+    ("asyncpg", "Pool"): Driver(True, run_asyncpg, _no_pool, "asyncpg"),
     ("psycopg", "Connection"): Driver(False, _psycopg, _psycopg_transaction, "psycopg"),
     ("psycopg", "AsyncConnection"): Driver(True, _psycopg_async, _psycopg_async_transaction, "psycopg"),
     ("sqlalchemy", "Session"): _SQLALCHEMY,

@@ -33,6 +33,10 @@ class LoginRefused(ConnectionError):
     """
 
 
+class NoAnswer(TimeoutError):
+    """The server was silent when a connection was opened: it is frozen or overloaded, or its packets are lost."""
+
+
 class OldPrimary(ConnectionError):
     """Another server has taken over from this one."""
 
@@ -121,6 +125,11 @@ def remedy_of(error: BaseException, address: str = "HOLDFAST_DSN") -> str:
             return (
                 "the server has no TLS: turn it on there (ssl = on and a certificate), or, on a network that you "
                 f"trust, write sslmode=prefer in {address}"
+            )
+        case NoAnswer():
+            return (
+                "see whether the server is frozen or overloaded, or a firewall stands before it; check the host and "
+                f"port in {address}; then run it again"
             )
         case OSError():
             return f"check that Postgres runs, and the host and port in {address}"

@@ -38,8 +38,9 @@ class Message(Delivery):
     details: Mapping[str, object]  # what its row would have besides what the envelope says
     received: Any  # as the broker's client knows it
     returned: bool  # not settled: the broker delivers it again
+    refused: str | None  # not settled, and never will be: why the database does not take what it contains
 
-    __slots__ = ("_on_end", "channel", "details", "received", "returned")
+    __slots__ = ("_on_end", "channel", "details", "received", "refused", "returned")
 
     def __init__(
         self,
@@ -70,6 +71,7 @@ class Message(Delivery):
         self.details = details
         self.received = received
         self.returned = False
+        self.refused = None
         self._on_end: Callable[[Message], None] | None = on_end
 
     def end(self) -> None:

@@ -18,14 +18,14 @@ from holdfast.encoding import PayloadObject
 from holdfast.envelope import EventEnvelope
 from holdfast.errors import FieldError
 from holdfast.generation import environment_generation, worker_generation
-from holdfast.ids import uuid7
+from holdfast.ids import uuid7, uuid7s
 from holdfast.measurements import published
 from holdfast.new_event import NewEvent, require_event
 from holdfast.observing import DirectObservers, is_sampled
-from holdfast.outbox_row import Origin, OutboxRow, envelope_of, inherited_headers, origin, plain, prepare
+from holdfast.outbox_row import Origin, OutboxRow, PlainRow, envelope_of, inherited_headers, origin, plain, prepare
 from holdfast.outcome import Delay, delay_seconds
-from holdfast.payload import encode
-from holdfast.telemetry import Fact, Notice, Published, trace_id_of
+from holdfast.payload import encode, encode_payload
+from holdfast.telemetry import LONGEST_CORRELATION, Fact, Notice, Published, trace_id_of
 from holdfast.tracing import Span, Tracing
 from holdfast.typed_events import TypedEvent
 
@@ -145,21 +145,36 @@ class PublishingSteps:
 
     def publish_plain(self, event_type: str, payload: Payload) -> Steps[EventEnvelope]:
         """Write one event without options and outside of a handler, in the shortest way."""
-        origin = self._origin
-        columns, envelope = plain(event_type, payload, origin, self._payload_limit)
+        row, envelope = self.plain(event_type, payload)
+        if row.generation is None:
+            row = yield from self.placed(row)
+        yield Command("publish_plain", row._asdict())
+        return self.recorded(row, envelope)
+
+    def placed(self, row: PlainRow) -> Steps[PlainRow]:
+        """Return the row with the database's current generation, and the channel of that."""
+        origin = yield from self._look_up()
+        return row._replace(generation=origin.generation, channel=origin.channel)
+
+    def plain(self, event_type: str, payload: Payload) -> tuple[PlainRow, EventEnvelope]:
+        """Return row and envelope of an event without options; without a generation it has to be looked up."""
+        found = plain(event_type, payload, self._origin, self._payload_limit)
         warn_if_deprecated(event_type, self._observe)
-        if origin.generation is None:
-            origin = yield from self._look_up()
-            columns |= {"generation": origin.generation, "channel": origin.channel}
-        yield Command("publish_plain", columns)
-        published.add(event_type)
+        return found
+
+    def recorded(self, row: PlainRow, envelope: EventEnvelope) -> EventEnvelope:
+        """Count and report an event without options, after it was written. Returns its envelope."""
+        published.add(row.event_type)
         if self._reported:
-            self._report(envelope.event_id, event_type, origin)
+            self._report(envelope.event_id, row.event_type, row)
         return envelope
 
     def publish_many(self, given: Iterable[NewEvent | TypedEvent]) -> Steps[list[UUID]]:
         """Check all events, then write them in few statements. Returns their ids."""
-        return (yield from self._publish_all(given))[0]
+        events = [event if type(event) is NewEvent else require_event(event) for event in given]
+        if self._tracing is None and current_context.get() is None and all(event.is_plain for event in events):
+            return (yield from self._write_plain(events))
+        return (yield from self._publish_all(events))[0]
 
     def publish_rows(self, given: Iterable[NewEvent | TypedEvent]) -> Steps[list[OutboxRow]]:
         """Do the same, and return the rows."""
@@ -171,6 +186,40 @@ class PublishingSteps:
             return (yield from self._write(events, self._inherited()))
         with self._tracing.publish(events) as span:
             return (yield from self._write(events, self._inherited(span)))
+
+    def _write_plain(self, events: Sequence[NewEvent]) -> Steps[list[UUID]]:
+        """Write events without options and outside of a handler: their rows are three columns."""
+        now = datetime.now(UTC).isoformat()
+        types = [event.event_type for event in events]
+        counts = Counter(types)
+        for event_type in counts:
+            warn_if_deprecated(event_type, self._observe)
+        limit = self._payload_limit
+        payloads = [encode_payload(event.payload, limit) for event in events]
+        ids = uuid7s(len(events))
+        origin = self._origin
+        if events and origin.generation is None:
+            origin = yield from self._look_up()
+        shared = {
+            "now": now,
+            "source": origin.source,
+            "channel": origin.channel,
+            "generation": origin.generation,
+        }
+        for start in range(0, len(events), _MOST_ROWS):
+            chunk = slice(start, start + _MOST_ROWS)
+            columns: dict[str, object] = {
+                "id": list(map(str, ids[chunk])),
+                "event_type": types[chunk],
+                "payload": payloads[chunk],
+            }
+            yield Command("publish_many_plain", shared | columns)
+            if self._reported:
+                for identity, event_type in zip(ids[chunk], types[chunk], strict=True):
+                    self._report(identity, event_type, origin)
+        for event_type, count in counts.items():
+            published.add(event_type, count)
+        return ids
 
     def _write(self, events: Sequence[NewEvent], shared: Inherited) -> Steps[Written]:
         now = datetime.now(UTC).isoformat()
@@ -198,8 +247,8 @@ class PublishingSteps:
             published.add(event_type, count)
         return ids, rows
 
-    def _report(self, identity: UUID, event_type: str, origin: Origin, row: OutboxRow | None = None) -> None:
-        """Report an event that was recorded, if it is among those to report; one without options has no row."""
+    def _report(self, identity: UUID, event_type: str, origin: Origin | PlainRow, row: OutboxRow | None = None) -> None:
+        """Report an event that was recorded, if it is among those to report; one without options has no row here."""
         if not is_sampled(identity, self._reported):
             return
         generation = None if origin.generation is None else int(origin.generation)
@@ -207,7 +256,7 @@ class PublishingSteps:
             fact = Published(identity, event_type, origin.source, None, None, generation, str(identity), None)
         else:
             headers = from_json(row.headers) if row.headers else {}
-            correlation = headers.get("correlation_id") or row.id
+            correlation = (headers.get("correlation_id") or row.id)[:LONGEST_CORRELATION]
             domain_id = None if row.domain_id is None else UUID(row.domain_id)
             trace_id = trace_id_of(row.trace_context)
             fact = Published(

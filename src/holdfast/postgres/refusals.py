@@ -14,20 +14,32 @@ from holdfast.retry import sqlstate_of
 _NOT_INSTALLED = frozenset(("3F000", "42P01"))  # no such schema, no such table
 _TOO_OLD = frozenset(("42703", "42883"))  # no such column, no such function
 _DENIED = "42501"
+_NO_LOGIN = "28"  # the class of a wrong password, a role that is not there or may not log in, and their like
+_NO_DATABASE = "3D000"
 # The text of core.require_source, which says what to do by itself.
 _OF_ANOTHER_ROLE = "belongs to another role"
 
 
-def refusal_of(error: Exception, schema: str) -> HoldfastError | None:
+def refusal_of(error: BaseException, schema: str, doing: str = "publish into") -> HoldfastError | None:
     """Return the error for a producer whose database lacks the schema, a newer one, or a privilege."""
     state = sqlstate_of(error)
     if state in _NOT_INSTALLED:
-        return SchemaMismatch(f"{schema} version 0 (not installed)", load().terms.wanted, apply_command(schema))
+        return SchemaMismatch(f"{schema} (not installed)", load().terms.wanted, apply_command(schema))
     if state in _TOO_OLD:
         return SchemaMismatch(f"{schema} of an older release", load().terms.wanted, apply_command(schema))
     if state == _DENIED and _OF_ANOTHER_ROLE not in str(error):
         return NotPermitted(
-            f"the login of this connection may not publish into the schema {schema}",
+            f"the login of this connection may not {doing} the schema {schema}",
             "as an administrator: GRANT holdfast_producer TO the login",
         )
+    return None
+
+
+def refusal_of_connecting(error: BaseException) -> HoldfastError | None:
+    """Return the error for an application whose login the server refuses, if it says so by SQLSTATE."""
+    state = sqlstate_of(error) or ""
+    if state.startswith(_NO_LOGIN):
+        return NotPermitted("the server refuses the login of the application", "check the user and the password")
+    if state == _NO_DATABASE:
+        return NotPermitted("the database of the application does not exist", "create it, or correct its name")
     return None

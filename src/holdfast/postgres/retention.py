@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter, deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -47,7 +48,11 @@ _START = datetime(1, 1, 1, tzinfo=UTC)
 
 async def policies(connection: asyncpg.Connection, queries: Queries) -> RetentionPolicies:
     """What is in force, read anew."""
-    rows = await fetch(connection, queries, "retention_policies_read")
+    return policies_of(await fetch(connection, queries, "retention_policies_read"))
+
+
+def policies_of(rows: Iterable[asyncpg.Record]) -> RetentionPolicies:
+    """Return the policies that rows of `retention_policies_read` are."""
     return {
         (row["entity"], row["content_class"]): RetentionPolicy(
             row["active_ttl_days"], row["tombstoned_grace_days"], Disposal(row["disposal"])

@@ -68,11 +68,11 @@ class SubscriptionStatements:
         ]
         for first in range(0, len(missing), _AT_ONCE):
             async with own_transaction(connection):
-                for handler in missing[first : first + _AT_ONCE]:
-                    await self._fetch(
-                        connection,
-                        "subscribe",
-                        domain_context=handler.domain_context,
-                        handler=handler.name,
-                        event_types=list(handler.event_types),
-                    )
+                some = [(each, kind) for each in missing[first : first + _AT_ONCE] for kind in each.event_types]
+                await self._fetch(
+                    connection,
+                    "subscribe_handlers",
+                    domain_contexts=[handler.domain_context for handler, _ in some],
+                    handlers=[handler.name for handler, _ in some],
+                    event_types=[event_type for _, event_type in some],
+                )

@@ -8,6 +8,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from holdfast.telemetry import Notice
 
 _VERIFIED = frozenset(("verify-ca", "verify-full"))
+_REQUIRED = _VERIFIED | {"require"}
 
 
 def unverified_hosts(dsn: str, environment: Mapping[str, str] = os.environ) -> list[str]:
@@ -17,12 +18,21 @@ def unverified_hosts(dsn: str, environment: Mapping[str, str] = os.environ) -> l
     except ValueError:
         return []  # refused where it is used
     query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
-    mode = query.get("sslmode") or environment.get("PGSSLMODE", "")
-    if mode in _VERIFIED:
+    if _mode(query, environment) in _VERIFIED:
         return []
     named = parts.netloc.rpartition("@")[2] or query.get("host") or environment.get("PGHOST", "")
     hosts = [_without_port(unquote(each)) for each in named.split(",")]
     return [host for host in hosts if host and not host.startswith(("/", "@")) and not _is_loopback(host)]
+
+
+def requires_tls(dsn: str, environment: Mapping[str, str] = os.environ) -> bool:
+    """Return whether an address that can be read, or else the environment, asks for TLS and nothing else."""
+    query = {name: values[-1] for name, values in parse_qs(urlsplit(dsn).query).items()}
+    return _mode(query, environment) in _REQUIRED
+
+
+def _mode(query: Mapping[str, str], environment: Mapping[str, str]) -> str:
+    return query.get("sslmode") or environment.get("PGSSLMODE", "")
 
 
 def unverified_notice(*dsns: str) -> Notice | None:

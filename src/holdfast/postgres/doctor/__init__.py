@@ -8,7 +8,7 @@ has a limit, and what this login may not read is reported.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import asyncpg
@@ -39,6 +39,7 @@ from holdfast.postgres.doctor.findings import (
     Severity,
 )
 from holdfast.postgres.faults import CONNECTION_FAULTS
+from holdfast.postgres.lock_waits import LockWait
 from holdfast.postgres.schema.ownership import OWNER
 
 __all__ = [
@@ -100,11 +101,12 @@ async def examine(
     limits: Limits | None = None,
     pooled: bool = False,
     clock: Callable[[], float] = time.time,
+    waits: Sequence[LockWait] = (),
 ) -> Report:
     """Run every check, or those of one part.
 
-    `pooled` is what `Address.probe` found out. An error of one check keeps no other from looking; only a connection
-    that is lost ends the examination.
+    `pooled` is what `Address.probe` found out, and `waits` grows while this session waits for locks. An error of one
+    check keeps no other from looking; only a connection that is lost ends the examination.
     """
     examination = Examination(connection, schema, limits or Limits(), pooled=pooled, clock=clock)
     place = await examination.place()
@@ -112,6 +114,7 @@ async def examine(
     findings: list[Finding] = []
     passed: list[str] = []
     blind: dict[tuple[Part, str, str], list[str]] = {}
+    locked = False
     for check in checks:
         try:
             found = list(await check.run(examination))
@@ -120,11 +123,14 @@ async def examine(
         except asyncpg.PostgresError as error:
             if isinstance(error, CONNECTION_FAULTS) and not isinstance(error, asyncpg.QueryCanceledError):
                 raise
+            locked |= isinstance(error, asyncpg.LockNotAvailableError)
             blind.setdefault((check.part, *await _obstacle(examination, error)), []).append(check.name)
         else:
             findings += found
             passed += [] if found else [check.name]
     findings += _blind_spots(blind)
+    if locked:
+        findings += workers.in_the_way(waits, {finding.object for finding in findings})
     return Report(
         schema,
         place.server,
@@ -141,7 +147,8 @@ async def _obstacle(examination: Examination, error: asyncpg.PostgresError) -> t
     match error:
         case asyncpg.InsufficientPrivilegeError():
             login, owner = (await examination.place()).login, await examination.owner()
-            remedy = f"GRANT holdfast_operator TO {login};" if owner == OWNER else f"run it as {owner}, who owns them"
+            grant = f"-- as an administrator:\nGRANT holdfast_operator TO {login};"
+            remedy = grant if owner == OWNER else f"run it as {owner}, who owns them"
             return f"{login} may not read the tables of {examination.schema}", remedy
         case asyncpg.QueryCanceledError():
             return f"it took too long ({text})", "run it again when the server is less busy"

@@ -90,7 +90,9 @@ async def _handlers(examination: Examination) -> list[Finding]:
             handler,
             f"events are owed to {handler}, which no living worker has",
             f"{_open(routes)}; routes {', '.join(route.route for route in routes[:5])}",
-            "start the worker that has it, or, if it is gone for good: " + _drop(handler, routes, handler in retired),
+            _serve(handler)
+            or f"start the worker that has it, or, if it is gone for good: "
+            f"{_drop(handler, routes, handler in retired)}",
         )
         for handler, routes in owed.items()
     ]
@@ -108,7 +110,8 @@ async def _unrouted(examination: Examination) -> list[Finding]:
             + (f" for {route.target}" if route.target else "")
             + " are open and no handler subscribes to them",
             f"{_open([route])}; channel {route.channel}, generation {route.generation}",
-            "start a worker with a handler for them, whose subscription is recorded when it starts, or cancel them: "
+            (f"did you mean {route.meant}? If not, " if route.meant else "")
+            + "start a worker with a handler for them, whose subscription is recorded when it starts, or cancel them: "
             + _cancel(route),
         )
         for route in named
@@ -174,7 +177,7 @@ def _abandoned(examination: Examination, row: asyncpg.Record) -> Finding:
         f"{examination.schema}.outbox",
         "events in flight have leases that expired long ago, and no worker claims them",
         f"{row['events']} events, the first for {row['longest']:.0f} s; routes {', '.join(row['routes'][:5])}",
-        "start a worker that serves them: holdfast status names the routes and who is missing",
+        "start a worker that serves them; holdfast status names the routes and who is missing",
     )
 
 
@@ -264,6 +267,17 @@ def _cancel(*routes: RouteStatus) -> str:
         f"holdfast events cancel --route {shell_word(route.route)} --channel {shell_word(route.channel)}"
         f" --generation {route.generation}"
         for route in routes[:5]
+    )
+
+
+def _serve(handler: str) -> str:
+    """Return how to serve a relay, whose events only its broker can get; nothing for another handler."""
+    context, _, broker = handler.partition(".")
+    if context != "relay":
+        return ""
+    return (
+        f"start a worker with --substrate and the address of {broker}, or holdfast relay run; or, if {broker} is gone, "
+        "move the handlers behind it: holdfast handlers via outbox NAME"
     )
 
 

@@ -126,7 +126,8 @@ class Examination:
     async def require_sessions(self) -> None:
         place = await self.place()
         if not place.sees_sessions:
-            raise CannotLook(f"{place.login} sees only sessions of its own", f"GRANT pg_monitor TO {place.login};")
+            remedy = f"-- as an administrator:\nGRANT pg_monitor TO {place.login};"
+            raise CannotLook(f"{place.login} sees only sessions of its own", remedy)
 
     async def owner(self) -> str:
         """Whose everything should be. Of the schema and the outbox one may have been given away, hardly both."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Sequence
+
 from holdfast.postgres.doctor.examination import Examination
 from holdfast.postgres.doctor.findings import Check, Finding
 from holdfast.postgres.lock_waits import DELIVERING, LockWait
@@ -48,6 +50,27 @@ async def _workers(examination: Examination) -> list[Finding]:
     ]
 
 
+def in_the_way(waits: Sequence[LockWait], reported: Container[str]) -> list[Finding]:
+    """Return a finding for each session that the doctor's own reads have waited for until they timed out."""
+    fronts = {f"pid {each.blocker_pid}": each for each in waits}
+    return [
+        Finding(
+            "problem",
+            "delivery-blocked",
+            front,
+            f"reads of the schema wait for a lock, and so do claims: {wait.blocker} stands in front of them",
+            "the doctor's own reads have waited for it until they timed out",
+            _end(wait),
+        )
+        for front, wait in fronts.items()
+        if front not in reported
+    ]
+
+
+def _end(wait: LockWait) -> str:
+    return f"-- as an administrator; what that session has not committed is rolled back:\n{wait.remedy}"
+
+
 async def _blocked(examination: Examination) -> list[Finding]:
     """One finding for each session at the root of a chain, whatever waits for it."""
     waited = examination.limits.lock_wait
@@ -63,7 +86,7 @@ async def _blocked(examination: Examination) -> list[Finding]:
             f"sessions of workers wait for a lock: {waits[0].blocker} stands in front of them",
             "; ".join(f"pid {each.pid} ({each.application}) waits for {each.waited:.0f} s" for each in waits[:3])
             + (f"; and {len(waits) - 3} more" if len(waits) > 3 else ""),
-            f"-- as an administrator; what that session has not committed is rolled back:\n{waits[0].remedy}",
+            _end(waits[0]),
         )
         for pid, waits in waiting.items()
     ]

@@ -82,7 +82,10 @@ class OperatorConnection:
     async def close(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            await connection.close(timeout=2)
+            try:
+                await connection.close(timeout=2)
+            except CONNECTION_FAULTS:  # what was asked of it is answered, and the server ends the session by itself
+                connection.terminate()
 
     def terminate(self) -> None:
         """Forget the connection; nothing is asked of the other side."""
@@ -170,7 +173,8 @@ class OperatorConnection:
 
     async def examine(self, only: Part | None) -> Report:
         """The doctor's report; the schema may have any version, or be missing."""
-        return await doctor.examine(self.driver, self.schema, only=only, pooled=self._address.pooled)
+        async with self._locks.seen(self.driver) as waits:
+            return await doctor.examine(self.driver, self.schema, only=only, pooled=self._address.pooled, waits=waits)
 
     async def sweep(self, actor: str, reason: str | None, on_batch: Callable[[Batch], None]) -> SweepReport:
         """Take everything that is due, in batches with transactions of their own."""

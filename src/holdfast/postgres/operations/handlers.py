@@ -28,6 +28,8 @@ class HandlerStatus:
     archived: int  # failed, and moved to the archive
     workers: list[str]  # living ones that have it
     flow: HandlerFlow | None = None  # None: it has no limits and no breaker, and is not paused
+    via: str = "outbox"  # or the broker that carries its events
+    draining: str | None = None  # a broker that carried them before, and may still hold some
 
     @property
     def retired(self) -> bool:
@@ -50,7 +52,7 @@ async def every(statements: Statements, status: Status, only: str | None = None)
     waiting: Counter[str] = Counter()
     for route in status.routes:
         waiting.update({handler: route.open for handler in route.handlers})
-    found = (
+    found = [
         HandlerStatus(
             handler_name=row["handler_name"],
             domain_context=row["domain_context"],
@@ -61,10 +63,19 @@ async def every(statements: Statements, status: Status, only: str | None = None)
             archived=archived.get(row["handler_name"], 0),
             workers=row["workers"],
             flow=flows.get(row["handler_name"]),
+            via=row["via"],
+            draining=row["draining"],
         )
         for row in subscriptions
-    )
-    return Excerpt(found, subscriptions[0]["total"] if subscriptions else 0)
+    ]
+    idle = {row["handler_name"] for row in subscriptions if row["idle"]} if only is None else set()
+    shown = [
+        each
+        for each in found
+        if each.handler_name not in idle or each.open or each.failed or each.archived or each.workers
+    ]
+    total = subscriptions[0]["total"] if subscriptions else 0
+    return Excerpt(shown, total - (len(found) - len(shown)))
 
 
 async def retire(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import timedelta
 from typing import Final, Self
 
@@ -84,14 +84,21 @@ class LockWatch:
     @contextlib.asynccontextmanager
     async def over(self, connection: asyncpg.Connection) -> AsyncIterator[None]:
         """Watch the statements of a block. One that ends in a timeout for a lock raises `Blocked`."""
+        async with self.seen(connection) as waits:
+            try:
+                yield
+            except (asyncpg.LockNotAvailableError, asyncpg.QueryCanceledError) as error:
+                if waits:
+                    raise Blocked.by(waits[-1]) from error
+                raise
+
+    @contextlib.asynccontextmanager
+    async def seen(self, connection: asyncpg.Connection) -> AsyncIterator[Sequence[LockWait]]:
+        """Watch the statements of a block, and list what they have waited for."""
         seen: list[LockWait] = []
         watching = asyncio.create_task(self._watch(connection.get_server_pid(), seen))
         try:
-            yield
-        except (asyncpg.LockNotAvailableError, asyncpg.QueryCanceledError) as error:
-            if seen:
-                raise Blocked.by(seen[-1]) from error
-            raise
+            yield seen
         finally:
             watching.cancel()
             await asyncio.wait((watching,))

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import islice
 from typing import TypeVar
 from uuid import UUID
 
 import asyncpg
 
+from holdfast.names import meant_type
 from holdfast.postgres.operations.excerpt import Excerpt
 from holdfast.postgres.operations.flow import HandlerFlow
 from holdfast.postgres.queries import Queries
@@ -30,7 +32,9 @@ MOST_CHANNELS = 20_000
 MOST_LANES = 50_000
 # Messages of a handler that a broker holds and nobody has taken: so many are told of.
 MUCH_LAG = 10_000
+MISSED_HEARTBEAT = 20.0  # seconds; a worker sends one every ten, and counts as living for a minute
 _OF_ALL = ("total", "oldest_of_all")
+_MOST_TYPES = 1_000  # of those that handlers subscribe to, to find one that was meant
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,8 @@ class RouteStatus:
     unserved: list[str]  # of the handlers, those that no living worker has
     pending: int = 0  # of the open ones, those that are due; of all routes together, up to the limit
     in_flight: int = 0
+    # Of an unrouted one: a type that some handler subscribes to, and that is spelt nearly alike.
+    meant: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +72,17 @@ class WorkerStatus:
     heartbeat_at: datetime
     silent_for: float
     living: bool
+    connected: bool  # it has a session in the database; behind a pooler it may have none while it is idle
+
+    @property
+    def late(self) -> bool:
+        """Whether it counts as living and has missed a heartbeat; workers send one every ten seconds."""
+        return self.living and self.silent_for > MISSED_HEARTBEAT
+
+    @property
+    def gone(self) -> bool:
+        """Whether it counts as living and was most likely killed: a heartbeat is missing, and so are its sessions."""
+        return self.late and not self.connected
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +128,16 @@ class BrokerWeakness:
 
 
 @dataclass(frozen=True, slots=True)
+class StrandedMessages:
+    """What a broker holds for a handler by names that its workers had before, and where nobody takes it."""
+
+    broker: str
+    handler_name: str
+    naming: str  # the templates of the names, as options of the broker's address
+    waiting: int | None  # None: not known
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """One moment of a schema."""
 
@@ -132,6 +159,7 @@ class Status:
     blocked: tuple[BlockedKeys, ...] = ()
     backlogs: tuple[BrokerBacklog, ...] = ()  # of the handlers that get their events by a broker
     weaknesses: tuple[BrokerWeakness, ...] = ()
+    stranded: tuple[StrandedMessages, ...] = ()
 
     @property
     def more_unserved(self) -> int:
@@ -197,13 +225,18 @@ async def read(connection: asyncpg.Connection, schema: str = "core", limit: str 
         (archived,) = await fetch("count_archived", most=MOST)
         walk = {"most_channels": MOST_CHANNELS, "most_lanes": MOST_LANES}
         routes = await fetch("list_routes", most_routes=MOST_ROUTES, most_in_route=MOST_IN_ROUTE, most=MOST, **walk)
+        unrouted = list(islice((row["event_type"] for row in routes if not row["handlers"]), MOST_UNSERVED))
+        subscribed = await fetch("list_subscribed_types", most=_MOST_TYPES) if unrouted else []
         unserved = await fetch("list_unserved", most_unserved=MOST_UNSERVED, **walk)
         workers = await fetch("list_workers", most_workers=MOST_WORKERS)
         flows = await fetch("list_handler_flow", only=None)
         blocked = await fetch("count_blocked_keys", most=MOST)
         backlogs = await fetch("list_broker_reports", most_handlers=MOST_ROUTES)
         weaknesses = await fetch("list_broker_weaknesses")
+        stranded = await fetch("list_stranded")
         wakeup_mode = await fetch("read_wakeup_mode")
+    types = [row["event_type"] for row in subscribed]
+    meant = {each: meant_type(each, types) for each in dict.fromkeys(unrouted) if each is not None}
     return Status(
         # Beside more open events than are counted, those of the routes may not be among the counted ones.
         pending=max(counts["pending"], sum(row["pending"] for row in routes)),
@@ -213,7 +246,7 @@ async def read(connection: asyncpg.Connection, schema: str = "core", limit: str 
         failed=failed["count"],
         archived=archived["count"],
         open_is_more=counts["examined"] >= MOST,
-        routes=_excerpt(RouteStatus, routes),
+        routes=_excerpt(lambda **row: RouteStatus(**row, meant=meant.get(row["event_type"])), routes),
         unserved=[(row["channel"], row["generation"]) for row in unserved],
         unserved_channels=unserved[0]["total"] if unserved else 0,
         workers=_excerpt(WorkerStatus, workers),
@@ -224,6 +257,7 @@ async def read(connection: asyncpg.Connection, schema: str = "core", limit: str 
         blocked=tuple(BlockedKeys(**row) for row in blocked),
         backlogs=tuple(BrokerBacklog(**row) for row in backlogs),
         weaknesses=tuple(BrokerWeakness(**row) for row in weaknesses),
+        stranded=tuple(StrandedMessages(**row) for row in stranded),
     )
 
 

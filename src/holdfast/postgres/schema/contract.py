@@ -52,7 +52,7 @@ class Terms:
     def require(self, schema: str, found: Contract | None) -> None:
         """Raise SchemaMismatch, with both sides and the remedy, unless the ranges meet; None: not installed."""
         if found is None:
-            raise SchemaMismatch(f"{schema} version 0 (not installed)", self.wanted, apply_command(schema))
+            raise SchemaMismatch(f"{schema} (not installed)", self.wanted, apply_command(schema))
         if not self.sufficed_by(found):
             raise SchemaMismatch(f"{schema} of {found}", self.wanted, apply_command(schema))
         if not self.served_by(found):

@@ -21,6 +21,9 @@ LOCK_PATIENCE = 600.0
 FOREIGN_PATIENCE = 15.0
 _BETWEEN_QUESTIONS = 1.0
 
+# What the scripts raise when somebody who is not trusted owns or may change what a migration would run.
+UNTRUSTED = "HF001"
+
 _PASSING = CONFLICT_SQLSTATES | {LOCK_NOT_AVAILABLE}
 # Roles belong to the whole cluster, and the lock on migrations to one database: two databases that are set up
 # at the same moment meet as duplicate_object, unique_violation or "tuple concurrently updated".
@@ -171,6 +174,8 @@ def is_passing(error: asyncpg.PostgresError) -> bool:
 
 def refusal(what: str, error: asyncpg.PostgresError) -> MigrationRefused:
     """The error of a step that the server refused."""
+    if error.sqlstate == UNTRUSTED:
+        return MigrationRefused(str(error.args[0]), error.hint or "")
     if error.sqlstate == "42501":
         return MigrationRefused(
             f"{what}: {error}",

@@ -8,7 +8,7 @@ nothing left to do.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from importlib.resources.abc import Traversable
@@ -31,6 +31,7 @@ from holdfast.postgres.schema.ddl import (
 from holdfast.postgres.schema.ownership import Ownership, RolesMode, decide, inspect
 from holdfast.postgres.schema.release import Migration, Release, load
 from holdfast.postgres.schema.state import AppliedMigration, SchemaState, compare
+from holdfast.postgres.schema.trust import Trust
 from holdfast.postgres.schema.uninstall import Holdings, Removal, holdings, uninstall
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "Step",
     "apply",
     "holdings",
+    "installed_version",
     "printable",
     "require_compatible",
     "state",
@@ -75,6 +77,7 @@ async def apply(
     *,
     schema: str = "core",
     roles: RolesMode = "auto",
+    trusted_roles: Collection[str] = (),
     on_step: OnStep | None = None,
     source: Traversable | None = None,
 ) -> list[Migration]:
@@ -82,53 +85,79 @@ async def apply(
 
     `roles="auto"` gives the schema to the NOLOGIN role holdfast_owner where this login can arrange that, and
     otherwise keeps everything with this login; `"always"` refuses to do without, `"never"` does without.
+
+    A schema that belongs to another login, or has something in it that does, is refused unless that login is in
+    `trusted_roles`: what it has put there would run with the rights of this one.
     """
     queries, release = Queries(schema), load(source)
+    trust = Trust(queries, trusted_roles)
     notify = on_step or (lambda _step: None)
     async with _connected(dsn) as connection:
         waiting = Step("wait", "another schema change is running, waiting for it to end")
         async with one_at_a_time(connection, queries, lambda: notify(waiting)) as direct:
-            found = await compare(connection, queries, release)  # refuses before anything is changed
+            found = await compare(connection, queries, release, trust)  # refuses before anything is changed
             if found.newer:
                 notify(Step("hint", f"schema {schema} is of {found.contract}, and serves this release too"))
                 return []
-            runner = _Runner(connection, queries, release, notify, direct)
+            runner = _Runner(connection, queries, release, trust, notify, direct)
             await runner.prepare_schema(roles)
             return await runner.migrate()
 
 
-def printable(schema: str = "core", *, roles: bool = True, since: int = 0, source: Traversable | None = None) -> str:
+def installed_version() -> int:
+    """Return the number of the last migration of this release."""
+    return load().version
+
+
+def printable(
+    schema: str = "core",
+    *,
+    roles: bool = True,
+    since: int = 0,
+    to: int | None = None,
+    trusted_roles: Collection[str] = (),
+    source: Traversable | None = None,
+) -> str:
     """Everything `apply` would run, as one script for review, psql, Alembic or Django's RunSQL.
 
-    `since` leaves out the migrations up to that number. The script records what it applies, so that
-    `holdfast migrate status` knows afterwards. It begins no transaction: run it in one.
+    `since` leaves out the migrations up to that number, and `to` those after it, with the functions and grants, which
+    are those of the last migration. The script records what it applies, so that `holdfast migrate status` knows
+    afterwards. It begins no transaction: run it in one. It refuses what `apply` refuses, unless the login that owns it
+    is in `trusted_roles`.
     """
     queries, release = Queries(schema), load(source)
+    last = release.version if to is None else to
     parts = [
-        f"-- Holdfast, schema {schema}, version {release.version}. Run it in one transaction, for example:\n"
+        f"-- Holdfast, schema {schema}, version {last}. Run it in one transaction, for example:\n"
         "--   psql --single-transaction --set ON_ERROR_STOP=1 --file <this file>"
     ]
+    parts.append(Trust(queries, trusted_roles).printed())
     if roles:
         parts.append(queries.script("roles.sql"))
         parts.append(queries.script("grant_owner.sql"))
+    if since > 0:
+        parts.append(queries.script("trusted.sql"))
     if since == 0:
         parts.append(queries.asyncpg("create_owned_schema" if roles else "create_schema").sql + ";")
     elif roles:
         parts.append(queries.script("change_owner.sql"))
     if roles:
         parts.append(queries.asyncpg("become_owner_for_session").sql + ";")
+    parts.append(queries.script("revoke_strangers.sql"))
     parts.append(queries.script("ledger.sql"))
-    for migration in release.migrations[since:]:
+    parts.append(queries.script("trusted.sql"))
+    for migration in release.migrations[since:last]:
         text = migration.sql
         if not migration.transactional:
             # As the rest of the script, in its transaction: an index then keeps producers waiting while it is built.
             text = text.replace(" CONCURRENTLY", "")
         parts.append(f"-- Migration {migration}\n{render(text, schema)}")
         parts.append(_record(queries, migration.version, migration.name, migration.checksum))
-    parts.extend(render(script, schema) for script in release.functions)
-    parts.append(_record(queries, 0, "functions", release.functions_checksum))
-    parts.append(_filled_in(queries, "record_contract", asdict(release.terms.schema)))
-    parts.append(render(release.grants, schema) if roles else queries.script("revoke_public.sql"))
+    if last == release.version:
+        parts.extend(render(script, schema) for script in release.functions)
+        parts.append(_record(queries, 0, "functions", release.functions_checksum))
+        parts.append(_filled_in(queries, "record_contract", asdict(release.terms.schema)))
+        parts.append(render(release.grants, schema) if roles else queries.script("revoke_public.sql"))
     if roles:
         parts.append(queries.asyncpg("become_oneself").sql + ";")
     return "\n\n".join(part.strip() for part in parts if part.strip()) + "\n"
@@ -173,10 +202,13 @@ async def _connected(dsn: str) -> AsyncIterator[Any]:
 class _Runner:
     """One run of `apply`, holding the lock."""
 
-    def __init__(self, connection: Any, queries: Queries, release: Release, notify: OnStep, direct: bool) -> None:
+    def __init__(
+        self, connection: Any, queries: Queries, release: Release, trust: Trust, notify: OnStep, direct: bool
+    ) -> None:
         self.connection = connection
         self.queries = queries
         self.release = release
+        self.trust = trust
         self.notify = notify
         self.direct = direct
         self.roles = False
@@ -190,6 +222,7 @@ class _Runner:
             facts = await inspect(self.connection, self.queries)
             ownership = decide(facts, mode, self.queries.schema)
             self.roles = ownership.roles
+            await self.trust.require(self.connection)
             if ownership.roles:
                 await self._script("roles.sql")
                 await self._script("grant_owner.sql")
@@ -198,7 +231,9 @@ class _Runner:
             if ownership.change_owner:
                 await self._script("change_owner.sql")
             await self._become_owner()
+            await self._script("revoke_strangers.sql")
             await self._script("ledger.sql")
+            await self.trust.require(self.connection)  # a ledger that another session made this moment
             step = self._ownership_step(facts.login, ownership)
 
         await self._change(f"preparing the schema {self.queries.schema}", work, roles=True)
@@ -212,7 +247,8 @@ class _Runner:
         return Step(
             "hint",
             f"no roles: {ownership.why_not}. Everything belongs to {login}. To add them later, an administrator "
-            f"runs the output of: holdfast migrate print --since {self.release.version}{option}",
+            f"runs the output of: holdfast migrate print --since {self.release.version} --trusted-role {login}{option} "
+            f"({login} then keeps its rights but for migrating, which needs GRANT holdfast_owner TO {login})",
         )
 
     async def migrate(self) -> list[Migration]:
@@ -220,7 +256,7 @@ class _Runner:
         done: list[Migration] = []
         while True:
             # Asked again each time: behind a pooler another run may be taking turns with this one.
-            current = await compare(self.connection, self.queries, self.release)
+            current = await compare(self.connection, self.queries, self.release, self.trust)
             if current.newer:
                 return done
             if current.pending and not current.pending[0].transactional:
@@ -243,7 +279,7 @@ class _Runner:
 
         async def work() -> None:
             nonlocal turn
-            turn = await compare(self.connection, self.queries, self.release) == current
+            turn = await compare(self.connection, self.queries, self.release, self.trust) == current
             if turn:
                 await self._become_owner()
                 for migration in group:

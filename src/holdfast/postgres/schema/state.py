@@ -11,6 +11,7 @@ from holdfast.postgres.schema.contract import Contract, read_contract
 from holdfast.postgres.schema.ddl import MigrationRefused, transaction
 from holdfast.postgres.schema.ownership import Facts, inspect
 from holdfast.postgres.schema.release import Migration, Release
+from holdfast.postgres.schema.trust import Trust
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +46,15 @@ class SchemaState:
         return not self.pending and not self.functions_changed
 
 
-async def compare(connection: Any, queries: Queries, release: Release) -> SchemaState:
-    """Compare the database with a release; refuse a history that is not the release's."""
+async def compare(connection: Any, queries: Queries, release: Release, trust: Trust | None = None) -> SchemaState:
+    """Compare the database with a release; refuse a history that is not the release's.
+
+    With `trust` a ledger is read, and then written, only where everything belongs to who is trusted.
+    """
     async with transaction(connection, queries):
         facts = await inspect(connection, queries)
+        if trust is not None and facts.has_ledger:
+            await trust.require(connection)
         rows = await _read_ledger(connection, queries, facts) if facts.has_ledger else []
         contract = await read_contract(connection, queries, recorded=facts.has_contract) if rows else None
     lines = [AppliedMigration(**dict(row)) for row in rows]

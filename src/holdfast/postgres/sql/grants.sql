@@ -73,10 +73,11 @@ GRANT EXECUTE ON FUNCTION
     core.serving_generation(), core.generation_open(bigint, int), core.generation_begin(text, text, text), core.generation_retire(bigint, boolean, text, text),
     core.generation_move(bigint, bigint, int, text, text), core.worker_release(uuid, int, text, text),
     core.retire(text, text, text, text), core.audit_refused(text, text, text, jsonb, text), core.audit_reveal(text, text, uuid),
+    core.audit_import(text, text, text, text, text, int),
     core.keys_blocked(text, text, int, int), core.key_release(text, text, text, text), core.open_rows(), core.keyed_lanes(),
     core.outbox_routes(text, bigint), core.outbox_channels(), core.served_channels(), core.channel_of(bigint), core.living_since(),
     core.living_for(), core.is_living(timestamptz), core.open_channels(int), core.subscriptions_read(), core.raised_at(text),
-    core.rollup_lag()
+    core.rollup_lag(), core.operator_secret()
     TO holdfast_operator;
 
 -- Brokers: what a relay and those who take from a broker need, and what operators decide.
@@ -89,9 +90,10 @@ GRANT EXECUTE ON FUNCTION
     core.broker_leave(text, text[], text[], bigint),
     core.broker_deliver(text[], text[], text[], bigint, boolean, text),
     core.broker_park(text, text, bigint, uuid, interval, text[], uuid[]),
-    core.relay_details(uuid[]),
+    core.relay_details(uuid[]), core.relay_keys(),
     core.broker_report_due(text, text, text[], interval),
-    core.broker_report(text, text, text[], bigint[], bigint[], bigint[], jsonb)
+    core.broker_report(text, text, text[], bigint[], bigint[], bigint[], jsonb),
+    core.broker_naming(text, text, text[], text), core.broker_stranded(text, text, text, text, bigint)
     TO holdfast_worker;
 GRANT EXECUTE ON FUNCTION
     core.handler_via(text[], text, text, text), core.handler_drained(text, text, text, text),
@@ -99,7 +101,7 @@ GRANT EXECUTE ON FUNCTION
     core.relayed_rows(text, timestamptz, timestamptz, text, text, int),
     core.relay_again(text, timestamptz, timestamptz, text, text, int, text, text),
     core.relay_lost(text, timestamptz, timestamptz, int),
-    core.relay_repair(text, timestamptz, timestamptz, int, text, text)
+    core.relay_repair(text, timestamptz, timestamptz, int, text, text), core.relay_rotate(boolean, text, text)
     TO holdfast_operator;
 
 -- Limits, pauses and breakers of handlers.
@@ -107,7 +109,7 @@ GRANT EXECUTE ON FUNCTION
     core.flow_declare(text[], int[], float8[], int[], float8[], float8[]), core.flow_limited(text[]),
     core.flow_waits(text[], timestamptz),
     core.outbox_falter(uuid[], uuid[], text[], interval[], text[], boolean[], boolean[]),
-    core.breaker_succeed(text[], uuid[])
+    core.breaker_succeed(text[], uuid[]), core.wake(text, text)
     TO holdfast_worker;
 GRANT SELECT ON core.handler_flow, core.handler_slots TO holdfast_operator;
 GRANT EXECUTE ON FUNCTION
@@ -162,16 +164,3 @@ GRANT EXECUTE ON FUNCTION core.partitions_list(), core.partitions_bound(), core.
     core.first_id(timestamptz), core.id_time(uuid)
     TO holdfast_operator;
 GRANT SELECT ON core.partitioning TO holdfast_operator;
-
--- Names of contract 1, for its code; they go with functions/previous_names.sql.
-GRANT SELECT ON core.registry, core.stops TO holdfast_operator;
-GRANT EXECUTE ON FUNCTION
-    core.outbox_consume(uuid[], uuid[], text[], text[], boolean), core.outbox_forget(uuid, text),
-    core.outbox_lanes_within(text, bigint, text[], text[], text, int, int), core.schedules_look(text[]), core.served_channels()
-    TO holdfast_worker;
-GRANT EXECUTE ON FUNCTION
-    core.interest(), core.outbox_lanes(text, bigint), core.retention_registry(), core.sweep_turn(uuid, interval, boolean), core.sweep_done(uuid, jsonb, bigint)
-    TO holdfast_worker, holdfast_operator;
-GRANT EXECUTE ON FUNCTION
-    core.outbox_stop(uuid, text, text), core.plan_turn(bigint, text, text, text), core.schedule_turn(text, text, text, text)
-    TO holdfast_operator;

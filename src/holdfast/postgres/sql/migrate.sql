@@ -16,8 +16,9 @@ SELECT current_setting('server_version_num')::int AS version,
        coalesce(pg_has_role(owner.oid, 'MEMBER WITH ADMIN OPTION'), false) AS may_grant_owner,
        quote_ident(pg_get_userbyid(space.nspowner)) AS schema_owner,
        coalesce(has_schema_privilege(space.oid, 'CREATE'), false) AS may_create_in_schema,
-       (SELECT count(*) FROM pg_catalog.pg_class WHERE relnamespace = space.oid)
-         + (SELECT count(*) FROM pg_catalog.pg_proc WHERE pronamespace = space.oid) AS schema_objects,
+       -- Of every kind: types, operators and collations too depend on their schema.
+       (SELECT count(*) FROM pg_catalog.pg_depend
+        WHERE refclassid = 'pg_catalog.pg_namespace'::regclass AND refobjid = space.oid AND deptype = 'n') AS schema_objects,
        ledger.oid IS NOT NULL AS has_ledger,
        EXISTS (SELECT FROM pg_catalog.pg_class
                WHERE relnamespace = space.oid AND relname = 'contract' AND relkind = 'r') AS has_contract,
@@ -97,14 +98,19 @@ ORDER BY l.pid LIMIT 1
 
 -- name: begin_change
 -- A waiting ALTER TABLE stops everybody who comes after it, so it waits two seconds and then lets them pass.
--- The search path holds nothing that another role could write to.
+-- The search path holds nothing that another role could write to, and no policy of another role is run.
 SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true),
+       pg_catalog.set_config('row_security', 'off', true),
        pg_catalog.set_config('standard_conforming_strings', 'on', true),
        pg_catalog.set_config('array_nulls', 'on', true),
        pg_catalog.set_config('lock_timeout', '2s', true),
        pg_catalog.set_config('statement_timeout', '0', true),
        pg_catalog.set_config('idle_in_transaction_session_timeout', '60s', true),
        pg_catalog.set_config('client_min_messages', 'warning', true)
+
+-- name: trust_roles
+-- Whom trusted.sql, revoke_strangers.sql and roles.sql trust beside this login and superusers.
+SELECT pg_catalog.set_config('holdfast.trusted_roles', :trusted, true)
 
 -- name: begin_without_transaction
 -- CREATE INDEX CONCURRENTLY blocks no other session while it waits for old transactions, so it may wait.

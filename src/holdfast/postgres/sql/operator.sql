@@ -247,21 +247,26 @@ SELECT r.plan_id, r.state, r.why, r.replayed_at FROM core.plan_rows r WHERE r.ro
 
 -- name: list_subscriptions
 -- When there are too many, those of living workers are shown first, and then those that are subscribed: a producer names
--- reactions as it likes.
+-- reactions as it likes. `idle` is a relay whose broker carries nothing any more.
 WITH living AS MATERIALIZED (
     SELECT DISTINCT unnest(w.handlers) AS handler_name FROM core.workers w
     WHERE w.stopped_at IS NULL AND core.is_living(w.heartbeat_at)),
 first AS MATERIALIZED (
     SELECT s.handler_name, s.domain_context,
            array_agg(s.event_type ORDER BY s.event_type) FILTER (WHERE s.retired_at IS NULL) AS event_types,
-           max(s.retired_at) AS retired_at, count(*) OVER ()::int AS total
+           max(s.retired_at) AS retired_at, count(*) OVER ()::int AS total,
+           coalesce(min(s.via) FILTER (WHERE s.retired_at IS NULL), 'outbox') AS via,
+           min(s.draining) FILTER (WHERE s.retired_at IS NULL) AS draining
     FROM core.subscriptions s
     WHERE :only::text IS NULL OR s.handler_name = :only::text
     GROUP BY s.handler_name, s.domain_context
     ORDER BY s.handler_name IN (SELECT living.handler_name FROM living) DESC, bool_or(s.retired_at IS NULL) DESC,
              s.handler_name, s.domain_context
     LIMIT :most::int)
-SELECT s.handler_name, s.domain_context, s.event_types, s.retired_at, s.total,
+SELECT s.handler_name, s.domain_context, s.event_types, s.retired_at, s.total, s.via, s.draining,
+       s.domain_context = 'relay' AND s.event_types IS NULL
+         AND NOT EXISTS (SELECT FROM core.subscriptions c
+                         WHERE c.retired_at IS NULL AND split_part(s.handler_name, '.', 2) IN (c.via, c.draining)) AS idle,
        ARRAY(SELECT w.name FROM core.workers w
              WHERE w.stopped_at IS NULL AND core.is_living(w.heartbeat_at) AND s.handler_name = ANY (w.handlers)
              ORDER BY w.name) AS workers
@@ -372,6 +377,13 @@ WHERE s.retired_at IS NULL AND (s.via <> 'outbox' OR s.draining IS NOT NULL)
 GROUP BY s.handler_name
 ORDER BY s.handler_name
 LIMIT 1000;
+
+-- name: count_relayed
+-- How many events were relayed between two times, up to a limit; and whether anything ever is relayed to the broker, which
+-- has a row of its own among the subscriptions from the first handler on.
+SELECT EXISTS (SELECT FROM core.subscriptions s WHERE s.handler_name = 'relay.' || :via::text) AS known,
+       (SELECT count(*) FROM core.relayed_rows(:via::text, :since::timestamptz, :until::timestamptz, NULL, NULL, :most::int)
+       ) AS rows;
 
 -- name: list_served_channels
 SELECT DISTINCT c.channel

@@ -53,6 +53,13 @@ AS e (
     priority, ordering_key, fairness_key, dedupe_key,
     available_at, delay, expires_at, expires_in);
 
+-- name: publish_many_plain
+-- The same for events that have nothing but a type and a payload.
+INSERT INTO core.outbox (id, event_type, occurred_at, source, channel, generation, payload, idempotency_key)
+SELECT id::uuid, event_type, :now::text::timestamptz, :source::text, :channel::text, :generation::text::bigint,
+       payload::jsonb, id
+FROM unnest(:id::text[], :event_type::text[], :payload::text[]) AS e (id, event_type, payload);
+
 -- name: publish_given
 -- The same for events whose ids the caller has chosen: one that is taken is left out, and counted as missing, because an
 -- error would abort the caller's transaction. Without a conflict target, which would need the privilege to read the column.

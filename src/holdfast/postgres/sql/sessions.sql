@@ -43,6 +43,12 @@ WHERE n.nspname = 'core' AND p.proname IN ('outbox_claim', 'outbox_extend', 'wor
   AND NOT pg_catalog.has_function_privilege(p.oid, 'EXECUTE')
 ORDER BY 2;
 
+-- name: list_carried_by_brokers
+-- Of a worker's handlers, those that get their events from brokers, and from which.
+SELECT i.handler_name, b.via
+FROM unnest(:brokers::text[]) AS b (via) CROSS JOIN LATERAL core.broker_interests(b.via, :handlers::text[]) i
+ORDER BY 1, 2;
+
 -- name: count_claimers
 -- About how many workers there are: sessions of the same login that claim here. Others' sessions have no name for it.
 SELECT count(*) FROM pg_catalog.pg_stat_activity

@@ -28,20 +28,31 @@ SELECT count(*) FROM (
     ORDER BY failed_at LIMIT :most::int) o;
 
 -- name: newest_failure
--- In the outbox or in the archive, whose numbers grow with the time of the failure.
-SELECT f.handler_name, f.failed_at, left(f.last_error, :error_length::int) AS last_error,
+-- In the outbox or in the archive, whose numbers grow with the time of the failure. An event of which no attempt came to an
+-- end has no error. The archive's row is read as JSON: metrics and status must not end with a column that somebody has
+-- renamed there, which is what they have to tell of.
+SELECT f.handler_name, f.failed_at,
+       left(coalesce(f.last_error, CASE f.failure_reason WHEN 'max_deliveries'
+                                   THEN 'max_deliveries: its worker died at each attempt' ELSE f.failure_reason END),
+            :error_length::int) AS last_error,
        core.raised_at(f.traceback) AS raised_at, f.archived
-FROM ((SELECT o.handler_name, o.failed_at, o.last_error, o.traceback, false AS archived
+FROM ((SELECT o.handler_name, o.failed_at, o.last_error, o.failure_reason, o.traceback, false AS archived
        FROM core.outbox o WHERE o.failed_at IS NOT NULL AND o.deleted_at IS NULL
        ORDER BY o.failed_at DESC, o.id DESC LIMIT 1)
       UNION ALL
-      (SELECT a.queue, a.failed_at, a.last_exception, a.traceback, true
-       FROM core.archive a WHERE a.deleted_at IS NULL ORDER BY a.id DESC LIMIT 1)) f
+      (SELECT a.r ->> 'queue', (a.r ->> 'failed_at')::timestamptz, a.r ->> 'last_exception', a.r ->> 'failure_reason',
+              a.r ->> 'traceback', true
+       FROM (SELECT to_jsonb(w) AS r FROM core.archive w
+             WHERE w.deleted_at IS NULL ORDER BY w.id DESC LIMIT 1) a)) f
 ORDER BY f.failed_at DESC LIMIT 1;
 
 -- name: count_archived
 -- Dead letters that workers have moved out of the outbox.
 SELECT count(*) FROM (SELECT FROM core.archive WHERE deleted_at IS NULL LIMIT :most::int) a;
+
+-- name: list_subscribed_types
+-- The event types that some handler subscribes to, to compare one with that nobody does.
+SELECT DISTINCT s.event_type FROM core.subscriptions s WHERE s.retired_at IS NULL ORDER BY 1 LIMIT :most::int;
 
 -- name: list_broker_reports
 -- What brokers hold for handlers that get their events there. With several channels, of all of them together: what one does
@@ -60,11 +71,26 @@ ORDER BY waiting DESC NULLS FIRST, r.broker, r.handler_name
 LIMIT :most_handlers::int;
 
 -- name: list_broker_weaknesses
+-- Of brokers that carry something: workers go on asking one that they were started with.
 SELECT DISTINCT r.broker, w.subject, w.problem, w.remedy
 FROM core.broker_reports r
 CROSS JOIN LATERAL jsonb_to_recordset(r.weaknesses) AS w (subject text, problem text, remedy text)
 WHERE r.handler_name = '' AND r.asked_at > now() - interval '5 minutes'
+  AND EXISTS (SELECT FROM core.subscriptions s WHERE s.retired_at IS NULL AND r.broker IN (s.via, s.draining))
 ORDER BY r.broker, w.subject, w.problem
+LIMIT 100;
+
+-- name: list_stranded
+-- What brokers hold for handlers by names that their workers had before, and use no longer.
+SELECT r.broker, r.handler_name, f.key AS naming,
+       CASE WHEN bool_and(f.value <> 'null') THEN sum((f.value #>> '{}')::bigint)::bigint END AS waiting
+FROM core.broker_reports r
+CROSS JOIN LATERAL jsonb_each(r.former) AS f (key, value)
+WHERE r.former <> '{}'
+  AND EXISTS (SELECT FROM core.subscriptions s
+              WHERE s.handler_name = r.handler_name AND s.retired_at IS NULL AND r.broker IN (s.via, s.draining))
+GROUP BY r.broker, r.handler_name, f.key
+ORDER BY r.broker, r.handler_name, f.key
 LIMIT 100;
 
 -- name: count_blocked_keys
@@ -255,10 +281,15 @@ ORDER BY first.channel, first.generation;
 
 -- name: list_workers
 -- Those that have not stopped in order, the latest heartbeat first. One that has long been silent was killed, and after an
--- hour others have taken what it held. One whose heartbeat lies ahead is not living.
+-- hour others have taken what it held. One whose heartbeat lies ahead is not living. Sessions have the worker's id in
+-- their name, which everybody may read: those of a process that was killed are gone at once.
 SELECT w.id, w.name, w.host, w.pid, w.version, w.generation, w.channels, w.handlers, w.started_at, w.heartbeat_at,
        extract(epoch FROM now() - w.heartbeat_at)::float8 AS silent_for,
-       core.is_living(w.heartbeat_at) AS living, count(*) OVER ()::int AS total
+       core.is_living(w.heartbeat_at) AS living,
+       EXISTS (SELECT FROM pg_catalog.pg_stat_activity a
+               WHERE a.datname = pg_catalog.current_database()
+                 AND a.application_name ~ ('^holdfast \w+ ' || w.id || '$')) AS connected,
+       count(*) OVER ()::int AS total
 FROM core.workers w
 WHERE w.stopped_at IS NULL AND w.heartbeat_at > now() - interval '1 hour'
 ORDER BY living DESC, w.heartbeat_at DESC

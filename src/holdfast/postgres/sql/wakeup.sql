@@ -10,7 +10,7 @@ SELECT CASE
     WHEN NOT pg_catalog.pg_try_advisory_lock(
         pg_catalog.hashtextextended('core.' || :channel::text || '/sleeper', 0::bigint)) THEN 0
     WHEN pg_catalog.pg_try_advisory_lock(pg_catalog.hashtextextended('core.' || :channel::text, 0::bigint)) THEN
-        CASE WHEN pg_catalog.pg_notify(:channel::text, 'asleep ' || :worker::text) IS NULL THEN 2 ELSE 2 END
+        CASE WHEN core.wake(:channel::text, 'asleep ' || :worker::text) IS NULL THEN 2 ELSE 2 END
     ELSE 1 END;
 
 -- name: watch_sleeper
@@ -20,7 +20,7 @@ SELECT CASE
     WHEN pg_catalog.pg_try_advisory_lock(
         pg_catalog.hashtextextended('core.' || :channel::text || '/sleeper', 0::bigint)) THEN
         CASE WHEN pg_catalog.pg_try_advisory_lock(pg_catalog.hashtextextended('core.' || :channel::text, 0::bigint)) THEN
-            CASE WHEN pg_catalog.pg_notify(:channel::text, 'asleep ' || :worker::text) IS NULL THEN 2 ELSE 2 END
+            CASE WHEN core.wake(:channel::text, 'asleep ' || :worker::text) IS NULL THEN 2 ELSE 2 END
             ELSE 1 END
     WHEN pg_catalog.pg_try_advisory_xact_lock_shared(
         pg_catalog.hashtextextended('core.' || :channel::text, 0::bigint)) THEN 3
@@ -43,17 +43,17 @@ SELECT pg_catalog.pg_try_advisory_xact_lock_shared(
 -- name: fall_asleep
 -- Waits for the commits under way. From the moment it queues, every further commit notifies.
 SELECT CASE WHEN pg_catalog.pg_advisory_lock(pg_catalog.hashtextextended('core.' || :channel::text, 0::bigint)) IS NOT NULL
-       THEN pg_catalog.pg_notify(:channel::text, 'asleep ' || :worker::text) IS NOT NULL END;
+       THEN core.wake(:channel::text, 'asleep ' || :worker::text) IS NOT NULL END;
 
 -- name: get_up
 -- A busy worker needs no notification. Another idle worker becomes the sleeper.
 SELECT pg_catalog.pg_advisory_unlock(pg_catalog.hashtextextended('core.' || :channel::text, 0::bigint))
      , pg_catalog.pg_advisory_unlock(pg_catalog.hashtextextended('core.' || :channel::text || '/sleeper', 0::bigint))
-     , pg_catalog.pg_notify(:channel::text, 'awake ' || :worker::text);
+     , core.wake(:channel::text, 'awake ' || :worker::text);
 
 -- name: look_all
 -- Every idle worker looks once more.
-SELECT pg_catalog.pg_notify(:channel::text, 'awake ' || :worker::text);
+SELECT core.wake(:channel::text, 'awake ' || :worker::text);
 
 -- name: ping
 SELECT 1;

@@ -66,7 +66,7 @@ BEGIN
         WHERE a.id = c.id AND b.id = c.original_id
         RETURNING a.id, a.original_id),
     -- Like every replay, whether or not a worker sleeps: the row may lie below the marks of those that do not.
-    notified AS (SELECT pg_notify(b.channel, 'rescan') FROM (SELECT DISTINCT back.channel FROM back) b)
+    notified AS (SELECT core.wake(b.channel, 'rescan') FROM (SELECT DISTINCT back.channel FROM back) b)
     SELECT array_agg(gone.id), array_agg(gone.original_id) INTO v_moved, v_replayed
     FROM gone WHERE (SELECT count(*) FROM notified) >= 0;
     PERFORM core.replayed_places(v_replayed);

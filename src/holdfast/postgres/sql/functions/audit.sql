@@ -59,6 +59,25 @@ BEGIN
 END
 $$;
 
+-- audit_import: the line of one batch of an import, written in the transaction that publishes it. p_place is a table, or a
+-- queue: never an address, which has a password.
+CREATE OR REPLACE FUNCTION core.audit_import(
+    p_actor text, p_reason text, p_library text, p_place text, p_source text, p_published int)
+RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF (octet_length(p_library) BETWEEN 1 AND 100 AND octet_length(p_place) BETWEEN 1 AND 500
+        AND octet_length(p_source) BETWEEN 1 AND 500 AND p_published > 0) IS NOT TRUE THEN
+        PERFORM core.refuse_argument('p_library, p_place and p_source must be short names, p_published more than 0');
+    END IF;
+    PERFORM core.audit_append(p_actor, 'import', p_reason,
+        jsonb_build_object('library', p_library, 'place', p_place, 'source', p_source),
+        jsonb_build_object('published', p_published));
+END
+$$;
+
 -- audit_refused: writes down an action that was refused. What it had begun is rolled back by then, so this is a call and
 -- a transaction of its own. Every line of it says `refused` and names no rows: it cannot be taken for something done.
 CREATE OR REPLACE FUNCTION core.audit_refused(

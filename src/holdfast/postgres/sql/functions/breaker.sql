@@ -4,6 +4,11 @@
 -- then, one row that probes (flow_allow). It closes when a probe succeeds, and a ramp follows. Workers report what becomes of
 -- attempts only of handlers that declare a breaker.
 --
+-- Whether the partner is down, or one source writes what nobody can handle, is told apart by whose events fail. Probes take
+-- turns over the sources. When an event of a source succeeds that has not failed since the breaker opened, those that have
+-- failed are distrusted for a minute: their failures are ordinary ones, with attempts and dead letters, and open nothing.
+-- Names of sources without an owner cost nothing, so beside one that has an owner they count as one source.
+--
 -- Rows are locked before the lines of handlers, in id order, as in settle.sql; claims wait for neither.
 
 -- probe_interval: how long to wait before a probe, after so many that have failed: twice as long each time, give or take a
@@ -29,7 +34,8 @@ $$;
 --
 -- Nothing is given to rows that fail within ten seconds after a probe has succeeded: the partner was there a moment ago, and
 -- what fails may fail by its own fault, as the first to be tried again each time. Otherwise a few events that nobody can
--- handle would open the breaker for ever, hold up all others, and never become dead letters.
+-- handle would open the breaker for ever, hold up all others, and never become dead letters. Nor is anything given to rows of
+-- distrusted sources, and they open nothing.
 CREATE OR REPLACE FUNCTION core.outbox_falter(
     p_ids uuid[], p_tokens uuid[], p_handlers text[], p_delays interval[], p_errors text[], p_last boolean[],
     p_after_success boolean[])
@@ -44,6 +50,8 @@ DECLARE
     v_handler  text;
     v_now      timestamptz;
     v_mine     uuid[];
+    v_sources  text[];   -- in parallel to v_mine
+    v_source   text;
     v_verdicts text[];
     v_open     boolean[];
     v_opened   boolean[];
@@ -62,11 +70,11 @@ BEGIN
     v_verdicts := array_fill('lost'::text, ARRAY[cardinality(p_ids)]);
     v_open := array_fill(false, ARRAY[cardinality(p_ids)]);
     v_opened := v_open;
-    v_mine := ARRAY(
-        SELECT t.id FROM (SELECT * FROM unnest(p_ids, p_tokens) AS t (id, token) ORDER BY id) t
-        CROSS JOIN LATERAL (
-            SELECT FROM core.outbox o WHERE o.id = t.id AND o.lease_token = t.token AND o.status = 'in_flight'
-            FOR NO KEY UPDATE) o);
+    SELECT coalesce(array_agg(t.id), '{}'), array_agg(t.source) INTO v_mine, v_sources
+    FROM (SELECT t.id, o.source FROM (SELECT * FROM unnest(p_ids, p_tokens) AS t (id, token) ORDER BY id) t
+          CROSS JOIN LATERAL (
+              SELECT o.source FROM core.outbox o WHERE o.id = t.id AND o.lease_token = t.token AND o.status = 'in_flight'
+              FOR NO KEY UPDATE) o) t;
     FOR v_handler IN SELECT DISTINCT h FROM unnest(p_handlers) AS t (h) ORDER BY h LOOP
         SELECT x.* INTO f FROM core.handler_flow x WHERE x.handler_name = v_handler FOR UPDATE;
         v_now := clock_timestamp();
@@ -75,6 +83,7 @@ BEGIN
         FOR i IN 1 .. cardinality(p_ids) LOOP
             CONTINUE WHEN p_handlers[i] <> v_handler OR p_ids[i] <> ALL (v_mine);
             v_verdicts[i] := 'retry';
+            v_source := v_sources[array_position(v_mine, p_ids[i])];
             IF f.breaker_after IS NULL THEN
                 -- It had a breaker when the worker began.
                 IF p_last[i] THEN
@@ -87,6 +96,12 @@ BEGIN
                     f.failed_probes := least(f.failed_probes, 1000) + 1;
                     f.probe_at := v_now + core.probe_interval(f.first_probe, f.longest_wait, f.failed_probes);
                     f.probe_token := NULL;
+                    f.failing_sources := core.breaker_turn(f.failing_sources, v_source);
+                END IF;
+                CONTINUE;
+            ELSIF v_now < f.distrusted_until AND core.is_distrusted(f.distrusted, v_source) THEN
+                IF p_last[i] THEN
+                    v_verdicts[i] := 'fail';
                 END IF;
                 CONTINUE;
             END IF;
@@ -101,6 +116,10 @@ BEGIN
                 f.failed_probes := 0;
                 f.probe_at := v_now + core.probe_interval(f.first_probe, f.longest_wait, 0);
                 f.probe_token := NULL;
+                f.probe_source := NULL;
+                f.failing_sources := ARRAY(
+                    SELECT DISTINCT o.source FROM unnest(f.failing) AS t (id)
+                    CROSS JOIN LATERAL (SELECT o.source FROM core.outbox o WHERE o.id = t.id LIMIT 1) o LIMIT 100);
                 v_opened[i] := true;
                 FOR j IN v_since .. i LOOP
                     CONTINUE WHEN p_handlers[j] <> v_handler OR v_verdicts[j] NOT IN ('retry', 'hold');
@@ -131,7 +150,8 @@ BEGIN
         END LOOP;
         UPDATE core.handler_flow x
         SET failing = f.failing, last_chances = f.last_chances, opened_at = f.opened_at, failed_probes = f.failed_probes,
-            probe_at = f.probe_at, probe_token = f.probe_token
+            probe_at = f.probe_at, probe_token = f.probe_token, probe_source = f.probe_source,
+            failing_sources = f.failing_sources
         WHERE x.handler_name = v_handler AND f.breaker_after IS NOT NULL;
         IF f.opened_at IS NOT NULL THEN
             -- Those that are held are due when it is time to probe, behind the rows that have waited longer.
@@ -161,8 +181,8 @@ BEGIN
         FROM settling t WHERE o.id = t.id
         RETURNING o.handler_name, o.generation, t.verdict, o.attempts)
     INSERT INTO core.rollup_journal (handler_name, generation, outcome, n)
-    SELECT d.handler_name, d.generation, CASE d.verdict WHEN 'hold' THEN 'snoozed' ELSE 'retried' END, count(*)
-    FROM done d GROUP BY 1, 2, 3
+    SELECT d.handler_name, d.generation, 'retried', count(*)
+    FROM done d GROUP BY 1, 2
     UNION ALL
     SELECT d.handler_name, d.generation, 'begun', - count(*) FROM done d
     WHERE d.verdict = 'hold' AND d.attempts = 0 GROUP BY 1, 2;
@@ -170,6 +190,79 @@ BEGIN
     RETURN QUERY SELECT t.id, t.verdict, t.open, t.opened
                  FROM unnest(p_ids, v_verdicts, v_open, v_opened) WITH ORDINALITY AS t (id, verdict, open, opened, i)
                  ORDER BY t.i;
+END
+$$;
+
+-- breaker_turn: the sources that have failed, with one more. It becomes the last; probes prefer those that are not there, and
+-- then the one that has failed first.
+CREATE OR REPLACE FUNCTION core.breaker_turn(p_sources text[], p_source text)
+RETURNS text[]
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT (array_remove(p_sources, p_source) || p_source)[greatest(1, cardinality(array_remove(p_sources, p_source)) - 98):]
+$$;
+
+-- is_distrusted: whether a source is one of those whose failures say nothing about the partner.
+CREATE OR REPLACE FUNCTION core.is_distrusted(p_distrusted text[], p_source text)
+RETURNS boolean
+LANGUAGE sql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT p_source = ANY (p_distrusted)
+        OR '' = ANY (p_distrusted) AND NOT EXISTS (SELECT FROM core.sources s WHERE s.source = p_source)
+$$;
+
+-- breaker_probe: the row that probes, and its place among the lanes, which are those of a claim of one handler; nothing when
+-- no row is due. Sources take turns: those with an owner and, as one, all without, and among these likewise. One that has not
+-- failed since the breaker opened comes first. Of a source, a row that has not failed comes before one that has. Looks at the oldest and the newest rows of each lane, some thousands in all, because no index has sources:
+-- one source's thousands of rows hide those of others only if they are both older and newer.
+CREATE OR REPLACE FUNCTION core.breaker_probe(
+    p_handler text, p_channel text, p_generation bigint, p_routes text[], p_priorities smallint[], p_handlers text[],
+    p_limits int[], p_ended_before timestamptz)
+RETURNS TABLE (lane int, available_at timestamptz, id uuid)
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_failing text[] := (SELECT f.failing_sources FROM core.handler_flow f WHERE f.handler_name = p_handler);
+    v_most    int;
+BEGIN
+    v_most := greatest(10, 3000 / (SELECT count(*) FROM unnest(p_handlers, p_limits) AS t (handler, n)
+                                   WHERE t.handler = p_handler AND t.n > 0));
+    RETURN QUERY
+    WITH sample AS MATERIALIZED (
+        SELECT lane.place, o.*
+        FROM unnest(p_routes, p_priorities, p_handlers, p_limits) WITH ORDINALITY AS lane (route, priority, handler, n, place)
+        CROSS JOIN LATERAL (
+            (SELECT o.id, o.available_at, o.source, o.last_error IS NOT NULL AS failed FROM core.outbox o
+             WHERE o.settled_at IS NULL AND o.ordering_key IS NULL
+               AND o.channel = p_channel AND o.generation = p_generation
+               AND o.route = lane.route AND o.priority = lane.priority AND o.available_at <= now()
+               AND (o.status = 'pending' OR o.lease_expires_at < p_ended_before)
+             ORDER BY o.available_at, o.id LIMIT v_most)
+            UNION ALL
+            (SELECT o.id, o.available_at, o.source, o.last_error IS NOT NULL FROM core.outbox o
+             WHERE o.settled_at IS NULL AND o.ordering_key IS NULL
+               AND o.channel = p_channel AND o.generation = p_generation
+               AND o.route = lane.route AND o.priority = lane.priority AND o.available_at <= now()
+               AND (o.status = 'pending' OR o.lease_expires_at < p_ended_before)
+             ORDER BY o.available_at DESC, o.id DESC LIMIT v_most)) o
+        WHERE lane.handler = p_handler AND lane.n > 0),
+    source AS MATERIALIZED (
+        SELECT DISTINCT ON (sample.source) sample.*,
+               coalesce(array_position(v_failing, sample.source), 0) AS turn,
+               CASE WHEN EXISTS (SELECT FROM core.sources s WHERE s.source = sample.source) THEN sample.source ELSE '' END AS owner
+        FROM sample ORDER BY sample.source, sample.failed, sample.available_at, sample.id),
+    owner AS (
+        SELECT DISTINCT ON (source.owner) source.*, coalesce((
+                   SELECT max(t.place) FROM unnest(v_failing) WITH ORDINALITY AS t (source, place)
+                   WHERE CASE WHEN source.owner <> '' THEN t.source = source.owner
+                         ELSE NOT EXISTS (SELECT FROM core.sources s WHERE s.source = t.source) END), 0) AS owners_turn
+        FROM source ORDER BY source.owner, source.turn, random())
+    SELECT owner.place::int, owner.available_at, owner.id FROM owner ORDER BY owner.owners_turn, random() LIMIT 1;
 END
 $$;
 
@@ -234,6 +327,7 @@ BEGIN
                           WHERE t.handler = f.handler_name AND t.token = f.probe_token);
         IF closed THEN
             PERFORM core.breaker_close(f.handler_name, 'system', 'a probe has succeeded');
+            PERFORM core.breaker_distrust(f.handler_name, f.probe_source, f.failing_sources);
             v_woken := true;
         END IF;
         RETURN NEXT;
@@ -241,6 +335,31 @@ BEGIN
     IF v_woken THEN
         PERFORM core.flow_wake();
     END IF;
+END
+$$;
+
+-- breaker_distrust: what a probe of p_source that has succeeded says about the sources that failed while the breaker was open:
+-- nothing if it is one of them, because the partner may have come back.
+CREATE OR REPLACE FUNCTION core.breaker_distrust(p_handler text, p_source text, p_failing text[])
+RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_owned boolean := EXISTS (SELECT FROM core.sources s WHERE s.source = p_source);
+BEGIN
+    IF p_source IS NULL OR p_source = ANY (p_failing) THEN
+        RETURN;
+    END IF;
+    UPDATE core.handler_flow x
+    SET distrusted_until = clock_timestamp() + interval '1 minute',
+        distrusted = ARRAY(
+            SELECT DISTINCT CASE WHEN v_owned AND NOT EXISTS (SELECT FROM core.sources s WHERE s.source = t.source)
+                            THEN '' ELSE t.source END
+            FROM unnest(p_failing || CASE WHEN x.distrusted_until > clock_timestamp() THEN x.distrusted ELSE '{}' END)
+                 AS t (source)
+            LIMIT 200)
+    WHERE x.handler_name = p_handler;
 END
 $$;
 
@@ -255,7 +374,8 @@ DECLARE
 BEGIN
     SELECT x.* INTO f FROM core.handler_flow x WHERE x.handler_name = p_handler FOR UPDATE;
     UPDATE core.handler_flow x
-    SET opened_at = NULL, failing = '{}', failed_probes = 0, probe_at = NULL, probe_token = NULL, resumed_at = clock_timestamp()
+    SET opened_at = NULL, failing = '{}', failed_probes = 0, probe_at = NULL, probe_token = NULL, resumed_at = clock_timestamp(),
+        failing_sources = '{}', probe_source = NULL
     WHERE x.handler_name = p_handler AND x.opened_at IS NOT NULL;
     PERFORM core.audit_append(
         p_actor, 'breaker.close', p_reason, jsonb_build_object('handler', p_handler),
@@ -282,7 +402,7 @@ BEGIN
     END IF;
     UPDATE core.handler_flow x
     SET opened_at = clock_timestamp(), failed_probes = 0, probe_at = clock_timestamp() + core.probe_interval(x.first_probe, x.longest_wait, 0),
-        probe_token = NULL
+        probe_token = NULL, probe_source = NULL, failing_sources = '{}'
     WHERE x.handler_name = p_handler AND x.opened_at IS NULL;
     PERFORM core.audit_append(p_actor, 'breaker.open', p_reason, jsonb_build_object('handler', p_handler),
                               jsonb_build_object('changed', (f.opened_at IS NULL)::int));

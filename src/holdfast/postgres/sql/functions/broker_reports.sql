@@ -25,7 +25,8 @@ BEGIN
 END
 $$;
 
--- broker_report: what the broker has answered. Lines that nobody has renewed for a week go.
+-- broker_report: what the broker has answered. Lines that nobody has renewed for a week go, unless the handler still gets
+-- events from there: its line knows by which names.
 CREATE OR REPLACE FUNCTION core.broker_report(
     p_broker text, p_channel text, p_handlers text[], p_waiting bigint[], p_unacknowledged bigint[], p_redelivered bigint[],
     p_weaknesses jsonb)
@@ -46,6 +47,53 @@ BEGIN
     WHERE r.broker = p_broker AND r.channel = p_channel AND r.handler_name = t.name;
     UPDATE core.broker_reports r SET weaknesses = p_weaknesses
     WHERE r.broker = p_broker AND r.channel = p_channel AND r.handler_name = '' AND '' = ANY (p_handlers);
-    DELETE FROM core.broker_reports r WHERE r.asked_at < now() - interval '7 days';
+    DELETE FROM core.broker_reports r
+    WHERE r.asked_at < now() - interval '7 days'
+      AND NOT EXISTS (SELECT FROM core.subscriptions s
+                      WHERE s.handler_name = r.handler_name AND s.retired_at IS NULL AND r.broker IN (s.via, s.draining));
+END
+$$;
+
+-- broker_naming: notes by which names a worker finds what a broker has for handlers. Returns the names that they had before,
+-- where something may be left. Of workers with different names each notes its own, so that none is forgotten. Twenty are the
+-- most of a handler: who changes them more often has to clear up.
+CREATE OR REPLACE FUNCTION core.broker_naming(p_broker text, p_channel text, p_handlers text[], p_naming text)
+RETURNS TABLE (handler_name text, former text[])
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_column
+BEGIN
+    IF (core.is_list(p_handlers) AND cardinality(p_handlers) <= 10000
+        AND octet_length(p_naming) BETWEEN 1 AND 2000) IS NOT TRUE THEN
+        PERFORM core.refuse_argument('p_handlers must name handlers, and p_naming have 1 to 2000 bytes');
+    END IF;
+    UPDATE core.broker_reports r
+    SET naming = p_naming,
+        former = CASE WHEN r.naming IS NULL OR (SELECT count(*) >= 20 FROM jsonb_object_keys(r.former)) THEN r.former
+                      ELSE r.former || jsonb_build_object(r.naming, NULL) END - p_naming
+    WHERE r.broker = p_broker AND r.channel = p_channel AND r.handler_name = ANY (p_handlers)
+      AND r.naming IS DISTINCT FROM p_naming;
+    RETURN QUERY
+    SELECT r.handler_name, ARRAY(SELECT jsonb_object_keys(r.former))
+    FROM core.broker_reports r
+    WHERE r.broker = p_broker AND r.channel = p_channel AND r.handler_name = ANY (p_handlers) AND r.former <> '{}';
+END
+$$;
+
+-- broker_stranded: how many messages a broker has for a handler by names that it had before. NULL: it does not tell. With 0
+-- the names are forgotten.
+CREATE OR REPLACE FUNCTION core.broker_stranded(
+    p_broker text, p_channel text, p_handler text, p_naming text, p_waiting bigint)
+RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    UPDATE core.broker_reports r
+    SET former = CASE WHEN p_waiting = 0 THEN r.former - p_naming
+                      ELSE r.former || jsonb_build_object(p_naming, p_waiting) END
+    WHERE r.broker = p_broker AND r.channel = p_channel AND r.handler_name = p_handler AND r.former ? p_naming
+      AND r.naming <> p_naming;
 END
 $$;

@@ -167,7 +167,8 @@ END
 $$;
 
 -- broker_look: of messages for one handler, which are to run, and which are duplicates: handled, or parked in the outbox.
--- As broker_parked, written out for many: an id that a row of another event has taken is looked into by that.
+-- Mostly none is: then two index scans over all keys and ids answer for all of them. Otherwise as broker_parked, written
+-- out for many: an id that a row of another event has taken is looked into by that.
 CREATE OR REPLACE FUNCTION core.broker_look(p_handler text, p_events uuid[], p_sources text[], p_keys text[])
 RETURNS text[]
 LANGUAGE plpgsql STABLE SECURITY DEFINER
@@ -177,8 +178,18 @@ AS $$
 DECLARE
     v_secret   bytea   := core.secret();
     v_archived boolean := EXISTS (SELECT FROM core.archive);
+    v_siblings uuid[];
 BEGIN
     PERFORM core.require_messages(p_handler, p_events, p_sources, p_keys);
+    v_siblings := ARRAY(SELECT core.secret_sibling_id(t.event, p_handler, v_secret)
+                        FROM unnest(p_events) WITH ORDINALITY AS t (event, n) ORDER BY t.n);
+    IF NOT (v_archived
+            OR EXISTS (SELECT FROM core.event_handled h
+                       WHERE h.handler_name = p_handler AND h.idempotency_key = ANY (p_keys))
+            OR EXISTS (SELECT FROM core.outbox o WHERE o.id = ANY (p_events) AND o.handler_name = p_handler)
+            OR EXISTS (SELECT FROM core.outbox o WHERE o.id = ANY (v_siblings))) THEN
+        RETURN array_fill('run'::text, ARRAY[cardinality(p_events)]);
+    END IF;
     RETURN ARRAY(
         SELECT CASE WHEN (SELECT h.source IS NULL OR h.source = m.source OR core.inbox_has(p_handler, m.key, m.source)
                           FROM core.event_handled h
@@ -189,8 +200,7 @@ BEGIN
                         WHERE o.id = m.sibling LIMIT 1) IS TRUE
                     OR v_archived AND core.broker_parked(p_handler, m.event, m.source)
                THEN 'duplicate' ELSE 'run' END
-        FROM (SELECT t.*, core.secret_sibling_id(t.event, p_handler, v_secret) AS sibling
-              FROM unnest(p_events, p_sources, p_keys) WITH ORDINALITY AS t (event, source, key, n) OFFSET 0) m
+        FROM unnest(p_events, p_sources, p_keys, v_siblings) WITH ORDINALITY AS m (event, source, key, sibling, n)
         ORDER BY m.n);
 END
 $$;

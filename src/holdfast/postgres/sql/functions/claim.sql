@@ -47,6 +47,7 @@ DECLARE
     v_ended_before timestamptz := least(now(), p_ended_before);
     v_limited      text[];   -- handlers, and how much is allowed of each; NULL without any
     v_allowed      int[];
+    v_probe        record;
 BEGIN
     IF (p_worker IS NOT NULL AND p_token IS NOT NULL
         AND p_lease BETWEEN interval '0' AND interval '1 day') IS NOT TRUE THEN
@@ -63,6 +64,20 @@ BEGIN
     IF EXISTS (SELECT FROM core.handler_flow) THEN
         SELECT array_agg(a.handler_name), array_agg(a.allowed) INTO v_limited, v_allowed
         FROM core.flow_allow(p_handlers, v_ended_before) a;
+        -- The row that probes is chosen, and not the oldest: the claim begins there, and leaves the other lanes out.
+        FOR v_probe IN
+            SELECT f.handler_name, p.lane, p.available_at, p.id
+            FROM unnest(v_limited, v_allowed) AS t (handler, allowed)
+            JOIN core.handler_flow f ON f.handler_name = t.handler AND f.opened_at IS NOT NULL
+            CROSS JOIN LATERAL core.breaker_probe(f.handler_name, p_channel, p_generation, p_routes, p_priorities, p_handlers,
+                                                  p_limits, v_ended_before) p
+            WHERE t.allowed > 0
+        LOOP
+            p_limits := ARRAY(SELECT CASE WHEN t.handler = v_probe.handler_name THEN (t.place = v_probe.lane)::int ELSE t.n END
+                              FROM unnest(p_handlers, p_limits) WITH ORDINALITY AS t (handler, n, place) ORDER BY t.place);
+            p_marks_at[v_probe.lane] := v_probe.available_at;
+            p_marks_id[v_probe.lane] := v_probe.id;
+        END LOOP;
     END IF;
     RETURN QUERY
     WITH seen AS MATERIALIZED (
@@ -197,13 +212,18 @@ BEGIN
             ORDER BY o.available_at, o.id
             LIMIT lane.n
             FOR UPDATE SKIP LOCKED) o),
+    -- Once for each type, and not for each event: there may be thousands of subscriptions.
+    kind AS MATERIALIZED (
+        SELECT k.event_type, k.target, array_agg(DISTINCT s.owed_to) AS owed_to
+        FROM (SELECT DISTINCT o.event_type, o.target FROM origin o) k
+        JOIN core.subscriptions s
+          ON s.retired_at IS NULL AND k.event_type LIKE s.pattern AND (k.target IS NULL OR k.target = s.domain_context)
+        GROUP BY k.event_type, k.target),
     wanted AS MATERIALIZED (
         SELECT o.*, s.owed_to
         FROM origin o
-        CROSS JOIN LATERAL (
-            SELECT DISTINCT s.owed_to FROM core.subscriptions s
-            WHERE s.retired_at IS NULL AND o.event_type LIKE s.pattern
-              AND (o.target IS NULL OR o.target = s.domain_context)) s),
+        JOIN kind k ON k.event_type = o.event_type AND k.target IS NOT DISTINCT FROM o.target
+        CROSS JOIN LATERAL unnest(k.owed_to) AS s (owed_to)),
     sibling AS (
         INSERT INTO core.outbox (
             id, origin_id, handler_name, event_type, event_version, occurred_at, source, target, content_class, channel,
@@ -253,24 +273,30 @@ $$;
 -- secret_sibling_id: the origin's 48 bits of time and a hash of origin and handler, so that splitting twice is splitting
 -- once and siblings sort beside their origin. The secret keeps a producer from taking the id before the split does.
 CREATE OR REPLACE FUNCTION core.secret_sibling_id(p_origin uuid, p_handler text, p_secret bytea) RETURNS uuid
-LANGUAGE sql IMMUTABLE PARALLEL SAFE
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT (substr(p_origin::text, 1, 13) || '-7' || substr(h, 1, 3) || '-'
+DECLARE
+    h text := encode(sha256(p_secret || convert_to(p_origin::text || '/' || p_handler, 'UTF8')), 'hex');
+BEGIN
+    RETURN (substr(p_origin::text, 1, 13) || '-7' || substr(h, 1, 3) || '-'
             || substr('89ab', 1 + (get_byte(decode(substr(h, 4, 2), 'hex'), 0) & 3), 1)
-            || substr(h, 6, 3) || '-' || substr(h, 9, 12))::uuid
-    FROM encode(sha256(p_secret || convert_to(p_origin::text || '/' || p_handler, 'UTF8')), 'hex') AS h
+            || substr(h, 6, 3) || '-' || substr(h, 9, 12))::uuid;
+END
 $$;
 
 -- sibling_id: the same without a secret, for siblings that were made before there was one.
 CREATE OR REPLACE FUNCTION core.sibling_id(p_origin uuid, p_handler text) RETURNS uuid
-LANGUAGE sql IMMUTABLE PARALLEL SAFE
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT (substr(p_origin::text, 1, 13) || '-7' || substr(h, 1, 3) || '-'
+DECLARE
+    h text := md5(p_origin::text || '/' || p_handler);
+BEGIN
+    RETURN (substr(p_origin::text, 1, 13) || '-7' || substr(h, 1, 3) || '-'
             || substr('89ab', 1 + (get_byte(decode(substr(h, 4, 2), 'hex'), 0) & 3), 1)
-            || substr(h, 6, 3) || '-' || substr(h, 9, 12))::uuid
-    FROM md5(p_origin::text || '/' || p_handler) AS h
+            || substr(h, 6, 3) || '-' || substr(h, 9, 12))::uuid;
+END
 $$;
 
 -- outbox_routes: the routes that have open rows, by one index probe each (a loose index scan).

@@ -179,7 +179,7 @@ BEGIN
         SET available_at = greatest(o.available_at + p_by, now()), first_failed_at = least(o.first_failed_at, now())
         WHERE o.id = ANY (ARRAY(SELECT ahead.id FROM ahead UNION ALL SELECT keyed.id FROM keyed))
         RETURNING o.channel)
-    SELECT count(pg_notify(c.channel, 'rescan')) INTO v_channels FROM (SELECT DISTINCT moved.channel FROM moved) c;
+    SELECT count(core.wake(c.channel, 'rescan')) INTO v_channels FROM (SELECT DISTINCT moved.channel FROM moved) c;
     UPDATE core.workers w
     SET heartbeat_at = least(w.heartbeat_at, now()), lease_expires_at = least(w.lease_expires_at, now() + w.lease)
     WHERE w.heartbeat_at > now() OR w.lease_expires_at > now() + w.lease;
@@ -248,7 +248,7 @@ BEGIN
         UPDATE core.outbox o SET available_at = now()
         WHERE o.id = ANY (ARRAY(SELECT ahead.id FROM ahead UNION ALL SELECT keyed.id FROM keyed))
         RETURNING o.channel),
-    notified AS (SELECT pg_notify(c.channel, 'rescan') FROM (SELECT DISTINCT moved.channel FROM moved) c)
+    notified AS (SELECT core.wake(c.channel, 'rescan') FROM (SELECT DISTINCT moved.channel FROM moved) c)
     SELECT count(*) INTO v_due FROM moved WHERE (SELECT count(*) FROM notified) >= 0;
     RETURN v_leases + v_due;
 END

@@ -3,6 +3,8 @@
 -- outbox_claim_fair: leases rows that have a fairness key, up to p_limits[i] for each of p_handlers, an equal share of each of
 -- the keys after p_after[i] that have something due, and with p_per_key[i] no more of one key at once, those of other
 -- workers included. What is in flight is looked for among the first rows of a key: it is the oldest.
+-- Half of the room, at most, goes to keys of sources that have an owner, in turn over some of these sources by chance: else a
+-- producer with thousands of keys would take as many turns.
 -- Returns the claimed rows as outbox_claim does, with handler and key; and one row with a NULL id for each handler, as
 -- outbox_claim_ordered does.
 CREATE OR REPLACE FUNCTION core.outbox_claim_fair(
@@ -34,6 +36,8 @@ DECLARE
     v_after        text;
     v_last         text;
     v_keys         text[];
+    v_owned        text[];
+    v_owned_room   int;
     v_ids          uuid[];
     v_next_at      timestamptz;
 BEGIN
@@ -64,10 +68,18 @@ BEGIN
         END IF;
         v_per_key := p_per_key[array_position(p_handlers, v_handler)];
         v_after := p_after[array_position(p_handlers, v_handler)];
+        -- Of a single place, half the time.
+        v_owned_room := CASE v_room WHEN 1 THEN (random() < 0.5)::int ELSE v_room / 2 END;
+        v_owned := NULL;
+        IF v_owned_room > 0 AND EXISTS (SELECT FROM core.sources) THEN
+            v_owned := core.owned_keys(p_channel, p_generation, v_routes, v_owned_room, v_ended_before);
+        END IF;
+        v_owned_room := coalesce(cardinality(v_owned), 0);
         WITH RECURSIVE walk AS (
             SELECT v_after AS key, NULL::timestamptz AS at, false AS ready, 0 AS n, 0 AS found
             UNION ALL
-            SELECT next.fairness_key, next.at, next.ready, w.n + 1, w.found + next.ready::int
+            SELECT next.fairness_key, next.at, next.ready, w.n + 1,
+                   w.found + (next.ready AND (next.fairness_key = ANY (v_owned)) IS NOT TRUE)::int
             FROM walk w
             CROSS JOIN LATERAL (
                 SELECT key.fairness_key, bool_or(due.ready) AS ready, min(later.available_at) AS at
@@ -93,11 +105,15 @@ BEGIN
                       AND o.available_at > now() AND o.available_at < 'infinity'
                     ORDER BY o.available_at LIMIT 1) later ON true
                 GROUP BY key.fairness_key) next
-            WHERE w.n < p_most_probes AND w.found < v_room)
+            WHERE w.n < p_most_probes AND w.found < v_room - v_owned_room)
         SELECT array_agg(w.key ORDER BY w.n) FILTER (WHERE w.ready), min(w.at),
-               (SELECT l.key FROM walk l WHERE l.n >= p_most_probes OR l.found >= v_room LIMIT 1)
+               (SELECT l.key FROM walk l WHERE l.n >= p_most_probes OR l.found >= v_room - v_owned_room LIMIT 1)
         INTO v_keys, v_next_at, v_last
         FROM walk w WHERE w.n > 0;
+        IF v_owned_room > 0 THEN
+            v_keys := v_owned || ARRAY(SELECT k.key FROM unnest(v_keys) WITH ORDINALITY AS k (key, place)
+                                       WHERE k.key <> ALL (v_owned) ORDER BY k.place);
+        END IF;
         v_share := greatest(1, v_room / greatest(cardinality(v_keys), 1));
 
         -- What several handlers want becomes siblings, of which this handler's are in its own lane.
@@ -178,5 +194,54 @@ BEGIN
     IF v_limited IS NOT NULL THEN
         PERFORM core.flow_spend(v_limited, p_token);
     END IF;
+END
+$$;
+
+-- owned_keys: fairness keys that have something due, up to p_room, of at most ten sources that have an owner, whose keys begin
+-- with its name: as many of each. Which sources, and where among their keys to begin, is left to chance: no claim has to know
+-- where the one before it stopped.
+CREATE OR REPLACE FUNCTION core.owned_keys(
+    p_channel text, p_generation bigint, p_routes text[], p_room int, p_ended_before timestamptz)
+RETURNS text[]
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+BEGIN
+    RETURN ARRAY(
+        WITH RECURSIVE walk AS (
+            SELECT s.prefix, s.prefix || CASE begins.way WHEN 1 THEN chr(33 + floor(random() * 94)::int) ELSE '' END AS key,
+                   false AS ready, 0 AS n, begins.way
+            FROM (SELECT d.source || '/' AS prefix FROM (SELECT DISTINCT s.source FROM core.sources s) d
+                  ORDER BY random() LIMIT 10) s
+            -- From anywhere among the keys, and from the first one, in case there is nothing after that.
+            CROSS JOIN (VALUES (1), (2)) AS begins (way)
+            UNION ALL
+            SELECT w.prefix, next.fairness_key, next.ready, w.n + 1, w.way
+            FROM walk w
+            CROSS JOIN LATERAL (
+                SELECT key.fairness_key, EXISTS (
+                    SELECT FROM unnest(p_routes) AS lane (route)
+                    CROSS JOIN LATERAL (
+                        SELECT FROM core.outbox o
+                        WHERE o.settled_at IS NULL AND o.fairness_key = key.fairness_key
+                          AND o.channel = p_channel AND o.generation = p_generation AND o.route = lane.route
+                          AND o.available_at <= now() AND (o.status = 'pending' OR o.lease_expires_at < p_ended_before)
+                        LIMIT 1) o) AS ready
+                FROM (SELECT first.fairness_key
+                      FROM unnest(p_routes) AS lane (route)
+                      CROSS JOIN LATERAL (
+                          SELECT o.fairness_key FROM core.outbox o
+                          WHERE o.settled_at IS NULL AND o.fairness_key IS NOT NULL
+                            AND o.channel = p_channel AND o.generation = p_generation AND o.route = lane.route
+                            AND o.fairness_key > w.key
+                          ORDER BY o.fairness_key LIMIT 1) first
+                      ORDER BY first.fairness_key LIMIT 1) key) next
+            WHERE w.n < least(p_room, 20) AND starts_with(w.key, w.prefix))
+        SELECT turn.key
+        FROM (SELECT found.key, row_number() OVER (PARTITION BY found.prefix ORDER BY found.way, found.n) AS place
+              FROM (SELECT DISTINCT ON (w.key) w.* FROM walk w
+                    WHERE w.ready AND starts_with(w.key, w.prefix) ORDER BY w.key, w.way) found) turn
+        ORDER BY turn.place, random() LIMIT p_room);
 END
 $$;

@@ -183,6 +183,7 @@ BEGIN
     SET tokens = core.flow_tokens(f.tokens, f.tokens_at, coalesce(f.rate, f.declared_rate), v_now) - cardinality(s.ids),
         tokens_at = v_now,
         probe_token = CASE WHEN f.opened_at IS NULL THEN f.probe_token ELSE p_token END,
+        probe_source = CASE WHEN f.opened_at IS NOT NULL THEN (SELECT o.source FROM core.outbox o WHERE o.id = s.ids[1] LIMIT 1) END,
         -- If nothing is heard of the probe, the next one may be made after this time.
         probe_at = CASE WHEN f.opened_at IS NULL THEN f.probe_at ELSE v_now + core.probe_interval(f.first_probe, f.longest_wait, f.failed_probes) END
     FROM core.handler_slots s
@@ -378,7 +379,7 @@ LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    PERFORM pg_notify(c.channel, 'rescan') FROM (SELECT DISTINCT s.channel FROM core.served_channels() s) c;
+    PERFORM core.wake(c.channel, 'rescan') FROM (SELECT DISTINCT s.channel FROM core.served_channels() s) c;
 END
 $$;
 

@@ -181,7 +181,7 @@ BEGIN
             channel = CASE WHEN o.channel = core.channel_of(p_from) THEN core.channel_of(p_to) ELSE o.channel END
         WHERE o.id = ANY (ARRAY(SELECT movable.id FROM movable UNION ALL SELECT keyed.id FROM keyed))
         RETURNING o.id, o.channel),
-    notified AS (SELECT pg_notify(c.channel, 'rescan') FROM (SELECT DISTINCT moved.channel FROM moved) c)
+    notified AS (SELECT core.wake(c.channel, 'rescan') FROM (SELECT DISTINCT moved.channel FROM moved) c)
     SELECT array_agg(moved.id) INTO v_ids FROM moved WHERE (SELECT count(*) FROM notified) >= 0;
     PERFORM core.audit_append(
         p_actor, 'generation.move', p_reason,

@@ -5,7 +5,8 @@
 -- a caller that cannot name the request gets no answer that another caller was given.
 -- A scope that has a role in core.sources is open to that role alone; without, every producer may use any key first. The
 -- line may name the scope, or what all scopes of requests or of jobs begin with: http: and job:.
--- Operators have records of requests to the HTTP API and of log-outs from the console, and none of applications.
+-- Operators have records of requests to the HTTP API and of log-outs from the console, and none of applications; nobody else
+-- has those.
 -- A duplicate of a command that is under way waits for it on the primary key, at most p_wait_ms (55P03); afterwards it finds
 -- the answer, or is the first. Above READ COMMITTED it gets 40001 instead, and finds the answer in a new transaction.
 CREATE OR REPLACE FUNCTION core.idempotency_begin(
@@ -29,7 +30,9 @@ BEGIN
         PERFORM core.refuse_argument('p_hash_version, p_keep (at most 36500 days) and p_wait_ms must not be NULL, '
                                      'p_idle_ms at least 100');
     END IF;
-    IF NOT (starts_with(p_scope, 'http:operator-api/') OR starts_with(p_scope, 'operator-console/')) THEN
+    IF starts_with(p_scope, 'http:operator-api/') OR starts_with(p_scope, 'operator-console/') THEN
+        PERFORM core.require_operators_records();
+    ELSE
         PERFORM core.require_application();
     END IF;
     IF EXISTS (SELECT FROM core.sources s WHERE s.source IN (p_scope, v_kind)) THEN
@@ -37,6 +40,14 @@ BEGIN
     END IF;
     IF p_wait_ms <> 2000 THEN
         PERFORM set_config('lock_timeout', greatest(1, p_wait_ms)::text, true);
+    END IF;
+    IF starts_with(p_scope, 'http-sha256:') AND strpos(p_scope, ' ') > 0 AND EXISTS (
+           SELECT FROM core.idempotency_records r
+           WHERE r.scope = 'http:' || substr(p_scope, 13) AND r.key = p_key AND r.request_hash = ANY (p_hashes)
+             AND r.expires_at > now()
+             AND r.created_at < (SELECT m.applied_at + interval '1 day' FROM core.migrations m WHERE m.version = 23)) THEN
+        -- As the release before has stored it, whose processes may run for a while beside those of this one.
+        p_scope := 'http:' || substr(p_scope, 13);
     END IF;
     FOR n IN 1 .. 100 LOOP
         INSERT INTO core.idempotency_records (scope, key, request_hash, hash_version, expires_at)
@@ -90,6 +101,36 @@ BEGIN
         RAISE EXCEPTION 'records of requests are for applications, and % is an operator', caller
             USING ERRCODE = 'insufficient_privilege', HINT = 'Use a login that has holdfast_producer or holdfast_worker.';
     END IF;
+END
+$$;
+
+-- require_operators_records: an answer to an operator's request that is there already would be given in place of the change,
+-- and a log-out would end an operator's session.
+CREATE OR REPLACE FUNCTION core.require_operators_records()
+RETURNS void
+LANGUAGE plpgsql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    caller name := coalesce(nullif(current_setting('role'), 'none'), session_user);
+BEGIN
+    IF NOT coalesce(pg_has_role(caller, to_regrole('holdfast_operator'), 'MEMBER'), false)
+       AND NOT pg_has_role(caller, current_user, 'MEMBER') THEN
+        RAISE EXCEPTION 'records of the HTTP API and the console are for operators, and % is none', caller
+            USING ERRCODE = 'insufficient_privilege', HINT = 'Use a login that has holdfast_operator.';
+    END IF;
+END
+$$;
+
+-- operator_secret: keys the hashes of operators' requests in all processes that serve this database and have no secret of
+-- their own. Nobody else can compute it.
+CREATE OR REPLACE FUNCTION core.operator_secret()
+RETURNS text
+LANGUAGE plpgsql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN encode(sha256(core.secret() || convert_to('operator records', 'UTF8')), 'hex');
 END
 $$;
 

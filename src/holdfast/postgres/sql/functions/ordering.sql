@@ -405,7 +405,7 @@ BEGIN
         PERFORM core.audit_append(
             p_actor, 'key.release', p_reason, jsonb_build_object('handler', p_handler, 'ordering_key', p_key),
             jsonb_build_object('head', v_head));
-        PERFORM pg_notify(l.channel, 'rescan')
+        PERFORM core.wake(l.channel, 'rescan')
         FROM (SELECT DISTINCT l.channel FROM core.keyed_lanes_of(ARRAY[p_handler], '{}', '{}', NULL, NULL) l) l;
     END IF;
     RETURN v_head;

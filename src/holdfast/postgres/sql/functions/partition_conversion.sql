@@ -332,7 +332,7 @@ BEGIN
         -- Workers look again: a claim may have passed over a row while it was locked here.
         FOR v_channel IN EXECUTE format('SELECT DISTINCT x.channel FROM ONLY core.%I x WHERE x.id = ANY ($1) '
                                         'AND x.settled_at IS NULL LIMIT 100', v_name) USING v_ids LOOP
-            PERFORM pg_notify(v_channel, 'rescan');
+            PERFORM core.wake(v_channel, 'rescan');
         END LOOP;
         PERFORM set_config('holdfast.gathering', 'on', true);
         moved := core.partition_copy(v_name, 'outbox', v_ids);

@@ -112,7 +112,9 @@ $$;
 -- partitions_extend: makes the next partition, if it will be needed within two periods, and moves there what is of its time in
 -- outbox_default. One in each call, and no row when nothing is to be done. Whoever comes first does it; the others
 -- find it done.
--- Where outbox_default holds more rows of a period than can be moved in a moment, they stay there, and the next period is made.
+-- Where outbox_default holds more rows of a period than can be moved in a moment, they stay there, and the next period is made;
+-- one that has not begun is made in several parts instead, each with as many rows as can be moved. Such rows have ids that
+-- were dated ahead, and whoever writes them must not keep a partition from being there when its time comes.
 -- For a week after the clock was set forward by more than an hour none is made: publishing does without.
 -- On a plain table it takes back a conversion that was left alone, a day before it would refuse events.
 CREATE OR REPLACE FUNCTION core.partitions_extend()
@@ -126,6 +128,8 @@ DECLARE
     v_lower timestamptz;
     v_upper timestamptz;
     v_until timestamptz;
+    v_low   uuid;
+    v_high  uuid;
     v_rows  bigint;
 BEGIN
     SELECT p.every INTO v_every FROM core.partitioning p WHERE p.one FOR UPDATE SKIP LOCKED;
@@ -142,28 +146,39 @@ BEGIN
     IF core.clock_jumped() THEN
         RETURN;
     END IF;
-    SELECT max(l.upper_at) INTO v_lower FROM core.partitions_list() l;
+    SELECT l.upper_at, l.upper_id INTO v_lower, v_low FROM core.partitions_list() l
+    WHERE l.upper_id IS NOT NULL ORDER BY l.upper_id DESC LIMIT 1;
     v_lower := coalesce(v_lower, core.period_end(v_every, now()));
+    v_low := coalesce(v_low, core.first_id(v_lower));
     v_until := now() + CASE v_every WHEN 'day' THEN interval '3 days' ELSE interval '14 days' END;
     WHILE v_lower < v_until LOOP
         -- Where nobody made any for long, one for all that is past.
         v_upper := greatest(core.period_end(v_every, v_lower),
                             core.period_end(v_every, now()) - 2 * ('1 ' || v_every)::interval);
+        v_high := core.first_id(v_upper);
         SELECT count(*) INTO v_rows
-        FROM (SELECT FROM core.outbox_default d
-              WHERE d.id >= core.first_id(v_lower) AND d.id < core.first_id(v_upper) LIMIT c_most + 1) d;
+        FROM (SELECT FROM core.outbox_default d WHERE d.id >= v_low AND d.id < v_high LIMIT c_most + 1) d;
         EXIT WHEN v_rows <= c_most;
+        IF v_lower > now() THEN
+            v_high := (SELECT d.id FROM core.outbox_default d WHERE d.id >= v_low AND d.id < v_high
+                       ORDER BY d.id OFFSET c_most LIMIT 1);
+            EXIT;
+        END IF;
         v_lower := v_upper;
+        v_low := v_high;
     END LOOP;
     IF v_lower >= v_until THEN
         RETURN;
     END IF;
     LOCK TABLE core.outbox_default IN ACCESS EXCLUSIVE MODE;
     name := 'outbox_p' || to_char(v_lower AT TIME ZONE 'UTC', 'YYYYMMDD');
+    WHILE to_regclass(format('core.%I', name)) IS NOT NULL LOOP
+        name := split_part(name, '_', 1) || '_' || split_part(name, '_', 2) || '_'
+                || coalesce(nullif(split_part(name, '_', 3), ''), '1')::int + 1;
+    END LOOP;
     PERFORM core.partition_make(name, 'outbox_default');
-    moved := core.partition_copy('outbox_default', name, NULL, core.first_id(v_lower), core.first_id(v_upper));
-    EXECUTE format('ALTER TABLE core.outbox ATTACH PARTITION core.%I FOR VALUES FROM (%L) TO (%L)', name,
-                   core.first_id(v_lower), core.first_id(v_upper));
+    moved := core.partition_copy('outbox_default', name, NULL, v_low, v_high);
+    EXECUTE format('ALTER TABLE core.outbox ATTACH PARTITION core.%I FOR VALUES FROM (%L) TO (%L)', name, v_low, v_high);
     RETURN NEXT;
 END
 $$;

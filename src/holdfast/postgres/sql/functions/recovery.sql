@@ -62,7 +62,7 @@ BEGIN
         RETURNING o.id, o.channel),
     -- A request to cancel it that was recorded while its last cycle was being settled.
     withdrawn AS (DELETE FROM core.stop_requests s USING moved WHERE s.id = moved.id),
-    notified AS (SELECT pg_notify(c.channel, 'rescan') FROM (SELECT DISTINCT moved.channel FROM moved) c)
+    notified AS (SELECT core.wake(c.channel, 'rescan') FROM (SELECT DISTINCT moved.channel FROM moved) c)
     SELECT array_agg(moved.id) INTO v_moved FROM moved WHERE (SELECT count(*) FROM notified) >= 0;
     PERFORM core.replayed_places(v_moved);
 
@@ -193,7 +193,7 @@ BEGIN
     END IF;
     PERFORM core.audit_rows(p_cancelled_by, 'cancel', p_reason, '{}', ARRAY[p_id], ARRAY['moved']);
     -- A digest of the id, which the worker that holds the event recognises and no other listener learns anything from.
-    PERFORM pg_notify(v_channel, 'stop ' || left(encode(sha256(convert_to(p_id::text, 'UTF8')), 'hex'), 16));
+    PERFORM core.wake(v_channel, 'stop ' || left(encode(sha256(convert_to(p_id::text, 'UTF8')), 'hex'), 16));
     RETURN 1;
 END
 $$;

@@ -77,7 +77,7 @@ BEGIN
                 'attempts', o.attempts, 'generation', o.generation, 'replayed_by', p_actor, 'replayed_at', now())
         WHERE o.id = ANY (ARRAY(SELECT found.id FROM found))
         RETURNING o.channel),
-    notified AS (SELECT pg_notify(c.channel, 'rescan') FROM (SELECT DISTINCT again.channel FROM again) c)
+    notified AS (SELECT core.wake(c.channel, 'rescan') FROM (SELECT DISTINCT again.channel FROM again) c)
     SELECT count(*) INTO v_again FROM again WHERE (SELECT count(*) FROM notified) >= 0;
     PERFORM core.audit_append(
         p_actor, 'relay.again', p_reason,

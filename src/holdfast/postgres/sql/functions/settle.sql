@@ -239,7 +239,7 @@ BEGIN
         SELECT d.handler, d.generation, 'begun', - count(*) FROM done d WHERE d.attempts = 0 GROUP BY 1, 2),
     notified AS (
         -- Rows that keep their place lie below the other workers' low-water marks.
-        SELECT pg_notify(c.channel, 'rescan')
+        SELECT core.wake(c.channel, 'rescan')
         FROM (SELECT DISTINCT channel FROM done WHERE done.delay <= interval '0') c)
     SELECT t.id FROM unnest(p_ids) AS t (id)
     WHERE t.id NOT IN (SELECT done.id FROM done) AND (SELECT count(*) FROM notified) >= 0;

@@ -77,7 +77,7 @@ BEGIN
         FROM (SELECT r.handler_name, r.target, r.event_type, r.generation, count(*) AS n
               FROM released r WHERE r.attempts = 0 GROUP BY 1, 2, 3, 4) r
         GROUP BY 1, 2),
-    notified AS (SELECT pg_notify(c.channel, 'rescan') FROM (SELECT DISTINCT released.channel FROM released) c)
+    notified AS (SELECT core.wake(c.channel, 'rescan') FROM (SELECT DISTINCT released.channel FROM released) c)
     SELECT array_agg(released.id) INTO v_ids FROM released WHERE (SELECT count(*) FROM notified) >= 0;
     PERFORM core.audit_append(
         p_actor, 'worker.release', p_reason,
@@ -153,5 +153,19 @@ BEGIN
                    core.is_begun(c.generation) DESC, c.channel = core.channel_of(c.generation) DESC, c.channel, c.generation
           LIMIT 100) first
     ORDER BY first.channel, first.generation;
+END
+$$;
+
+-- wake: has the workers of a channel look again, or hear the word. Not while the queue of notifications is half full: one that is
+-- full makes the commit fail, any login can fill it, and workers poll.
+CREATE OR REPLACE FUNCTION core.wake(p_channel text, p_word text)
+RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF pg_notification_queue_usage() < 0.5 THEN
+        PERFORM pg_notify(p_channel, p_word);
+    END IF;
 END
 $$;
