@@ -355,7 +355,7 @@ async def test_an_address_in_use_is_said(command: Start) -> None:
         _, err = await asyncio.wait_for(process.communicate(), 20)
     taken.close()
     assert process.returncode == 2
-    assert err.decode().startswith("error: --listen cannot be used:") and "\ntry: " in err.decode()
+    assert err.decode().startswith(f"error: --listen 127.0.0.1:{port} cannot be used:") and "\ntry: " in err.decode()
 
 
 @pytest.mark.parametrize(

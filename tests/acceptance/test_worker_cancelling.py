@@ -1,6 +1,7 @@
 """Cancelling events from outside, what a notification alone cannot do, and what a dead worker costs what it held."""
 
 import asyncio
+import contextlib
 import uuid
 from datetime import timedelta
 
@@ -9,7 +10,7 @@ import pytest
 
 from holdfast import EventEnvelope, HandlerRegistry, NewEvent, Publisher, RetryPolicy, Worker
 from holdfast.worker.lease_keeper import digest_of
-from tests.acceptance.support import drained, running, until
+from tests.acceptance.support import Facts, drained, running, until
 from tests.outbox import CHANNEL, NOBODY
 
 pytestmark = pytest.mark.newest_postgres
@@ -42,6 +43,31 @@ async def test_a_forged_notification_cancels_nothing(dsn: str, conn: asyncpg.Con
         await drained(conn)
         assert worker.counters.lost_leases == 0
     assert await conn.fetchrow("SELECT status, attempts FROM core.outbox") == ("delivered", 1)
+
+
+async def test_a_handler_that_swallows_its_cancellation_is_reported(
+    dsn: str, conn: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LSN-4: nothing can end it, so a notice names it, and another what the end of the worker waits for."""
+    monkeypatch.setattr("holdfast.worker.dispatcher._CANCEL_NOTICE", 0.1)
+    registry, facts, names = HandlerRegistry(), Facts(), list[str]()
+
+    @registry.handler("order.placed", name="billing.charge", timeout=0.1)
+    async def charge(event: EventEnvelope) -> None:
+        names.append(getattr(asyncio.current_task(), "get_name", str)())
+        while not facts.notices("worker_stopping"):
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.01)
+
+    async with running(dsn, registry, facts, grace=5.0):
+        async with conn.transaction():
+            await Publisher("shop").publish(conn, "order.placed", {})
+        await until(lambda: facts.notices("handler_overran"), what="a notice")
+    [overran], [stopping] = facts.notices("handler_overran"), facts.notices("worker_stopping")
+    assert overran.details["handler_name"] == "billing.charge" and "CancelledError" in str(overran.details["remedy"])
+    assert (stopping.details["running"], stopping.details["grace_s"]) == (1, 5.0)
+    assert stopping.details["handlers"] == ["billing.charge"] and "second Ctrl-C" in str(stopping.details["remedy"])
+    assert names == ["handler billing.charge"], "as it is named among what is left behind"
 
 
 async def test_a_running_transactional_handler_can_be_cancelled(dsn: str, conn: asyncpg.Connection) -> None:

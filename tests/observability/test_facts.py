@@ -11,12 +11,16 @@ from typing import Any
 
 import asyncpg
 import pytest
+import structlog
 
-from holdfast import EventEnvelope, HandlerRegistry, Publisher, Snooze, Worker, WorkerSettings
+from holdfast import EventEnvelope, HandlerRegistry, Publisher, Reject, Snooze, Worker, WorkerSettings
 from holdfast.idempotency import IdempotencyMiddleware, exchange_of
+from holdfast.observability.alike import ALONE
 from holdfast.observability.background import MOST
+from holdfast.observability.logging import LogObserver
 from holdfast.observing import DirectObservers
 from holdfast.telemetry import Fact, Fired, Handled, LostLease, Outage, Released, Requested, Snoozed
+from holdfast.worker.draining import Drainer
 from holdfast.worker.outage import Outages
 from tests.acceptance.support import Facts, Observed, drained, publish, publish_many, running, until
 
@@ -63,6 +67,22 @@ async def test_a_lease_that_is_lost(dsn: str, conn: asyncpg.Connection) -> None:
     await other.close()
     (lost,) = observed.of(LostLease)
     assert (lost.result, lost.attempts, lost.handler_name) == ("lost_lease", 1, "shop.note")
+
+
+async def test_a_drainer_that_ends_tells_what_the_log_has_counted(dsn: str, conn: asyncpg.Connection) -> None:
+    """OBS-1: a storm that has ended within a second is in the log to the last failure."""
+    registry = HandlerRegistry()
+
+    @registry.handler("order.placed", name="shop.note")
+    async def note(event: EventEnvelope) -> Reject:
+        return Reject("no")
+
+    await publish_many(conn, "order.placed", ALONE + 7)
+    with structlog.testing.capture_logs() as entries:
+        async with Drainer(dsn, registry, WorkerSettings(), observers=(LogObserver(),)) as drainer:
+            await drainer.deliver()
+    failures = [entry.get("repeated", 1) for entry in entries if entry["event"] == "delivery_failed"]
+    assert sum(failures) == ALONE + 7
 
 
 async def test_slots_of_a_schedule(dsn: str) -> None:

@@ -15,6 +15,7 @@ import pytest
 from fastapi import FastAPI
 
 from holdfast import EventEnvelope, HandlerRegistry, Worker, WorkerSettings
+from holdfast.cli.worker_status import lines
 from holdfast.embedded import EmbeddedPostgres
 from holdfast.observability.health import Health, from_data, joined
 from holdfast.observability.health_pages import HealthApp
@@ -215,6 +216,24 @@ def test_several_processes_are_as_healthy_as_the_worst() -> None:
     assert (both.in_flight, both.heartbeat_s, both.name) == (3, 1.0, "a")
     assert joined(parent, [well, slow, stuck]).problems == ("process 3: blocked", "process 2: no claim")
     assert str(joined(parent, [well, well])) == "ready (listening, generation 0, 4 in flight, 2 processes)"
+
+
+def test_a_loop_that_does_not_turn_is_told_before_it_counts() -> None:
+    """OBS-3: while the worker is still ready, so that nobody looks elsewhere."""
+    assert str(Health("running", loop_silent_s=11.2)) == "ready (event loop blocked for 11 s)"
+    assert str(Health("running", loop_silent_s=1.9)) == "ready"
+    assert str(Health("running", loop_silent_s=99.0, not_live=("blocked",))) == "not live: blocked"
+
+
+def test_a_narrow_terminal_shows_each_problem_on_a_line_of_its_own() -> None:
+    """OBS-3, OPS-1: and what is piped stays one line for each worker."""
+    away = "the database has been away for 12 s: ConnectionRefusedError: [Errno 111] Connect call failed"
+    health = Health("running", not_ready=(away, "no claim"), name="web-7", pid=12, listener="listening", in_flight=3)
+    assert lines(health, None) == [f"worker web-7 (pid 12): {health}"]
+    first, *others = lines(health, 80)
+    assert first == "worker web-7 (pid 12): live, not ready (listening, 3 in flight)"
+    assert others[0].startswith("  the database has been away") and others[-1] == "  no claim"
+    assert max(map(len, others)) <= 80
 
 
 def test_health_travels_as_json() -> None:

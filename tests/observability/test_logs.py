@@ -307,6 +307,23 @@ async def test_a_sample_keeps_both_entries_of_an_event_or_none(dsn: str, conn: a
     assert {entry["event_id"] for entry in log.entries("delivery_failed")} == failing
 
 
+async def test_a_storm_of_failures_is_counted(dsn: str, conn: asyncpg.Connection, log: Log) -> None:
+    """OBS-1: a few entries stand for all of it, and the last ones are written before the worker has stopped."""
+    registry, publisher = HandlerRegistry(), Publisher("shop")
+
+    @registry.handler("order.placed", name="billing.charge", retry=RetryPolicy(strategy="none"))
+    async def charge(event: EventEnvelope) -> None:
+        raise TypeError(f"no card for order {event.payload['n']}")
+
+    async with conn.transaction():
+        await publisher.publish_many(conn, [NewEvent("order.placed", {"n": n}) for n in range(1_000)])
+    await Worker(dsn, registry).drain()
+    entries = log.entries("delivery_failed")
+    assert sum(entry.get("repeated", 1) for entry in entries) == 1_000 and len(entries) < 1_000
+    assert all("raise TypeError(" in entry["exception"] for entry in entries)
+    assert len({entry["error_signature"] for entry in entries}) == 1
+
+
 async def test_reactions_are_logged_like_deliveries(dsn: str, conn: asyncpg.Connection, log: Log) -> None:
     """OBS-1."""
     observer, registry = LogObserver(successes="info"), HandlerRegistry()

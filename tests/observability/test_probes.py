@@ -177,7 +177,8 @@ async def test_a_process_that_hangs_or_is_killed(dsn: str, tmp_path: Path) -> No
         await worker.ended()
         code, said, errors = await worker.status()
         assert (code, said) == (1, "") and errors.startswith("error: no worker of this user runs here")
-        assert "HOLDFAST_RUNTIME_DIR" in errors and errors.count("\n") == 1
+        problem, remedy = errors.splitlines()
+        assert problem.endswith("/run") and remedy.startswith("try: start it ") and "HOLDFAST_RUNTIME_DIR" in remedy
     with socket.socket(socket.AF_UNIX) as killed:  # of a process under --processes
         killed.bind(str(tmp_path / "run" / "process-4194305-1.sock"))
     async with worker_command(dsn, tmp_path) as worker:
@@ -234,7 +235,7 @@ async def test_a_directory_that_others_may_have_made(tmp_path: Path, made: str) 
     with serve_in_thread([UnixSite(str(folder / "worker-1.sock"), {PAGE: health})]):
         code, said, errors = worker_status(tmp_path, HOLDFAST_RUNTIME_DIR="", TMPDIR=str(tmp_path))
     assert (code, said) == (1, "")
-    assert f"{folder} is not a directory of this user alone; set HOLDFAST_RUNTIME_DIR" in errors
+    assert f"{folder} is not a directory of this user alone\ntry: set HOLDFAST_RUNTIME_DIR" in errors
     assert "start it" not in errors
 
 
@@ -252,12 +253,15 @@ async def refused(dsn: str, directory: Path, *options: str, **environment: str) 
 
 
 async def test_an_address_that_cannot_be_used(dsn: str, tmp_path: Path) -> None:
-    """OBS-3: told at the start, in two lines."""
+    """OBS-3: told at the start, in two lines, with the option and the address of the one that is in use."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        said = await refused(dsn, tmp_path, "--health", f"127.0.0.1:{taken.getsockname()[1]}")
-    assert "error: --health cannot be used: Address already in use\ntry: " in said and "Traceback" not in said
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        said = await refused(dsn, tmp_path, "--metrics", "127.0.0.1:0", "--health", address)
+        both = await refused(dsn, tmp_path, "--metrics", address, "--health", address)
+    assert f"error: --health {address} cannot be used: Address already in use\ntry: " in said
+    assert f"error: --health and --metrics {address} cannot be used" in both and "Traceback" not in said + both
     said = await refused(dsn, tmp_path, "--health", "nonsense:x")
     assert "--health 'nonsense:x' is not an address to listen on\ntry: write 127.0.0.1:8080" in said
 

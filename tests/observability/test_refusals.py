@@ -46,8 +46,8 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: OpenTelemetry(tracer_provider=trace.get_tracer("x")), "tracer_provider is "),  # type: ignore[arg-type]
     (lambda: OpenTelemetry(meter_provider=1), "meter_provider is int"),  # type: ignore[arg-type]
     (lambda: OpenTelemetry(metrics="no"), "metrics is str, not bool"),  # type: ignore[arg-type]
-    (lambda: SentryObserver(""), "dsn is empty"),
-    (lambda: SentryObserver(None), "dsn is NoneType, not str"),  # type: ignore[arg-type]
+    (lambda: SentryObserver(""), "sentry_dsn is empty"),
+    (lambda: SentryObserver(None), "sentry_dsn is NoneType, not str"),  # type: ignore[arg-type]
     (lambda: LogObserver(service=1), "LogObserver.service is int, not str"),  # type: ignore[arg-type]
     (lambda: LogObserver(service=" "), "LogObserver.service is empty"),
 ]

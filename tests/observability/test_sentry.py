@@ -61,6 +61,16 @@ def test_the_retries_of_a_delivery_are_its_breadcrumbs() -> None:
     assert "breadcrumbs" not in second and second["extra"]["attempts"] == 15
 
 
+def test_failures_of_several_databases_are_told_apart() -> None:
+    """DLQ-6, SCL-4: one client, and a tag with the name of the database."""
+    transport = Recorder()
+    with SentryObserver(DSN, transport=transport) as sentry:
+        sentry.of("orders")(failed(uuid4(), 1))
+        sentry.of("billing")(failed(uuid4(), 1))
+        sentry(failed(uuid4(), 1))
+    assert [event["tags"].get("database") for event in transport.events] == ["orders", "billing", None]
+
+
 def test_nothing_is_left_out() -> None:
     """DLQ-6: the client sends ten entries of a mapping, and no more."""
     transport = Recorder()

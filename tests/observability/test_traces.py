@@ -31,8 +31,10 @@ from holdfast import (
     Worker,
     WorkerSettings,
 )
+from holdfast.context import current_context
 from holdfast.errors import ConfigurationError
 from holdfast.observability.otel import OpenTelemetry
+from holdfast.observability.otel.spans import UnsampledSpan
 from holdfast.telemetry import Fact, Fired
 from tests.acceptance.support import Facts, drained, insert, make_tables, settled, until
 from tests.contract.test_publish_contract import DRIVERS, done
@@ -543,6 +545,30 @@ async def test_a_broken_sampler_breaks_nothing_else(dsn: str, conn: asyncpg.Conn
     async with working(dsn, registry, spans):
         assert (await settled(conn, identity))["attempts"] == 1
     assert len(spans) == 0
+
+
+async def test_a_span_that_cannot_become_the_current_one_leaves_nothing_behind(
+    dsn: str, conn: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OBS-2: the attempt fails, and what follows it in the same task is not taken for a part of the handler."""
+    spans, registry, seen = Spans(ParentBased(ALWAYS_OFF)), HandlerRegistry(), []
+
+    @registry.handler("order.placed", name="billing.charge", retry=AT_ONCE)
+    async def charge(event: EventEnvelope) -> None: ...
+
+    def enter(span: UnsampledSpan) -> UnsampledSpan:
+        monkeypatch.undo()
+        raise RuntimeError("no context")
+
+    def redact(text: str) -> str:
+        seen.append(current_context.get())
+        return text
+
+    monkeypatch.setattr(UnsampledSpan, "__enter__", enter)
+    identity = await publish(conn, spans)
+    async with Worker(dsn, registry, WorkerSettings(), observers=(), redact=redact, tracing=spans.tracing):
+        assert (await settled(conn, identity))["attempts"] == 2
+    assert seen == [None] * len(seen) != []
 
 
 @pytest.mark.parametrize("consumer", ["child", "link"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from benchmarks import __main__ as bench
-from benchmarks import report, terminal
+from benchmarks import report, runner, terminal
 from benchmarks.benchmark import Arm, Benchmark, Limit, numbers, peer_arms
 from benchmarks.databases import Databases, NoSpace, required_bytes
 from benchmarks.suites import BENCHMARKS
@@ -106,6 +107,13 @@ def test_the_limits_are_those_that_were_promised() -> None:
         "broker_latency p99_ms_redis <= 50",
         "memory rss_mb <= 150",
         "memory rss_mb_large <= 150",
+        "failures ratio_to_fastest_peer >= 3",
+        "io ratio_to_fastest_peer >= 2.5",
+        "sync ratio_to_fastest_peer >= 2",
+        "neighbour beside_to_alone >= 0.8",
+        "neighbour ratio_to_fastest_peer >= 5",
+        "steady p99_ms <= 15",
+        "steady p99_to_best_peer <= 0.5",
     }
 
 
@@ -116,7 +124,7 @@ FIGURES += ("index_writes", "rss_mb", "p50_ms", "p99_ms", "ms", "claim_p50_ms", 
 FIGURES += ("first_event_ms", "unsettled_worst", "repeats_after_kill", "bound")
 FIGURES += ("queries", "per_worker")
 FIGURES += ("conversion_s", "longest_publish_s", "longest_gap_s", "failed_publishes", "drop_s")
-FIGURES += ("hot_per_second", "lost_events")
+FIGURES += ("hot_per_second", "lost_events", "max_ms")
 PEERS = ["pgqueuer", "faststream-outbox"]
 
 
@@ -232,12 +240,26 @@ def test_options_become_arguments() -> None:
     assert arguments({"count": 5, "busy": True, "bare": False}) == ["--count", "5", "--busy"]
 
 
+def test_a_run_that_does_not_end_is_ended_with_what_it_has_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run is told as failed, so that the other benchmarks go on; a server that it has started ends with it."""
+    monkeypatch.setattr(runner, "LONGEST_RUN", 0.5)
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\necho stands still >&2\nsleep 20 &\nsleep 20\n")
+    program.chmod(0o755)
+    begun = time.monotonic()
+    with pytest.raises(runner.RunFailed, match=r"kafka \(holdfast relay\) did not end within 0.5 s:\nstands still"):
+        runner.process(str(program), Arm("kafka", "holdfast", "relay"), "")
+    assert time.monotonic() - begun < 15
+
+
 def test_too_small_a_disk_is_said_before_it_is_filled(monkeypatch: pytest.MonkeyPatch) -> None:
     free = required_bytes(10_000_000) - 1
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=free))
     databases = Databases.__new__(Databases)
     databases._server = SimpleNamespace(data_dir=Path("/data"))  # type: ignore[assignment]
-    databases._templates = set()
+    databases._filled = set()
     with pytest.raises(NoSpace, match=r"10,000,000 kept events.* GB in /data"):
         databases.fresh("holdfast", 10_000_000)
 

@@ -44,8 +44,8 @@ def test_numbers() -> None:
 
 def test_choices() -> None:
     one_of("grace", "all", ("all", "none"))
-    assert problem(one_of, "some", ("all", "none")) == "is 'some'; use one of all, none"
-    assert problem(one_of, ["all"], ("all", "none")) == "is ['all']; use one of all, none"
+    assert problem(one_of, "some", ("all", "none")) == "is 'some', which is unknown; use one of all, none"
+    assert problem(one_of, ["all"], ("all", "none")) == "is ['all'], which is unknown; use one of all, none"
 
 
 def test_moments() -> None:

@@ -13,8 +13,9 @@ from typing import Any
 import asyncpg
 import pytest
 
+from holdfast.brokers.engine import BrokerUnavailable
 from holdfast.cli import environment, main, output
-from holdfast.errors import ConfigurationError, SchemaMismatch
+from holdfast.errors import ConfigurationError, LifespanError, SchemaMismatch
 from holdfast.operator import installation
 from holdfast.operator.installation import (
     AppliedMigration,
@@ -67,7 +68,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         made.append(("state", dsn, schema))
         return STATE
 
-    async def apply(dsn: str, *, schema: str, roles: str, on_step: Callable[[Step], None]) -> list[Migration]:
+    async def apply(
+        dsn: str, *, schema: str, roles: str, trusted_roles: list[str], on_step: Callable[[Step], None]
+    ) -> list[Migration]:
         made.append(("apply", dsn, schema, roles))
         on_step(Step("hint", "no roles: [because]"))
         on_step(Step("applied", "applied 0002_next", PENDING))
@@ -213,21 +216,47 @@ def test_a_password_on_the_command_line_is_pointed_out(holdfast: Run, calls: lis
                 "try: holdfast migrate apply",
             ],
         ),
+        (
+            SchemaMismatch("core (not installed)", "version 2", "holdfast migrate apply"),
+            [
+                "error: the database has no schema core (not installed)",
+                "try: check the database in --dsn and the name in --schema; to install it there: "
+                "holdfast migrate apply",
+            ],
+        ),
+        (
+            BrokerUnavailable("no NATS server can be reached: TimeoutError"),
+            [
+                "error: no NATS server can be reached: TimeoutError",
+                "try: check that the broker runs, and the host and port in its address",
+            ],
+        ),
+        (
+            LifespanError("resources", "at the start", "OSError: refused"),
+            [
+                "error: the lifespan resources failed at the start: OSError: refused",
+                "try: see to what it opens, or correct it; --debug shows where it happened",
+            ],
+        ),
         (MigrationRefused("a\n  b", "c"), ["error: a b", "try: c"]),
         (
             asyncpg.InvalidPasswordError('password authentication failed for user "u"'),
             [
                 'error: password authentication failed for user "u"',
-                "try: check the user and the password in HOLDFAST_DSN",
+                "try: check the user and the password in --dsn",
             ],
         ),
         (
             asyncpg.InvalidCatalogNameError('database "d" does not exist'),
-            ['error: database "d" does not exist', "try: create the database, or correct its name in HOLDFAST_DSN"],
+            ['error: database "d" does not exist', "try: create the database, or correct its name in --dsn"],
         ),
         (
             TimeoutError(),
-            ["error: TimeoutError", "try: check that Postgres runs, and the host and port in HOLDFAST_DSN"],
+            [
+                "error: the database was reached, and did not answer in time",
+                "try: see whether the server is frozen or overloaded; then run it again; if it changes something, see "
+                "first whether it has: holdfast audit",
+            ],
         ),
         (asyncpg.InterfaceError(f"bad postgresql://u:{SECRET}@h/db"), ["error: bad postgresql://u:***@h/db"]),
     ],
@@ -372,9 +401,9 @@ def answer(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
 def test_uninstall_asks_twice(holdfast: Run, calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """OBX-7: the name of the schema, then the number of events that will be lost."""
     answer(monkeypatch, "core", "y")
-    code, out, _ = holdfast("uninstall", "--dsn", "postgresql://h/db")
+    code, out, err = holdfast("uninstall", "--dsn", "postgresql://h/db")
     assert code == 0
-    assert "1,234 events will be lost" in out
+    assert "1,234 events will be lost" in err
     assert "outbox" in out
     assert "roles removed: holdfast_worker" in out
     assert [call[0] for call in calls] == ["holdings", "uninstall"]

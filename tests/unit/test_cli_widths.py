@@ -143,7 +143,7 @@ def test_the_commands_of_a_status_stay_whole(columns: int, at: Terminal) -> None
     nothing: Excerpt[Any] = Excerpt([], 0)
     found = Status(3, 0, 0, 0, 1, 0, False, nothing, [], 0, nothing, "when_idle", blocked=blocked)
     lines = at(columns)
-    output.console().print(status._shown("core", found, {minutes: [] for minutes in WINDOWS}), crop=False)
+    output.console().print(status._shown("core", found, {minutes: [] for minutes in WINDOWS}, None), crop=False)
     printed = lines()
     assert f"  holdfast keys blocked --handler {HANDLER}" in printed
     assert all(len(line) <= columns for line in printed if "holdfast" not in line)
@@ -159,7 +159,7 @@ def test_findings_end_at_words_and_their_statements_stay_whole(at: Terminal) -> 
     findings = tuple(Finding("problem", "handler-unserved", "x", what, what, remedy) for remedy in (prose, statement))
     report = Report("core", "18.1", "holdfast_owner", ("handlers",), (), findings)
     lines = at(80)
-    doctor._show(report)
+    doctor._show(report, None)
     assert lines()[2:] == [
         "  handler-unserved  events are owed to a handler with a long name, and no living",
         "      worker has a handler of that name",

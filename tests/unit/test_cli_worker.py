@@ -22,8 +22,9 @@ import structlog
 
 from holdfast import HandlerRegistry, WorkerSettings
 from holdfast.cli import logs, main
-from holdfast.cli.targets import load_registry
-from holdfast.cli.worker import _sentry, child_command
+from holdfast.cli.targets import load_registry, load_transactions
+from holdfast.cli.worker import _sentry
+from holdfast.cli.worker_children import child_command
 from holdfast.errors import ConfigurationError
 from holdfast.telemetry import Fact, Notice
 from holdfast.worker import supervisor
@@ -68,6 +69,9 @@ def test_the_registry_is_imported_from_the_current_directory(app: Callable[[str,
         ("hf_app:", "does not name a registry", "MODULE:REGISTRY"),
         ("hf_broken:registry", "ValueError: out of order", "--debug"),
         ("hf_needy:registry", "No module named 'hf_missing'", "--debug"),
+        ("hf_app.py:registry", "is a file, not a module", "write hf_app:registry"),
+        ("./shop/handlers.py:registry", "is a file, not a module", "write shop.handlers:registry"),
+        ("hf_models:registry", "settings are not configured", "set DJANGO_SETTINGS_MODULE, or run it by manage.py"),
         ("hf_empty:registry", "has no attribute registry", "HandlerRegistry()"),
     ],
 )
@@ -84,6 +88,9 @@ def test_a_wrong_target_is_explained_and_exits_2(
     app("hf_broken", "raise ValueError('out of order')\n")
     app("hf_needy", "import hf_missing\n")
     app("hf_empty", "")
+    # Settings of its own: other tests of this process may have configured Django's.
+    app("hf_models", "from django.conf import LazySettings\nLazySettings().INSTALLED_APPS\n")
+    monkeypatch.delenv("DJANGO_SETTINGS_MODULE", raising=False)
     monkeypatch.setenv("HOLDFAST_DSN", f"postgresql://app:{SECRET}@127.0.0.1:1/none")
     with pytest.raises(SystemExit) as end:
         main(["worker", target])
@@ -93,6 +100,18 @@ def test_a_wrong_target_is_explained_and_exits_2(
     assert first.startswith("error: ") and problem in first
     assert second.startswith("try: ") and remedy in second
     assert SECRET not in err
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"), [("Sesion", "did you mean hf_db:Session?"), ("zzz", "name what --transactions is to use")]
+)
+def test_a_mistyped_source_of_transactions_is_corrected(
+    app: Callable[[str, str], None], name: str, remedy: str
+) -> None:
+    app("hf_db", "Session = 1\n")
+    with pytest.raises(ConfigurationError) as refused:
+        load_transactions(f"hf_db:{name}")
+    assert refused.value.remedy == remedy
 
 
 @pytest.mark.parametrize(
@@ -150,10 +169,10 @@ def test_without_the_extra_sentry_is_not_told_and_the_worker_works(
     """DLQ-6: the variable may be meant for others."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     with _sentry("https://key@sentry.example.org/1", {}) as observers:
-        assert observers == ()
+        assert observers(None) == ()
     assert "note: SENTRY_DSN is set and not used; pip install '.[sentry]' in a checkout" in capsys.readouterr().err
     with _sentry(None, {}) as observers:
-        assert observers == ()
+        assert observers(None) == ()
     assert capsys.readouterr().err == ""
 
 
@@ -168,6 +187,7 @@ def test_a_child_gets_every_setting_and_no_password() -> None:
         channels=("hot", "cold"),
         name="web",
         concurrency=11,
+        concurrency_at_most=18,
         threads=12,
         connections=13,
         batch=14,
@@ -185,6 +205,7 @@ def test_a_child_gets_every_setting_and_no_password() -> None:
     words = command[command.index("worker") + 1 :]
     expected = {
         *(("--schema", "shop"), ("--generation", "7"), ("--name", "web/3"), ("--concurrency", "11")),
+        ("--concurrency-at-most", "18"),
         *(("--threads", "12"), ("--connections", "13"), ("--batch", "14"), ("--lease", "15.5")),
         *(("--poll-interval", "16.5"), ("--grace", "17.5"), ("--settle-after", "0.25"), ("--lifeline", "9")),
         *(("--channel", "hot"), ("--channel", "cold"), ("--dead-letters", "archive")),

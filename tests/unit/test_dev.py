@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
@@ -33,7 +34,7 @@ def test_help_names_every_verb() -> None:
     """RUN-2: ./dev --help lists what a checkout can do."""
     run = dev("--help")
     assert run.returncode == 0
-    for verb in ("demo", "test", "check", "bench", "chaos", "docs", "sbom"):
+    for verb in ("demo", "test", "check", "bench", "chaos", "docs", "release"):
         assert re.search(rf"^  {verb} ", run.stdout, re.MULTILINE)
         assert f"./dev {verb}" in dev(verb, "--help").stdout
 
@@ -219,3 +220,129 @@ def test_servers_live_in_memory_where_there_is_room(
     assert script.memory_with_room() == expected
     monkeypatch.setenv("TMPDIR", "/var/tmp")  # noqa: S108
     assert script.memory_with_room() is None
+
+
+# --- the environment ---
+
+PIP = """
+import sys, time
+from pathlib import Path
+
+packages, lock = Path(sys.argv[1]), sys.argv[2]
+last = None if sys.argv[3] == "all" else sys.argv[3]
+print("Ignoring pywin32: markers 'sys_platform == win32' don't match your environment")
+for number, name in enumerate(("one", "two", "three"), start=1):
+    there = (packages / f"{name}-1.dist-info").exists()
+    print(f"{'Requirement already satisfied' if there else 'Collecting'}: {name} (from -r {lock} (line {number}))")
+print("Installing collected packages: one, two, three")
+for name in ("one", "two", "three"):
+    folder = packages / f"{name}-1.dist-info"
+    if folder.exists():
+        continue
+    folder.mkdir()
+    (folder / "RECORD").write_text(f"{name}.py,,\\n")
+    if name == last:
+        sys.exit(1)  # ended in the middle of a package
+    (folder / "RECORD").write_text(f"{name}.py,,\\n{folder.name}/INSTALLER,,\\n")
+"""
+
+
+@pytest.fixture
+def checkout(script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """The script in a checkout of its own, with a pip that installs three packages; `venvs` are those it has made."""
+    venv = tmp_path / ".venv"
+    (tmp_path / "requirements.lock").write_text("".join(f"{name}==1\n" for name in ("one", "two", "three", "pywin32")))
+    (tmp_path / "pyproject.toml").write_text("")
+    names = {"ROOT": ".", "VENV": ".venv", "PYTHON": ".venv/bin/python", "STAMP": ".venv/.installed"}
+    names |= {"MADE": ".venv/.made", "INSTALL_LOG": ".venv/install.log"}
+    names |= {"REQUIREMENTS": "requirements.lock", "PYPROJECT": "pyproject.toml"}
+    for name, path in names.items():
+        monkeypatch.setattr(script, name, tmp_path / path)
+    packages = venv / "lib" / "python3" / "site-packages"
+    found = SimpleNamespace(script=script, venv=venv, packages=packages, venvs=[], ends_at="all")
+
+    def make_venv() -> None:
+        found.venvs.append(venv)
+        script.shutil.rmtree(venv, ignore_errors=True)
+        packages.mkdir(parents=True)
+        (venv / "bin").mkdir()
+        (venv / "bin" / "python").symlink_to(sys.executable)
+
+    def pip(verb: str, *_: str) -> list[str]:
+        if verb == "list":
+            return [sys.executable, "-c", "print('[]')"]
+        if "-r" not in _:
+            return [sys.executable, "-c", ""]
+        return [sys.executable, "-c", PIP, str(packages), "requirements.lock", found.ends_at]
+
+    monkeypatch.setattr(script, "make_venv", make_venv)
+    monkeypatch.setattr(script, "pip", pip)
+    return found
+
+
+def test_an_interrupted_installation_goes_on(checkout: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """RUN-2: what is installed stays; what pip was interrupted with is installed anew, as is a broken .venv."""
+    checkout.ends_at = "two"
+    with pytest.raises(SystemExit):
+        checkout.script.ensure_environment()
+    assert sorted(each.name for each in checkout.packages.iterdir()) == ["one-1.dist-info", "two-1.dist-info"]
+    one = (checkout.packages / "one-1.dist-info").stat().st_mtime_ns
+    checkout.ends_at = "all"
+    checkout.script.ensure_environment()
+    assert len(checkout.venvs) == 1
+    assert "going on with an installation that was interrupted" in capsys.readouterr().err
+    assert (checkout.packages / "one-1.dist-info").stat().st_mtime_ns == one
+    for name in ("one", "two", "three"):
+        assert "INSTALLER" in (checkout.packages / f"{name}-1.dist-info" / "RECORD").read_text()
+    checkout.script.ensure_environment()
+    assert len(checkout.venvs) == 1 and capsys.readouterr().err == ""
+
+    spoils: list[Callable[[], object]] = [
+        lambda: (checkout.venv / ".made").write_text("3.1"),
+        lambda: (checkout.venv / "bin" / "python").unlink(),
+        lambda: (checkout.venv / ".made").unlink(),
+    ]
+    for spoil in spoils:
+        (checkout.venv / ".installed").unlink()
+        before = len(checkout.venvs)
+        spoil()
+        checkout.script.ensure_environment()
+        assert len(checkout.venvs) == before + 1
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_an_installation_says_how_far_it_is(
+    checkout: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], terminal: bool
+) -> None:
+    """RUN-2: in one line that is rewritten on a terminal, in lines of their own elsewhere."""
+    script = checkout.script
+    monkeypatch.setattr(script, "PLAIN_INTERVAL", 0.0)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    checkout.script.make_venv()
+    script.INSTALL_LOG.write_text("Collecting old (from -r requirements.lock (line 9))\n")
+    count = script.PackageCount()
+    script.INSTALL_LOG.write_text(
+        script.INSTALL_LOG.read_text()
+        + "Ignoring pywin32: markers don't match\nCollecting one==1 (from -r requirements.lock (line 1))\n"
+    )
+    assert count() == "1 of 3 fetched"
+    with script.INSTALL_LOG.open("a") as log:
+        log.write("Installing collected packages: one, two, three\n")
+    (checkout.packages / "one-1.dist-info").mkdir()
+    assert count() == "1 of 3 installed"
+
+    counts = iter(("1 of 3 fetched", "3 of 3 installed"))
+    waits = iter((None, None, 0))
+    monkeypatch.setattr(script, "ended", lambda process: (process.wait(), next(waits))[1])
+    script.step("installing", [sys.executable, "-c", ""], lambda: next(counts))
+    told = capsys.readouterr().err
+    if terminal:
+        assert told.count("\n") == 1
+        assert "\r\x1b[Kdev: installing ... 1 of 3 fetched\r\x1b[Kdev: installing ... 3 of 3 installed\r" in told
+    else:
+        assert re.fullmatch(
+            r"dev: installing \.\.\. \ndev: installing \.\.\. 1 of 3 fetched\n"
+            r"dev: installing \.\.\. 3 of 3 installed, \d+\.\d s\n",
+            told,
+        )

@@ -206,7 +206,7 @@ def test_a_validation_error_does_not_quote_the_payload() -> None:
         Payment.model_validate({"card": "canary-4242", "lines": [1, "canary"]})
     text = describe(caught.value).text
     assert "canary" not in text
-    assert text.splitlines()[0].endswith("ValidationError: 2 invalid in Payment")
+    assert text.splitlines()[0].endswith("ValidationError: 2 invalid in Payment: card, lines.1")
     assert "  lines.1: Input should be a valid integer" in text
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from holdfast import EventEnvelope, HandlerRegistry
 from holdfast.errors import ConfigurationError
+from holdfast.failure import ErrorReport
 from holdfast.flow import Pause, breaker, per_second, shown_rate
 from holdfast.handlers import Handler
 from holdfast.postgres.flow import Faltered, Wait
@@ -19,6 +20,7 @@ from holdfast.worker import breakers as breakers_module
 from holdfast.worker import held as held_module
 from holdfast.worker.breakers import Breakers
 from holdfast.worker.held import Held
+from holdfast.worker.settlements import Falter
 
 HANDLER = "billing.charge_card"
 
@@ -48,6 +50,10 @@ def a_handler(after: int = 3) -> Handler:
 
 def delivery(handler: Handler, id: UUID | None = None) -> Any:
     return SimpleNamespace(handler=handler, id=id or uuid.uuid4(), token=uuid.uuid4())
+
+
+def falter(delivery: Any) -> Falter:
+    return Falter(delivery, 1.0, ErrorReport("away", "ConnectionError", ""), None)
 
 
 # --- rates and breakers, as declared ----------------------------------------------------------------------
@@ -82,6 +88,12 @@ def test_bad_breakers(options: dict[str, Any]) -> None:
     """LSN-17, R5."""
     with pytest.raises(ConfigurationError, match=r"Pause\."):
         Pause(**options)
+
+
+def test_a_wait_that_is_shorter_than_the_first_probe_names_both() -> None:
+    """LSN-17."""
+    with pytest.raises(ConfigurationError, match=r"longest_wait is 10, and first_probe 60 is longer"):
+        Pause(first_probe=60, longest_wait=10)
 
 
 def test_what_on_outage_may_be() -> None:
@@ -159,7 +171,7 @@ def test_a_worker_stops_by_itself_until_it_has_an_answer(clock: Clock) -> None:
     assert not breakers.stops(handler)
     clock.now -= 11
     found = [Faltered(each.id, "hold", True, number == 2) for number, each in enumerate(failed)]
-    breakers.answered(failed, found)
+    breakers.answered([falter(each) for each in failed], found)
     assert not breakers.stops(handler)
     assert answers == [(HANDLER, True)]
     assert [fact.name for fact in facts if isinstance(fact, Notice)] == ["breaker_opened"]

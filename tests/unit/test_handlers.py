@@ -11,7 +11,17 @@ from uuid import uuid4
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from holdfast import Done, EventEnvelope, HandlerContext, HandlerRegistry, Reject, Retry, RetryPolicy, Snooze
+from holdfast import (
+    Done,
+    EventEnvelope,
+    HandlerContext,
+    HandlerRegistry,
+    Reject,
+    Retry,
+    RetryPolicy,
+    Snooze,
+    WorkerSettings,
+)
 from holdfast.errors import ConfigurationError, HandlerNameError, TerminalHandlerError
 
 
@@ -222,3 +232,15 @@ def test_context_object() -> None:
     assert first.causation_id is None
     later = HandlerContext(uuid4(), uuid4(), "a.b", 2, {"correlation_id": "c", "causation_id": "e"}, "00-trace")
     assert (later.correlation_id, later.causation_id, later.trace_context) == ("c", "e", "00-trace")
+
+
+def test_a_handler_runs_no_more_at_once_than_a_worker_may() -> None:
+    """A limit that no worker can reach is a mistake; those of the whole fleet are larger."""
+    registry = HandlerRegistry()
+    with pytest.raises(ConfigurationError, match=r"concurrency is 10001; give a whole number from 1 to 10,000"):
+        registry.handler("order.placed", name="mail.confirm", concurrency=10_001)(lambda event: None)
+    with pytest.raises(ConfigurationError, match="from 1 to 10,000"):
+        WorkerSettings(concurrency=10_001)
+    registry.handler("order.placed", name="mail.confirm", concurrency=10_000, fleet_concurrency=100_000)(
+        lambda event: None
+    )

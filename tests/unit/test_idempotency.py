@@ -6,6 +6,7 @@ import asyncio
 import json
 import string
 import threading
+from hashlib import sha256
 from typing import Any
 from urllib.parse import quote
 
@@ -28,6 +29,7 @@ from holdfast.idempotency.keys import (
     LONGEST_SCOPE,
     KeyInvalid,
     KeyMissing,
+    earlier_scope,
     http_scope,
     job_scope,
     parse_key,
@@ -114,6 +116,22 @@ def test_scopes_of_requests_and_jobs_are_apart() -> None:
     for scope in scopes:
         assert scope.isprintable() and len(scope.encode()) <= LONGEST_SCOPE
         assert scope.startswith(("http:", "http-sha256:", "job:", "job-sha256:"))
+
+
+@pytest.mark.parametrize("route", ["POST /orders", "POST /" + "x" * 2000, "POST /a\nb"])
+def test_no_owner_is_called_like_the_hash_of_another(route: str) -> None:
+    """SEC-1, IDM-2: of an owner with a space a hash is stored, where keys belong to a route."""
+    hashed = sha256(b"Acme Ltd").hexdigest()
+    scopes = [http_scope(owner, route) for owner in ("Acme Ltd", hashed, f"sha256 {hashed}", f"sha256:{hashed}")]
+    assert len({*scopes}) == 4
+    assert all(len(scope) <= LONGEST_SCOPE and scope.isprintable() for scope in scopes)
+
+
+def test_the_earlier_scope_is_that_of_the_last_release() -> None:
+    """IDM-2: so that a request which is sent again after an upgrade is known."""
+    hashed = sha256(b"Acme Ltd").hexdigest()
+    assert earlier_scope(http_scope("Acme Ltd", "POST /orders")) == f"http:{hashed} POST /orders"
+    assert earlier_scope(http_scope("Acme", "POST /orders")) is None
 
 
 def read_key(fields: list[bytes], *, required: bool, scope: Any = "alice") -> str | Answer | None:

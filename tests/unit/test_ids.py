@@ -1,5 +1,6 @@
 """Ids of events: UUIDv7 that increase strictly in a process."""
 
+import copy
 import os
 import threading
 import time
@@ -10,7 +11,7 @@ import pytest
 
 from holdfast import ids as module
 from holdfast.errors import FieldError
-from holdfast.ids import uuid7, uuid7_time
+from holdfast.ids import uuid7, uuid7_time, uuid7s
 
 
 def test_uuid7_has_version_variant_and_time() -> None:
@@ -35,6 +36,25 @@ def test_only_version_7_carries_a_time() -> None:
 
 def test_ids_increase_strictly() -> None:
     ids = [uuid7() for _ in range(20_000)]
+    assert ids == sorted(set(ids))
+
+
+def test_ids_made_together_are_like_those_made_one_by_one() -> None:
+    """They continue those before them, and those after them continue; each can be told apart, hashed and copied."""
+    ids = [uuid7(), *uuid7s(5_000), uuid7(), *uuid7s(1), *uuid7s(0), uuid7()]
+    assert ids == sorted(set(ids))
+    assert len(ids) == 5_004
+    assert {(each.version, each.variant) for each in ids} == {(7, "specified in RFC 4122")}
+    assert abs(uuid7_time(ids[2_500]) - datetime.now(UTC)) < timedelta(seconds=5)
+    again = UUID(str(ids[7]))
+    assert (again, hash(again), again.is_safe) == (ids[7], hash(ids[7]), ids[7].is_safe)
+    assert copy.deepcopy(ids) == ids
+
+
+def test_ids_made_together_differ_even_where_no_step_is_random(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_clockwork", module._Clockwork())
+    monkeypatch.setattr(os, "urandom", bytes)
+    ids = [*uuid7s(100), *uuid7s(100)]
     assert ids == sorted(set(ids))
 
 

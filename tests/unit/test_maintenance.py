@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 
 from holdfast import WorkerSettings
-from holdfast.postgres.subscriptions import Subscriptions
+from holdfast.postgres.subscriptions import Subscription, Subscriptions
 from holdfast.telemetry import Counters, Notice
 from holdfast.worker import hourly
 from holdfast.worker.hourly import HourlyLimit
@@ -37,13 +37,14 @@ class Database:
     def __init__(self) -> None:
         self.found: dict[str, list[str]] = {}
         self.open: list[tuple[str, int]] = []
+        self.entries: tuple[Subscription, ...] = ()
 
     async def beat(self, *_: object) -> None: ...
 
     async def alive(self, _: object) -> None: ...
 
     async def read(self, _: object) -> Subscriptions:
-        return Subscriptions(1, ())
+        return Subscriptions(1, self.entries)
 
     async def routes(self, _: object, channel: str) -> list[str]:
         return self.found.get(channel, [])
@@ -59,7 +60,7 @@ def made(database: Any, told: list[Notice], *channels: str) -> Maintenance:
     unused: Any = None
     introduction = registration(UUID(int=1), [], settings)
     activity = Activity(InFlight(), Counters())
-    return Maintenance(unused, database, database, database, introduction, told.append, activity)  # type: ignore[arg-type]
+    return Maintenance(unused, database, database, database, introduction, told.append, activity, unused)  # type: ignore[arg-type]
 
 
 async def test_a_type_is_reported_for_each_channel(clock: Clock) -> None:
@@ -76,6 +77,17 @@ async def test_a_type_is_reported_for_each_channel(clock: Clock) -> None:
     clock.now += 3601
     await worker.run_once(None)
     assert len(told) == 4
+
+
+async def test_a_misspelt_type_is_pointed_out(clock: Clock) -> None:
+    """LSN-7: an event that no handler subscribes to may be one that some do, with a letter too few."""
+    database, told = Database(), list[Notice]()
+    database.entries = (Subscription("billing", "billing.charge", "order.placed"),)
+    database.found = {"hot": ["*/order.placd", "*/invoice.sent"]}
+    await made(database, told, "hot").run_once(None)
+    remedies = {each.details["event_type"]: str(each.details["remedy"]) for each in told}
+    assert remedies["order.placd"].startswith("did you mean order.placed? If not, start a worker")
+    assert remedies["invoice.sent"].startswith("start a worker")
 
 
 async def test_an_unserved_channel_is_reported_once_an_hour(clock: Clock) -> None:

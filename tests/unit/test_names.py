@@ -60,6 +60,28 @@ def test_event_names_are_checked(name: Any) -> None:
         event_name("source", name, error=FieldError)
 
 
+@pytest.mark.parametrize(
+    ("field", "example"),
+    [
+        ("event_type", "order.placed"),
+        ("source", "shop"),
+        ("NewEvent.target", "billing"),
+        ("content_class", "operations"),
+    ],
+)
+def test_the_remedy_has_an_example_of_such_a_name(field: str, example: str) -> None:
+    """ENV-1."""
+    with pytest.raises(ConfigurationError, match=f"like {example}$"):
+        event_name(field, "My Shop")
+
+
+@pytest.mark.parametrize("length", [201, 256])
+def test_one_limit_is_named_for_long_names(length: int) -> None:
+    """ENV-1."""
+    with pytest.raises(ConfigurationError, match=f"has {length} characters, 200 are allowed"):
+        event_name("event_type", "x" * length)
+
+
 def test_patterns_are_event_names_with_a_star() -> None:
     """LSN-5."""
     assert event_pattern("handler", "order.*") == "order.*"

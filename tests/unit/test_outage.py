@@ -30,6 +30,15 @@ def test_an_outage_is_told_once_by_all_who_meet_it() -> None:
     assert told(facts) == ["database_unavailable", "database_back"]
 
 
+def test_what_the_driver_says_of_itself_is_not_the_reason() -> None:
+    """LSN-2, OBS-3: people are told what has happened."""
+    outages = Outages(DirectObservers(()))
+    outages.of("claim").begin(
+        asyncpg.InternalClientError("cannot switch to state 12; another operation (2) is in progress")
+    )
+    assert outages.met["claim"].error == "the connection was lost"
+
+
 def test_who_finds_a_dead_connection_afterwards_meets_no_new_outage() -> None:
     """LSN-2: unless it does not get through either."""
     facts: list[Fact] = []

@@ -11,7 +11,8 @@ import pytest
 from holdfast.envelope import EventEnvelope
 from holdfast.errors import FieldError, PayloadError, PublishError
 from holdfast.new_event import NewEvent
-from holdfast.outbox_row import OutboxRow, envelope_of, inherited_headers, origin, plain, prepare
+from holdfast.outbox_row import OutboxRow, PlainRow, envelope_of, inherited_headers, origin, plain, prepare
+from holdfast.postgres.queries import Queries
 
 SHOP = origin("shop", 0, "outbox_default")
 NOW = datetime(2026, 4, 25, 12, tzinfo=UTC)
@@ -84,7 +85,7 @@ def test_an_event_becomes_text_columns() -> None:
         channel="hot",
         generation="7",
         domain_id=str(ID),
-        payload='{"order_id": "o-1"}',
+        payload='{"order_id":"o-1"}',
         idempotency_key="k-1",
         trace_context="00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
         headers='{"tenant": "ü", "correlation_id": "c-1", "causation_id": "e-0"}',
@@ -241,7 +242,8 @@ def test_an_envelope_can_be_published_as_it_is() -> None:
 
 def test_a_plain_event_is_the_same_event() -> None:
     """PUB-1, ENV-1: the short way writes what the long one would, and returns the same envelope."""
-    columns, envelope = plain("order.placed", {"n": 1}, SHOP)
+    short, envelope = plain("order.placed", {"n": 1}, SHOP)
+    columns = short._asdict()
     event = NewEvent("order.placed", {"n": 1}, event_id=UUID(columns["id"]))
     row = prepare(event, SHOP, now=columns["occurred_at"])
     assert {name: value for name, value in row._asdict().items() if name in columns} == columns
@@ -271,6 +273,11 @@ def test_a_plain_event_is_checked_and_written_as_text() -> None:
     """PUB-3: payloads are refused by their path; an enum member is written as its value."""
     with pytest.raises(PublishError, match=r"payload\.at"):
         plain("order.placed", {"at": {NOW}}, SHOP)
-    columns, envelope = plain(Kind.PLACED, {}, SHOP)
-    assert {type(value) for value in columns.values()} == {str}
+    row, envelope = plain(Kind.PLACED, {}, SHOP)
+    assert {type(value) for value in row} == {str}
     assert type(envelope.event_type) is str
+
+
+def test_a_plain_row_has_the_order_of_its_statement() -> None:
+    """PUB-1: it is sent as it is."""
+    assert Queries().asyncpg("publish_plain").parameters == PlainRow._fields

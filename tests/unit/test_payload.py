@@ -14,7 +14,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from holdfast.errors import PayloadError
@@ -46,8 +46,27 @@ def test_a_good_payload_keeps_its_value(payload: dict[str, Any]) -> None:
     assert json.loads(encode_payload(payload)) == payload
 
 
+@pytest.mark.parametrize("count", [1, 10, 100, 1_000, 10_000])
+def test_a_payload_of_any_length_keeps_its_value(count: int) -> None:
+    """PUB-3: short ones are written in another way than long ones."""
+    payload = {"lines": [{"sku": "ü\\", "price": 19.9, "small": 5e-324, "large": -(2**70), "none": None}] * count}
+    assert json.loads(encode_payload(payload, 2**31)) == payload
+
+
+@pytest.mark.parametrize("limit", range(40, 140, 3))
+def test_the_cap_is_the_same_however_a_payload_is_written(limit: int) -> None:
+    """RELIABILITY D2: a short payload is measured as jsonb prints it, with a space after each separator."""
+    payload = {"a": [1, 2, 3], "b": {"c": "ü", "d": None}, "e": [1.5]}
+    size = len('{"a": [1, 2, 3], "b": {"c": "ü", "d": null}, "e": [1.5]}'.encode())
+    if limit >= size:
+        assert json.loads(encode_payload(payload, limit)) == payload
+    else:
+        with pytest.raises(PayloadError, match=f"{size} bytes of JSON, {limit} are allowed"):
+            encode_payload(payload, limit)
+
+
 def test_a_tuple_is_written_as_a_list() -> None:
-    assert encode_payload({"point": (1, 2)}) == '{"point": [1, 2]}'
+    assert encode_payload({"point": (1, 2)}) == '{"point":[1,2]}'
 
 
 @pytest.mark.parametrize(
@@ -73,6 +92,10 @@ def test_a_tuple_is_written_as_a_list() -> None:
         ([1], "payload", "wrap"),
         (None, "payload", "wrap"),
         ("text", "payload", "wrap"),
+        (' {"a": 1}', "payload", "json.loads(value)"),
+        (b'{"a": 1}', "payload", "json.loads(value)"),
+        (b"\xff", "payload", "base64"),
+        (Colour, "payload", "is the class Colour; pass an object of it"),
     ],
 )
 def test_a_bad_payload_is_refused_by_path(payload: Any, field: str, remedy: str) -> None:
@@ -214,7 +237,18 @@ def test_encoding_agrees_with_the_naive_rules(payload: dict[str, Any]) -> None:
     else:
         assert acceptable(payload)
         assert json.loads(text) == as_lists(payload)
-        assert text == json.dumps(as_lists(payload), ensure_ascii=False)
+        # Numbers too: the hashes of commands are made of them as they are written.
+        assert text == json.dumps(as_lists(payload), ensure_ascii=False, separators=(",", ":"))
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+@example(1e-4).via("the least without an exponent")
+@example(1e-7).via("two digits of exponent in Python")
+@example(9999999999999998.0).via("the greatest without an exponent")
+@example(1e16).via("a sign in the exponent")
+def test_a_number_is_written_as_python_writes_it(number: float) -> None:
+    """IDM-1: a command that is repeated has the same hash, whichever release of Holdfast made the first."""
+    assert encode_payload({"n": number}) == f'{{"n":{number!r}}}'
 
 
 def test_the_interpreter_limit_on_digits_is_the_default_here() -> None:

@@ -8,28 +8,46 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Callable
-from queue import SimpleQueue
+from functools import partial
+from queue import Empty, SimpleQueue
 from typing import Final, Generic, TypeVar
+
+from holdfast.observing import lost_with
 
 T = TypeVar("T")
 
 # Of the places in a queue the last ones are kept for urgent items.
 MOST: Final = 4_000
 RESERVED: Final = 1_000
+# How long an item may be put off, in seconds.
+FINISH_AFTER: Final = 1.0
+
+
+def _nothing() -> None: ...
 
 
 class Background(Generic[T]):
     """Calls `consume` with each item, in their order, in a thread of its own.
 
     An item that finds no room, or that `consume` raises an error for, is dropped. `resumed` is called, in the thread,
-    with the number of items that were dropped, once `consume` has succeeded again and has caught up.
+    with the number of items that were dropped, once `consume` has succeeded again and has caught up. `finish` is called
+    there within a second or so of an item, and before a `flush` is done: what `consume` has put off is done then. With
+    an error, either of them drops one item, or as many as FactsLost says.
     """
 
-    def __init__(self, name: str, consume: Callable[[T], object], resumed: Callable[[int], object]) -> None:
+    def __init__(
+        self,
+        name: str,
+        consume: Callable[[T], object],
+        resumed: Callable[[int], object],
+        finish: Callable[[], object] | None = None,
+    ) -> None:
         self._name = name
         self._consume = consume
         self._resumed = resumed
+        self._finish = finish
         self._lock = threading.Lock()  # for the fields below; held for a moment only
         self._dropped = 0
         self._reported = 0
@@ -65,22 +83,40 @@ class Background(Generic[T]):
                 threading.Thread(target=self._run, args=(self._queue,), name=self._name, daemon=True).start()
 
     def _run(self, queue: SimpleQueue[tuple[T] | Callable[[], object]]) -> None:
+        finish_at: float | None = None  # None: nothing is put off
         while True:
-            taken = queue.get()
-            if not isinstance(taken, tuple):
-                with contextlib.suppress(Exception):
-                    taken()
-                continue
             try:
-                self._consume(*taken)
-            except BaseException:  # a thread that ends would drop everything after it
-                self._drop()
-            else:
-                self._report()
+                taken = queue.get(timeout=None if finish_at is None else max(0.0, finish_at - time.monotonic()))
+            except Empty:
+                taken = _nothing
+            if isinstance(taken, tuple):
+                self._take(*taken)
+                if finish_at is None and self._finish is not None:
+                    finish_at = time.monotonic() + FINISH_AFTER
+                if finish_at is None or time.monotonic() < finish_at:
+                    continue
+            if finish_at is not None and self._finish is not None:
+                self._succeeds(self._finish)
+                finish_at = None
+            if not isinstance(taken, tuple):
+                with contextlib.suppress(BaseException):
+                    taken()
 
-    def _drop(self) -> None:
+    def _take(self, item: T) -> None:
+        if self._succeeds(partial(self._consume, item)):
+            self._report()
+
+    def _succeeds(self, function: Callable[[], object]) -> bool:
+        try:
+            function()
+        except BaseException as error:  # a thread that ends would drop everything after it
+            self._drop(lost_with(error))
+            return False
+        return True
+
+    def _drop(self, count: int = 1) -> None:
         with self._lock:
-            self._dropped += 1
+            self._dropped += count
 
     def _report(self) -> None:
         # With half of the queue free again the report, which may come through the queue, is not dropped in turn.
@@ -88,5 +124,5 @@ class Background(Generic[T]):
             return
         with self._lock:
             count, self._reported = self._dropped - self._reported, self._dropped
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(BaseException):
             self._resumed(count)

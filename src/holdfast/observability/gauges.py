@@ -7,13 +7,13 @@ beside ten delivered events or ten million. Counts end at a limit; one that equa
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from holdfast.measurements import OTHER
 from holdfast.postgres.operations.metrics import Snapshot
-from holdfast.postgres.operations.status import MOST, RouteStatus
+from holdfast.postgres.operations.status import MOST, BrokerBacklog, RouteStatus
 
 WAKEUP_MODES: Final = ("when_idle", "always", "never", "missing")
 MOST_HANDLERS: Final = 200
@@ -165,9 +165,19 @@ def _flows(snapshot: Snapshot) -> Iterator[Gauge]:
 def _brokers(snapshot: Snapshot) -> Iterator[Gauge]:
     """What brokers hold for handlers; where they do not tell, there is no sample."""
     backlogs = snapshot.status.backlogs
-    labels = [{"broker": each.broker, "handler": each.handler_name} for each in backlogs]
+    yield from broker_gauges(backlogs)
     weak = Counter({each.broker: 0 for each in backlogs})
     weak.update(each.broker for each in snapshot.status.weaknesses)
+    yield Gauge(
+        "broker_weaknesses",
+        "Settings of a broker that may lose events; holdfast doctor names them.",
+        [({"broker": broker}, float(count)) for broker, count in sorted(weak.items())],
+    )
+
+
+def broker_gauges(backlogs: Sequence[BrokerBacklog]) -> Iterator[Gauge]:
+    """Return what brokers hold for handlers, whoever has asked them."""
+    labels = [{"broker": each.broker, "handler": each.handler_name} for each in backlogs]
 
     def known(name: str, text: str, values: Iterable[float | None]) -> Gauge:
         told = zip(labels, values, strict=True)
@@ -192,11 +202,6 @@ def _brokers(snapshot: Snapshot) -> Iterator[Gauge]:
         "broker_report_age_seconds",
         "How long ago a broker has told a worker about a handler, in seconds.",
         (each.seconds for each in backlogs),
-    )
-    yield Gauge(
-        "broker_weaknesses",
-        "Settings of a broker that may lose events; holdfast doctor names them.",
-        [({"broker": broker}, float(count)) for broker, count in sorted(weak.items())],
     )
 
 

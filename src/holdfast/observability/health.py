@@ -23,6 +23,8 @@ _LISTENING = {
     "off": "polling: LISTEN is off",
 }
 
+_STUTTER = 2.0  # seconds without a turn of the event loop, from which on people are told
+
 
 @dataclass(frozen=True, slots=True)
 class Health:
@@ -36,6 +38,7 @@ class Health:
     generation: int | None = None
     listener: ListenerState | None = None
     in_flight: int | None = None
+    concurrency: int | None = None  # events that each handler may run at once
     loop_silent_s: float | None = None  # since the event loop last turned
     heartbeat_s: float | None = None  # since the database last took a heartbeat; None: it has taken none yet
     processes: tuple[Health, ...] = ()
@@ -57,21 +60,39 @@ class Health:
         """Why it is not live or not ready, the worst first."""
         return self.not_live + self.not_ready
 
-    def __str__(self) -> str:
-        """One line for people."""
-        word = "ready" if self.ready else "live, not ready" if self.live else "not live"
+    @property
+    def _stutters(self) -> bool:
+        """Whether the event loop has not turned for seconds, which is not yet a reason to start it again."""
+        return self.live and self.loop_silent_s is not None and self.loop_silent_s >= _STUTTER
+
+    @property
+    def verdict(self) -> str:
+        """How it is in a word."""
+        return "ready" if self.ready else "live, not ready" if self.live else "not live"
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Its problems, or, with several databases, those of each with its name."""
+        return self.problems or tuple(_named(self.databases, lambda each: each.problems))
+
+    @property
+    def known(self) -> str:
+        """What else is known of it, in parentheses behind a space; or nothing."""
         ending = self.state in ("draining", "stopped")
         about = [
             *([_LISTENING[self.listener]] if self.listener is not None and not ending else ()),
             *([f"generation {self.generation}"] if self.generation is not None else ()),
             *([f"{self.in_flight} in flight"] if self.in_flight is not None else ()),
+            *([f"event loop blocked for {self.loop_silent_s:.0f} s"] if self._stutters else ()),
             *([f"{len(self.processes)} processes"] if self.processes else ()),
             *([_ready_of(self.databases)] if self.databases else ()),
         ]
-        known = f" ({', '.join(about)})" if about else ""
-        problems = self.problems or tuple(_named(self.databases, lambda each: each.problems))
-        why = f": {'; '.join(problems)}" if problems else ""
-        return f"{word}{why}{known}"
+        return f" ({', '.join(about)})" if about else ""
+
+    def __str__(self) -> str:
+        """One line for people."""
+        why = f": {'; '.join(self.reasons)}" if self.reasons else ""
+        return f"{self.verdict}{why}{self.known}"
 
     def as_data(self) -> dict[str, Any]:
         """The same for programs, as JSON has it."""

@@ -99,9 +99,21 @@ def address_of(text: str, option: str = "--listen", example: int = 9464) -> tupl
     return (found["host"] or LOOPBACK).strip("[]"), int(found["port"])
 
 
-def reason_of(error: OSError) -> str:
-    """Return why an address cannot be used, in the system's words. asyncio's quote the address in Python's form."""
-    return os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
+class CannotListen(OSError):
+    """A site whose address cannot be used; `site` is which."""
+
+    def __init__(self, site: Site | UnixSite, error: OSError) -> None:
+        super().__init__(error.errno, error.strerror or str(error))
+        self.site = site
+
+
+def unusable(option: str, host: str, port: int, error: OSError) -> ConfigurationError:
+    """Return the error for an option with an address that cannot be used; the system's words say why."""
+    # asyncio's words quote the address in Python's form.
+    reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
+    address = f"{f'[{host}]' if ':' in host else host}:{port}"
+    problem = f"{address} cannot be used: {reason}"
+    return ConfigurationError(option, problem, "name an address of this machine and a free port")
 
 
 def is_loopback(host: str) -> bool:
@@ -114,11 +126,14 @@ def is_loopback(host: str) -> bool:
 
 @contextlib.asynccontextmanager
 async def serve(sites: Iterable[Site | UnixSite]) -> AsyncIterator[list[int]]:
-    """Serve inside the block; yields the port of each site, 0 for a Unix socket."""
+    """Serve inside the block; yields the port of each site, 0 for a Unix socket. Raises CannotListen."""
     async with contextlib.AsyncExitStack() as servers:
         ports = []
         for site in sites:
-            server = await _start(site)
+            try:
+                server = await _start(site)
+            except OSError as error:
+                raise CannotListen(site, error) from None
             servers.callback(server.close)
             ports.append(server.sockets[0].getsockname()[1] if isinstance(site, Site) else 0)
         yield ports

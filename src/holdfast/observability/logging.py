@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from holdfast.checks import line, number, one_of
 from holdfast.context import current_context
+from holdfast.observability.alike import AlikeFailures
 from holdfast.observing import USUAL_FACTS, FactKind
 from holdfast.telemetry import (
+    LONGEST_CORRELATION,
     DeliveryFact,
     Fact,
     Failed,
@@ -51,9 +53,10 @@ class LogObserver:
 
     `service`, `environment` and `version` are those of the application, and part of every entry if they are given.
     `successes` is the level of an entry for each event that was published, and for each one that was handled; `sample`
-    is the share of them that is written. Retries, failures and notices are always written. `worker` is the name of the
-    worker of this process, and part of every entry with the process id; `database` the name of its database, where the
-    process serves several.
+    is the share of them that is written. Retries, failures and notices are always written; of more than twenty failures
+    of a kind in a second the others are one entry, with their number as `repeated`. `worker` is the name of the worker
+    of this process, and part of every entry with the process id; `database` the name of its database, where the process
+    serves several.
     """
 
     def __init__(
@@ -79,6 +82,7 @@ class LogObserver:
         if database is not None:
             self.process["database"] = line("LogObserver.database", database)
         self.successes: LogSuccesses = successes
+        self._alike = AlikeFailures(self._failure)
         self.facts: frozenset[FactKind] = USUAL_FACTS | {LostLease}
         if successes != "never":
             self.facts |= {Published, Handled, Snoozed, Released, Fired}
@@ -91,24 +95,8 @@ class LogObserver:
                 self._success("event_published", self._event(fact, fact.source))
             case Notice():
                 getattr(logger(), fact.level)(fact.name, **{**self.application, **self.process, **fact.details})
-            case Retried():
-                next_attempt = datetime.now(UTC) + timedelta(seconds=fact.retry_in)
-                logger().warning(
-                    "delivery_retried",
-                    operation=fact.handler_name,
-                    next_attempt_at=next_attempt.isoformat(),
-                    retry_in_s=round(fact.retry_in, 3),
-                    **self._delivery(fact),
-                    **_error(fact),
-                )
-            case Failed():
-                logger().error(
-                    "delivery_failed",
-                    **self._delivery(fact),
-                    failure_reason=fact.failure_reason,
-                    error_signature=fact.error_signature,
-                    **_error(fact),
-                )
+            case Retried() | Failed():
+                self._alike.add(fact)
             case LostLease():
                 logger().warning("lease_lost", **self._delivery(fact))
             case Snoozed():
@@ -120,6 +108,28 @@ class LogObserver:
                 self._success(
                     "schedule_fired", {**self.application, **self.process, "schedule": fact.schedule, "slots": slots}
                 )
+
+    def finish(self) -> None:
+        """Write how often failures were repeated that have no entry of their own yet."""
+        self._alike.finish()
+
+    def _failure(self, fact: Retried | Failed, count: int) -> None:
+        """Write an entry that stands for so many failures."""
+        entry = self._delivery(fact)
+        if count > 1:
+            entry["repeated"] = count
+        if isinstance(fact, Failed):
+            entry["failure_reason"] = fact.failure_reason
+            logger().error("delivery_failed", **entry, **_error(fact))
+            return
+        entry["operation"] = fact.handler_name
+        if fact.held:
+            entry["held"] = True
+        else:
+            next_attempt = datetime.now(UTC) + timedelta(seconds=fact.retry_in)
+            entry["next_attempt_at"] = next_attempt.isoformat()
+            entry["retry_in_s"] = round(fact.retry_in, 3)
+        logger().warning("delivery_retried", **entry, **_error(fact))
 
     def _success(self, name: str, entry: dict[str, object]) -> None:
         if self.successes == "info":
@@ -155,7 +165,7 @@ class LogObserver:
 def _error(fact: Retried | Failed) -> dict[str, str | None]:
     # `exception` is the name by which structlog's renderers know a traceback.
     traceback = {"exception": fact.traceback} if fact.traceback else {}
-    return {"last_error": fact.last_error, **traceback}
+    return {"error_signature": fact.error_signature, "last_error": fact.last_error, **traceback}
 
 
 def add_delivery(_logger: object, _method: str, entry: EventDict) -> EventDict:
@@ -168,7 +178,7 @@ def add_delivery(_logger: object, _method: str, entry: EventDict) -> EventDict:
         "event_id": str(context.event_id),
         "handler_name": context.handler_name,
         "attempts": context.attempt,
-        "correlation_id": context.correlation_id,
+        "correlation_id": context.correlation_id[:LONGEST_CORRELATION],
         "trace_id": trace_id_of(context.trace_context),
         **entry,
     }

@@ -7,7 +7,7 @@ from functools import partial
 
 from holdfast.observability.background import Background
 from holdfast.observability.logging import log_fact
-from holdfast.observing import ObserverGroup, facts_of
+from holdfast.observing import ObserverGroup, facts_of, finish_of
 from holdfast.telemetry import Fact, Failed, Notice, Observer
 
 # Together with everything else that a stop may wait for, less than five seconds.
@@ -31,16 +31,26 @@ class Observers(ObserverGroup):
             try:
                 observer(fact)
             except BaseException as error:
-                self.report_failure(observer, fact, error)
+                self.report_failure(observer, type(fact).__name__, error)
                 raise
 
-        background = Background("holdfast-observer", consume, partial(_tell, observer))  # one thread for each
+        put_off = finish_of(observer)
+        finish = put_off and partial(self._finish, observer, put_off)
+        # One thread for each.
+        background = Background("holdfast-observer", consume, partial(_tell, observer), finish)
         self._all.append(background)
 
         def take(fact: Fact) -> None:
             background.put(fact, urgent=isinstance(fact, Failed))
 
         return take
+
+    def _finish(self, observer: Observer, finish: Callable[[], object]) -> None:
+        try:
+            finish()
+        except BaseException as error:
+            self.report_failure(observer, "finish", error)
+            raise
 
     @property
     def dropped(self) -> int:

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
@@ -24,8 +25,9 @@ from holdfast.measurements import (
     FailureKind,
     Measurements,
 )
-from holdfast.observability.gauges import Gauge, Sample, gauges
+from holdfast.observability.gauges import Gauge, Sample, broker_gauges, gauges
 from holdfast.postgres.operations.metrics import Snapshot
+from holdfast.postgres.operations.status import BrokerBacklog
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -200,6 +202,7 @@ class ProcessFamilies:
             self._by_event_type(found.published),
         )
         yield from _counters(found)
+        yield from _brokers(found)
         if deaths is not None:
             yield _total("worker_deaths", "Worker processes that have died and were started again.", deaths)
 
@@ -224,6 +227,12 @@ class ProcessFamilies:
         return found
 
 
+def _brokers(found: Measurements) -> Iterator[Metric]:
+    now = time.time()
+    answers = sorted(found.brokers, key=lambda each: -(each.waiting or 0))[:MOST_HANDLERS]
+    return map(_gauge, broker_gauges([BrokerBacklog(*each[:2], now - each.at, *each[2:5]) for each in answers]))
+
+
 def _counters(found: Measurements) -> Iterator[Metric]:
     counters = found.counters
     yield _total("claims", "Claims that were sent to the database.", counters.claims)
@@ -246,6 +255,8 @@ def _counters(found: Measurements) -> Iterator[Metric]:
     )
     yield _gauge(Gauge("worker_listening", "Of them, those that hear notifications.", [({}, float(found.listening))]))
     yield _gauge(Gauge("worker_in_flight", "Deliveries that they hold under a lease.", [({}, float(found.in_flight))]))
+    text = "Events that a handler may run at once, in all of them together."
+    yield _gauge(Gauge("worker_concurrency", text, [({}, float(found.concurrency))]))
 
 
 def _gauge(gauge: Gauge) -> Metric:

@@ -17,7 +17,7 @@ from holdfast.handling.sessions import NoConnection, NoSession
 from holdfast.handling.threads import NoThread, Threads
 from holdfast.outcome import Done, Outcome
 from holdfast.postgres.delivery import Delivery
-from holdfast.tracing import LEASE_LOST, Tracing
+from holdfast.tracing import LEASE_LOST, HandleSpan, Tracing
 from holdfast.worker.decoding import decode
 from holdfast.worker.runners import Runner
 from holdfast.worker.settlements import Fail, Falter, Judge, Release, Retry, Setback, Settlement, Snooze
@@ -47,7 +47,7 @@ class Attempts:
         self._tracing = shared.tracing
         # One function or the other, so that what does not trace does not ask for each event whether to.
         self.run: Callable[[Runner, Delivery], Awaitable[None]] = (
-            self.run_untraced if shared.tracing is None else partial(self._run_traced, shared.tracing)
+            self.run_and_settle if shared.tracing is None else partial(self._run_traced, shared.tracing)
         )
         self._lease = shared.settings.lease  # and how long a delivery may wait for a thread
         # The dispatcher decides who gets a thread. There may be as many for slow handlers as for quick ones, as many
@@ -110,23 +110,33 @@ class Attempts:
                     span.conclude(outcome, report)
                     delivery.span = span
 
-    async def _run_traced(self, tracing: Tracing, runner: Runner, delivery: Delivery) -> None:
-        with tracing.handle(delivery) as span:
-            if span.recording:
-                delivery.span = span
+    def _run_traced(self, tracing: Tracing, runner: Runner, delivery: Delivery) -> Awaitable[None]:
+        span = tracing.handle(delivery)
+        # Where few are sampled nearly every event is run without a span that is kept, and without a call around it.
+        run = self._run_recorded if span.recording else self.run_and_settle
+        return run(runner, delivery, span)
+
+    async def _run_recorded(self, runner: Runner, delivery: Delivery, span: HandleSpan) -> None:
+        with span:
+            delivery.span = span
             try:
-                await self.run_untraced(runner, delivery)
+                await self.run_and_settle(runner, delivery)
             except (NoThread, NoSession):
                 span.conclude("snoozed")
                 raise
 
-    async def run_untraced(self, runner: Runner, delivery: Delivery) -> None:
-        """Run the handler, and settle the delivery. Raises NoThread or NoSession when the handler could not begin."""
+    async def run_and_settle(self, runner: Runner, delivery: Delivery, unrecorded: HandleSpan | None = None) -> None:
+        """Run the handler, and settle the delivery. Raises NoThread or NoSession when the handler could not begin.
+
+        A span that is not recorded is the current one while the handler runs.
+        """
         handler = delivery.handler
         result: Outcome | BaseException | None
         try:
             event, context = decode(delivery)
             warn_if_deprecated(event.event_type, self._observe)
+            if unrecorded is not None:
+                unrecorded.__enter__()
             token = current_context.set(context)
             try:
                 if handler.plain:
@@ -140,6 +150,8 @@ class Attempts:
                     result = await self.handlers.run(EventCall(handler, event, context), runner.start)
             finally:
                 current_context.reset(token)
+                if unrecorded is not None:
+                    unrecorded.__exit__(None, None, None)
         except (NoThread, NoSession):
             raise
         except NoConnection as missing:
@@ -163,6 +175,7 @@ class Attempts:
             return
         delivery.ended_at = time.monotonic()
         if isinstance(result, Done):
+            runner.queue.handled += 1
             if handler.breaker is not None:
                 self._settler.succeeded(delivery)
             self._settler.deliver(delivery)

@@ -121,7 +121,7 @@ class Batches:
         runner.threaded, runner.deadline = False, math.inf
         error: BaseException | None = None
         if len(group) == 1:
-            await self._attempts.run_untraced(runner, group[0].delivery)
+            await self._attempts.run_and_settle(runner, group[0].delivery)
             self._leave(runner, runner.called)
         else:
             error = await self._run(runner, group)

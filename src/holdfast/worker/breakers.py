@@ -12,17 +12,18 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from uuid import UUID
 
+from holdfast.flow import MOST_IN_A_WORKER
 from holdfast.handlers import Handler
 from holdfast.postgres.delivery import Delivery
 from holdfast.postgres.flow import Faltered
 from holdfast.telemetry import Notice, Observer
+from holdfast.worker.settlements import Falter
 
 # Successes are reported so often, while nothing is known to be wrong.
 _REPORT_INTERVAL = 0.2
 # A report that was lost must not stop a handler for good.
 _LONGEST_STOP = 10.0
 _MOST_TOKENS = 100
-_MOST_AT_ONCE = 10_000
 # What has succeeded lately is counted in periods of this length: the present one and the one before.
 _PERIOD = 1.0
 
@@ -66,7 +67,7 @@ class Breakers:
         record.streak, record.after_success = 0, True
         record.tokens.append(delivery.token)
         record.successes += 1
-        if record.most < _MOST_AT_ONCE:
+        if record.most < MOST_IN_A_WORKER:
             record.most += 1
             self._on_answer(delivery.handler.name, False)
 
@@ -96,16 +97,17 @@ class Breakers:
         record = self._records[handler.name]
         return record.streak >= record.after and time.monotonic() - record.failed_at < _LONGEST_STOP
 
-    def answered(self, deliveries: Sequence[Delivery], found: Sequence[Faltered]) -> None:
+    def answered(self, batch: Sequence[Falter], found: Sequence[Faltered]) -> None:
         """Learn what the database has made of failures."""
-        handlers = {each.id: each.handler.name for each in deliveries}
+        falters = {each.delivery.id: each for each in batch}
         open_now: dict[str, bool] = {}
         for each in found:
-            name = handlers[each.id]
+            name = falters[each.id].delivery.handler.name
             open_now[name] = open_now.get(name, False) or each.open
             if each.opened:
                 details: dict[str, object] = {
                     "handler_name": name,
+                    "last_error": falters[each.id].report.text,
                     "action": "its events wait in the database; one probes now and then",
                     "remedy": f"holdfast handlers show {name}",
                 }

@@ -211,7 +211,9 @@ class Claimer:
             if routing.few:
                 channel.restart()
             else:
-                channel.use_page(routing, await self._page(connection, name, channel.after))
+                if channel.needs_page:
+                    channel.take_page(routing, await self._page(connection, name, channel.after))
+                channel.use_page(routing)
             if channel.split:
                 split = await self._split(connection, routing.version, name, channel)
                 found += split
@@ -229,8 +231,8 @@ class Claimer:
             if not first and self._keyed.there(name):
                 claimed, seen = await self._claim_keyed(connection, name, 1)
                 found += claimed
-            self._more = self._more or bool(channel.after)
-            exhausted = exhausted and seen and channel.exhausted and not channel.after
+            self._more = self._more or channel.more
+            exhausted = exhausted and seen and channel.exhausted and not channel.more
         return found, exhausted
 
     async def _claim_keyed(self, connection: asyncpg.Connection, name: str, share: int) -> tuple[int, bool]:
@@ -282,6 +284,7 @@ class Claimer:
             await self._ask_limits(connection, asked, claimed)
         if claimed:
             channel.note({each.route for each in claimed})
+            channel.learn(ended - started, _NEIGHBOUR_PACE)
             self._learn_portion(len(claimed), ended - started)
             if self._wants_claimed:
                 self._observe(Claimed(name, len(claimed), ended - started))
@@ -338,7 +341,10 @@ class Claimer:
     async def _split(self, connection: asyncpg.Connection, version: int, name: str, channel: ChannelLanes) -> int:
         lanes = channel.split
         started = time.monotonic()
-        asked = lanes.claims(dict.fromkeys(lanes.handlers, self._batch), self._batch)
+        # Of a part of many routes about as many siblings as the claim takes that comes next.
+        few = self._routing is None or self._routing.few
+        most = self._batch if few else max(1, self._batch // channel.siblings)
+        asked = lanes.claims(dict.fromkeys(lanes.handlers, most), most)
         finds = await self._deliveries.split(connection, version, name, asked)
         split = sum(find.count for find in finds)
         self._counters.split += split

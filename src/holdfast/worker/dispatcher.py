@@ -22,6 +22,7 @@ from holdfast.postgres.delivery import Delivery
 from holdfast.telemetry import Notice
 from holdfast.worker.attempts import Attempts
 from holdfast.worker.batches import Batches
+from holdfast.worker.concurrency import Concurrency
 from holdfast.worker.hourly import HourlyLimit
 from holdfast.worker.queues import HandlerQueue, queues_of
 from holdfast.worker.runners import Runner, exhausted_notice, overrun_notice
@@ -35,6 +36,8 @@ from holdfast.worker.wakeups import Wakeups
 _DELIVERIES = 20
 _LONGEST_TICK = 0.5
 _CANCEL_PATIENCE = 1.0
+# When a handler that was cancelled and runs on is reported.
+_CANCEL_NOTICE = 5.0
 # How often to look who holds a thread or a session for long.
 _WATCH_INTERVAL = 0.05
 # A delivery that waited in vain for a thread or a connection is left to another worker for so long.
@@ -63,6 +66,7 @@ class Dispatcher:
         self._batch = shared.settings.batch
         self._lease = shared.settings.lease  # and how long a delivery may wait to be run
         self._queues = queues_of(handlers, shared.settings)
+        self.concurrency = Concurrency(shared.settings, settler, shared.observe, self._may_run_more)
         self._sharing: dict[Shares, list[HandlerQueue]] = {}
         for queue in self._queues.values():
             if queue.shares is not None:
@@ -110,8 +114,12 @@ class Dispatcher:
         return [delivery for runner in list(self._runners) for delivery in runner.deliveries]
 
     def feed(self, deliveries: Iterable[Delivery]) -> None:
+        # The most urgent come first, so those of many handlers alternate: each queue gets all of its own at once.
+        by_handler: dict[str, list[Delivery]] = {}
         for name, some in groupby(deliveries, _HANDLER):
-            queue, fed = self._queues[name], list(some)
+            by_handler.setdefault(name, []).extend(some)
+        for name, fed in by_handler.items():
+            queue = self._queues[name]
             queue.weigh(fed)
             queue.waiting.extend(fed)
             self._fed[name] = queue
@@ -137,6 +145,8 @@ class Dispatcher:
             if queue.gathers and (wait := queue.ripe_in()) > 0:
                 self._start_in(wait, queue)
                 return
+            if queue.adjustable:
+                self.concurrency.watch(queue)
             queue.fresh = True
             queue.take()
             runner = Runner(queue)
@@ -144,7 +154,7 @@ class Dispatcher:
             if queue.shares is not None and queue.shares not in self._watched:
                 self._watched.add(queue.shares)
                 asyncio.get_running_loop().call_later(_WATCH_INTERVAL, self._watch, queue.shares)
-            runner.task = task = asyncio.create_task(self._run(runner))
+            runner.task = task = asyncio.create_task(self._run(runner), name=f"handler {queue.handler.name}")
             task.add_done_callback(partial(self._ended, runner))
 
     def _room(self, queue: HandlerQueue) -> int:
@@ -183,6 +193,10 @@ class Dispatcher:
         """Start runners of every handler that has deliveries waiting."""
         for queue in tuple(self._fed.values()):
             self._start(queue)
+
+    def _may_run_more(self, queue: HandlerQueue) -> None:
+        self._start(queue)
+        self._tell_of_room(queue)
 
     def _end(self, runner: Runner) -> None:
         """Let the next one have what the runner had: of the handlers that wait, the one that holds the fewest."""
@@ -260,7 +274,7 @@ class Dispatcher:
         waiting, shares = queue.waiting, queue.shares
         try:
             for _ in range(1 if queue.gathers else _DELIVERIES):
-                if not waiting or self._settler.full or self._breakers.stops(queue.handler):
+                if not waiting or queue.surplus or self._settler.full or self._breakers.stops(queue.handler):
                     return
                 taken = queue.next()
                 runner.take(taken)
@@ -367,21 +381,23 @@ class Dispatcher:
         transaction is not cut: the next claim would find a lease that has expired. It is cut if the handler has
         returned: then the thread waits for a server that does not answer, and for nothing else.
         """
-        if not runner.in_thread:
+        if not (runner.in_thread or runner.cause):
             runner.cancel("timeout")
+            runner.deadline = time.monotonic() + _CANCEL_NOTICE
             return
         runner.deadline = math.inf
-        if runner.has_returned:
-            runner.cut()
-            return
-        runner.overrun = True
-        runner.forbid()
-        if runner.queue.shares is not None:
-            runner.queue.shares.overrun(1)
-            self._share(runner.queue.shares)
-            self._tell_of_room(runner.queue)
+        if runner.in_thread:
+            if runner.has_returned:
+                runner.cut()
+                return
+            runner.overrun = True
+            runner.forbid()
+            if runner.queue.shares is not None:
+                runner.queue.shares.overrun(1)
+                self._share(runner.queue.shares)
+                self._tell_of_room(runner.queue)
         if self._hourly.due("overran", delivery.handler.name):
-            self._observe(overrun_notice(delivery))
+            self._observe(overrun_notice(delivery, in_thread=runner.in_thread))
 
     def _give_up_waiting(self, now: float) -> None:
         """Leave to another worker what has waited for a runner longer than a lease."""

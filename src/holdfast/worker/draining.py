@@ -148,3 +148,4 @@ class Drainer:
                 await parts.lifespans.stop()
             except HoldfastError as error:
                 self._observers(Notice("error", "lifespan_failed", {"error": describe(error).text}))
+            self._observers.finish()

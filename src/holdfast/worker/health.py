@@ -32,6 +32,7 @@ class HealthReader:
             generation=self._settings.generation,
             listener=self._listener(state),
             in_flight=len(parts.shared.in_flight),
+            concurrency=parts.dispatcher.concurrency.limit,
             loop_silent_s=None if state in ("new", "stopped") else round(parts.shared.pulse.silent_for, 1),
             heartbeat_s=None if beat is None else round(beat, 1),
         )

@@ -25,6 +25,10 @@ PRIORITIES = (0, 1, 2)
 _SCAN_SHARE = 20
 # The share of the room for a lane that was empty the last time: enough to notice that it has filled.
 _PROBE_SHARE = 16
+# A lane of this priority gets its share before it is known whether it has anything.
+_USUAL = 1
+# Of so many lanes it is remembered whether they were full, while other pages are claimed from.
+_REMEMBERED = 10_000
 _LANE_OF = attrgetter("route", "priority")
 
 
@@ -90,14 +94,18 @@ class Lanes:
         self._lanes: dict[tuple[str, int], _Lane] = {}
         self._groups: dict[str, _Group] = {}  # by handler
         self._asked: list[_Group] = []  # those of the last claim
+        self._full: dict[tuple[str, int], bool] = {}  # whether a lane was full, also of those that left
 
     def replace(self, claimed: Mapping[str, Handler]) -> None:
         """Serve these routes from now on; marks of routes that stay are kept."""
         before, groups = self._lanes, self._groups
+        if len(self._full) > _REMEMBERED:
+            self._full.clear()
         self._lanes, self._groups, self._asked = {}, {}, []
         for priority in PRIORITIES:
             for route, handler in claimed.items():
-                lane = before.get((route, priority)) or _Lane(route, priority, handler)
+                key = route, priority
+                lane = before.get(key) or _Lane(route, priority, handler, full=self._full.get(key, priority == _USUAL))
                 lane.handler = handler
                 self._lanes[route, priority] = lane
                 group = self._groups.get(handler.name)
@@ -175,8 +183,10 @@ class Lanes:
             else:
                 group.scanned_at, group.scan_took = ended, ended - started
             for lane in group.lanes:
-                find = found.get((lane.route, lane.priority))
+                key = lane.route, lane.priority
+                find = found.get(key)
                 lane.full = find is not None and find.count >= lane.limit
+                self._full[key] = lane.full
                 if find is not None and lane.full:
                     lane.mark = find.first
                     exhausted = False

@@ -3,9 +3,11 @@
 import asyncio
 import contextlib
 import shlex
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from uuid import UUID
+
+import asyncpg
 
 from holdfast.failure import describe
 from holdfast.handlers import HandlerRegistry
@@ -118,6 +120,7 @@ class Lifecycle:
             await self._until_stop()
         finally:
             grace_ends = asyncio.get_running_loop().time() + self._settings.grace
+            self._report_stopping()
             await self._stop_claiming(claiming)
             if parts.substrate is not None:
                 await parts.substrate.stop()
@@ -213,6 +216,7 @@ class Lifecycle:
         await shared.subscriptions.subscribe(connection, owed + relaying)
         await shared.flow.declare(connection, owed + relays)
         self._report_outdated(await shared.subscriptions.read(connection))
+        await self._report_starved(connection, [handler.name for handler in owed])
         if self._parts.scheduler is not None:
             await self._parts.maintenance.introduce()
             await self._parts.scheduler.declare()
@@ -226,6 +230,35 @@ class Lifecycle:
                 f"holdfast handlers retire {handler_name} --event-type {shlex.quote(event_type)}",
             }
             self._observe(Notice("warning", "subscription_outdated", details))
+
+    def _report_stopping(self) -> None:
+        """Say what the end waits for."""
+        running = self._parts.dispatcher.running()
+        details: dict[str, object] = {
+            "worker": self._settings.shown_name,
+            "grace_s": self._settings.grace,
+            "running": len(running),
+            "handlers": sorted({delivery.handler.name for delivery in running}),
+        }
+        if running:
+            details["remedy"] = "they have the grace to end; a second Ctrl-C or SIGTERM ends holdfast worker at once"
+        self._observe(Notice("info", "worker_stopping", details))
+
+    async def _report_starved(self, connection: asyncpg.Connection, handlers: Sequence[str]) -> None:
+        """Say which handlers get their events from a broker whose address this worker was not given."""
+        from holdfast.brokers.engines import NAMES  # a program that imports a worker needs no broker
+
+        substrate = self._parts.substrate
+        others = [each for each in NAMES if substrate is None or each != substrate.engine.name]
+        carried = await self._parts.brokers.carried(connection, others, handlers)
+        for handler_name, broker in carried.items():
+            details: dict[str, object] = {
+                "handler_name": handler_name,
+                "broker": broker,
+                "cause": f"{handler_name} is carried by {broker}, and this worker does not take from there",
+                "remedy": f"start it with --substrate, or: holdfast handlers via outbox {handler_name}",
+            }
+            self._observe(Notice("warning", "handler_starved", details))
 
     async def _keep(self, name: str, loop: Callable[[], Awaitable[None]]) -> None:
         """Run a loop, and start it again after a defect ends it: the others must not die with it."""

@@ -18,6 +18,7 @@ from uuid import UUID
 import asyncpg
 
 from holdfast.handlers import Handler
+from holdfast.names import meant_type
 from holdfast.postgres.connection import ReservedConnection
 from holdfast.postgres.deliveries import Deliveries
 from holdfast.postgres.faults import CONNECTION_FAULTS, PASSING_FAULTS
@@ -28,6 +29,7 @@ from holdfast.settings import WorkerSettings, channel_of
 from holdfast.telemetry import Counters, Notice, Observer
 from holdfast.worker.hourly import HourlyLimit
 from holdfast.worker.in_flight import InFlight
+from holdfast.worker.outage import Outage
 from holdfast.worker.routing import SubscriptionIndex
 
 _INTERVAL = 10.0
@@ -88,6 +90,7 @@ class Maintenance:
         registration: Registration,
         observe: Observer,
         activity: Activity,
+        outage: Outage,
         chores: Sequence[Chore] = (),
     ) -> None:
         self._connection = connection
@@ -97,6 +100,7 @@ class Maintenance:
         self._registration = registration
         self._observe = observe
         self._activity = activity
+        self._outage = outage
         self._chores = chores
         self._reports = HourlyLimit()
         self._unserved: set[tuple[str, int]] = set()  # channels and generations, when last looked for
@@ -126,9 +130,14 @@ class Maintenance:
                 await self._repair_clock(connection)
                 for chore in self._chores:
                     await self._do(chore, connection)
-                await self._rest(await self._fleet.claimers(connection))
+                workers = await self._fleet.claimers(connection)
+                self._outage.over()
+                await self._rest(workers)
             except (*PASSING_FAULTS, *CONNECTION_FAULTS):
                 await self._pause()  # the loops that matter report outages
+            except asyncpg.InsufficientPrivilegeError as lost:
+                self._outage.begin(lost)
+                await self._pause()
 
     async def _rest(self, workers: int) -> None:
         """Wait for the next turn. While the worker idles, that of one among several, without a connection."""
@@ -233,12 +242,14 @@ class Maintenance:
         if not self._reports.due("unrouted", channel, route):
             return
         target, _, event_type = route.partition("/")
+        meant = meant_type(event_type, (each for *_, each in subscriptions.entries))
         details: dict[str, object] = {
             "event_type": event_type,
             "target": None if target == "*" else target,
             "channel": channel,
             "known_handlers": len({name for _, name, _ in subscriptions.entries}),
-            "remedy": "start a worker with a handler for this type; the events wait and burn no attempts",
+            "remedy": (f"did you mean {meant}? If not, " if meant else "")
+            + "start a worker with a handler for this type; the events wait and burn no attempts",
         }
         self._observe(Notice("warning", "events_unrouted", details))
 

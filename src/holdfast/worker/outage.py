@@ -38,6 +38,13 @@ class Fault:
         return time.monotonic() - self.since
 
 
+def _words(fault: BaseException) -> str:
+    # The driver met the end of the connection in the middle of an answer, and names a state of its own.
+    if isinstance(fault, asyncpg.InternalClientError):
+        return "the connection was lost"
+    return redact_secrets(f"{type(fault).__name__}: {fault}")[:500]
+
+
 class Outages:
     """The outages of one database, as the loops of a worker meet them, each on a connection of its own.
 
@@ -67,7 +74,7 @@ class Outages:
     def begin(self, loop: str, fault: BaseException, tries: int) -> None:
         refused = isinstance(fault, LoginRefused | asyncpg.TooManyConnectionsError)
         state = sqlstate_of(fault) if refused else None
-        error = redact_secrets(f"{type(fault).__name__}: {fault}")[:500]
+        error = _words(fault)
         with self._lock:
             earlier = self._met.get(loop)
             self._met[loop] = Fault(error, earlier.since if earlier else time.monotonic())
@@ -83,6 +90,11 @@ class Outages:
         if isinstance(fault, asyncpg.InsufficientPrivilegeError):
             denied: dict[str, object] = {"loop": loop, "error": error, "remedy": _GRANT}
             self._observe(Notice("error", "permission_denied", denied))
+            return
+        if isinstance(fault, asyncpg.LockNotAvailableError):
+            remedy = fault.hint or "holdfast doctor names the session that has the lock"
+            blocked: dict[str, object] = {"loop": loop, "error": error, "action": "trying again", "remedy": remedy}
+            self._observe(Notice("error", "delivery_blocked", blocked))
             return
         details: dict[str, object] = {
             "loop": loop,

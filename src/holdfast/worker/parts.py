@@ -24,6 +24,7 @@ from holdfast.handlers import HandlerRegistry
 from holdfast.handling.application.sources import Transactions
 from holdfast.handling.lifespans import Lifespans
 from holdfast.observing import ObserverGroup
+from holdfast.postgres.brokers import BrokerStatements
 from holdfast.postgres.deliveries import Deliveries
 from holdfast.postgres.fleet import Fleet
 from holdfast.postgres.flow import FlowStatements
@@ -99,6 +100,7 @@ class Parts:
             deliveries = messages = MessageDeliveries(statements, **identity, relays=self.substrate.relays)
             in_flight, reports = MessagesInFlight, MessageReports
         self.handlers = handlers
+        self.brokers = BrokerStatements(statements)
         counters = Counters()
         tally = Tally(counters, deliveries.clock, observe)
         meter = None if tracing is None else tracing.meter
@@ -155,6 +157,7 @@ class Parts:
             introduction,
             observe,
             Activity(shared.in_flight, counters),
+            shared.outages.of("maintain"),
             chores,
         )
         self.scheduler: Scheduler | None = None

@@ -11,7 +11,7 @@ from pydantic_core import from_json
 from holdfast.handler_tally import DeliveryOutcome
 from holdfast.observing import ObserverGroup, sampled
 from holdfast.postgres.delivery import Delivery
-from holdfast.telemetry import Failed, Handled, LostLease, Released, Retried, Snoozed, trace_id_of
+from holdfast.telemetry import LONGEST_CORRELATION, Failed, Handled, LostLease, Released, Retried, Snoozed, trace_id_of
 from holdfast.tracing import Meter
 from holdfast.worker.settlements import Fail, Release, Retry, Settlement, Snooze, deliveries_of
 from holdfast.worker.tally import Tally
@@ -84,7 +84,9 @@ class Reports:
                         *_names(each.delivery),
                         last_error=each.report.text,
                         retry_in=each.delay,
+                        error_signature=each.report.signature,
                         traceback=each.report.traceback,
+                        held=each.held,
                         **self._fields(each.delivery),
                     )
                 )
@@ -180,5 +182,5 @@ def _names(delivery: Delivery) -> tuple[UUID, UUID, str, str, str | None, str, i
         delivery.target,
         delivery.handler.name,
         delivery.attempts,
-        correlation,
+        correlation[:LONGEST_CORRELATION],
     )

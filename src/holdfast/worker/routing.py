@@ -23,6 +23,7 @@ class Owed:
 
     handler: Handler  # when it is split, one of ours that wants it
     split: bool
+    siblings: tuple[str, ...] = ()  # of a split, the handlers of ours that get one
 
 
 class Routing:
@@ -83,7 +84,10 @@ class Routing:
         wanted = self._index.subscribers(route)
         # A handler may be recorded for a type that its present code no longer registers: leave that alone.
         mine = sorted(name for name in wanted & self._ours.keys() if self._ours[name].wants(event_type))
-        return Owed(self._ours[mine[0]], split=len(wanted) > 1) if mine else None
+        if not mine:
+            return None
+        split = len(wanted) > 1
+        return Owed(self._ours[mine[0]], split, tuple(mine) if split else ())
 
     def ranges(self) -> tuple[list[str], list[str]]:
         """Where in the order of their characters our routes lie: the beginnings and the ends, which are outside."""

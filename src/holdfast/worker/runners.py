@@ -114,14 +114,20 @@ class Runner:
             self.task.uncancel()
 
 
-def overrun_notice(delivery: Delivery) -> Notice:
-    """Say that a handler is past its time limit and cannot be cancelled."""
+def overrun_notice(delivery: Delivery, *, in_thread: bool) -> Notice:
+    """Say that a handler is past its time limit and cannot be ended: it is in a thread, or was cancelled in vain."""
+    remedy = (
+        "its thread cannot be stopped, and the event is not retried before it ends: give what the handler waits for a "
+        "time limit of its own, or restart the worker"
+        if in_thread
+        else "it was cancelled and runs on, and the event is not retried before it ends: let the handler raise "
+        "asyncio.CancelledError again, or restart the worker"
+    )
     details: dict[str, object] = {
         "handler_name": delivery.handler.name,
         "delivery_id": str(delivery.id),
         "limit_s": delivery.handler.timeout,
-        "remedy": "its thread cannot be stopped, and the event is not retried before it ends: give what the handler "
-        "waits for a time limit of its own, or restart the worker",
+        "remedy": remedy,
     }
     return Notice("warning", "handler_overran", details)
 

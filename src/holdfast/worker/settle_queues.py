@@ -123,10 +123,11 @@ class SettleQueues:
 
     async def _send_falter(self, connection: asyncpg.Connection, batch: Sequence[Falter]) -> list[UUID]:
         found = await self._flow.falter(connection, batch)
-        verdicts = {each.id: each.verdict for each in found}
-        for each in batch:
-            each.verdict = verdicts[each.delivery.id]
-        self._breakers.answered(deliveries_of(batch), found)
+        settled = {each.id: each for each in found}
+        for falter in batch:
+            became = settled[falter.delivery.id]
+            falter.verdict, falter.open = became.verdict, became.open
+        self._breakers.answered(batch, found)
         lost = [each.id for each in found if each.verdict == "lost"]
         fails = [each.fail for each in batch if each.verdict == "fail" and each.fail is not None]
         if fails:
@@ -134,8 +135,13 @@ class SettleQueues:
         return lost
 
     def _faltered(self, batch: Sequence[Falter]) -> None:
-        self._retried([Retry(each.delivery, each.delay, each.report) for each in batch if each.verdict == "retry"])
-        self._reports.snoozed([Snooze(each.delivery, each.delay) for each in batch if each.verdict == "hold"])
+        again = [
+            Retry(each.delivery, each.delay, each.report, held=each.verdict == "hold" and each.open)
+            for each in batch
+            if each.verdict in ("retry", "hold")
+        ]
+        self._retried([each for each in again if not each.held])
+        self._reports.retried([each for each in again if each.held])
         fails = [each.fail for each in batch if each.verdict == "fail" and each.fail is not None]
         for each in fails:
             self._reports.judged(each)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from holdfast import outcome
-from holdfast.errors import RelayFault
+from holdfast.errors import RelayFault, TerminalHandlerError, TransientHandlerError
 from holdfast.failure import ErrorReport, Redactor, describe, state
 from holdfast.measurements import FailureKind
 from holdfast.postgres.delivery import Delivery
@@ -28,6 +28,7 @@ class Retry:
     delivery: Delivery
     delay: float
     report: ErrorReport
+    held: bool = False  # by a breaker that is open: the attempt is not counted, and the delay is the breaker's
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,7 @@ class Falter:
     fail: Fail | None
     after_success: bool = True  # the worker has succeeded with another one since the failure before
     verdict: FalterVerdict | None = None  # once it is settled
+    open: bool = False  # the breaker of its handler, once it is settled
 
     @property
     def error(self) -> str:
@@ -108,6 +110,12 @@ def deliveries_of(batch: Sequence[Settlement | Delivery]) -> Sequence[Delivery]:
     return [settlement.delivery for settlement in cast("Sequence[Settlement]", batch)]
 
 
+def _told(error: BaseException) -> BaseException:
+    """Return the error to report: of one that has no text, and only says whether to try again, its cause."""
+    bare = type(error) in (TerminalHandlerError, TransientHandlerError) and not error.args
+    return error.__cause__ if bare and error.__cause__ is not None else error
+
+
 class Judge:
     """Decides how to settle an attempt that did not succeed, by the handler's retry policy."""
 
@@ -130,7 +138,7 @@ class Judge:
                 return self._fail(
                     delivery, "retry_terminal", self._stated(delivery, str(setback), "relay"), "RelayFault"
                 )
-        report = describe(setback, self._redact, data_of(delivery), delivery.handler.package)
+        report = describe(_told(setback), self._redact, data_of(delivery), delivery.handler.package)
         raised = report.type_name[:_LONGEST_TYPE]
         if delivery.handler.on_error == "reject":
             return self._fail(delivery, "rejected", report, raised)

@@ -14,9 +14,9 @@ import asyncpg
 from holdfast.postgres.connection import LOCK_TIMEOUT, own_transaction
 from holdfast.postgres.delivery import Delivery
 from holdfast.postgres.faults import CONNECTION_FAULTS, PASSING_FAULTS
-from holdfast.telemetry import Notice, Settled
+from holdfast.telemetry import Settled
 from holdfast.worker.blocked import BlockedHandlers, BlockedRows
-from holdfast.worker.hourly import HourlyLimit
+from holdfast.worker.refusals import Refusals
 from holdfast.worker.settle_queues import SettleQueue, SettleQueues, Some
 from holdfast.worker.settlements import Retry, Settlement, deliveries_of, delivery_of
 from holdfast.worker.shared import Shared
@@ -65,6 +65,7 @@ class Settler:
         self._settle_after = shared.settings.settle_after
         self._enough = shared.settings.batch  # to settle without waiting for more
         self._most = 2 * shared.settings.batch
+        self._asked_at = 0.0  # when the batch was first sent that has not been answered
         self._unsettled = 0  # deliveries that were added and are not settled
         self._on_room: Callable[[], None] = lambda: None
         self._queues = SettleQueues(shared, wakeups)
@@ -73,7 +74,7 @@ class Settler:
         self._many = asyncio.Event()
         self._lock = asyncio.Lock()
         self._outage = shared.outages.of("settle")
-        self._hourly = HourlyLimit()
+        self._refusals = Refusals(shared.reports, shared.observe)
         self.blocked_handlers = BlockedHandlers(shared.observe)
         self._blocked = BlockedRows(shared.in_flight, self.blocked_handlers)
         self._most_blocked = shared.settings.batch // 5
@@ -83,6 +84,11 @@ class Settler:
     def full(self) -> bool:
         """Whether as much waits to be settled as may."""
         return self._unsettled >= self._most
+
+    @property
+    def asking_for(self) -> float:
+        """Seconds for which the database has not answered a batch; 0 when it owes no answer."""
+        return time.monotonic() - self._asked_at if self._asked_at else 0.0
 
     def when_room(self, call: Callable[[], None]) -> None:
         """Have this called whenever the settler was full, and may be so no longer."""
@@ -231,7 +237,11 @@ class Settler:
         soon as the statement meets it.
         """
         since, since_ns = time.monotonic(), time.time_ns()
-        lost, ambiguous = await self._ask(lambda connection: queue.send(connection, batch), wait=wait)
+        self._asked_at = since
+        try:
+            lost, ambiguous = await self._ask(lambda connection: queue.send(connection, batch), wait=wait)
+        finally:
+            self._asked_at = 0.0
         self._counters.settles += 1
         if ambiguous:
             lost.clear()  # they were settled by a statement whose answer did not arrive
@@ -296,7 +306,7 @@ class Settler:
                     continue
                 except Exception as error:
                     refusal = error
-            self._report_refusal(queue, delivery_of(settlement), refusal)
+            self._refusals.report(delivery_of(settlement), refusal, archiving=queue is self._queues.archive)
         return blocked
 
     # --- what another session keeps from being settled -------------------------------------------------
@@ -369,32 +379,6 @@ class Settler:
         async with self._lock:
             await self._settle_otherwise(0)
             await self._settle_blocked(_FINISH_PATIENCE)
-
-    # --- rows that the database refuses -----------------------------------------------------------------
-
-    def _report_refusal(self, queue: SettleQueue[Any], delivery: Delivery, refusal: Exception) -> None:
-        self._reports.lost((delivery,))
-        sqlstate = getattr(refusal, "sqlstate", None)
-        name = "settle_refused"
-        if isinstance(refusal, PASSING_FAULTS):
-            name = "settle_abandoned"  # the obstacle is not the row's own fault, and passes
-        elif queue is self._queues.archive:
-            name = "archive_refused"
-            if not self._hourly.due(name, str(sqlstate)):
-                return  # what is wrong with the archive is wrong for all of them
-        details: dict[str, object] = {
-            "delivery_id": str(delivery.id),
-            "handler_name": delivery.handler.name,
-            "error": type(refusal).__name__,
-            "sqlstate": sqlstate,
-            "remedy": "the row is due again when its lease expires; compare the schema with holdfast migrate status",
-        }
-        if name == "archive_refused":
-            details["remedy"] = (
-                "the rows stay in the outbox and are due again when their leases expire; holdfast doctor says what is "
-                "wrong with core.archive, and workers with dead_letters='in_place' do without it"
-            )
-        self._observe(Notice("error", name, details))
 
     # --- in the transaction of a handler --------------------------------------------------------------
 

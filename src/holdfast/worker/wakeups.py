@@ -15,7 +15,7 @@ class Wakeups:
         self._woken = asyncio.Event()
         self._rescan = False
         self._alarm: asyncio.TimerHandle | None = None
-        self._alarm_at = 0.0  # not asked of the handle: uvloop's forgets it once it has run
+        self._alarm_at = 0.0
         self._in_vain: list[float] = []  # when wake-ups of the last second found nothing
 
     def wake(self, rescan: bool = False) -> None:
@@ -29,12 +29,17 @@ class Wakeups:
         Only the earliest such moment is kept. A claimer that is woken asks for the next one before it sleeps again.
         """
         loop = asyncio.get_running_loop()
-        now = loop.time()
-        if self._alarm is not None and self._alarm_at > now:
-            if self._alarm_at <= now + delay:
+        due = loop.time() + delay
+        if self._alarm is not None:
+            if self._alarm_at <= due:
                 return
             self._alarm.cancel()
-        self._alarm, self._alarm_at = loop.call_later(delay, self.wake), now + delay
+        self._alarm, self._alarm_at = loop.call_later(delay, self._ring), due
+
+    def _ring(self) -> None:
+        # That it has run is noted here and not read off a clock: uvloop's timers run up to a millisecond early.
+        self._alarm = None
+        self.wake()
 
     def look_again(self) -> None:
         """End the claimer's sleep: events may have been committed without a notification."""

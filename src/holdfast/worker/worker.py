@@ -187,6 +187,8 @@ class Worker:
             listeners=int(runs and self._parts.sleeper.possible),
             listening=int(runs and self.listening),
             in_flight=self.in_flight,
+            concurrency=self.concurrency if runs else 0,
+            brokers=() if self._parts.substrate is None else self._parts.substrate.answers(),
         )
 
     @property
@@ -198,6 +200,11 @@ class Worker:
     def in_flight(self) -> int:
         """How many deliveries this worker holds a lease on."""
         return len(self._parts.shared.in_flight)
+
+    @property
+    def concurrency(self) -> int:
+        """How many events a handler without a limit of its own may run at once now; with "auto", the highest number."""
+        return self._parts.dispatcher.concurrency.limit
 
     @property
     def listening(self) -> bool:

@@ -44,8 +44,7 @@ from holdfast.observability.otel.spans import (
     UnsampledSpan,
     operation,
 )
-from holdfast.observability.otel.trace_context import UNSAMPLED, context_of, span_context
-from holdfast.telemetry import TRACEPARENT
+from holdfast.observability.otel.trace_context import UNSAMPLED, span_context
 from holdfast.tracing import Message
 
 Relation = Literal["child", "link"]
@@ -120,14 +119,16 @@ class OpenTelemetry:
         context: Context = NOWHERE
         links: Sequence[Link] = ()
         text = message.trace_context
-        match = None if text is None else TRACEPARENT.fullmatch(text)
-        if match is not None:
-            if self._linked:
-                links = (Link(context_of(match)),)
-            elif match["flags"][1] in UNSAMPLED:
-                return UnsampledSpan(match)  # nearly every event comes here, where few are sampled
-            else:
-                context = trace.set_span_in_context(NonRecordingSpan(context_of(match)), NOWHERE)
+        if text is not None:
+            if not self._linked and UNSAMPLED.fullmatch(text):
+                return UnsampledSpan(text)
+            if (found := span_context(text)) is not None:
+                if self._linked:
+                    links = (Link(found),)
+                elif not found.trace_flags.sampled:
+                    return UnsampledSpan(text)
+                else:
+                    context = trace.set_span_in_context(NonRecordingSpan(found), NOWHERE)
         name, attributes = _handling(message.handler_name, message.event_type)
         span = self._begin(HandleSpan, name, SpanKind.CONSUMER, attributes, context, links)
         if span.recording:

@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 from opentelemetry import metrics
 from opentelemetry.metrics import CallbackOptions, Observation
 
+from holdfast.context import current_database
 from holdfast.handler_tally import HandlerTally
 from holdfast.tracing import Attempt, TallyReader
 
@@ -167,4 +168,7 @@ def _attributes(operation: str, handler: str | None = None, error_type: str | No
         attributes["messaging.destination.subscription.name"] = handler
     if error_type is not None:
         attributes["error.type"] = error_type
+    # Counts that are read by the exporter's thread are those of all databases together.
+    if (database := current_database.get()) is not None:
+        attributes["messaging.outbox.database"] = database
     return attributes

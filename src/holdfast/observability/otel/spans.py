@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import time
 from collections.abc import Mapping
 from contextvars import Token
@@ -14,13 +13,14 @@ from typing import Final, Self
 from opentelemetry import context as contexts
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, Status, StatusCode
+from opentelemetry.trace import INVALID_SPAN_CONTEXT, NonRecordingSpan, SpanContext, SpanKind, Status, StatusCode
 
+from holdfast.context import current_database
 from holdfast.event_data import EventData
 from holdfast.failure import ErrorReport, describe
 from holdfast.handler_tally import DeliveryOutcome
 from holdfast.observability.otel.metrics import Meter
-from holdfast.observability.otel.trace_context import context_of, text_of
+from holdfast.observability.otel.trace_context import span_context, text_of
 from holdfast.telemetry import RequestResult
 from holdfast.tracing import LEASE_LOST, Message
 
@@ -141,6 +141,8 @@ class HandleSpan(OtelSpan):
                 "messaging.outbox.attempt": message.attempts,
             }
         )
+        if (database := current_database.get()) is not None:
+            self._span.set_attribute("messaging.outbox.database", database)
 
     @property
     def context(self) -> Context:
@@ -182,11 +184,11 @@ class UnsampledSpan(NonRecordingSpan):
 
     recording: Final = False
 
-    def __init__(self, match: re.Match[str]) -> None:
-        self._match = match
+    def __init__(self, text: str) -> None:
+        self._text = text
 
     def get_span_context(self) -> SpanContext:
-        return context_of(self._match)
+        return span_context(self._text) or INVALID_SPAN_CONTEXT
 
     @property
     def trace_context(self) -> str | None:
