@@ -6,16 +6,20 @@ import asyncio
 import io
 import json
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import asyncpg
 import httpx
 import pytest
 
-from holdfast.cli import main
+from holdfast.cli import doctor, main
 from holdfast.cli.databases import named, one
+from holdfast.cli.next_commands import TYPED_AS, as_typed, remember
+from holdfast.cli.output import wrapped
 from holdfast.errors import ConfigurationError
+from holdfast.operator import Finding, Report
 from tests.acceptance.support import drained, publish, until
 from tests.observability.scraping import command, scraped
 
@@ -34,6 +38,13 @@ async def charge(event, context):
 """
 
 Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A directory for sockets, whose paths have a bound that pytest's own directories pass."""
+    with tempfile.TemporaryDirectory(prefix="hf-") as folder:
+        yield Path(folder)
 
 
 @pytest.fixture
@@ -58,7 +69,7 @@ async def test_a_worker_command_serves_them_and_operators_see_each(
     other_dsn: str,
     other: asyncpg.Connection,
     tmp_path: Path,
-    tmp_path_factory: pytest.TempPathFactory,
+    short_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     holdfast: Run,
 ) -> None:
@@ -66,8 +77,7 @@ async def test_a_worker_command_serves_them_and_operators_see_each(
     (tmp_path / "app.py").write_text(APP)
     several = f"orders={dsn} billing={other_dsn} gone={NOWHERE}"
     words = ("worker", "app:registry", "--processes", "2", "--metrics", "0", "--health", "0", "--poll-interval", "0.3")
-    runtime = str(tmp_path_factory.mktemp("r") / "run")  # short: the path of a socket has a bound
-    async with command(several, tmp_path, *words, HOLDFAST_RUNTIME_DIR=runtime) as worker:
+    async with command(several, tmp_path, *words, HOLDFAST_RUNTIME_DIR=str(short_path / "run")) as worker:
         port = await worker.port()
         await publish(conn, "order.placed", {"bad": True})
         for _ in range(3):
@@ -117,10 +127,44 @@ async def test_a_worker_command_serves_them_and_operators_see_each(
     assert code == 2 and "--database is missing" in err and "billing, orders" in err
     assert (await run(holdfast, *discard, "--database", "billing"))[0] == 2
     assert (await run(holdfast, *discard, "--database", "orders"))[0] == 0
+    # What is printed as a remedy can be typed as it is.
+    handler = await conn.fetchval("SELECT min(handler_name) FROM core.subscriptions")
+    assert (await run(holdfast, "handlers", "pause", handler, "--yes", "--database", "orders"))[0] == 0
+    for words in (("status",), ("status", "--database", "orders")):
+        assert f": holdfast handlers resume {handler} --database orders\n" in (await run(holdfast, *words))[1]
     async with command(f"orders={dsn} gone={NOWHERE}", tmp_path, "metrics", "--listen", "0") as serving:
         state = await scraped(await serving.port())
     assert state.by("database", "holdfast_database_up") == {"orders": 1}
     assert state.of("holdfast_outbox_pending", database="orders") == 0
+
+
+def test_databases_that_are_away_have_remedies_of_their_own(holdfast: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SCL-4, OPS-1: a list of none would be taken for good news."""
+    monkeypatch.setenv("HOLDFAST_DSN", f"orders={NOWHERE} billing={NOWHERE}")
+    code, out, err = holdfast("failed", "list")
+    assert (code, out) == (1, "")
+    for name in ("orders", "billing"):
+        assert f"try: check that Postgres runs, and the host and port in HOLDFAST_DSN of {name}\n" in err
+    _, _, err = holdfast("events", "list", "--database", "orders")
+    assert err.endswith("in HOLDFAST_DSN of orders\n")
+
+
+async def test_a_remedy_names_the_database_and_the_schema(
+    dsn: str, other_dsn: str, holdfast: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SCL-4, OPS-1: typed as it is printed it is for the database that it was printed for."""
+    run = asyncio.to_thread
+    monkeypatch.setenv("HOLDFAST_DSN", f"orders={dsn} billing={other_dsn}")
+    code, _, err = await run(holdfast, "handlers", "show", "x.y", "--database", "billing")
+    assert (code, err.splitlines()[1]) == (2, "try: holdfast handlers list --database billing")
+    code, _, err = await run(holdfast, "plans", "show", "7", "--schema=core", "--database", "orders")
+    assert (code, err.splitlines()[1]) == (2, "try: holdfast plans list --database orders --schema core")
+    code, _, err = await run(holdfast, "failed", "list", "--schema", "other")
+    assert code == 1
+    for name in ("orders", "billing"):
+        assert f"to install it there: holdfast migrate apply --schema other --database {name}\n" in err
+    (command,) = {line.partition("there: ")[2] for line in err.splitlines() if line.endswith("billing")} - {""}
+    assert (await run(holdfast, *command.split()[1:]))[0] == 0
 
 
 def test_a_broker_is_for_one_database(holdfast: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,3 +192,42 @@ def test_addresses_have_names() -> None:
         one({"a": "1", "b": "2"}, None)
     with pytest.raises(ConfigurationError, match="named are"):
         one({"": "1"}, "a")
+
+
+def test_remedies_name_the_database() -> None:
+    """SCL-4, OPS-1: each command that is printed to be typed, and no prose."""
+    remember([])  # what a command before this test was given
+    for text, said in (
+        ("holdfast failed groups", "holdfast failed groups --database orders"),
+        ("at once: holdfast workers release 7", "at once: holdfast workers release 7 --database orders"),
+        ("holdfast workers list\n-- or start one", "holdfast workers list --database orders\n-- or start one"),
+        ("holdfast notify when_idle, if it is not set", "holdfast notify when_idle, if it is not set"),
+        ("REINDEX INDEX core.outbox_dlq;", "REINDEX INDEX core.outbox_dlq;"),
+    ):
+        assert as_typed(text, "orders") == said and as_typed(text) == text
+
+
+def test_remedies_are_commands_of_the_program_that_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S20: what `manage.py holdfast` says to type next can be typed in that project."""
+    assert remember([]) == {}  # as with no argument at all
+    text = "no worker serves it: holdfast workers list --json"
+    assert as_typed(text) == text
+    monkeypatch.setenv(TYPED_AS, "python manage.py holdfast")
+    typed = "python manage.py holdfast workers list --json"
+    assert as_typed(text) == f"no worker serves it: {typed}"
+    assert wrapped(as_typed(text), 40) == ["no worker serves it:", f"  {typed}"]  # one line, to be copied
+
+
+def test_findings_say_what_to_type_where_they_are_read(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """S20, OPS-1: with the name, the schema and the database of the command, as every other remedy."""
+    monkeypatch.setenv(TYPED_AS, "python manage.py holdfast")
+    finding = Finding("problem", "worker-silent", "w1", "a worker is silent", "for 90 s", "holdfast workers list")
+    remember(["doctor", "--schema", "shop"])
+    try:
+        doctor._show(Report("shop", "18.6", None, ("workers",), (), (finding,)), "orders")
+    finally:
+        remember([])
+    typed = "python manage.py holdfast workers list --database orders --schema shop"
+    assert f"try: {typed}\n" in capsys.readouterr().out

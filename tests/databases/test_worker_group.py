@@ -20,6 +20,7 @@ from holdfast.worker.group import WorkerGroup
 from tests.acceptance.proxies import proxied
 from tests.acceptance.support import Facts, drained, effects, make_tables, publish_many, settled, until
 from tests.observability.scraping import scrape
+from tests.observability.spans import Spans
 
 pytestmark = [pytest.mark.brokers, pytest.mark.newest_postgres]
 
@@ -110,6 +111,20 @@ async def test_each_database_is_on_its_own(
         assert time.monotonic() - began < SETTINGS.grace + 5
     assert group.health().state == "stopped" and not group.health().live
     assert not facts.notices("loop_failed")
+
+
+async def test_spans_say_which_database(dsn: str, conn: asyncpg.Connection) -> None:
+    """SCL-4, OBS-2: those of handlers have its name."""
+    spans = Spans()
+    group = WorkerGroup(
+        ["orders"], lambda _: Worker(dsn, copying(Counter()), SETTINGS, observers=(), tracing=spans.tracing)
+    )
+    await make_tables(conn)
+    async with group:
+        await publish_many(conn, "order.placed", 1)
+        await drained(conn)
+    (span,) = spans.named("process billing.charge")
+    assert span.attributes is not None and span.attributes["messaging.outbox.database"] == "orders"
 
 
 async def throughput(conn: asyncpg.Connection) -> float:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import asyncio
+import socket
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,8 @@ import pytest
 from holdfast import HandlerRegistry, Operator, Reactions, Worker, WorkerSettings
 from holdfast.cli import main
 from holdfast.errors import ConfigurationError
+from holdfast.postgres.connection import open_connection
+from holdfast.postgres.faults import remedy_of
 from holdfast.redact import redact_dsn
 
 pytestmark = pytest.mark.newcomer
@@ -60,7 +64,7 @@ def test_the_command_shows_the_remedy_as_it_is_meant(
         main(["status"])
     assert ended.value.code == 2
     error, remedy = capsys.readouterr().err.splitlines()
-    assert error == "error: dsn does not begin with postgresql://"
+    assert error == "error: HOLDFAST_DSN does not begin with postgresql://"
     assert "postgresql://user@host:5432/database, with :password after the user" in remedy
     assert "***" not in remedy
 
@@ -86,6 +90,8 @@ KINDS = {
     "u:hunter2@localhost/shop": "does not begin with postgresql://",
     "localhost:5432/shop": "does not begin with postgresql://",
     "postgresql://u:hunter2@h:99999/db": "is not a Postgres address that can be read",
+    "postgresql://u:hunter2@ss@h/db": "is not a Postgres address that can be read",
+    "postgresql://u:hunter2@h/db?ssl=true": "has the parameter ssl, which other drivers know and asyncpg does not",
     "postgresql://u:hunter2@h/db?connect_timeout=10": "has the parameter connect_timeout, which libpq knows",
     "postgresql://u:hunter2@h/db?sslmode=require&channel_binding=require": "has the parameter channel_binding",
     "postgresql://u:hunter2@h/db?keepalives_idle=5": "has the parameter keepalives_idle",
@@ -109,3 +115,27 @@ def test_an_address_of_another_kind_is_called_what_it_is(address: str) -> None:
 def test_what_the_driver_and_the_server_know_is_taken(query: str) -> None:
     address = f"postgresql://u@h1:5432,h2:5433/db{query}"
     assert Operator(address, actor="ada")._session.connection._address.dsn == address
+
+
+async def test_a_host_that_does_not_exist_is_named() -> None:
+    """S8: without the login, and without a port, which may be a part of a password."""
+    with pytest.raises(socket.gaierror, match=r": nowhere\.invalid$"):
+        await open_connection("postgresql://u:hunter2@nowhere.invalid:5432/db")
+
+
+@pytest.mark.parametrize(("query", "text"), [("", "is not Postgres"), ("?sslmode=require", "rejected SSL upgrade")])
+async def test_a_port_where_something_else_listens(query: str, text: str) -> None:
+    """OPS-1: TLS is not the reason, unless the address asks for it."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(8)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(ConnectionError, match=text) as refused:
+            await open_connection(f"postgresql://u@127.0.0.1:{port}/db{query}")
+    assert ("TLS" in remedy_of(refused.value)) is bool(query)

@@ -10,6 +10,7 @@ import pytest
 from holdfast.cli.app import run
 from holdfast.errors import ConfigurationError
 from holdfast.operator import Operator, Progress, Refused, Selection
+from tests.acceptance.support import PUBLISHER
 from tests.logins import WORKER, Logins
 from tests.operator.support import ACTOR, HANDLER, beat, fail, subscribe
 
@@ -28,7 +29,26 @@ async def test_a_missing_right_names_the_role_and_the_login(logins: Logins, caps
 async def test_an_unknown_setting_in_the_address(dsn: str, capsys: pytest.CaptureFixture[str]) -> None:
     """OPS-1: the server's message names it, and the remedy says where it stands."""
     assert await asyncio.to_thread(run, ["status", "--dsn", f"{dsn}{'&' if '?' in dsn else '?'}foo=1"]) == 1
-    assert "it stands after the ? in HOLDFAST_DSN" in capsys.readouterr().err
+    assert "it stands after the ? in --dsn" in capsys.readouterr().err
+
+
+async def test_a_misspelt_event_type_is_pointed_out(
+    dsn: str, conn: asyncpg.Connection, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """OPS-1: by the status and by the doctor, beside a subscription to what was meant."""
+    await subscribe(conn, HANDLER, "order.placed")
+    async with conn.transaction():
+        await PUBLISHER.publish(conn, "order.placd", {})
+        await PUBLISHER.publish(conn, "invoice.sent", {})
+    async with Operator(dsn, actor=ACTOR) as operator:
+        meant = {route.event_type: route.meant for route in (await operator.status()).unrouted}
+        remedies = {each.object: each.remedy for each in (await operator.doctor("health")).findings}
+    assert meant == {"order.placd": "order.placed", "invoice.sent": None}
+    assert remedies["order.placd"].startswith("did you mean order.placed? If not, start a worker")
+    assert remedies["invoice.sent"].startswith("start a worker")
+    await asyncio.to_thread(run, ["status", "--dsn", dsn])
+    said = " ".join("".join(capsys.readouterr()).split())
+    assert "no handler subscribes to it; did you mean order.placed? The events wait for one" in said
 
 
 async def test_an_unknown_schedule_names_those_that_exist(dsn: str, conn: asyncpg.Connection) -> None:

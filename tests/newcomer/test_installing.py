@@ -27,6 +27,8 @@ NEEDING = {
     "console": ("holdfast.api", "holdfast.console"),
     "django": ("holdfast.integrations.django",),
     "fastapi": ("holdfast.integrations.fastapi",),
+    "faststream": ("holdfast.integrations.faststream",),
+    "flask": ("holdfast.integrations.flask",),
     "kafka": ("holdfast.brokers.kafka",),
     "mcp": ("holdfast.mcp",),
     "nats": ("holdfast.brokers.nats",),
@@ -39,7 +41,7 @@ NEEDING = {
     "testing": ("holdfast.testing",),
 }
 # Modules that need two.
-BOTH = {"holdfast.testing.django"}
+BOTH = {"holdfast.testing.django", "holdfast.testing.django_transaction"}
 
 # Import every module named on the command line, with every other distribution hidden.
 PROGRAM = """
@@ -55,8 +57,12 @@ sys.meta_path.insert(0, Hidden())
 # importlib.util.find_spec finds nothing for these, as in an environment without them
 sys.modules.update(dict.fromkeys(Hidden.names))
 if "django" not in Hidden.names:
+    import django
     from django.conf import settings
-    settings.configure()
+    contrib = ["admin", "auth", "contenttypes", "messages", "sessions"]
+    applications = [*(f"django.contrib.{name}" for name in contrib), "holdfast.integrations.django"]
+    settings.configure(INSTALLED_APPS=applications)
+    django.setup()
 for module in sys.argv[2:]:
     importlib.import_module(module)
 """

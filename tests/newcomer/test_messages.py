@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -13,8 +16,11 @@ import asyncpg.pool
 import psycopg
 import pytest
 from pydantic import BaseModel
+from sqlalchemy import create_engine
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast import EventEnvelope, HandlerRegistry, NewEvent, Publisher
+from holdfast.brokers.engines import engine_of
 from holdfast.errors import ConfigurationError, FieldError, TerminalHandlerError
 
 pytestmark = [pytest.mark.newcomer, pytest.mark.newest_postgres]
@@ -60,6 +66,25 @@ async def test_what_stands_in_the_wrong_place(
     assert refused.value.field == field and words in str(refused.value)
 
 
+def test_a_connection_to_another_database_is_told() -> None:
+    """PUB-3: by its name, before any SQL."""
+    with create_engine("sqlite://").begin() as connection, pytest.raises(FieldError, match="connection of sqlite"):
+        PUBLISHER.publish(connection, "order.placed", {})
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("natss://h:4222", "substrate 'natss' is not a broker that Holdfast knows; write nats://"),
+        ("nats://h:4222/?replica=3", "substrate has the option 'replica', which is unknown; use one of"),
+    ],
+)
+def test_an_address_of_a_broker_with_what_is_unknown(address: str, words: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        engine_of(address)
+    assert words in str(refused.value)
+
+
 def test_a_synchronous_connection_is_told_of_with(dsn: str) -> None:
     with psycopg.connect(dsn, autocommit=True) as connection, pytest.raises(FieldError) as refused:
         PUBLISHER.publish(connection, "order.placed", {})
@@ -84,6 +109,29 @@ async def test_a_forgotten_await_is_named(conn: asyncpg.Connection, forgotten: C
     assert [str(each.message).partition("\n")[0] for each in caught] == [f"coroutine '{name}' was never awaited"]
 
 
+FORGETFUL = """
+import asyncio
+from holdfast.cli import logs
+
+async def write(): ...
+
+async def handler():
+    write()
+
+logs.configure()
+asyncio.run(handler())
+logs.flush()
+"""
+
+
+def test_a_forgotten_await_is_a_line_of_the_log() -> None:
+    """OBS-1: the log of a command is JSON in every line, also where Python warns."""
+    done = subprocess.run([sys.executable, "-c", FORGETFUL], capture_output=True, text=True, timeout=60, check=True)
+    (entry,) = map(json.loads, done.stderr.splitlines())
+    assert "RuntimeWarning: coroutine 'write' was never awaited" in entry["event"]
+    assert (entry["level"], entry["logger"]) == ("warning", "py.warnings")
+
+
 # --- handlers -------------------------------------------------------------------------------------------
 
 
@@ -103,6 +151,10 @@ async def undefined_tx(event: EventEnvelope, tx: Connectoin) -> None: ...  # typ
 async def undefined_payload(event: EventEnvelope, payload: Nope) -> None: ...  # type: ignore[name-defined]  # noqa: F821
 
 
+async def session_by_its_name(event: EventEnvelope, session: AsyncSession) -> None: ...
+async def conn_by_its_name(event: EventEnvelope, conn: asyncpg.Connection) -> None: ...
+
+
 class Service:
     async def method(self, event: EventEnvelope) -> None: ...
 
@@ -118,6 +170,8 @@ class Service:
         (undefined_event, "shop.ship.event is annotated with Nope, which is not defined"),
         (undefined_tx, "shop.ship.tx is annotated with Connectoin, which is not defined"),
         (undefined_payload, "shop.ship.payload is annotated with Nope, which is not defined"),
+        (session_by_its_name, "cannot fill; name it tx: tx: sqlalchemy.ext.asyncio.AsyncSession"),
+        (conn_by_its_name, "cannot fill; name it tx: tx: asyncpg.Connection"),
         (Service.method, "shop.ship is a method without its object: it gets the event as self"),
     ],
 )

@@ -162,6 +162,7 @@ def test_an_empty_database_is_named(empty_dsn: str, holdfast: Run, monkeypatch: 
     monkeypatch.setenv("HOLDFAST_DSN", empty_dsn)
     code, out, _ = holdfast("migrate", "status")
     assert code == 0 and "there is no schema core of Holdfast in this database" in out and "--schema" in out
+    assert out.splitlines()[-1] == "to apply what is pending: holdfast migrate apply"
 
 
 async def test_a_generation_that_cannot_be_retired_says_what_helps(conn: asyncpg.Connection, dsn: str) -> None:

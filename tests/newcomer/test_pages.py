@@ -42,7 +42,10 @@ def test_the_glossary_explains_what_pages_say(word: str) -> None:
 
 
 def test_only_the_command_takes_settings_from_the_environment() -> None:
-    """What the overview says: beside it, a deployment's number, and the drivers' own variables."""
+    """What the overview says: beside it, a deployment's number, and the drivers' own variables.
+
+    `manage.py holdfast` becomes the command, and hands the environment on to it.
+    """
     readers = {
         str(file.relative_to(ROOT / "src" / "holdfast"))
         for file in (ROOT / "src").rglob("*.py")
@@ -51,6 +54,7 @@ def test_only_the_command_takes_settings_from_the_environment() -> None:
     assert {name for name in readers if not name.startswith("cli/")} == {
         "embedded/account.py",
         "generation.py",
+        "integrations/django/management/commands/holdfast.py",
         "postgres/transport.py",
         "testing/plugin.py",
     }

@@ -165,9 +165,12 @@ async def test_a_payload_that_does_not_fit_is_terminal(conn: asyncpg.Connection,
     async with conn.transaction():
         await PUBLISHER.publish(conn, "order.placed", {"order_id": "canary-" * 5_000, "more": 1})
     await Worker(dsn, registry).drain()
-    row = await conn.fetchrow("SELECT attempts, failure_reason, last_error FROM core.failed")
+    row = await conn.fetchrow("SELECT attempts, failure_reason, last_error, traceback FROM core.failed")
     assert (row["attempts"], row["failure_reason"]) == (1, "retry_terminal")
-    assert "2 invalid in OrderPlaced" in row["last_error"] and "total: Field required" in row["last_error"]
+    # Lists show the first line, and the place.
+    assert row["last_error"].partition("\n")[0].endswith("2 invalid in OrderPlaced: order_id, total")
+    assert "total: Field required" in row["last_error"]
+    assert "test_typed_events.py" in row["traceback"] and "pydantic" not in row["traceback"]
     assert "canary" not in row["last_error"] and len(row["last_error"]) < 1_000
 
 

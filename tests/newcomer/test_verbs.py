@@ -139,6 +139,8 @@ async def test_the_status_shows_a_failure_that_is_archived(dsn: str, conn: async
     await conn.execute("UPDATE core.archive SET deleted_at = now()")
     newest = json.loads((await typed(dsn, "status", "--json"))[1])["newest_failure"]
     assert (newest["handler_name"], newest["archived"]) == (HANDLER, False)
+    await conn.execute("UPDATE core.outbox SET last_error = NULL, traceback = NULL, failure_reason = 'max_deliveries'")
+    assert f"{HANDLER}  max_deliveries: its worker died at each attempt" in (await typed(dsn, "status"))[1]
 
 
 async def test_an_archived_event_names_its_group_and_its_other_deliveries(dsn: str, conn: asyncpg.Connection) -> None:

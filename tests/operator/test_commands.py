@@ -637,7 +637,7 @@ def test_a_list_that_is_empty_because_of_a_typo_says_so(dsn: str, holdfast: Run)
             assert err == f"no handler billing.charge_crad was ever registered; did you mean {HANDLER}?\n", command
             assert holdfast(*command, "--handler", "mail.thank", *form)[2] == ""
     _, _, err = holdfast("failed", "list", "--handler", "x.y")
-    assert err == "no handler x.y was ever registered; holdfast handlers list has all names\n"
+    assert err == "no handler x.y was ever registered; all names: holdfast handlers list\n"
 
 
 # --- bad arguments ---

@@ -158,15 +158,29 @@ def test_drift_that_was_not_looked_for_exits_1(here: Run, monkeypatch: pytest.Mo
     assert {"tables", "functions", "grants"} <= set(blind["object"].split(", "))
 
 
-def test_health_that_was_not_looked_at_exits_0(here: Run, dsn: str) -> None:
+def test_health_that_was_not_looked_at_exits_0(here: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """OPS-5: what is in the way of delivery is for whoever watches; a server may not let them see all of it."""
-    with psycopg.connect(dsn) as other:
-        other.execute("LOCK TABLE core.workers IN ACCESS EXCLUSIVE MODE")
-        code, out, _ = here("doctor", "--only", "health", "--json")
+
+    async def too_slow(*_: object) -> object:
+        raise asyncpg.QueryCanceledError("canceling statement due to statement timeout")
+
+    monkeypatch.setattr("holdfast.postgres.operations.status.read", too_slow)
+    code, out, _ = here("doctor", "--only", "health", "--json")
     found = json.loads(out)
     blind = [finding for finding in found["findings"] if finding["code"] == "could-not-look"]
     assert blind and {finding["severity"] for finding in blind} == {"warning"}
     assert (code, found["healthy"]) == (0, True)
+
+
+def test_a_lock_that_a_look_has_waited_for_exits_1(here: Run, dsn: str) -> None:
+    """OPS-5: claims wait for it too, and the session that holds it is named."""
+    with psycopg.connect(dsn) as other:
+        other.execute("LOCK TABLE core.workers IN ACCESS EXCLUSIVE MODE")
+        code, out, _ = here("doctor", "--only", "health", "--json")
+        pid = other.info.backend_pid
+    found = json.loads(out)
+    assert (code, found["healthy"]) == (1, False)
+    assert f"pid {pid}" in {finding["object"] for finding in found["findings"] if finding["code"] == "delivery-blocked"}
 
 
 def test_names_cannot_move_the_cursor(here: Run, dsn: str) -> None:

@@ -25,6 +25,7 @@ import pytest
 from holdfast.embedded import EmbeddedPostgres
 from holdfast.embedded.account import server_account
 from holdfast.embedded.binaries import reachable_copy
+from holdfast.operator import Operator
 from holdfast.postgres import doctor
 from holdfast.postgres.connection import Address
 from holdfast.postgres.doctor import Finding, Limits, Report
@@ -708,13 +709,17 @@ async def test_clocks_that_differ(conn: asyncpg.Connection, shift: float, words:
 
 
 async def test_a_schema_that_is_being_changed(conn: asyncpg.Connection, dsn: str) -> None:
-    """OPS-5: it waits two seconds for a lock, not for ever, and says what it did not see."""
+    """OPS-5: it waits two seconds for a lock, not for ever, says what it did not see, and who is in the way."""
     other = await asyncpg.connect(dsn)
     try:
         await other.execute("BEGIN; LOCK TABLE core.outbox IN ACCESS EXCLUSIVE MODE")
         started = time.monotonic()
-        report = await look(conn)
+        async with Operator(dsn, actor="ann@example.com") as operator:
+            report = await operator.doctor("health")
         assert time.monotonic() - started < 15
+        blocked = only(report, "delivery-blocked")
+        assert blocked.severity == "problem" and f"pid {other.get_server_pid()}, login " in blocked.what
+        assert f"SELECT pg_terminate_backend({other.get_server_pid()});" in blocked.remedy
         blind = only(report, "could-not-look")
         assert "another session is changing the schema" in blind.what and "generations" in blind.object
         assert "autovacuum" in report.passed

@@ -35,7 +35,7 @@ VERBS = {
     "keys": {"blocked", "release"},
     "partitions": {"disable", "enable", "status"},
     "plans": {"cancel", "create", "detail", "failed_again", "outcomes", "page", "pause", "read", "resume", "run"},
-    "relay": {"again", "check", "interests", "repair", "show", "wanted"},
+    "relay": {"again", "check", "interests", "repair", "rotate", "show", "wanted"},
     "requests": {"detail", "page"},
     "retention": {"erase", "preview_erasure", "report", "set_policy", "size", "sweep"},
     "schedules": {"all", "detail", "pause", "remove", "resume", "trigger"},

@@ -114,8 +114,9 @@ def test_set(holdfast: Run, database: Callable[..., Any]) -> None:
     code, _, err = holdfast("retention", "set", "outbox_row", "--active-days", "60", "--yes")
     assert code == 2
     assert "retention.event_handled.active_ttl_days is 60" in err and "68 or more" in err
-    code, _, err = holdfast("retention", "set", "outbox_row", "--class", "billing", "--remove", "--dry-run")
-    assert code == 0
+    code, out, _ = holdfast("retention", "set", "outbox_row", "--class", "billing", "--remove", "--dry-run")
+    now, _, then = out.partition("would be:\n")
+    assert code == 0 and now.startswith("now:\n") and "billing" in now and "billing" not in then
     billing = "SELECT count(*) FROM core.retention_policies WHERE content_class = 'billing'"
     assert database(value, billing) == 1
     code, _, _ = holdfast("retention", "set", "outbox_row", "--class", "billing", "--remove", "--yes")

@@ -202,6 +202,7 @@ def test_every_runbook_has_a_drill() -> None:
     }  # fmt: skip
     tests = Path(__file__).read_text()
     for page in pages:
+        assert "--database NAME" in page.read_text().partition("\n## ")[0], page.name
         if page.name == "renaming-a-handler.md":
             continue  # is one whole: tests/newcomer/test_renaming.py types it from its first line to its last
         assert "\n## Drill" in page.read_text(), f"{page.name} has no drill"

@@ -15,6 +15,7 @@ import termios
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -103,6 +104,44 @@ def test_an_interrupt_ends_a_question(dsn: str) -> None:
     assert rows(dsn, "SELECT FROM core.outbox WHERE deleted_at IS NOT NULL") == []
 
 
+def test_a_long_question_ends_at_words(dsn: str) -> None:
+    """OPS-1: at 80 columns, with the answer behind its last word."""
+    name = "ledger.book_into_the_general_ledger_of_the_whole_company"
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("SELECT core.subscribe('ledger', %s, ARRAY['order.placed'])", (name,))
+    with terminal(dsn, "handlers", "retire", name) as screen:
+        screen.until(lambda shown: "[y/N]: " in shown)
+        assert screen.shown.replace("\r", "") == f"End 1 subscription of\n  {name}? [y/N]: "
+        screen.type("n\n")
+        assert screen.ends() == 1
+
+
+def test_no_worker_is_told_in_lines_that_fit(dsn: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """OBS-3, OPS-1: the problem, and what to do about it."""
+    monkeypatch.setenv("HOLDFAST_RUNTIME_DIR", str(tmp_path))
+    with terminal(dsn, "worker", "status") as screen:
+        assert screen.ends() == 1
+    lines = screen.shown.replace("\r", "").splitlines()
+    assert lines[0].startswith("error: no worker of this user runs here")
+    assert any(line.startswith("try: start it (holdfast worker MODULE:REGISTRY)") for line in lines)
+    assert all(len(line) <= 80 for line in lines if str(tmp_path) not in line)
+
+
+def test_an_import_asks_with_the_number_of_events(dsn: str) -> None:
+    """PUB-1: whoever is asked knows how much is about to move."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(
+            "CREATE TABLE mine (id int PRIMARY KEY, event_type text, payload jsonb, published_at timestamptz);"
+            "INSERT INTO mine SELECT n, 'order.placed', '{}' FROM generate_series(1, 3) n"
+        )
+    with terminal(dsn, "import", "table", "--table", "public.mine") as screen:
+        screen.until(lambda shown: "Publish 3 events of public.mine" in " ".join(shown.split()))
+        assert rows(dsn, "SELECT FROM core.outbox") == []
+        screen.type("y\n")
+        assert screen.ends() == 0
+    assert len(rows(dsn, "SELECT FROM core.outbox")) == 3
+
+
 def test_a_watch_outlives_the_connection(dsn: str) -> None:
     """OPS-1: a failover is when it is looked at. It says so, looks again, and ends with Ctrl-C."""
     with terminal(dsn, "status", "--watch", "--interval", "0.2") as screen:
@@ -117,6 +156,28 @@ def test_a_watch_outlives_the_connection(dsn: str) -> None:
         assert "Traceback" not in screen.shown
 
 
+def test_a_watch_fits_the_screen(dsn: str) -> None:
+    """OPS-1: something of everything, and how much of it is hidden; what is wrong with workers comes first."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(
+            "SELECT core.worker_beat(core.uuid7(), 'worker-' || n, 'host', n, '1.0', 0, ARRAY['c' || n], ARRAY['h.x'])"
+            " FROM generate_series(1, 30) n;"
+            "UPDATE core.workers SET heartbeat_at = now() - interval '40 s' WHERE name = 'worker-17';"
+            "INSERT INTO core.outbox (event_type, source, payload) SELECT 'type.' || n, 'shop', '{}'"
+            " FROM generate_series(1, 30) n"
+        )
+    with terminal(dsn, "status", "--watch", "--interval", "0.3") as screen:
+        screen.until(lambda shown: "routes hidden" in shown)
+        screen.until(lambda shown: shown.count("schema core") > 1)
+        page = [line.rstrip() for line in screen.shown.replace("\r", "").split("schema core")[1].splitlines()]
+        screen.interrupt()
+        assert screen.ends() == 0
+    assert len(page) <= 24
+    hidden = [line for line in page if line.endswith(" hidden")]
+    assert [line.split()[-2] for line in hidden] == ["warnings", "workers", "routes"]
+    assert next(line for line in page if line.startswith("worker-")).split()[0] == "worker-17"
+
+
 def test_a_connection_that_is_lost_at_the_question_has_a_remedy(dsn: str) -> None:
     """OPS-1: nothing was changed, and how to find that out is said."""
     made(dsn, fail, 2)
@@ -125,7 +186,9 @@ def test_a_connection_that_is_lost_at_the_question_has_a_remedy(dsn: str) -> Non
         assert rows(dsn, GONE) == [(True,)]
         screen.type("y\n")
         assert screen.ends() == 1
-        assert "try: run it again; if it changes something, holdfast audit says" in " ".join(screen.shown.split())
+        assert "try: run it again; if it changes something, see first whether it has: holdfast audit" in " ".join(
+            screen.shown.split()
+        )
 
 
 @pytest.mark.parametrize("closed", ["stdin", "stdout", "stderr"])

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from holdfast.cli.command_group import CommandGroup, without_types
+from holdfast.cli.next_commands import program, remember
 
 # The commands with their help: their modules hold the same texts, and need not be imported to show them.
 COMMANDS: Final = {
@@ -135,6 +136,7 @@ def run(arguments: list[str]) -> int:
     words = [argument for argument in arguments if argument != "--debug"]
     if " ".join(words[:2]) in COMMANDS:  # `worker status`: no registry, that would be module:name
         words[:2] = [" ".join(words[:2])]
+    where = remember(words)
     named = next((word for word in words if not word.startswith("-")), "")
     # A shell that completes a line passes it in the environment.
     used = COMMANDS if "_HOLDFAST_COMPLETE" in os.environ else [named] if named in COMMANDS else []
@@ -142,7 +144,7 @@ def run(arguments: list[str]) -> int:
         with _uncollected():
             command = command_tree(*used)
         # typer turns usage errors and typer.Exit into SystemExit; what a command raises passes through.
-        command(args=words, prog_name="holdfast")
+        command(args=words, prog_name=program())
     except SystemExit as end:
         return _code(end.code)
     except Exception as error:
@@ -153,7 +155,8 @@ def run(arguments: list[str]) -> int:
             raise
         if debug:
             print(redact_dsn(traceback.format_exc()), file=sys.stderr)
-        return report(error)
+        given = any(word.partition("=")[0] == "--dsn" for word in words)
+        return report(error, "--dsn" if given else "HOLDFAST_DSN", where.get("--database"))
     return 0
 
 

@@ -20,7 +20,16 @@ from holdfast.cli.options import (
     Where,
     spread,
 )
-from holdfast.cli.output import events, first_line, print_json, print_left_out, print_line, print_table, shown
+from holdfast.cli.output import (
+    events,
+    first_line,
+    print_hint,
+    print_json,
+    print_left_out,
+    print_line,
+    print_table,
+    shown,
+)
 from holdfast.cli.selection import ChosenArchived, archived_rows
 from holdfast.cli.unmoved import print_unmoved
 from holdfast.operator import Moved, Operator
@@ -105,7 +114,7 @@ def show(
             "dim",
         )
     for number in found.others:
-        print_line(f"the archive has another delivery of this event: holdfast archive show {number}", "yellow")
+        print_hint(f"the archive has another delivery of this event: holdfast archive show {number}")
 
 
 @app.command()

@@ -18,7 +18,7 @@ from holdfast.cli import environment
 from holdfast.cli.options import Where, spread
 from holdfast.errors import ConfigurationError
 from holdfast.installing import require_extra
-from holdfast.observability.http import Site, address_of, is_loopback, reason_of
+from holdfast.observability.http import Site, address_of, is_loopback, unusable
 
 if TYPE_CHECKING:
     from holdfast.access.provider import Provider
@@ -207,7 +207,5 @@ def listening(host: str, port: int) -> socket.socket:
         made.bind((host, port))
     except OSError as error:
         made.close()
-        raise ConfigurationError(
-            "--listen", f"cannot be used: {reason_of(error)}", "name an address of this machine and a free port"
-        ) from None
+        raise unusable("--listen", host, port, error) from None
     return made

@@ -10,6 +10,7 @@ import typer
 from rich.text import Text
 
 from holdfast.cli import output, several
+from holdfast.cli.next_commands import as_typed
 from holdfast.cli.options import JsonOption, Where, spread
 from holdfast.operator import CHECKS, SEVERITIES, Finding, Operator, Report, Severity
 
@@ -53,7 +54,7 @@ def doctor(
     if as_json:
         output.print_json(report)
     else:
-        _show(report)
+        _show(report, where.database)
     if not report.healthy:
         raise typer.Exit(1)
 
@@ -65,7 +66,7 @@ def _examine_each(found: Mapping[str, Report | BaseException], as_json: bool) ->
     else:
         for name, report in reports.items():
             output.print_line(f"database {name}", "bold")
-            _show(report)
+            _show(report, name)
     several.end(found)
     if not all(report.healthy for report in reports.values()):
         raise typer.Exit(1)
@@ -82,19 +83,19 @@ def _list(only: Part | None, as_json: bool) -> None:
 # --- for people ---
 
 
-def _show(report: Report) -> None:
+def _show(report: Report, database: str | None) -> None:
     console = output.console()
-    for line in _lines(report, console.width):
+    for line in _lines(report, console.width, database):
         # Names may be chosen by others: they must not move the cursor.
         console.print(Text.assemble(*((output.clean(text), style) for text, style in line)), soft_wrap=True)
 
 
-def _lines(report: Report, width: int) -> list[Line]:
+def _lines(report: Report, width: int, database: str | None) -> list[Line]:
     lines: list[Line] = [((f"schema {report.schema} on Postgres {report.server}", "dim"),)]
     for severity in SEVERITIES:
         if found := report.of(severity):
             lines.append(((f"{len(found)} {severity}{'s' if len(found) > 1 else ''}", _STYLES[severity]),))
-            lines += [line for finding in found for line in _finding(finding, width)]
+            lines += [line for finding in found for line in _finding(finding, width, database)]
     every, passed = len(report.checks), len(report.passed)
     verdict = f"all {every} checks passed" if passed == every else f"{passed} of {every} checks passed"
     lines.append(((verdict, "green" if passed == every else ""),))
@@ -103,10 +104,10 @@ def _lines(report: Report, width: int) -> list[Line]:
     return lines
 
 
-def _finding(finding: Finding, width: int) -> list[Line]:
-    remedy = finding.remedy.splitlines()
+def _finding(finding: Finding, width: int, database: str | None) -> list[Line]:
+    remedy = as_typed(finding.remedy, database).splitlines()
     if len(remedy) == 1 and not finding.remedy.endswith(";"):
-        remedy = [line.strip() for line in output.wrapped(finding.remedy, width - len(_TRY))]
+        remedy = [line.strip() for line in output.wrapped(remedy[0], width - len(_TRY))]
     first, *others = remedy
     if len(others) > _MOST_LINES:
         # The text of a function, most likely.

@@ -8,14 +8,16 @@ import socket
 import sys
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
+from holdfast.checks import quoted
 from holdfast.cli import databases
 from holdfast.errors import ConfigurationError
 from holdfast.generation import deployment_generation
 from holdfast.redact import redact_dsn
+from holdfast.settings import CONCURRENCY_REMEDY
 
 
 class LogLevel(StrEnum):
@@ -90,6 +92,16 @@ def listen_addresses(option: Sequence[str] | None) -> dict[str, str]:
 def substrate(option: str | None) -> str | None:
     """The address of the broker that carries events, if one does."""
     return option or os.environ.get("HOLDFAST_SUBSTRATE") or None
+
+
+def relay_secrets() -> tuple[str, ...]:
+    """The secrets that relays of several databases share, separated by commas or spaces; the first one signs."""
+    return tuple(os.environ.get("HOLDFAST_RELAY_SECRETS", "").replace(",", " ").split())
+
+
+def accept_unsigned(option: bool) -> bool:
+    """Return whether to handle messages in the form of a relay's that no relay has signed."""
+    return option or os.environ.get("HOLDFAST_ACCEPT_UNSIGNED", "").strip().lower() in ("1", "true", "yes", "on")
 
 
 def sentry_dsn() -> str | None:
@@ -246,6 +258,15 @@ def schema(option: str | None) -> str:
 def generation(option: int | None) -> int:
     """The number of this deployment."""
     return deployment_generation() if option is None else option
+
+
+def concurrency(option: str) -> int | Literal["auto"]:
+    """The concurrency of a worker: a number, or "auto"."""
+    if option == "auto":
+        return "auto"
+    if not option.isdecimal():
+        raise ConfigurationError("--concurrency", f"is {quoted(option)}", CONCURRENCY_REMEDY)
+    return int(option)
 
 
 def actor(option: str | None) -> str:

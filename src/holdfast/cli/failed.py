@@ -99,7 +99,7 @@ def _list_each(found: Mapping[str, tuple[list[FailedEvent], int] | BaseException
     newest = sorted(events, key=lambda each: each[1].failed_at, reverse=True)[:limit]
     if as_json:
         output.print_json([{"database": name, **plain(event)} for name, event in newest])
-    else:
+    elif pages:  # "none" would be wrong where nothing was read
         output.print_table(("database", *_HEADERS), [(name, *_row(event)) for name, event in newest])
     output.print_left_out(newest, limit, as_json=as_json)
     archived = {name: count for name, (_, count) in pages.items() if count}

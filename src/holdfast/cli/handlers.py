@@ -18,6 +18,7 @@ from holdfast.flow import shown_rate
 from holdfast.operator import FlowChange, HandlerFlow, HandlerStatus, Limit, Operator, Refused, ViaChange
 
 _PAUSES = 200  # of all handlers, the latest first: among them the one that still holds
+_TRIED = 200  # of its open events: among them one that has failed
 
 app = command_group("Handlers: their subscriptions, their limits, and the workers that serve them.")
 
@@ -35,15 +36,17 @@ def list_(where: Where, as_json: JsonOption = False) -> None:
         output.print_left_out(found, as_json=True)
         return
     limited = any(each.flow is not None for each in found)
+    carried = any(each.via != "outbox" or each.draining for each in found)
     rows: list[tuple[object, ...]] = [
         (
-            *(e.handler_name, e.domain_context, e.event_types or "retired", e.open, _failed(e), _served(e)),
+            *(e.handler_name, e.domain_context, _types(e), e.open, _failed(e), _served(e)),
+            *((_via(e),) if carried else ()),
             *((_flow(e.flow),) if limited else ()),
         )
         for e in found
     ]
-    headers = ("handler", "domain context", "event types", "open", "failed", "served by", "limits")
-    output.print_table(headers if limited else headers[:-1], rows)
+    headers = ("handler", "domain context", "event types", "open", "failed", "served by")
+    output.print_table((*headers, *(("via",) if carried else ()), *(("limits",) if limited else ())), rows)
     output.print_left_out(found)
 
 
@@ -51,31 +54,54 @@ def list_(where: Where, as_json: JsonOption = False) -> None:
 @spread
 def show(where: Where, handler: HandlerArgument, as_json: JsonOption = False) -> None:
     """Show one handler: its backlog, its limits, whether it is paused, and the state of its breaker."""
-    found, why = where.run(lambda operator: _read(operator, handler))
+    found, why, error = where.run(lambda operator: _read(operator, handler))
     if as_json:
         output.print_json(found)
         return
     facts: list[tuple[str, object]] = [
         ("handler", found.handler_name),
         ("domain context", found.domain_context),
-        ("event types", found.event_types or "retired"),
+        ("event types", _types(found)),
         ("open", found.open),
         ("failed", _failed(found)),
         ("served by", _served(found)),
     ]
+    if found.via != "outbox" or found.draining:
+        facts.append(("via", _via(found)))
     if found.flow is not None:
         facts += _facts(found.flow, why)
+    facts.append(("last error", error))
     output.print_facts(facts)
 
 
-async def _read(operator: Operator, handler: str) -> tuple[HandlerStatus, str | None]:
-    """A handler, and why it is paused, which the audit has."""
+def _types(each: HandlerStatus) -> object:
+    """Return what a handler gets; a relay gets what the handlers behind its broker are owed."""
+    if each.domain_context == "relay" and not each.event_types:
+        return f"of the handlers behind {each.handler_name.partition('.')[2]}"
+    return each.event_types or "retired"
+
+
+def _via(each: HandlerStatus) -> str | None:
+    """Return what carries the events of a handler, and the broker that may still hold some; None for a relay."""
+    if each.domain_context == "relay":
+        return None
+    return each.via if each.draining is None else f"{each.via}, {each.draining} until drained"
+
+
+async def _read(operator: Operator, handler: str) -> tuple[HandlerStatus, str | None, str | None]:
+    """A handler, why it is paused, which the audit has, and the error of what is tried again latest."""
     found = await operator.handlers.show(handler)
-    if found.flow is None or found.flow.paused_at is None:
-        return found, None
+    if found.flow is None:
+        return found, None, None
+    error = None
+    if found.flow.breaker not in (None, "closed"):
+        tried = await operator.events.page(handler=handler, limit=_TRIED)
+        error = next((output.first_line(each.last_error) for each in reversed(tried) if each.last_error), None)
+    if found.flow.paused_at is None:
+        return found, None, error
     pauses = await operator.audit.page(action="handler.pause", limit=_PAUSES)
     made = (line for line in pauses if line.arguments.get("handler") == handler and line.counts.get("changed"))
-    return found, next((line.reason for line in made), None)
+    return found, next((line.reason for line in made), None), error
 
 
 @app.command("limit")
@@ -269,20 +295,26 @@ def via(
     engine = None if way == "outbox" else engine_of(way)
     name = "outbox" if engine is None else engine.name
 
-    async def act(operator: Operator) -> ViaChange:
+    async def act(operator: Operator) -> tuple[ViaChange, dict[str, int]]:
         found = await operator.handlers.via(handlers, name, reason=change.reason, dry_run=True)
+        left = {each.via for each in await operator.relay.show() if each.handler_name in handlers} - {"outbox", name}
         change.confirm(f"Let {name} carry the events of {', '.join(handlers)}?")
-        if change.dry_run:
-            return found
-        if engine is not None:
+        if engine is not None and not change.dry_run:
             await consumers.make(engine, await operator.relay.wanted(handlers))
-        return await operator.handlers.via(handlers, name, reason=change.reason)
+        if not change.dry_run:
+            found = await operator.handlers.via(handlers, name, reason=change.reason)
+        # What the relay is owed already stays with it.
+        return found, {each: (await operator.handlers.show(f"relay.{each}")).open for each in sorted(left)}
 
-    found = where.run(act)
+    found, waiting = where.run(act)
     if change.as_json:
         output.print_json(found)
     else:
         output.print_line(f"{output.counted(found.changed, 'handler')} {change.would}moved to {name}")
+        for broker, count in waiting.items():
+            if count:
+                wait, go = ("waits", "goes") if count == 1 else ("wait", "go")
+                output.print_line(f"{output.events(count)} {wait} for {broker} and {go} when it is back", "yellow")
     if not found.changed:
         raise typer.Exit(1)
 
@@ -299,6 +331,7 @@ def drained(
     engine = engine_of(broker)
 
     async def act(operator: Operator) -> bool:
+        await operator.handlers.show(handler)  # before anything is asked: a name that nobody knows
         interests = await operator.relay.interests(engine.name, [handler])
         left = await consumers.left(engine, interests)
         if left:

@@ -46,8 +46,9 @@ def blocked(
     output.print_left_out(found, limit)
     if found:
         first = f"{shell_word(found[0].handler_name)} {shell_word(found[0].ordering_key)}"
-        output.print_line(
-            f"Replay the head, discard it, or let the key go on; for the first of them: holdfast keys release {first}"
+        output.print_hint(
+            f"Replay the head, discard it, or let the key go on; for the first of them: holdfast keys release {first}",
+            "",
         )
 
 

@@ -146,6 +146,8 @@ def configure(stream: TextIO | None = None, level: str = "info", bound: Mapping[
         )
         root.addHandler(handler)
         root.setLevel(least)
+        # A forgotten await is told by a warning alone, which would stand between the lines as text.
+        logging.captureWarnings(True)
 
 
 def _one_line(_logger: object, _method: str, entry: EventDict) -> EventDict:

@@ -13,10 +13,9 @@ import typer
 from holdfast.cli import environment, logs
 from holdfast.cli.environment import LogLevelOption
 from holdfast.cli.options import Where, spread
-from holdfast.errors import ConfigurationError
 from holdfast.observability import endpoint, prometheus
 from holdfast.observability.endpoint import Scraper
-from holdfast.observability.http import Site, address_of, is_loopback, reason_of
+from holdfast.observability.http import CannotListen, Site, address_of, is_loopback, unusable
 
 
 @spread
@@ -67,7 +66,5 @@ async def _serve(scrapers: Mapping[str, Scraper], host: str, port: int, allowed:
                 print(f"note: every client that reaches {host} port {bound} can read the metrics", file=sys.stderr)
             print(f"serving {Site(host, bound, {}).url}{endpoint.PATH}", file=sys.stderr, flush=True)
             await stop.wait()
-    except OSError as error:
-        raise ConfigurationError(
-            "--listen", f"cannot be used: {reason_of(error)}", "name an address of this machine and a free port"
-        ) from None
+    except CannotListen as error:
+        raise unusable("--listen", host, port, error) from None

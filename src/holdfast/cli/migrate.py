@@ -39,6 +39,15 @@ RolesOption = Annotated[
     ),
 ]
 
+TrustedRoles = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--trusted-role",
+        metavar="ROLE",
+        help="A role beside this login that may own the schema or what is in it; may be repeated.",
+    ),
+]
+
 
 @app.command("status")
 def status(
@@ -62,6 +71,7 @@ def apply(
     database: DatabaseOption = None,
     schema: SchemaOption = None,
     roles: RolesOption = Roles.AUTO,
+    trusted_role: TrustedRoles = None,
 ) -> None:
     """Apply what is pending. Several processes may do it at once."""
     name, address = environment.schema(schema), environment.dsn(dsn, database)
@@ -78,7 +88,10 @@ def apply(
             if step.action in ("wait", "retry", "applied", "hint"):
                 progress.console.print(step.text, soft_wrap=True, highlight=False, markup=False)
 
-        done = asyncio.run(installation.apply(address, schema=name, roles=roles.value, on_step=on_step))
+        trusted = trusted_role or []
+        done = asyncio.run(
+            installation.apply(address, schema=name, roles=roles.value, trusted_roles=trusted, on_step=on_step)
+        )
     typer.echo(f"schema {name}: {len(done)} migration{'s' if len(done) != 1 else ''} applied, now up to date")
 
 
@@ -87,9 +100,11 @@ def print_(
     schema: SchemaOption = None,
     roles: Annotated[bool, typer.Option("--roles/--no-roles", help="With or without the roles and grants.")] = True,
     since: Annotated[int, typer.Option("--since", min=0, help="Leave out the migrations up to this number.")] = 0,
+    trusted_role: TrustedRoles = None,
 ) -> None:
     """Print the SQL for review, psql, Alembic or Django. Needs no database."""
-    typer.echo(installation.printable(environment.schema(schema), roles=roles, since=since), nl=False)
+    name, trusted = environment.schema(schema), trusted_role or []
+    typer.echo(installation.printable(name, roles=roles, since=since, trusted_roles=trusted), nl=False)
 
 
 def _as_json(schema: str, found: SchemaState) -> dict[str, object]:
@@ -136,6 +151,8 @@ def _show(schema: str, found: SchemaState) -> None:
             "HOLDFAST_DSN and the name in --schema",
             "yellow",
         )
+    if not found.up_to_date:
+        output.print_hint("to apply what is pending: holdfast migrate apply")
     if found.contract is not None:
         output.print_line(
             f"the schema has {found.contract} and serves {found.contract.served}; "

@@ -7,6 +7,7 @@ from collections.abc import Sized
 from difflib import get_close_matches
 
 from holdfast.cli import output
+from holdfast.cli.next_commands import as_typed
 from holdfast.operator import Operator
 
 
@@ -15,5 +16,5 @@ async def point_out(operator: Operator, handler: str | None, found: Sized) -> No
     if handler is None or found or await operator.handlers.known(handler):
         return
     near = get_close_matches(handler, [each.handler_name for each in await operator.handlers.all()], 1)
-    meant = f"did you mean {near[0]}?" if near else "holdfast handlers list has all names"
-    print(output.clean(f"no handler {handler} was ever registered; {meant}"), file=sys.stderr)
+    meant = f"did you mean {near[0]}?" if near else "all names: holdfast handlers list"
+    print(output.clean(as_typed(f"no handler {handler} was ever registered; {meant}")), file=sys.stderr)

@@ -131,6 +131,17 @@ def _interruptible() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
+def ask(question: str) -> None:
+    """Ask somebody at a terminal, broken at words where it is too narrow: a no, or Ctrl-C, ends the command with 1."""
+    # The answer stands behind the last word, and not alone on a line.
+    wrapped = output.wrapped(output.clean(f"{question}\N{NO-BREAK SPACE}[y/N]:"), output.error_width())
+    *lines, last = (line.replace("\N{NO-BREAK SPACE}", " ") for line in wrapped)
+    for line in lines:
+        print(line, file=sys.stderr)
+    with _interruptible():
+        typer.confirm(last, abort=True, err=True, show_default=False, prompt_suffix=" ")
+
+
 def _say_on_terminal(what: str) -> None:
     if sys.stderr.isatty():
         print(output.clean(what), file=sys.stderr)
@@ -161,14 +172,18 @@ class Change:
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would happen, and change nothing.")] = False
     as_json: JsonOption = False
 
+    @property
+    def asks(self) -> bool:
+        """Whether somebody at a terminal will be asked."""
+        return not (self.yes or self.dry_run) and sys.stdin.isatty()
+
     def confirm(self, question: str) -> None:
         """Ask for confirmation: a no ends the command with exit code 1, a missing terminal with 2."""
         if self.yes or self.dry_run:
             return
         if not sys.stdin.isatty():
             raise ConfigurationError("--yes", f"is needed without a terminal: {question}", "add --yes or --dry-run")
-        with _interruptible():
-            typer.confirm(question, abort=True, err=True)
+        ask(question)
 
     @property
     def would(self) -> str:

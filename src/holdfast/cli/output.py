@@ -10,7 +10,7 @@ import json
 import re
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Final
@@ -22,9 +22,8 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from holdfast.characters import CONTROL
+from holdfast.cli.next_commands import as_typed, program
 
-# A command or statement at the end of a sentence, which is copied as a whole.
-_COMMAND: Final = re.compile(r"(?<=: )(?:holdfast |SELECT |GRANT |ALTER )[^:]*$")
 _MEMBER: Final = "  - "  # before each member of a group of errors
 _UNLIMITED: Final = 10_000
 
@@ -32,6 +31,11 @@ _UNLIMITED: Final = 10_000
 def console() -> Console:
     """Standard output. What is piped is not broken into the lines of a terminal."""
     return Console(width=None if sys.stdout.isatty() else _UNLIMITED, highlight=False)
+
+
+def error_width() -> int:
+    """The width of standard error. What is redirected is not broken into lines."""
+    return Console(stderr=True).width if sys.stderr.isatty() else _UNLIMITED
 
 
 @contextmanager
@@ -112,6 +116,24 @@ class Line:
             yield Text(line, style=self._style, no_wrap=True, overflow="ignore")
 
 
+class Pairs:
+    """Names with their values in one line, or in as many as the screen needs: no pair is broken."""
+
+    def __init__(self, pairs: Mapping[str, object]) -> None:
+        self._pairs = {name: shown(value) for name, value in pairs.items()}
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        line = Text(no_wrap=True, overflow="ignore")
+        for name, value in self._pairs.items():
+            if line and len(line) + 3 + len(name) + len(value) > options.max_width:
+                yield line
+                line = Text("  ", no_wrap=True, overflow="ignore")
+            elif line:
+                line.append("  ")
+            line.append(f"{name} ", style="dim").append(value, style="bold")
+        yield line
+
+
 def _packed(fields: Iterable[tuple[str, str]], width: int) -> Iterable[str]:
     """Lines of fields, as many in each as fit; what is longer than a line has lines of its own."""
     line = ""
@@ -135,7 +157,8 @@ def wrapped(text: str, width: int) -> list[str]:
     if len(text) <= width:
         return [text]
     indent = " " * (len(text) - len(text.lstrip()) + 2)
-    command = _COMMAND.search(text)
+    # A command or statement at the end of a sentence is copied as a whole.
+    command = re.search(rf"(?<=: )(?:{re.escape(program())} |SELECT |GRANT |ALTER )[^:]*$", text)
     prose = text if command is None else text[: command.start()]
     lines = textwrap.wrap(prose, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
     return lines if command is None else [*lines, indent + command[0]]
@@ -146,6 +169,11 @@ def print_line(text: str, style: str = "") -> None:
     to = console()
     for line in wrapped(clean(text), to.width):
         to.print(Text(line), style=style, soft_wrap=True)
+
+
+def print_hint(text: str, style: str = "yellow") -> None:
+    """A line whose command can be typed as it is printed: it acts where this command acts."""
+    print_line(as_typed(text), style)
 
 
 def print_facts(rows: Iterable[tuple[str, object]]) -> None:

@@ -93,11 +93,10 @@ def _print(found: PartitionReport, *, as_json: bool) -> None:
                 for each in found.partitions
             ],
         )
-    output.print_line(_in_words(found))
+    output.print_hint(_in_words(found), "")
     if found.in_default:
-        output.print_line(
-            f"! {output.counted(found.in_default, 'row')} of outbox_default should be in a partition: holdfast doctor",
-            "yellow",
+        output.print_hint(
+            f"! {output.counted(found.in_default, 'row')} of outbox_default should be in a partition: holdfast doctor"
         )
 
 
@@ -107,9 +106,9 @@ def _in_words(found: PartitionReport) -> str:
             return f"the outbox is partitioned by {found.every}, up to {found.ends:%Y-%m-%d}"
         case "converting":
             return (
-                f"the outbox is not partitioned yet, and refuses ids from {found.bound:%Y-%m-%d} on: "
-                "holdfast partitions enable goes on, disable goes back"
+                f"the outbox is not partitioned yet, and refuses ids from {found.bound:%Y-%m-%d} on; "
+                "disable goes back, and to go on: holdfast partitions enable"
             )
         case "returning":
             return "the outbox is one table again, but for rows that are still to be moved: holdfast partitions disable"
-    return "the outbox is one table: holdfast partitions enable makes partitions of it"
+    return "the outbox is one table; to make partitions of it: holdfast partitions enable"

@@ -232,7 +232,7 @@ def _show_change(done: PlanChange, change: Change) -> None:
         return
     output.print_line(f"plan {done.id} was {done.before} and {'would be' if change.dry_run else 'is'} {done.after}")
     if done.after == "open" and not done.running:
-        output.print_line(f"no process runs it: holdfast plans run {done.id}", "yellow")
+        output.print_hint(f"no process runs it: holdfast plans run {done.id}")
 
 
 @contextmanager
@@ -288,7 +288,7 @@ def _show(found: PlanReport, as_json: bool) -> None:
         _show_preview(preview)
     if not found.dry_run:
         for step in next_steps(plan):
-            output.print_line(step)
+            output.print_hint(step, "")
 
 
 def next_steps(plan: Plan) -> list[str]:

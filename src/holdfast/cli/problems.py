@@ -10,10 +10,10 @@ import re
 import sys
 from typing import Final
 
-from rich.console import Console
-
-from holdfast.cli.output import clean, wrapped
-from holdfast.errors import ConfigurationError, HoldfastError
+from holdfast.brokers.engine import BrokerUnavailable
+from holdfast.cli.next_commands import as_typed
+from holdfast.cli.output import clean, error_width, wrapped
+from holdfast.errors import ConfigurationError, HoldfastError, LifespanError, SchemaMismatch
 from holdfast.installing import MissingExtra
 from holdfast.operator import DATABASE_ERRORS, is_away, remedy_of
 from holdfast.redact import redact_dsn
@@ -21,46 +21,63 @@ from holdfast.redact import redact_dsn
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # A connection that was there: a restart, a failover, an administrator.
 _ENDED: Final = re.compile("clos|terminat")
-_LOST: Final = "run it again; if it changes something, holdfast audit says whether it has"
+# What a broker's client says when there is no answer at all.
+_UNREACHED: Final = re.compile("be reached|did not answer|takes events|[Cc]onnect")
+_LOST: Final = "run it again; if it changes something, see first whether it has: holdfast audit"
+_SILENT: Final = "the database was reached, and did not answer in time"
 REPORTED: Final = (HoldfastError, MissingExtra, *DATABASE_ERRORS)
 
 
-def report(error: BaseException) -> int:
-    """Print the error without its traceback, and return the exit code."""
-    remedy = _remedy(error)
-    _print(f"error: {in_one_line(error)}")
+def report(error: BaseException, address: str = "HOLDFAST_DSN", database: str | None = None) -> int:
+    """Print the error without its traceback, and return the exit code.
+
+    `address`: where that of the database stands. `database`: the one of several that was read.
+    """
+    of = f" of {database}" if database else ""
+    remedy = as_typed(_one_line(_remedy(error, f"{address}{of}")), database)
+    _print(f"error: {in_one_line(error, address)}")
     if remedy:
-        _print(f"try: {_one_line(remedy)}")
+        _print(f"try: {remedy}")
     return 2 if isinstance(error, ConfigurationError | MissingExtra) else 1
 
 
-def in_one_line(error: BaseException) -> str:
+def in_one_line(error: BaseException, address: str = "HOLDFAST_DSN") -> str:
     """Return what has happened, without the remedy."""
-    return _one_line(_problem(error))
+    return _one_line(_problem(error, address))
 
 
 def _print(line: str) -> None:
-    lines = wrapped(line, Console(stderr=True).width) if sys.stderr.isatty() else [line]
-    print("\n".join(lines), file=sys.stderr)
+    print("\n".join(wrapped(line, error_width())), file=sys.stderr)
 
 
-def _problem(error: BaseException) -> str:
+def _problem(error: BaseException, address: str) -> str:
     problem = getattr(error, "problem", None)
     remedy = getattr(error, "remedy", None)
     if isinstance(problem, str):
-        return f"{error.field} {problem}" if isinstance(error, ConfigurationError) else problem
-    text = str(error) or type(error).__name__
+        if not isinstance(error, ConfigurationError):
+            return problem
+        # An argument in Python, and here what the user has set.
+        return f"{address if error.field == 'dsn' else error.field} {problem}"
+    text = str(error) or (_SILENT if isinstance(error, TimeoutError) else type(error).__name__)
     # Errors that carry a remedy end their text with it, and it gets a line of its own.
     return text.removesuffix(f"; {remedy}") if isinstance(remedy, str) else text
 
 
-def _remedy(error: BaseException) -> str:
+def _remedy(error: BaseException, address: str) -> str:
     if isinstance(error, OSError) and error.errno in _FULL:
         return "make room where the output goes, or send it elsewhere"
     remedy = getattr(error, "remedy", None)
-    if isinstance(remedy, str):
+    if isinstance(error, SchemaMismatch) and error.is_missing:
+        return f"check the database in {address} and the name in --schema; to install it there: {error.remedy}"
+    if isinstance(remedy, str) and remedy:
         return remedy
-    return remedy_of(error) or (_LOST if is_away(error) and _ENDED.search(str(error)) else "")
+    if isinstance(error, LifespanError):
+        return "see to what it opens, or correct it; --debug shows where it happened"
+    if isinstance(error, BrokerUnavailable) and _UNREACHED.search(str(error)):
+        return "check that the broker runs, and the host and port in its address"
+    if isinstance(error, TimeoutError) and not str(error):  # a statement that was sent
+        return f"see whether the server is frozen or overloaded; then {_LOST}"
+    return remedy_of(error, address) or (_LOST if is_away(error) and _ENDED.search(str(error)) else "")
 
 
 def _one_line(text: str) -> str:

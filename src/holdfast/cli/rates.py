@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from holdfast.cli import output
@@ -47,7 +47,7 @@ def as_data(found: Rates) -> list[dict[str, Any]]:
     ]
 
 
-def table(found: Rates) -> RenderableType | None:
+def table(found: Rates) -> Table | None:
     """Return a line for each handler that is at work, or has failures of the last hour; None without any handler."""
     minute, five, hour = ({each.handler_name: each for each in found[minutes]} for minutes in WINDOWS)
     rows: list[tuple[list[object], list[object]]] = []
@@ -69,11 +69,11 @@ def table(found: Rates) -> RenderableType | None:
     more = len(shown) - len(rows) + getattr(found[WINDOWS[-1]], "left_out", 0)
     idle = len(hour) - len(shown)
     left_out = [f"… and {more:,} more"] * (more > 0) + [f"idle for 5 min and without failures: {idle:,}"] * (idle > 0)
-    return _Table([wide for wide, _ in rows], [narrow for _, narrow in rows], "; ".join(left_out))
+    return Table([wide for wide, _ in rows], [narrow for _, narrow in rows], "; ".join(left_out))
 
 
 @dataclass(frozen=True)
-class _Table:
+class Table:
     """One line for each handler, with fewer numbers where all of them do not fit."""
 
     wide: Sequence[Sequence[object]]

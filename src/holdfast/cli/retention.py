@@ -107,19 +107,24 @@ def set_policy(
     policy = None if active_days is None else RetentionPolicy(active_days, grace_days, disposal)
     kept = "kept until an operator resolves them" if policy is None else f"kept {policy.total_days} days"
 
-    async def act(operator: Operator) -> RetentionPolicies:
+    async def act(operator: Operator) -> tuple[RetentionPolicies, RetentionPolicies]:
         options: dict[str, Any] = {"reason": change.reason}
+        before = (await operator.retention.report()).policies
         found = await operator.retention.set_policy(entity, content_class, policy, dry_run=True, **options)
         change.confirm(f"Rows ({entity}, {content_class}) are {kept}. Go on?")
-        if change.dry_run:
-            return found
-        return await operator.retention.set_policy(entity, content_class, policy, **options)
+        if not change.dry_run:
+            found = await operator.retention.set_policy(entity, content_class, policy, **options)
+        return before, found
 
-    in_force = target.run(act)
+    before, in_force = target.run(act)
     if change.as_json:
         print_json({"dry_run": change.dry_run, "policies": encoding.policies(in_force)})
-    else:
-        print_policies(in_force)
+        return
+    if change.dry_run:
+        print_line("now:")
+        print_policies(before)
+        print_line("would be:")
+    print_policies(in_force)
 
 
 @app.command()

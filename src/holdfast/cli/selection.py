@@ -125,9 +125,11 @@ async def archived_rows(operator: Operator, chosen: ChosenArchived) -> list[int 
 
 
 def moment(option: str, text: str | None) -> datetime | None:
-    """A time: 90s, 15m, 2h, 7d or 2w ago, or a date and time, in UTC unless it has a time zone."""
+    """A time: now, 90s, 15m, 2h, 7d or 2w ago, or a date and time, in UTC unless it has a time zone."""
     if text is None:
         return None
+    if text == "now":
+        return datetime.now(UTC)
     if ago := re.fullmatch(r"([0-9]{1,6})([smhdw])", text):
         units = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
         try:

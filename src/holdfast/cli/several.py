@@ -28,6 +28,6 @@ def end(found: Mapping[str, T | BaseException]) -> None:
     failed = {name: result for name, result in found.items() if isinstance(result, BaseException)}
     for name, error in failed.items():
         print(f"database {name}:", file=sys.stderr)
-        report(error)
+        report(error, database=name)
     if failed:
         raise typer.Exit(1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from typing import Annotated, Any
@@ -17,8 +17,11 @@ from rich.text import Text
 
 from holdfast.characters import shell_word
 from holdfast.cli import environment, output, rates, several
+from holdfast.cli.fitting import Fitted, Section
+from holdfast.cli.next_commands import as_typed
 from holdfast.cli.options import Where, spread
 from holdfast.cli.rates import Rates
+from holdfast.cli.workers import heartbeat
 from holdfast.operator import (
     DATABASE_ERRORS,
     MOST,
@@ -48,7 +51,7 @@ def status(
     if where.several:
         _show_each(where, as_json, interval if watch else None)
         return
-    with _printer(environment.schema(where.schema), as_json, watch) as printer:
+    with _printer(where, as_json, watch) as printer:
         if watch:
             with suppress(KeyboardInterrupt):
                 _watch(where, printer, interval)
@@ -85,7 +88,8 @@ def _show_each(where: Where, as_json: bool, interval: float | None) -> None:
     async def look(operator: Operator) -> tuple[Status, Rates]:
         return await operator.status(), await rates.read(operator)
 
-    with suppress(KeyboardInterrupt):
+    found: Mapping[str, tuple[Status, Rates] | BaseException] = {}
+    with _printer(where, as_json, interval is not None) as printer, suppress(KeyboardInterrupt):
         while True:
             found = where.run_in_each(look)
             if as_json:
@@ -93,30 +97,34 @@ def _show_each(where: Where, as_json: bool, interval: float | None) -> None:
                 shown = {"databases": data, "errors": several.errors(found)}
                 output.print_json(shown, indent=2 if interval is None else None)
             else:
-                output.console().print(_each(found), crop=False)
+                printer.draw(_each(found, reasons=interval is not None))
             if interval is None:
                 break
             time.sleep(interval)
     several.end(found)
 
 
-def _each(found: Mapping[str, tuple[Status, Rates] | BaseException]) -> RenderableType:
+def _each(found: Mapping[str, tuple[Status, Rates] | BaseException], *, reasons: bool) -> Fitted:
+    """A line for each database. `reasons` says why one was not read; a command that ends says so by itself."""
     statuses = {name: status for name, (status, _) in several.read(found).items()}
     rows: list[tuple[object, ...]] = [
         (name, *_totals(status).values(), sum(worker.living for worker in status.workers))
         for name, status in statuses.items()
     ]
-    rows += [(name, f"NOT READ: {error}", *[""] * (len(_EACH) - 2)) for name, error in several.errors(found).items()]
-    said = [f"! {name}: {warning}" for name, status in statuses.items() for warning in warnings(status)]
-    return Group(output.Listing(_EACH, rows), *(output.Line(line, "yellow") for line in said))
+    away = several.errors(found)
+    rows = [*((name, "NOT READ", *[""] * (len(_EACH) - 2)) for name in away), *rows]
+    said = [f"! {name}: {warning}" for name, status in statuses.items() for warning in warnings(status, name)]
+    said += [f"! {name}: {error}" for name, error in away.items() if reasons]
+    return Fitted([_listed(_EACH, rows, "databases"), *_warned(said)])
 
 
 class _Printer:
     """How a status is shown: as JSON, on a screen that is redrawn, or as lines."""
 
-    def __init__(self, schema: str, as_json: bool, again: bool, live: Live | None) -> None:
-        self._schema, self._as_json, self._again, self._live = schema, as_json, again, live
-        self._last: RenderableType = ""
+    def __init__(self, where: Where, as_json: bool, again: bool, live: Live | None) -> None:
+        self._schema, self._database = environment.schema(where.schema), where.database
+        self._as_json, self._again, self._live = as_json, again, live
+        self._last = Fitted([])
         self._away = False
         self.shown = False
 
@@ -124,34 +132,34 @@ class _Printer:
         if self._as_json:
             output.print_json(as_data(self._schema, found, did), indent=None if self._again else 2)
         else:
-            self._last = _shown(self._schema, found, did)
-            self._draw(self._last)
+            self._last = _shown(self._schema, found, did, self._database)
+            self.draw(self._last)
         self.shown, self._away = True, False
 
     def away(self, error: BaseException) -> None:
         """Say that the database does not answer: on the screen above what was shown last, elsewhere once."""
         said = output.clean(redact_dsn(" ".join(f"! the database does not answer, trying again: {error}".split())))
         if self._live is not None:
-            self._draw(Group(Text(said, style="red"), self._last))
+            self.draw(Fitted([Section(output.Line(said, "red")), *self._last.sections]))
         elif not self._away:
             print(said, file=sys.stderr)
         self._away = True
 
-    def _draw(self, what: RenderableType) -> None:
+    def draw(self, what: Fitted) -> None:
         if self._live is None:
             output.console().print(what, crop=False)
         else:
-            self._live.update(what, refresh=True)
+            self._live.update(Fitted(what.sections, on_screen=True), refresh=True)
 
 
 @contextmanager
-def _printer(schema: str, as_json: bool, again: bool) -> Iterator[_Printer]:
+def _printer(where: Where, as_json: bool, again: bool) -> Iterator[_Printer]:
     console = output.console()
     if again and not as_json and console.is_terminal:
         with Live(console=console, auto_refresh=False, screen=True) as live:
-            yield _Printer(schema, as_json, again, live)
+            yield _Printer(where, as_json, again, live)
     else:
-        yield _Printer(schema, as_json, again, None)
+        yield _Printer(where, as_json, again, None)
 
 
 # --- for machines ---
@@ -183,6 +191,7 @@ def as_data(schema: str, found: Status, did: Rates) -> dict[str, Any]:
         "blocked_keys": [asdict(each) for each in found.blocked],
         "broker_backlogs": [asdict(each) for each in found.backlogs],
         "broker_weaknesses": [asdict(each) for each in found.weaknesses],
+        "broker_stranded": [asdict(each) for each in found.stranded],
         "rates": rates.as_data(did),
     }
 
@@ -190,26 +199,26 @@ def as_data(schema: str, found: Status, did: Rates) -> dict[str, Any]:
 # --- for people ---
 
 
-def _shown(schema: str, found: Status, did: Rates) -> RenderableType:
-    parts: list[RenderableType] = [_counts(schema, found)]
+def _shown(schema: str, found: Status, did: Rates, database: str | None) -> Fitted:
+    parts = [Section(_counts(schema, found))]
     if found.newest_failure:
-        parts.append(output.Line(_newest(found.newest_failure), "red"))
-    parts += [output.Line(f"! {warning}", "yellow") for warning in warnings(found)]
+        parts.append(Section(output.Line(_newest(found.newest_failure), "red")))
+    parts += _warned([f"! {warning}" for warning in warnings(found, database)])
+    parts.append(_workers(found) if found.workers else Section(Text("no workers", style="yellow")))
     if found.routes:
         parts.append(_routes(found))
-    # Before what handlers did, which is long and may be cut off at the end of the screen.
-    parts.append(_workers(found) if found.workers else Text("no workers", style="yellow"))
     if (table := rates.table(did)) is not None:
-        parts.append(table)
-    return Group(*parts)
+        parts.append(Section(table, "handlers", len(table.wide) + bool(table.left_out)))
+    return Fitted(parts)
+
+
+def _warned(said: list[str]) -> list[Section]:
+    return [Section(Group(*(output.Line(line, "yellow") for line in said)), "warnings", len(said))] if said else []
 
 
 def _counts(schema: str, found: Status) -> RenderableType:
-    line = Text(output.clean(f"schema {schema}  "), style="dim")
-    for name, value in _totals(found).items():
-        if name != "archived" or found.archived:
-            line.append(f" {name} ", style="dim").append(output.clean(value), style="bold")
-    return line
+    shown = {name: value for name, value in _totals(found).items() if name != "archived" or found.archived}
+    return output.Pairs({"schema": schema} | shown)
 
 
 def _totals(found: Status) -> dict[str, str]:
@@ -233,8 +242,8 @@ def _newest(failure: NewestFailure) -> str:
     )
 
 
-def warnings(found: Status) -> list[str]:
-    """What an operator should look into, each with what to do."""
+def warnings(found: Status, database: str | None = None) -> list[str]:
+    """What an operator should look into, each with what to do, in the one of several databases that was read."""
     said = [
         f"channel {channel}, generation {generation}: events wait and no living worker serves it; "
         f"start one with --channel {shell_word(channel)} --generation {generation}"
@@ -249,7 +258,11 @@ def warnings(found: Status) -> list[str]:
         where = f"on {route.channel}, generation {route.generation}"
         if not route.handlers and (unrouted := unrouted + 1) <= MOST_UNSERVED:
             to = f" for {route.target}" if route.target else ""
-            said.append(f"{route.event_type}{to} {where}: no handler subscribes to it; the events wait for one")
+            said.append(
+                f"{route.event_type}{to} {where}: no handler subscribes to it; "
+                + (f"did you mean {route.meant}? The" if route.meant else "the")
+                + " events wait for one"
+            )
         elif route.unserved and (route.channel, route.generation) not in nowhere:
             said.append(f"{route.route} {where}: no living worker has {', '.join(route.unserved)}")
     if unrouted > MOST_UNSERVED:
@@ -259,6 +272,16 @@ def warnings(found: Status) -> list[str]:
         f"expire; if it was killed: holdfast workers release {worker.id}"
         for worker in found.workers
         if not worker.living
+    ]
+    said += [
+        f"worker {worker.name} has no session in the database, and its last heartbeat was {worker.silent_for:.0f} s "
+        "ago; its events are due again when their leases expire; if its process is gone: "
+        f"holdfast workers release {worker.id} --force"
+        if worker.gone
+        else f"worker {worker.name} has missed heartbeats, the last was {worker.silent_for:.0f} s ago; see whether its "
+        "process runs, and what its log says"
+        for worker in found.workers
+        if worker.late
     ]
     if found.expired_leases:
         said.append(
@@ -285,16 +308,29 @@ def warnings(found: Status) -> list[str]:
         for each in found.backlogs
         if each.waiting is not None and each.waiting >= MUCH_LAG
     ]
+    said += [
+        f"{each.broker} has {_messages(each.waiting)} for {each.handler_name} by names that no worker uses any more "
+        f"({each.naming}): holdfast doctor"
+        for each in found.stranded
+    ]
     if found.weaknesses:
         brokers = ", ".join(sorted({each.broker for each in found.weaknesses}))
         settings = output.counted(len(found.weaknesses), "setting")
         said.append(f"{settings} of {brokers} may lose events: holdfast doctor")
     if found.wakeup_mode is None:
         said.append("the trigger outbox_bell is missing; holdfast notify when_idle makes it")
-    return said
+    return [as_typed(each, database) for each in said]
 
 
-def _routes(found: Status) -> RenderableType:
+def _messages(count: int | None) -> str:
+    return "perhaps messages" if count is None else output.counted(count, "message")
+
+
+def _listed(headers: Sequence[str], rows: list[tuple[object, ...]], noun: str) -> Section:
+    return Section(output.Listing(headers, rows), noun, len(rows))
+
+
+def _routes(found: Status) -> Section:
     rows: list[tuple[object, ...]] = []
     # What no handler is owed comes last, however much there is of it.
     shown = sorted(found.routes, key=lambda route: not route.handlers)[:_SHOWN_ROUTES]
@@ -306,10 +342,10 @@ def _routes(found: Status) -> RenderableType:
     more = len(found.routes) - len(shown) + found.routes.left_out
     if more:
         rows.append((f"… and {more:,} more", "", "", "", "", ""))
-    return output.Listing(("route", "channel", "generation", "open", "oldest due", "owed to"), rows)
+    return _listed(("route", "channel", "generation", "open", "oldest due", "owed to"), rows, "routes")
 
 
-def _workers(found: Status) -> RenderableType:
+def _workers(found: Status) -> Section:
     headers = ("worker", "process", "version", "generation", "channels", "handlers", "heartbeat")
     rows: list[tuple[object, ...]] = [
         (
@@ -319,10 +355,11 @@ def _workers(found: Status) -> RenderableType:
             worker.generation,
             ", ".join(worker.channels),
             len(worker.handlers),
-            f"{worker.silent_for:.0f} s ago" if worker.living else f"SILENT for {worker.silent_for:.0f} s",
+            heartbeat(worker),
         )
-        for worker in found.workers
+        # What is wrong comes first: the end of the list is what a small screen leaves out.
+        for worker in sorted(found.workers, key=lambda worker: (worker.living, not worker.late, worker.connected))
     ]
     if found.workers.left_out:
         rows.append((f"… and {found.workers.left_out:,} more", *([""] * 6)))
-    return output.Listing(headers, rows)
+    return _listed(headers, rows, "workers")

@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import os
 import sys
+from difflib import get_close_matches
 from types import ModuleType
 
 from holdfast.errors import ConfigurationError
@@ -32,7 +33,9 @@ def load_transactions(target: str) -> object:
     """Import what makes the transactions of handlers; the worker says whether it is of a kind that it can use."""
     module, attribute = _imported(target, "a session factory, an engine or a pool", "MODULE:NAME, like shop.db:Session")
     if not hasattr(module, attribute):
-        raise ConfigurationError(module.__name__, f"has no attribute {attribute}", "name what --transactions is to use")
+        near = get_close_matches(attribute, vars(module), 1)
+        remedy = f"did you mean {module.__name__}:{near[0]}?" if near else "name what --transactions is to use"
+        raise ConfigurationError(module.__name__, f"has no attribute {attribute}", remedy)
     found: object = getattr(module, attribute)
     return found
 
@@ -56,6 +59,9 @@ def _imported(target: str, what: str, form: str) -> tuple[ModuleType, str]:
     module_name, _, attribute = target.partition(":")
     if not module_name or not attribute:
         raise ConfigurationError(target, f"does not name {what}", f"write {form}")
+    if "/" in module_name or module_name.endswith(".py"):
+        dotted = ".".join(part for part in module_name.removesuffix(".py").split("/") if part not in ("", ".", ".."))
+        raise ConfigurationError(module_name, "is a file, not a module", f"write {dotted}:{attribute}")
     return load_module(module_name), attribute
 
 
@@ -90,4 +96,8 @@ def _set_up_django() -> None:
 
 def _broken(module: str, error: BaseException) -> ConfigurationError:
     problem = f"failed while it was imported: {type(error).__name__}: {error}"
+    if "DJANGO_SETTINGS_MODULE" in str(error) and not os.environ.get("DJANGO_SETTINGS_MODULE"):
+        return ConfigurationError(
+            module, problem, "set DJANGO_SETTINGS_MODULE, or run it by manage.py: python manage.py holdfast worker"
+        )
     return ConfigurationError(module, problem, "correct it; --debug shows where it happened")

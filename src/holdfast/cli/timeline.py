@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 from holdfast.characters import shell_word
 from holdfast.cli import output
+from holdfast.cli.next_commands import as_typed
 from holdfast.operator import Delivery, EventDetail, Head
 
 
@@ -103,7 +104,9 @@ def _head(head: Head, each: Delivery) -> str:
     if not head.failed:
         return f"{head.id}, which {head.handler_name} has not finished"
     words = f"{shell_word(head.handler_name)} {shell_word(each.ordering_key or '')}"
-    return f"{head.id}, a dead letter of {head.handler_name}; replay or discard it, or: holdfast keys release {words}"
+    return f"{head.id}, a dead letter of {head.handler_name}; replay or discard it, or: " + as_typed(
+        f"holdfast keys release {words}"
+    )
 
 
 def _group(each: Delivery) -> str | None:

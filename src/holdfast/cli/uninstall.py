@@ -11,6 +11,7 @@ import typer
 from holdfast.cli import environment, output
 from holdfast.cli.databases import DatabaseOption
 from holdfast.cli.environment import DsnOption, SchemaOption
+from holdfast.cli.options import ask
 from holdfast.errors import ConfigurationError
 from holdfast.names import schema_name
 from holdfast.operator import installation
@@ -42,9 +43,9 @@ def uninstall(
     removal = asyncio.run(installation.uninstall(address, name))
     typer.echo(f"schema {name} removed, {output.events(holdings.events)} deleted")
     if removal.roles_dropped:
-        typer.echo(f"roles removed: {', '.join(removal.roles_dropped)}")
+        output.print_line(f"roles removed: {', '.join(removal.roles_dropped)}")
     if removal.roles_kept:
-        typer.echo(f"roles kept (used elsewhere, or not yours to drop): {', '.join(removal.roles_kept)}")
+        output.print_line(f"roles kept (used elsewhere, or not yours to drop): {', '.join(removal.roles_kept)}")
 
 
 def _ask(holdings: installation.Holdings) -> None:
@@ -54,9 +55,9 @@ def _ask(holdings: installation.Holdings) -> None:
             "needs confirmation, and there is no terminal to ask on",
             f"holdfast uninstall --yes --i-know-this-deletes {holdings.schema}",
         )
-    typer.echo(f"The schema {holdings.schema} holds {output.events(holdings.events)}.")
-    typer.echo(f"Its tables: {', '.join(holdings.tables)}.")
+    output.print_line(f"The schema {holdings.schema} holds {output.events(holdings.events)}.")
+    output.print_line(f"Its tables: {', '.join(holdings.tables)}.")
     if typer.prompt("Type the name of the schema to go on") != holdings.schema:
         typer.echo("That is not its name. Nothing was changed.", err=True)
         raise typer.Exit(1)
-    typer.confirm(f"{output.events(holdings.events)} will be lost for good. Go on?", abort=True)
+    ask(f"{output.events(holdings.events)} will be lost for good. Go on?")

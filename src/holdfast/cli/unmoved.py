@@ -8,6 +8,7 @@ from typing import Final
 
 from holdfast.characters import shell_word
 from holdfast.cli import output
+from holdfast.cli.next_commands import as_typed
 
 _WORDS: Final = {
     "archived": "in the archive",
@@ -37,7 +38,7 @@ def print_unmoved(left: Mapping[str, int], *, archive: bool = False) -> None:
     """A line for each state of rows that were not moved; `archive`: by a verb of the archive."""
     words = {**_WORDS, **_ARCHIVED} if archive else _WORDS
     for state, count in left.items():
-        output.print_line(f"{output.events(count)} left: {words.get(state, state)}", "yellow")
+        output.print_hint(f"{output.events(count)} left: {words.get(state, state)}")
 
 
 def print_archived(count: int, handler: str | None, *, as_json: bool = False) -> None:
@@ -47,6 +48,6 @@ def print_archived(count: int, handler: str | None, *, as_json: bool = False) ->
     of = "" if handler is None else f" --handler {shell_word(handler)}"
     text = f"{output.counted(count, 'dead letter')} in the archive: holdfast archive list{of}"
     if as_json:
-        print(output.clean(text), file=sys.stderr)
+        print(output.clean(as_typed(text)), file=sys.stderr)
     else:
-        output.print_line(text, "yellow")
+        output.print_hint(text)

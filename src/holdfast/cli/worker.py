@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
 from functools import partial
 from typing import Annotated
@@ -18,8 +18,9 @@ from typing import Annotated
 import typer
 
 from holdfast.cli import environment, logs, tracing, worker_sites
-from holdfast.cli.environment import DsnOption, LogLevel, LogLevelOption, LogSuccesses, SchemaOption
+from holdfast.cli.environment import DsnOption, LogLevelOption, LogSuccesses, SchemaOption
 from holdfast.cli.targets import load_redactor, load_registry
+from holdfast.cli.worker_children import child_command, child_variables
 from holdfast.cli.worker_databases import Databases
 from holdfast.cli.worker_metrics import ProcessMetrics, pages_of_processes
 from holdfast.cli.worker_sites import ProcessesHealth
@@ -36,13 +37,6 @@ from holdfast.worker.worker import Worker
 
 _DEFAULT = WorkerSettings(generation=0)
 _LIMIT_PAST_GRACE = 15.0
-_VARIABLES = {
-    "service": "HOLDFAST_SERVICE",
-    "environment": "HOLDFAST_ENVIRONMENT",
-    "version": "HOLDFAST_SERVICE_VERSION",
-}
-# It serves the pages of all processes.
-_OF_THE_PARENT = ("HOLDFAST_HEALTH", "HOLDFAST_METRICS")
 
 
 class DeadLetters(StrEnum):
@@ -61,7 +55,12 @@ def worker(
         list[str] | None,
         typer.Option("--channel", help="Serve this channel; may be repeated. Default: the generation's own."),
     ] = None,
-    concurrency: Annotated[int, typer.Option(help="Events that each handler runs at once.")] = _DEFAULT.concurrency,
+    concurrency: Annotated[str, typer.Option(metavar="N|auto", help="Events that each handler runs at once.")] = str(
+        _DEFAULT.concurrency
+    ),
+    concurrency_at_most: Annotated[
+        int, typer.Option("--concurrency-at-most", help="The most that --concurrency auto finds.")
+    ] = _DEFAULT.concurrency_at_most,
     threads: Annotated[int, typer.Option(help="Threads for handlers that are not async.")] = _DEFAULT.threads,
     connections: Annotated[int, typer.Option(help="Connections for handlers that take tx.")] = _DEFAULT.connections,
     batch: Annotated[int, typer.Option(help="Rows per claim and lane.")] = _DEFAULT.batch,
@@ -113,6 +112,14 @@ def worker(
             help="A broker that carries the handlers' events, like nats://host:4222. Default: HOLDFAST_SUBSTRATE.",
         ),
     ] = None,
+    accept_unsigned: Annotated[
+        bool,
+        typer.Option(
+            "--accept-unsigned",
+            help="Handle messages in the form of a relay's that no relay has signed, whoever has written them. "
+            "Default: HOLDFAST_ACCEPT_UNSIGNED.",
+        ),
+    ] = False,
     redact: Annotated[
         str | None,
         typer.Option(
@@ -202,7 +209,8 @@ def worker(
         generation=environment.generation(generation),
         channels=tuple(channel or ()),
         name=name,
-        concurrency=concurrency,
+        concurrency=environment.concurrency(concurrency),
+        concurrency_at_most=concurrency_at_most,
         threads=threads,
         connections=connections,
         batch=batch,
@@ -215,6 +223,8 @@ def worker(
         dead_letters=dead_letters.value,
         sweep=not no_sweep,
         substrate=environment.substrate(substrate),
+        relay_secrets=environment.relay_secrets(),
+        accept_unsigned=environment.accept_unsigned(accept_unsigned),
     )
     observer = partial(
         LogObserver,
@@ -240,13 +250,13 @@ def worker(
     child = [target, *(word for name in transactions or () for word in ("--transactions", name))]
     killed = 0
     try:
-        with _sentry(environment.sentry_dsn(), log.application) as observers:
+        with _sentry(environment.sentry_dsn(), log.application) as sentry:
             if processes == 1:
                 traced = tracing.configured(note=True)
                 worker = databases.worker(
                     registry,
                     settings,
-                    lambda database: (observer(database=database), *observers),
+                    lambda database: (observer(database=database), *sentry(database)),
                     redact=redactor,
                     tracing=traced,
                 )
@@ -268,7 +278,7 @@ def worker(
                     lambda n, fd: [*child_command(child, settings, n, fd), *children.option(n), *options],
                     processes,
                     log,
-                    environment=_variables(databases, settings, redactor_name, level, log),
+                    environment=child_variables(databases, settings, redactor_name, level, log),
                     name=settings.shown_name,
                     when_stopping=children.draining,
                     patience=settings.grace + _LIMIT_PAST_GRACE,
@@ -288,13 +298,13 @@ def worker(
 
 
 @contextlib.contextmanager
-def _sentry(dsn: str | None, application: Mapping[str, str]) -> Iterator[tuple[Observer, ...]]:
-    """The observer that reports to Sentry of an application, if SENTRY_DSN is set and the extra is installed."""
+def _sentry(dsn: str | None, application: Mapping[str, str]) -> Iterator[Callable[[str | None], tuple[Observer, ...]]]:
+    """The observer of a database that reports to Sentry, if SENTRY_DSN is set and the extra is installed."""
     if dsn is None:
-        yield ()
+        yield lambda _: ()
     elif importlib.util.find_spec("sentry_sdk") is None:
         print(f"note: SENTRY_DSN is set and not used; {extra_remedy('sentry')}", file=sys.stderr)
-        yield ()
+        yield lambda _: ()
     else:
         from holdfast.integrations.sentry import SentryObserver
 
@@ -307,7 +317,7 @@ def _sentry(dsn: str | None, application: Mapping[str, str]) -> Iterator[tuple[O
         except ConfigurationError as error:
             raise ConfigurationError("SENTRY_DSN", error.problem, error.remedy) from None
         with sentry:
-            yield (sentry,)
+            yield lambda database: (sentry.of(database),)
 
 
 async def _work(
@@ -347,47 +357,6 @@ async def _supervise(
             await supervisor.run()
         finally:
             watching.cancel()
-
-
-def _variables(
-    databases: Databases, settings: WorkerSettings, redactor_name: str | None, level: LogLevel, log: LogObserver
-) -> dict[str, str]:
-    # Addresses hold passwords and travel in the environment, where the process list does not show them.
-    variables = {name: value for name, value in os.environ.items() if name not in _OF_THE_PARENT}
-    variables |= {**databases.variables(), "HOLDFAST_LOG_LEVEL": level}
-    if settings.substrate:
-        variables["HOLDFAST_SUBSTRATE"] = settings.substrate
-    variables |= tracing.child_environment()
-    if redactor_name:
-        variables["HOLDFAST_REDACT"] = redactor_name
-    variables |= {"HOLDFAST_LOG_SUCCESSES": log.successes, "HOLDFAST_LOG_SAMPLE": str(log.sample)}
-    return variables | {_VARIABLES[name]: value for name, value in log.application.items()}
-
-
-def child_command(arguments: Sequence[str], settings: WorkerSettings, number: int, lifeline: int) -> list[str]:
-    """The command of one process under the supervisor. Of the `arguments`, the first is the registry."""
-    options: dict[str, object] = {
-        "--concurrency": settings.concurrency,
-        "--threads": settings.threads,
-        "--connections": settings.connections,
-        "--batch": settings.batch,
-        "--lease": settings.lease,
-        "--poll-interval": settings.poll_interval,
-        "--grace": settings.grace,
-        "--loop-patience": settings.loop_patience,
-        "--settle-after": settings.settle_after,
-        "--generation": settings.generation,
-        "--schema": settings.schema,
-        "--dead-letters": settings.dead_letters,
-        "--lifeline": lifeline,
-    }
-    # Also without a chosen name: the process that takes a dead one's place has its name, and replaces it in the list.
-    options["--name"] = f"{settings.shown_name}/{number}"
-    # -P: the directory we stand in must not come before the installed packages.
-    command = [sys.executable, "-P", "-c", "from holdfast.cli import main; main()", "worker", *arguments]
-    command += [word for option, value in options.items() for word in (option, str(value))]
-    command += [word for channel in settings.channels for word in ("--channel", channel)]
-    return command + ["--no-listen"] * (not settings.listen) + ["--no-sweep"] * (not settings.sweep)
 
 
 def _leave(tasks: list[str]) -> None:

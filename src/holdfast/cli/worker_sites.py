@@ -13,6 +13,7 @@ from holdfast.errors import ConfigurationError
 from holdfast.observability import health_pages
 from holdfast.observability.health import Health, ReadHealth, State, joined, read_now
 from holdfast.observability.http import (
+    CannotListen,
     Page,
     Request,
     Response,
@@ -21,8 +22,8 @@ from holdfast.observability.http import (
     address_of,
     combined,
     is_loopback,
-    reason_of,
     serve_in_thread,
+    unusable,
 )
 from holdfast.observability.runtime_dir import PAGE, NoAnswer, RuntimeDir, ask
 from holdfast.observability.service_manager import ServiceManager
@@ -72,18 +73,24 @@ def serving(sites: Sites, read: ReadHealth, socket_path: str | None, observe: Ob
             stack.callback(_remove, socket_path)
         try:
             ports = stack.enter_context(serve_in_thread([*together, *unix]))
-        except OSError as error:
-            raise ConfigurationError(
-                " or ".join(sites),
-                f"cannot be used: {reason_of(error)}",
-                "name an address of this machine and a free port",
-            ) from None
+        except CannotListen as error:
+            raise _unusable(error, sites) from None
         for site, port in zip(together, ports, strict=False):
             details: dict[str, object] = {"url": Site(site.host, port, {}).url, "pages": list(site.pages)}
             if not is_loopback(site.host):
                 details["note"] = "every client that reaches this address can read them"
             observe(Notice("info", "pages_served", details))
         yield
+
+
+def _unusable(error: CannotListen, sites: Sites) -> ConfigurationError:
+    """Name each option that asks for the address which cannot be used."""
+    site = error.site
+    if isinstance(site, UnixSite):
+        problem = f"cannot be used: {error.strerror}"
+        return ConfigurationError("HOLDFAST_RUNTIME_DIR", problem, "name a directory of this user alone")
+    asking = [option for option, each in sites.items() if (each.host, each.port) == (site.host, site.port)]
+    return unusable(" and ".join(asking), site.host, site.port, error)
 
 
 def _remove(path: str) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
+import textwrap
 from typing import Annotated
 
 import typer
@@ -33,19 +36,45 @@ def worker_status(
         typer.echo(json.dumps([health.as_data() for health in found]))
     else:
         for health in found:
-            typer.echo(_printable(f"worker {health.name or '?'} (pid {health.pid}): {health}"))
+            for line in lines(health, shutil.get_terminal_size().columns if sys.stdout.isatty() else None):
+                typer.echo(line)
     if not found:
         whose = "of this user" if name is None else f"of this user named {name}"
-        problem = (
-            f"no worker {whose} runs here: none has a socket in {folder.path}; "
-            "start it, or set HOLDFAST_RUNTIME_DIR as it has it"
+        problem, remedy = (
+            (
+                f"no worker {whose} runs here: none has a socket in {folder.path}",
+                "start it (holdfast worker MODULE:REGISTRY), or set HOLDFAST_RUNTIME_DIR to the directory that it uses",
+            )
             if private
-            else f"no worker {whose} can be asked: {folder.path} is not a directory of this user alone; "
-            "set HOLDFAST_RUNTIME_DIR, here and for the worker, to one that is"
+            else (
+                f"no worker {whose} can be asked: {folder.path} is not a directory of this user alone",
+                "set HOLDFAST_RUNTIME_DIR, here and for the worker, to a directory that is",
+            )
         )
-        typer.echo(_printable(f"error: {problem}"), err=True)
+        width = shutil.get_terminal_size().columns if sys.stderr.isatty() else None
+        for line in (*_wrapped(f"error: {problem}", width), *_wrapped(f"try: {remedy}", width)):
+            typer.echo(line, err=True)
     if not found or not all(health.ready if ready else health.live for health in found):
         raise typer.Exit(1)
+
+
+def lines(health: Health, width: int | None) -> list[str]:
+    """Return one line, or, where a terminal is too narrow for it, the verdict and each problem below it."""
+    who = f"worker {health.name or '?'} (pid {health.pid})"
+    whole = _printable(f"{who}: {health}")
+    if width is None or len(whole) <= width:
+        return [whole]
+    parts = [f"{who}: {health.verdict}{health.known}", *(f"  {each}" for each in health.reasons)]
+    return [line for part in parts for line in _wrapped(part, width)]
+
+
+def _wrapped(text: str, width: int | None) -> list[str]:
+    """Break a line at words; without a terminal it stays one. Not by `output`, whose imports a probe would wait for."""
+    if width is None:
+        return [_printable(text)]
+    return textwrap.wrap(
+        _printable(text), width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+    )
 
 
 def _is_private(folder: RuntimeDir) -> bool:

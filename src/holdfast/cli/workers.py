@@ -9,7 +9,7 @@ import typer
 from holdfast.cli import output
 from holdfast.cli.command_group import command_group
 from holdfast.cli.options import Change, JsonOption, Target, Where, spread
-from holdfast.operator import Operator, ReleasedWorker
+from holdfast.operator import Operator, ReleasedWorker, WorkerStatus
 
 _SHOWN = 2  # handlers of a worker; `handlers list` has them all
 
@@ -36,13 +36,23 @@ def list_(where: Where, as_json: JsonOption = False) -> None:
                 w.channels,
                 _some(w.handlers),
                 w.started_at,
-                f"{w.silent_for:.0f} s ago" if w.living else f"SILENT for {w.silent_for:.0f} s",
+                heartbeat(w),
                 w.id,
             )
             for w in found
         ],
     )
     output.print_left_out(found)
+
+
+def heartbeat(worker: WorkerStatus) -> str:
+    """When a worker was last heard of, and what is wrong with it: one that was killed counts as living for a minute."""
+    age = f"{worker.silent_for:.0f} s"
+    if not worker.living:
+        return f"SILENT for {age}"
+    if worker.late:
+        return f"GONE, heard of {age} ago" if worker.gone else f"LATE, heard of {age} ago"
+    return f"{age} ago" if worker.connected else f"{age} ago, no session"
 
 
 def _some(handlers: list[str]) -> str:
