@@ -101,7 +101,7 @@ def measure(stock: Databases, benchmark: Benchmark, quick: bool, repeats: int, p
     if peers and not rivals:
         errors.print(f"{benchmark.name}: the peers have no part in it")
     arms = benchmark.arms(quick) + rivals
-    with terminal.progress(benchmark, len(arms) * repeats) as progress:
+    with terminal.progress(benchmark, sum(-(-repeats // arm.every) for arm in arms)) as progress:
         results = interleaved(stock, arms, repeats, progress)
     summary = benchmark.summary(results, [arm.label for arm in rivals])
     full = {arm.label for arm in benchmark.arms(False)}

@@ -11,12 +11,17 @@ Results = Mapping[str, list[dict[str, Any]]]
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One process to run: a system, a verb of it, and options."""
+    """One process to run: a system, a verb of it, and options.
+
+    Arms that only read (`reads`) share a database. One that is only reported may run in `every` fifth turn.
+    """
 
     label: str
     system: str
     verb: str
     options: Options = field(default_factory=dict)
+    reads: bool = False
+    every: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,7 @@ class Benchmark:
     repeats: int = 5
     quick_repeats: int = 2
     peers: str = ""  # the verb with which peers can take part
+    able: tuple[str, ...] = ()  # those that can; empty: all
     limits: Mapping[str, Limit] = field(default_factory=dict)  # by the name of the figure in the summary
 
     def summary(self, results: Results, peers: Sequence[str] = ()) -> dict[str, Any]:
@@ -131,6 +137,12 @@ def ratio(results: Results, one: str, other: str, figure: str = "per_second") ->
     return round(middle(results, one, figure) / middle(results, other, figure), 3)
 
 
+def paired(results: Results, one: str, other: str, figure: str = "per_second") -> float:
+    """The median of the ratios within each turn: closer than a ratio of medians where turns are short and many."""
+    ratios = [a[figure] / b[figure] for a, b in zip(results[one], results[other], strict=True)]
+    return round(float(median(ratios)), 3)
+
+
 def to_raw(bound: float) -> dict[str, Limit]:
     return {"ratio_to_raw": Limit(">=", bound)}
 
@@ -144,6 +156,8 @@ def peer_arms(benchmark: Benchmark, quick: bool, peers: Sequence[str]) -> list[A
     options = benchmark.arms(quick)[0].options
     arms = []
     for peer in peers if benchmark.peers else ():
+        if benchmark.able and peer not in benchmark.able:
+            continue
         own = dict(options)
         if "count" in own:
             own["count"] = int(own["count"] * SHARE.get(peer, 1))

@@ -16,9 +16,12 @@ from holdfast import EventEnvelope
 from holdfast.brokers.cloudevents import CarriedEvent, structured
 from holdfast.brokers.engine import Confirmed, Outgoing
 from holdfast.brokers.engines import engine_of
+from holdfast.brokers.signing import Signatures
 from holdfast.ids import uuid7
 
 CHANNEL = "outbox_default"
+# Of the other database, whose relay has sent what is there.
+SECRET = "a-secret-that-two-databases-share"  # noqa: S105 of this run
 KINDS = ("nats", "redis", "rabbitmq", "kafka")
 # Everything that a broker of one machine can do for durability but fsync for each event, which scaling.md speaks of.
 _BATCH = 500
@@ -53,17 +56,19 @@ def _started(kind: str, folder: Path) -> Any:
 async def fill(address: str, count: int, size: int) -> None:
     """Send events as a relay does; they belong to another database's outbox."""
     sink = engine_of(address).sink(lease=30)
+    signatures = Signatures()
+    signatures.use(SECRET.encode(), (), b"")
     payload = json.dumps(payload_of(size))
     await sink.open()
     for start in range(0, count, _BATCH):
-        batch = [_event(payload) for _ in range(min(_BATCH, count - start))]
+        batch = [_event(payload, signatures) for _ in range(min(_BATCH, count - start))]
         answers = await sink.send(batch, timeout=30)
         if not all(isinstance(each, Confirmed) for each in answers):
             raise SystemExit(f"the broker did not confirm: {next(e for e in answers if not isinstance(e, Confirmed))}")
     await sink.close()
 
 
-def _event(payload: str) -> Outgoing:
+def _event(payload: str, signatures: Signatures) -> Outgoing:
     identity = uuid7()
     event = EventEnvelope.trusted(
         {
@@ -79,7 +84,7 @@ def _event(payload: str) -> Outgoing:
             "trace_context": None,
         }
     )
-    body = structured(CarriedEvent(event), payload)
+    body, _ = signatures.signed(structured(CarriedEvent(event), payload), CHANNEL)
     return Outgoing(identity, str(identity), CHANNEL, EVENT_TYPE, None, None, body)
 
 

@@ -35,23 +35,32 @@ def settings() -> dict[str, str]:
 
 
 class Databases:
-    """`fresh` makes the database of one run, `drop` removes it. What is kept is filled in once and copied."""
+    """`fresh` makes the database of one run, `drop` removes it. What is kept is filled in once and copied.
+
+    Runs that only read share one database, `shared`, which is there until the server ends.
+    """
 
     def __init__(self, server: EmbeddedPostgres) -> None:
         self._server = server
-        self._templates: set[str] = set()
+        self._filled: set[str] = set()
         asyncio.run(self._extend())
 
     def fresh(self, system: str, kept: int | None, say: Callable[[str], None] = lambda text: None) -> str:
         """The address of a database with Holdfast's schema and `kept` delivered events; None: of an empty one."""
         name = self._name(system)
-        template, strategy = "template1", "wal_log"
-        if kept is not None:
-            template = self._template(kept, say)
-        if kept and kept >= COPY_FILES_FROM:
-            say(f"copying {kept:,} kept events")
-            strategy = "file_copy"
-        self._execute(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY {strategy}")
+        template = "template1" if kept is None else self._template(kept, say)
+        self._copy(name, template, kept or 0, say)
+        return self._server.database_dsn(name)
+
+    def shared(self, kept: int, say: Callable[[str], None] = lambda text: None) -> str:
+        """The address of a database with Holdfast's schema and `kept` delivered events, the same at each call."""
+        name = f"read_{kept}"
+        if name not in self._filled:
+            if (template := f"stock_{kept}") in self._filled:
+                self._copy(name, template, kept, say)
+            else:
+                self._fill(name, kept, say)
+            self._filled.add(name)
         return self._server.database_dsn(name)
 
     def drop(self, system: str) -> None:
@@ -63,13 +72,22 @@ class Databases:
 
     def _template(self, kept: int, say: Callable[[str], None]) -> str:
         name = f"stock_{kept}"
-        if name not in self._templates:
-            self._require_space(kept)
-            self._execute(f"CREATE DATABASE {name}")
-            dsn = self._server.database_dsn(name)
-            asyncio.run(install(dsn, kept, lambda done: say(f"filling in {done:,} of {kept:,} kept events")))
-            self._templates.add(name)
+        if name not in self._filled:
+            self._fill(name, kept, say)
+            self._filled.add(name)
         return name
+
+    def _fill(self, name: str, kept: int, say: Callable[[str], None]) -> None:
+        self._require_space(kept)
+        self._execute(f"CREATE DATABASE {name}")
+        asyncio.run(install(self._server.database_dsn(name), kept, say))
+
+    def _copy(self, name: str, template: str, kept: int, say: Callable[[str], None]) -> None:
+        strategy = "wal_log"
+        if kept >= COPY_FILES_FROM:
+            say(f"copying {kept:,} kept events")
+            strategy = "file_copy"
+        self._execute(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY {strategy}")
 
     def _require_space(self, kept: int) -> None:
         needed, free = required_bytes(kept), shutil.disk_usage(self._server.data_dir).free

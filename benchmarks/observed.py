@@ -23,6 +23,12 @@ def nothing() -> Iterator[Arguments]:
 
 
 @contextlib.contextmanager
+def default() -> Iterator[Arguments]:
+    """What a worker has that is told nothing: the log of what is out of the ordinary."""
+    yield {}
+
+
+@contextlib.contextmanager
 def _logging(successes: str, sample: float) -> Iterator[Arguments]:
     """The log as `holdfast worker` writes it, JSON lines into a file."""
     from holdfast.cli import logs
@@ -142,6 +148,7 @@ class Scraping:
 OFF = "holdfast"
 ARMS: dict[str, Callable[[], AbstractContextManager[Arguments]]] = {
     OFF: nothing,
+    "default": default,
     "log": failures_logged,
     "log_sampled": some_logged,
     "log_metrics": some_logged,
@@ -152,10 +159,9 @@ ARMS: dict[str, Callable[[], AbstractContextManager[Arguments]]] = {
     "traces_100": all_traced,
     "otel_metrics": measured,
 }
-# Those that have limits, and what is reported beside them.
-QUICK = (OFF, "log_metrics", "traces_1", "traces_100")
-# Of these arms, whose events take three times as long, a quick run has so many events less.
-SHORT = {"traces_100": 3}
+# Those that have limits, around the one that they are compared with, and what is reported beside them.
+LIMITED = ("log_metrics", OFF, "traces_1")
+QUICK = (*LIMITED, "traces_100")
 # The worker of these is scraped while it drains.
 SCRAPED = {"log_metrics"}
 # The events of these arms carry trace contexts, of which such a share is sampled.

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -37,6 +38,8 @@ def interleaved(
     for turn in range(repeats):
         # There and back: what an arm leaves behind is the next one's burden, and should not always be the same one's.
         for arm in arms if turn % 2 == 0 else reversed(arms):
+            if turn % arm.every:
+                continue
             progress.begin(arm)
             results[arm.label].append(run(databases, arm, progress))
     return results
@@ -48,7 +51,10 @@ def run(databases: Databases, arm: Arm, progress: Progress | None = None) -> dic
     python = sys.executable if ours else environments.interpreter(arm.system)
     kept = arm.options.get("kept", 0) if ours else None
     try:
-        dsn = databases.fresh(arm.system, kept, progress.note)
+        if arm.reads:
+            dsn = databases.shared(kept or 0, progress.note)
+        else:
+            dsn = databases.fresh(arm.system, kept, progress.note)
         progress.note("")
         return process(python, arm, dsn)
     except NoSpace as refusal:
@@ -60,16 +66,26 @@ def run(databases: Databases, arm: Arm, progress: Progress | None = None) -> dic
 def process(python: str, arm: Arm, dsn: str) -> dict[str, Any]:
     module = f"benchmarks.systems.{arm.system.replace('-', '_')}"
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", DSN_VARIABLE: dsn}
-    done = subprocess.run(
+    with subprocess.Popen(
         [python, "-m", module, arm.verb, *arguments(arm.options)],
         cwd=ROOT,
         env=environment,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=LONGEST_RUN,
-        check=False,
-    )
-    if done.returncode != 0:
-        raise RunFailed(f"{arm.label} ({arm.system} {arm.verb}) failed:\n{done.stderr[-2000:]}")
-    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+        start_new_session=True,
+    ) as run:
+        try:
+            out, said = run.communicate(timeout=LONGEST_RUN)
+        except BaseException as cause:
+            # With the servers and workers that it has started: who is left would keep the pipes open, and us waiting.
+            os.killpg(run.pid, signal.SIGKILL)
+            _, said = run.communicate()
+            if isinstance(cause, subprocess.TimeoutExpired):
+                late = f"{arm.label} ({arm.system} {arm.verb}) did not end within {LONGEST_RUN} s"
+                raise RunFailed(f"{late}:\n{said[-2000:]}") from None
+            raise
+    if run.returncode != 0:
+        raise RunFailed(f"{arm.label} ({arm.system} {arm.verb}) failed:\n{said[-2000:]}")
+    result: dict[str, Any] = json.loads(out.strip().splitlines()[-1])
     return result

@@ -3,7 +3,8 @@
 from typing import Any
 
 from benchmarks import observed
-from benchmarks.benchmark import Arm, Benchmark, Limit, Options, Results, course, middle, ratio, to_raw
+from benchmarks.benchmark import Arm, Benchmark, Limit, Options, Results, course, middle, paired, ratio, to_raw
+from benchmarks.suites_of_loads import LOADS
 from benchmarks.suites_of_workers import WORKERS
 
 
@@ -22,27 +23,45 @@ def drain(quick: bool) -> list[Arm]:
         arms.append(Arm(label, "holdfast", "drain_together", options | {"processes": processes}))
         if not quick:
             arms.append(Arm(f"raw {label}", "raw", "drain_together", options | {"processes": processes}))
+    # What the log costs, and what the inbox does.
+    arms.append(Arm("unobserved", "holdfast", "drain", options | {"observed": observed.OFF}))
+    arms.append(Arm("lean", "raw", "drain", options | {"kind": "lean"}))
     return arms
 
 
 def drain_also(results: Results) -> dict[str, Any]:
-    found = {"two_to_one": ratio(results, "two", "one")}
+    found = {
+        "two_to_one": ratio(results, "two", "one"),
+        "observed_to_unobserved": ratio(results, "holdfast", "unobserved"),
+        "raw_to_lean": ratio(results, "raw", "lean"),
+    }
     if "raw two" in results:
         found["raw_two_to_one"] = ratio(results, "raw two", "raw one")
     return found
 
 
 def observability(quick: bool) -> list[Arm]:
-    count = 24_000 if quick else 100_000
+    """Quick: short turns and many of them. Those without a limit are in the first."""
+    count = 16_000 if quick else 50_000
     labels = observed.QUICK if quick else observed.ARMS
-    counts = {label: count // observed.SHORT.get(label, 1) if quick else count for label in labels}
-    watched = [Arm(label, "holdfast", "drain", {"count": counts[label], "observed": label}) for label in labels]
-    return [*watched, Arm("raw", "raw", "drain", {"count": count})]
+    watched = [
+        Arm(label, "holdfast", "drain", {"count": count, "observed": label}, every=observed_every(label, quick))
+        for label in labels
+    ]
+    return [*watched, Arm("raw", "raw", "drain", {"count": count}, every=observed_every("raw", quick))]
+
+
+def observed_every(label: str, quick: bool) -> int:
+    return 5 if quick and label not in observed.LIMITED else 1
 
 
 def observability_also(results: Results) -> dict[str, Any]:
     labels = [label for label in observed.ARMS if label in results and label != observed.OFF]
-    return {f"{label}_to_off": ratio(results, label, observed.OFF) for label in labels}
+    turns = len(results[observed.OFF])
+    return {
+        f"{label}_to_off": (paired if len(results[label]) == turns else ratio)(results, label, observed.OFF)
+        for label in labels
+    }
 
 
 def horizon(quick: bool) -> list[Arm]:
@@ -172,17 +191,22 @@ def brief_also(results: Results) -> dict[str, Any]:
 
 
 def failures(quick: bool) -> list[Arm]:
-    options = {"count": 8_000 if quick else 30_000}
-    again = options | {"kind": "retried"}
+    """With the log as `holdfast worker` writes it by default, into a file; `off` is without observers."""
+    count = {"count": 8_000 if quick else 30_000}
+    options = count | {"observed": "log"}
+    again = {"kind": "retried"}
     return [
-        *pair("failures", options),
-        Arm("retried", "holdfast", "failures", again),
-        Arm("raw retried", "raw", "failures", again),
+        Arm("holdfast", "holdfast", "failures", options),
+        Arm("off", "holdfast", "failures", count | {"observed": observed.OFF}),
+        Arm("raw", "raw", "failures", count),
+        Arm("retried", "holdfast", "failures", options | again, every=2 if quick else 1),
+        Arm("raw retried", "raw", "failures", count | again, every=2 if quick else 1),
     ]
 
 
 def failures_also(results: Results) -> dict[str, Any]:
     return {
+        "log_to_off": paired(results, "holdfast", "off"),
         "retried_per_second": middle(results, "retried"),
         "retried_to_raw": ratio(results, "retried", "raw retried"),
     }
@@ -306,7 +330,7 @@ def publish_many(quick: bool) -> list[Arm]:
 
 
 def http(quick: bool) -> list[Arm]:
-    options = {"seconds": 3 if quick else 10, "connections": 8}
+    options = {"seconds": 1.5 if quick else 10, "connections": 8}
     asyncpg = options | {"kind": "asyncpg"}
     return [
         *pair("http", options),
@@ -353,11 +377,12 @@ def scrape(quick: bool) -> list[Arm]:
     kept = {"kept": kept_labels(quick)["kept"]}
     status = {"count": 20 if quick else 50, "handlers": 1_000}
     return [
-        *pair("scrape", options),
-        Arm("kept", "holdfast", "scrape", options | kept),
-        Arm("raw kept", "raw", "scrape", options | kept),
-        Arm("status", "holdfast", "status", status),
-        Arm("status kept", "holdfast", "status", status | kept),
+        Arm("holdfast", "holdfast", "scrape", options, reads=True),
+        Arm("raw", "raw", "scrape", options, reads=True),
+        Arm("kept", "holdfast", "scrape", options | kept, reads=True),
+        Arm("raw kept", "raw", "scrape", options | kept, reads=True),
+        Arm("status", "holdfast", "status", status, reads=True),
+        Arm("status kept", "holdfast", "status", status | kept, reads=True),
     ]
 
 
@@ -485,7 +510,6 @@ BENCHMARKS = {
             http,
             http_also,
             unit="requests/s",
-            quick_repeats=3,
             limits=to_raw(0.87),  # at most 15 % more time for each request
         ),
         Benchmark(
@@ -507,16 +531,18 @@ BENCHMARKS = {
         ),
         Benchmark(
             "failures",
-            "How fast do events fail for good, and after a retry?",
+            "How fast do events fail for good, and after a retry, while all of it is logged?",
             failures,
             failures_also,
             peers="failures",
+            limits={"ratio_to_fastest_peer": Limit(">=", 3, if_measured=True)},
         ),
         Benchmark(
             "transactional",
             "How fast are handlers that write in the same transaction?",
             transactional,
             transactional_also,
+            quick_repeats=1,  # of twelve arms
             limits=to_raw(0.75) | {f"ratio_to_raw_{library}": Limit(">=", 0.75) for library in LIBRARIES},
         ),
         Benchmark(
@@ -549,7 +575,7 @@ BENCHMARKS = {
             "What do logs, metrics and traces cost a worker that drains?",
             observability,
             observability_also,
-            quick_repeats=3,
+            quick_repeats=5,
             limits={
                 "log_metrics_to_off": Limit(">=", 0.9),
                 "traces_1_to_off": Limit(">=", 0.85),
@@ -637,6 +663,7 @@ BENCHMARKS = {
             limits={"rss_mb": Limit("<=", 150), "rss_mb_large": Limit("<=", 150)},
         ),
         *WORKERS,
+        *LOADS,
         Benchmark(
             "relay",
             "How fast does the relay send events to a broker, confirmed before they are settled?",

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
+from rich.text import Text
 
 from benchmarks.benchmark import Arm, Benchmark
 from benchmarks.runner import Progress
@@ -62,9 +63,14 @@ def show(benchmark: Benchmark, summary: dict[str, Any]) -> None:
         for label, values in arms.items():
             table.add_row(label, *(number(values.get(figure)) for figure in shown))
     console.print(table)
-    console.print(
-        "  ".join(f"{name} [bold]{value:g}[/bold]{verdict(benchmark, name, value)}" for name, value in told(summary))
-    )
+    line = Text()
+    for name, value in told(summary):
+        figure = Text.from_markup(f"{name} [bold]{value:g}[/bold]{verdict(benchmark, name, value)}  ")
+        if line and line.cell_len + figure.cell_len > console.width + 2:
+            console.print(line)
+            line = Text()
+        line += figure
+    console.print(line)
 
 
 def told(summary: dict[str, Any]) -> Sequence[tuple[str, float]]:

@@ -4,6 +4,8 @@ import random
 import string
 
 EVENT_TYPE = "order.placed"
+SLOW_TYPE = "report.due"
+EVENT_TYPES = tuple(f"type_{number}.happened" for number in range(50))
 PAYLOAD = {"order_id": 12345, "customer": "c-991", "lines": [{"sku": "abc-123-xyz", "qty": 2, "price": "19.90"}] * 3}
 
 

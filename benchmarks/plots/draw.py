@@ -47,7 +47,8 @@ def peers(summaries, target: Path) -> None:
         len(shown), 1, figsize=(9, 0.9 + sum(0.3 * len(each["peers"]) + 1.3 for each in shown))
     )
     for each, axes in zip(shown, [plots] if len(shown) == 1 else plots, strict=True):
-        rates = {"holdfast": each["holdfast"], "raw control": each["raw"], **each["peers"]}
+        control = {"raw control": each["raw"]} if "raw" in each else {}
+        rates = {"holdfast": each["holdfast"], **control, **each["peers"]}
         order = sorted(rates, key=rates.__getitem__)
         colors = [OURS if name == "holdfast" else RAW if name == "raw control" else PEER for name in order]
         bars = axes.barh(order, [rates[name] for name in order], color=colors)

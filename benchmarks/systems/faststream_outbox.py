@@ -1,8 +1,10 @@
 """faststream-outbox 0.19: a FastStream broker over one table, whose rows are deleted when they are done."""
 
 import argparse
+import asyncio
+import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -18,20 +20,25 @@ from benchmarks.systems.harness import (
     delivered,
     drained,
     fill,
+    logged,
     observe,
     published,
     published_many,
     quiet,
+    reached,
+    steadily,
 )
 from benchmarks.systems.idling import idled
 from benchmarks.systems.process import main, on_uvloop
 from benchmarks.systems.starting import started
-from benchmarks.workload import EVENT_TYPE, PAYLOAD
+from benchmarks.workload import EVENT_TYPE, PAYLOAD, SLOW_TYPE
 
 # Two workers that delete in batches of 500 from fetches of 1,000: four with 250 are as good; one and eight workers,
 # and fetches of 500, were slower. The conversion of arguments by annotation is off (a fifth of the CPU), and
 # connections are SQLAlchemy Core's, which take a quarter less CPU than sessions; rates of the two were alike.
 WORKERS = 2
+# Of handlers that wait, or run in threads.
+WAITING = 64
 FETCH = 1_000
 FLUSH = 500
 STORED = "SELECT count(*) FROM outbox"
@@ -45,7 +52,7 @@ failed = make_dlq_table(metadata)
 async def install(options: argparse.Namespace) -> tuple[asyncpg.Connection, AsyncEngine]:
     observer = await observe(options.dsn)
     url = options.dsn.replace("postgresql://", "postgresql+asyncpg://", 1)
-    engine = create_async_engine(url, pool_size=options.connections + WORKERS + 2)
+    engine = create_async_engine(url, pool_size=options.connections + WAITING + 2)
     async with engine.begin() as connection:
         await connection.run_sync(metadata.create_all)
     await observer.execute(outbox_autovacuum_ddl("outbox"))
@@ -53,23 +60,25 @@ async def install(options: argparse.Namespace) -> tuple[asyncpg.Connection, Asyn
 
 
 def broker_of(engine: AsyncEngine, **settings: Any) -> OutboxBroker:
-    return OutboxBroker(engine, outbox_table=outbox, logger=None, apply_types=False, **settings)
+    return OutboxBroker(engine, **{"outbox_table": outbox, "logger": None, "apply_types": False, **settings})
 
 
-def bulk(engine: AsyncEngine) -> Any:
+def bulk(engine: AsyncEngine, queue: str = EVENT_TYPE) -> Any:
     broker = broker_of(engine)
 
     async def publish(count: int) -> None:
         async with engine.begin() as connection:
-            await broker.publish_batch(*[PAYLOAD] * count, queue=EVENT_TYPE, session=connection)
+            await broker.publish_batch(*[PAYLOAD] * count, queue=queue, session=connection)
 
     return publish
 
 
 @asynccontextmanager
-async def worker(engine: AsyncEngine, handle: Any, broker: OutboxBroker, **policy: Any) -> AsyncIterator[None]:
+async def worker(
+    engine: AsyncEngine, handle: Any, broker: OutboxBroker, workers: int = WORKERS, **policy: Any
+) -> AsyncIterator[None]:
     subscriber = broker.subscriber(
-        EVENT_TYPE, max_workers=WORKERS, fetch_batch_size=FETCH, terminal_flush_batch_size=FLUSH, **policy
+        EVENT_TYPE, max_workers=workers, fetch_batch_size=FETCH, terminal_flush_batch_size=FLUSH, **policy
     )
     subscriber(handle)
     async with broker:
@@ -83,9 +92,34 @@ async def drain(options: argparse.Namespace) -> dict[str, Any]:
     tally = Tally(options.count)
 
     async def handle(body: dict[str, Any]) -> None:
+        if options.pause:
+            await asyncio.sleep(options.pause)
         tally.seen()
 
-    return await drained(options, observer, lambda: worker(engine, handle, broker_of(engine)), tally, STORED)
+    def block(body: dict[str, Any]) -> None:
+        tally.seen()
+
+    handler = block if options.kind == "sync" else handle
+    workers = WAITING if options.pause or options.kind == "sync" else WORKERS
+    broker = broker_of(engine)
+    return await drained(options, observer, lambda: worker(engine, handler, broker, workers), tally, STORED)
+
+
+async def neighbour(options: argparse.Namespace) -> dict[str, Any]:
+    """A quick handler, and a slow one whose rows are older; each has workers of its own."""
+    observer, engine = await install(options)
+    await fill(options.open, bulk(engine, SLOW_TYPE))
+    await fill(options.count, bulk(engine))
+    tally, broker = Tally(options.count), broker_of(engine)
+
+    async def slow(body: dict[str, Any]) -> None:
+        await asyncio.sleep(options.pause)
+
+    async def handle(body: dict[str, Any]) -> None:
+        tally.seen()
+
+    broker.subscriber(SLOW_TYPE, max_workers=WAITING, fetch_batch_size=FETCH, terminal_flush_batch_size=FLUSH)(slow)
+    return await reached(options, observer, lambda: worker(engine, handle, broker), tally)
 
 
 async def failures(options: argparse.Namespace) -> dict[str, Any]:
@@ -98,7 +132,11 @@ async def failures(options: argparse.Namespace) -> dict[str, Any]:
         tally.seen()
         raise ValueError("no")
 
-    broker = broker_of(engine, dlq_table=None if options.kind == "dropped" else failed)
+    if options.observed == "log":
+        logged()
+    # Its own log has two lines for each event at the level that it has by default. Failures are warnings and worse.
+    log = {"logger": logging.getLogger("faststream")} if options.observed == "log" else {}
+    broker = broker_of(engine, dlq_table=None if options.kind == "dropped" else failed, **log)
     policy = {"ack_policy": AckPolicy.REJECT_ON_ERROR}
     return await drained(options, observer, lambda: worker(engine, handle, broker, **policy), tally, STORED)
 
@@ -119,6 +157,26 @@ async def publish(options: argparse.Namespace) -> dict[str, Any]:
 async def publish_many(options: argparse.Namespace) -> dict[str, Any]:
     observer, engine = await install(options)
     return await published_many(options, observer, bulk(engine), STORED)
+
+
+async def steady(options: argparse.Namespace) -> dict[str, Any]:
+    observer, engine = await install(options)
+    broker = broker_of(engine)
+    connections = [await engine.connect() for _ in range(options.connections)]
+    handled: dict[int, float] = {}
+
+    async def handle(body: dict[str, Any]) -> None:
+        handled.setdefault(body["n"], time.perf_counter())
+
+    async def commit(connection: AsyncConnection, numbers: Sequence[int]) -> float:
+        transaction = await connection.begin()
+        await connection.execute(BUSINESS_ROW)
+        await broker.publish_batch(*({"n": number} for number in numbers), queue=EVENT_TYPE, session=connection)
+        at = time.perf_counter()
+        await transaction.commit()
+        return at
+
+    return await steadily(options, observer, connections, commit, lambda: worker(engine, handle, broker), handled)
 
 
 async def latency(options: argparse.Namespace) -> dict[str, Any]:
@@ -152,7 +210,9 @@ async def idle(options: argparse.Namespace) -> dict[str, Any]:
     return await idled(options, observer, "faststream_outbox")
 
 
-VERBS = {each.__name__: each for each in (drain, failures, idle, latency, publish, publish_many, start)}
+VERBS = {
+    each.__name__: each for each in (drain, failures, idle, latency, neighbour, publish, publish_many, start, steady)
+}
 
 if __name__ == "__main__":
     quiet()

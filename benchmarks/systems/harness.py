@@ -6,10 +6,12 @@ It also runs in the peers' environments: the standard library and asyncpg (for o
 import argparse
 import asyncio
 import logging
+import tempfile
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from itertools import islice
 from typing import Any
 
 import asyncpg
@@ -33,6 +35,12 @@ Worker = Callable[[], AbstractAsyncContextManager[Any]]
 def quiet() -> None:
     """Logging is off for every peer: a line per job, or a traceback per failure, would be the measurement."""
     logging.disable(logging.CRITICAL)
+
+
+def logged() -> None:
+    """Logging is as it is by default, into a file: where the log is part of what is measured."""
+    logging.disable(logging.NOTSET)
+    logging.basicConfig(stream=tempfile.TemporaryFile("w"))  # noqa: SIM115
 
 
 async def warmed(handled: Callable[[], int]) -> int:
@@ -95,6 +103,21 @@ async def drained(
     result = await difference(observer, before, after, options.count)
     await observer.close()
     return result | {"rss_mb": peak_rss_mb()}
+
+
+async def reached(
+    options: argparse.Namespace, observer: asyncpg.Connection, worker: Worker, tally: Tally
+) -> dict[str, Any]:
+    """From the worker's start until the handler was called so often; there may be other jobs, which are left."""
+    await settle(observer)
+    database = database_of(options.dsn)
+    before = await snapshot(observer, database)
+    async with asyncio.timeout(LONGEST), worker():
+        await tally.reached()
+        after = await snapshot(observer, database)
+    result = await difference(observer, before, after, options.count)
+    await observer.close()
+    return result
 
 
 async def settle(observer: asyncpg.Connection) -> None:
@@ -163,6 +186,22 @@ async def delivered(
     handled: dict[int, float],
 ) -> dict[str, Any]:
     """From commit to handler at a steady rate. `commit` returns the time at which it began to commit."""
+
+    async def commit_one(connection: Any, numbers: Sequence[int]) -> float:
+        return await commit(connection, numbers[0])
+
+    return await steadily(options, observer, connections, commit_one, worker, handled)
+
+
+async def steadily(
+    options: argparse.Namespace,
+    observer: asyncpg.Connection,
+    connections: list[Any],
+    commit: Callable[[Any, Sequence[int]], Awaitable[float]],
+    worker: Worker,
+    handled: dict[int, float],
+) -> dict[str, Any]:
+    """The same, with `options.each` jobs in every transaction."""
     committed: dict[int, float] = {}
     numbers = iter(range(10**9))
 
@@ -174,16 +213,17 @@ async def delivered(
     async def producer(connection: Any) -> None:
         due = time.perf_counter()
         while time.perf_counter() < stop:
-            number = next(numbers)
-            committed[number] = await commit(connection, number)
+            some = list(islice(numbers, options.each))
+            at = await commit(connection, some)
+            committed.update(dict.fromkeys(some, at))
             if options.rate:
-                due += len(connections) / options.rate
+                due += options.each * len(connections) / options.rate
                 await asyncio.sleep(max(0.0, due - time.perf_counter()))
 
     async with worker():
         # One after the other: the last of them can only have come through a listener that listens.
         for number in range(-WARM_UP, 0):
-            committed[number] = await commit(connections[0], number)
+            committed[number] = await commit(connections[0], (number,))
             await all_handled()
         committed.clear()
         handled.clear()
@@ -199,6 +239,7 @@ async def delivered(
         "per_second": round(len(committed) / options.seconds, 1),
         "p50_ms": round(quantile(waits, 0.5) * 1e3, 2),
         "p99_ms": round(quantile(waits, 0.99) * 1e3, 2),
+        "max_ms": round(max(waits) * 1e3, 2),
     }
 
 

@@ -12,6 +12,7 @@ from benchmarks.systems.holdfast.deliver import (
     work,
 )
 from benchmarks.systems.holdfast.http import http
+from benchmarks.systems.holdfast.loads import neighbour, steady, types
 from benchmarks.systems.holdfast.partitions import convert, drop
 from benchmarks.systems.holdfast.publish import produce, publish, publish_many
 from benchmarks.systems.holdfast.scrape import scrape, status
@@ -36,6 +37,7 @@ VERBS = {
         idle,
         latency,
         memory,
+        neighbour,
         produce,
         publish,
         publish_many,
@@ -45,8 +47,10 @@ VERBS = {
         slow_disk_killed,
         start,
         status,
+        steady,
         tell_handled,
         transactional,
+        types,
         work,
     )
 }

@@ -3,19 +3,27 @@
 import argparse
 import asyncio
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from typing import Any
 
 import asyncpg
 
-from benchmarks.brokers import fill, server
+from benchmarks.brokers import CHANNEL, SECRET, fill, server
 from benchmarks.counters import difference, peak_rss_mb, snapshot
 from benchmarks.systems.harness import BUSINESS, ORDERS, check, delivered
 from benchmarks.systems.process import database_of
 from benchmarks.systems.tables import prepare
 from benchmarks.workload import EVENT_TYPE
 from holdfast import EventEnvelope, HandlerRegistry, Publisher, Worker, WorkerSettings
+from holdfast.brokers import consumers
+from holdfast.brokers.engine import Interest
+from holdfast.brokers.engines import engine_of
 
 HANDLER = "bench.handle"
+# Several times what a slow machine needs.
+LONGEST = 180
 OPEN = "SELECT count(*) FROM core.outbox WHERE settled_at IS NULL"
 INBOX = "SELECT count(*) FROM core.event_handled"
 BEGUN = "SELECT EXISTS (SELECT FROM core.outbox WHERE claimed_by IS NOT NULL)"
@@ -27,8 +35,13 @@ async def relay(options: argparse.Namespace) -> dict[str, Any]:
     observer = await prepare(options.dsn, due=options.count, size=options.size)
     database = database_of(options.dsn)
     with server(options.kind) as address:
+        if options.kind == "rabbitmq":
+            # It confirms nothing that no queue wants.
+            wanted = Interest(HANDLER, CHANNEL, "bench", (EVENT_TYPE,), datetime.now(UTC))
+            await consumers.make(engine_of(address), [wanted])
         settings = WorkerSettings(substrate=address, relayed=(EVENT_TYPE,))
-        async with Worker(options.dsn, HandlerRegistry(), settings, observers=()) as worker:
+        running = Worker(options.dsn, HandlerRegistry(), settings, observers=())
+        async with running as worker, patience(observer, worker):
             while not await observer.fetchval(BEGUN):
                 await asyncio.sleep(0.001)
             before = await snapshot(observer, database)
@@ -39,6 +52,17 @@ async def relay(options: argparse.Namespace) -> dict[str, Any]:
     result = await difference(observer, before, after, left)
     await observer.close()
     return result
+
+
+@asynccontextmanager
+async def patience(observer: asyncpg.Connection, worker: Worker) -> AsyncIterator[None]:
+    """End a run whose broker stands still, and say how far it has come."""
+    try:
+        async with asyncio.timeout(LONGEST):
+            yield
+    except TimeoutError:
+        rows = await observer.fetchval(OPEN)
+        raise SystemExit(f"after {LONGEST} s {rows} events are not settled, {worker.in_flight} in flight") from None
 
 
 async def consume(options: argparse.Namespace) -> dict[str, Any]:
@@ -85,14 +109,16 @@ async def consumed(options: argparse.Namespace, registry: HandlerRegistry, tally
     observer, database = await prepare(options.dsn, due=0), database_of(options.dsn)
     with server(options.kind) as address:
         await fill(address, options.count, options.size)
-        async with Worker(options.dsn, registry, WorkerSettings(substrate=address), observers=()) as worker:
-            await tally.first.wait()
-            before = await snapshot(observer, database)
-            already = tally.handled
-            await tally.last.wait()
-            while worker.in_flight:
-                await asyncio.sleep(0.001)
-            after = await snapshot(observer, database)
+        settings = WorkerSettings(substrate=address, relay_secrets=(SECRET,))
+        async with Worker(options.dsn, registry, settings, observers=()) as worker:
+            async with patience(observer, worker):
+                await tally.first.wait()
+                before = await snapshot(observer, database)
+                already = tally.handled
+                await tally.last.wait()
+                while worker.in_flight:
+                    await asyncio.sleep(0.001)
+                after = await snapshot(observer, database)
             check("inbox rows", await observer.fetchval(INBOX), options.count)
     result = await difference(observer, before, after, options.count - already)
     await observer.close()

@@ -14,13 +14,14 @@ from benchmarks import observed
 from benchmarks.counters import difference, peak_rss_mb, snapshot
 from benchmarks.systems import together
 from benchmarks.systems.crew import asked, begin, report, told_to_end
-from benchmarks.systems.harness import BUSINESS, ORDERS, warmed
+from benchmarks.systems.harness import BUSINESS, ORDERS, Tally, warmed
 from benchmarks.systems.holdfast.partitions import partition_by_week
 from benchmarks.systems.libraries import LIBRARIES, Library
 from benchmarks.systems.process import database_of
 from benchmarks.systems.tables import held_snapshot, pace, prepare
 from benchmarks.workload import EVENT_TYPE, quantile
-from holdfast import EventEnvelope, HandlerRegistry, RetryPolicy, Worker
+from holdfast import EventEnvelope, HandlerRegistry, RetryPolicy, Worker, WorkerSettings
+from holdfast.cli import logs
 from holdfast.postgres.deliveries import Deliveries
 
 # Limits that never bind, by the kind of the drain.
@@ -33,6 +34,7 @@ HELD: dict[str, dict[str, Any]] = {
     "brief": {},
     "ordered": {},
     "fair": {},
+    "sync": {},
 }
 # Events with a key: so many ordering keys; or one tenant that has all events, but one of another tenant, the last.
 KEYED = {
@@ -81,8 +83,7 @@ async def drain(options: argparse.Namespace) -> dict[str, Any]:
     marks: list[tuple[float, int]] = []
     handled = 0
 
-    @registry.handler(EVENT_TYPE, name="bench.handle", **HELD[options.kind])
-    async def handle(event: EventEnvelope) -> None:
+    def note(event: EventEnvelope) -> None:
         nonlocal handled
         handled += 1
         if places is not None:
@@ -92,14 +93,30 @@ async def drain(options: argparse.Namespace) -> dict[str, Any]:
         if handled == options.count:
             finished.set()
 
+    async def handle(event: EventEnvelope) -> None:
+        note(event)
+
+    async def wait(event: EventEnvelope) -> None:
+        await asyncio.sleep(options.pause)
+        note(event)
+
+    tally = Tally(options.count)
+
+    def block(event: EventEnvelope) -> None:
+        tally.seen()
+
+    handler: Callable[..., Any] = block if options.kind == "sync" else wait if options.pause else handle
+    registry.add("bench.handle", (EVENT_TYPE,), handler, **HELD[options.kind])
+
     database = database_of(options.dsn)
     with timed_claims() as claims, observed.ARMS[options.observed]() as arguments:
-        worker = Worker(options.dsn, registry, **arguments)
+        settings = WorkerSettings(concurrency=options.concurrency or "auto")
+        worker = Worker(options.dsn, registry, settings, **arguments)
         scraped = observed.Scraping(worker) if options.observed in observed.SCRAPED else contextlib.nullcontext()
         before = await snapshot(observer, database)
         async with worker:
             with scraped:
-                await finished.wait()
+                await (tally.reached() if options.kind == "sync" else finished.wait())
                 await settled(worker)
             after = await snapshot(observer, database)
     result = await difference(observer, before, after, options.count)
@@ -109,6 +126,7 @@ async def drain(options: argparse.Namespace) -> dict[str, Any]:
         "claim_p50_ms": round(quantile(claims or [0.0], 0.5) * 1e3, 2),
         "claim_p99_ms": round(quantile(claims or [0.0], 0.99) * 1e3, 2),
         "rss_mb": peak_rss_mb(),
+        "concurrency": worker.concurrency,
         "facts_dropped": worker.facts_dropped,
         **({} if places is None else {"inversions": places.inversions, "before_single": places.before_single or 0}),
         **pace(marks),
@@ -157,7 +175,7 @@ async def work(options: argparse.Namespace) -> dict[str, Any]:
             await asyncio.sleep(options.pause)
 
     cpu = await begin()
-    async with Worker(options.dsn, registry, observers=()):
+    async with Worker(options.dsn, registry, observers=()):  # the log would go where the report goes
         await asked()
         report({"handled": handled, "python": time.process_time() - cpu})
         await told_to_end()
@@ -171,15 +189,17 @@ async def deliver_all(
     deliveries: int,
     done: Callable[[], bool],
 ) -> dict[str, Any]:
-    """Run a worker until everything is done and settled."""
-    worker = Worker(options.dsn, registry, observers=())
+    """Run a worker until everything is done and settled, and what is logged of it is written."""
     database = database_of(options.dsn)
-    before = await snapshot(observer, database)
-    async with worker:
-        while not done() or worker.in_flight:
-            await asyncio.sleep(0.002)
-        after = await snapshot(observer, database)
-    return await difference(observer, before, after, deliveries)
+    with observed.ARMS[options.observed]() as arguments:
+        worker = Worker(options.dsn, registry, **arguments)
+        before = await snapshot(observer, database)
+        async with worker:
+            while not done() or worker.in_flight:
+                await asyncio.sleep(0.002)
+            after = await snapshot(observer, database)
+    dropped = {"facts_dropped": worker.facts_dropped, "lines_dropped": logs.dropped()}
+    return await difference(observer, before, after, deliveries) | dropped
 
 
 async def transact_all(
@@ -190,7 +210,7 @@ async def transact_all(
     transactions: Any = None,
 ) -> dict[str, Any]:
     """Run a worker until every event is handled in a transaction; those of the start are not measured."""
-    worker = Worker(options.dsn, registry, observers=(), transactions=transactions)
+    worker = Worker(options.dsn, registry, transactions=transactions)
     database = database_of(options.dsn)
     async with worker:
         warm = await warmed(lambda: len(handled))
@@ -295,7 +315,7 @@ async def memory(options: argparse.Namespace) -> dict[str, Any]:
         await asyncio.sleep(0.01)
 
     target = min(options.count, options.until or options.count)
-    async with Worker(options.dsn, registry, observers=()):
+    async with Worker(options.dsn, registry):
         while handled < target:
             await asyncio.sleep(0.01)
     await observer.close()

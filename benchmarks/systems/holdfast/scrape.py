@@ -4,7 +4,7 @@ import argparse
 from typing import Any
 
 from benchmarks.systems.harness import looked
-from benchmarks.systems.tables import prepare
+from benchmarks.systems.tables import prepare_once
 from holdfast.handler_tally import BUCKETS
 from holdfast.observability import prometheus
 from holdfast.operator import Operator
@@ -13,7 +13,7 @@ from holdfast.postgres.operations.metrics import snapshot
 
 
 async def scrape(options: argparse.Namespace) -> dict[str, Any]:
-    observer = await prepare(options.dsn, due=options.open, kept=options.kept)
+    observer = await prepare_once(options.dsn, due=options.open)
     # Without a limit: a machine that stands still for a while must not end a run of minutes.
     connection = await connect(Address(options.dsn), "metrics", statement_timeout=0)
 
@@ -41,7 +41,7 @@ CROSS JOIN (SELECT false AS hourly, n FROM generate_series(0, 119) n
 
 async def status(options: argparse.Namespace) -> dict[str, Any]:
     """The status and what handlers did in the last minute, five minutes and hour."""
-    observer = await prepare(options.dsn, due=options.open, kept=options.kept)
+    observer = await prepare_once(options.dsn, due=options.open)
     await observer.execute(ROLLUP, options.handlers, BUCKETS)
     await observer.execute("VACUUM ANALYZE core.rollup")
     async with Operator(options.dsn, actor="bench") as operator:
@@ -51,5 +51,6 @@ async def status(options: argparse.Namespace) -> dict[str, Any]:
 
         result = await looked(options.count, looked_at)
         signals = await looked(3, operator.signals)
+    await observer.execute("TRUNCATE core.rollup")  # the database is others' too
     await observer.close()
     return result | {"signals_ms": signals["ms"]}

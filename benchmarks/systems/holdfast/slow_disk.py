@@ -17,6 +17,7 @@ from benchmarks.systems.process import DSN_VARIABLE, database_of
 from benchmarks.systems.tables import prepare
 from benchmarks.workload import EVENT_TYPE
 from holdfast import HandlerRegistry, Worker, WorkerSettings
+from holdfast.worker.auto_concurrency import START
 
 # Of the connections that are made from now on. Commits that meet share the wait, as they share a flush.
 SLOW_COMMITS = ("commit_delay = 60000", "commit_siblings = 0")
@@ -24,7 +25,8 @@ SLOW_COMMITS = ("commit_delay = 60000", "commit_siblings = 0")
 LEASE = 2.0
 LONGEST = 120.0
 OPEN = "SELECT EXISTS (SELECT FROM core.outbox WHERE settled_at IS NULL)"
-BOUND = 2 * WorkerSettings().batch + WorkerSettings().concurrency
+# Concurrency is what a worker starts with: it does not grow while settling holds handlers up.
+BOUND = 2 * WorkerSettings().batch + START
 
 
 async def slow_commits(options: argparse.Namespace) -> asyncpg.Connection:
@@ -46,7 +48,7 @@ async def slow_disk(options: argparse.Namespace) -> dict[str, Any]:
         handled += 1
         worst = max(worst, handled - worker.counters.delivered)
 
-    worker = Worker(options.dsn, registry, observers=())
+    worker = Worker(options.dsn, registry)
     before = await snapshot(observer, database)
     async with worker:
         while handled < options.count or worker.in_flight:
@@ -83,7 +85,7 @@ async def slow_disk_killed(options: argparse.Namespace) -> dict[str, Any]:
         nonlocal second
         second += 1
 
-    async with asyncio.timeout(LONGEST), Worker(options.dsn, registry, settings=settings(), observers=()) as worker:
+    async with asyncio.timeout(LONGEST), Worker(options.dsn, registry, settings=settings()) as worker:
         while first + second < options.count or worker.in_flight or await observer.fetchval(OPEN):
             await asyncio.sleep(0.05)
     await observer.close()
@@ -103,6 +105,6 @@ async def tell_handled(options: argparse.Namespace) -> dict[str, Any]:
     async def handle(_event: object) -> None:
         os.write(told, b".")
 
-    async with Worker(options.dsn, registry, settings=settings(), observers=()):
+    async with Worker(options.dsn, registry, settings=settings()):
         await told_to_end()
     return {}

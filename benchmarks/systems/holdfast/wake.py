@@ -51,7 +51,7 @@ async def latency(options: argparse.Namespace) -> dict[str, Any]:
         rung += 1
 
     await observer.add_listener("outbox_default", ring)
-    worker = Worker(options.dsn, registry, observers=())
+    worker = Worker(options.dsn, registry)
     result = await delivered(options, observer, connections, commit, lambda: worker, handled)
     return result | {
         "notifications": round(rung / result["events"], 4),

@@ -28,8 +28,7 @@ from benchmarks.systems.raw.publish import NO_BELL
 from benchmarks.systems.raw.statements import BATCH, CLAIM, INSERT, RELAYED, TAKEN
 from benchmarks.systems.tables import prepare
 from benchmarks.workload import EVENT_TYPE
-from holdfast.brokers.nats.subjects import stream_of as nats_stream
-from holdfast.brokers.redis.scripts import stream_of as redis_stream
+from holdfast.brokers.nats.subjects import Subjects
 from holdfast.ids import uuid7
 
 WINDOW, PIPELINE = 256, 100
@@ -59,7 +58,7 @@ class Nats:
     async def open(self) -> None:
         self._client = await nats.connect(self._address)
         self._js = self._client.jetstream()
-        await self._js.add_stream(StreamConfig(name=nats_stream(CHANNEL), subjects=[f"hf.{CHANNEL}.>"]))
+        await self._js.add_stream(StreamConfig(name=Subjects().stream_of(CHANNEL), subjects=[f"hf.{CHANNEL}.>"]))
 
     async def publish(self, messages: Sequence[tuple[str, bytes]]) -> None:
         subject = f"hf.{CHANNEL}._.{EVENT_TYPE}"
@@ -93,7 +92,7 @@ class Valkey:
 
     def __init__(self, address: str) -> None:
         self._client = Redis.from_url(address)
-        self._stream = redis_stream(CHANNEL)
+        self._stream = f"hf:{{{CHANNEL}}}:0"
 
     async def open(self) -> None:
         with suppress(ResponseError):  # it is there

@@ -26,6 +26,7 @@ from benchmarks.systems.raw.statements import (
     LEAVE,
     RETRY,
     SETTLE,
+    SETTLE_LEAN,
     SETTLE_SIBLINGS,
     SPLIT,
     UNCHECKED,
@@ -53,9 +54,15 @@ async def connect(dsn: str) -> asyncpg.Connection:
     return connection
 
 
-async def deliver(connection: asyncpg.Connection, tally: Tally, enough: Callable[[], bool], pause: float = 0.0) -> None:
+async def deliver(
+    connection: asyncpg.Connection,
+    tally: Tally,
+    enough: Callable[[], bool],
+    pause: float = 0.0,
+    settling: str = SETTLE,
+) -> None:
     """Claim from where the last claim began, until nothing is left or it is enough."""
-    claim, settle = await connection.prepare(CLAIM), await connection.prepare(SETTLE)
+    claim, settle = await connection.prepare(CLAIM), await connection.prepare(settling)
     worker, mark = uuid.uuid4(), START
     while not enough():
         token, started = uuid.uuid4(), time.perf_counter()
@@ -74,12 +81,14 @@ async def deliver(connection: asyncpg.Connection, tally: Tally, enough: Callable
 
 
 async def drain(options: argparse.Namespace) -> dict[str, Any]:
+    """With the kind `lean`, without the inbox."""
     observer = await prepare(options.dsn, due=options.count, size=options.size, kept=options.kept)
     holder = await held_snapshot(options.dsn) if options.hold else None
     tally, database = Tally(), database_of(options.dsn)
+    settling = SETTLE_LEAN if options.kind == "lean" else SETTLE
     before = await snapshot(observer, database)
     connections = [await connect(options.dsn) for _ in range(LOOPS)]
-    await asyncio.gather(*(deliver(connection, tally, lambda: False) for connection in connections))
+    await asyncio.gather(*(deliver(each, tally, lambda: False, settling=settling) for each in connections))
     result = await difference(observer, before, await snapshot(observer, database), options.count)
     for connection in [*connections, observer, *([holder] if holder else [])]:
         await connection.close()
