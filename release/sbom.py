@@ -1,4 +1,4 @@
-"""The software bill of materials of a release, as CycloneDX JSON: ./dev sbom > sbom.cdx.json
+"""The software bill of materials of a release, as CycloneDX JSON: ./dev release sbom > sbom.cdx.json
 
 It is made of requirements.lock, which pins every package that any extra needs, and of the metadata of the packages in
 .venv. What `pip install .` brings is `required`; what only an extra brings is `optional`. The same lock gives
