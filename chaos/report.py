@@ -69,16 +69,17 @@ def measured(runs: Sequence[Run]) -> str:
 
 def commands(runs: Sequence[Run]) -> list[str]:
     """What makes these runs again: one line for the scenarios that were run with the same seeds for the same time."""
-    seeds: dict[tuple[str, float], set[int]] = {}
+    seeds: dict[tuple[str, float, bool], set[int]] = {}
     for run in runs:
-        seeds.setdefault((run["scenario"], float(run["seconds"])), set()).add(int(run["seed"]))
-    names: dict[tuple[bool, float, str], list[str]] = {}
-    for (name, seconds), every in seeds.items():
+        kind = run["scenario"], float(run["seconds"]), bool(run.get("busy"))
+        seeds.setdefault(kind, set()).add(int(run["seed"]))
+    names: dict[tuple[bool, float, bool, str], list[str]] = {}
+    for (name, seconds, busy), every in seeds.items():
         for options in _options(every):
-            names.setdefault((name != "mix", seconds, options), []).append(name)
+            names.setdefault((name != "mix", seconds, busy, options), []).append(name)
     return [
-        " ".join(("./dev chaos", *_chosen(found), f"{options} --for {seconds:g} --report"))
-        for (_, seconds, options), found in sorted(names.items(), key=lambda item: item[0][:2])
+        " ".join(("./dev chaos", *_chosen(found), f"{options} --for {seconds:g}{' --busy' * busy} --report"))
+        for (_, seconds, busy, options), found in sorted(names.items(), key=lambda item: item[0][:3])
     ]
 
 

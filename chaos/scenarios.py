@@ -134,7 +134,8 @@ LINES: Lane = (
 )
 SETUP = Setup()
 QUIET = Setup(rate=0, probes=5, poll_interval=30)
-SLOW = Setup(workers=2, imports=3_000, rate=100, batch=100, concurrency=20)
+SLOW_CONCURRENCY = 20
+SLOW = Setup(workers=2, imports=3_000, rate=100, batch=100, concurrency=SLOW_CONCURRENCY)
 MIX = Setup(imports=3_000, crowd=30)  # with more, workers would mostly be starting
 RECLAIM = SETUP.lease + SETUP.poll_interval + 1
 
@@ -448,7 +449,7 @@ SCENARIOS = {
             ((lambda: SlowCommits(backlog=10_000),), (KillWorkers,)),
             setup=SLOW,
             pause=(0.5, 1.5),
-            limits={"repeats_of_one": 2 * SLOW.batch + SLOW.concurrency},
+            limits={"repeats_of_one": 2 * SLOW.batch + SLOW_CONCURRENCY},
         ),
         Scenario(
             "slow_neighbours",
