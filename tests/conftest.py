@@ -21,6 +21,7 @@ import structlog
 from holdfast.embedded import EmbeddedPostgres
 from tests.report import Report
 from tests.servers import (
+    CHOICES,
     SUPPORTED_MAJORS,
     SessionServer,
     apply_schema,
@@ -33,7 +34,7 @@ pytest_plugins = ["tests.alone", "tests.nightly"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    choices = [*(str(major) for major in SUPPORTED_MAJORS), "all"]
+    choices = [*(str(major) for major in CHOICES), "all"]
     parser.addoption("--postgres", choices=choices, default="all", help="the Postgres to test on (default: all found)")
 
 

@@ -75,11 +75,12 @@ class Outbox:
 
     async def insert_many(self, count: int, event_type: str = EVENT, **columns: str) -> list[UUID]:
         """`columns` are SQL expressions that may use n, the number of the row."""
+        source = columns.pop("source", "'shop'")
         names = "".join(f", {name}" for name in columns)
         values = "".join(f", {value}" for value in columns.values())
         rows = await self.connection.fetch(
             f"""INSERT INTO "{self.schema}".outbox (event_type, source, payload{names})
-                SELECT $1, 'shop', '{{}}'{values} FROM generate_series(1, {count}) n RETURNING id""",
+                SELECT $1, {source}, '{{}}'{values} FROM generate_series(1, {count}) n RETURNING id""",
             event_type,
         )
         return [row["id"] for row in rows]

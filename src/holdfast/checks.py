@@ -102,7 +102,7 @@ def one_of(field: str, value: object, choices: Iterable[str], *, error: Refusal 
     """Refuse a value that is none of the choices."""
     known = tuple(choices)
     if value not in known:
-        raise error(field, f"is {quoted(value)}", f"use one of {', '.join(known)}")
+        raise error(field, f"is {quoted(value)}, which is unknown", f"use one of {', '.join(known)}")
 
 
 def moment(field: str, value: object, *, error: Refusal = ConfigurationError) -> datetime:

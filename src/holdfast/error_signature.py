@@ -14,6 +14,7 @@ from hashlib import blake2b
 
 from holdfast.frames import Frame
 from holdfast.retry import http_status, sqlstate_of
+from holdfast.short_texts import remembering_short
 
 _VARYING = re.compile(
     r"""
@@ -67,6 +68,7 @@ def signature(text: str, type_name: str, details: Iterable[str] = (), payload: o
     return f"{type_name}:{blake2b(whole.encode(errors='replace'), digest_size=8).hexdigest()}"
 
 
+@remembering_short
 def _without_ids(text: str) -> str:
     return _VARYING.sub(_placeholder, _MIXED.sub(lambda word: "<n>" if _is_random(word[0]) else word[0], text))
 

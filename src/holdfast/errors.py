@@ -94,8 +94,20 @@ class SchemaMismatch(HoldfastError):
         self.expected = expected
         self.remedy = remedy
 
+    @property
+    def is_missing(self) -> bool:
+        """Whether there is no such schema."""
+        return self.found.endswith("(not installed)")
+
+    @property
+    def problem(self) -> str:
+        """What does not work together."""
+        if self.is_missing:
+            return f"the database has no schema {self.found}"
+        return f"the database has schema {self.found}, this version needs {self.expected}"
+
     def __str__(self) -> str:
-        return f"the database has schema {self.found}, this version needs {self.expected}; {self.remedy}"
+        return f"{self.problem}; {'run ' if self.remedy.startswith('holdfast ') else ''}{self.remedy}"
 
 
 class NotPermitted(RemediedError):

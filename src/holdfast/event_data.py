@@ -15,6 +15,8 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import UUID
 
+from holdfast.short_texts import remembering_short
+
 if TYPE_CHECKING:
     from holdfast.envelope import EventEnvelope
 
@@ -89,12 +91,10 @@ class EventData:
         >>> EventData({"customer": {"email": "ann@example.com"}}).redact("no account of Ann@Example.com")
         'no account of <payload.customer.email>'
         """
-        values = {_lower(value): place for value, place in self._values()}
+        values = {_lower(value): place for value, place in self._values(_pieces_of(text))}
         if not values:
             return text
-        readings = [_Reading(_lower(text), range(len(text) + 1))]
-        if "\\" in text:
-            readings.append(_unescaped(text))
+        readings = _readings(text)
         parts = _parts(values, [reading.text for reading in readings])
         result: list[str] = []
         end = 0
@@ -105,11 +105,14 @@ class EventData:
             end = stop
         return "".join([*result, text[end:]])
 
-    def _values(self) -> Iterator[tuple[str, _Place]]:
-        """Yield every value that is long enough to be looked for, and keys that are no names, with their places."""
+    def _values(self, pieces: frozenset[str]) -> Iterator[tuple[str, _Place]]:
+        """Yield the values, and keys that are no names, of which a piece is in a text, with their places.
+
+        Most errors quote nothing of the event: then there is none.
+        """
         headers = {name: value for name, value in (self.headers or {}).items() if name != _PUBLIC_HEADER}
         key = self.idempotency_key
-        if key is not None and key != str(self.event_id) and len(key) >= _SHORTEST_VALUE:
+        if key is not None and _occurs(key, pieces) and key != str(self.event_id):
             yield key, _Place(None, "idempotency_key")
         pending: list[tuple[object, _Place]] = [
             (self.payload, _Place(None, "payload")),
@@ -120,17 +123,18 @@ class EventData:
             items: Iterable[tuple[object, object]] = ()
             if isinstance(container, dict):
                 items = container.items()
-                keys = (name for name in container if isinstance(name, str) and len(name) >= _SHORTEST_VALUE)
-                yield from ((name, place.child(name)) for name in keys if not _PLAIN_KEY(name))
+                for name in container:
+                    if isinstance(name, str) and _occurs(name, pieces) and not _PLAIN_KEY(name):
+                        yield name, place.child(name)
             elif isinstance(container, _CONTAINERS):
                 items = enumerate(container)
             for name, value in items:
                 if isinstance(value, str):
-                    if len(value) >= _SHORTEST_VALUE:
+                    if _occurs(value, pieces):
                         yield value, place.child(name)
                 elif isinstance(value, _CONTAINERS):
                     pending.append((value, place.child(name)))
-                elif isinstance(value, _NUMBERS) and (digits := _digits(value)):
+                elif isinstance(value, _NUMBERS) and _occurs(digits := _digits(value), pieces):
                     yield digits, place.child(name)
 
 
@@ -188,6 +192,26 @@ def _character(escape: re.Match[str]) -> str:
         return chr(0x10000 + ((int(high, 16) & 0x3FF) << 10) + (int(escape["low"], 16) & 0x3FF))
     code = escape["four"] or escape["eight"] or escape["two"]
     return chr(min(int(code, 16), sys.maxunicode))
+
+
+def _readings(text: str) -> list[_Reading]:
+    """Return the text as it stands, and without escapes if it has any."""
+    plain = _Reading(_lower(text), range(len(text) + 1))
+    return [plain, _unescaped(text)] if "\\" in text else [plain]
+
+
+@remembering_short
+def _pieces_of(text: str) -> frozenset[str]:
+    """Return every piece of a text: a value occurs in it only if one of its own pieces is among them."""
+    return frozenset(_cut([reading.text for reading in _readings(text)], _PIECE))
+
+
+def _occurs(value: str, pieces: frozenset[str]) -> bool:
+    """Whether a value is long enough to be looked for, and a piece of it is in a text."""
+    if len(value) < _SHORTEST_VALUE:
+        return False
+    value = _lower(value)
+    return any([value[at : at + _PIECE] in pieces for at in range(0, len(value), _STEP)])
 
 
 def _parts(values: Mapping[str, _Place], texts: Sequence[str]) -> dict[str, _Place]:

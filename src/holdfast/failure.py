@@ -32,6 +32,7 @@ _READ = 4 * MAX_ERROR_BYTES
 _DEEPEST_CAUSE = 10
 _MOST_MEMBERS = 5
 _MOST_FIELDS = 20
+_MOST_NAMED = 5  # in the first line of a validation error
 _MOST_TRACED = 3
 _MOST_LEAVES = 100
 _MEMBER = "with "
@@ -370,9 +371,11 @@ def _without_value_at_end(line: str) -> str:
 def _validation_message(error: ValidationError) -> str:
     # Pydantic's own text quotes the input, which is part of a payload.
     details = error.errors(include_url=False, include_context=False, include_input=False)
-    lines = [f"{error.error_count()} invalid in {error.title}"]
-    for detail in details[:_MOST_FIELDS]:
-        lines.append(f"  {'.'.join(map(str, detail['loc'])) or '(whole)'}: {detail['msg']}")
+    fields = [".".join(map(str, detail["loc"])) or "(whole)" for detail in details[:_MOST_FIELDS]]
+    # The first line is all that lists show.
+    named = ", ".join(dict.fromkeys(fields[:_MOST_NAMED])) + (", …" if len(details) > _MOST_NAMED else "")
+    lines = [f"{error.error_count()} invalid in {error.title}: {named}"]
+    lines += [f"  {field}: {detail['msg']}" for field, detail in zip(fields, details, strict=False)]
     return "\n".join(lines)
 
 

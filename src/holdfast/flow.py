@@ -11,7 +11,8 @@ from holdfast.errors import ConfigurationError
 
 __all__ = ["Pause"]  # for applications
 
-MOST_AT_ONCE = 100_000
+# Deliveries of one handler at the same time: in one worker, and in all workers together.
+MOST_IN_A_WORKER, MOST_IN_THE_FLEET = 10_000, 100_000
 SLOWEST_RATE, FASTEST_RATE = 0.00001, 1_000_000.0
 
 _RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?/ ?(s|min|m|h)")
@@ -35,7 +36,10 @@ class Pause:
     def __post_init__(self) -> None:
         whole("Pause.after", self.after, 1, 1_000)
         number("Pause.first_probe", self.first_probe, 0.01, 3_600)
-        number("Pause.longest_wait", self.longest_wait, self.first_probe, 3_600)
+        number("Pause.longest_wait", self.longest_wait, 0.01, 3_600)
+        if self.longest_wait < self.first_probe:
+            problem = f"is {self.longest_wait:,.12g}, and first_probe {self.first_probe:,.12g} is longer"
+            raise ConfigurationError("Pause.longest_wait", problem, "make it as long as first_probe, or longer")
 
 
 def breaker(field: str, value: object) -> Pause | None:
@@ -47,9 +51,14 @@ def breaker(field: str, value: object) -> Pause | None:
     return Pause() if value == "pause" else None
 
 
-def at_once(field: str, value: int | None) -> int | None:
-    """Return a limit of deliveries at the same time."""
-    return None if value is None else whole(field, value, 1, MOST_AT_ONCE)
+def in_a_worker(field: str, value: int | None) -> int | None:
+    """Return a limit of deliveries at the same time in one worker."""
+    return None if value is None else whole(field, value, 1, MOST_IN_A_WORKER)
+
+
+def in_the_fleet(field: str, value: int | None) -> int | None:
+    """Return a limit of deliveries at the same time in all workers together."""
+    return None if value is None else whole(field, value, 1, MOST_IN_THE_FLEET)
 
 
 def per_second(field: str, value: str | float | None) -> float | None:

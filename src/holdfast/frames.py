@@ -15,6 +15,8 @@ from functools import lru_cache, partial
 from linecache import getline
 from types import CodeType, TracebackType
 
+from pydantic import ValidationError
+
 from holdfast.chain import traceback_of
 from holdfast.errors import TerminalHandlerError
 from holdfast.redact import redact_secrets
@@ -28,6 +30,7 @@ _LONGEST_SOURCE = 160
 _LONGEST_FUNCTION = 2_000
 _LARGEST_FILE = 1_000_000
 _AGAIN = "  … and again"
+_BLAMED = "holdfast_blamed"
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _OWN_PACKAGE = __name__.partition(".")[0]
 _RETURNED = f"{_OWN_PACKAGE}.batch"
@@ -72,12 +75,22 @@ class Frame:
         return _equal_lines(self.file, self.first_line, self.line)
 
 
+def blame(error: ValidationError, function: object) -> None:
+    """Have the first line of a function stand in place of the line that raised the error."""
+    error.__dict__[_BLAMED] = function
+
+
 def frames_of(error: BaseException) -> tuple[Frame, ...]:
     """Return the frames of an error, the innermost last, without the middle of a long traceback.
 
     What Holdfast does before it calls a handler is left out. For one stack this is always the same object.
     """
-    if isinstance(error, TerminalHandlerError) and (definition := _definition(error.function)):
+    function: object = None
+    if isinstance(error, TerminalHandlerError):
+        function = error.function
+    elif isinstance(error, ValidationError):
+        function = error.__dict__.get(_BLAMED)
+    if function is not None and (definition := _definition(function)):
         return (definition,)
     frames = _frames_of(traceback_of(error))
     if isinstance(error, SyntaxError) and isinstance(error.filename, str) and isinstance(error.lineno, int):

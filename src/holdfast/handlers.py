@@ -32,13 +32,16 @@ from datetime import timedelta
 from functools import cache, partial
 from typing import Any, Literal, TypeVar, get_args
 
+from pydantic import ValidationError
+
 from holdfast.batch import Batch, alone, batch_of
 from holdfast.checks import function as require_function
 from holdfast.checks import instance, number, one_of, whole
 from holdfast.context import HandlerContext
 from holdfast.envelope import EventEnvelope
 from holdfast.errors import ConfigurationError, FieldError, TerminalHandlerError
-from holdfast.flow import OnOutage, Pause, at_once, breaker, per_second
+from holdfast.flow import MOST_IN_THE_FLEET, OnOutage, Pause, breaker, in_a_worker, in_the_fleet, per_second
+from holdfast.frames import blame
 from holdfast.lifespan import Lifespan, require_lifespan
 from holdfast.middleware import Middleware, MiddlewareFunction, middlewares
 from holdfast.names import event_pattern, handler_name
@@ -49,7 +52,6 @@ from holdfast.schedules import Missed, Schedule, timing
 from holdfast.typed_events import TypedEvent, declared_type
 
 DEFAULT_TIMEOUT = 300.0
-_MOST_PER_KEY = 100_000
 SHORTEST_TIMEOUT, LONGEST_TIMEOUT = 0.001, 86_400.0
 
 OnError = Literal["retry", "reject"]
@@ -111,14 +113,22 @@ class Handler:
         typed, model = self.parameters.typed_envelope, self.parameters.event_model
         if typed is None or model is None:
             return event
-        return typed.trusted({**event.__dict__, "payload": model.read(event)})
+        return typed.trusted({**event.__dict__, "payload": self._read(model, event)})
 
     def extras(self, event: EventEnvelope, context: HandlerContext, tx: object, state: object = None) -> dict[str, Any]:
         """Return the arguments beside the event. The payload is validated: a `ValidationError` is terminal."""
         extras = self._extras(context, tx, state)
         if self.parameters.payload_model is not None:
-            extras["payload"] = self.parameters.payload_model.read(event)
+            extras["payload"] = self._read(self.parameters.payload_model, event)
         return extras
+
+    def _read(self, model: PayloadModel, event: EventEnvelope) -> Any:
+        try:
+            return model.read(event)
+        except ValidationError as error:
+            # It was raised in no line of the user's: the handler that asks for the class stands in its place.
+            blame(error, self.function)
+            raise
 
     def batch_extras(self, contexts: list[HandlerContext], tx: object, state: object) -> dict[str, Any]:
         """Return the arguments beside the events of a batch."""
@@ -289,11 +299,11 @@ class HandlerRegistry:
         one_of(f"{name}.via", via, get_args(Via))
         one_of(f"{name}.on_failed_head", on_failed_head, get_args(OnFailedHead))
         if per_key_concurrency is not None:
-            whole(f"{name}.per_key_concurrency", per_key_concurrency, 1, _MOST_PER_KEY)
+            whole(f"{name}.per_key_concurrency", per_key_concurrency, 1, MOST_IN_THE_FLEET)
         instance(f"{name}.retry", retry, RetryPolicy, "pass RetryPolicy(...)")
         limits: dict[str, Any] = {
-            "concurrency": at_once(f"{name}.concurrency", concurrency),
-            "fleet_concurrency": at_once(f"{name}.fleet_concurrency", fleet_concurrency),
+            "concurrency": in_a_worker(f"{name}.concurrency", concurrency),
+            "fleet_concurrency": in_the_fleet(f"{name}.fleet_concurrency", fleet_concurrency),
             "rate": per_second(f"{name}.rate", rate),
             "breaker": breaker(f"{name}.on_outage", on_outage),
         }

@@ -9,7 +9,7 @@ import json
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
@@ -33,6 +33,17 @@ class FailureKind(NamedTuple):
     handler: str
     reason: str  # retry_terminal, max_deliveries or rejected
     exception_type: str  # empty where no exception was raised
+
+
+class BrokerAnswer(NamedTuple):
+    """What a broker has told a worker that it holds for a handler, and when, in seconds since 1970."""
+
+    broker: str
+    handler_name: str
+    waiting: int | None
+    unacknowledged: int | None
+    redelivered: int | None
+    at: float
 
 
 class BoundedCounter(Generic[K]):
@@ -89,6 +100,8 @@ class Measurements:
     listeners: int = 0  # of the workers, those that should hear notifications
     listening: int = 0  # of the workers, those that do
     in_flight: int = 0
+    concurrency: int = 0  # events that each handler may run at once, in all workers together
+    brokers: tuple[BrokerAnswer, ...] = ()  # of all workers, the latest for each handler
     databases: Mapping[str, Measurements] = field(default_factory=dict)  # by name; not part of the other fields
 
     def __add__(self, other: Measurements) -> Measurements:
@@ -105,6 +118,7 @@ class Measurements:
                 }
             ),
             **{name: getattr(self, name) + getattr(other, name) for name in _NUMBERS},
+            brokers=_latest(self.brokers, other.brokers),
             databases={
                 name: self.databases.get(name, _NOTHING) + other.databases.get(name, _NOTHING)
                 for name in {**self.databases, **other.databases}
@@ -114,7 +128,8 @@ class Measurements:
     def ended(self) -> Measurements:
         """Return what is left of them when the process has ended: the counts."""
         databases = {name: each.ended() for name, each in self.databases.items()}
-        return replace(self, workers=0, listeners=0, listening=0, in_flight=0, databases=databases)
+        nothing: dict[str, Any] = dict.fromkeys(_STATE, 0)
+        return replace(self, **nothing, brokers=(), databases=databases)
 
     def dumped(self) -> str:
         """Return them as one line."""
@@ -135,6 +150,7 @@ class Measurements:
             "published": dict(self.published),
             "counters": asdict(self.counters),
             **{name: getattr(self, name) for name in _NUMBERS},
+            "brokers": self.brokers,
             "databases": {name: each._as_data() for name, each in self.databases.items()},
         }
 
@@ -165,12 +181,19 @@ class Measurements:
             found["published"],
             Counters(**found["counters"]),
             **{name: found[name] for name in _NUMBERS},
+            brokers=tuple(BrokerAnswer(*each) for each in found["brokers"]),
             databases={name: cls._of_data(each) for name, each in found["databases"].items()},
         )
 
 
-_NUMBERS: Final = ("facts_dropped", "log_lines_dropped", "workers", "listeners", "listening", "in_flight")
+_STATE: Final = ("workers", "listeners", "listening", "in_flight", "concurrency")
+_NUMBERS: Final = ("facts_dropped", "log_lines_dropped", *_STATE)
 _NOTHING: Final = Measurements()
+
+
+def _latest(*answers: Sequence[BrokerAnswer]) -> tuple[BrokerAnswer, ...]:
+    ordered = sorted((each for some in answers for each in some), key=lambda each: each.at)
+    return tuple({(each.broker, each.handler_name): each for each in ordered}.values())
 
 
 def _sum(one: HandlerTally | None, two: HandlerTally | None) -> HandlerTally:

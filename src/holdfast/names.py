@@ -1,7 +1,8 @@
 """The rules for names, each of them once.
 
 - Event types, sources, targets and content classes have event names: up to 200 bytes, printable, without white space,
-  characters that are not seen, `/` and `*`. In the event pattern of a handler, `*` stands for any characters.
+  characters that are not seen, `/` and `*`, in the Unicode form NFC. In the event pattern of a handler, `*` stands for
+  any characters.
 - Handlers and schedules have names that begin with a domain context: `<domain context>.<name>` in lower case, up
   to 200 characters.
 - Channels (63 characters) and schemas (48) have identifiers: `a-z`, `0-9` and `_`, not starting with a digit.
@@ -12,10 +13,13 @@
 from __future__ import annotations
 
 import re
+import unicodedata
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import TypeGuard
 
 from holdfast.characters import CONTROL
-from holdfast.checks import LONGEST_TEXT, Refusal, quoted, text
+from holdfast.checks import Refusal, quoted, text
 from holdfast.errors import ConfigurationError, HandlerNameError
 
 LONGEST_NAME = 200
@@ -25,21 +29,34 @@ LONGEST_SCHEMA = 48
 # The event names that nearly all events have: publish looks no further.
 is_plain_event_name = re.compile(r"[!-)+-.0-~]{1,200}").fullmatch
 
+# What to write where a name is not one; for an event type what is last here.
+_EXAMPLES = {
+    "source": "write the name of the application, like shop",
+    "target": "write the name of a domain context, like billing",
+    "content_class": "write a name, like operations",
+}
+_EVENT_TYPE = "write dotted lower case, like order.placed"
+
 _EVENT_PATTERN = re.compile(r"[^/\s]{1,200}")
 _HANDLER_NAME = re.compile(r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)+")
 _DATABASE_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
 _IDENTIFIER = re.compile(r"[a-z_][a-z0-9_]*")
 
 
-def event_name(field: str, value: object, *, error: Refusal = ConfigurationError) -> str:
-    """Return the name of an event type, a source, a target or a content class."""
-    name = text(field, value, LONGEST_TEXT, error=error)
+def event_name(field: str, value: object, *, error: Refusal = ConfigurationError, composed: bool = True) -> str:
+    """Return the name of an event type, a source, a target or a content class.
+
+    `composed`: in the form NFC, or two names would look the same. What others have stored may have another.
+    """
+    name = text(field, value, LONGEST_NAME, error=error)
     # Bytes, not characters: two names and a key must fit into one index entry.
     if len(name.encode()) > LONGEST_NAME:
         raise error(field, f"has more than {LONGEST_NAME} bytes", "choose a shorter name")
     if not name.isprintable() or CONTROL.search(name) or any(char.isspace() or char in "/*" for char in name):
-        remedy = "write dotted lower case, like order.placed"
+        remedy = _EXAMPLES.get(field.rpartition(".")[2], _EVENT_TYPE)
         raise error(field, "contains white space, '/', '*' or something unprintable", remedy)
+    if composed and not unicodedata.is_normalized("NFC", name):
+        raise error(field, "is not in the Unicode form NFC", 'write unicodedata.normalize("NFC", name)')
     return name
 
 
@@ -114,3 +131,14 @@ def _in_domain_context(field: str, value: object, kind: str, example: str, error
         return value
     remedy = f"write <domain context>.<{kind}> in lower case, letters, digits and _ only, like {example}"
     raise error(field, problem, remedy)
+
+
+def meant_type(event_type: str, subscribed: Iterable[str]) -> str | None:
+    """Return the event type among the subscribed ones that this one may be a misspelling of.
+
+    >>> meant_type("order.placd", ["order.placed", "order.paid", "invoice.*"])
+    'order.placed'
+    """
+    # Types of one domain are alike by their first words: what is told apart by more than a letter or two is meant so.
+    near = get_close_matches(event_type, {each for each in subscribed if "*" not in each}, 1, 0.85)
+    return near[0] if near else None

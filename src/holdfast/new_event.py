@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
-from typing import Any, Literal, Self, TypedDict, Unpack
+from typing import Any, ClassVar, Literal, Self, TypedDict, Unpack
 from uuid import UUID
 
 from holdfast.checks import LONGEST_TEXT, instance, moment, storable, text, whole
@@ -58,7 +58,10 @@ class EventOptions(TypedDict, total=False):
     on_duplicate: OnDuplicate
 
 
-@dataclass(frozen=True, slots=True)
+_set = object.__setattr__  # what is frozen is set so, and only while it is made
+
+
+@dataclass(frozen=True, init=False)
 class NewEvent:
     """An event to publish, with all its options.
 
@@ -94,9 +97,27 @@ class NewEvent:
     key: str | None = None
     on_duplicate: OnDuplicate = "ignore"
 
-    def __post_init__(self) -> None:
-        # One `is None` for each argument that is usually left out: this runs on every publish.
-        _require_name(self, "event_type")
+    # Whether it has nothing but a type and a payload, as most events do.
+    is_plain: ClassVar[bool] = True
+
+    # Options that are left out stay attributes of the class: to set and to check all of them would take longer than
+    # everything else that publish_many does for an event.
+    def __init__(
+        self, event_type: str, payload: dict[str, Any] | PayloadObject, **options: Unpack[EventOptions]
+    ) -> None:
+        _set(self, "event_type", event_type)
+        _set(self, "payload", payload)
+        if type(event_type) is not str or not is_plain_event_name(event_type):
+            _require_name(self, "event_type")
+        if options:
+            _set(self, "is_plain", False)
+            for name, value in options.items():
+                if name not in EventOptions.__annotations__:
+                    raise TypeError(f"{type(self).__name__}.__init__() got an unexpected keyword argument {name!r}")
+                _set(self, name, value)
+            self._check_options()
+
+    def _check_options(self) -> None:
         _require_name(self, "content_class")
         if self.target is not None:
             _require_name(self, "target")
@@ -208,13 +229,13 @@ def _when(relative: str, delay: Delay | None, absolute: str, at: datetime | None
 def _require_name(event: NewEvent, name: str) -> None:
     value = getattr(event, name)
     if type(value) is not str or not is_plain_event_name(value):
-        object.__setattr__(event, name, event_name(name, value, error=FieldError))
+        _set(event, name, event_name(name, value, error=FieldError))
 
 
 def _require_text(event: NewEvent, name: str) -> None:
     value = getattr(event, name)
     if type(value) is not str or not 0 < len(value) <= LONGEST_TEXT or not storable(value):
-        object.__setattr__(event, name, text(name, value, error=FieldError))
+        _set(event, name, text(name, value, error=FieldError))
 
 
 def _require_key(event: NewEvent, name: str) -> None:

@@ -5,6 +5,10 @@ An observer is a function of one fact. It may say what it wants:
 facts   the classes of the facts, as a frozenset; without it, the observer gets `Retried`, `Failed` and `Notice`
 sample  a share from 0 to 1: of the facts `Published` and `Handled`, those of so many events. They are chosen by the
         event's id: of an event, an observer gets both or none
+finish  a function without arguments, for an observer that keeps facts for a while: a worker and reactions call it in
+        the observer's thread, within a second or so of a fact and when they stop
+
+An observer that raises an error has lost a fact; one that keeps facts says with FactsLost how many.
 """
 
 import contextlib
@@ -28,6 +32,19 @@ SAMPLED_FACTS: Final[frozenset[FactKind]] = frozenset((Published, Handled))
 _ALL: Final = 1 << 32
 # So many kinds of errors of observers are reported, in the life of a group.
 _MOST_REPORTS: Final = 100
+
+
+class FactsLost(Exception):
+    """An observer has lost so many facts; the error is the cause."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(f"{count} facts were lost")
+        self.count = count
+
+
+def lost_with(error: BaseException) -> int:
+    """Return how many facts an observer has lost that raised such an error."""
+    return error.count if isinstance(error, FactsLost) else 1
 
 
 def is_sampled(event_id: UUID, share: float) -> bool:
@@ -55,6 +72,7 @@ def require_observers(values: object) -> tuple[Observer, ...]:
     for observer in observers:
         facts_of(observer)
         sample_of(observer)
+        finish_of(observer)
     return observers
 
 
@@ -73,6 +91,18 @@ def facts_of(observer: Observer) -> frozenset[FactKind]:
 def sample_of(observer: Observer) -> float:
     """Return the share of successes that an observer wants."""
     return number(f"{_shown(observer)}.sample", getattr(observer, "sample", 1.0), 0, 1)
+
+
+def finish_of(observer: Observer) -> Callable[[], object] | None:
+    """Return what ends an observer's keeping of facts; None for one that keeps none."""
+    finish = getattr(observer, "finish", None)
+    if finish is not None and not callable(finish):
+        raise ConfigurationError(
+            "observers",
+            f"has {_shown(observer)}, whose attribute finish is no function",
+            "make it a function without arguments, or name it otherwise",
+        )
+    return finish
 
 
 def _shown(observer: Observer) -> str:
@@ -118,16 +148,19 @@ class ObserverGroup:
             if share >= 1.0 or not isinstance(fact, Published | Handled) or is_sampled(fact.event_id, share):
                 take(fact)
 
-    def report_failure(self, observer: Observer, fact: Fact, error: BaseException) -> None:
-        """Report an observer that raised, once for each type of its errors, and to none that has raised itself."""
-        report = describe(error)
+    def report_failure(self, observer: Observer, call: str, error: BaseException) -> None:
+        """Report an observer that raised, once for each type of its errors, and to none that has raised itself.
+
+        `call` is the name of the fact that it was called with, or "finish".
+        """
+        report = describe(error.__cause__ or error if isinstance(error, FactsLost) else error)
         failure = id(observer), report.type_name
         if failure in self._failures or len(self._failures) >= _MOST_REPORTS:
             return
         self._failures.add(failure)
         details: dict[str, object] = {
             "observer": _shown(observer),
-            "fact": type(fact).__name__,
+            "fact": call,
             "error": report.type_name,
             "place": (report.traceback or "").partition("\n")[0].removeprefix("raised at "),
             "remedy": "mend it: it loses each fact for which it raises, and this is said once for a type of error",
@@ -146,11 +179,22 @@ class DirectObservers(ObserverGroup):
     """Calls observers at once, in the caller's thread and context. A fact for which one raises is lost, and counted."""
 
     def __init__(self, observers: Iterable[Observer], log: Observer | None = None) -> None:
-        super().__init__(observers, lambda observer: partial(self._call, observer), log)
+        self._finishes: list[tuple[Observer, Callable[[], object]]] = []
+        super().__init__(observers, self._direct, log)
 
-    def _call(self, observer: Observer, fact: Fact) -> None:
+    def finish(self) -> None:
+        """Let the observers do what they have put off; for whoever has no more facts for them."""
+        for observer, finish in self._finishes:
+            self._try(observer, "finish", finish)
+
+    def _direct(self, observer: Observer) -> Callable[[Fact], object]:
+        if (finish := finish_of(observer)) is not None:
+            self._finishes.append((observer, finish))
+        return lambda fact: self._try(observer, type(fact).__name__, partial(observer, fact))
+
+    def _try(self, observer: Observer, call: str, function: Callable[[], object]) -> None:
         try:
-            observer(fact)
+            function()
         except Exception as error:
-            lost_facts.add(_shown(observer))
-            self.report_failure(observer, fact, error)
+            lost_facts.add(_shown(observer), lost_with(error))
+            self.report_failure(observer, call, error)

@@ -140,40 +140,48 @@ def envelope_of(
     )
 
 
+class PlainRow(NamedTuple):
+    """The columns of an event that has a type and a payload only: those that the database does not fill in itself.
+
+    They stand in the order of the statement `publish_plain`.
+    """
+
+    id: str
+    event_type: str
+    occurred_at: str
+    source: str
+    channel: str | None
+    generation: str | None
+    payload: str
+
+
 def plain(
     event_type: str, payload: object, origin: Origin, payload_limit: int = PAYLOAD_LIMIT
-) -> tuple[dict[str, str | None], EventEnvelope]:
-    """Return columns and envelope of an event that has a type and a payload only, as most do, and no event as cause.
+) -> tuple[PlainRow, EventEnvelope]:
+    """Return row and envelope of an event that has a type and a payload only, as most do, and no event as cause.
 
-    The columns are those that the database does not fill in itself. The checks are the same as for other events.
+    The checks are the same as for other events.
     """
     if type(event_type) is not str or not is_plain_event_name(event_type):
         event_type = event_name("event_type", event_type, error=FieldError)
     identity, now = uuid7(), datetime.now(UTC)
     row_id = str(identity)
     text, values = encode(payload, payload_limit)
-    columns: dict[str, str | None] = {
-        "id": row_id,
-        "event_type": event_type,
-        "occurred_at": now.isoformat(),
-        "source": origin.source,
-        "channel": origin.channel,
-        "generation": origin.generation,
-        "payload": text,
-    }
+    source, generation, channel = origin
+    row = PlainRow(row_id, event_type, now.isoformat(), source, channel, generation, text)
     envelope = {
         "event_id": identity,
         "event_type": event_type,
         "event_version": 1,
         "occurred_at": now,
-        "source": origin.source,
+        "source": source,
         "target": None,
         "domain_id": None,
         "payload": values,
         "idempotency_key": row_id,
         "trace_context": None,
     }
-    return columns, EventEnvelope.trusted(envelope)
+    return row, EventEnvelope.trusted(envelope)
 
 
 def inherited_headers(event_id: UUID, headers: Mapping[str, str] | None) -> dict[str, str]:

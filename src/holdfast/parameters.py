@@ -79,7 +79,10 @@ def parameters_of(name: str, function: Callable[..., Any], *, batch: bool = Fals
         raise ConfigurationError(name, f"is a method without its object: it gets the event as {first.name}", remedy)
     unknown = [p.name for p in others if p.name not in EXTRAS and _is_required(p)]
     if unknown:
+        kind = _kind_of(_hints(_called(function)).get(unknown[0]))
         remedy = f"use {', '.join(EXTRAS)}, or give the others a default"
+        if kind is not None and "tx" not in [p.name for p in others]:
+            remedy = f"name it tx: tx: {kind}"
         raise ConfigurationError(name, f"has the parameter {unknown[0]!r}, which Holdfast cannot fill", remedy)
     call = _called(function)
     _refuse_generator(name, call)

@@ -14,8 +14,15 @@ from holdfast.paths import Steps, path
 
 PAYLOAD_LIMIT = 256 * 1024
 
-# jsonb prints the same separators, so the database measures the same size. Cycles are caught by depth.
-_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False).encode
+# Cycles are caught by depth.
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":")).encode
+# jsonb prints a space after each separator, and the database measures what it prints.
+_encode_as_jsonb = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False).encode
+
+# So short a text has no number with more digits than Python reads, which are 4,300.
+_SHORT = 4_096
+# What `to_json` writes as `_encode` does; a float too, if it has no exponent.
+_PLAIN = SCALARS - {float}
 
 _CONTAINERS = (dict, *ARRAYS)
 _EXPONENT = re.compile(r"[0-9]e[+-]?[0-9]")
@@ -25,6 +32,7 @@ _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 _PLAIN_VALUES = "pass text, numbers, bools, None, lists, dicts, or a value that docs/payloads.md lists"
 _WRAPPED = 'wrap it, e.g. {"value": value}'
+_AN_OBJECT = "pass the object that it is the JSON of, e.g. json.loads(value)"
 _CURES: tuple[tuple[type | tuple[type, ...], str], ...] = (
     ((bytes, bytearray, memoryview), "encode it as text, e.g. base64.b64encode(value).decode()"),
     ((set, frozenset), "pass a list, e.g. sorted(value)"),
@@ -35,8 +43,10 @@ def encode_payload(payload: Any, limit: int = PAYLOAD_LIMIT) -> str:
     """Return the payload as JSON text that Postgres will accept; a `PayloadError` names a bad value.
 
     >>> encode_payload({"order_id": "o-1", "lines": [1, 2]})
-    '{"order_id": "o-1", "lines": [1, 2]}'
+    '{"order_id":"o-1","lines":[1,2]}'
     """
+    if type(payload) is dict and _room(payload, _SHORT, 1) > 0 and (quick := _quick(payload, limit)):
+        return quick
     given = payload
     try:
         if not _survey(payload, limit):
@@ -53,11 +63,56 @@ def encode_payload(payload: Any, limit: int = PAYLOAD_LIMIT) -> str:
         raise _fault(payload, limit) or generic from None
     if "\\u0000" in text and (fault := _fault(payload, limit)):
         raise fault
-    if size <= limit < size * _WORST_GROWTH and _EXPONENT.search(text):
-        size += _growth_in_jsonb(payload)
+    # Each separator is a byte already.
+    doubtful = size * 2 > limit or (size * 2 * _WORST_GROWTH > limit and _EXPONENT.search(text))
+    if doubtful:
+        size = len(_encode_as_jsonb(payload).encode())
+        if size <= limit and _EXPONENT.search(text):
+            size += _growth_in_jsonb(payload)
     if size > limit:
         raise PayloadError("payload", f"has {size} bytes of JSON, {limit} are allowed", REFERENCE)
     return text
+
+
+def _room(node: Any, room: int, depth: int) -> int:
+    """Return how many of `room` values are left beside those of a dict or list; 0 or less if it may not be plain.
+
+    Plain is what consists of the very types that JSON has, is not too deep, and has fewer values than `room`.
+    """
+    room -= len(node)
+    if room <= 0 or depth > MAX_DEPTH:
+        return 0
+    if type(node) is dict:
+        for key in node:
+            if type(key) is not str:
+                return 0
+        node = node.values()
+    elif type(node) is not list:
+        return 0
+    for child in node:
+        kind = type(child)
+        if kind in _PLAIN:
+            continue
+        if kind is float:
+            # Others are not finite, or `to_json` writes another exponent, and hashes of commands are those of the text.
+            if not (1e-4 <= abs(child) < 1e16 or child == 0):
+                return 0
+        elif (kind is not dict and kind is not list) or (room := _room(child, room, depth + 1)) <= 0:
+            return 0
+    return room
+
+
+def _quick(payload: dict[str, Any], limit: int) -> str | None:
+    """Return a plain payload as text, written in one go; None if it is long, or the database may not accept it."""
+    try:
+        written = to_json(payload)
+    except Exception:
+        return None
+    size = len(written)
+    if size > _SHORT or b"\\u0000" in written or size * 2 > limit:
+        return None
+    text = written.decode()
+    return None if size * 2 * _WORST_GROWTH > limit and _EXPONENT.search(text) else text
 
 
 def require_storable(payload: dict[str, Any], limit: int) -> None:
@@ -80,7 +135,7 @@ def _survey(payload: object, limit: int) -> bool:
     if not isinstance(payload, dict):
         if is_object(payload):
             return False
-        raise PayloadError("payload", f"is {type(payload).__name__}, not dict", _cure(payload, _WRAPPED))
+        raise _no_object(payload)
     level: list[Any] = [payload]
     plain = True
     depth = count = 0
@@ -174,6 +229,15 @@ def _problem(value: object) -> tuple[str, str] | None:
     elif value is not None and not isinstance(value, _CONTAINERS) and not has_encoding(value):
         return f"is {type(value).__name__}, which has no encoding", _cure(value, _PLAIN_VALUES)
     return None
+
+
+def _no_object(payload: object) -> PayloadError:
+    """Return the error for a payload that is no object in JSON."""
+    if isinstance(payload, type):
+        return PayloadError("payload", f"is the class {payload.__name__}", "pass an object of it")
+    written = isinstance(payload, str | bytes | bytearray) and payload.lstrip()[:1] in ("{", b"{")
+    remedy = _AN_OBJECT if written else _cure(payload, _WRAPPED)
+    return PayloadError("payload", f"is {type(payload).__name__}, not dict", remedy)
 
 
 def _cure(value: object, otherwise: str) -> str:

@@ -12,6 +12,8 @@ from __future__ import annotations
 import re
 from urllib.parse import unquote_plus
 
+from holdfast.short_texts import remembering_short
+
 HIDDEN = "***"
 LIMIT = 16_384
 _LONGEST_WORD = 8_192
@@ -185,6 +187,7 @@ def unredacted(text: str) -> str:
     return text
 
 
+@remembering_short
 def redact_secrets(text: str) -> str:
     """Return `text` without passwords, tokens, and what databases and pydantic quote of rows and input."""
     if "PRIVATE KEY" in text:

@@ -87,7 +87,7 @@ def check_policies(policies: RetentionPolicies = DEFAULT_POLICIES) -> None:
     """
     for entity in ("outbox_row", _INBOX):
         policy_for(entity, ALL_CLASSES, policies)
-    inbox = min(policy.active_ttl_days for (entity, _), policy in policies.items() if entity == _INBOX)
+    inbox = inbox_days(policies)
     for (entity, content_class), policy in policies.items():
         if entity in _REPLAYABLE and inbox <= policy.total_days:
             raise ConfigurationError(
@@ -95,6 +95,11 @@ def check_policies(policies: RetentionPolicies = DEFAULT_POLICIES) -> None:
                 f"is {inbox}, but ({entity}, {content_class}) rows live {policy.total_days} days",
                 f"set it to {policy.total_days + 1} or more, or keep {entity} for less time",
             )
+
+
+def inbox_days(policies: RetentionPolicies) -> int:
+    """Return for how many days the inbox certainly knows what was handled."""
+    return min(policy.active_ttl_days for (entity, _), policy in policies.items() if entity == _INBOX)
 
 
 def with_policy(

@@ -7,16 +7,34 @@ from typing import Literal, get_args
 
 from holdfast.checks import number, one_of, whole
 from holdfast.errors import ConfigurationError
+from holdfast.flow import MOST_IN_A_WORKER
 from holdfast.generation import deployment_generation
 from holdfast.names import channel_name, event_pattern
 
 DeadLetters = Literal["in_place", "archive"]
+CONCURRENCY_REMEDY = f'give a whole number from 1 to {MOST_IN_A_WORKER:,}, or "auto"'
 DEAD_LETTERS: tuple[DeadLetters, ...] = get_args(DeadLetters)
 
 
 def channel_of(generation: int) -> str:
     """Return the channel of a deployment generation; generation 0 is for applications without deployments."""
     return "outbox_default" if generation == 0 else f"outbox_gen_{generation}"
+
+
+_SECRETS_REMEDY = "make each by: openssl rand -hex 32"
+
+
+def _require_secrets(given: object) -> None:
+    """Refuse secrets that are too easy to guess, or too many, and quote none."""
+    field_name = "WorkerSettings.relay_secrets"
+    if not isinstance(given, tuple) or not all(isinstance(each, str) for each in given):
+        raise ConfigurationError(field_name, "is no tuple of texts", _SECRETS_REMEDY)
+    if len(given) > 10:
+        raise ConfigurationError(field_name, f"has {len(given)} secrets", "name at most 10")
+    for number_of, each in enumerate(given, 1):
+        if not 32 <= len(each) <= 1024 or not each.isprintable() or not each.isascii():
+            problem = f"has {len(each)} characters in secret {number_of}, or characters that cannot be printed"
+            raise ConfigurationError(field_name, problem, f"use 32 to 1,024 characters of ASCII; {_SECRETS_REMEDY}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +45,8 @@ class WorkerSettings:
     generation: int = field(default_factory=deployment_generation)  # HOLDFAST_GENERATION, else 0
     channels: tuple[str, ...] = ()  # empty: the generation's own
     name: str = ""  # shown to operators; empty: host and pid
-    concurrency: int = 100  # events that each handler runs at once
+    concurrency: int | Literal["auto"] = "auto"  # events that each handler runs at once
+    concurrency_at_most: int = 500  # where that is "auto"
     threads: int = 16  # for all handlers together that are not asynchronous
     connections: int = 10  # for the database transactions of all handlers that take tx
     batch: int = 500  # rows per claim; twice as many may be handled and not settled
@@ -42,10 +61,14 @@ class WorkerSettings:
     sweep: bool = True  # take turns with the other workers in retention's sweeps
     substrate: str | None = field(default=None, repr=False)  # a broker that carries events, like nats://host:4222
     relayed: tuple[str, ...] = ()  # event types that are sent there although no handler here gets them from there
+    relay_secrets: tuple[str, ...] = field(default=(), repr=False)  # shared with other databases; the first one signs
+    accept_unsigned: bool = False  # handle messages in the form of a relay's that no relay has signed
 
     def __post_init__(self) -> None:
         whole("WorkerSettings.generation", self.generation)
-        whole("WorkerSettings.concurrency", self.concurrency, 1, 10_000)
+        if self.concurrency != "auto":
+            whole("WorkerSettings.concurrency", self.concurrency, 1, MOST_IN_A_WORKER, remedy=CONCURRENCY_REMEDY)
+        whole("WorkerSettings.concurrency_at_most", self.concurrency_at_most, 1, MOST_IN_A_WORKER)
         whole("WorkerSettings.threads", self.threads, 1, 1_000)
         whole("WorkerSettings.connections", self.connections, 1, 1_000)
         whole("WorkerSettings.batch", self.batch, 1, 500)
@@ -65,6 +88,12 @@ class WorkerSettings:
             event_pattern("WorkerSettings.relayed", event_type)
         if self.relayed and self.substrate is None:
             raise ConfigurationError("WorkerSettings.relayed", "is given without substrate", "name the broker")
+        _require_secrets(self.relay_secrets)
+
+    @property
+    def most_at_once(self) -> int:
+        """The most events that a handler without a limit of its own may ever run at once."""
+        return self.concurrency_at_most if self.concurrency == "auto" else self.concurrency
 
     @property
     def shown_name(self) -> str:

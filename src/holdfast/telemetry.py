@@ -15,6 +15,9 @@ from holdfast.handler_tally import DeliveryOutcome
 
 RequestResult = Literal["completed", "replayed", "refused", "unavailable", "failed"]
 
+# What is left of a correlation id in facts: a producer writes what it likes, as often as it likes.
+LONGEST_CORRELATION: Final = 128
+
 # --- one event --------------------------------------------------------------------------------------------------
 
 
@@ -68,7 +71,9 @@ class Retried(DeliveryFact):
 
     last_error: str
     retry_in: float
+    error_signature: str | None = None
     traceback: str | None = None  # its first line is the place in the user's code
+    held: bool = False  # the handler's breaker is open: it is repeated when that says so, not after `retry_in`
     result: DeliveryOutcome = field(default="retried", kw_only=True)
 
 

@@ -13,12 +13,14 @@ def test_the_commands_make_every_run_again() -> None:
         *(run_of("mix", seed) for seed in (3, 1, 2, 7)),
         *(run_of(name, seed) for seed in (1, 2) for name in ("transactions_session", "transactions_django")),
         run_of("pooler", 1, 8.0),
+        *({**run_of("mix_nats", seed, 8.0), "busy": True} for seed in (1, 2)),
     ]
     assert report.commands(runs) == [
         "./dev chaos --seeds 1..3 --for 6 --report",
         "./dev chaos --seed 7 --for 6 --report",
         "./dev chaos --scenario transactions_session --scenario transactions_django --seeds 1..2 --for 6 --report",
         "./dev chaos --scenario pooler --seed 1 --for 8 --report",
+        "./dev chaos --scenario mix_nats --seeds 1..2 --for 8 --busy --report",
     ]
 
 

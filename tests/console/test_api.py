@@ -87,6 +87,10 @@ async def test_every_read_answers_as_its_schema_says(api: Client, conn: asyncpg.
     (id,) = await fail(conn)
     await api.change("plans.create", ids=[str(id)])
     await api.change("failed.note", group=f"{HANDLER}/x", note=None)
+    await conn.execute(
+        """INSERT INTO core.subscriptions (domain_context, handler_name, event_type, retired_at)
+           VALUES ('relay', 'relay.nats', '*', now())"""
+    )
     described = (await api.get("/openapi.json", headers=api.as_("viewer"))).json()
     assert described == json.loads(json.dumps(openapi(VERBS.values())))
     given: dict[str, dict[str, Any]] = {
@@ -111,6 +115,7 @@ async def test_every_read_answers_as_its_schema_says(api: Client, conn: asyncpg.
         schema = operation["responses"]["200"]["content"]["application/json"]["schema"]
         jsonschema.validate(response.json(), {**schema, "components": described["components"]})
     assert problem(await api.read("schedules.show", name="none"), 404)["field"] == "schedule"
+    assert problem(await api.read("relay.check", broker="kafka"), 404)["field"] == "broker"
     assert problem(await api.read("archive.show", id=7), 404)["field"] == "ids"
     assert problem(await api.read("handlers.show", handler=HANDLER), 404)["field"] == "handler"
     assert problem(await api.read("requests.show", scope="a", key="b"), 404)["field"] == "key"

@@ -17,7 +17,7 @@ from holdfast.access.principal import Principal, Role
 from holdfast.access.provider import Asking, LocalUser, ProxyHeader
 from holdfast.access.tokens import Tokens, new_token, token_line
 from holdfast.console import Console
-from holdfast.console.login import FREE_ATTEMPTS, FileLogins
+from holdfast.console.login import FREE_ATTEMPTS, FREE_FOR_NAME, FileLogins
 from holdfast.console.pages import PAGES
 from holdfast.errors import ConfigurationError
 from tests.console.conftest import BASE, Browser, as_role
@@ -132,6 +132,25 @@ async def test_guesses_that_come_side_by_side_count(tmp_path: Path) -> None:
     provider = logins(tmp_path, ("ada", Role.ADMIN, "correct horse"))
     found = await asyncio.gather(*(provider.log_in("ada", f"guess {n}", "127.0.0.1") for n in range(16)))
     assert found.count(None) == FREE_ATTEMPTS and sum(isinstance(each, float) for each in found) == 11
+
+
+async def test_a_stranger_locks_nobody_out(tmp_path: Path) -> None:
+    """S10: who guesses the password of a person waits, and the person, at another address, does not."""
+    provider = logins(tmp_path, ("ada", Role.ADMIN, "correct horse"))
+    for n in range(8):
+        await provider.log_in("ada", f"guess {n}", "203.0.113.7")
+    assert isinstance(await provider.log_in("ada", "correct horse", "203.0.113.7"), float)
+    assert isinstance(await provider.log_in("ada", "correct horse", "198.51.100.2"), tuple)
+
+
+async def test_guesses_from_many_addresses_are_slowed_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S10: after as many as nobody mistypes, whatever the address is."""
+    provider = logins(tmp_path, ("bob", Role.ADMIN, "correct horse"))
+    assert provider.passwords is not None
+    monkeypatch.setattr(provider.passwords, "verify", lambda name, secret: None)  # a hash takes tens of milliseconds
+    for n in range(FREE_FOR_NAME):
+        assert await provider.log_in("ada", "guess", f"203.0.113.{n}") is None
+    assert isinstance(await provider.log_in("ada", "guess", "198.51.100.2"), float)
 
 
 async def test_wrong_tokens_do_not_lock_the_right_ones_out(tmp_path: Path) -> None:

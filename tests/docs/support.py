@@ -19,6 +19,9 @@ STORIES = {
     "upgrading.md": "tests/newcomer/test_deploying.py",
 }
 
+# Folders whose programs are whole applications, which tests/adoption runs.
+ADOPTION = ("coming-from", "frameworks")
+
 _SAVED = re.compile(r"Save\s+this as `([\w/]+\.py)`")
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -41,9 +44,10 @@ class Block:
 def is_story(page: Path) -> bool:
     """Whether a page's commands are run as a whole.
 
-    That is so for runbooks (tests/operator/test_runbooks.py), guides (tests/adoption/test_guides.py) and `STORIES`.
+    That is so for runbooks (tests/operator/test_runbooks.py), guides (tests/adoption/test_guides.py), frameworks
+    (tests/adoption/test_frameworks.py) and `STORIES`.
     """
-    return page.parent.name in ("runbooks", "coming-from") or page.name in STORIES
+    return page.parent.name in ("runbooks", *ADOPTION) or page.name in STORIES
 
 
 def read(name: str) -> str:

@@ -32,6 +32,7 @@ from holdfast.idempotency import IdempotencySettings
 from holdfast.operator import Operators
 from holdfast.postgres.doctor import CHECKS
 from holdfast.postgres.operations import status
+from holdfast.testing import plugin
 from tests.docs.support import PAGES, ROOT, names, read, sections, table
 
 SETTINGS = sections(read("docs/settings.md"))
@@ -79,7 +80,8 @@ def test_every_argument_is_documented_with_its_default(section: str, call: Any, 
 
 
 def test_every_variable_of_the_environment_is_documented() -> None:
-    used = set(re.findall(r"environ\S*\(\"(\w+)\"", inspect.getsource(environment))) | {generation.VARIABLE}
+    of_tests = set(re.findall(r"environ\S*\(\"(HOLDFAST_\w+)\"", inspect.getsource(plugin)))
+    used = set(re.findall(r"environ\S*\(\"(\w+)\"", inspect.getsource(environment))) | {generation.VARIABLE} | of_tests
     assert set(names(table(SETTINGS["The environment"]))) == used
     assert {"HOLDFAST_DSN", "HOLDFAST_LISTEN_DSN"} <= used
 
@@ -113,9 +115,13 @@ def test_the_fillfactor_is_as_documented() -> None:
 # --- errors ---
 
 
+# What a program alone, or a project of Django, can import. They have no errors.
+NOT_IMPORTABLE = ("__main__", "integrations.django.admin", "integrations.django.models")
+
+
 def errors() -> set[str]:
     for module in pkgutil.walk_packages(holdfast.__path__, "holdfast."):
-        if not module.name.endswith("__main__"):
+        if not module.name.endswith(NOT_IMPORTABLE):
             importlib.import_module(module.name)
     found, classes = set(), [HoldfastError]
     while classes:
@@ -130,6 +136,19 @@ def test_every_error_is_documented() -> None:
     page = sections(read("docs/errors.md"))
     documented = names(table(page["Raised to you"])) + names(table(page["Raised by your handlers"]))
     assert sorted(documented) == sorted(errors())
+
+
+def test_every_error_is_where_the_page_says() -> None:
+    page = sections(read("docs/errors.md"))
+    elsewhere = {
+        name: module.strip("`")
+        for module, found in table(read("docs/errors.md").partition("\n## ")[0])
+        for name in re.findall(r"`(\w+)`", found)
+    }
+    documented = {*names(table(page["Raised to you"])), *names(table(page["Raised by your handlers"]))}
+    for name in documented | set(elsewhere):
+        module = importlib.import_module(elsewhere.get(name, "holdfast.errors"))
+        assert issubclass(getattr(module, name), HoldfastError) is (name != "MissingExtra"), name
 
 
 def test_every_outcome_is_documented() -> None:

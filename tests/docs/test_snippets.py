@@ -21,7 +21,7 @@ import pytest
 
 from holdfast import EventEnvelope, HandlerRegistry, Publisher
 from holdfast.embedded import EmbeddedPostgres
-from tests.docs.support import PAGES, Block, blocks, is_story, parameters
+from tests.docs.support import ADOPTION, PAGES, Block, blocks, is_story, parameters
 from tests.docs.test_readme import PROGRAM
 from tests.servers import apply_schema
 
@@ -43,6 +43,7 @@ async def charge_card(event): ...
 WORLD = """
 CREATE TABLE orders (id bigint PRIMARY KEY);
 CREATE TABLE ledger (order_id bigint);
+CREATE TABLE events (id bigint PRIMARY KEY, status text);
 SELECT core.subscribe('billing', 'billing.charge_card', '{order.placed}');
 INSERT INTO core.outbox (event_type, source, payload, handler_name, status, attempts, failure_reason, last_error,
                          error_signature, first_failed_at, failed_at, settled_at)
@@ -103,7 +104,7 @@ def saved(page: Path, folder: Path) -> None:
 
 @pytest.mark.newcomer
 @pytest.mark.newest_postgres
-@parameters([block for block in FILES if block.page.parent.name != "coming-from"])
+@parameters([block for block in FILES if block.page.parent.name not in ADOPTION])
 async def test_files(world: asyncpg.Connection, dsn: str, block: Block, tmp_path: Path) -> None:
     """RUN-1: what a page says to save is a whole program, which finds the database as the command does."""
     saved(block.page, tmp_path)

@@ -281,3 +281,30 @@ def test_stopping_leaves_nothing_in_the_log_but_the_server_s_lines(tmp_path: Pat
         assert "shut down" in log and "Fatal Python error" not in log
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+MANY_ACCOUNTS = """
+cp -a /etc "$1/etc" && mount --bind "$1/etc" /etc && mkdir "$1/lib" && mount --bind "$1/lib" /var/lib || exit 77
+userdel holdfast 2>/dev/null; groupdel holdfast 2>/dev/null
+for _ in 1 2 3 4 5 6; do
+    "$2" -c 'import os; from holdfast.embedded.account import server_account
+os.write(1, b"%d\\n" % server_account().uid)' &
+done
+wait
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root hands the server to another user")
+def test_processes_that_start_together_make_one_account(tmp_path: Path) -> None:
+    """RUN-1: on a machine without the account, several at once get the same one; useradd alone gives each another."""
+    made = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", MANY_ACCOUNTS, "sh", str(tmp_path), sys.executable],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert made.returncode == 0, made.stderr
+    uids = made.stdout.split()
+    assert len(uids) == 6 and len(set(uids)) == 1, uids
+    (line,) = [line for line in (tmp_path / "etc" / "passwd").read_text().splitlines() if line.startswith("holdfast:")]
+    assert line.split(":")[2] == uids[0] != "65534"

@@ -312,3 +312,72 @@ async def test_bad_arguments_are_refused(outbox: Outbox) -> None:
             "flow_declare", handlers=[HANDLER], fleet_concurrencies=[], rates=[], breakers=[], first_probes=[],
             longest_waits=[],
         )  # fmt: skip
+
+
+async def poisoned(outbox: Outbox, own: str | None = None) -> None:
+    """A breaker that was opened by events of `bank`, which has fifty more that are older than one of `shop`."""
+    if own is not None:
+        await outbox.value("INSERT INTO core.sources VALUES ($1, 'postgres')", own)
+    await outbox.insert_many(53)
+    await outbox.value("UPDATE core.outbox SET source = 'bank', available_at = available_at - interval '1 minute'")
+    await outbox.insert_many(1)
+    await outbox.value("UPDATE core.outbox SET source = 'shop' WHERE source <> 'bank'")
+    assert (await falter(outbox, *await outbox.hold(Lane(limit=3))))[-1] == ("hold", True)
+
+
+async def probes(outbox: Outbox, count: int, failing: str) -> list[str]:
+    """The sources of so many probes, of which those of one source fail; ends with the first that succeeds."""
+    found: list[str] = []
+    for _ in range(count):
+        await outbox.value("UPDATE core.handler_flow SET probe_at = clock_timestamp()")
+        [probe] = await outbox.hold(*BOTH)
+        found.append(await outbox.value("SELECT source FROM core.outbox WHERE id = $1", probe.id))
+        if found[-1] not in failing:
+            await outbox.deliver(probe)
+            assert await succeed(outbox, probe) == [(HANDLER, True)]
+            break
+        assert await falter(outbox, probe) == [("hold", True)]
+    return found
+
+
+@pytest.mark.trust
+@pytest.mark.parametrize("own", [None, "shop", "bank"])
+async def test_one_source_that_fails_does_not_keep_others_back(outbox: Outbox, own: str | None) -> None:
+    """SEC-1, LSN-17: the next probe is of another source; when it succeeds, the failures of the first are its own."""
+    await poisoned(outbox, own)
+    assert await probes(outbox, 3, "bank") == ["shop"]
+    await outbox.value("UPDATE core.handler_flow SET resumed_at = clock_timestamp() - interval '15 seconds'")
+    for last, verdict in ((False, "retry"), (True, "fail")):
+        held = await outbox.hold(Lane(limit=10))
+        assert len(held) == 10
+        assert await falter(outbox, *held, last=last) == [(verdict, False)] * 10
+    assert (await flow(outbox))["failing"] == []
+    # After a minute they may tell of an outage again.
+    await outbox.value("UPDATE core.handler_flow SET distrusted_until = clock_timestamp()")
+    assert (await falter(outbox, *await outbox.hold(Lane(limit=3))))[-1] == ("hold", True)
+
+
+@pytest.mark.trust
+async def test_many_names_of_sources_are_one_beside_one_with_an_owner(outbox: Outbox) -> None:
+    """SEC-1, LSN-17: a producer may invent names, and none of them takes a turn of a source with an owner."""
+    await poisoned(outbox, "shop")
+    await outbox.value("UPDATE core.outbox SET source = 'bank-' || id WHERE source = 'bank'")
+    await outbox.value("UPDATE core.handler_flow SET failing_sources = ARRAY['bank-1', 'bank-2']")
+    assert await probes(outbox, 3, "bank") == ["shop"]
+    await outbox.value("UPDATE core.handler_flow SET resumed_at = clock_timestamp() - interval '15 seconds'")
+    assert await falter(outbox, *await outbox.hold(Lane(limit=10))) == [("retry", False)] * 10
+
+
+@pytest.mark.trust
+async def test_in_an_outage_sources_take_turns_and_nothing_is_lost(outbox: Outbox) -> None:
+    """SEC-1, LSN-17: no attempt counts, and no source is distrusted when the partner is back."""
+    await poisoned(outbox, "bank")
+    await outbox.value("UPDATE core.outbox SET available_at = now() - interval '1 minute' WHERE status = 'pending'")
+    turns = []
+    for _ in range(6):
+        turns += await probes(outbox, 1, "bank, shop")
+        await outbox.value("UPDATE core.outbox SET available_at = now() - interval '1 minute' WHERE status = 'pending'")
+    assert turns == ["shop", "bank"] * 3
+    assert await attempts(outbox) == 0
+    assert len(await probes(outbox, 1, "")) == 1
+    assert (await flow(outbox))["distrusted"] == []

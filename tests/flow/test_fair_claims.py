@@ -92,3 +92,34 @@ async def test_a_replayed_event_keeps_its_fairness_key(outbox: Outbox) -> None:
     )  # fmt: skip
     assert await outbox.replay(first) == await outbox.replay(second) == 1
     assert (await claim_fair(outbox, 2)).keys == ["t", "t"]
+
+
+@pytest.mark.trust
+@pytest.mark.parametrize("owned", [("shop",), ("shop", "bank")])
+async def test_a_source_with_thousands_of_keys_has_one_share(outbox: Outbox, owned: tuple[str, ...]) -> None:
+    """SEC-1, LSN-15: an event of a source with an owner is in the next claim, and the others go on with their turns."""
+    for source in owned:
+        await outbox.value("INSERT INTO core.sources VALUES ($1, 'postgres')", source)
+    await outbox.insert_many(2_000, source="'bank'", fairness_key="'a' || lpad(n::text, 4, '0')")
+    await outbox.insert_many(3, source="'shop'", fairness_key="'t' || n")
+    claims = [await claim_fair(outbox, 10)]
+    assert len(claims[0].rows) == 10
+    assert any(row["source"] == "shop" for row in claims[0].rows)
+    for _ in range(3):
+        claims.append(await claim_fair(outbox, 10, after={HANDLER: claims[-1].after[HANDLER] or ""}))
+    assert sum(row["source"] == "shop" for claim in claims for row in claim.rows) == 3
+    assert len({row["id"] for claim in claims for row in claim.rows}) == 40
+
+
+@pytest.mark.trust
+async def test_the_keys_of_one_owner_take_turns_too(outbox: Outbox) -> None:
+    """SEC-1, LSN-15: one at a time, neither those of an owner nor the others wait for ever."""
+    await outbox.value("INSERT INTO core.sources VALUES ('shop', 'postgres')")
+    for source in ("bank", "shop"):
+        await outbox.insert_many(8, source=f"'{source}'", fairness_key="'t' || n")
+    found, after = set(), ""
+    for _ in range(400):
+        claim = await claim_fair(outbox, 1, after={HANDLER: after})
+        after = claim.after[HANDLER] or ""
+        found |= {row["id"] for row in claim.rows}
+    assert len(found) == 16

@@ -30,6 +30,16 @@ async def declare_breaker(conn: asyncpg.Connection) -> None:
     await conn.execute("SELECT core.flow_declare($1, $2, $3, $4, $5, $6)", [HANDLER], [7], [None], [5], [1], [30])
 
 
+async def retried(conn: asyncpg.Connection) -> None:
+    """An event that waits for its second attempt."""
+    await conn.execute(
+        """INSERT INTO core.outbox (event_type, source, payload, handler_name, attempts, last_error, available_at)
+           VALUES ($1, 'shop', '{}', $2, 1, 'Busy: the bank does not answer', now() + interval '1 minute')""",
+        EVENT,
+        HANDLER,
+    )
+
+
 async def audited(conn: asyncpg.Connection) -> list[str]:
     return [row[0] for row in await conn.fetch("SELECT action FROM core.audit ORDER BY id")]
 
@@ -132,11 +142,13 @@ def test_the_commands_fit_80_columns(holdfast: Run, dsn: str, monkeypatch: pytes
         ended, out, err = holdfast("handlers", *words, "--yes")
         assert ended == code, (words, out, err)
     _, listed, _ = holdfast("handlers", "list")
+    made(dsn, retried)
     _, shown, _ = holdfast("handlers", "show", HANDLER)
     for screen in (listed, shown):
         assert max(map(len, screen.splitlines())) <= 80
     assert "PAUSED, breaker OPEN, 3 at once (set), 100/s (set)" in " ".join(listed.split())
     assert f"by {ACTOR}" in shown
+    assert "last error      Busy: the bank does not answer" in shown
     for word in ("close", "resume"):
         ended, out, err = holdfast("handlers", word, HANDLER, "--yes", "--json")
         assert ended == 0, err

@@ -14,6 +14,7 @@ from holdfast import EventEnvelope, HandlerRegistry, RetryPolicy
 from holdfast.errors import ConfigurationError, TerminalHandlerError
 from holdfast.flow import Pause
 from holdfast.operator import Operator
+from holdfast.telemetry import Retried
 from tests.acceptance.support import Facts, drained, publish_many, running, until
 
 pytestmark = [pytest.mark.flow, pytest.mark.newest_postgres]
@@ -182,6 +183,26 @@ async def test_an_outage_becomes_a_pause(dsn: str, conn: asyncpg.Connection) -> 
     assert Counter(row[0] for row in await conn.fetch("SELECT status FROM core.outbox")) == {"delivered": 200}
     assert len(facts.notices("breaker_opened")) == len(facts.notices("breaker_closed")) == await conn.fetchval(opened)
     assert await conn.fetchval("SELECT count(*) FROM core.audit WHERE action = 'breaker.close'") >= 1
+
+
+async def test_every_failure_behind_a_breaker_is_told(dsn: str, conn: asyncpg.Connection) -> None:
+    """OBS-1: whether the breaker is open or not, a failed call is reported and counted as one, with its error."""
+    partner, facts = Partner(), Facts()
+    registry = registry_of(partner, on_outage=QUICK, retry=RetryPolicy(max_attempts=2, base_delay=0.01))
+    await publish_many(conn, EVENT, 10)
+    async with running(dsn, registry, facts) as worker:
+        await until(lambda: conn.fetchval("SELECT failed_probes >= 3 FROM core.handler_flow"))
+        partner.down = False
+        await drained(conn, within=40)
+    failures = len(partner.calls) - 10
+    retried = facts.of(Retried)
+    assert (len(retried), worker.counters.retried, worker.counters.snoozed) == (failures, failures, 0)
+    assert {fact.last_error.partition(" at ")[0] for fact in retried} == {"ConnectionError: no answer"}
+    assert sum(fact.held for fact in retried) >= 3
+    opened = facts.notices("breaker_opened")
+    assert opened and all("no answer" in str(notice.details["last_error"]) for notice in opened)
+    counted = await conn.fetchrow("SELECT sum(retried), sum(snoozed) FROM core.rollup_counts")
+    assert tuple(counted) == (failures, 0)
 
 
 async def test_an_event_that_fails_alone_opens_nothing(dsn: str, conn: asyncpg.Connection) -> None:

@@ -251,6 +251,30 @@ async def test_a_missing_partition_never_fails_a_publish(outbox: Outbox, dsn: st
     assert await outbox.deliver(*held) == []
 
 
+@pytest.mark.trust
+async def test_ids_that_are_dated_ahead_keep_no_partition_from_being_made(outbox: Outbox, dsn: str) -> None:
+    """SEC-1, OBX-6: however many there are, their period is made, in parts that can be moved in a moment each."""
+    await partition(dsn)
+    bounds = {row["name"]: row for row in await outbox.call("partitions_list")}
+    *_, last = [name for name in await names(outbox) if name.startswith("outbox_p")]
+    await outbox.connection.execute(f"DROP TABLE core.{last}")
+    await outbox.connection.execute(
+        """INSERT INTO core.outbox (id, event_type, source, payload)
+           SELECT overlay(core.first_id($1)::text PLACING '7' FROM 15)::uuid, 'order.placed', 'bank', '{}'::jsonb
+           UNION ALL
+           SELECT (substr(core.first_id($1 + interval '1 hour')::text, 1, 14) || '7' || substr(h, 1, 3) || '-8'
+                   || substr(h, 4, 3) || '-' || substr(h, 7, 12))::uuid, 'order.placed', 'bank', '{}'::jsonb
+           FROM generate_series(1, 20000) g CROSS JOIN LATERAL md5(g::text) h""",
+        bounds[last]["lower_at"],
+    )
+    made = [dict((await outbox.call("partitions_extend"))[0]) for _ in range(2)]
+    assert made == [{"name": last, "moved": 20_000}, {"name": f"{last}_2", "moved": 1}]
+    assert await outbox.call("partitions_extend") == []
+    found = {row["name"]: row for row in await outbox.call("partitions_list")}
+    assert found[f"{last}_2"]["upper_at"] == bounds[last]["upper_at"]
+    assert await outbox.value("SELECT count(*) FROM core.outbox_default") == 0
+
+
 async def test_workers_make_partitions_without_being_asked(outbox: Outbox, dsn: str) -> None:
     """OBX-6: whichever comes first, with no more than a worker's rights, which are not enough to convert the table."""
     await partition(dsn)

@@ -31,6 +31,8 @@ from tests.http.support import (
     runs,
     served,
 )
+from tests.logins import Logins
+from tests.servers import SessionServer
 
 pytestmark = [pytest.mark.http_contract, pytest.mark.newest_postgres]
 
@@ -181,12 +183,45 @@ async def test_a_store_that_cannot_be_reached(conn: asyncpg.Connection) -> None:
 
 
 async def test_a_store_that_is_not_there(dsn: str, conn: asyncpg.Connection) -> None:
-    """Row 17: 503 as well when the schema is missing: whoever cannot remember must not act."""
+    """Row 17: whoever cannot remember must not act; and no client is asked to wait for a forgotten migration."""
     async with opened(dsn, schema="elsewhere") as (shop, http):
-        problem(await http.order(), 503, "idempotency-unavailable")
-        told = [fact.details["sqlstate"] for fact in shop.facts]  # type: ignore[union-attr]
-    assert told == ["3F000"]
+        answer = await http.order()
+        problem(answer, 500, "idempotency-misconfigured")
+        assert "retry-after" not in answer.headers
+        (told,) = [(fact.name, fact.details["sqlstate"], fact.details["problem"]) for fact in shop.facts]  # type: ignore[union-attr]
+    name, state, text = told
+    assert (name, state) == ("idempotency_misconfigured", "3F000")
+    assert "no schema elsewhere (not installed)" in text
+    assert text.endswith("holdfast migrate apply --schema elsewhere")
     assert await runs(conn) == []
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_a_login_without_the_role(
+    dsn: str, conn: asyncpg.Connection, driver: str, postgres_server: SessionServer
+) -> None:
+    """Row 17: the log has the grant, in whatever error the driver wraps the refusal."""
+    logins = Logins(postgres_server, dsn)
+    logins.create()
+    try:
+        async with opened(logins.dsn_of("login_stranger"), driver) as (shop, http):
+            problem(await http.order(), 500, "idempotency-misconfigured")
+            (told,) = shop.facts
+    finally:
+        logins.drop()
+    assert told.details["sqlstate"] == "42501"  # type: ignore[union-attr]
+    assert "may not record requests in the schema core" in told.details["problem"]  # type: ignore[union-attr]
+    assert "GRANT holdfast_producer TO" in told.details["problem"]  # type: ignore[union-attr]
+
+
+async def test_a_login_that_the_server_refuses(dsn: str, postgres_server: SessionServer) -> None:
+    """Row 17: an address that is wrong is said to be."""
+    async with opened(Logins(postgres_server, dsn).dsn_of("nobody")) as (shop, http):
+        problem(await http.order(), 500, "idempotency-misconfigured")
+        (told,) = shop.facts
+    assert told.details["problem"] == (  # type: ignore[union-attr]
+        "the server refuses the login of the application; check the user and the password"
+    )
 
 
 async def test_a_pool_with_nothing_to_give(dsn: str, conn: asyncpg.Connection) -> None:

@@ -185,10 +185,10 @@ async def test_answers_in_django(conn: asyncpg.Connection, shop: Open, isolation
         assert (await http.order("c", order)).status_code == order.get("status", 500)
     for error in ("aborted", "doomed"):
         assert (await http.order(None, {"error": error}, path="/notes")).status_code == 500
-    for code in ("40001", "23505"):
+    for code, status, name in (("40001", 503, "idempotency-unavailable"), ("23505", 409, "request-conflict")):
         fails = f"DO $$ BEGIN RAISE EXCEPTION 'again' USING ERRCODE = '{code}'; END $$"
         before = len(await runs(conn))
-        problem(await http.order("d", {"sql": fails}), 503, "idempotency-unavailable")
+        problem(await http.order("d", {"sql": fails}), status, name)
         assert len(await runs(conn)) == before + 4
     assert len(await records(conn)) == kept
     assert (await http.order("c")).status_code == 201

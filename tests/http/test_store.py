@@ -88,7 +88,7 @@ async def test_nothing_stored_tells_the_request(dsn: str, conn: asyncpg.Connecti
         await http.order("a-very-secret-key", {"seat": "other"})
         # An error whose message quotes a row, and that is given up.
         quoting = "INSERT INTO seats VALUES ('canary-seat')"
-        assert (await http.order("another-secret-key", {"sql": quoting})).status_code == 503
+        assert (await http.order("another-secret-key", {"sql": quoting})).status_code == 409
         retries = [fact.details for fact in shop.facts if fact.name == "request_retried"]  # type: ignore[union-attr]
         assert [each["attempt"] for each in retries] == [1, 2, 3] and len(
             {each["correlation_id"] for each in retries}

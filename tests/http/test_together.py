@@ -139,9 +139,12 @@ async def test_what_passes_is_tried_again(dsn: str, conn: asyncpg.Connection, dr
 async def test_what_does_not_pass_is_given_up(
     conn: asyncpg.Connection, shop: Open, driver: str, isolation: str
 ) -> None:
-    """Row 16: after three retries 503 with Retry-After, never 500, and nothing is stored."""
+    """Row 16: after three retries 503 with Retry-After, or 409 if it is unique, never 500, and nothing is stored."""
     async with shop(driver, isolation) as http:
-        for code in ("40001", "40P01", "23505", "55P03"):
+        taken = await http.order(order={"error": "23505"})
+        problem(taken, 409, "request-conflict")
+        assert "retry-after" not in taken.headers
+        for code in ("40001", "40P01", "55P03"):
             answer = await http.order(order={"error": code})
             problem(answer, 503, "idempotency-unavailable")
             assert answer.headers["retry-after"] == "1"

@@ -125,6 +125,20 @@ def test_a_kind_that_the_worker_was_not_given(kind: Kind) -> None:
             make(ADDRESS, registry)
 
 
+def test_what_the_worker_was_given_is_named() -> None:
+    """LSN-13: an engine makes connections, and a handler takes a session."""
+    registry = HandlerRegistry()
+
+    async def book(event: EventEnvelope, tx: AsyncSession) -> None: ...
+
+    registry.add("ledger.book", ("order.booked",), book)
+    engine = async_engine(ADDRESS.replace("postgresql:", "postgresql+asyncpg:"))
+    with pytest.raises(
+        ConfigurationError, match=r"was given an AsyncEngine, which makes sqlalchemy\.ext\.asyncio\.Asy"
+    ):
+        Worker(ADDRESS, registry, transactions=engine)
+
+
 async def _nothing(event: EventEnvelope, work: Any) -> None: ...
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from starlette.applications import Starlette
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -51,7 +51,7 @@ def create_api(
 
     `authenticate` is called with each request that has a bearer token, without its cookies, and returns who asks.
     `secret` keys the hashes of requests with an `Idempotency-Key`, and has to be the same in every process; without one
-    it is made of the database's address.
+    the database has one, which only operators may read.
     """
     api = Api(operators, redaction or Redaction())
     routes = [Route("/openapi.json", api.describe, methods=["GET"])]
@@ -60,9 +60,31 @@ def create_api(
         for name, verb in VERBS.items()
     ]
     app = Starlette(routes=routes, exception_handlers={HTTPException: _not_here, Exception: _failed})
-    settings = IdempotencySettings(schema=operators.schema, request_limit=MOST_BYTES)
-    keyed = IdempotencyMiddleware(app, operators.records, {1: secret or operators.fingerprint()}, settings)
-    return Door(keyed, authenticate, Hosts(allowed_hosts))
+    return Door(_Keyed(app, operators, secret), authenticate, Hosts(allowed_hosts))
+
+
+class _Keyed:
+    """Has requests with an `Idempotency-Key` carried out once. The first one asks the database for the secret."""
+
+    def __init__(self, app: ASGIApp, operators: Operators, secret: str | None) -> None:
+        self._app = app
+        self._operators = operators
+        self._secret = secret
+        self._keyed: IdempotencyMiddleware | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or "idempotency-key" not in Headers(scope=scope):
+            await self._app(scope, receive, send)
+            return
+        if self._keyed is None:
+            try:
+                secrets = {1: self._secret} if self._secret else await self._operators.secrets()
+            except Exception as error:
+                await problem_of(error)(scope, receive, send)
+                return
+            settings = IdempotencySettings(schema=self._operators.schema, request_limit=MOST_BYTES)
+            self._keyed = IdempotencyMiddleware(self._app, self._operators.records, secrets, settings)
+        await self._keyed(scope, receive, send)
 
 
 class Door:
@@ -156,7 +178,7 @@ class Api:
             return problem_of(error) if _is_json(body) else Problem(400, "the body is not JSON", "send a JSON object")
         if "idempotency-key" in request.headers:
             # Does not return for a key that was used before: the middleware sends the stored answer.
-            await exchange_of(request.scope).begin(f"operator-api/{request.scope[PRINCIPAL].name}")
+            await exchange_of(request.scope).begin(_owner(request.scope[PRINCIPAL]))
         try:
             return await self._answer(verb, arguments, request.scope[PRINCIPAL])
         except Exception as error:
@@ -171,6 +193,11 @@ class Api:
         if verb.reveals:
             found = self._redaction.document(principal, found, revealed=verb.name == REVEAL)
         return JSONResponse(found)
+
+
+def _owner(principal: Principal) -> str:
+    """Whose key it is. Without a space: of an owner with one a hash is stored, which would not be an operator's."""
+    return f"operator-api/{principal.name.replace('%', '%25').replace(' ', '%20')}"
 
 
 async def _body(request: Request) -> bytes | None:

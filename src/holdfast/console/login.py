@@ -14,7 +14,9 @@ from holdfast.access.provider import Asking
 from holdfast.access.sessions import LoggedIn
 from holdfast.access.tokens import Tokens
 
-FREE_ATTEMPTS: Final = 5
+FREE_ATTEMPTS: Final = 5  # of one address with one name
+# With one name, from everywhere. So many that no stranger locks a person out, and too few to guess a password.
+FREE_FOR_NAME: Final = 500
 # Of one address, behind which there may be a proxy with everybody.
 FREE_FOR_ADDRESS: Final = 50
 _LONGEST_WAIT: Final = 60.0
@@ -59,7 +61,8 @@ class FileLogins:
     def __init__(self, passwords: Passwords | None, tokens: Tokens | None) -> None:
         self.passwords = passwords
         self.tokens = tokens
-        self._by_name = Throttle()
+        self._by_both = Throttle()
+        self._by_name = Throttle(FREE_FOR_NAME)
         self._by_address = Throttle(FREE_FOR_ADDRESS)
         self.has_login = True
 
@@ -80,18 +83,21 @@ class FileLogins:
             return (
                 None if bearer is None or self.tokens is None else (bearer, f"token:{self.tokens.proof(bearer.name)}")
             )
-        wait = max(self._by_name.wait_for(name), self._by_address.wait_for(client))
+        both = f"{client} {name}"
+        wait = max(self._by_both.wait_for(both), self._by_name.wait_for(name), self._by_address.wait_for(client))
         if wait > 0:
             return wait
         if self.passwords is None:
             return None
         # Counted before it is looked at: those that come side by side count too.
+        self._by_both.failed(both)
         self._by_name.failed(name)
         self._by_address.failed(client)
         # A hash takes tens of milliseconds, on purpose: not on the event loop.
         found = await asyncio.to_thread(self.passwords.verify, name, secret)
         if found is None:
             return None
+        self._by_both.succeeded(both)
         self._by_name.succeeded(name)
         self._by_address.succeeded(client)
         return found, f"password:{self.passwords.proof(name)}"

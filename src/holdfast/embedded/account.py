@@ -5,6 +5,8 @@ Root trusts nothing that this account can write: it opens, owns and signals only
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import functools
 import hashlib
 import os
@@ -13,6 +15,7 @@ import shutil
 import stat
 import subprocess
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +25,7 @@ from holdfast.embedded.errors import EmbeddedPostgresError
 STATE_DIR = Path("/var/lib/holdfast")
 NAME = "holdfast"
 _USERADD_SECONDS = 5.0
-_TRY_AGAIN = (1, 9, 10)  # useradd's: another process holds the password or group file, or was faster
+_TRY_AGAIN = (1, 10)  # useradd's: another program holds the password or the group file
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,19 +108,45 @@ def _named(name: str) -> Account | None:
 @functools.cache
 def _own_account() -> Account | None:
     """Return the account that only servers of ours run as; made with useradd where the machine has none yet."""
-    useradd = shutil.which("useradd", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin")
-    options = ("--system", "--user-group", "--no-create-home", "--home-dir", "/nonexistent", "--shell", "/bin/false")
-    deadline = time.monotonic() + _USERADD_SECONDS
-    while (found := _named(NAME)) is None:
-        if useradd is None or time.monotonic() > deadline:
+    found = _named(NAME)
+    if found is None:
+        try:
+            with _only_one_maker():
+                found = _named(NAME) or _make_account()
+        except OSError:
             return None
-        made = subprocess.run([useradd, *options, NAME], capture_output=True)
-        if made.returncode not in (0, *_TRY_AGAIN):
-            return None
-        time.sleep(0.05 if made.returncode else 0.0)
-    if found.uid == 0 or found.gid == 0:
+    if found is not None and (found.uid == 0 or found.gid == 0):
         raise EmbeddedPostgresError(f"The account {NAME!r} is root's. Remove it or give it an id of its own.")
     return found
+
+
+@contextlib.contextmanager
+def _only_one_maker() -> Iterator[None]:
+    """Let one process at a time make the account.
+
+    useradd reads the password file before it locks it: two at once both succeed, and the second replaces the account of
+    the first by one with another id.
+    """
+    STATE_DIR.mkdir(mode=0o755, parents=True, exist_ok=True)
+    descriptor = os.open(STATE_DIR / ".account.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _make_account() -> Account | None:
+    useradd = shutil.which("useradd", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin")
+    if useradd is None:
+        return None
+    options = ("--system", "--user-group", "--no-create-home", "--home-dir", "/nonexistent", "--shell", "/bin/false")
+    deadline = time.monotonic() + _USERADD_SECONDS
+    while subprocess.run([useradd, *options, NAME], capture_output=True).returncode in _TRY_AGAIN:
+        if time.monotonic() > deadline:
+            return None
+        time.sleep(0.05)
+    return _named(NAME)
 
 
 def usable_data_dir(preferred: Path) -> Path:

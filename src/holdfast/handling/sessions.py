@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import functools
+import random
 import re
 import time
 from collections.abc import Awaitable, Callable
@@ -24,6 +25,8 @@ _ENDS = re.compile(r"\s*(COMMIT|END|ABORT|ROLLBACK(?!\s+(WORK\s+|TRANSACTION\s+)
 # RESET ALL is early, so that a short statement_timeout does not outlive it.
 _RESET = """
 RESET SESSION AUTHORIZATION; RESET ROLE; RESET ALL; CLOSE ALL; DISCARD TEMP; DISCARD SEQUENCES;"""
+# Who knows the seed knows what random() returns next, and RESET ALL leaves it.
+_RESEED = " SET seed TO {:.15f};"
 # The first statement of a handler's transaction does this too, for less than a statement of its own would cost.
 _UNLOCK = " SELECT pg_catalog.pg_advisory_unlock_all();"
 # Two things need messages of their own: DEALLOCATE the names, and UNLISTEN the end of a transaction.
@@ -37,6 +40,10 @@ T = TypeVar("T")
 
 # How long a transaction may stay silent beyond the handler's own limit before the server ends it.
 SILENCE = 5.0
+
+
+def _reset() -> str:
+    return _RESET + _RESEED.format(random.uniform(-1, 1))
 
 
 class NoSession(Exception):
@@ -169,7 +176,7 @@ class Session(asyncpg.Connection):  # type: ignore[misc]
 
     async def _begin(self, begin: str) -> str:
         """Begin a transaction, and reset the session in the same message."""
-        reset = "" if not self.used else _RESET + _UNLOCK if self.pooled else _RESET
+        reset = _reset() + (_UNLOCK if self.pooled else "") if self.used else ""
         try:
             # The transaction would be read-only or deferrable if the last handler had made that its session's default.
             return str(await super().execute(f"{begin.rstrip(';')} READ WRITE NOT DEFERRABLE;{reset} {self._carried}"))
@@ -181,7 +188,7 @@ class Session(asyncpg.Connection):  # type: ignore[misc]
 
     async def clean(self) -> None:
         """Reset the session, outside a transaction, and drop what only that can: statements and channels."""
-        await super().execute(f"{_RESET}{_UNLOCK} UNLISTEN *;")
+        await super().execute(f"{_reset()}{_UNLOCK} UNLISTEN *;")
         if deallocate := await self.fetchval(_DEALLOCATE):
             await super().execute(deallocate)
         self.used = False

@@ -153,11 +153,23 @@ def unavailable(settings: IdempotencySettings) -> Answer:
     return _problem(settings, 503, name, title, detail, [_RETRY_AFTER])
 
 
+def misconfigured(settings: IdempotencySettings) -> Answer:
+    detail = "Nothing was changed. Sending the request again does not help before the server has been set up."
+    return _problem(settings, 500, "idempotency-misconfigured", "The server cannot record requests", detail)
+
+
+def conflict(settings: IdempotencySettings) -> Answer:
+    detail = "Nothing was changed. The request contradicts what is stored, and does so each time it is carried out."
+    return _problem(settings, 409, "request-conflict", "The request contradicts what is stored", detail)
+
+
 PROBLEMS = {
     400: "The key is missing or cannot be read, or its owner is not identified.",
     408: "The body of the request took too long to arrive.",
-    409: "The first request with the key is under way, was another request, or its answer was too large to be kept.",
+    409: "The first request with the key is under way, was another request, or its answer was too large to be kept; or "
+    "the request contradicts what is stored.",
     413: "The request is too large to be sent with a key.",
     422: "The key was used for another request.",
+    500: "The request was not carried out: the server is not set up for it.",
     503: "The request was not carried out, or it is not known whether it was: send it again with the same key.",
 }

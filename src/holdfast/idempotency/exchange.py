@@ -19,7 +19,7 @@ from holdfast.idempotency import answers
 from holdfast.idempotency.answers import Answer, Settlement, settlement_of
 from holdfast.idempotency.faults import Fault, fault_of_settling, fault_of_taking, fault_of_work, log_fields
 from holdfast.idempotency.hashing import HashedParts, Secrets
-from holdfast.idempotency.keys import KeyInvalid, KeyMissing, http_scope, parse_key
+from holdfast.idempotency.keys import KeyInvalid, KeyMissing, earlier_scope, http_scope, parse_key
 from holdfast.idempotency.phases import (
     Answered,
     Closed,
@@ -46,6 +46,7 @@ from holdfast.ids import uuid7
 from holdfast.observing import DirectObservers
 from holdfast.postgres.faults import UNIQUE_VIOLATION, is_conflict
 from holdfast.postgres.idempotency import ExistingRecord, NewRecord, Records, StoredResponse
+from holdfast.postgres.refusals import refusal_of, refusal_of_connecting
 from holdfast.retry import sqlstate_of
 from holdfast.telemetry import Notice, Requested, RequestResult, trace_id_of
 from holdfast.tracing import RequestSpan, Tracing
@@ -178,8 +179,11 @@ class Exchange:
         """Record the request, whose hashed parts are `request`; return only if it is to be carried out."""
         if self.key is not None and request is not None:
             secrets, settings = self._config.secrets, self._settings
+            hashes = secrets.hashes(self._scope, request)
+            if (earlier := earlier_scope(self._scope)) is not None:
+                hashes += secrets.hashes(earlier, request)
             self._record = NewRecord(
-                self._scope, self.key, secrets.hashes(self._scope, request), secrets.version,
+                self._scope, self.key, hashes, secrets.version,
                 settings.keep, settings.wait, settings.idle,
             )  # fmt: skip
             await self._begin_record(transaction, self._record)
@@ -225,9 +229,14 @@ class Exchange:
         raise StopEndpoint from error
 
     def unavailable(self, error: BaseException) -> NoReturn:
-        """Answer with 503: a request that cannot be recorded is not carried out."""
-        self.report("error", "idempotency_unavailable", error)
-        self.refuse(answers.unavailable(self._settings), "unavailable")
+        """Answer with 503, or 500 if waiting is no help: a request that cannot be recorded is not carried out."""
+        refusal = refusal_of(error, self._settings.schema, "record requests in") or refusal_of_connecting(error)
+        if refusal is None:
+            self.report("error", "idempotency_unavailable", error)
+            self.refuse(answers.unavailable(self._settings), "unavailable")
+        # Its text is Holdfast's own: unlike the driver's it quotes nothing.
+        self.report("error", "idempotency_misconfigured", error, problem=str(refusal))
+        self.refuse(answers.misconfigured(self._settings), "unavailable")
 
     def judge(self, fault: Fault, error: BaseException) -> None:
         """End the endpoint as the fault requires; return if the error is the application's own."""
@@ -328,15 +337,20 @@ class Exchange:
     # --- repetition -----------------------------------------------------------------------------------------
 
     def pause_before_repetition(self, attempt: int, can_repeat: Callable[[], bool]) -> float | None:
-        """Return the seconds to wait before the next attempt; None if the request is given up and answered with 503."""
+        """Return the seconds to wait before the next attempt; None if the request is given up and answered."""
         error = self.phase.error if isinstance(self.phase, Repeating) else None
         if attempt > self._settings.retries or not can_repeat():
             remedy = {"remedy": _STAYING} if error is not None and sqlstate_of(error) == UNIQUE_VIOLATION else {}
             self.report(
                 "error", "request_given_up", error, attempt=attempt, correlation_id=self._correlated(), **remedy
             )
-            self._result = "unavailable"
-            self.advance(GivenUp(answers.unavailable(self._settings)))
+            if remedy and attempt > 1:
+                # It was no other request that came first: a client that sends it again gets nowhere.
+                self._result = "refused"
+                self.advance(GivenUp(answers.conflict(self._settings)))
+            else:
+                self._result = "unavailable"
+                self.advance(GivenUp(answers.unavailable(self._settings)))
             return None
         pause = random.uniform(0, _FIRST_PAUSE * 2**attempt)
         next_attempt = datetime.now(UTC) + timedelta(seconds=pause)

@@ -15,6 +15,8 @@ _ESCAPED = re.compile(rb"\\([\"\\])")
 # Clients mostly send bare tokens: UUIDs, base64, job:17:send. Not allowed are a comma, with which proxies join two
 # fields, and a semicolon, after which parameters would follow.
 _BARE = re.compile(rb"[!#-+\--:<-\[\]-~]+").fullmatch
+# How the scope of a route begins, of an owner with a space.
+_HASHED_OWNER = "http-sha256:"
 _PRINTABLE = re.compile(r"[ -~]+").fullmatch
 
 
@@ -102,9 +104,18 @@ def http_scope(owner: str, route: str = "") -> str:
     """
     require_scope(owner)
     if route and " " in owner:
-        # A tenant must not be able to choose where its id ends and the route begins.
-        owner = sha256(owner.encode(errors="surrogatepass")).hexdigest()
+        # A tenant must not be able to choose where its id ends and the route begins, nor to be called like the hash.
+        hashed = f"{sha256(owner.encode(errors='surrogatepass')).hexdigest()} {route}"
+        text = f"{_HASHED_OWNER}{hashed}"
+        return text if text.isprintable() and _fits(text) else _stored("http", f"sha256 {hashed}", hashed=True)
     return _stored("http", f"{owner} {route}" if route else owner)
+
+
+def earlier_scope(scope: str) -> str | None:
+    """Return the scope under which release 0.1 has stored requests of the same owner; None: under this one."""
+    if scope.startswith(_HASHED_OWNER) and " " in scope:
+        return f"http:{scope.removeprefix(_HASHED_OWNER)}"
+    return None
 
 
 def job_scope(scope: str) -> str:
@@ -112,9 +123,9 @@ def job_scope(scope: str) -> str:
     return _stored("job", require_scope(scope))
 
 
-def _stored(kind: str, scope: str) -> str:
+def _stored(kind: str, scope: str, *, hashed: bool = False) -> str:
     text = f"{kind}:{scope}"
-    if text.isprintable() and _fits(text):
+    if not hashed and text.isprintable() and _fits(text):
         return text
     # A route may have any length, and a path any characters. No readable scope begins like this.
     return f"{kind}-sha256:{sha256(scope.encode(errors='surrogatepass')).hexdigest()}"

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from holdfast.operator.plan_runner import Progress
     from holdfast.operator.plans import PlanChange, PlanReport
     from holdfast.operator.pool import DatabaseAway, Operators, OperatorsBusy
-    from holdfast.operator.relay import RelayChange, RelayCheck
+    from holdfast.operator.relay import RelayChange, RelayCheck, RelayRotation
     from holdfast.operator.retention import Erasure
     from holdfast.operator.schedules import ScheduleChange, ScheduleReport
     from holdfast.operator.selection import OpenFilters, Selection
@@ -129,6 +129,7 @@ else:
             "Refused": "holdfast.operator.session",
             "RelayChange": "holdfast.operator.relay",
             "RelayCheck": "holdfast.operator.relay",
+            "RelayRotation": "holdfast.operator.relay",
             "Relative": "holdfast.postgres.operations.search",
             "ReleasedWorker": "holdfast.operator.workers",
             "Report": "holdfast.postgres.doctor",
@@ -221,6 +222,7 @@ __all__ = [
     "Relative",
     "RelayChange",
     "RelayCheck",
+    "RelayRotation",
     "ReleasedWorker",
     "Report",
     "Request",

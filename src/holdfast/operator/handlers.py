@@ -9,7 +9,7 @@ from typing import Any, get_args
 from holdfast.brokers.engines import NAMES
 from holdfast.checks import one_of
 from holdfast.errors import ConfigurationError, NotFound
-from holdfast.flow import at_once, per_second
+from holdfast.flow import in_the_fleet, per_second
 from holdfast.operator import arguments
 from holdfast.operator.session import Refused, Session
 from holdfast.postgres.operations import brokers, flow, handlers
@@ -81,7 +81,7 @@ class Handlers:
 
         They win over what its code declares, until they are cleared: `clear` names those that go back to it.
         """
-        most, per = at_once("fleet_concurrency", fleet_concurrency), per_second("rate", rate)
+        most, per = in_the_fleet("fleet_concurrency", fleet_concurrency), per_second("rate", rate)
         cleared: list[str] = [clear] if isinstance(clear, str) else list(clear)
         for each in cleared:
             one_of("clear", each, get_args(Limit))
@@ -191,6 +191,8 @@ class Handlers:
         """
         arguments.handler(handler)
         one_of("broker", broker, NAMES)
+        if not await self._read(handler):
+            raise NotFound("handler", f"{handler} is unknown", "holdfast handlers list")
         asked: dict[str, Any] = {"reason": arguments.reason(reason), "handler": handler, "broker": broker}
         async with self._session.changing("handler.drained", dry_run=dry_run, **asked) as statements:
             actor = self._session.actor

@@ -15,6 +15,7 @@ from holdfast.operator.operator import Operator
 from holdfast.postgres.connection import Address
 from holdfast.postgres.faults import CONNECTION_FAULTS, DATABASE_ERRORS
 from holdfast.postgres.operations.connection import OperatorConnection
+from holdfast.postgres.queries import Queries
 from holdfast.tracing import Tracing
 
 _TRUSTED_FOR: Final = 1.0  # a connection that answered a moment ago is not asked again
@@ -99,9 +100,12 @@ class Operators:
         async with self._others._lending() as connection:
             yield connection.driver
 
-    def fingerprint(self) -> str:
-        """A secret that all processes with this address have, and that does not tell the address."""
-        return hashlib.sha256(f"holdfast records {self._dsn}".encode()).hexdigest()
+    async def secrets(self) -> dict[int, str]:
+        """Return secrets that all processes with this address have: the database's, and the one before it."""
+        statement = Queries(self.schema).asyncpg("operator_secret")
+        async with self.records() as connection:
+            secret: str = await connection.fetchval(statement.sql)
+        return {1: hashlib.sha256(f"holdfast records {self._dsn}".encode()).hexdigest(), 2: secret}
 
     @asynccontextmanager
     async def _lending(self) -> AsyncIterator[OperatorConnection]:

@@ -10,7 +10,7 @@ from holdfast.observing import is_sampled
 from holdfast.outcome import Done
 from holdfast.postgres.reactions import FailedReaction
 from holdfast.reactions.attempts import Result
-from holdfast.telemetry import Failed, Handled, trace_id_of
+from holdfast.telemetry import LONGEST_CORRELATION, Failed, Handled, trace_id_of
 
 
 class _Fields(TypedDict):
@@ -66,7 +66,7 @@ class Reports:
 def _event(
     event: EventEnvelope, delivery_id: UUID, handler_name: str, headers: Mapping[str, str]
 ) -> tuple[UUID, UUID, str, str, str | None, str, int, str]:
-    correlation = headers.get("correlation_id") or str(event.event_id)
+    correlation = (headers.get("correlation_id") or str(event.event_id))[:LONGEST_CORRELATION]
     return (
         event.event_id, delivery_id, event.event_type, event.source, event.target, handler_name, 1, correlation
     )  # fmt: skip

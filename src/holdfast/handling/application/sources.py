@@ -192,12 +192,7 @@ class Sources:
             if kind is None or kind is ASYNCPG:
                 continue
             if kind not in self._sources:
-                raise ConfigurationError(
-                    f"{handler.name}.tx",
-                    f"is annotated with {kind}, and the worker was given nothing that makes one",
-                    f"pass {kind.source} of the application: Worker(dsn, registry, transactions={kind.example}), or "
-                    f"holdfast worker --transactions MODULE:{kind.example}",
-                )
+                raise _no_source(handler.name, kind, [each for each in self._sources if each is not DJANGO])
             kinds[kind] = None
         self._used = [self._sources[kind] for kind in kinds]
 
@@ -312,6 +307,17 @@ def finished(work: Coroutine[Any, Any, T]) -> T:
         return result
     work.close()
     raise AssertionError("a coroutine of a synchronous library waits for an event loop")
+
+
+def _no_source(handler: str, kind: TransactionKind, given: Iterable[TransactionKind]) -> ConfigurationError:
+    """Return the error for a `tx` that nothing of what the worker was given makes."""
+    found = " and ".join(f"{each.source}, which makes {each}" for each in given) or "nothing that makes one"
+    return ConfigurationError(
+        f"{handler}.tx",
+        f"is annotated with {kind}, and the worker was given {found}",
+        f"pass {kind.source} of the application: Worker(dsn, registry, transactions={kind.example}), or "
+        f"holdfast worker --transactions MODULE:{kind.example}",
+    )
 
 
 def _kind_of(given: object) -> TransactionKind:

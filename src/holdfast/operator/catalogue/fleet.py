@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from holdfast.flow import MOST_IN_THE_FLEET
 from holdfast.operator.catalogue.overview import Nothing
 from holdfast.operator.catalogue.verb import Arguments, Catalogue, Change, Id, Name, Text, Whole
 from holdfast.operator.generations import MovedGeneration
@@ -35,7 +36,7 @@ class TurnHandler(NamedHandler, Change):
 
 
 class LimitHandler(TurnHandler):
-    fleet_concurrency: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    fleet_concurrency: Annotated[int, Field(ge=1, le=MOST_IN_THE_FLEET)] | None = None
     rate: Annotated[Text, Field(min_length=1, max_length=40, description="Like 100/s or 30/m.")] | None = None
     clear: list[Limit] = Field([], max_length=2, description="Limits that go back to what the code declares.")
 
