@@ -156,11 +156,12 @@ def report(result: dict[str, Any], *, as_json: bool) -> int:
     if as_json:
         print(json.dumps(result), flush=True)
     else:
-        print(_summary(result, sound), flush=True)
+        print(summary(result, sound=sound), flush=True)
     return 0 if sound else 1
 
 
-def _summary(result: dict[str, Any], sound: bool) -> str:
+def summary(result: dict[str, Any], *, sound: bool) -> str:
+    """The reckoning, in lines."""
     times = f"p50 {result['p50_ms']} ms, p99 {result['p99_ms']} ms over {result['latency_sample']} orders"
     lines = [
         f"{result['orders']} orders acknowledged, the worker killed with -9 {result['kills']} time(s)",
