@@ -1,5 +1,6 @@
 """What a person sees while the benchmarks run, and after each: on standard error, which leaves the other for JSON."""
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +18,8 @@ console = Console(stderr=True)
 # Of many arms no more than four of these are shown; all figures are in the JSON.
 BRIEF = ("per_second", "p50_ms", "p99_ms", "python_us", "postgres_us", "wal_bytes")
 MOST_COLUMNS = 5
+# Seconds between two lines about a benchmark that takes long.
+TELL_EVERY = 10.0
 
 
 class Shown(Progress):
@@ -38,8 +41,32 @@ class Shown(Progress):
         self._bar.update(self._task, description=doing, completed=self._begun)
 
 
+class Told(Progress):
+    """The same in lines, where none can be rewritten: one every now and then."""
+
+    def __init__(self, name: str, runs: int) -> None:
+        self._name, self._runs = name, runs
+        self._begun, self._label = -1, ""
+        self._since = self._told_at = time.monotonic()
+
+    def begin(self, arm: Arm) -> None:
+        self._begun += 1
+        self._label = arm.label
+        self.note("")
+
+    def note(self, text: str) -> None:
+        now = time.monotonic()
+        if now - self._told_at >= TELL_EVERY:
+            self._told_at = now
+            doing = f"{self._label}, {text}" if text else self._label
+            console.print(f"{self._name}: {self._begun} of {self._runs} runs in {now - self._since:.0f} s; {doing}")
+
+
 @contextmanager
 def progress(benchmark: Benchmark, runs: int) -> Iterator[Progress]:
+    if not console.is_terminal:
+        yield Told(benchmark.name, runs)
+        return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Bar(*columns, console=console, transient=True) as bar:
         yield Shown(bar, benchmark.name, runs)

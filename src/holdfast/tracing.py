@@ -123,8 +123,14 @@ class Tracing(Protocol):
     def publish(self, events: Sequence[NewEvent], event_id: UUID | None = None) -> Span:
         """Begin the span of events that are being published: one, with its id, or a batch."""
 
-    def handle(self, message: Message) -> HandleSpan:
-        """Begin the span of an attempt, in the trace that the event carries or linked to it."""
+    def hand_on(self) -> None:
+        """For the rest of this task, let what a handler does be a part of the trace of its event, if it has no span."""
+
+    def handle(self, message: Message) -> HandleSpan | None:
+        """Begin the span of an attempt, in the trace that the event carries or linked to it.
+
+        None where that trace is not sampled: nothing is kept of the attempt, and `hand_on` hands its context on.
+        """
 
     def fire(self, schedule: str, slots: int) -> FireSpan:
         """Begin the span of a schedule's slots that are being fired."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import asyncpg
 import pytest
-from opentelemetry import baggage, context, trace
+from opentelemetry import baggage, context, propagate, trace
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased, Sampler
 from opentelemetry.trace import SpanKind, StatusCode
@@ -34,7 +34,7 @@ from holdfast import (
 from holdfast.context import current_context
 from holdfast.errors import ConfigurationError
 from holdfast.observability.otel import OpenTelemetry
-from holdfast.observability.otel.spans import UnsampledSpan
+from holdfast.observability.otel.spans import HandleSpan
 from holdfast.telemetry import Fact, Fired
 from tests.acceptance.support import Facts, drained, insert, make_tables, settled, until
 from tests.contract.test_publish_contract import DRIVERS, done
@@ -556,7 +556,7 @@ async def test_a_span_that_cannot_become_the_current_one_leaves_nothing_behind(
     @registry.handler("order.placed", name="billing.charge", retry=AT_ONCE)
     async def charge(event: EventEnvelope) -> None: ...
 
-    def enter(span: UnsampledSpan) -> UnsampledSpan:
+    def enter(span: HandleSpan) -> HandleSpan:
         monkeypatch.undo()
         raise RuntimeError("no context")
 
@@ -564,8 +564,9 @@ async def test_a_span_that_cannot_become_the_current_one_leaves_nothing_behind(
         seen.append(current_context.get())
         return text
 
-    monkeypatch.setattr(UnsampledSpan, "__enter__", enter)
-    identity = await publish(conn, spans)
+    monkeypatch.setattr(HandleSpan, "__enter__", enter)
+    async with conn.transaction():  # without a trace context: the worker's own sampler is asked
+        identity = (await Publisher("shop").publish(conn, "order.placed", {})).event_id
     async with Worker(dsn, registry, WorkerSettings(), observers=(), redact=redact, tracing=spans.tracing):
         assert (await settled(conn, identity))["attempts"] == 2
     assert seen == [None] * len(seen) != []
@@ -591,6 +592,57 @@ async def test_a_trace_that_is_not_sampled_goes_on_unsampled(dsn: str, conn: asy
         assert len(worker) == 0
     else:
         assert worker.one("process billing.charge").links
+
+
+@pytest.mark.parametrize("kind", ["loop", "thread", "reaction"])
+async def test_what_follows_from_an_event_that_is_not_sampled_is_in_its_trace(
+    dsn: str, conn: asyncpg.Connection, kind: str
+) -> None:
+    """OBS-2: what the handler calls and publishes, and a task that it leaves behind; and nothing after it."""
+    spans, registry = Spans(ParentBased(ALWAYS_OFF)), HandlerRegistry()
+    seen: dict[str, list[str]] = {}
+    tasks: list[asyncio.Task[None]] = []
+    others = asyncio.Event()
+
+    def note(what: str) -> None:
+        headers: dict[str, str] = {}
+        propagate.inject(headers)
+        seen.setdefault(what, []).append(headers.get("traceparent", ""))
+
+    async def later() -> None:
+        await others.wait()
+        note("later")
+
+    async def in_loop(event: EventEnvelope) -> None:
+        note("called")
+        tasks.append(asyncio.create_task(later()))
+
+    def in_thread(event: EventEnvelope) -> None:
+        note("called")
+
+    handler = in_thread if kind == "thread" else in_loop
+    registry.add("billing.charge", ("order.placed",), handler, via="in_process" if kind == "reaction" else "outbox")
+    published = []
+    async with contextlib.AsyncExitStack() as stack:
+        if kind == "reaction":
+            reactions = await stack.enter_async_context(Reactions(dsn, registry, observers=(), tracing=spans.tracing))
+        else:
+            await stack.enter_async_context(working(dsn, registry, spans))
+        for _ in range(3):
+            async with conn.transaction():
+                event = await Publisher("shop", tracing=spans.tracing).publish(conn, "order.placed", {})
+            published.append(event.trace_context)
+            if kind == "reaction":
+                reactions.react(event)
+        await until(lambda: len(seen.get("called", ())) == 3, what="three calls")
+        others.set()
+        await asyncio.gather(*tasks)
+    assert sorted(seen["called"]) == sorted(published)
+    assert all(int(each[-1], 16) % 2 == 0 for each in published if each) and len(set(published)) == 3
+    if kind != "thread":
+        assert sorted(seen["later"]) == sorted(published)
+    assert not trace.get_current_span().get_span_context().is_valid
+    assert len(spans) == 0
 
 
 # --- the other entry points -----------------------------------------------------------------------------

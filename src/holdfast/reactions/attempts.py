@@ -51,7 +51,11 @@ class Attempts:
         if self._tracing is None:
             return await self._run(handler, event, headers)
         message = _Message(event.event_id, event.event_type, event.source, event.trace_context, handler.name)
-        with self._tracing.handle(message) as span:
+        self._tracing.hand_on()
+        begun = self._tracing.handle(message)
+        if begun is None:
+            return await self._run(handler, event, headers)
+        with begun as span:
             result = await self._run(handler, event, headers)
             if span.recording:
                 self._conclude(span, result, handler, EventData.of(event, headers))

@@ -104,15 +104,17 @@ class Attempts:
 
     def _conclude(self, delivery: Delivery, outcome: DeliveryOutcome, report: ErrorReport | None = None) -> None:
         """Trace a delivery that does not run."""
-        if self._tracing is not None:
-            with self._tracing.handle(delivery) as span:
+        if self._tracing is not None and (begun := self._tracing.handle(delivery)) is not None:
+            with begun as span:
                 if span.recording:
                     span.conclude(outcome, report)
                     delivery.span = span
 
     def _run_traced(self, tracing: Tracing, runner: Runner, delivery: Delivery) -> Awaitable[None]:
         span = tracing.handle(delivery)
-        # Where few are sampled nearly every event is run without a span that is kept, and without a call around it.
+        # Where few are sampled nearly every event is run without a span, and without a call around it.
+        if span is None:
+            return self.run_and_settle(runner, delivery)
         run = self._run_recorded if span.recording else self.run_and_settle
         return run(runner, delivery, span)
 

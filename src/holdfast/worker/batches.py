@@ -252,10 +252,11 @@ class Batches:
             for delivery in deliveries:
                 if tracing is None:
                     break
-                variables, span = contextvars.copy_context(), tracing.handle(delivery)
-                variables.run(span.__enter__)
-                opened.append((variables, span))
-                if span.recording:
+                span = tracing.handle(delivery)
+                if span is not None and span.recording:
+                    variables = contextvars.copy_context()
+                    variables.run(span.__enter__)
+                    opened.append((variables, span))
                     delivery.span = span
             yield
         finally:

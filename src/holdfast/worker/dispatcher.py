@@ -63,6 +63,7 @@ class Dispatcher:
         self._breakers = shared.breakers
         self._reports = shared.reports
         self._observe = shared.observe
+        self._tracing = shared.tracing
         self._batch = shared.settings.batch
         self._lease = shared.settings.lease  # and how long a delivery may wait to be run
         self._queues = queues_of(handlers, shared.settings)
@@ -273,6 +274,8 @@ class Dispatcher:
         self._start(queue)
         waiting, shares = queue.waiting, queue.shares
         try:
+            if self._tracing is not None:
+                self._tracing.hand_on()
             for _ in range(1 if queue.gathers else _DELIVERIES):
                 if not waiting or queue.surplus or self._settler.full or self._breakers.stops(queue.handler):
                     return

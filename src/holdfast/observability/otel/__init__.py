@@ -34,6 +34,7 @@ from holdfast.new_event import NewEvent
 from holdfast.observability.logging import logger
 from holdfast.observability.otel.metrics import SCHEMA, Meter, meter_of
 from holdfast.observability.otel.spans import (
+    HANDED_ON,
     NOWHERE,
     Attributes,
     FireSpan,
@@ -41,7 +42,6 @@ from holdfast.observability.otel.spans import (
     OtelSpan,
     PublishSpan,
     RequestSpan,
-    UnsampledSpan,
     operation,
 )
 from holdfast.observability.otel.trace_context import UNSAMPLED, span_context
@@ -114,21 +114,29 @@ class OpenTelemetry:
         current_context, links = contexts.get_current(), _links(given)
         return self._begin(span, f"publish {destination}", SpanKind.PRODUCER, attributes, current_context, links)
 
-    def handle(self, message: Message) -> HandleSpan | UnsampledSpan:
-        """Begin the span of an attempt, in the trace that the event carries or linked to it."""
+    def hand_on(self) -> None:
+        """For the rest of this task, let what a handler does be a part of the trace of its event, if it has no span."""
+        if not self._linked:
+            contexts.attach(HANDED_ON)
+
+    def handle(self, message: Message) -> HandleSpan | None:
+        """Begin the span of an attempt, in the trace that the event carries or linked to it.
+
+        None where that trace is not sampled. Where few traces are, nearly every event comes to that, so nothing is done
+        for it but to look at the flag.
+        """
+        text = message.trace_context
+        if text is not None and not self._linked and UNSAMPLED.fullmatch(text):
+            return None
         context: Context = NOWHERE
         links: Sequence[Link] = ()
-        text = message.trace_context
-        if text is not None:
-            if not self._linked and UNSAMPLED.fullmatch(text):
-                return UnsampledSpan(text)
-            if (found := span_context(text)) is not None:
-                if self._linked:
-                    links = (Link(found),)
-                elif not found.trace_flags.sampled:
-                    return UnsampledSpan(text)
-                else:
-                    context = trace.set_span_in_context(NonRecordingSpan(found), NOWHERE)
+        if text is not None and (found := span_context(text)) is not None:
+            if self._linked:
+                links = (Link(found),)
+            elif not found.trace_flags.sampled:
+                return None
+            else:
+                context = trace.set_span_in_context(NonRecordingSpan(found), NOWHERE)
         name, attributes = _handling(message.handler_name, message.event_type)
         span = self._begin(HandleSpan, name, SpanKind.CONSUMER, attributes, context, links)
         if span.recording:

@@ -15,7 +15,7 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import INVALID_SPAN_CONTEXT, NonRecordingSpan, SpanContext, SpanKind, Status, StatusCode
 
-from holdfast.context import current_database
+from holdfast.context import current_context, current_database
 from holdfast.event_data import EventData
 from holdfast.failure import ErrorReport, describe
 from holdfast.handler_tally import DeliveryOutcome
@@ -27,8 +27,6 @@ from holdfast.tracing import LEASE_LOST, Message
 Attributes = Mapping[str, str | int]
 
 NOWHERE: Final = Context()  # neither a span nor baggage
-# Under this key a context has its span: what `set_span_in_context` does to an empty one, without a copy of it.
-(_SPAN_KEY,) = trace.set_span_in_context(trace.INVALID_SPAN, NOWHERE)
 
 
 def operation(name: str, kind: str) -> Attributes:
@@ -177,40 +175,25 @@ class HandleSpan(OtelSpan):
 
 
 class UnsampledSpan(NonRecordingSpan):
-    """An attempt in a trace that is not sampled: the current span inside its block, and the one that its event carries.
+    """The span that the event carries whose handler runs, if its trace is not sampled; else none.
 
-    Nearly every event has one where few are sampled, so the trace context is read only when something asks for it.
+    One object serves all events, so that an event of such a trace costs nothing: its trace context is read where
+    something asks for it.
     """
 
-    recording: Final = False
-
-    def __init__(self, text: str) -> None:
-        self._text = text
+    def __init__(self) -> None:
+        super().__init__(INVALID_SPAN_CONTEXT)
 
     def get_span_context(self) -> SpanContext:
-        return span_context(self._text) or INVALID_SPAN_CONTEXT
-
-    @property
-    def trace_context(self) -> str | None:
-        return text_of(self.get_span_context())
-
-    def __enter__(self) -> Self:
-        self._token = contexts.attach(Context({_SPAN_KEY: self}))
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        contexts.detach(self._token)
+        running = current_context.get()
+        found = None if running is None or running.trace_context is None else span_context(running.trace_context)
+        return INVALID_SPAN_CONTEXT if found is None or found.trace_flags.sampled else found
 
     def __repr__(self) -> str:
         return f"UnsampledSpan({self.get_span_context()!r})"
 
-    def conclude(self, outcome: DeliveryOutcome, report: ErrorReport | None = None) -> None:
-        """Nothing is kept."""
 
-    def settled(self, since: int, batch: int, *, lost: bool) -> None:
-        """Nothing is kept."""
+HANDED_ON: Final = trace.set_span_in_context(UnsampledSpan(), NOWHERE)
 
 
 class RequestSpan(OtelSpan):
