@@ -29,6 +29,7 @@ class Report:
         self._config = config
         self._runs: Counter[int] = Counter()
         self._folders: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self._seconds: defaultdict[str, float] = defaultdict(float)
         self._not_run: list[tuple[str, str]] = []
 
     def pytest_sessionfinish(self) -> None:
@@ -42,6 +43,7 @@ class Report:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         folder = str(Path(report.nodeid.split("::")[0]).parent)
+        self._seconds[folder] += report.duration
         if report.when == "call" and report.outcome != "skipped":
             self._folders[folder][report.outcome] += 1
             if major := _MAJOR.search(report.nodeid):
@@ -65,9 +67,9 @@ class Report:
         write("  ".join(f"{name} {_version(name)}" for name in LIBRARIES))
         columns = ["passed", "failed", "error", "skipped", "xfailed"]
         write("")
-        write(f"{'folder':<28}" + "".join(f"{c:>9}" for c in columns))
+        write(f"{'folder':<28}" + "".join(f"{c:>9}" for c in [*columns, "seconds"]))
         for folder, counts in sorted(self._folders.items()):
-            write(f"{folder:<28}" + "".join(f"{counts[c]:>9}" for c in columns))
+            write(f"{folder:<28}" + "".join(f"{counts[c]:>9}" for c in columns) + f"{self._seconds[folder]:>9.0f}")
         if self._not_run:
             write("")
             write("could not run:")
