@@ -35,6 +35,7 @@ class Broker:
 
     name = "nats"
     naming = ""
+    binding = None
     down: bool = False
     answer: Callable[[Outgoing], Answer] = lambda _event: Confirmed()
     keep: Callable[[Outgoing], bool] = lambda _event: True  # False: confirmed, and lost

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
+from holdfast.brokers.cloudevents import Binding
 from holdfast.checks import quoted
 from holdfast.errors import ConfigurationError
 
@@ -31,6 +32,13 @@ class Address:
         if not text.isascii() or not text.isdecimal() or not low <= int(text[:12]) <= high:
             raise ConfigurationError(FIELD, f"has {option}={quoted(text)}", f"give a whole number from {low} to {high}")
         return int(text)
+
+    def binding(self, defined: Binding) -> Binding | None:
+        """Return how events are written in the binary mode, if the address asks for it by `mode`."""
+        mode = self.options.get("mode", "structured")
+        if mode not in ("structured", "binary"):
+            raise ConfigurationError(FIELD, f"has mode={quoted(mode)}", "write mode=binary or mode=structured")
+        return defined if mode == "binary" else None
 
 
 def address_of(text: str, schemes: tuple[str, ...], known: tuple[str, ...] | None) -> Address:

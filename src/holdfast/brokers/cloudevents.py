@@ -1,6 +1,6 @@
 """Events as CloudEvents 1.0.2, both ways.
 
-Holdfast writes the structured mode wherever a broker lets it choose; `binary` is for bindings that define headers. It
+Holdfast writes the structured mode, or the binary one if the broker's address asks for it and a binding defines it. It
 reads both, also from foreign producers: their `source` and `id` are the idempotency key, and data that is no object is
 wrapped. What cannot become an event raises a `CloudEventError`, which never quotes data.
 """
@@ -49,6 +49,8 @@ JSON: Final = "application/json"
 SPECVERSION: Final = "1.0"
 # Says that an event is one of ours, and how often its relay was asked for.
 CYCLE: Final = "hfcycle"
+# In the binary mode: what a relay has signed before the data, so that listeners have the bytes that were signed.
+HEAD: Final = "hf-head"
 
 _PLAIN_CLASS: Final = "operations"
 _PLAIN_PRIORITY: Final = 1
@@ -98,7 +100,7 @@ class Binding(NamedTuple):
 
 NATS: Final = Binding("ce-", percent_encoded=True)
 KAFKA: Final = Binding("ce_")
-AMQP: Final = Binding("cloudEvents:")
+AMQP: Final = Binding("cloudEvents_")
 
 
 def structured(event: CarriedEvent, data: str | None = None) -> bytes:
@@ -111,7 +113,7 @@ def structured(event: CarriedEvent, data: str | None = None) -> bytes:
         raise _unwritable(error) from None
 
 
-def binary(event: CarriedEvent, binding: Binding) -> tuple[dict[str, str], bytes]:
+def binary(event: CarriedEvent, binding: Binding, data: str | None = None) -> tuple[dict[str, str], bytes]:
     """Return an event as headers and the JSON of its payload, as a binding defines it."""
     headers = {"content-type": JSON}
     for name, value in _attributes(event).items():
@@ -119,9 +121,28 @@ def binary(event: CarriedEvent, binding: Binding) -> tuple[dict[str, str], bytes
             text = value if isinstance(value, str) else str(value)
             headers[binding.prefix + name] = quote(text, safe=_URI) if binding.percent_encoded else text
     try:
-        return headers, _encode(event.envelope.payload).encode()
+        return headers, (_encode(event.envelope.payload) if data is None else data).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise _unwritable(error) from None
+
+
+def divided(signed: bytes, event: CarriedEvent, binding: Binding, data: str) -> tuple[dict[str, str], bytes]:
+    """Return what a relay has signed in the binary mode: for others its attributes, for listeners its bytes."""
+    headers, body = binary(event, binding, data)
+    headers[HEAD] = base64.b64encode(signed[: -len(body) - 1]).decode()
+    return headers, body
+
+
+def undivided(body: bytes, headers: Mapping[str, str]) -> tuple[bytes, Mapping[str, str]]:
+    """Return a message of a relay in the structured mode, as it was signed; any other as it is.
+
+    Nothing here is believed: the signature is that of the bytes, and what the attributes beside them say is left out.
+    """
+    try:
+        head = base64.b64decode(headers[HEAD], validate=True)
+    except (KeyError, ValueError):
+        return body, headers
+    return b"".join((head, body, b"}")), {"content-type": STRUCTURED}
 
 
 def decoded_headers(headers: Mapping[str, str]) -> dict[str, str]:

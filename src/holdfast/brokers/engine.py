@@ -12,12 +12,13 @@ from datetime import datetime
 from typing import NamedTuple, Protocol
 from uuid import UUID
 
+from holdfast.brokers.cloudevents import Binding
 from holdfast.errors import HoldfastError
 
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """One event on its way to a broker, rendered: a structured CloudEvent and what the engine routes by."""
+    """One event on its way to a broker, rendered: a CloudEvent, with headers in the binary mode, and its route."""
 
     event_id: UUID
     # The broker's de-duplication id: the event's id, the cycle of its relay, so that a re-relay is no duplicate, and
@@ -168,6 +169,8 @@ class Engine(Protocol):
     """One broker, by its address. Connections belong to the sinks and sources that it makes."""
 
     name: str
+    # How events are written in the binary mode; None for the structured one.
+    binding: Binding | None
 
     def sink(self, *, lease: float) -> Sink: ...
 

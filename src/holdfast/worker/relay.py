@@ -16,7 +16,7 @@ from pydantic_core import from_json
 
 from holdfast.batch import Batch, EventResult, alone
 from holdfast.brokers.attributes import CloudEventError
-from holdfast.brokers.cloudevents import CarriedEvent, structured
+from holdfast.brokers.cloudevents import Binding, CarriedEvent, divided, structured
 from holdfast.brokers.engine import Answer, BrokerUnavailable, Confirmed, Engine, Outgoing, Refused, Unanswered
 from holdfast.brokers.signing import Signatures
 from holdfast.envelope import EventEnvelope
@@ -65,6 +65,7 @@ class Relay:
         self._secrets = secrets
         self._hourly = HourlyLimit()
         self._broker = engine.name
+        self._binding = engine.binding
         self._statements = statements
         self._database = database
         self._sink = engine.sink(lease=lease)
@@ -111,7 +112,7 @@ class Relay:
                     results[each] = Snooze(_AGAIN)
                     continue
                 try:
-                    batch[each] = outgoing(each, found, self._secrets.signatures)
+                    batch[each] = outgoing(each, found, self._secrets.signatures, self._binding)
                 except CloudEventError as error:
                     results[each] = RelayFault(str(error))
             if batch:
@@ -158,7 +159,9 @@ class Relay:
             return await self._statements.details(connection, [each.id for each in deliveries])
 
 
-def outgoing(delivery: Delivery, details: RelayDetails, signatures: Signatures) -> Outgoing:
+def outgoing(
+    delivery: Delivery, details: RelayDetails, signatures: Signatures, binding: Binding | None = None
+) -> Outgoing:
     """Return a row as a broker gets it, signed; a CloudEventError says that it cannot be written."""
     event = EventEnvelope.trusted(
         {
@@ -186,6 +189,9 @@ def outgoing(delivery: Delivery, details: RelayDetails, signatures: Signatures) 
         details.cycle,
     )
     body, mark = signatures.signed(structured(carried, delivery.payload), details.channel)
+    attributes: dict[str, str] = {}
+    if binding is not None:
+        attributes, body = divided(body, carried, binding, delivery.payload)
     return Outgoing(
         event_id=event.event_id,
         # With the mark: who writes a message with this id first would have the broker take the event for its double.
@@ -195,4 +201,5 @@ def outgoing(delivery: Delivery, details: RelayDetails, signatures: Signatures) 
         target=event.target,
         key=details.ordering_key,
         body=body,
+        headers=attributes,
     )

@@ -20,7 +20,7 @@ from uuid import NAMESPACE_OID, uuid5
 import asyncpg
 
 from holdfast.brokers.attributes import CloudEventError
-from holdfast.brokers.cloudevents import CarriedEvent, read, read_signed
+from holdfast.brokers.cloudevents import HEAD, CarriedEvent, read, read_signed, undivided
 from holdfast.brokers.engine import BrokerUnavailable, Interest, Received, Source
 from holdfast.brokers.interests import Wanted
 from holdfast.brokers.signing import Verdict
@@ -173,7 +173,7 @@ class Taker:
 
     async def _accept(self) -> None:
         """Run what is to run, and park the rest. Waits for the database, however long that takes."""
-        received, self._unread = self._unread, ()
+        received, self._unread = [_undivided(each) for each in self._unread], ()
         messages, suspects, unreadable = [], set(), []
         verdicts = await self._verdicts(received)
         now = datetime.now(UTC)
@@ -398,6 +398,13 @@ class Taker:
             action = "trying again; what is not acknowledged comes again"
             named = {"handler_name": self._handler.name, "action": action}
             self._observe(unavailable_notice(self._broker, self._address, fault, **named))
+
+
+def _undivided(received: Received) -> Received:
+    if HEAD not in received.headers:
+        return received
+    body, headers = undivided(received.body, received.headers)
+    return received._replace(body=body, headers=headers)
 
 
 def _is_keyed(message: Message) -> bool:

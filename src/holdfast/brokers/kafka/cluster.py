@@ -12,13 +12,14 @@ from urllib.parse import unquote, urlsplit
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import KafkaError, TopicAlreadyExistsError, UnknownTopicOrPartitionError, for_code
 
+from holdfast.brokers import cloudevents
 from holdfast.brokers.addresses import address_of
 from holdfast.brokers.engine import BrokerUnavailable, Interest
 from holdfast.brokers.naming import CHANNEL, template_of
 
 # How long the cluster may take to answer what has no deadline of its own.
 ANSWER_SECONDS: Final = 5.0
-_OPTIONS: Final = ("partitions", "replication", "cafile", "sasl_mechanism", "topic")
+_OPTIONS: Final = ("partitions", "replication", "cafile", "sasl_mechanism", "topic", "mode")
 _USUAL: Final = f"hf.{CHANNEL}"
 _LONGEST_NAME: Final = 249
 _PARTITIONS: Final = 12
@@ -54,6 +55,7 @@ class Cluster:
         credentials, _, _ = urls[0].netloc.rpartition("@")
         self.topics = template_of(found, "topic", _USUAL, r"._\-", _LONGEST_NAME)
         self.partitions = found.number("partitions", _PARTITIONS, 1, 10_000)
+        self.binding = found.binding(cloudevents.KAFKA)
         self.replication = found.number("replication", _REPLICATION, 1, 100)
         # Without an answer for so long, the client gives up by itself.
         self.options: dict[str, Any] = {

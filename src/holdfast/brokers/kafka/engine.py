@@ -31,6 +31,7 @@ class KafkaEngine:
     def __init__(self, address: str) -> None:
         self._text = address
         self._cluster = Cluster(address)
+        self.binding = self._cluster.binding
 
     def sink(self, *, lease: float) -> KafkaSink:
         return KafkaSink(self._cluster)

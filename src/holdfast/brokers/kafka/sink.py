@@ -14,6 +14,7 @@ from typing import Any, Final
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 
+from holdfast.brokers.cloudevents import STRUCTURED
 from holdfast.brokers.engine import Answer, BrokerUnavailable, Confirmed, Outgoing, Refused, Unanswered
 from holdfast.brokers.interests import TARGET_HEADER, TYPE_HEADER
 from holdfast.brokers.kafka.cluster import ANSWER_SECONDS, Cluster, within
@@ -101,7 +102,7 @@ class KafkaSink:
 
 
 async def _send(producer: AIOKafkaProducer, topic: str, event: Outgoing) -> asyncio.Future[Any]:
-    headers = {**event.headers, TYPE_HEADER: event.event_type}
+    headers = {"content-type": STRUCTURED, **event.headers, TYPE_HEADER: event.event_type}
     if event.target is not None:
         headers[TARGET_HEADER] = event.target
     future: asyncio.Future[Any] = await producer.send(

@@ -12,6 +12,7 @@ from nats.js import JetStreamContext
 from nats.js.api import ConsumerInfo, DiscardPolicy, RetentionPolicy, StorageType, StreamInfo
 from nats.js.errors import NotFoundError
 
+from holdfast.brokers import cloudevents
 from holdfast.brokers.addresses import address_of, with_names
 from holdfast.brokers.engine import Backlog, Interest, Weakness
 from holdfast.brokers.keeping import HORIZON_DAYS, retention_weaknesses
@@ -20,7 +21,7 @@ from holdfast.brokers.nats.sink import NatsSink
 from holdfast.brokers.nats.source import HANDLER, NatsSource
 from holdfast.brokers.nats.subjects import subjects_by
 
-_OPTIONS: Final = ("replicas", "max_age", "creds", "stream", "subject")
+_OPTIONS: Final = ("replicas", "max_age", "creds", "stream", "subject", "mode")
 # A server keeps the id of each message of the window in memory.
 _LONGEST_WINDOW: Final = 3600.0
 
@@ -36,6 +37,7 @@ class NatsEngine:
         self._address.number("replicas", 1, 1, 5)
         self._address.number("max_age", HORIZON_DAYS, 1, 3650)
         self._names = subjects_by(self._address)
+        self.binding = self._address.binding(cloudevents.NATS)
 
     def sink(self, *, lease: float) -> NatsSink:
         return NatsSink(self._address)

@@ -7,11 +7,14 @@ from contextlib import asynccontextmanager
 
 from aiormq import AMQPChannelError, ChannelPreconditionFailed
 
+from holdfast.brokers import cloudevents
+from holdfast.brokers.addresses import address_of
 from holdfast.brokers.engine import Backlog, BrokerUnavailable, Interest, Weakness, left_of
 from holdfast.brokers.rabbitmq.link import ANSWER_SECONDS, Link, within
 from holdfast.brokers.rabbitmq.sink import RabbitmqSink
 from holdfast.brokers.rabbitmq.source import RabbitmqSource
 from holdfast.brokers.rabbitmq.topology import (
+    SCHEMES,
     dead_queue_of,
     differences,
     exchanges_of,
@@ -29,6 +32,7 @@ class RabbitmqEngine:
     def __init__(self, address: str) -> None:
         self._address = address
         self._exchanges = exchanges_of(address)
+        self.binding = address_of(address, SCHEMES, None).binding(cloudevents.AMQP)
 
     def sink(self, *, lease: float) -> RabbitmqSink:
         return RabbitmqSink(self._address)

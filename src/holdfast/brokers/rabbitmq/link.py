@@ -166,6 +166,6 @@ class _Recording(aiormq.TransportFactory):
 
 def _with_defaults(address: str, name: str) -> str:
     parts = urlsplit(address)
-    # The template of names is not the client's.
-    given = {key: values[-1] for key, values in parse_qs(parts.query).items() if key != "exchange"}
+    # The template of names and the mode are not the client's.
+    given = {key: values[-1] for key, values in parse_qs(parts.query).items() if key not in ("exchange", "mode")}
     return parts._replace(query=urlencode({"heartbeat": _HEARTBEAT_SECONDS, "name": name} | given)).geturl()

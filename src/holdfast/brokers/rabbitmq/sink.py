@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from aiormq import AMQPChannelError, Channel, ChannelPreconditionFailed, DeliveryError, PublishError, spec
 
+from holdfast.brokers.cloudevents import STRUCTURED
 from holdfast.brokers.engine import Answer, BrokerUnavailable, Confirmed, Outgoing, Refused, Unanswered
 from holdfast.brokers.interests import TARGET_HEADER, TYPE_HEADER
 from holdfast.brokers.rabbitmq.link import Link
@@ -145,7 +146,7 @@ async def _publish(channel: Channel, exchange: str, event: Outgoing) -> None:
     if event.target is not None:
         headers[TARGET_HEADER] = event.target
     properties = spec.Basic.Properties(
-        content_type=headers.pop(_CONTENT_TYPE, None),
+        content_type=headers.pop(_CONTENT_TYPE, STRUCTURED),
         delivery_mode=2,
         headers=headers,
         message_id=event.message_id,

@@ -21,6 +21,7 @@ from holdfast.errors import ConfigurationError
 
 # RabbitMQ allows 255 bytes, and a dead queue's name is longer by its ending.
 _LONGEST: Final = 245
+SCHEMES: Final = ("amqp", "amqps")
 OPTION: Final = "exchange"
 _INEQUIVALENT: Final = re.compile(r"inequivalent arg '([^']+)'")
 _CURRENT: Final = re.compile(
@@ -50,7 +51,7 @@ _MEANING: Final = {
 
 def exchanges_of(address: str) -> NameTemplate:
     """Return how exchanges are named by an address."""
-    found = address_of(address, ("amqp", "amqps"), None)
+    found = address_of(address, SCHEMES, None)
     return template_of(found, OPTION, "hf.{channel}", r"._:\-", _LONGEST)
 
 

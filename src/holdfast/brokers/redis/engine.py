@@ -31,6 +31,7 @@ class RedisEngine:
     """One Redis or Valkey, with or without replicas."""
 
     name = "redis"
+    binding = None  # CloudEvents defines none
 
     def __init__(self, address: str) -> None:
         if address.startswith("valkey://"):
