@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from holdfast.brokers.cloudevents import Binding
@@ -32,6 +34,25 @@ class Address:
         if not text.isascii() or not text.isdecimal() or not low <= int(text[:12]) <= high:
             raise ConfigurationError(FIELD, f"has {option}={quoted(text)}", f"give a whole number from {low} to {high}")
         return int(text)
+
+    def encryption(self) -> ssl.SSLContext:
+        """Return what is trusted: the certificates of `cafile`, or those of the system."""
+        return ssl.create_default_context(cafile=self.file("cafile"))
+
+    def file(self, option: str) -> str | None:
+        """Return an option that is a path; refuse one that cannot be read, or has no certificate."""
+        path = self.options.get(option)
+        if path is None:
+            return None
+        try:
+            if option == "cafile":
+                ssl.create_default_context(cafile=path)
+            else:
+                Path(path).read_bytes()
+        except (OSError, ValueError) as error:
+            problem = f"has {option}={quoted(path)}: {error.strerror if isinstance(error, OSError) else error}"
+            raise ConfigurationError(FIELD, problem, "give the path of a file that the worker can read") from None
+        return path
 
     def binding(self, defined: Binding) -> Binding | None:
         """Return how events are written in the binary mode, if the address asks for it by `mode`."""

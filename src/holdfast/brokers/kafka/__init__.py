@@ -4,7 +4,7 @@
 
 A user and a password in the address mean SASL (`sasl_mechanism`, by default PLAIN); `kafkas` means TLS, with the
 certificates of the system or those of `cafile`. Partitions and replication are used when a topic is made;
-`topic` is a template of names.
+`topic` is a template of names, `mode` one of CloudEvents.
 """
 
 from holdfast.installing import require_extra

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, TypeVar
@@ -65,7 +64,7 @@ class Cluster:
             "security_protocol": _security(secure=found.scheme == "kafkas", credentials=credentials),
         }
         if found.scheme == "kafkas":
-            self.options["ssl_context"] = ssl.create_default_context(cafile=found.options.get("cafile"))
+            self.options["ssl_context"] = found.encryption()
         if credentials:
             user, _, password = credentials.partition(":")
             self.options["sasl_mechanism"] = found.options.get("sasl_mechanism", "PLAIN")

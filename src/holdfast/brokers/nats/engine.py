@@ -21,7 +21,7 @@ from holdfast.brokers.nats.sink import NatsSink
 from holdfast.brokers.nats.source import HANDLER, NatsSource
 from holdfast.brokers.nats.subjects import subjects_by
 
-_OPTIONS: Final = ("replicas", "max_age", "creds", "stream", "subject", "mode")
+_OPTIONS: Final = ("replicas", "max_age", "creds", "cafile", "stream", "subject", "mode")
 # A server keeps the id of each message of the window in memory.
 _LONGEST_WINDOW: Final = 3600.0
 
@@ -37,6 +37,8 @@ class NatsEngine:
         self._address.number("replicas", 1, 1, 5)
         self._address.number("max_age", HORIZON_DAYS, 1, 3650)
         self._names = subjects_by(self._address)
+        for option in ("creds", "cafile"):
+            self._address.file(option)
         self.binding = self._address.binding(cloudevents.NATS)
 
     def sink(self, *, lease: float) -> NatsSink:

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Awaitable, Callable
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from nats.aio.client import Client
 from nats.errors import Error
@@ -63,7 +63,14 @@ def _off() -> BrokerUnavailable:
 
 
 class _Client(Client):
-    """A client that no message can disconnect: headers that it cannot read are none."""
+    """A client that no message can disconnect: headers that it cannot read are none. By `tls` it encrypts."""
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        server = self._current_server
+        if initial_connection and server is not None and server.uri.scheme == "tls" and not info.get("tls_required"):
+            # Asked before anything is sent: the client itself would send the password as it is.
+            raise Error("the server does not encrypt, and the address says tls://")
+        await super()._process_info(info, initial_connection)
 
     async def _process_headers(self, headers: bytes) -> dict[str, str] | None:
         try:
@@ -84,6 +91,7 @@ class Link:
         self._opening = asyncio.Lock()
         self._streams: set[str] = set()
         self._cause = ""
+        self._encryption = address.encryption() if "cafile" in address.options else None
         # Called when the connection has ended, so that nobody waits for its answers.
         self.on_lost: Callable[[], None] | None = None
 
@@ -107,7 +115,8 @@ class Link:
                         try:
                             await self._connect(client, server)
                         except _LOST as error:
-                            errors.append(self._cause or str(error) or type(error).__name__)
+                            silent = f"no answer within {_CONNECT_SECONDS} s"
+                            errors.append(self._cause or str(error) or silent)
                             await _end(client)
                             continue
                         except BaseException:
@@ -142,6 +151,7 @@ class Link:
                 error_cb=noted,
                 closed_cb=lost,
                 user_credentials=self._address.options.get("creds"),
+                tls=self._encryption,
             )
 
     async def jetstream(self, seconds: float = ANSWER_SECONDS) -> JetStreamContext:

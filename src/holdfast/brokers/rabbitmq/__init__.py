@@ -3,7 +3,7 @@
     amqp://user:password@host:5672/vhost
 
 The address is one of AMQP; `amqps` and its options (`cafile`, `certfile`, `keyfile`) are those of aiormq.
-`exchange` is a template of names.
+`exchange` is a template of names, `mode` one of CloudEvents.
 """
 
 from holdfast.installing import require_extra

@@ -32,7 +32,10 @@ class RabbitmqEngine:
     def __init__(self, address: str) -> None:
         self._address = address
         self._exchanges = exchanges_of(address)
-        self.binding = address_of(address, SCHEMES, None).binding(cloudevents.AMQP)
+        found = address_of(address, SCHEMES, None)
+        for option in ("cafile", "certfile", "keyfile"):
+            found.file(option)
+        self.binding = found.binding(cloudevents.AMQP)
 
     def sink(self, *, lease: float) -> RabbitmqSink:
         return RabbitmqSink(self._address)

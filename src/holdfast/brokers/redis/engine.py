@@ -40,6 +40,7 @@ class RedisEngine:
         self._address = address_of(address, ("redis", "rediss"), _OPTIONS)
         if self._address.path and not self._address.path.isdecimal():
             raise ConfigurationError(FIELD, "names no database", "write its number after the host, like /0")
+        self._address.file("cafile")
         self._streams = streams_of(self._address)
         self._keep = RedisSink(self._address).keep  # which refuses options that are wrong
 

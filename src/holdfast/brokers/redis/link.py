@@ -17,6 +17,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from holdfast.brokers.addresses import Address
 from holdfast.brokers.engine import BrokerUnavailable
@@ -103,7 +104,7 @@ class Link:
                     await connection.connect()
                     (role,) = await _exchange(connection, [("ROLE",)])
             except _LOST as error:
-                errors.append(str(error) or type(error).__name__)
+                errors.append(self._why(error))
                 _abort(connection)
                 continue
             except BaseException:
@@ -116,6 +117,12 @@ class Link:
             self._connection = connection
             return connection
         raise BrokerUnavailable(f"no Redis server takes events: {'; '.join(errors)}")
+
+    def _why(self, error: BaseException) -> str:
+        if not isinstance(error, TimeoutError | RedisTimeoutError):
+            return str(error) or type(error).__name__
+        # What a server does that does not encrypt, or is something else, with what it does not understand.
+        return f"no answer within {_CONNECT_SECONDS:g} s{' by TLS' if self._address.scheme == 'rediss' else ''}"
 
     def _made(self, server: str) -> Connection:
         parts = urlsplit(server)
