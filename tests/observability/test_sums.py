@@ -2,19 +2,125 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
+import asyncpg
 import pytest
 
 from chaos.balance import problems
+from holdfast import NewEvent, Publisher
+from holdfast.observability.prometheus import Collector
 from holdfast.operator import Balance
+from tests.acceptance.support import until
+from tests.observability.scraping import Scrape, command, scrape, scraped
 
 pytestmark = pytest.mark.observability
 
 ROOT = Path(__file__).parents[2]
+
+# --- the pages that Prometheus scrapes ---
+
+ENDS = ("delivered", "duplicate", "failed", "expired", "cancelled")
+OPEN = ("pending", "delayed", "in_flight")
+HANDLERS = """
+import asyncio
+from holdfast import HandlerRegistry, Reject, RetryPolicy
+
+registry, tried = HandlerRegistry(), set()
+
+@registry.handler("order.placed", name="shop.note", retry=RetryPolicy(base_delay=0.05, max_delay=0.2))
+async def note(event):
+    n = event.payload["n"]
+    await asyncio.sleep(0.001 * (n % 30))
+    if n % 7 == 0 and event.event_id not in tried:
+        tried.add(event.event_id)
+        raise ConnectionError("away")
+    return Reject("no") if n % 31 == 0 else None
+"""
+STRIKE = """
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+WHERE datname = current_database() AND application_name LIKE 'holdfast %' AND application_name NOT LIKE '%metrics%'
+ORDER BY random() LIMIT 1
+"""
+
+
+@asynccontextmanager
+async def struck(dsn: str) -> AsyncIterator[list[bool]]:
+    """The sessions of workers are ended, one after the other, while the block runs."""
+    strikes: list[bool] = []
+
+    async def strike() -> None:
+        while True:
+            strikes.extend(row[0] for row in await conn.fetch(STRIKE))
+            await asyncio.sleep(0.1)
+
+    conn = await asyncpg.connect(dsn)
+    striking = asyncio.create_task(strike())
+    try:
+        yield strikes
+        assert not striking.done(), striking
+    finally:
+        striking.cancel()
+        await asyncio.gather(striking, return_exceptions=True)
+        await conn.close()
+
+
+@pytest.mark.newest_postgres
+async def test_the_pages_of_metrics_add_up_over_a_run_of_faults(
+    dsn: str, conn: asyncpg.Connection, tmp_path: Path
+) -> None:
+    """OBS-2: published = delivered + duplicates + failed + expired + open, and no query of the database for it."""
+    (tmp_path / "shop.py").write_text(HANDLERS)
+    publisher, mine, number, rounds = Publisher("shop"), Collector(), 0, 0
+    already = scrape(mine).of("holdfast_events_published_total")
+    serving = ("worker", "shop:registry", "--processes", "2", "--lease", "5", "--metrics", "127.0.0.1:0")
+    async with (
+        command(dsn, tmp_path, *serving) as worker,
+        command(dsn, tmp_path, "metrics", "--listen", "0") as outbox,
+    ):
+        ports = await worker.port(), await outbox.port()
+
+        async def pages() -> tuple[Scrape, Scrape]:
+            return await scraped(ports[0]), await scraped(ports[1])
+
+        async def listening() -> bool:
+            return (await scraped(ports[0])).of("holdfast_worker_listening") == 2
+
+        await until(listening, what="two workers that listen")
+        async with struck(dsn) as strikes, asyncio.timeout(60):
+            while len(strikes) < 12:
+                rounds += 1
+                events = [NewEvent("order.placed", {"n": number + n}) for n in range(40)]
+                events += [NewEvent("order.placed", {"n": 1}, idempotency_key=f"k-{number}") for _ in range(2)]
+                events += [NewEvent("order.placed", {"n": 1}, expires_in=0.001)]
+                events += [NewEvent("order.placed", {"n": 1}, delay=3600)]
+                number += 40
+                async with conn.transaction():
+                    await publisher.publish_many(conn, events)
+                await asyncio.sleep(0.1)
+        published = scrape(mine).of("holdfast_events_published_total") - already
+        assert published == rounds * 44
+
+        async def even() -> bool:
+            done, state = await pages()
+            ended = sum(done.of("holdfast_deliveries_total", outcome=each) for each in ENDS)
+            waiting = sum(state.of(f"holdfast_outbox_{each}") for each in OPEN)
+            return ended + waiting == published and waiting == rounds
+
+        await until(even, what="everything has ended but what is delayed, and the sums are even")
+        done, _ = await pages()
+        outcomes = done.by("outcome", "holdfast_deliveries_total")
+        assert {"delivered", "duplicate", "failed", "expired", "retried"} <= set(outcomes), outcomes
+        assert outcomes["duplicate"] >= rounds and done.of("holdfast_dlq_written_total") == outcomes["failed"]
+
+
+# --- the counts in the database ---
 
 
 @pytest.mark.timeout(120)

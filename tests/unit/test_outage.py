@@ -39,6 +39,13 @@ def test_what_the_driver_says_of_itself_is_not_the_reason() -> None:
     assert outages.met["claim"].error == "the connection was lost"
 
 
+def test_a_time_limit_that_has_passed_is_put_in_words() -> None:
+    """LSN-2, OBS-3: the error itself has none."""
+    outages = Outages(DirectObservers(()))
+    outages.of("listen").begin(TimeoutError())
+    assert outages.met["listen"].error == "TimeoutError: the server did not answer in time"
+
+
 def test_who_finds_a_dead_connection_afterwards_meets_no_new_outage() -> None:
     """LSN-2: unless it does not get through either."""
     facts: list[Fact] = []

@@ -42,7 +42,9 @@ def _words(fault: BaseException) -> str:
     # The driver met the end of the connection in the middle of an answer, and names a state of its own.
     if isinstance(fault, asyncpg.InternalClientError):
         return "the connection was lost"
-    return redact_secrets(f"{type(fault).__name__}: {fault}")[:500]
+    # A time limit that has passed has no words of its own.
+    text = str(fault) or ("the server did not answer in time" if isinstance(fault, TimeoutError) else "no reason given")
+    return redact_secrets(f"{type(fault).__name__}: {text}")[:500]
 
 
 class Outages:
