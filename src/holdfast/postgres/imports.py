@@ -62,7 +62,9 @@ class PeerTable:
     """The table of another library: its rows, and how many its workers hold."""
 
     name: str
+    trusted_roles: Collection[str]
     take_sql: str
+    hold_sql: str
     busy_sql: str
     aside_sql: str = ""
 
@@ -86,13 +88,15 @@ class PeerTable:
                 kind = cls._kind_by_columns(kind, table, columns, found)
             given = {name: columns[name] for name in ("id", "done") if name in columns}
             statement = Queries().asyncpg(f"compose_{kind}")
-            rows = await connection.fetch(statement.sql, *statement.bind({"table": table, **given}))
+            composed = (await connection.fetch(statement.sql, *statement.bind({"table": table, **given})))[0]
+            statement = Queries().asyncpg("compose_hold")
+            hold: str = await connection.fetchval(statement.sql, *statement.bind({"take": composed["take"]}))
         except _NO_TABLE as error:
             remedy = "name it with --table schema.table, in quotation marks if it needs them in SQL"
             raise ConfigurationError("--table", f"{table} does not exist", remedy) from error
         if "id" in columns:
             await cls._require_key(connection, table, columns["id"])
-        return cls(table, rows[0]["take"], rows[0]["busy"], rows[0].get("aside", ""))
+        return cls(table, trusted_roles, composed["take"], hold, composed["busy"], composed.get("aside", ""))
 
     @staticmethod
     async def _require_trusted(connection: asyncpg.Connection, table: str, roles: Collection[str]) -> None:
@@ -148,11 +152,14 @@ class PeerTable:
     async def take(self, connection: asyncpg.Connection, most: int) -> list[tuple[str, str]]:
         """Take the next rows, in an open transaction: they are gone when it commits, and back when it does not.
 
-        Each is its id, and its columns as JSON: whether that can be read is for those who can name the row.
+        Each is its id, and its columns as JSON: whether that can be read is for those who can name the row. Whose code
+        that runs is asked once more, under locks: somebody may have added a trigger since the table was found.
         """
         entering = Queries().asyncpg("enter_peer_schema")
-        await connection.execute(entering.sql, *entering.bind({"table": self.name}))
         try:
+            await connection.fetch(self.hold_sql, most)
+            await self._require_trusted(connection, self.name, self.trusted_roles)
+            await connection.execute(entering.sql, *entering.bind({"table": self.name}))
             rows = await connection.fetch(self.take_sql, most)
             await connection.execute(Queries().asyncpg("leave_peer_schema").sql)
         except _NOT_OF_THIS_KIND as error:

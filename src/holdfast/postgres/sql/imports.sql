@@ -6,7 +6,9 @@
 -- What of a table would run with the rights of who imports, and belongs to somebody else: triggers, rules and policies are the
 -- owner's, or of who has the privilege TRIGGER. Trusted are this login, superusers, the roles in `trusted`, and for a login that
 -- is no superuser those that it is a member of. A superuser has the most to lose: there the schema counts too, where the
--- functions of triggers are looked for.
+-- functions of triggers are looked for. The family is every table whose triggers fire with the table's own: its partitions, what
+-- a foreign key reaches from it, and what is under a view. Up to Postgres 17 the triggers of a table that only refers to this one
+-- fire with the rights of who deletes here, and the privilege REFERENCES is enough to make one.
 WITH RECURSIVE me AS (
     SELECT r.rolsuper FROM pg_catalog.pg_roles r WHERE r.rolname = current_user),
 named AS (
@@ -22,14 +24,43 @@ trusted AS (
 family AS (
     SELECT c.oid FROM pg_catalog.pg_class c WHERE c.oid = :table::text::regclass
     UNION
-    SELECT i.inhrelid FROM pg_catalog.pg_inherits i JOIN family ON family.oid = i.inhparent),
+    SELECT beside.oid FROM family CROSS JOIN LATERAL (
+        SELECT i.inhrelid FROM pg_catalog.pg_inherits i WHERE i.inhparent = family.oid
+        UNION ALL
+        SELECT k.conrelid FROM pg_catalog.pg_constraint k
+        WHERE k.contype = 'f' AND k.confrelid = family.oid
+          AND (k.confdeltype IN ('c', 'n', 'd') OR k.confupdtype IN ('c', 'n', 'd'))
+        UNION ALL
+        SELECT d.refobjid FROM pg_catalog.pg_rewrite w
+        JOIN pg_catalog.pg_depend d ON d.classid = 'pg_catalog.pg_rewrite'::regclass AND d.objid = w.oid
+                                   AND d.refclassid = 'pg_catalog.pg_class'::regclass
+        WHERE w.ev_class = family.oid) AS beside (oid)),
+-- What is evaluated when a row of them changes: triggers with their conditions, checks, indexes, generated columns, rules, policies.
+evaluated (kind, oid) AS (
+    SELECT 'pg_catalog.pg_trigger'::regclass, t.oid FROM pg_catalog.pg_trigger t
+    WHERE t.tgrelid IN (SELECT family.oid FROM family) AND NOT t.tgisinternal
+    UNION ALL
+    SELECT 'pg_catalog.pg_constraint'::regclass, k.oid FROM pg_catalog.pg_constraint k
+    WHERE k.conrelid IN (SELECT family.oid FROM family)
+    UNION ALL
+    SELECT 'pg_catalog.pg_class'::regclass, i.indexrelid FROM pg_catalog.pg_index i
+    WHERE i.indrelid IN (SELECT family.oid FROM family)
+    UNION ALL
+    SELECT 'pg_catalog.pg_attrdef'::regclass, a.oid FROM pg_catalog.pg_attrdef a
+    WHERE a.adrelid IN (SELECT family.oid FROM family)
+    UNION ALL
+    SELECT 'pg_catalog.pg_rewrite'::regclass, w.oid FROM pg_catalog.pg_rewrite w
+    WHERE w.ev_class IN (SELECT family.oid FROM family)
+    UNION ALL
+    SELECT 'pg_catalog.pg_policy'::regclass, p.oid FROM pg_catalog.pg_policy p
+    WHERE p.polrelid IN (SELECT family.oid FROM family)),
 found AS (
     SELECT 1 AS place, 'pg_catalog.pg_class'::regclass AS kind, c.oid, c.relowner AS owner, 'belongs to' AS relation
     FROM pg_catalog.pg_class c WHERE c.oid IN (SELECT family.oid FROM family)
     UNION ALL
-    SELECT 2, 'pg_catalog.pg_trigger'::regclass, t.oid, p.proowner, 'calls a function of'
-    FROM pg_catalog.pg_trigger t JOIN pg_catalog.pg_proc p ON p.oid = t.tgfoid
-    WHERE t.tgrelid IN (SELECT family.oid FROM family) AND NOT t.tgisinternal
+    SELECT 2, e.kind, e.oid, p.proowner, 'calls a function of'
+    FROM evaluated e JOIN pg_catalog.pg_depend d ON d.classid = e.kind AND d.objid = e.oid
+    JOIN pg_catalog.pg_proc p ON d.refclassid = 'pg_catalog.pg_proc'::regclass AND p.oid = d.refobjid
     UNION ALL
     SELECT 3, 'pg_catalog.pg_namespace'::regclass, n.oid, n.nspowner, 'belongs to'
     FROM me, pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
@@ -39,12 +70,22 @@ found AS (
     FROM me, pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
     CROSS JOIN LATERAL pg_catalog.aclexplode(n.nspacl) acl
     WHERE me.rolsuper AND c.oid = :table::text::regclass AND acl.privilege_type = 'CREATE'
-      AND NOT (acl.grantee = 0 AND 'PUBLIC' = ANY (:trusted::text[])))
+      AND NOT (acl.grantee = 0 AND 'PUBLIC' = ANY (:trusted::text[]))
+    UNION ALL
+    -- Whoever owns a type may give it a cast to JSON, which reading a row calls.
+    SELECT 5, 'pg_catalog.pg_type'::regclass, t.oid, t.typowner, 'belongs to'
+    FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_type c ON c.oid = a.atttypid
+    JOIN pg_catalog.pg_type t ON t.oid IN (c.oid, c.typelem, c.typbasetype)
+    WHERE a.attrelid = :table::text::regclass AND a.attnum > 0 AND NOT a.attisdropped)
 SELECT pg_catalog.pg_describe_object(found.kind, found.oid, 0) AS object, found.relation,
        CASE found.owner WHEN 0 THEN 'PUBLIC' ELSE pg_catalog.quote_ident(pg_catalog.pg_get_userbyid(found.owner)) END AS owner
 FROM found
 WHERE found.owner NOT IN (SELECT trusted.oid FROM trusted)
 ORDER BY found.place, found.oid LIMIT 1;
+
+-- name: compose_hold
+-- Takes the locks that taking rows takes, and runs nothing: until the transaction ends nobody adds a trigger or a foreign key.
+SELECT pg_catalog.format('EXPLAIN %s', :take::text) AS hold;
 
 -- name: enter_peer_schema
 -- Triggers of the other library look for its own types and functions where its table is. Our own statements name the
