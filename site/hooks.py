@@ -1,6 +1,7 @@
 """What the site adds to docs/: the navigation of docs/index.md, the reference of the code, llms.txt.
 
-Links that leave docs/ are made for a checkout. On the site the README is a page, and other files are named.
+Links that leave docs/ are made for a checkout. On the site the README is a page, pictures are copied, and other files
+are named.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ _SECTION = re.compile(r"^## (.+)$", re.MULTILINE)
 _ENTRY = re.compile(
     r"^(?:- |\d+\. )\[([^\]]+)\]\(([\w/.-]+\.md)\)(?::\s+(.*?))?$(?=\n(?:- |\d+\. |\n|\Z))", re.M | re.S
 )
-_LINK = re.compile(r"\[([^\]]+)\]\(((?:\.\./)+[^)#]*)(#[^)]*)?\)")
+_CODE = re.compile(r"<code>[^<\n]+</code>")  # in a sentence: blocks have elements or lines in them
+_OPTION = re.compile(r"(?<![\w-])--?[a-z][\w-]*")
+_LINK = re.compile(r"(?P<picture>!?)\[(?P<text>[^\]]+)\]\((?P<target>(?:\.\./)+[^)#]*)(?P<anchor>#[^)]*)?\)")
 
 
 def sections() -> dict[str, list[tuple[str, str, str]]]:
@@ -44,13 +47,14 @@ def sections() -> dict[str, list[tuple[str, str, str]]]:
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Take the navigation from docs/index.md; a page that is not listed there fails the strict build."""
-    seen: set[str] = set()
+    """Take the navigation from docs/index.md; a page that is not listed there fails the strict build.
+
+    A page has one place: the last in which it is listed, since the first hour names some of others' before.
+    """
+    place = {page: heading for heading, entries in sections().items() for _, page, _ in entries}
     nav: list[dict[str, Any]] = [{"Start": ["index.md", {"README": README}]}]
     for heading, entries in sections().items():
-        fresh = [(title, page) for title, page, _ in entries if page not in seen]
-        seen.update(page for _, page in fresh)
-        nav.append({heading: [{title: page} for title, page in fresh]})
+        nav.append({heading: [{title: page} for title, page, _ in entries if place[page] == heading]})
         if heading == "Reference":
             nav[-1]["Reference"].append({"Reference of the code": [{name: page} for name, page in MODULES.items()]})
     config.nav = nav
@@ -64,7 +68,26 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for module, page in MODULES.items():
         files.append(File.generated(config, page, content=reference(module)))
     files.append(File.generated(config, "assets/site.css", abs_src_path=str(HERE / "site.css")))
+    for picture in sorted(outside_pictures()):
+        files.append(File.generated(config, copied(picture), abs_src_path=str(picture)))
     return files
+
+
+def outside_pictures() -> set[Path]:
+    """The pictures that pages show and that lie beside docs/, as the plots of the benchmarks do."""
+    docs = ROOT / "docs"
+    found = {
+        (page.parent / link["target"]).resolve()
+        for page in docs.rglob("*.md")
+        for link in _LINK.finditer(page.read_text(encoding="utf-8"))
+        if link["picture"]
+    }
+    return {path for path in found if not path.is_relative_to(docs)}
+
+
+def copied(picture: Path) -> str:
+    """Where the site has a picture that lies beside docs/."""
+    return f"images/{picture.relative_to(ROOT).as_posix()}"
 
 
 def reference(module: str) -> str:
@@ -87,22 +110,29 @@ def public_names(module: str) -> list[str]:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Turn links to files of the checkout into their names, and links to the README into the page."""
+    """Turn links to files of the checkout into their names, and links to the README and to pictures into the site's."""
     folder = (ROOT / "docs" / page.file.src_uri).parent
+    up = "../" * (page.file.src_uri.count("/"))
 
     def rewritten(link: re.Match[str]) -> str:
-        target = (folder / link[2]).resolve()
+        target, text = (folder / link["target"]).resolve(), link["text"]
         if target.is_relative_to(ROOT / "docs"):
             return link[0]
+        if link["picture"]:
+            return f"![{text}]({up}{copied(target)})"
         path = target.relative_to(ROOT)
         if path == Path("README.md"):
-            up = "../" * (page.file.src_uri.count("/"))
-            return f"[{link[1]}]({up}{README}{link[3] or ''})"
-        return f"{link[1]} (`{path}`)" if str(path) not in link[1] else link[1]
+            return f"[{text}]({up}{README}{link['anchor'] or ''})"
+        return f"`{path}`" if text in str(path) else f"{text} (`{path}`)" if str(path) not in text else text
 
     if page.file.src_uri == README:
         return re.sub(r"\[([^\]]+)\]\((?!https?:)([A-Z]+(?:\.md)?)\)", r"\1 (`\2`)", markdown)
     return _LINK.sub(rewritten, markdown)
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Keep the options of commands in one piece: browsers cut `--dry-run` behind each of its hyphens."""
+    return _CODE.sub(lambda code: _OPTION.sub(r'<span class="option">\g<0></span>', code[0]), html)
 
 
 def on_post_build(config: MkDocsConfig) -> None:

@@ -58,6 +58,25 @@ def test_the_site_loads_nothing_from_other_hosts(site: Path) -> None:
     assert not [page for page in site.rglob("*.html") if loaded.search(page.read_text())]
 
 
+def test_every_picture_of_a_page_is_on_the_site(site: Path) -> None:
+    """OPS-4: also those that lie beside docs/, as the plots of the benchmarks do; each leads to a file."""
+    shown = {page: re.findall(r"^!\[", page.read_text(), re.MULTILINE) for page in (ROOT / "docs").rglob("*.md")}
+    for page, pictures in shown.items():
+        html = (site / page.relative_to(ROOT / "docs")).with_suffix(".html")
+        found = re.findall(r'<img[^>]+src="([^"]+)"', html.read_text())
+        assert len(found) == len(pictures), page
+        assert not [source for source in found if not (html.parent / source).is_file()], page
+    assert len(shown[ROOT / "docs" / "benchmarks.md"]) >= 5
+
+
+def test_whoever_is_on_call_finds_every_runbook_in_one_place(site: Path) -> None:
+    """OPS-4: beside a runbook the navigation lists the others, whatever other lists name them too."""
+    html = (site / "runbooks" / "alerts.html").read_text()
+    [section] = re.findall(r'data-md-level="1"[^>]+aria-expanded="true">(.*?)data-md-level="1"', html, re.DOTALL)
+    linked = set(re.findall(r'href="([\w-]+\.html)"', section))
+    assert linked == {page.with_suffix(".html").name for page in (ROOT / "docs" / "runbooks").glob("*.md")}
+
+
 def test_assistants_find_every_page(site: Path) -> None:
     """llms.txt lists each page with a sentence, and each link leads to a page."""
     text = (site / "llms.txt").read_text()
