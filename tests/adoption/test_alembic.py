@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import asyncpg
 import pytest
 
 from holdfast.postgres import migrate
+from tests.adoption.bare import Installed
 from tests.docs.support import ROOT, blocks
 
 pytestmark = [pytest.mark.adoption, pytest.mark.newest_postgres]
 
-INIT, ADDRESS, ENV, NEW, REVISION, GO_ON, _ = (
-    block.text for block in blocks("text", pages=[ROOT / "docs" / "alembic.md"])
-)
+PAGE = ROOT / "docs" / "alembic.md"
+_, INIT, ADDRESS, ENV, NEW, REVISION, GO_ON, _ = (block.text for block in blocks("text", pages=[PAGE]))
 IMPORT = "from holdfast.integrations.alembic import migrate_holdfast"
 MODEL = """
 import sqlalchemy as sa
@@ -33,10 +35,12 @@ def driver(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-async def test_the_commands_of_the_page(empty_dsn: str, driver: str, tmp_path: Path) -> None:
+async def test_the_commands_of_the_page(empty_dsn: str, driver: str, tmp_path: Path, installed: Installed) -> None:
     """ENV-3: from an empty folder, with an engine of each kind; autogenerate leaves Holdfast's tables alone."""
     upgrade, autogenerate = GO_ON.splitlines()
-    alembic(tmp_path, *words(INIT), *(("--template", "async") if driver == "asyncpg" else ()))
+    shell = installed(PAGE, **({"psycopg": "sqlalchemy"} if driver == "asyncpg" else {}))
+    alembic = partial(run_alembic, tmp_path, shell)
+    alembic(*words(INIT), *(("--template", "async") if driver == "asyncpg" else ()))
     (tmp_path / "model.py").write_text(MODEL)
     settings = tmp_path / "alembic.ini"
     address = empty_dsn.replace("postgresql://", f"postgresql+{driver}://").replace("%", "%%")
@@ -52,20 +56,20 @@ async def test_the_commands_of_the_page(empty_dsn: str, driver: str, tmp_path: P
         f"{imports}\n" + text.replace("target_metadata=target_metadata", f"target_metadata=target_metadata, {added}")
     )
 
-    alembic(tmp_path, *words(NEW.strip()))
+    alembic(*words(NEW.strip()))
     (first,) = (tmp_path / "migrations" / "versions").glob("*.py")
     head = first.read_text().partition("def upgrade")[0]
     first.write_text(f"{REVISION.partition('def upgrade')[0]}{head}def upgrade{REVISION.partition('def upgrade')[2]}")
-    assert "CREATE TABLE core.outbox" in alembic(tmp_path, "upgrade", "head", "--sql")
+    assert "CREATE TABLE core.outbox" in alembic("upgrade", "head", "--sql")
     assert not (await migrate.state(empty_dsn)).up_to_date
-    alembic(tmp_path, *words(upgrade))
+    alembic(*words(upgrade))
     assert (await migrate.state(empty_dsn)).up_to_date
 
-    alembic(tmp_path, *words(autogenerate))
+    alembic(*words(autogenerate))
     (second,) = set((tmp_path / "migrations" / "versions").glob("*.py")) - {first}
     assert "op.create_table('orders'" in second.read_text() and "core" not in second.read_text()
-    alembic(tmp_path, "upgrade", "head")
-    alembic(tmp_path, "check")
+    alembic("upgrade", "head")
+    alembic("check")
     connection = await asyncpg.connect(empty_dsn)
     assert await connection.fetchval("SELECT to_regclass('orders') IS NOT NULL")
     await connection.close()
@@ -113,10 +117,16 @@ def words(command: str) -> list[str]:
 
 
 def alembic(folder: Path, *arguments: str) -> str:
+    """Run the command in this environment."""
+    return run_alembic(folder, {**os.environ, "PATH": str(Path(sys.executable).parent)}, *arguments)
+
+
+def run_alembic(folder: Path, shell: dict[str, str], *arguments: str) -> str:
+    """Run the command of a shell with such variables."""
     run = subprocess.run(
-        [str(Path(sys.executable).with_name("alembic")), *arguments],
+        [shutil.which("alembic", path=shell["PATH"]) or "alembic", *arguments],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(folder)},
+        env=shell,
         capture_output=True,
         text=True,
         timeout=60,

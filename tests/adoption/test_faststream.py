@@ -24,6 +24,7 @@ from holdfast.errors import ConfigurationError, FieldError, TransientHandlerErro
 from holdfast.integrations.faststream import OutboxBroker
 from holdfast.retry import classify
 from tests.acceptance.support import until
+from tests.adoption.bare import Installed
 from tests.adoption.test_frameworks import FOLDER, run, saved
 
 pytestmark = [pytest.mark.adoption, pytest.mark.newest_postgres]
@@ -45,9 +46,9 @@ def mails(printed: str) -> list[str]:
     return sorted(line for line in printed.splitlines() if line.startswith("Dear"))
 
 
-async def test_the_service_of_the_page(empty_dsn: str, tmp_path: Path) -> None:
+async def test_the_service_of_the_page(empty_dsn: str, tmp_path: Path, installed: Installed) -> None:
     """LSN-4: parsed, injected and retried by FastStream; claimed and settled by Holdfast."""
-    printed = run(PAGE, empty_dsn, tmp_path)
+    printed = run(PAGE, empty_dsn, tmp_path, installed)
     assert mails(printed) == MAILS and "shop.send_mail" in printed
     connection = await asyncpg.connect(empty_dsn)
     rows = await connection.fetch("SELECT payload->>'order_id', attempts, status FROM core.outbox ORDER BY 1")

@@ -1,9 +1,10 @@
-"""Applications of web frameworks, made from the pages of docs/frameworks in an empty folder by their own commands."""
+"""Applications of web frameworks, made from the pages of docs/frameworks in an empty folder by their own commands.
+
+They run in environments that have what the page says to install, and nothing else.
+"""
 
 import asyncio
-import os
 import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ from holdfast.errors import ConfigurationError
 from holdfast.integrations.asgi import RequestTransaction
 from holdfast.integrations.asgi import transaction_per_request as for_asgi
 from holdfast.integrations.fastapi import transaction_per_request as for_fastapi
+from tests.adoption.bare import Installed
 from tests.docs.support import ROOT, blocks
 
 pytestmark = [pytest.mark.adoption, pytest.mark.newest_postgres]
@@ -44,17 +46,15 @@ def saved(page: Path, folder: Path) -> None:
         path.write_text(block.text)
 
 
-def run(page: Path, dsn: str, folder: Path) -> str:
-    """Save what the page says to save, run its commands, and return what they print."""
+def run(page: Path, dsn: str, folder: Path, installed: Installed) -> str:
+    """Save what the page says to save, run its commands where it says to install, and return what they print."""
     saved(page, folder)
     [commands] = blocks("sh", pages=[page])
-    bare = {name: value for name, value in os.environ.items() if not name.startswith(("HOLDFAST", "PYTHONPATH"))}
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         ["/bin/sh", "-e"],
         input=commands.text,
         cwd=folder,
-        env={**bare, "PATH": path, "HOLDFAST_DSN": dsn},
+        env={**installed(page), "HOLDFAST_DSN": dsn},
         capture_output=True,
         text=True,
         timeout=100,
@@ -69,9 +69,9 @@ def test_every_page_has_its_test() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(PRINTED))
-async def test_the_application_of_a_page(name: str, empty_dsn: str, tmp_path: Path) -> None:
+async def test_the_application_of_a_page(name: str, empty_dsn: str, tmp_path: Path, installed: Installed) -> None:
     """PUB-1: an event exists if and only if its request has committed, and is handled once."""
-    printed = run(FOLDER / f"{name}.md", empty_dsn, tmp_path).splitlines()
+    printed = run(FOLDER / f"{name}.md", empty_dsn, tmp_path, installed).splitlines()
     assert PRINTED[name] in printed
     assert name != "django" or "Found 2 test(s)." in printed
     connection = await asyncpg.connect(empty_dsn)

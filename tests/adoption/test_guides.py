@@ -17,6 +17,7 @@ from holdfast import Publisher
 from holdfast.errors import ConfigurationError
 from holdfast.importing import Columns, import_celery, import_pending
 from servers.valkey import ValkeyServer
+from tests.adoption.bare import Installed
 from tests.docs.support import ROOT, blocks
 
 pytestmark = [pytest.mark.adoption, pytest.mark.newest_postgres]
@@ -35,18 +36,14 @@ def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValkeyServer]:
 
 
 @pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
-def test_a_service_is_moved_by_its_guide(page: Path, empty_dsn: str, valkey: ValkeyServer, tmp_path: Path) -> None:
+def test_a_service_is_moved_by_its_guide(
+    page: Path, empty_dsn: str, valkey: ValkeyServer, tmp_path: Path, installed: Installed
+) -> None:
     """PUB-1: what waits in the other library is handled by Holdfast, each once, and nothing waits there any more."""
     for block in blocks("python", pages=[page]):
         assert block.file is not None
         (tmp_path / block.file).write_text(block.text)
-    bare = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST")}
-    environment = {
-        **bare,
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "HOLDFAST_DSN": empty_dsn,
-        "BROKER": f"{valkey.address}/0",
-    }
+    environment = {**installed(page), "HOLDFAST_DSN": empty_dsn, "BROKER": f"{valkey.address}/0"}
     [commands] = blocks("sh", pages=[page])
     *_, imported, drained = commands.text.strip().splitlines()
     run = subprocess.run(

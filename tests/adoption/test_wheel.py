@@ -1,52 +1,26 @@
 """The wheel without the source tree: with what one extra brings and nothing else, its first program runs.
 
-An environment is made of links into this one, so that nothing is downloaded; `./dev release extras` installs for real.
+The environments are those of tests/adoption/bare.py; `./dev release extras` installs for real.
 """
 
 from __future__ import annotations
 
 import subprocess
-import venv
 import zipfile
-from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import pytest
 
 from release.audit import verdict
 from release.extras import FIRST, run_first
-from release.wheel import build_wheel
-from tests.newcomer.test_installing import PROJECT, declared
+from tests.adoption.bare import make_environment
+from tests.newcomer.test_installing import PROJECT
 
 pytestmark = [pytest.mark.adoption, pytest.mark.newest_postgres]
 
 OFTEN = ("", "alembic", "cli", "schedules", "sqlalchemy")
 # What `import holdfast` brings of others, and what a publisher and a worker need besides.
 NEEDED = {"annotated_types", "pydantic", "pydantic_core", "typing_extensions", "typing_inspection"}
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_wheel(tmp_path_factory.mktemp("dist"))
-
-
-def environment(folder: Path, wheel: Path, extra: str) -> Path:
-    """Make an environment with the wheel and what pip would install for an extra; return its Python."""
-    venv.create(folder / "env", symlinks=True, with_pip=False)
-    [site] = (folder / "env" / "lib").glob("python*/site-packages")
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(site)
-    for name in declared(extra or None) - {"holdfast"}:
-        try:
-            installed = distribution(name)
-        except PackageNotFoundError:  # not for this platform
-            continue
-        for file in installed.files or ():
-            if not file.parts[0].startswith("..") and "__pycache__" not in file.parts:
-                (site / file).parent.mkdir(parents=True, exist_ok=True)
-                if not (site / file).exists():
-                    (site / file).symlink_to(Path(str(installed.locate_file(file))))
-    return folder / "env" / "bin" / "python"
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -59,7 +33,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def test_the_first_program_of_an_extra_runs(extra: str, wheel: Path, dsn: str, tmp_path: Path) -> None:
     """RUN-1: what the extra declares is enough, for the wheel as it is installed."""
-    assert run_first(environment(tmp_path, wheel, extra), extra, dsn, tmp_path) == "ran"
+    assert run_first(make_environment(tmp_path, wheel, *filter(None, [extra])), extra, dsn, tmp_path) == "ran"
 
 
 def test_every_extra_has_a_first_program() -> None:
@@ -72,7 +46,7 @@ def test_the_import_brings_only_what_it_needs(wheel: Path, tmp_path: Path) -> No
         "import sys; before = set(sys.modules); import holdfast; "
         "print(*sorted({name.partition('.')[0] for name in set(sys.modules) - before} - sys.stdlib_module_names))"
     )
-    python = environment(tmp_path, wheel, "")
+    python = make_environment(tmp_path, wheel)
     run = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, check=True)
     assert set(run.stdout.split()) - {"holdfast"} <= NEEDED
 

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from itertools import chain
 from pathlib import Path
@@ -73,10 +74,12 @@ def modules() -> list[str]:
     return [".".join(file.parts).removesuffix(".__init__") for file in files]
 
 
-def declared(extra: str | None) -> set[str]:
-    """Every distribution that pip would install for the package and one extra, itself included."""
+def declared(*extras: str, beside: Sequence[str] = ()) -> set[str]:
+    """Every distribution that pip would install for the package with extras, itself included, and what is beside it."""
     found: set[str] = {"holdfast"}
-    waiting = [*PROJECT["dependencies"], *(PROJECT["optional-dependencies"][extra] if extra else ())]
+    waiting = [*PROJECT["dependencies"], *beside]
+    for extra in extras:
+        waiting += PROJECT["optional-dependencies"][extra]
     while waiting:
         requirement = Requirement(waiting.pop())
         name = canonicalize_name(requirement.name)
@@ -100,7 +103,7 @@ def declared(extra: str | None) -> set[str]:
 
 def hidden_from(extra: str | None) -> str:
     """Top-level modules of what is installed here and would not be there."""
-    known = declared(extra)
+    known = declared(*filter(None, [extra]))
     owners = packages_distributions()
     names = [name for name, of in owners.items() if not known & {canonicalize_name(each) for each in of}]
     return ",".join(names)
