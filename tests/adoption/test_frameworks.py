@@ -57,7 +57,7 @@ def run(page: Path, dsn: str, folder: Path, installed: Installed) -> str:
         env={**installed(page), "HOLDFAST_DSN": dsn},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=110,
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return done.stdout

@@ -53,7 +53,7 @@ def test_a_service_is_moved_by_its_guide(
         env=environment,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=110,
     )
     assert run.returncode == 0, f"{run.stdout}\n{run.stderr}"
     assert "3 events would be published" in run.stdout
