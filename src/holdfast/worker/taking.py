@@ -90,6 +90,7 @@ class Taker:
         self._returned: list[Received] = []
         self._ended = asyncio.Event()
         self._freed = asyncio.Event()
+        self._stopped = asyncio.Event()
         self._hourly = HourlyLimit()
         self.answered = False  # whether the broker has let this handler take, when it was last asked
         self._beside: list[asyncio.Task[None]] = []
@@ -97,8 +98,11 @@ class Taker:
         self._unread: Sequence[Received] = ()
         self._unsorted = 0  # messages that are read, or that the database is asked about
         self._waiting = False  # for a database that cannot be reached
-        self._stopping = False
         self._limited = bool(handler.fleet_concurrency or handler.rate or handler.breaker)
+
+    @property
+    def _stopping(self) -> bool:
+        return self._stopped.is_set()
 
     @property
     def taken(self) -> int:
@@ -107,7 +111,7 @@ class Taker:
 
     def stop(self) -> None:
         """Take no more."""
-        self._stopping = True
+        self._stopped.set()
         self._freed.set()
 
     async def run(self) -> None:
@@ -122,7 +126,7 @@ class Taker:
             except BrokerUnavailable as fault:
                 self.answered = False
                 self._report(fault)
-                await self._rest(backoff)
+                await _rest_until(self._stopped, backoff)  # what is freed meanwhile is no reason to try sooner
                 backoff = min(2 * backoff, _LONGEST_BACKOFF)
         await self._sorted()
 
@@ -145,7 +149,7 @@ class Taker:
         room = min(self._dispatcher.space(self._handler.name) - self._unsorted, _MOST)
         if room <= 0:
             self._freed.clear()
-            await self._rest(_FULL)
+            await _rest_until(self._freed, _FULL)
             return
         received = await self._source.take(room, wait=_WAIT)
         try:
@@ -162,12 +166,6 @@ class Taker:
         sorting, self._sorting = self._sorting, None
         if sorting is not None:
             await sorting
-
-    async def _rest(self, seconds: float) -> None:
-        if not self._stopping:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await self._freed.wait()
 
     # --- what was taken ---------------------------------------------------------------------------------
 
@@ -398,6 +396,13 @@ class Taker:
             action = "trying again; what is not acknowledged comes again"
             named = {"handler_name": self._handler.name, "action": action}
             self._observe(unavailable_notice(self._broker, self._address, fault, **named))
+
+
+async def _rest_until(event: asyncio.Event, seconds: float) -> None:
+    """Wait for the event, and no longer than so many seconds."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
 
 
 def _undivided(received: Received) -> Received:
