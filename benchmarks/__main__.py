@@ -68,7 +68,9 @@ def parse() -> argparse.Namespace:
         metavar="PEER,PEER",
         help=f"let peers take part: {', '.join(environments.peers())}, or all",
     )
-    parser.add_argument("--report", action="store_true", help="write benchmarks/report and docs/benchmarks.md")
+    parser.add_argument(
+        "--report", action="store_true", help="write benchmarks/report, docs/benchmarks.md and docs/comparison.md"
+    )
     options = parser.parse_args()
     strangers = [peer for peer in options.against if peer not in (*environments.peers(), "all")]
     if strangers:

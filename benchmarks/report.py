@@ -1,7 +1,8 @@
-"""Writes what was measured: `report/results.json`, a table, plots, and the section of docs/benchmarks.md."""
+"""Writes what was measured: `report/results.json`, a table, plots, and the measured parts of two pages of docs."""
 
 import json
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -12,7 +13,7 @@ from benchmarks.environments import ROOT, interpreter_for
 from benchmarks.suites import BENCHMARKS
 
 REPORT = Path(__file__).resolve().parent / "report"
-PAGE = ROOT / "docs" / "benchmarks.md"
+PAGE, COMPARISON = ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "comparison.md"
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 PLOTS = {
     "ratios": "Every ratio that has a target, and the target",
@@ -39,10 +40,16 @@ def write(summaries: list[Summary], command: str) -> list[Path]:
     subprocess.run([python, str(Path(__file__).parent / "plots" / "draw.py"), str(results), str(REPORT)], check=True)
     text = "\n".join(measured(summaries)) + "\n"
     table.write_text(text)
-    before, _, rest = PAGE.read_text().partition(BEGIN)
     shown = "\n".join(images()) + "\n"
-    PAGE.write_text(f"{before}{BEGIN}\n{text}{shown}{END}{rest.partition(END)[2]}")
-    return [results, table, *sorted(REPORT.glob("*.png")), PAGE]
+    replace(PAGE, f"{text}{shown}")
+    replace(COMPARISON, "\n".join(beside_peers(summaries)) + "\n")
+    return [results, table, *sorted(REPORT.glob("*.png")), PAGE, COMPARISON]
+
+
+def replace(page: Path, text: str) -> None:
+    """Put a text into the measured part of a page."""
+    before, _, rest = page.read_text().partition(BEGIN)
+    page.write_text(f"{before}{BEGIN}\n{text}{END}{rest.partition(END)[2]}")
 
 
 def merged(results: Path, new: list[Summary]) -> list[Summary]:
@@ -141,6 +148,25 @@ def peers(summaries: list[Summary]) -> Iterator[str]:
         if "peers_p99_ms" in each:
             waits = [f"{each['peers_p99_ms'][name]:,.1f}" if name in each["peers"] else "" for name in names]
             yield f"| {each['bench']}, p99 | ms | {each['p99_ms']:,.1f} | " + " | ".join(waits) + " |"
+
+
+def beside_peers(summaries: list[Summary]) -> Iterator[str]:
+    """Every figure that peers have too, with the command that measured it: for the page that compares."""
+    beside = [each for each in summaries if "peers" in each]
+    names = list(dict.fromkeys(name for each in beside for name in each["peers"]))
+    yield "| | Unit | Holdfast | " + " | ".join(names) + " | Measured by |"
+    yield "|---|---|---:|" + "---:|" * len(names) + "---|"
+    for each in beside:
+        figures = [amount(each, each["peers"][name]) if name in each["peers"] else "" for name in names]
+        measured_by = f"`{re.sub(' --(report|json)', '', each['command'])}`, {each['day']}"
+        cells = (
+            BENCHMARKS[each["bench"]].question,
+            each["unit"],
+            amount(each, each["holdfast"]),
+            *figures,
+            measured_by,
+        )
+        yield f"| {' | '.join(cells)} |"
 
 
 def publishing(summaries: list[Summary]) -> Iterator[str]:

@@ -362,6 +362,20 @@ def test_the_report_has_every_benchmark() -> None:
         assert len(set(rows)) <= 1, "a row has as many cells as its head"
 
 
+def test_each_figure_of_a_peer_has_its_command() -> None:
+    """The page that compares tells what was asked, every peer's figure, and how to measure it again."""
+    told = {"command": "./dev bench drain --against all", "day": "2026-11-15"}
+    drain = BENCHMARKS["drain"]
+    summaries = [summary_of(drain, False, PEERS) | told, summary_of(BENCHMARKS["large"], False, []) | told]
+    head, _, *rows = report.beside_peers(summaries)
+    assert all(f" {peer} |" in head for peer in summaries[0]["peers"])
+    [row] = rows
+    assert row.startswith(f"| {drain.question} | events/s | ") and row.endswith(
+        "| `./dev bench drain --against all`, 2026-11-15 |"
+    )
+    assert row.count("|") == head.count("|")
+
+
 def test_a_report_keeps_what_was_not_measured_again(tmp_path: Path) -> None:
     results = tmp_path / "results.json"
     drain, large = ({"bench": name, "day": "2026-11-14"} for name in ("drain", "large"))
