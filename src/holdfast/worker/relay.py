@@ -177,7 +177,11 @@ def outgoing(
             "trace_context": delivery.trace_context,
         }
     )
-    headers = from_json(delivery.headers) if delivery.headers else {}
+    try:
+        headers = from_json(delivery.headers) if delivery.headers else {}
+    except ValueError:
+        # A producer in another language may have written what Postgres takes and Python does not read.
+        raise CloudEventError("its headers are no JSON that can be read", "publish text for each header") from None
     carried = CarriedEvent(
         event,
         headers if isinstance(headers, dict) else {},
