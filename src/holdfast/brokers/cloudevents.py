@@ -1,8 +1,9 @@
 """Events as CloudEvents 1.0.2, both ways.
 
 Holdfast writes the structured mode, or the binary one if the broker's address asks for it and a binding defines it. It
-reads both, also from foreign producers: their `source` and `id` are the idempotency key, and data that is no object is
-wrapped. What cannot become an event raises a `CloudEventError`, which never quotes data.
+reads both, also from foreign producers: their `source` and `id` are the idempotency key, the source of the event begins
+with `foreign:`, and data that is no object is wrapped. What cannot become an event raises a `CloudEventError`, which
+never quotes data.
 """
 
 from __future__ import annotations
@@ -57,6 +58,8 @@ _PLAIN_PRIORITY: Final = 1
 # What a URI may contain besides letters and digits: a source is a URI reference.
 _URI: Final = "-._~:/?#[]@!$&'()*+,;="
 
+# Of others, the sources too: nobody at a broker has the name of one that may publish here.
+_APART: Final = "foreign:"
 # Events of others get ids of their own here: two producers may use the same.
 _FOREIGN: Final = UUID("6f6c6466-6173-5465-8c6f-756465766e74")
 # As much as the outbox takes from producers in any language.
@@ -376,7 +379,7 @@ def _foreign(given: Attributes, payload: dict[str, Any], now: datetime, apart: C
             "event_type": name,
             "event_version": 1,
             "occurred_at": optional(given, "time", moment_attribute) or now,
-            "source": as_name(source),
+            "source": as_name(f"{_APART}{source}"),
             "target": None,
             "domain_id": domain_id,
             "payload": payload,

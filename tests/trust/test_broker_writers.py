@@ -1,0 +1,65 @@
+"""What producers and writers of a broker can put in its way: neither delays nor names events of others."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import asyncpg
+import pytest
+
+from holdfast import EventEnvelope
+from tests.acceptance.support import Facts, publish, running, until
+from tests.brokers.double import Broker
+from tests.brokers.messages import outgoing
+from tests.brokers.test_signing import CHANNEL, OPTIONS, moved, registry_of
+
+pytestmark = [pytest.mark.trust, pytest.mark.newest_postgres]
+
+INSERT = (
+    "INSERT INTO core.outbox (event_type, source, payload, headers) VALUES ('order.placed', 'evil', '{}', $1::jsonb)"
+)
+
+
+@pytest.fixture
+def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
+    double = Broker()
+    monkeypatch.setattr("holdfast.worker.substrate.engine_of", lambda _address: double)
+    return double
+
+
+@pytest.mark.parametrize("headers", [f'{{"a": {"[" * 250}1{"]" * 250}}}', '{"a": 1e5000}'])
+async def test_headers_that_nobody_can_read_cost_their_own_event(
+    dsn: str, conn: asyncpg.Connection, broker: Broker, headers: str
+) -> None:
+    """SEC-1: they fail at once and alone, and neither halve the relay's batches nor open its breaker."""
+    got: list[EventEnvelope] = []
+    facts = Facts()
+    async with running(dsn, registry_of(got), facts, **OPTIONS):
+        await moved(conn, broker)
+        async with conn.transaction():
+            for number in range(5):
+                await conn.execute(INSERT, headers)
+                await publish(conn, "order.placed", {"number": number})
+        await until(lambda: len(got) == 5, what="the events of others are handled")
+        query = "SELECT count(*) = 5 FROM core.failed WHERE handler_name = 'relay.nats' AND attempts = 1"
+        await until(lambda: conn.fetchval(query), what="the dead letters")
+    assert not facts.notices("batch_halved")
+    assert await conn.fetchval("SELECT bool_and(resumed_at IS NULL AND distrusted = '{}') FROM core.handler_flow")
+
+
+async def test_a_foreign_event_has_no_source_of_this_database(
+    dsn: str, conn: asyncpg.Connection, broker: Broker
+) -> None:
+    """SEC-1: who may write to a broker cannot send as a source that belongs to a role, nor take the turns of one."""
+    got: list[EventEnvelope] = []
+    await conn.execute("INSERT INTO core.sources (source, role_name) VALUES ('shop', current_user)")
+    lie = {"specversion": "1.0", "id": "1", "source": "shop", "type": "order.placed", "data": {"bad": True}}
+    async with running(dsn, registry_of(got), **OPTIONS):
+        await moved(conn, broker)
+        broker.put(replace(outgoing(), channel=CHANNEL, body=json.dumps(lie).encode()))
+        await until(lambda: conn.fetchval("SELECT count(*) = 1 FROM core.failed"), what="the dead letter")
+        await publish(conn, "order.placed", {"number": 1})
+        await until(lambda: got[-1].payload == {"number": 1}, what="the real one")
+    assert {each.source for each in got} == {"foreign:shop", "shop"}
+    assert [row["source"] for row in await conn.fetch("SELECT source FROM core.failed")] == ["foreign:shop"]
