@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -15,6 +17,7 @@ from holdfast.cli import main
 from holdfast.errors import ConfigurationError
 from holdfast.schemas.asyncapi import document
 from holdfast.schemas.changes import breaking_changes
+from tests.docs.support import ROOT, blocks
 
 pytestmark = [pytest.mark.adoption]
 
@@ -295,3 +298,35 @@ def test_a_document_that_cannot_be_compared_is_named(
     assert end.value.code == 2
     error = capsys.readouterr().err
     assert f"error: --against {document} {problem}" in error and "Traceback" not in error
+
+
+RELEASES = {
+    "1.4.0": "    total: Decimal",
+    "an addition": "    total: Decimal\n    note: str | None = None",
+    "a breaking change": "    total: Decimal = Decimal(0)\n    customer: int",
+}
+
+
+def test_the_check_of_the_page(tmp_path: Path) -> None:
+    """ENV-3: what docs/payloads.md shows is what a build of the next release prints, and an addition passes."""
+    [block] = [each for each in blocks("text", pages=[ROOT / "docs" / "payloads.md"]) if "schema check" in each.text]
+    command, *printed = block.text.splitlines()
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "handlers.py").write_text(
+        "from holdfast import HandlerRegistry\n\nregistry = HandlerRegistry()\n"
+    )
+
+    def run(release: str, words: list[str]) -> subprocess.CompletedProcess[str]:
+        fields = RELEASES[release]
+        (tmp_path / "app" / "events.py").write_text(
+            "from decimal import Decimal\nfrom typing import ClassVar\n\nfrom pydantic import BaseModel\n\n\n"
+            f'class OrderPlaced(BaseModel):\n    event_type: ClassVar[str] = "order.placed"\n{fields}\n'
+        )
+        return subprocess.run([sys.executable, "-m", *words], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+
+    words = command.removeprefix("$ ").split()
+    export = [*words[:2], "export", *words[3 : words.index("--against")]]
+    (tmp_path / words[-1]).write_text(run("1.4.0", export).stdout)
+    assert run("an addition", words).returncode == 0
+    broken = run("a breaking change", words)
+    assert (broken.returncode, broken.stdout.splitlines()) == (1, printed)
