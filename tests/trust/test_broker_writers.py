@@ -8,7 +8,7 @@ from dataclasses import replace
 import asyncpg
 import pytest
 
-from holdfast import EventEnvelope
+from holdfast import EventEnvelope, Operator
 from tests.acceptance.support import Facts, publish, running, until
 from tests.brokers.double import Broker
 from tests.brokers.messages import outgoing
@@ -63,3 +63,19 @@ async def test_a_foreign_event_has_no_source_of_this_database(
         await until(lambda: got[-1].payload == {"number": 1}, what="the real one")
     assert {each.source for each in got} == {"foreign:shop", "shop"}
     assert [row["source"] for row in await conn.fetch("SELECT source FROM core.failed")] == ["foreign:shop"]
+
+
+async def test_a_refused_message_reaches_no_handler_by_a_replay(
+    dsn: str, conn: asyncpg.Connection, broker: Broker
+) -> None:
+    """SEC-1: an operator who replays all dead letters of a handler does not run it with what somebody has forged."""
+    got: list[EventEnvelope] = []
+    failed = "SELECT id FROM core.failed WHERE event_type = 'holdfast.unreadable'"
+    async with running(dsn, registry_of(got), **OPTIONS):
+        await moved(conn, broker)
+        broker.put(replace(outgoing(1), channel=CHANNEL))
+        await until(lambda: conn.fetchval(failed), what="the dead letter")
+        async with Operator(dsn, actor="ann@example.com") as operator:
+            assert (await operator.failed.replay([await conn.fetchval(failed)])).count == 1
+        await until(lambda: conn.fetchval(f"{failed} AND last_error LIKE '%it is no event%'"), what="it failed again")
+    assert got == []

@@ -9,6 +9,7 @@ from holdfast.envelope import EventEnvelope
 from holdfast.errors import TerminalHandlerError
 from holdfast.event_data import EventData
 from holdfast.postgres.delivery import Delivery
+from holdfast.worker.unreadable import UNREADABLE
 
 _new_tuple = tuple.__new__
 
@@ -22,6 +23,9 @@ def decode(delivery: Delivery) -> tuple[EventEnvelope, HandlerContext]:
             HandlerContext,
             (delivery.event_id, delivery.id, delivery.handler.name, delivery.attempts, {}, delivery.trace_context),
         )
+    if delivery.event_type == UNREADABLE:
+        # The handler has never wanted it. What it says was written by whoever can write to the broker.
+        raise TerminalHandlerError("it is no event, but what was kept of a message that was refused; discard it")
     try:
         payload = from_json(delivery.payload)
         headers = from_json(delivery.headers) if delivery.headers else {}
