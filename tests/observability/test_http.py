@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import threading
 import time
@@ -174,3 +175,25 @@ async def test_a_unix_socket(tmp_path: Path) -> None:
         writer.write(b"GET /hello HTTP/1.1\r\n\r\n")
         assert (await reader.read()).endswith(b"hello  ")
         writer.close()
+
+
+async def test_a_client_that_reads_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SEC-1: neither its connection nor what it was sent is kept for longer than a response may take."""
+    monkeypatch.setattr(http, "_PATIENCE", 0.2)
+
+    async def large(_request: Request) -> Response:
+        return Response("x" * 16_000_000)
+
+    def open_files() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    async with serve([site(large=large)]) as (port,):
+        before = open_files()
+        with contextlib.ExitStack() as clients:
+            for _ in range(5):
+                line = clients.enter_context(socket.socket())
+                line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+                line.connect(("127.0.0.1", port))
+                line.sendall(b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            await until(lambda: open_files() == before + 10, what="both ends are open")
+            await until(lambda: open_files() == before + 5, what="only those of the clients are left")

@@ -239,11 +239,13 @@ class _Answering:
             writer.write(await self._respond(request))
             async with asyncio.timeout(_PATIENCE):
                 await writer.drain()
+        except TimeoutError:
+            writer.transport.abort()  # or it would be kept, with what is not sent, for as long as the client likes
         except asyncio.LimitOverrunError:
             text = "the request is too long\n"
             writer.write(_encoded(Response(text, HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)))
         except (OSError, asyncio.IncompleteReadError):
-            pass  # the client is gone, or too slow
+            pass  # the client is gone
         finally:
             self._connections.leave(writer)
             writer.close()
