@@ -59,7 +59,8 @@ class Told(Progress):
         if now - self._told_at >= TELL_EVERY:
             self._told_at = now
             doing = f"{self._label}, {text}" if text else self._label
-            console.print(f"{self._name}: {self._begun} of {self._runs} runs in {now - self._since:.0f} s; {doing}")
+            done = f"{self._begun} of {self._runs} runs in {now - self._since:.0f} s"
+            console.print(f"{self._name}: {done}; {doing}", soft_wrap=True)
 
 
 @contextmanager

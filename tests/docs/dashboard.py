@@ -41,6 +41,7 @@ ROOT: Final = Path(__file__).parents[2]
 PICTURE: Final = ROOT / "docs" / "images" / "dashboard.png"
 SECONDS: Final = 240
 STEP: Final = 2
+LONGEST_GAP: Final = 2 * STEP  # four scrapes: what spanNulls of the dashboard is to scrapes of 30 s
 WINDOW: Final = "20s"  # of rates: some scrapes long
 
 HANDLERS = """
@@ -211,11 +212,12 @@ def graph(panel: dict[str, Any], found: Sequence[Line], start: float, end: float
     drawn = list(zip(found, [color(line.name, n) for n, line in enumerate(found)], strict=True))
     floor = [(moment, 0.0) for moment, _ in found[0].points] if found else []
     for line, stroke in drawn:
-        path = " ".join(at(*point) for point in line.points)
-        below = " ".join(at(*point) for point in reversed(floor if stacked else [(m, 0.0) for m, _ in line.points]))
-        opacity = 0.28 if stacked else 0.08
-        parts.append(f'<polygon points="{path} {below}" fill="{stroke}" opacity="{opacity}"/>')
-        parts.append(f'<polyline points="{path}" fill="none" stroke="{stroke}" stroke-width="1.6"/>')
+        for points in [line.points] if stacked else unbroken(line.points):
+            path = " ".join(at(*point) for point in points)
+            below = " ".join(at(*point) for point in reversed(floor if stacked else [(m, 0.0) for m, _ in points]))
+            opacity = 0.28 if stacked else 0.08
+            parts.append(f'<polygon points="{path} {below}" fill="{stroke}" opacity="{opacity}"/>')
+            parts.append(f'<polyline points="{path}" fill="none" stroke="{stroke}" stroke-width="1.6"/>')
         floor = line.points
         width_of = 26 + 6.6 * len(line.name)
         if x + width_of > width:
@@ -226,6 +228,18 @@ def graph(panel: dict[str, Any], found: Sequence[Line], start: float, end: float
         )
         x += width_of
     return card(panel, "".join(parts + legend))
+
+
+def unbroken(points: Sequence[tuple[float, float]]) -> Iterator[list[tuple[float, float]]]:
+    """The parts of a line: where there was nothing for longer than four scrapes, nothing is drawn, as in Grafana."""
+    part: list[tuple[float, float]] = []
+    for point in points:
+        if part and point[0] - part[-1][0] > LONGEST_GAP:
+            yield part
+            part = []
+        part.append(point)
+    if part:
+        yield part
 
 
 def color(name: str, number: int) -> str:
