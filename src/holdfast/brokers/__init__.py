@@ -1,1 +1,1 @@
-"""Events past one database: a relay to a broker, and listeners that take them from there."""
+"""Brokers: one engine for each of NATS, Redis, RabbitMQ and Kafka, and events in the form of CloudEvents."""

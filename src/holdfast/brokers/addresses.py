@@ -1,4 +1,4 @@
-"""Addresses of brokers that have several hosts, and options behind a question mark."""
+"""Addresses of brokers: a URL with one host or several, and options behind a question mark."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PORTS = {"nats": 4222, "redis": 6379, "amqp": 5672, "kafka": 9092}
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A broker's address, taken apart; passwords stay out of what is printed."""
+    """A broker's address, taken apart; its repr shows no password."""
 
     scheme: str
     # One URL for each host, with the login, and without options.
@@ -36,11 +36,11 @@ class Address:
         return int(text)
 
     def encryption(self) -> ssl.SSLContext:
-        """Return what is trusted: the certificates of `cafile`, or those of the system."""
+        """Return a TLS context that trusts the certificates of `cafile`, or those of the system."""
         return ssl.create_default_context(cafile=self.file("cafile"))
 
     def file(self, option: str) -> str | None:
-        """Return an option that is a path; refuse one that cannot be read, or has no certificate."""
+        """Return an option that is a path; refuse a file that cannot be read, and a `cafile` without certificates."""
         path = self.options.get(option)
         if path is None:
             return None
@@ -55,7 +55,7 @@ class Address:
         return path
 
     def binding(self, defined: Binding) -> Binding | None:
-        """Return how events are written in the binary mode, if the address asks for it by `mode`."""
+        """Return the engine's binding if the address has `mode=binary`, and None for the structured mode."""
         mode = self.options.get("mode", "structured")
         if mode not in ("structured", "binary"):
             raise ConfigurationError(FIELD, f"has mode={quoted(mode)}", "write mode=binary or mode=structured")
@@ -63,9 +63,9 @@ class Address:
 
 
 def address_of(text: str, schemes: tuple[str, ...], known: tuple[str, ...] | None) -> Address:
-    """Take an address apart; refuse another scheme, an option that is not known, and one without a host.
+    """Take an address apart; refuse an address with another scheme, with an unknown option, or without a host.
 
-    None knows all options: those of RabbitMQ are for its client.
+    With `known=None` every option is accepted: RabbitMQ's client checks its own.
 
     >>> address_of("nats://me:secret@one,two:4223/?replicas=3", ("nats",), ("replicas",)).servers
     ('nats://me:secret@one', 'nats://me:secret@two:4223')
@@ -90,7 +90,7 @@ def address_of(text: str, schemes: tuple[str, ...], known: tuple[str, ...] | Non
 
 
 def with_names(text: str, naming: str, options: tuple[str, ...]) -> str:
-    """Return an address with other templates for names; what else `naming` has is left out.
+    """Return an address with the templates for names that `naming` has; only `options` are taken from it.
 
     >>> with_names("nats://me@one,two:4223?replicas=3&stream=A_{channel}", "stream=B_{channel}&creds=x", ("stream",))
     'nats://me@one,two:4223?replicas=3&stream=B_{channel}'
@@ -102,12 +102,12 @@ def with_names(text: str, naming: str, options: tuple[str, ...]) -> str:
 
 
 def _like(scheme: str) -> str:
-    """Return how to write an address: with a number, because words in its place are hidden as a password would be."""
+    """Return an example of an address. Its port is a number: errors hide a word in that place like a password."""
     return f"write it like {scheme}://host:{_PORTS[scheme]}"
 
 
 def _require_port(server: str, remedy: str) -> None:
-    """Refuse a server whose port is no number that a port can have."""
+    """Refuse a server whose port is not a number from 1 to 65535."""
     try:
         if urlsplit(server).port != 0:
             return

@@ -1,4 +1,4 @@
-"""The attributes of CloudEvents that others sent: each is checked, and an error names the one that is wrong."""
+"""Checks of the attributes of CloudEvents that a broker delivers; each error names the attribute that is wrong."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ T = TypeVar("T")
 Attributes: TypeAlias = dict[str, Any]
 
 HEADERS: Final = "hfheaders"
-# By which a worker knows that a relay has sent an event: signing.py.
+# The attribute with the relay's signature: see signing.py.
 SIGNATURE: Final = "hfsignature"
 
 _LARGEST_INTEGER: Final = 2**31 - 1
-# What a name of ours may have beside letters and digits.
+# Characters that names in the outbox may have besides letters and digits.
 _PLAIN: Final = "!\"#$%&'()+,-.:;<=>?@[\\]^_`{|}~"
-# As timestamps are written here, nearly always: 2025-03-01T12:00:00.000001Z
+# The punctuation of a timestamp as relays write it, 2025-03-01T12:00:00.000001Z: these skip the slower pattern.
 _OURS: Final = ("-", "T", ".", "Z")
 _RFC3339 = re.compile(r"(\d{4}-\d\d-\d\d)[Tt ](\d\d:\d\d):(\d\d)(?:\.(\d+))?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
 
 
 class CloudEventError(RemediedError):
-    """A message is no CloudEvent that a handler could get, or an event cannot be written as one."""
+    """A message cannot be read as an event, or an event cannot be written as a CloudEvent."""
 
 
 def json_value(what: str, content: bytes) -> Any:
@@ -46,12 +46,12 @@ def json_value(what: str, content: bytes) -> Any:
 
 
 def refusal(field: str, problem: str, remedy: str) -> CloudEventError:
-    """Return the error for an attribute, as the checks of fields make theirs."""
+    """Return the error for an attribute: the `error` argument of the checks in holdfast.checks."""
     return CloudEventError(f"{field} {problem}", remedy)
 
 
 def required(given: Attributes, name: str) -> str:
-    """Return an attribute that every event has."""
+    """Return an attribute that CloudEvents requires."""
     value = given.get(name)
     if not isinstance(value, str) or not storable(value):
         raise CloudEventError(f"{name} is missing, empty or no text", "send what CloudEvents 1.0 requires")
@@ -65,7 +65,7 @@ def optional(given: Attributes, name: str, check: Callable[[str, object], T]) ->
 
 
 def name_attribute(field: str, value: object) -> str:
-    """Return an attribute of ours that is an event name."""
+    """Return an attribute of a relay's event that has to be a name."""
     if type(value) is str and is_plain_event_name(value):
         return value
     return event_name(field, value, error=refusal, composed=False)
@@ -80,7 +80,7 @@ def key_attribute(field: str, value: object) -> str:
 
 
 def as_name(value: str) -> str:
-    """Return a foreign type or source as a name that the outbox takes; what it does not take is percent-encoded."""
+    """Return a foreign type or source as a name for the outbox; characters that it refuses are percent-encoded."""
     if is_plain_event_name(value):
         return value
     name = quote(value, safe=_PLAIN)
@@ -91,7 +91,7 @@ def as_name(value: str) -> str:
 
 
 def uuid_of(value: object) -> UUID | None:
-    """Return the UUID that a value is, or None."""
+    """Return the UUID that a text spells, or None for any other value."""
     if not isinstance(value, str):
         return None
     try:
@@ -101,7 +101,7 @@ def uuid_of(value: object) -> UUID | None:
 
 
 def integer(given: Attributes, name: str, low: int, otherwise: int, high: int = _LARGEST_INTEGER) -> int:
-    """Return a whole number, which the binary mode writes as text."""
+    """Return an attribute that is a whole number, also when it is written as text, as in the binary mode."""
     value = given.get(name, otherwise)
     if type(value) is int and low <= value <= high:
         return value
@@ -140,7 +140,7 @@ def trace_context(given: Attributes) -> str | None:
 
 
 def own_headers(given: Attributes) -> dict[str, str]:
-    """Return the headers that an event of ours carries."""
+    """Return the headers that a relay's event carries in one attribute."""
     encoded = given.get(HEADERS)
     if encoded is None:
         return {}
@@ -162,7 +162,7 @@ def checked_headers(headers: dict[str, Any]) -> dict[str, str]:
 
 
 def scalar(name: str, value: object) -> str:
-    """Return an attribute as text."""
+    """Return an attribute's value as text; refuse lists and objects."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str | int):

@@ -1,9 +1,9 @@
 """Events as CloudEvents 1.0.2, both ways.
 
-Holdfast writes the structured mode, or the binary one if the broker's address asks for it and a binding defines it. It
-reads both, also from foreign producers: their `source` and `id` are the idempotency key, the source of the event begins
-with `foreign:`, and data that is no object is wrapped. What cannot become an event raises a `CloudEventError`, which
-never quotes data.
+Relays write the structured mode, or the binary mode if the broker's address asks for it. Workers read both modes, also
+from foreign producers: the idempotency key of a foreign event is made of its `source` and `id`, its source begins with
+`foreign:`, and data that is not a JSON object is wrapped in one. A message that cannot become an event raises a
+`CloudEventError`, which never quotes data.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ from holdfast.payload import require_storable
 STRUCTURED: Final = "application/cloudevents+json"
 JSON: Final = "application/json"
 SPECVERSION: Final = "1.0"
-# Says that an event is one of ours, and how often its relay was asked for.
+# The attribute that only relays write: how often the event was sent again on request.
 CYCLE: Final = "hfcycle"
-# In the binary mode: what a relay has signed before the data, so that listeners have the bytes that were signed.
+# The header of the binary mode with the signed bytes before the data, from which workers restore what was signed.
 HEAD: Final = "hf-head"
 
 _PLAIN_CLASS: Final = "operations"
@@ -58,21 +58,21 @@ _PLAIN_PRIORITY: Final = 1
 # What a URI may contain besides letters and digits: a source is a URI reference.
 _URI: Final = "-._~:/?#[]@!$&'()*+,;="
 
-# Of others, the sources too: nobody at a broker has the name of one that may publish here.
+# Sources of foreign events begin with it, so that nobody at a broker can use the name of a real producer.
 _APART: Final = "foreign:"
-# Events of others get ids of their own here: two producers may use the same.
+# Foreign events get new ids, made in this namespace from source and id: two producers may use the same id.
 _FOREIGN: Final = UUID("6f6c6466-6173-5465-8c6f-756465766e74")
-# As much as the outbox takes from producers in any language.
+# The limit that the outbox itself has for every producer.
 _LARGEST_PAYLOAD: Final = 512 * 1024
 _PREFIXES: Final = ("ce-", "ce_", "cloudevents:", "cloudevents_")
-# With a meaning in the envelope; every other attribute of a foreign event becomes a header.
+# Attributes with a place in the envelope; every other attribute of a foreign event becomes a header.
 _UNDERSTOOD: Final = frozenset(
     (
         *("specversion", "id", "source", "type", "time", "datacontenttype", "data", "data_base64", "subject"),
         *("partitionkey", "expirytime", "traceparent", "tracestate"),
     )
 )
-# What few events have, in the order in which `read_signed` takes them.
+# Attributes that few events have, in the order in which `read_signed` takes them.
 _SOMETIMES: Final = ("traceparent", "tracestate", "expirytime", HEADERS)
 _JSON_TYPE = re.compile(r"[\w.-]+/(?:[\w.-]+\+)?json", re.IGNORECASE | re.ASCII)
 
@@ -80,7 +80,7 @@ _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=F
 
 
 class CarriedEvent(NamedTuple):
-    """An event as a broker carries it: the envelope, and what else its row needs in another database."""
+    """An event as a broker carries it: the envelope, and the other columns that a row for it needs."""
 
     envelope: EventEnvelope
     headers: Mapping[str, str] = MappingProxyType({})
@@ -117,7 +117,7 @@ def structured(event: CarriedEvent, data: str | None = None) -> bytes:
 
 
 def binary(event: CarriedEvent, binding: Binding, data: str | None = None) -> tuple[dict[str, str], bytes]:
-    """Return an event as headers and the JSON of its payload, as a binding defines it."""
+    """Return an event in the binary mode of a binding: its attributes as headers, its payload as JSON."""
     headers = {"content-type": JSON}
     for name, value in _attributes(event).items():
         if name != "datacontenttype":
@@ -130,16 +130,16 @@ def binary(event: CarriedEvent, binding: Binding, data: str | None = None) -> tu
 
 
 def divided(signed: bytes, event: CarriedEvent, binding: Binding, data: str) -> tuple[dict[str, str], bytes]:
-    """Return what a relay has signed in the binary mode: for others its attributes, for listeners its bytes."""
+    """Return a signed event in the binary mode, with a header from which `undivided` restores the signed bytes."""
     headers, body = binary(event, binding, data)
     headers[HEAD] = base64.b64encode(signed[: -len(body) - 1]).decode()
     return headers, body
 
 
 def undivided(body: bytes, headers: Mapping[str, str]) -> tuple[bytes, Mapping[str, str]]:
-    """Return a message of a relay in the structured mode, as it was signed; any other as it is.
+    """Return the signed, structured form of a message that `divided` made; return any other message unchanged.
 
-    Nothing here is believed: the signature is that of the bytes, and what the attributes beside them say is left out.
+    The attributes among the headers are dropped: only the restored bytes are signed, so only they are read.
     """
     try:
         head = base64.b64decode(headers[HEAD], validate=True)
@@ -149,7 +149,7 @@ def undivided(body: bytes, headers: Mapping[str, str]) -> tuple[bytes, Mapping[s
 
 
 def decoded_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return headers of a protocol that percent-encodes the attributes of events as other protocols write them."""
+    """Return headers with percent-encoded attributes, as NATS has them, in plain text."""
     return {
         name: unquote(value) if "%" in value and name[:3].lower() == "ce-" else value for name, value in headers.items()
     }
@@ -188,7 +188,7 @@ def _attributes(event: CarriedEvent) -> dict[str, str | int]:
     if event.expires_at is not None:
         found["expirytime"] = timestamp(event.expires_at)
     if event.headers:
-        # One attribute: names of attributes are short, in lower case and without punctuation.
+        # All headers in one attribute: CloudEvents allows only lower-case letters and digits in attribute names.
         found[HEADERS] = _encode(dict(event.headers))
     return found
 
@@ -204,15 +204,16 @@ def _unwritable(error: Exception) -> CloudEventError:
 
 
 def read(body: bytes, headers: Mapping[str, str], *, now: datetime, apart: Callable[[str], str] = str) -> CarriedEvent:
-    """Return the event of a message in either mode; `now` is the time of an event that says none.
+    """Return the event of a message in either mode; `now` is the time of an event without one.
 
-    Protocols that percent-encode pass `decoded_headers`. Keys of foreign events are what `apart` makes of them.
+    Protocols that percent-encode pass `decoded_headers`. `apart` makes the idempotency and ordering keys of foreign
+    events, so that they never equal those of published events.
     """
     try:
         given, payload = _parsed(body, headers)
         if given.pop("specversion", None) != SPECVERSION:
             raise CloudEventError("the message is no CloudEvent of version 1.0", "send specversion 1.0")
-        # As in the database: what a later replay stores must be refused here, not there.
+        # The rules of the outbox: a payload that it would refuse when the event is parked is refused here.
         require_storable(payload, _LARGEST_PAYLOAD)
         return _ours(given, payload) if CYCLE in given else _foreign(given, payload, now, apart)
     except PublishError as error:
@@ -220,9 +221,10 @@ def read(body: bytes, headers: Mapping[str, str], *, now: datetime, apart: Calla
 
 
 def read_signed(body: bytes) -> CarriedEvent:
-    """Return the event of a message that a relay has signed: the values of a row, which the database had checked.
+    """Return the event of a message that a relay has signed, without the checks of `read`.
 
-    To check them again, and to look for other modes, would cost as much as the rest of taking a message.
+    Its values come from a row, so the database has checked them; checking them again would cost as much as the rest
+    of taking a message.
     """
     try:
         given = json_value("the message", body)
@@ -254,7 +256,7 @@ def read_signed(body: bytes) -> CarriedEvent:
             given[CYCLE],
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        problem = f"the relay has signed what is no event of this release ({type(error).__name__})"
+        problem = f"the relay has signed an event that this release cannot read ({type(error).__name__})"
         raise CloudEventError(problem, "upgrade workers before relays") from None
 
 
@@ -360,7 +362,7 @@ def _foreign(given: Attributes, payload: dict[str, Any], now: datetime, apart: C
     source, identity, kind = (required(given, name) for name in ("source", "id", "type"))
     if any(char.isspace() for char in source):
         raise CloudEventError("source is no URI reference", "write spaces as %20")
-    # No source has a space, so that no two events have the same key.
+    # A source has no space, so two different pairs of source and id never make the same key.
     key = f"{source} {identity}"
     named = apart(key)
     ordering_key = optional(given, "partitionkey", key_attribute)
@@ -390,7 +392,7 @@ def _foreign(given: Attributes, payload: dict[str, Any], now: datetime, apart: C
     return CarriedEvent(
         envelope,
         headers=checked_headers(headers),
-        # Of its own too: a dead letter at the head of a key keeps the others of the key waiting.
+        # Made apart too: a foreign dead letter at the head of a published key would block its events.
         ordering_key=None if ordering_key is None else apart(ordering_key),
         expires_at=optional(given, "expirytime", moment_attribute),
         foreign=True,

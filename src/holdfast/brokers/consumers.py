@@ -1,4 +1,4 @@
-"""What an operator does at a broker itself: makes consumers of handlers, looks what is left for them, deletes them."""
+"""What an operator does at a broker: make the consumers of handlers, count the messages left for them, delete them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 from holdfast.brokers.engine import Backlog, Engine, Interest, Weakness
 
-# The lease of consumers that are made here is the workers' default.
+# Seconds: the workers' default, for consumers that are made here.
 _LEASE = 30.0
 _PATIENCE = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerReport:
-    """What a broker holds for handlers, and which of its settings break a promise."""
+    """The messages that a broker holds for handlers, and its settings that break a promise."""
 
     broker: str
     backlogs: list[Backlog]
@@ -23,7 +23,8 @@ class BrokerReport:
 
 async def make(engine: Engine, interests: Sequence[Interest]) -> None:
     """Make the consumers, groups or queues of handlers, before anything is sent for them."""
-    sources = [engine.source(each, lease=_LEASE) for each in interests]  # refuses what has no name, before any is made
+    # All sources first: one whose names the address cannot make is refused before any consumer exists.
+    sources = [engine.source(each, lease=_LEASE) for each in interests]
     for source in sources:
         try:
             await source.open()
@@ -34,14 +35,14 @@ async def make(engine: Engine, interests: Sequence[Interest]) -> None:
 async def report(
     engine: Engine, interests: Sequence[Interest], channels: Sequence[str], remembered: float | None = None
 ) -> BrokerReport:
-    """Ask a broker what it holds, and how safe it is."""
+    """Ask a broker for its backlogs and weaknesses; `remembered` is how many seconds the inbox keeps its keys."""
     backlogs = await engine.backlogs(interests, timeout=_PATIENCE)
     weak = await engine.weaknesses(channels, interests, remembered=remembered, timeout=_PATIENCE)
     return BrokerReport(engine.name, list(backlogs), list(weak))
 
 
 async def left(engine: Engine, interests: Sequence[Interest]) -> int:
-    """How many messages a broker still has for handlers, waiting or not acknowledged."""
+    """Return how many messages a broker still has for handlers, waiting or not acknowledged."""
     found = await engine.backlogs(interests, timeout=_PATIENCE)
     return sum((each.waiting or 0) + (each.unacknowledged or 0) for each in found)
 

@@ -1,12 +1,12 @@
-"""Signatures of messages: by them a worker knows what a relay has sent from what anybody else has written.
+"""Signatures of messages, by which a worker tells a relay's messages from those that anybody else has written.
 
 A relay signs the bytes of a structured CloudEvent, and puts the signature in front of its other attributes:
 
     {"hfsignature":"1.<id of the secret>.<HMAC-SHA256>","specversion":"1.0", … ,"data":{…}}
 
-What is signed is the length and the name of the channel, and every byte after the signature. So nothing is parsed
-before it is known whose it is, and no two events have the same signed text, whatever JSON makes of numbers or of names
-that are there twice.
+The signature covers the length and the name of the channel, and every byte of the message after the signature. A worker
+checks these bytes before it parses them: a message that two JSON parsers would read differently, for instance because
+it has a name twice, cannot pass for another one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ID_AT: Final = len(_START) + len(_VERSION)
 _MAC_AT: Final = _ID_AT + _ID_LENGTH + 1
 _END: Final = _MAC_AT + _MAC_LENGTH
 _REST: Final = _END + 2
-# Of an event's own: enough that nobody guesses it, and that a broker's de-duplication gets short ids.
+# The part of a signature that goes into the broker's de-duplication id: too long to guess, and still short.
 _MARK_LENGTH: Final = 16
 _MOST_CHANNELS: Final = 1000
 
@@ -44,17 +44,17 @@ class Verdict(Enum):
 
 
 class _Secret:
-    """One secret, and what is made of it. Shows none of that."""
+    """One secret, and the keys made from it; its repr shows none of them."""
 
     __slots__ = ("_begun", "_key", "id")
 
     def __init__(self, secret: bytes) -> None:
         self._key = hashlib.sha256(_CONTEXT + secret).digest()
-        self._begun: dict[str, hmac.HMAC] = {}  # by channel: what all of its messages have in common
+        self._begun: dict[str, hmac.HMAC] = {}  # by channel, with the prefix that all of its messages share
         self.id = hmac.digest(self._key, b"id", "sha256").hex()[:_ID_LENGTH].encode()
 
     def mac(self, rest: bytes, channel: str) -> bytes:
-        """Return the code of a message without its signature."""
+        """Return the authentication code of `rest`, the bytes of a message after its signature."""
         begun = self._begun.get(channel)
         if begun is None:
             if len(self._begun) >= _MOST_CHANNELS:
@@ -68,7 +68,7 @@ class _Secret:
 
 
 class Signatures:
-    """The secrets that a worker signs with and accepts. Without any it signs nothing, and accepts nothing."""
+    """The secrets that a worker signs with and accepts. Until `use` is called it signs and accepts nothing."""
 
     def __init__(self) -> None:
         self._signing: _Secret | None = None
@@ -81,7 +81,7 @@ class Signatures:
         return self._signing is not None
 
     def use(self, signing: bytes, accepted: Sequence[bytes], apart: bytes) -> None:
-        """Sign with one secret, and accept several; `apart` is what keys of foreign events are made with."""
+        """Sign with one secret and accept several; `apart` is the secret for the keys of foreign events."""
         self._signing = _Secret(signing)
         found: dict[bytes, list[_Secret]] = {}
         for secret in dict.fromkeys((signing, *accepted)):
@@ -90,7 +90,7 @@ class Signatures:
         self._accepted, self._apart = found, apart
 
     def signed(self, body: bytes, channel: str) -> tuple[bytes, str]:
-        """Return a structured CloudEvent with its signature, and a mark of it that nobody else can work out."""
+        """Return a structured CloudEvent with its signature, and a mark of it that only a relay can work out."""
         if self._signing is None:
             raise RuntimeError("there is no secret to sign with")
         rest = body[1:]
@@ -112,5 +112,5 @@ class Signatures:
         return Verdict.FORGED
 
     def apart(self, key: str) -> str:
-        """Return the key of a foreign event as one that no producer of this database can name."""
+        """Return the key of a foreign event, changed so that it never equals a key that a producer here chose."""
         return f"foreign:{hmac.digest(self._apart, key.encode(errors='surrogatepass'), 'sha256').hex()}"
