@@ -1,7 +1,7 @@
-"""What a broker must offer to carry events: a sink that the relay sends to, and a source that a listener takes from.
+"""What a broker must offer to carry events: a sink that the relay sends to, and a source that a worker takes from.
 
-One module per engine implements both (`nats.py`, `redis.py`, `rabbitmq.py`, `kafka.py`); nothing else knows a broker's
-client. An engine never retries by itself, never waits without a deadline, and never buffers past the answer it gave.
+One package per broker implements both (`nats/`, `redis/`, `rabbitmq/`, `kafka/`); nothing else imports a broker's
+client. An engine never retries by itself, never waits without a deadline, and sends nothing after it has answered.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ class Outgoing:
     """One event on its way to a broker, rendered: a CloudEvent, with headers in the binary mode, and its route."""
 
     event_id: UUID
-    # The broker's de-duplication id: the event's id, the cycle of its relay, so that a re-relay is no duplicate, and
-    # what nobody but a relay can know.
+    # The broker's de-duplication id: the event's id, its cycle, so that an event sent again on request is no duplicate,
+    # and a part that only a relay can work out.
     message_id: str
     channel: str
     event_type: str
     target: str | None
-    # Events of one key keep their order; None has none to keep.
+    # The ordering key: events with the same one keep their order.
     key: str | None
     body: bytes
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -35,7 +35,7 @@ class Outgoing:
 
 @dataclass(frozen=True, slots=True)
 class Confirmed:
-    """The broker has the event, now or from an earlier try."""
+    """The broker has stored the event, now or at an earlier try."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Unanswered:
     """Nobody knows whether the broker has the event, or it cannot take any now: the row is released."""
 
     error: str
-    # Whether the broker itself says so: it may need somebody's help.
+    # Whether the broker itself says that it takes none: an operator may have to help.
     told: bool = False
 
 
@@ -58,7 +58,7 @@ Answer = Confirmed | Refused | Unanswered
 
 
 class BrokerUnavailable(HoldfastError):
-    """The broker as a whole cannot be used now: an outage, which burns no attempt. `remedy` is empty if unknown."""
+    """The broker as a whole cannot be used now: an outage, which costs no attempt. `remedy` is empty if unknown."""
 
     def __init__(self, problem: str, remedy: str = "") -> None:
         super().__init__(problem)
@@ -80,19 +80,20 @@ class Received(NamedTuple):
 
     body: bytes
     headers: Mapping[str, str]
-    # How often the broker has delivered it, this time included; None where the broker does not count. What may have
-    # been taken before (the first records after an assignment) counts as 2: it is handled from a row, where attempts
-    # are counted.
+    # How often the broker has delivered it, this time included; None where the broker does not count. Where nobody
+    # knows (Kafka's first records after an assignment) it is 2: such a message is handled from a row, which counts
+    # attempts.
     deliveries: int | None
-    # What the engine needs to acknowledge it.
+    # What the engine needs to acknowledge the message.
     token: object
-    # Whether it came by its type: what others have written, and nothing was routed by, may be anybody's.
+    # Whether the broker chose this handler by the event's type. A message that anybody wrote straight into a stream or
+    # queue may be meant for nobody here.
     routed: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Interest:
-    """What one handler is to get from a broker: consumer, group or queue are made for it, and kept until it retires."""
+    """The events that one handler gets from a broker; its consumer, group or queue is kept until it retires."""
 
     handler_name: str
     channel: str
@@ -105,7 +106,7 @@ class Interest:
 
 
 class Source(Protocol):
-    """Takes the messages of one handler. Deadlines as given; `BrokerUnavailable` when the broker cannot be reached."""
+    """Takes the messages of one handler. Each method raises `BrokerUnavailable` when the broker cannot be reached."""
 
     async def open(self) -> None: ...
 
@@ -131,7 +132,7 @@ class Weakness:
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """What a broker still holds for one handler."""
+    """The messages that a broker still holds for one handler; None where the broker does not tell."""
 
     handler_name: str
     waiting: int | None
@@ -140,7 +141,7 @@ class Backlog:
 
 
 def sum_of(handler_name: str, parts: Sequence[Backlog]) -> Backlog:
-    """Return what a broker holds for a handler in all places together; what one does not tell is not known of all."""
+    """Return a handler's backlogs in several streams or topics as one; a number that one part lacks is None."""
 
     def total(counts: Sequence[int | None]) -> int | None:
         return None if None in counts else sum(each for each in counts if each is not None)
@@ -154,7 +155,7 @@ def sum_of(handler_name: str, parts: Sequence[Backlog]) -> Backlog:
 
 
 def left_of(parts: Sequence[Backlog]) -> int | None:
-    """Return how many messages there are in all places together; a place without a consumer has none for it."""
+    """Return how many messages several streams or topics hold; one without a consumer of the handler holds none."""
     left = 0
     for each in parts:
         if each.waiting is None and each.unacknowledged is None:
@@ -166,7 +167,7 @@ def left_of(parts: Sequence[Backlog]) -> int | None:
 
 
 class Engine(Protocol):
-    """One broker, by its address. Connections belong to the sinks and sources that it makes."""
+    """One broker, known by its address. Connections belong to the sinks and sources that an engine makes."""
 
     name: str
     # How events are written in the binary mode; None for the structured one.
@@ -177,7 +178,7 @@ class Engine(Protocol):
     def source(self, interest: Interest, *, lease: float) -> Source: ...
 
     def names(self, interest: Interest) -> Sequence[str]:
-        """Return the streams, topics or exchanges that have what a handler is owed; refuse one that has no names."""
+        """Return the streams, topics or exchanges of a handler's events; refuse a handler whose names are endless."""
         ...
 
     async def weaknesses(
@@ -188,7 +189,7 @@ class Engine(Protocol):
         remembered: float | None = None,
         timeout: float,
     ) -> Sequence[Weakness]:
-        """Name what breaks a promise; `remembered` is for how many seconds the inbox knows what was handled."""
+        """Return the settings that break a promise; `remembered` is how many seconds the inbox keeps its keys."""
         ...
 
     async def backlogs(self, interests: Sequence[Interest], *, timeout: float) -> Sequence[Backlog]: ...
@@ -197,13 +198,13 @@ class Engine(Protocol):
 
     @property
     def naming(self) -> str:
-        """The templates of names, as options of the address; empty where other names leave nothing behind."""
+        """The templates of names as options of the address; empty if messages cannot be left behind by a change."""
         ...
 
     def named(self, naming: str) -> Engine:
-        """Return the same broker by other names; refuse those that it would not take."""
+        """Return the same broker with other templates of names; refuse templates that it would not take."""
         ...
 
     async def left(self, interest: Interest, *, timeout: float) -> int | None:
-        """Return how many messages are there for a handler, taken or not; None if that is not known."""
+        """Return how many messages are left for a handler, taken or not; None if that is not known."""
         ...

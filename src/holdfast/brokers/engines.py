@@ -22,7 +22,7 @@ _ENGINES: Final = {
     "kafka": ("kafka", "KafkaEngine"),
     "kafkas": ("kafka", "KafkaEngine"),
 }
-# What a database calls them by.
+# The names of brokers in the database.
 NAMES: Final = ("nats", "redis", "rabbitmq", "kafka")
 
 

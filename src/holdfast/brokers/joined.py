@@ -1,4 +1,4 @@
-"""Several sources as one: a handler whose event types have streams or topics of their own."""
+"""Several sources as one, for a handler whose event types are in several streams or topics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class _Token(NamedTuple):
 
 
 class JoinedSource:
-    """Takes from all of its sources at once. What one brings while nobody takes waits here, and is kept alive."""
+    """Takes from all of its sources at once. Messages that come between two calls wait here, and are kept alive."""
 
     def __init__(self, sources: Sequence[Source]) -> None:
         self._sources = tuple(sources)
@@ -58,7 +58,7 @@ class JoinedSource:
             if index not in self._taking:
                 self._taking[index] = asyncio.ensure_future(source.take(share, wait=wait))
         await asyncio.wait(self._taking.values(), timeout=wait, return_when=asyncio.FIRST_COMPLETED)
-        # Another one is the first each time, so that none starves when there is less room than sources.
+        # Each call begins with another source, so that none starves when there is room for fewer than all.
         self._turn += 1
         failed: BaseException | None = None
         for offset in range(len(self._sources)):
@@ -87,5 +87,5 @@ class JoinedSource:
 
 
 def joined(sources: Sequence[Source]) -> Source:
-    """Return the only source, or one that takes from all."""
+    """Return a source that takes from all of these; a single one is returned as it is."""
     return sources[0] if len(sources) == 1 else JoinedSource(sources)

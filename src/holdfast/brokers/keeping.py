@@ -8,20 +8,24 @@ from typing import Final
 from holdfast.brokers.engine import Weakness
 
 DAY: Final = 86_400.0
-# How long a handler may be away, and still find what it is owed.
+# A handler that was away for this long must still find its events.
 HORIZON_DAYS: Final = 7
 
 
 def retention_weaknesses(
     subject: str, kept: float | None, remembered: float | None, setting: str
 ) -> Iterator[Weakness]:
-    """Name what is wrong with a retention by age, read or not; None is for ever, or not known."""
+    """Yield what is wrong with a retention by age, whose events go whether they were read or not.
+
+    `kept` is in seconds, and None if events are kept for ever; `remembered` is how long the inbox keeps its keys, and
+    None if that is not known.
+    """
     yield from dropped_unread(subject, kept, setting)
     yield from outlived_inbox(subject, kept, remembered, setting)
 
 
 def dropped_unread(subject: str, kept: float | None, setting: str) -> Iterator[Weakness]:
-    """Name a retention that drops events before a handler that was away has read them."""
+    """Yield a weakness if events are dropped before a handler that was away can read them."""
     if kept is not None and kept < HORIZON_DAYS * DAY:
         problem = (
             f"keeps events for {_days(kept)}, read or not ({setting}): a handler that is away for longer loses them"
@@ -30,7 +34,7 @@ def dropped_unread(subject: str, kept: float | None, setting: str) -> Iterator[W
 
 
 def outlived_inbox(subject: str, kept: float | None, remembered: float | None, setting: str) -> Iterator[Weakness]:
-    """Name a retention that keeps events for longer than the inbox knows what was handled."""
+    """Yield a weakness if events are kept for longer than the inbox remembers that they were handled."""
     if remembered is not None and (kept is None or kept > remembered):
         how_long = "for ever" if kept is None else f"for {_days(kept)}"
         problem = (

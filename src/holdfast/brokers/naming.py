@@ -1,7 +1,7 @@
 """Templates for the names at a broker: which stream, topic or exchange an event goes to, and where a handler finds it.
 
-A template has places: `{channel}`, `{type}` (the event's type) and `{prefix}` (its type up to the first dot). The
-relay, the listeners and the operator's commands are given it by the same address, so they work out the same names.
+A template has places: `{channel}`, `{type}` (the event's type) and `{prefix}` (its type up to the first dot). It is
+part of the address, so relays, workers and the operator's commands work out the same names.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ TARGET: Final = "{target}"
 _BY_TYPE: Final = (CHANNEL, TYPE, PREFIX)
 _places = re.compile(r"\{[^{}]*\}").findall
 _ODD: Final = re.compile(r"[^A-Za-z0-9._-]")
-# As many streams or topics of one handler, each with connections of its own.
+# Streams or topics of one handler: each has connections of its own.
 _MOST_NAMES: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
 class NameTemplate:
-    """One name at a broker, with places for what differs between events."""
+    """A template for one kind of name at a broker, with places that an event's channel and type fill."""
 
     option: str
     text: str
@@ -38,7 +38,7 @@ class NameTemplate:
 
     @property
     def is_by_type(self) -> bool:
-        """Whether events of one channel go to several names."""
+        """Whether the events of one channel go to several names."""
         return TYPE in self.text or PREFIX in self.text
 
     def name(self, channel: str, event_type: str = "") -> str:
@@ -58,7 +58,7 @@ class NameTemplate:
         return f"{name[: self.longest - 17]}.{hashlib.sha256(name.encode()).hexdigest()[:16]}"
 
     def names(self, interest: Interest) -> tuple[str, ...]:
-        """Return the names that have everything a handler is owed; refuse a pattern that may be anywhere."""
+        """Return the names of everything a handler is owed; refuse a pattern whose events may be under any name."""
         for event_type in interest.event_types:
             beginning, star, _ = event_type.partition("*")
             if star and (TYPE in self.text or (PREFIX in self.text and "." not in beginning)):
@@ -74,14 +74,14 @@ class NameTemplate:
         return found
 
     def names_of(self, channels: Sequence[str], interests: Sequence[Interest]) -> tuple[str, ...]:
-        """Return the names of channels; of those by type, the ones that handlers read from."""
+        """Return the names of channels; if names depend on the type, those that these handlers read from."""
         if not self.is_by_type:
             return tuple(map(self.name, channels))
         return tuple(sorted({name for each in interests if each.channel in channels for name in self.names(each)}))
 
 
 def template_of(address: Address, option: str, default: str, characters: str, longest: int) -> NameTemplate:
-    """Return the template that an address has, or the usual one; refuse what the broker would not take as a name."""
+    """Return the template of an address, or the default; refuse one whose names the broker would not take."""
     text = address.options.get(option, default)
     require_places(option, text, _BY_TYPE, usual=default)
     rest = text
@@ -99,7 +99,7 @@ def template_of(address: Address, option: str, default: str, characters: str, lo
 def require_places(
     option: str, text: str, known: Sequence[str], needed: Sequence[str] = (CHANNEL,), *, usual: str
 ) -> None:
-    """Refuse a template with a place that nothing fills, or without one that keeps names apart; name the usual one."""
+    """Refuse a template with an unknown place, or without one that keeps names apart. `usual` is the example shown."""
     for place in _places(text):
         if place not in known:
             raise ConfigurationError(FIELD, f"has {quoted(place)} in {option}", f"use {', '.join(known)}")
@@ -109,5 +109,5 @@ def require_places(
 
 
 def _plain(text: str) -> str:
-    # Two types may share a name: a source leaves out what its handler is not owed.
+    # Two types may become one name; that is harmless, because a source drops the events its handler is not owed.
     return _ODD.sub("_", text)
