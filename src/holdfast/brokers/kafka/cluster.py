@@ -16,7 +16,7 @@ from holdfast.brokers.addresses import address_of
 from holdfast.brokers.engine import BrokerUnavailable, Interest
 from holdfast.brokers.naming import CHANNEL, template_of
 
-# How long the cluster may take to answer what has no deadline of its own.
+# The deadline of requests for which the caller gives none.
 ANSWER_SECONDS: Final = 5.0
 _OPTIONS: Final = ("partitions", "replication", "cafile", "sasl_mechanism", "topic", "mode")
 _USUAL: Final = f"hf.{CHANNEL}"
@@ -29,7 +29,7 @@ Answered = TypeVar("Answered")
 
 
 async def within(seconds: float, asked: Coroutine[Any, Any, Answered]) -> Answered:
-    """Return what the cluster answered; what it refuses, and no answer in time, is an outage."""
+    """Return what the cluster answered. A refusal, or no answer in time, raises `BrokerUnavailable`."""
     try:
         async with asyncio.timeout(seconds):
             return await asked
@@ -40,13 +40,13 @@ async def within(seconds: float, asked: Coroutine[Any, Any, Answered]) -> Answer
 
 
 def group_of(interest: Interest, topic: str) -> str:
-    """Return the group of a handler: one for each topic, because each has a start of its own."""
+    """Return the consumer group of a handler for a topic: each topic has its own, with a start of its own."""
     of = interest.channel if topic == f"{_USUAL.removesuffix(CHANNEL)}{interest.channel}" else topic
     return f"{of}.{interest.handler_name}"
 
 
 class Cluster:
-    """Where a cluster is and how it is spoken to."""
+    """The address of a cluster: its servers, its login, and how topics are named and made."""
 
     def __init__(self, address: str) -> None:
         found = address_of(address, ("kafka", "kafkas"), _OPTIONS)
@@ -56,7 +56,7 @@ class Cluster:
         self.partitions = found.number("partitions", _PARTITIONS, 1, 10_000)
         self.binding = found.binding(cloudevents.KAFKA)
         self.replication = found.number("replication", _REPLICATION, 1, 100)
-        # Without an answer for so long, the client gives up by itself.
+        # The request timeout also ends requests of the client's own, for which nobody here waits.
         self.options: dict[str, Any] = {
             "bootstrap_servers": [url.netloc.rpartition("@")[2] for url in urls],
             "client_id": "holdfast",
@@ -73,7 +73,7 @@ class Cluster:
 
     @asynccontextmanager
     async def admin(self, seconds: float) -> AsyncIterator[AIOKafkaAdminClient]:
-        """Connect for questions about topics and groups."""
+        """Yield a connection for requests about topics and groups."""
         admin = AIOKafkaAdminClient(**self.options)
         try:
             await within(seconds, admin.start())
@@ -83,7 +83,7 @@ class Cluster:
                 await within(seconds, admin.close())
 
     async def make_topic(self, topic: str, seconds: float) -> None:
-        """Make a topic, or find it made."""
+        """Make a topic, unless it exists."""
         async with self.admin(seconds) as admin:
             described = await within(seconds, admin.describe_topics([topic]))
             if any(for_code(each["error_code"]) is UnknownTopicOrPartitionError for each in described):

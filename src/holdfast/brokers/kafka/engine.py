@@ -1,4 +1,4 @@
-"""Kafka by its address: sinks, sources, and what an operator wants to know of topics and groups."""
+"""The engine of Kafka: makes sinks and sources, and inspects topics and groups for operators."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class KafkaEngine:
             ]
 
     async def remove(self, interest: Interest) -> None:
-        """Let the group of a handler begin anew if it comes back. Kafka forgets its offsets after a while."""
+        """Let the group of a handler begin anew if the handler comes back; Kafka itself deletes unused groups later."""
         for topic in self.names(interest):
             await within(2 * ANSWER_SECONDS, retire(self._cluster, interest, topic, ANSWER_SECONDS))
 
@@ -101,12 +101,12 @@ class KafkaEngine:
             ends = await consumer.end_offsets(list(begun))
         finally:
             await consumer.stop()
-        # An offset says how far the whole partition is acknowledged, so what is being handled is among these.
+        # Kafka has one offset for a partition, so events that are being handled count as waiting.
         return Backlog(interest.handler_name, sum(ends[each] - begun[each] for each in begun), None)
 
 
 async def _settings(admin: AIOKafkaAdminClient, topic: str) -> Mapping[str, str]:
-    """Return the settings of a topic; a cluster that does not tell has none."""
+    """Return the settings of a topic; none from a cluster that is too old to tell."""
     try:
         answers = await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic)])
     except IncompatibleBrokerVersion:

@@ -1,4 +1,4 @@
-"""Which offsets of the assigned partitions may be committed: never one behind which something is not acknowledged."""
+"""Works out which offset of each assigned partition may be committed: all records before it are acknowledged."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from aiokafka.structs import TopicPartition
 
 
 class Offsets:
-    """What was taken from each partition, in order, and how far its beginning is acknowledged."""
+    """The offsets taken from each partition, in order, and up to where all of them are acknowledged."""
 
     def __init__(self) -> None:
         # False until it is acknowledged. Offsets have gaps, so the order in which they were taken counts.
@@ -19,7 +19,7 @@ class Offsets:
         self._taken.setdefault(partition, {}).setdefault(offset, False)
 
     def acknowledge(self, partition: TopicPartition, offset: int) -> None:
-        """Note an acknowledgement; of a partition that went to another consumer it means nothing."""
+        """Note an acknowledgement; it is ignored if the partition went to another consumer."""
         taken = self._taken.get(partition)
         if taken is None or offset not in taken:
             return

@@ -1,7 +1,7 @@
-"""Sends events to Kafka with an idempotent producer, which is made anew after every failure.
+"""Sends events to Kafka with an idempotent producer, which is replaced after every failure.
 
-A producer that has met a fatal error refuses everything from then on, and one that waited in vain still has the
-events that it was given: both would go on after their rows were released.
+After a fatal error a producer refuses every event. After a timeout it still holds its events, and would send them when
+their rows are released already.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _GOODBYE_SECONDS: Final = 2.0
 
 
 class KafkaSink:
-    """Several batches may be on their way at once, through one producer."""
+    """Sends with one producer. Several batches may be on their way at once."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -96,7 +96,7 @@ class KafkaSink:
     async def _drop(self, producer: AIOKafkaProducer) -> None:
         if producer is self._producer:
             self._producer = None
-            # Perhaps somebody has deleted one.
+            # The failure may be a deleted topic: look for each again.
             self._topics.clear()
         await _abandon(producer)
 
@@ -124,7 +124,7 @@ def _answer(future: asyncio.Future[Any], event: Outgoing) -> Answer:
 
 
 async def _abandon(producer: AIOKafkaProducer) -> None:
-    """End a producer without what it still holds. The client has no word for that: to stop it means to flush it."""
+    """End a producer and discard the events it still holds; the client's own `stop` would send them first."""
     sender = producer._sender.sender_task if producer._sender is not None else None
     if sender is not None:
         sender.cancel()

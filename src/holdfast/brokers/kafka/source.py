@@ -1,7 +1,7 @@
 """Takes the events of one handler as a member of its consumer group.
 
-Kafka knows one offset per partition and no single events: what is given back waits here, and what is not acknowledged
-comes again when the partition is assigned anew, because no offset behind it was committed.
+Kafka stores one offset per partition, not one for each event. Events that are given back wait here. Events that are
+not acknowledged come again when their partition is next assigned, because no offset behind them was committed.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ _COMMIT_SECONDS: Final = 0.1
 _REVOKE_SECONDS: Final = 3.0
 _REVOKE_COMMIT_SECONDS: Final = 2.0
 _SESSION_SECONDS: Final = 10
-# Heartbeats tell whether a member lives. It takes nothing while its handlers are busy, and is no less alive.
+# Heartbeats tell whether a member lives; one whose handlers are busy may take nothing for hours.
 _IDLE_SECONDS: Final = 24 * 3600
 _GOODBYE_SECONDS: Final = 2.0
 _LEAVE_SECONDS: Final = 4.0
 _ASK_SECONDS: Final = 1.0
-# How often in a row the cluster may fail to answer before the group is joined anew, which costs all its members.
+# How often in a row the cluster may fail to answer before the group is joined anew, which interrupts all its members.
 _MOST_SILENCES: Final = 3
 
 Token = tuple[TopicPartition, int]
 
 
 class KafkaSource:
-    """A member of the group. While nothing is asked for, the client holds one batch of each partition and no more."""
+    """A member of the handler's group. While nobody takes, its client buffers at most one batch per partition."""
 
     def __init__(self, cluster: Cluster, interest: Interest, topic: str) -> None:
         self._topic = topic
@@ -48,10 +48,10 @@ class KafkaSource:
         self._consumer: AIOKafkaConsumer | None = None
         self._committing: asyncio.Task[None] | None = None
         self._offsets = Offsets()
-        # What the listener holds. It outlives a rebalance, so that nothing is given out twice at the same time.
+        # Given out and not settled. Kept over a rebalance, so that no event is given out twice at the same time.
         self._held: set[Token] = set()
         self._returned: deque[Received] = deque()
-        # Where in each partition what is before may have been taken by a member that died. Kafka counts no deliveries.
+        # By partition: records before this offset may have been taken already, by a member that died.
         self._new_from: dict[TopicPartition, int] = {}
         self._changed = asyncio.Event()
         self._settled = asyncio.Event()
@@ -69,7 +69,7 @@ class KafkaSource:
             **self._cluster.options,
             group_id=group_of(self._interest, self._topic),
             enable_auto_commit=False,
-            # Of a partition that was added: where the group had begun, its start is committed.
+            # Used only for partitions that are added later: for the others `fix_start` has committed an offset.
             auto_offset_reset="earliest",
             session_timeout_ms=_SESSION_SECONDS * 1000,
             heartbeat_interval_ms=_SESSION_SECONDS * 1000 // 5,
@@ -112,7 +112,7 @@ class KafkaSource:
             token = _token(message)
             if token in self._held:
                 self._held.discard(token)
-                # Of a partition that went to another member, it comes there.
+                # If the partition went to another member, the event comes again there.
                 if self._offsets.is_open(*token):
                     self._returned.append(message)
         self._settled.set()
@@ -134,10 +134,10 @@ class KafkaSource:
             except IllegalStateError:
                 records = {}
             except KafkaError as error:
-                # Such an error is the member's last word.
+                # The client does not recover from such an error.
                 await self._end()
                 raise BrokerUnavailable(f"Kafka: {error or type(error).__name__}") from error
-            # What is fetched while partitions are revoked comes again with the next assignment.
+            # Records that come while partitions are revoked are dropped: they come again after the assignment.
             taken = (
                 [] if self._revoking else self._wanted((record for each in records.values() for record in each), most)
             )
@@ -153,14 +153,14 @@ class KafkaSource:
         for record in records:
             partition = TopicPartition(record.topic, record.partition)
             token = partition, record.offset
-            # Who had the partition before took as many at once as this member does.
+            # The member before this one is assumed to have taken as many at once.
             new_from = self._new_from.setdefault(partition, record.offset + most)
             self._offsets.take(*token)
             headers = {name: value.decode(errors="replace") for name, value in record.headers if value is not None}
             event_type = headers.get(TYPE_HEADER)
             if token in self._held:
                 continue
-            # Of what others have written to the topic, only the listener can tell.
+            # A foreign event has no such header: the worker reads its type.
             if event_type is None or wants(self._interest, event_type, headers.get(TARGET_HEADER)):
                 deliveries = None if record.offset >= new_from else 2
                 taken.append(Received(record.value or b"", headers, deliveries, token, event_type is not None))
@@ -169,14 +169,14 @@ class KafkaSource:
         return taken
 
     def _ask(self, consumer: AIOKafkaConsumer) -> None:
-        """Ask whether the cluster is there at all: a client that waits for events would never tell."""
+        """Ask the cluster for an answer now and then: a client that only waits for events never notices an outage."""
         now = asyncio.get_running_loop().time()
         if self._probe is None and now - self._asked > _ASK_SECONDS:
             self._asked = now
             self._probe = asyncio.ensure_future(_answer(consumer))
 
     async def _judge(self) -> None:
-        """Raise what the cluster answered last, if that was no answer."""
+        """Raise the error of the last request that `_ask` made, if it failed."""
         probe = self._probe
         if probe is None or not probe.done():
             return
@@ -193,7 +193,7 @@ class KafkaSource:
         while True:
             await self._changed.wait()
             self._changed.clear()
-            # A commit that is refused is made again, or by who has the partition then. Nothing is lost by it.
+            # A refused commit is tried again, here or by the partition's next member; nothing is lost.
             with suppress(BrokerUnavailable):
                 await self._commit(consumer, ANSWER_SECONDS)
             if self._offsets.committable():
@@ -207,7 +207,7 @@ class KafkaSource:
             self._offsets.committed(offsets)
 
     async def revoke(self, partitions: frozenset[TopicPartition]) -> None:
-        """Commit what is acknowledged before others get the partitions, and what becomes so in a short while."""
+        """Wait a short while for events of these partitions to be settled, and commit, before others get them."""
         self._revoking = True
         consumer = self._consumer
         self._returned = deque(each for each in self._returned if _token(each)[0] not in partitions)
@@ -260,9 +260,9 @@ async def _answer(consumer: AIOKafkaConsumer) -> None:
 
 
 async def _leave(consumer: AIOKafkaConsumer) -> None:
-    """Leave the group, so that others need not wait for the end of the session.
+    """Leave the group, so that other members need not wait until the session ends.
 
-    The client waits for the answer to what it has asked before, which a cluster that is away never gives.
+    The client's own `stop` waits for open requests, which a cluster that is down never answers: it gets a deadline.
     """
     leaving = asyncio.ensure_future(consumer.stop())
     await asyncio.wait({leaving}, timeout=_LEAVE_SECONDS)

@@ -1,6 +1,6 @@
-"""Where a consumer group begins: committed before its first member joins, so that no crash can move it.
+"""Commits the offsets at which a consumer group begins, before its first member joins.
 
-Kafka itself would begin at the end or at the very beginning, and again so each time that nothing was committed yet.
+Without committed offsets a member would begin at the end or at the very beginning of a topic, again after each crash.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from holdfast.brokers.kafka.cluster import Cluster, group_of
 
 # Clocks differ, and the inbox removes what comes twice.
 _OVERLAP: Final = timedelta(minutes=1)
-# Kafka deletes no offsets on request of this client; a group that starts again must not go on from them.
+# Marks offsets from which a group must not go on: this client cannot delete them.
 _RETIRED: Final = "retired"
 _HAS_MEMBERS: Final = (CommitFailedError, IllegalGenerationError, UnknownMemberIdError)
 
 
 async def fix_start(cluster: Cluster, interest: Interest, topic: str, seconds: float) -> None:
-    """Commit where the group begins, in each partition where it has not begun."""
+    """Commit the group's first offset in each partition of the topic where it has none."""
     async with cluster.admin(seconds) as admin:
         offsets = await committed_offsets(admin, interest, topic)
     fresh = [partition for partition, found in offsets.items() if found is None]
@@ -35,7 +35,7 @@ async def fix_start(cluster: Cluster, interest: Interest, topic: str, seconds: f
     try:
         await consumer.start()
         consumer.assign(fresh)
-        # The end first: what is sent between the two questions has been found by the second, or is behind the first.
+        # The end first: an event sent between the two requests is then found by the second, or comes after the end.
         ends = await consumer.end_offsets(fresh)
         moment = int((interest.since - _OVERLAP).timestamp() * 1000)
         found = await consumer.offsets_for_times(dict.fromkeys(fresh, moment))
@@ -61,7 +61,7 @@ async def retire(cluster: Cluster, interest: Interest, topic: str, seconds: floa
         consumer.assign(list(begun))
         await consumer.commit(begun)
     except _HAS_MEMBERS as error:
-        raise BrokerUnavailable(f"listeners of {interest.handler_name} still run: stop them first") from error
+        raise BrokerUnavailable(f"workers still take events for {interest.handler_name}: stop them first") from error
     finally:
         await consumer.stop()
 
@@ -69,7 +69,7 @@ async def retire(cluster: Cluster, interest: Interest, topic: str, seconds: floa
 async def committed_offsets(
     admin: AIOKafkaAdminClient, interest: Interest, topic: str
 ) -> Mapping[TopicPartition, OffsetAndMetadata | None]:
-    """Return what the group has committed in each partition of its topic."""
+    """Return the offset that the group has committed in each partition of a topic; None where it has not begun."""
     described = await admin.describe_topics([topic])
     partitions = [TopicPartition(topic, each["partition"]) for of in described for each in of["partitions"]]
     if not partitions:
