@@ -1,4 +1,4 @@
-"""NATS by its address: sinks, sources, and what an operator wants to know of its streams."""
+"""The engine of NATS JetStream: makes sinks and sources, and inspects streams and consumers for operators."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class NatsEngine:
         async with self._jetstream(timeout) as jetstream:
             for interest in interests:
                 infos = []
-                # An operator's command does not know which of the two the handler's workers use.
+                # An operator's command does not know whether the handler's workers take in order.
                 for ordered in (False, True):
                     consumer = self._names.consumer_of(replace(interest, ordered=ordered))
                     with contextlib.suppress(NotFoundError):
@@ -91,7 +91,7 @@ class NatsEngine:
         return found
 
     async def remove(self, interest: Interest) -> None:
-        """Delete every consumer that the handler ever had: each set of filters made one."""
+        """Delete every consumer that the handler ever had: there is one for each set of event types."""
         stream = self._names.stream_of(interest.channel)
         async with self._jetstream(ANSWER_SECONDS) as jetstream:
             try:
@@ -113,7 +113,7 @@ class NatsEngine:
         return NatsEngine(with_names(self._text, naming, ("stream", "subject")))
 
     async def left(self, interest: Interest, *, timeout: float) -> int | None:
-        """Look at the handler's consumer; if it had other filters, at each of those by these names."""
+        """Count in the handler's consumer; if its event types were others, in all of its consumers by these names."""
         own = {self._names.consumer_of(replace(interest, ordered=ordered)) for ordered in (False, True)}
         async with self._jetstream(timeout) as jetstream:
             try:
@@ -151,7 +151,7 @@ async def _consumers(jetstream: JetStreamContext, stream: str) -> list[ConsumerI
 
 
 def stream_weaknesses(info: StreamInfo, remembered: float | None = None) -> Iterator[Weakness]:
-    """Name the settings of a stream that lose events which were confirmed, or that nobody has read yet."""
+    """Yield the settings of a stream that may lose events which were confirmed, or which nobody has read yet."""
     config, name = info.config, f"stream {info.config.name}"
     if (config.num_replicas or 1) < 3:
         problem = f"has {config.num_replicas or 1} replica: a power cut loses what its server has not written yet"
@@ -172,14 +172,14 @@ def stream_weaknesses(info: StreamInfo, remembered: float | None = None) -> Iter
         problem = f"keeps only {config.max_msgs_per_subject} events of each type, read or not"
         yield Weakness(name, problem, "set max_msgs_per_subject: -1")
     yield from retention_weaknesses(name, config.max_age or None, remembered, "max_age")
-    # Older clients do not know it.
+    # Older clients do not have this field.
     if getattr(config, "persist_mode", None) == "async":
         problem = "confirms events before they are written (persist_mode): a crash of its server loses them"
         yield Weakness(name, problem, "make it anew with persist_mode: default")
     if config.allow_rollup_hdrs:
         problem = "lets one message of whoever writes to it drop all that it holds, read or not (allow_rollup_hdrs)"
         yield Weakness(name, problem, "set allow_rollup_hdrs: false")
-    # Too short a window costs a second copy, which the inbox removes.
+    # A window that is too short needs no warning: it costs a second copy, which the inbox skips.
     if (config.duplicate_window or 0) > _LONGEST_WINDOW:
         problem = f"has the ids of {config.duplicate_window / 60:g} minutes in memory (duplicate_window)"
         yield Weakness(name, problem, f"set duplicate_window: {DUPLICATE_WINDOW / 60:g}m, which the relay needs")
@@ -188,7 +188,7 @@ def stream_weaknesses(info: StreamInfo, remembered: float | None = None) -> Iter
 
 
 def consumer_weaknesses(consumer: ConsumerInfo) -> Iterator[Weakness]:
-    """Name what keeps a handler from getting events."""
+    """Yield the settings of a handler's consumer that keep it from getting events."""
     metadata = consumer.config.metadata or {}
     if HANDLER not in metadata:
         return

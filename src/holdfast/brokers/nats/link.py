@@ -1,7 +1,7 @@
 """One connection to NATS, opened when it is needed and dropped as a whole.
 
-The client's own reconnecting is not used: it buffers what is published meanwhile, which then arrives after its sender
-was told that it timed out.
+The client's own reconnecting is not used: it buffers events that are published meanwhile, and sends them after the
+relay was told that they timed out.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from holdfast.brokers.addresses import Address
 from holdfast.brokers.engine import BrokerUnavailable
 from holdfast.brokers.nats.subjects import subjects_by
 
-# How long the server may take to answer what has no deadline of its own.
+# The deadline of requests for which the caller gives none.
 ANSWER_SECONDS: Final = 5.0
 _CONNECT_SECONDS: Final = 2
 _PING_SECONDS: Final = 10
 _GOODBYE_SECONDS: Final = 2.0
 _DAY: Final = 86_400
-# How long a server knows what it has: for more than a release of the relay, and its next try.
+# Seconds for which a server recognises a duplicate: longer than a batch takes to be released and sent again.
 DUPLICATE_WINDOW: Final = 120.0
 _NAME_IN_USE: Final = 10058
-# Nobody answers what is asked of JetStream, or the server or the account is without it.
+# Codes that mean: nobody answers for JetStream, or it is off for the server or for the account.
 _OFF: Final = (None, 10039, 10076)
 _LOST: Final = (Error, OSError, TimeoutError)
 
@@ -39,7 +39,7 @@ Answered = TypeVar("Answered")
 
 
 async def within(seconds: float, asked: Awaitable[Answered]) -> Answered:
-    """Return what the server answered. What JetStream refuses is raised as it is, anything else is an outage."""
+    """Return what the server answered. `NotFoundError` passes through; every other fault is `BrokerUnavailable`."""
     try:
         async with asyncio.timeout(seconds):
             return await asked
@@ -50,7 +50,7 @@ async def within(seconds: float, asked: Awaitable[Answered]) -> Answered:
             _off() if error.err_code in _OFF else BrokerUnavailable(f"NATS: {error.description or error}")
         ) from error
     except APIError as error:
-        # Without a leader, without room, without peers: all of them pass.
+        # No leader, no room or no peers: these pass by themselves.
         raise BrokerUnavailable(f"NATS: {error.description or error}") from error
     except TimeoutError as error:
         raise BrokerUnavailable(f"NATS did not answer within {seconds:g} s") from error
@@ -63,25 +63,25 @@ def _off() -> BrokerUnavailable:
 
 
 class _Client(Client):
-    """A client that no message can disconnect: headers that it cannot read are none. By `tls` it encrypts."""
+    """A client that unreadable headers do not disconnect, and that sends nothing unencrypted to a `tls://` address."""
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
         server = self._current_server
         if initial_connection and server is not None and server.uri.scheme == "tls" and not info.get("tls_required"):
-            # Asked before anything is sent: the client itself would send the password as it is.
+            # Refused before anything is sent: the client itself would go on and send the password unencrypted.
             raise Error("the server does not encrypt, and the address says tls://")
         await super()._process_info(info, initial_connection)
 
     async def _process_headers(self, headers: bytes) -> dict[str, str] | None:
         try:
             found: dict[str, str] | None = await super()._process_headers(headers)
-        except Exception:  # what it raises here ends its connection, and the message comes again to end the next
+        except Exception:  # it would end the connection, and the message, delivered again, the next one
             return {}
         return found
 
 
 class Link:
-    """A connection, the JetStream on it, and the streams that were found there."""
+    """A connection with JetStream, and the streams that are known to exist."""
 
     def __init__(self, address: Address, name: str) -> None:
         self._address = address
@@ -100,7 +100,7 @@ class Link:
         return self._client is not None and self._client.is_connected
 
     async def client(self, seconds: float = ANSWER_SECONDS) -> Client:
-        """Return the connection, a new one if the last has ended: one try for each server."""
+        """Return the connection, or open a new one if it has ended, with one try for each server."""
         async with self._opening:
             if self._client is not None and self._client.is_connected:
                 return self._client
@@ -130,7 +130,7 @@ class Link:
         self._cause = ""
 
         async def noted(error: Exception) -> None:
-            """The client raises only that no server is left; everything else is seen by who waits for it."""
+            """Keep the cause: the error that the client raises says only that no server is left."""
             self._cause = str(error)
 
         async def lost() -> None:
@@ -145,7 +145,7 @@ class Link:
                 connect_timeout=_CONNECT_SECONDS,
                 ping_interval=_PING_SECONDS,
                 max_outstanding_pings=2,
-                # It tries again although it may not reconnect: 0 would be for ever.
+                # The client uses it even without reconnecting, and takes 0 for "without end".
                 max_reconnect_attempts=1,
                 reconnect_time_wait=0,
                 error_cb=noted,
@@ -158,7 +158,7 @@ class Link:
         return (await self.client(seconds)).jetstream(timeout=seconds)
 
     async def make_stream(self, channel: str, seconds: float = ANSWER_SECONDS) -> None:
-        """Make the stream of a channel, or find it made: one that exists is its operator's, and never changed."""
+        """Make the stream of a channel, unless it exists: an operator may have made or changed it, so it is kept."""
         if channel in self._streams and self.is_open:
             return
         client = await self.client(seconds)
@@ -192,12 +192,12 @@ class Link:
         self._streams.discard(channel)
 
     async def drop(self) -> None:
-        """End the connection without a goodbye: what it has not sent is not sent any more."""
+        """End the connection at once, and discard what it has not sent yet."""
         async with self._opening:
             await self._forget()
 
     async def close(self) -> None:
-        """Send what is still to be sent, and end the connection."""
+        """Send what is buffered, and end the connection."""
         client = self._client
         if client is not None and client.is_connected:
             with contextlib.suppress(*_LOST):
@@ -215,7 +215,7 @@ class Link:
 
 
 async def _end(client: Client) -> None:
-    # A server that is frozen takes nothing: its connection is cut, not emptied.
+    # Discard the buffers and abort: flushing them to a frozen server would never end.
     client._pending.clear()
     client._pending_data_size = 0
     transport = client._transport
@@ -227,7 +227,7 @@ async def _end(client: Client) -> None:
     with contextlib.suppress(*_LOST, RuntimeError):
         async with asyncio.timeout(_GOODBYE_SECONDS):
             await client.close()
-    # It stops in the middle when the connection fails under it, and leaves them waiting.
+    # `close` stops halfway if the connection fails meanwhile, and leaves these tasks waiting.
     for task in (*tasks, client._reading_task, client._ping_interval_task, client._flusher_task):
         if task is not None and not task.done():
             task.cancel()

@@ -104,7 +104,7 @@ class NatsSink:
                 if answered.done():
                     answers[index] = answered.result()
         if silent and not any(isinstance(answer, Confirmed) for answer in answers):
-            # Nobody there, or frozen: what is still in the buffers must not arrive after its row was released.
+            # The server is gone or frozen: events in the buffers must not arrive after their rows were released.
             await self._link.drop()
         return [answer or Unanswered(silent or "NATS did not answer") for answer in answers]
 
@@ -132,7 +132,7 @@ def _headers(event: Outgoing, stream: str) -> dict[str, str]:
 
 
 def never(event: Outgoing, headers: dict[str, str], largest: int) -> Refused | None:
-    """Return why a server would never take an event: it closes the connection of who sends a larger one."""
+    """Return why the server would never take an event, or None. It would close the connection for a larger one."""
     if bad := next((name for name in headers if not _is_header(name)), None):
         return Refused(f"its header {bad[:80]!a} has a name that NATS does not take")
     in_headers = sum(len(name.encode()) + len(value.encode()) + 4 for name, value in headers.items()) + 12
@@ -154,5 +154,5 @@ def answer_of(message: Msg) -> Answer:
     if error is None:
         return Confirmed()
     problem = f"NATS: {error.get('description', error)}"
-    # A stream that is full, has no leader, or is another one: nothing of that is the event's fault.
+    # Every other error is the stream's, which is full, without a leader, or another one: the event may be sent again.
     return Refused(problem) if error.get("err_code") == _TOO_LARGE else Unanswered(problem)

@@ -25,12 +25,12 @@ from holdfast.brokers.nats.link import ANSWER_SECONDS, Link, within
 HANDLER: Final = "holdfast_handler"
 
 _OVERLAP: Final = timedelta(minutes=1)
-# Only free runners fetch, so the fleet's concurrency is the limit; this one is the server's.
+# The limit of the server; the real one is lower, because workers fetch only for free runners.
 _MOST_UNACKNOWLEDGED: Final = 10_000
 _MOST_KNOWN: Final = 1_000
 _NANOSECONDS: Final = 1_000_000_000
 _LATE_SECONDS: Final = 2.0
-# Nothing came for so long although the consumer has something: the connection is taken for broken.
+# After so long without a message the consumer is asked; if it has some, the connection is taken for broken.
 _SILENT_SECONDS: Final = 15.0
 _NAK: Final = b"-NAK"
 _PROGRESS: Final = b"+WPI"
@@ -40,7 +40,7 @@ _NO_RESPONDERS: Final = "503"
 
 
 class NatsSource:
-    """Pulls for the runners that are free, and no further: what waits in a client's buffer runs out of its lease."""
+    """Pulls only as many messages as runners are free: the lease of a buffered message would expire while it waits."""
 
     def __init__(self, address: Address, interest: Interest, lease: float) -> None:
         self._interest = interest
@@ -64,12 +64,12 @@ class NatsSource:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait
         client = await self._ready()
-        # A consumer that may give out one at a time says nothing about a request for more.
+        # A consumer that gives out one message at a time does not answer a request for more.
         most = 1 if self._interest.ordered else most
         try:
             found = await self._pull(client, most, None, loop.time() + _LATE_SECONDS)
             while not found and deadline - loop.time() > 0.001:
-                # One only: a larger request would go on filling our buffer after the first has come.
+                # Ask for one: a larger request would go on filling the buffer after the first message.
                 found = await self._pull(client, 1, deadline - loop.time(), deadline + _LATE_SECONDS)
         except (Error, OSError) as error:
             await self._link.drop()
@@ -93,7 +93,7 @@ class NatsSource:
         unseen = [message for message in self._answers if message is not None and message.reply]
         self._answers.clear()
         if self._link.is_open and self._subscribed is not None:
-            # Otherwise they come again when their lease has run out.
+            # Give them back: otherwise they come again only when their lease has expired.
             with contextlib.suppress(Error, OSError):
                 for message in unseen:
                     await self._subscribed.publish(message.reply, _NAK)
@@ -116,13 +116,13 @@ class NatsSource:
         return client
 
     async def _make_consumer(self, client: Client) -> ConsumerInfo:
-        """Find the handler's consumer, or make it at the beginning of what the handler is owed."""
+        """Return the handler's consumer; make it, from the first event that the handler is owed, if there is none."""
         jetstream = client.jetstream(timeout=ANSWER_SECONDS)
         with contextlib.suppress(NotFoundError):
             info: ConsumerInfo = await within(ANSWER_SECONDS, jetstream.consumer_info(self._stream, self._consumer))
             if (info.config.ack_wait or 0) >= self._lease:
                 return info
-            # Made with a shorter lease: what is kept alive each third of ours would be given to others meanwhile.
+            # Made with a shorter lease than ours: messages would go to others before we next keep them alive.
             longer = info.config.evolve(ack_wait=self._lease)
             return await within(ANSWER_SECONDS, jetstream.add_consumer(self._stream, longer))
         filters = self._names.filters_of(self._interest)
@@ -135,7 +135,7 @@ class NatsSource:
             ack_policy=AckPolicy.EXPLICIT,
             ack_wait=self._lease,
             max_deliver=-1,
-            # One at a time is the only order that several clients of a consumer keep.
+            # Several clients of one consumer keep the order only if one message at a time is out.
             max_ack_pending=1 if self._interest.ordered else _MOST_UNACKNOWLEDGED,
             filter_subject=filters[0] if len(filters) == 1 else None,
             filter_subjects=list(filters) if len(filters) > 1 else None,
@@ -148,10 +148,10 @@ class NatsSource:
             raise BrokerUnavailable(f"NATS lost the stream {self._stream}") from error
 
     async def _pull(self, client: Client, most: int, wait: float | None, deadline: float) -> list[Received]:
-        """Return what the consumer has, or the first that comes within `wait`."""
+        """Return up to `most` messages that the consumer has now; with `wait`, the first that comes in that time."""
         found: list[Received] = []
         unwanted: list[str] = []
-        # What an earlier request was answered after its taker had gone.
+        # Messages that came after their own request had timed out.
         while self._answers and len(found) < most:
             self._sort(self._answers.popleft(), found, unwanted)
         asked = most - len(found)
@@ -168,7 +168,7 @@ class NatsSource:
             except Error:
                 if not found:
                     raise
-                # They are ours, whatever became of the rest; the next request tells what that is.
+                # These messages are ours all the same; the next request raises if the fault lasts.
         for reply in unwanted:
             await client.publish(reply)
         return found
@@ -181,7 +181,7 @@ class NatsSource:
                     async with asyncio.timeout_at(deadline):
                         await self._arrived.wait()
                 except TimeoutError:
-                    # A server that is there answers also when there is nothing.
+                    # The server answers even if it has no messages, so it must be gone.
                     raise Error("the consumer does not answer") from None
             message = self._answers.popleft()
             if message is None:
@@ -197,14 +197,14 @@ class NatsSource:
                 return
 
     async def _refused(self, status: str, message: Msg) -> None:
-        """Find out why the consumer does not answer: if it is gone, make it again where it began."""
+        """Handle an error status: if the consumer is gone, make it again at its first start."""
         description = (message.headers or {}).get(Header.DESCRIPTION, "")
         if status == _NO_RESPONDERS or "deleted" in description.lower():
             self._link.forget_stream(self._interest.channel)
             client = await self._link.client()
             await self._link.make_stream(self._interest.channel)
             await self._make_consumer(client)
-        await asyncio.sleep(0.05)  # it may say the same many times, as while it elects a leader
+        await asyncio.sleep(0.05)  # while it elects a leader, each request is refused at once
 
     def _sort(self, message: Msg | None, found: list[Received], unwanted: list[str]) -> None:
         if message is None or _status(message) is not None:
@@ -233,7 +233,7 @@ class NatsSource:
             raise BrokerUnavailable(f"NATS: {error or type(error).__name__}") from error
 
     async def _doubt(self) -> None:
-        """Ask whether there is really nothing: requests get lost, and consumers with them."""
+        """Ask whether there really are no messages: a request or the consumer may be lost."""
         self._last_message = asyncio.get_running_loop().time()
         info = await self._make_consumer(await self._link.client())
         if info.num_pending:
@@ -256,12 +256,12 @@ def _deliveries(reply: str) -> int:
     (2, 3)
     """
     parts = reply.split(".")
-    # With a domain and an account in front, and a token at the end, where servers are joined.
+    # Newer subjects have the domain and the account in front, and a token at the end.
     return int(parts[4] if len(parts) == 9 else parts[6])
 
 
 def _status(message: Msg) -> str | None:
-    # Messages have headers of their own; only an answer without data is a status.
+    # Only an answer without data and reply subject is a status: messages have headers too.
     if message.data or not message.headers or message.reply:
         return None
     return message.headers.get(Header.STATUS)

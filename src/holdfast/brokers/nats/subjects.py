@@ -1,7 +1,7 @@
 """Names on NATS: streams, subjects, and the consumer of a handler.
 
-An event goes to `hf.<channel>.<target or _>.<type>`, unless the address has another template. What a subject cannot
-contain is percent-encoded in its token.
+An event goes to `hf.<channel>.<target or _>.<type>`, unless the address has another template. Characters that a subject
+cannot contain are percent-encoded.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from holdfast.errors import ConfigurationError
 
 _LONGEST: Final = 200
 _ALL: Final = "_"
-# A token that is empty in the type, as in "order..placed": no percent-encoding of anything is a lone percent sign.
+# Stands for an empty token of a type, as in "order..placed"; percent-encoding never makes a lone percent sign.
 _EMPTY: Final = "%"
 _SAFE: Final = "!#&'()+,-/:;=?@[]^_`{|}~"
 
 
 @dataclass(frozen=True, slots=True)
 class Subjects:
-    """The names by one address."""
+    """The names of streams, subjects and consumers for the templates of one address."""
 
     stream: str = "HF_{channel}"
     subject: str = "hf.{channel}.{target}.{type}"
@@ -43,7 +43,7 @@ class Subjects:
         return self.stream.replace(CHANNEL, channel)
 
     def subjects_of(self, channel: str) -> str:
-        """Return all the subjects of a channel, as its stream takes them.
+        """Return the pattern of all subjects of a channel, which its stream takes.
 
         >>> Subjects(subject="shop.{target}.{channel}.{type}").subjects_of("events")
         'shop.*.events.>'
@@ -59,7 +59,7 @@ class Subjects:
         return self._head(channel, _target_token(target)) + ".".join(map(_token, event_type.split(".")))
 
     def event_of(self, subject: str) -> tuple[str, str | None]:
-        """Return type and target of an event by its subject.
+        """Return the type and target of an event from its subject.
 
         >>> Subjects().event_of("hf.events._.order.placed"), Subjects().event_of("hf.events.billing.a.%.b%3E")
         (('order.placed', None), ('a..b>', 'billing'))
@@ -72,7 +72,7 @@ class Subjects:
         return event_type, None if target == _ALL else unquote(target)
 
     def has(self, channel: str, subject: str) -> bool:
-        """Whether a subject, or a filter for some, is one of a channel by these names.
+        """Return whether a subject, or a filter of subjects, belongs to a channel by these names.
 
         >>> Subjects().has("events", "hf.events._.order.>"), Subjects().has("events", "shop.events._.order.>")
         (True, False)
@@ -82,13 +82,13 @@ class Subjects:
         return len(tokens) > len(head) and all(want in ("*", token) for want, token in zip(head, tokens, strict=False))
 
     def filters_of(self, interest: Interest) -> tuple[str, ...]:
-        """Return the subjects that have at least what a handler is owed, none of which covers another."""
+        """Return filters that let at least a handler's events through, none of which covers another."""
         heads = [self._head(interest.channel, target) for target in (_ALL, _target_token(interest.domain_context))]
         wanted = {f"{head}{_tail(each)}" for each in interest.event_types for head in heads}
         return tuple(sorted(_without_covered(wanted)))
 
     def consumer_of(self, interest: Interest) -> str:
-        """Return the consumer of a handler. Other filters make another one: to edit a consumer's has lost messages."""
+        """Return the consumer of a handler. Other filters make another: changing a consumer's filters lost messages."""
         terms = json.dumps([interest.handler_name, self.filters_of(interest), interest.ordered])
         return f"{interest.handler_name.replace('.', '_')[:160]}_{hashlib.sha256(terms.encode()).hexdigest()[:12]}"
 
@@ -97,7 +97,7 @@ class Subjects:
 
 
 def subjects_by(address: Address) -> Subjects:
-    """Return the names by an address; refuse templates that NATS does not take, or that tell no events apart."""
+    """Return the names for an address; refuse templates that NATS would not take, or that lack a place."""
     usual = Subjects()
     stream = template_of(address, "stream", usual.stream, r"_\-", _LONGEST)
     if stream.is_by_type:
@@ -122,7 +122,7 @@ def _tail(event_type: str) -> str:
     beginning, star, _ = event_type.partition("*")
     if not star:
         return ".".join(map(_token, event_type.split(".")))
-    # Our star spans dots, and may stand inside a token: the source leaves out what is too much.
+    # A star in a pattern spans dots and may stand inside a token, which NATS cannot say: the source drops the rest.
     tokens = beginning.split(".")[:-1]
     return ".".join((*map(_token, tokens), ">"))
 
