@@ -1,4 +1,4 @@
-"""Redis by its address: sinks, sources, and what an operator wants to know of its streams."""
+"""The engine of Redis and Valkey: makes sinks and sources, and inspects streams and groups for operators."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from holdfast.errors import ConfigurationError
 
 _OPTIONS: Final = ("replicas", "fsync", "keep", "cafile", "stream")
 _SETTINGS: Final = ("appendonly", "appendfsync", "maxmemory", "maxmemory-policy")
-# Seconds that ids may be ahead of the clock here: those of a server whose clock is wrong are, too.
+# Seconds by which ids may be ahead of our clock: the server makes them, and its clock may be wrong.
 _AHEAD: Final = 86_400
 _MOST_PENDING: Final = 1000
 _LOST: Final = "holdfast relay check finds what is lost, and sends that again"
@@ -31,7 +31,7 @@ class RedisEngine:
     """One Redis or Valkey, with or without replicas."""
 
     name = "redis"
-    binding = None  # CloudEvents defines none
+    binding = None  # CloudEvents defines no binary mode for Redis
 
     def __init__(self, address: str) -> None:
         if address.startswith("valkey://"):
@@ -42,7 +42,7 @@ class RedisEngine:
             raise ConfigurationError(FIELD, "names no database", "write its number after the host, like /0")
         self._address.file("cafile")
         self._streams = streams_of(self._address)
-        self._keep = RedisSink(self._address).keep  # which refuses options that are wrong
+        self._keep = RedisSink(self._address).keep  # the sink also checks the other options
 
     def sink(self, *, lease: float) -> RedisSink:
         return RedisSink(self._address)
@@ -64,12 +64,12 @@ class RedisEngine:
         found: list[Weakness] = []
         async with self._link() as link:
             found += await self._server_weaknesses(link, timeout)
-            # What is not read is not trimmed: no retention here drops it.
+            # Events that were not read are never trimmed, so only the other half of the retention check applies.
             found += outlived_inbox("address", self._keep, remembered, "keep")
             for stream in self._streams.names_of(channels, interests):
                 answers = await link.ask_all([("XINFO", "STREAM", stream), ("XINFO", "GROUPS", stream)], timeout)
                 if any(isinstance(answer, ResponseError) for answer in answers):
-                    continue  # the relay makes it
+                    continue  # there is no such stream until the relay makes it
                 found += _stream_weaknesses(stream, _info(answers[0]), [_info(row) for row in answers[1]])
         return found
 
@@ -162,7 +162,7 @@ def _settings_weaknesses(settings: Mapping[str, str], replicas: int, waits: int,
         yield Weakness("server", f"{problem}, also with fsync=1" if fsync else problem, "set appendfsync always")
     policy = settings.get("maxmemory-policy", "noeviction")
     if policy != "noeviction":
-        # Streams never expire; what says which consumer an ordered handler has does.
+        # Streams have no expiry; the keys that name the one consumer of an ordered handler have.
         dropped = "keys that keep the order of events" if policy.startswith("volatile-") else "a stream, read or not"
         problem = f"has maxmemory-policy {policy}: it may drop {dropped}"
         yield Weakness("server", problem, "set maxmemory-policy noeviction")
@@ -193,7 +193,7 @@ def _stream_weaknesses(
 
 
 def _waiting(about: Mapping[str, Any], group: Mapping[str, Any]) -> int | None:
-    """Return how many entries a group has not read. Its own lag counts also those that were removed."""
+    """Return how many entries a group has not read. The group's `lag` also counts entries that were removed."""
     first = about.get("first-entry")
     if first is None:
         return 0

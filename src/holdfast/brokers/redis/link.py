@@ -1,7 +1,7 @@
 """One connection to Redis, opened when it is needed and dropped as a whole.
 
-A single connection of the client is used, without its pool and its retries: those send a batch twice that was stored,
-and take connections back that still wait for an answer.
+A single connection of the client is used, without its pool and its retries: retries may send a stored batch twice, and
+the pool takes back connections that still wait for an answer.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from holdfast.brokers.addresses import Address
 from holdfast.brokers.engine import BrokerUnavailable
 from holdfast.brokers.redis.replies import Replies
 
-# How long the server may take to answer what has no deadline of its own.
+# The deadline of requests for which the caller gives none.
 ANSWER_SECONDS: Final = 5.0
 _CONNECT_SECONDS: Final = 2.0
 _CHUNK: Final = 1024 * 1024
 _LOST: Final = (RedisError, OSError, TimeoutError)
-# It became a replica, or is not ready: another server may be the one to ask.
+# Refusals of a server that is a replica or not ready: another host of the address may take writes.
 _ELSEWHERE: Final = ("READONLY", "LOADING", "MASTERDOWN")
 
 Command = Sequence[str | bytes | int]
@@ -48,25 +48,25 @@ class Link:
         return self._connection is not None and self._connection.is_connected
 
     async def open(self, seconds: float = ANSWER_SECONDS) -> None:
-        """Connect, if that is not done."""
+        """Connect, unless the connection is open."""
         await self.ask_all((), seconds)
 
     async def ask(self, *command: str | bytes | int, seconds: float = ANSWER_SECONDS) -> Any:
-        """Return the answer to one command; what the server refuses is raised as `ResponseError`."""
+        """Return the answer to one command; raise `ResponseError` if the server refuses it."""
         (answer,) = await self.ask_all([command], seconds)
         if isinstance(answer, ResponseError):
             raise answer
         return answer
 
     async def ask_all(self, commands: Sequence[Command], seconds: float = ANSWER_SECONDS) -> list[Any]:
-        """Return the answers to commands that are sent together, refusals among them. Anything else is an outage."""
+        """Return the answers to commands that are sent together. A refusal is an answer; other faults are outages."""
         try:
             async with asyncio.timeout(seconds), self._turn:
                 connection = await self._connected()
                 try:
                     return await _exchange(connection, commands)
                 except BaseException:
-                    # Answers that nobody has read would be taken for those to the next commands.
+                    # Unread answers would be taken for the answers to the next commands.
                     self.drop()
                     raise
         except TimeoutError as error:
@@ -75,12 +75,12 @@ class Link:
             raise BrokerUnavailable(f"Redis: {error or type(error).__name__}") from error
 
     def note(self, refusal: ResponseError) -> None:
-        """Look for another server, if the refusal says that this one takes no writes."""
+        """Drop the connection if a refusal says that the server takes no writes, to look for another one."""
         if str(refusal).startswith(_ELSEWHERE) or type(refusal).__name__ == "ReadOnlyError":
             self.drop()
 
     def drop(self) -> None:
-        """End the connection at once: what it has not sent is not sent any more."""
+        """End the connection at once, and discard what it has not sent yet."""
         connection, self._connection = self._connection, None
         if connection is not None:
             _abort(connection)
@@ -121,7 +121,7 @@ class Link:
     def _why(self, error: BaseException) -> str:
         if not isinstance(error, TimeoutError | RedisTimeoutError):
             return str(error) or type(error).__name__
-        # What a server does that does not encrypt, or is something else, with what it does not understand.
+        # A server that does not encrypt, or is no Redis, stays silent: the text says whether TLS was tried.
         return f"no answer within {_CONNECT_SECONDS:g} s{' by TLS' if self._address.scheme == 'rediss' else ''}"
 
     def _made(self, server: str) -> Connection:
@@ -149,7 +149,7 @@ async def _exchange(connection: Connection, commands: Sequence[Command]) -> list
     try:
         await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
     except RuntimeError as error:
-        # What uvloop says of a connection that the other side has reset.
+        # uvloop raises it for a connection that the other side has reset.
         raise ConnectionResetError(str(error)) from error
     reader = connection._reader
     replies = Replies(connection._parser.parse_error)
@@ -160,7 +160,7 @@ async def _exchange(connection: Connection, commands: Sequence[Command]) -> list
             raise ConnectionError("the server has closed the connection")
         replies.feed(received)
         while (answer := replies.next()) is not None:
-            # It does not serve anybody now, whatever it was asked.
+            # The server serves nobody now: an outage, not an answer to this command.
             if isinstance(answer[0], RedisConnectionError):
                 raise answer[0]
             answers.append(answer[0])

@@ -1,7 +1,7 @@
-"""The answers of Redis, read from bytes as they come: nothing is read twice, and nothing waits for a single line.
+"""Reads the answers of Redis from bytes as they arrive.
 
-The client's own reader awaits each line and each text, which for a few hundred entries takes longer than all that is
-done with them.
+The client's own reader awaits each line and each text, which takes longer for a few hundred entries than everything
+else that is done with them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _END: Final = b"\r\n"
 
 
 class Replies:
-    """Answers in RESP2. `error` makes the exception of what the server refuses, which is an answer like others."""
+    """A parser of RESP2. A refusal is an answer too: the exception that `error` makes of its text."""
 
     def __init__(self, error: Callable[[str], Exception]) -> None:
         self._error = error
@@ -26,7 +26,7 @@ class Replies:
         self._open: list[tuple[list[Any], int]] = []
 
     def feed(self, received: bytes) -> None:
-        """Take what the server has sent."""
+        """Add bytes that the server has sent."""
         self._read = self._read[self._at :] + received
         self._at = 0
 

@@ -1,4 +1,4 @@
-"""Names on Redis, and the scripts whose steps must not be separated."""
+"""Names on Redis, and Lua scripts for steps that have to happen together."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _OVERLAP: Final = timedelta(minutes=1)
 
 
 def streams_of(address: Address) -> NameTemplate:
-    """Return how streams are named; what stands in braces keeps all keys of a stream on one node.
+    """Return the template of stream names; the part in braces keeps all keys of a channel on one node of a cluster.
 
     >>> streams_of(Address("redis", (), "", {})).name("events")
     'hf:{events}:0'
@@ -26,18 +26,18 @@ def owner_of(stream: str, handler_name: str) -> str:
 
 
 def start_of(since: datetime) -> str:
-    """Return the id before the first entry that a handler is owed: a minute earlier, which the inbox removes again."""
+    """Return an id a minute before the first entry that a handler is owed; the inbox skips what comes twice."""
     return f"{max(int((since - _OVERLAP).timestamp() * 1000), 0)}-0"
 
 
 def id_order(entry: bytes) -> tuple[int, int]:
-    """Return an id as numbers that compare."""
+    """Return an id as a pair of numbers, which compares as ids do."""
     milliseconds, _, sequence = entry.partition(b"-")
     return int(milliseconds), int(sequence or 0)
 
 
-# Keeps entries, or gives them back with an idle time that lets others claim them. Only those that are still ours: one
-# that another consumer has claimed meanwhile is its own.
+# Sets the idle time of entries: 0 keeps them, and a lease gives them back, so that others claim them. It leaves entries
+# alone that another consumer has claimed meanwhile.
 CLAIM_OWN: Final = """
 local kept = 0
 for i = 4, #ARGV do
@@ -49,7 +49,7 @@ end
 return kept
 """
 
-# Deletes consumers that have nothing pending: DELCONSUMER deletes what is. ARGV: group, a name or '', idle ms.
+# Deletes consumers without pending entries: DELCONSUMER would delete those too. ARGV: group, a name or '', idle ms.
 DELETE_EMPTY: Final = """
 local deleted = 0
 for _, row in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[1], ARGV[1])) do
@@ -63,7 +63,7 @@ end
 return deleted
 """
 
-# Trims what every group has read and acknowledged, and is older than ARGV[1]. Without groups, nothing.
+# Trims entries older than ARGV[1] that every group has acknowledged. In a stream without groups it trims nothing.
 TRIM_READ: Final = """
 local function less(a, b)
     local a_ms, a_seq = string.match(a, '(%d+)-(%d+)')
@@ -87,7 +87,7 @@ end
 return redis.call('XTRIM', KEYS[1], 'MINID', '~', low)
 """
 
-# Takes or renews the ownership of an ordered handler's stream. 2: taken, 1: renewed, 0: another has it.
+# Takes or renews the ownership of an ordered handler's stream. Returns 2 if taken, 1 if renewed, 0 if another has it.
 OWN: Final = """
 local owner = redis.call('GET', KEYS[1])
 if owner == ARGV[1] then

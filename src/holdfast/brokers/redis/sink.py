@@ -1,4 +1,4 @@
-"""Sends events to a stream of Redis: pipelines of XADD, and WAIT for who else must have them."""
+"""Sends events to streams of Redis in pipelines of XADD, and waits for replicas or the disk if the address says so."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from holdfast.brokers.redis.scripts import TRIM_READ, streams_of
 BODY: Final = "ce"
 _PIPELINE: Final = 100
 _LIMIT: Final = "proto-max-bulk-len"
-# What that is unless a server says otherwise.
+# The default of that setting, for servers that do not show it.
 _LARGEST: Final = 512 * 1024 * 1024
 _TRIM_SECONDS: Final = 60.0
 _MOST_STREAMS: Final = 1000
 _TRIM_WITHIN: Final = 2.0
-# WAIT answers before our own deadline, so that its answer is known.
+# The share of the time that WAIT gets, so that its answer comes before our own deadline.
 _OF_THE_TIME: Final = 0.8
 
 
@@ -37,7 +37,7 @@ class RedisSink:
         self._fsync = address.number("fsync", 0, 0, 1)
         self.keep = 60.0 * address.number("keep", 15, 1, 100_000)  # seconds
         self._trimmed: dict[str, float] = {}
-        # A server ends the connection of who sends more than it takes.
+        # Bytes of an event; for a larger one the server would end the connection.
         self._largest: int | None = None
 
     async def open(self) -> None:
@@ -53,7 +53,7 @@ class RedisSink:
             try:
                 answers += await self._add(chunk, max(deadline - loop.time(), 0.001))
             except BrokerUnavailable as error:
-                # An answer was lost, or never came: nobody knows which of them are there.
+                # Without the answers nobody knows which of the events were stored.
                 answers += [Unanswered(str(error))] * (len(batch) - len(answers))
         for stream in {self._stream_of(event) for event in batch}:
             await self._trim(stream, deadline)
@@ -66,7 +66,7 @@ class RedisSink:
         if self._largest is not None and self._link.is_open:
             return
         (answer,) = await self._link.ask_all([("CONFIG", "GET", _LIMIT)], seconds)
-        # Some servers do not tell.
+        # Managed servers may refuse CONFIG.
         self._largest = int(answer[1]) if isinstance(answer, list) and answer else _LARGEST
 
     def _stream_of(self, event: Outgoing) -> str:
@@ -97,7 +97,7 @@ class RedisSink:
         return [answer or Unanswered("Redis did not answer") for answer in answers]
 
     def _missing(self, reply: Any) -> str | None:
-        """Return what an event still lacks to be safe, after waiting for it."""
+        """Return what the answer to WAIT or WAITAOF says is missing: the disk, or replicas; None if nothing is."""
         if isinstance(reply, ResponseError):
             return f"Redis does not wait: {reply}"
         local, replicas = reply if isinstance(reply, list) else (0, reply)
@@ -108,7 +108,7 @@ class RedisSink:
         return None
 
     async def _trim(self, stream: str, deadline: float) -> None:
-        """Remove what is read and old, once a minute. That this fails now is no reason to fail what was sent."""
+        """Remove old entries that all groups have read, once a minute. A failure here does not fail what was sent."""
         loop = asyncio.get_running_loop()
         now = loop.time()
         if now - self._trimmed.get(stream, 0.0) < _TRIM_SECONDS or deadline - now < _TRIM_WITHIN:

@@ -1,4 +1,4 @@
-"""Takes the events of one handler with a consumer group, and claims what dead consumers have left."""
+"""Takes the events of one handler with a consumer group, and claims those that dead consumers have left."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class RedisSource:
         self._made = False
         self._claim_at = 0.0
         self._cursor = _BEGINNING
-        # What was given out and is not settled; the rest of what the server says is ours never reached us.
+        # Given out and not settled. Other entries that are ours by the server's books never reached us.
         self._held: set[bytes] = set()
         self._is_owed = Wanted(interest)
 
@@ -81,7 +81,7 @@ class RedisSource:
         self._claim_at = 0.0
 
     async def close(self) -> None:
-        """Let others have at once what this consumer was given and nobody saw, and forget it if it holds nothing."""
+        """Give back the entries that never reached this consumer, and delete the consumer if it holds no others."""
         self._reader.drop()
         with contextlib.suppress(BrokerUnavailable, ResponseError, TimeoutError):
             async with asyncio.timeout(_GOODBYE_SECONDS):
@@ -99,7 +99,7 @@ class RedisSource:
             await self._writer.ask("EVAL", DISOWN, 1, self._owner, self._me)
 
     async def _make_group(self) -> None:
-        """Make the handler's group at the beginning of what it is owed, or find it made."""
+        """Make the handler's group, at the first event that the handler is owed, unless it exists."""
         start = start_of(self._interest.since)
         try:
             await self._writer.ask("XGROUP", "CREATE", self._stream, self._group, start, "MKSTREAM")
@@ -112,7 +112,7 @@ class RedisSource:
         self._made = True
 
     async def _recover(self, error: ResponseError) -> None:
-        """Make a group again that is gone: evicted, deleted, or lost with a server that was not on the disk."""
+        """Make the group again if it is gone: evicted, deleted, or lost in a restart without persistence."""
         text = str(error)
         if not text.startswith(("NOGROUP", "UNBLOCKED")):
             self._reader.note(error)
@@ -142,7 +142,7 @@ class RedisSource:
     async def _is_owner(self) -> bool:
         state = await self._reader.ask("EVAL", OWN, 1, self._owner, self._me, self._lease_ms)
         if state == 2:
-            # The last owner is gone: what it left comes first, however short it has been idle.
+            # The last owner is gone: take its entries first, even if its lease of them has not expired.
             await self._take_over()
         return bool(state)
 
@@ -158,7 +158,7 @@ class RedisSource:
                 return
 
     async def _claimed(self, most: int) -> list[Received]:
-        """Claim what has been idle for longer than the lease, whoever has it."""
+        """Claim entries that have been idle for longer than the lease, whichever consumer has them."""
         command = ("XAUTOCLAIM", self._stream, self._group, self._me, self._lease_ms, self._cursor, "COUNT", most)
         self._cursor, entries = (await self._reader.ask(*command))[:2]
         if self._cursor == _BEGINNING:
@@ -170,7 +170,7 @@ class RedisSource:
         return await self._wanted(entries, counts)
 
     async def _pending(self, first: str | bytes, last: str | bytes, most: int) -> dict[bytes, int]:
-        """Return how often each entry that is this consumer's was delivered."""
+        """Return, for this consumer's pending entries, how often each was delivered."""
         rows = await self._writer.ask("XPENDING", self._stream, self._group, first, last, most, self._me)
         return {entry: count for entry, _, _, count in rows}
 
@@ -204,7 +204,7 @@ class RedisSource:
             await self._writer.ask(*command, seconds=ANSWER_SECONDS)
         except ResponseError as error:
             if str(error).startswith("NOGROUP"):
-                return  # the next taker makes it again, and everything comes again
+                return  # the next `take` makes the group again, and all of its entries come again
             self._writer.note(error)
             raise BrokerUnavailable(f"Redis: {error}") from error
 
@@ -226,7 +226,7 @@ def _fields(values: Sequence[bytes]) -> tuple[dict[str, str], bytes]:
 
 
 def _kind(headers: dict[str, str], body: bytes) -> tuple[str | None, str | None]:
-    """Return type and target of an event; those of others are read from it, and None is what nobody can read."""
+    """Return the type and target of an event; those of a foreign event are read from its body, if that is possible."""
     event_type = headers.get(TYPE_HEADER)
     if event_type is not None:
         return event_type, headers.get(TARGET_HEADER)
