@@ -1,4 +1,4 @@
-"""RabbitMQ by its address: sinks, sources, and what an operator wants to know of its queues."""
+"""The engine of RabbitMQ: makes sinks and sources, and inspects exchanges and queues for operators."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class RabbitmqEngine:
                 ready = await waiting(link, queue_of(interest), timeout)
                 dead = await waiting(link, dead_queue_of(interest), timeout)
                 held = None if ready is None else ready + (dead or 0)
-                # How many are taken, only the management plugin tells.
+                # Only the management plugin tells how many are taken and not acknowledged.
                 found.append(Backlog(interest.handler_name, held, None, dead))
         return found
 
@@ -86,7 +86,7 @@ class RabbitmqEngine:
             for queue in (queue_of(interest), dead_queue_of(interest)):
                 await within(ANSWER_SECONDS, channel.queue_delete(queue))
 
-    # A handler's queue is the same by all names, and keeps its bindings: nothing is left behind.
+    # The template names exchanges only. A handler's queue stays the same and keeps its bindings: no message is left.
     naming = ""
 
     def named(self, naming: str) -> RabbitmqEngine:

@@ -1,6 +1,6 @@
 """One connection to RabbitMQ, opened when it is needed and dropped as a whole.
 
-The client's own reconnecting is not used: it restores what it still knows of, and says nothing when that is not all.
+The client's own reconnecting is not used: it restores what it remembers, and does not say when something is missing.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from aiormq.connection import TCPTransportFactory, TLSTransportFactory
 
 from holdfast.brokers.engine import BrokerUnavailable
 
-# How long the broker may take to answer what has no deadline of its own.
+# The deadline of requests for which the caller gives none.
 ANSWER_SECONDS: Final = 5.0
-# A broker that is there says goodbye at once.
+# The deadline for closing a connection politely.
 GOODBYE_SECONDS: Final = 2.0
 _HEARTBEAT_SECONDS: Final = 10
 _LOST: Final = (aiormq.AMQPError, aiormq.ChannelInvalidStateError, OSError, RuntimeError, TimeoutError)
@@ -28,9 +28,9 @@ Answered = TypeVar("Answered")
 
 
 async def within(seconds: float, asked: Coroutine[Any, Any, Answered]) -> Answered:
-    """Return what the broker answered. What it refuses on a channel is raised as it is, anything else is an outage.
+    """Return what the broker answered. A refusal raises `AMQPChannelError`, a lost connection `BrokerUnavailable`.
 
-    The client ends what waits on a lost connection by cancelling it, which is no cancellation of ours.
+    The client cancels requests on a lost connection: that is an outage, not a cancellation of the caller.
     """
     task = asyncio.ensure_future(asked)
     try:
@@ -51,7 +51,7 @@ async def within(seconds: float, asked: Coroutine[Any, Any, Answered]) -> Answer
 
 
 class Link:
-    """A connection and its channel."""
+    """A connection and the channel that is used on it."""
 
     def __init__(self, address: str, name: str, *, confirms: bool = False) -> None:
         self._address = _with_defaults(address, name)
@@ -70,7 +70,7 @@ class Link:
         return channel is self._channel and self.is_open
 
     async def channel(self, seconds: float = ANSWER_SECONDS) -> Channel:
-        """Return the channel, of a new connection if the last one has ended."""
+        """Return the channel; open a new connection if the last one has ended."""
         async with self._opening:
             if self._channel is not None and self.is_open:
                 return self._channel
@@ -84,7 +84,7 @@ class Link:
             return self._channel
 
     async def side_channel(self, seconds: float = ANSWER_SECONDS) -> Channel:
-        """Return one more channel, for what the broker answers by closing it."""
+        """Return one more channel, for requests that the broker refuses by closing the channel."""
         await self.channel(seconds)
         return await within(seconds, self._open_channel(confirms=False))
 
@@ -97,7 +97,7 @@ class Link:
         return tuple(int(part) for part in text.split(".") if part.isdigit())
 
     async def is_blocked(self) -> bool:
-        """Whether the broker takes nothing from this connection now: its memory or its disk is full."""
+        """Return whether the broker takes no events now, because its memory or its disk is full."""
         if self._connection is None:
             return False
         try:
@@ -108,16 +108,16 @@ class Link:
         return False
 
     def when_closed(self, call: Callable[[], object]) -> None:
-        """Call when the channel has ended, for whatever reason."""
+        """Call a function when the channel ends, for whatever reason."""
         assert self._channel is not None  # noqa: S101  (callers have it)
         self._channel.closing.add_done_callback(lambda _: call())
 
     async def drop(self) -> None:
-        """Forget the connection without a goodbye: what was written and not sent is discarded."""
+        """End the connection at once, and discard what it has not sent yet."""
         await self._end(polite=False)
 
     async def close(self) -> None:
-        """End the connection; what was taken on it and not acknowledged comes back at once."""
+        """End the connection politely; messages that were not acknowledged go back to their queue at once."""
         await self._end(polite=True)
 
     async def _connect(self) -> None:

@@ -33,7 +33,7 @@ class RabbitmqSink:
         self._names = exchanges_of(address)
         self._exchanges: set[str] = set()
         self._exchanges_on: Channel | None = None
-        # The broker tells nobody how large an event may be, but with which limit it refused one.
+        # The largest body the broker takes; known only from the text with which it has refused one.
         self._max_bytes: int | None = None
         self._abandoned = False
 
@@ -44,7 +44,7 @@ class RabbitmqSink:
         deadline = asyncio.get_running_loop().time() + timeout
         answers: list[Answer | None] = [self._never(event) for event in batch]
         channel = await self._channel({self._exchange_of(event) for event in batch}, timeout)
-        # Tasks begin in the order in which they are made, so the events of a key are sent in theirs.
+        # Tasks begin in the order in which they are made, so events with one ordering key are sent in order.
         sent = {
             asyncio.ensure_future(_publish(channel, self._exchange_of(event), event)): index
             for index, event in enumerate(batch)
@@ -61,7 +61,7 @@ class RabbitmqSink:
         if silent == _BLOCKED:
             self._abandoned = True
         elif silent:
-            # What was not confirmed must not arrive after its row was released, and perhaps sent again.
+            # An event that was not confirmed must not arrive after its row was released, and perhaps sent again.
             await self._link.drop()
         return [answer or Unanswered("RabbitMQ did not answer") for answer in answers]
 
@@ -82,7 +82,7 @@ class RabbitmqSink:
 
     async def _channel(self, exchanges: set[str], timeout: float) -> Channel:
         if await self._link.is_blocked():
-            # On a new connection, RabbitMQ would take one event before it says so again.
+            # Keep this connection: on a new one RabbitMQ takes an event before it says again that it is blocked.
             raise BrokerUnavailable(_BLOCKED)
         if self._abandoned:
             self._abandoned = False
@@ -99,7 +99,7 @@ class RabbitmqSink:
         return channel
 
     async def _confirmations(self, waiting: set[asyncio.Task[None]], deadline: float) -> str:
-        """Wait for all answers. Return why some are missing, if any is."""
+        """Wait for all answers until the deadline. Return why some are missing, or an empty text."""
         loop = asyncio.get_running_loop()
         while waiting:
             left = deadline - loop.time()
@@ -126,7 +126,10 @@ class RabbitmqSink:
     def _learn(
         self, sent: dict[asyncio.Task[None], int], batch: Sequence[Outgoing], answers: list[Answer | None]
     ) -> None:
-        """Refuse what was too large: the broker closed the channel for it, and so took nothing that came behind."""
+        """Learn the largest size from a refusal, and refuse the events of the batch that exceed it.
+
+        The broker closes the channel at the first such event, so those behind it are not answered.
+        """
         for task in sent:
             error = None if task.cancelled() or not task.done() else task.exception()
             found = _TOO_LARGE.search(str(error)) if isinstance(error, ChannelPreconditionFailed) else None

@@ -17,7 +17,7 @@ from holdfast.brokers.rabbitmq.link import ANSWER_SECONDS, GOODBYE_SECONDS, Link
 from holdfast.brokers.rabbitmq.topology import dead_queue_of, exchanges_of, make_queue, queue_of
 
 _DELIVERY_COUNT: Final = "x-delivery-count"
-# How often the broker may say that there are events for us and give none, before the connection is taken for broken.
+# How often in a row the queue may have events that it does not deliver, before the connection is taken for broken.
 _MOST_SILENCES: Final = 3
 
 
@@ -27,7 +27,7 @@ class _Token(NamedTuple):
 
 
 class RabbitmqSource:
-    """A consumer whose prefetch is the most that was ever held at once. RabbitMQ needs no keeping alive."""
+    """A consumer whose prefetch grows to the most messages that were ever asked for. RabbitMQ has no leases."""
 
     def __init__(self, address: str, interest: Interest) -> None:
         self._interest = interest
@@ -38,7 +38,7 @@ class RabbitmqSource:
         self._prefetch = 0
         self._tags: list[str] = []
         self._buffer: deque[Received] = deque()
-        # What is taken on the channel in use: to settle one twice would end the channel.
+        # Delivery tags that are not settled: RabbitMQ closes the channel if one is settled twice.
         self._unsettled: set[int] = set()
         self._changed = asyncio.Event()
         self._lost: str | None = None
@@ -77,7 +77,7 @@ class RabbitmqSource:
         await self._link.close()
 
     async def _ready(self, most: int) -> None:
-        """Connect, make the queue and consume, as far as that is not done."""
+        """Connect, make the queue and consume, unless that is done already."""
         if self._lost is not None:
             raise BrokerUnavailable(self._lost)
         if self._consuming is None or not self._link.uses(self._consuming):
@@ -95,7 +95,7 @@ class RabbitmqSource:
             try:
                 await within(ANSWER_SECONDS, self._consume(self._consuming, wanted))
             except (AMQPChannelError, BrokerUnavailable) as error:
-                # A queue whose leader is lost is there, and answers to nobody; only an operator may give it up.
+                # A queue that has lost its leader exists, but does not answer; only an operator may give it up.
                 queue = queue_of(self._interest)
                 remedy = f"rabbitmqctl delete_queue {queue}, then holdfast relay check rabbitmq --repair"
                 problem = f"{queue} cannot be consumed: {error}; if that stays so, it has no leader: {remedy}"
@@ -105,7 +105,7 @@ class RabbitmqSource:
         for tag in self._tags:
             await channel.basic_cancel(tag)
         self._tags.clear()
-        # Quorum queues know the prefetch of a consumer only, which has to be given before it begins.
+        # In quorum queues a prefetch belongs to a consumer, and has to be set before it begins.
         for queue, count in ((queue_of(self._interest), prefetch), (dead_queue_of(self._interest), 1)):
             await channel.basic_qos(prefetch_count=count)
             consuming = await channel.basic_consume(queue, self._delivered)
@@ -120,7 +120,7 @@ class RabbitmqSource:
         received = _received(message, _Token(message.channel, tag))
         self._unsettled.add(tag)
         event_type = self._type_of(received, message)
-        # Of what somebody has put into the queue itself, only the listener can tell.
+        # A message that somebody put straight into the queue has no such type: the worker reads it.
         if event_type is None or wants(self._interest, event_type, received.headers.get(TARGET_HEADER)):
             self._buffer.append(received._replace(routed=event_type is not None))
             self._changed.set()
@@ -128,14 +128,14 @@ class RabbitmqSource:
             await self._settle([received], acknowledged=True)
 
     def _type_of(self, received: Received, message: DeliveredMessage) -> str | None:
-        """Return the type that a message was routed by, if it was."""
+        """Return the event type by which a message was routed; None if somebody put it into the queue itself."""
         event_type = received.headers.get(TYPE_HEADER)
         if event_type is None and message.exchange in self._exchanges:
             event_type = message.routing_key
         return event_type
 
     async def _wait(self, deadline: float) -> None:
-        """Wait for an event, while the broker is asked whether it is there at all."""
+        """Wait for an event, and ask the broker meanwhile, to notice an outage."""
         loop = asyncio.get_running_loop()
         while not self._buffer and (left := deadline - loop.time()) > 0:
             self._changed.clear()
@@ -155,7 +155,7 @@ class RabbitmqSource:
             self._probe = None
 
     async def _waiting(self) -> int:
-        """Return how many events the queue has for anybody, which takes an answer of the broker."""
+        """Ask the broker how many events of the queue are not taken."""
         channel = self._consuming
         if channel is None:
             return 0
@@ -167,14 +167,14 @@ class RabbitmqSource:
         return declared.message_count or 0
 
     def _judge(self, waiting: int) -> None:
-        """Count an answer by which events are there that this consumer should have got."""
+        """Count the answers by which the queue has events that this idle consumer should have got."""
         idle = len(self._unsettled) < self._prefetch and not self._interest.ordered
         self._silences = self._silences + 1 if waiting and idle else 0
         if self._silences >= _MOST_SILENCES:
             self._lose("RabbitMQ has events and delivers none")
 
     async def _settle(self, messages: Sequence[Received], *, acknowledged: bool) -> None:
-        """Answer for messages; the last one is written before this returns, and with it all before."""
+        """Acknowledge messages or give them back; all of it is written to the connection when this returns."""
         tokens = [message.token for message in messages if isinstance(message.token, _Token)]
         alive = [token for token in tokens if self._link.uses(token.channel)]
         known = [token for token in alive if token.tag in self._unsettled]
@@ -196,7 +196,7 @@ class RabbitmqSource:
         self._changed.set()
 
     async def _abandon(self) -> None:
-        """Drop the connection; the next take makes a new one. All that was taken on it comes again."""
+        """Drop the connection; the next `take` opens a new one. All unsettled messages come again."""
         self._forget()
         await self._link.drop()
         self._lost = None
@@ -229,7 +229,7 @@ def _received(message: DeliveredMessage, token: _Token) -> Received:
         headers["content-type"] = properties.content_type
     before = given.get(_DELIVERY_COUNT)
     if not isinstance(before, int) and message.redelivered:
-        # A queue that is no quorum queue does not count.
+        # Only quorum queues count deliveries.
         return Received(message.body, headers, None, token)
     return Received(message.body, headers, before + 1 if isinstance(before, int) else 1, token)
 

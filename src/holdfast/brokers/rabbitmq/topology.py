@@ -1,7 +1,7 @@
-"""Exchanges and queues: their names, how they are made, and how those that others made differ.
+"""Exchanges and queues: their names, how they are made, and how existing ones differ from those.
 
-A queue has a net: what its delivery limit, its length or a time to live would drop goes to `<queue>.dead`, which the
-same handler's source reads.
+Under each queue is a second one, `<queue>.dead`: messages that a delivery limit, a length limit or a time to live would
+drop go there, and the same handler's source reads them.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ _INEQUIVALENT: Final = re.compile(r"inequivalent arg '([^']+)'")
 _CURRENT: Final = re.compile(
     r"but current is (?:the value '(?P<value>.*)' of type '(?P<kind>.*)'|(?P<plain>.+))$", re.DOTALL
 )
-# More than a queue can have, each of them asked for twice.
+# More than a queue has, even if each is asked for twice.
 _MOST_ARGUMENTS: Final = 40
 _SINGLE_ACTIVE: Final = "x-single-active-consumer"
 # From this version on a quorum queue drops by default what it has delivered 20 times.
 _HAS_DELIVERY_LIMIT: Final = (4, 0)
 
-_ANEW: Final = "let it drain, delete it, and start the listener again, which makes it anew"
+_ANEW: Final = "let it drain, delete it, and start the worker again, which makes it anew"
 _MEANING: Final = {
     "x-queue-type": "it is no quorum queue: what it holds is lost with its node",
     "durable": "it is not durable: what it holds is lost when the broker restarts",
     "x-delivery-limit": "its delivery limit drops events",
-    "x-dead-letter-exchange": "what its limits drop is lost, or goes where no listener reads",
-    "x-dead-letter-routing-key": "what its limits drop goes where no listener reads",
+    "x-dead-letter-exchange": "what its limits drop is lost, or goes where no worker reads",
+    "x-dead-letter-routing-key": "what its limits drop goes where no worker reads",
     "x-dead-letter-strategy": "what its limits drop may be lost on the way to the dead queue",
     "x-overflow": "when it is full, it drops its oldest events",
     "x-max-length": "when it is full, it drops or refuses events",
@@ -50,7 +50,7 @@ _MEANING: Final = {
 
 
 def exchanges_of(address: str) -> NameTemplate:
-    """Return how exchanges are named by an address."""
+    """Return the template of exchange names of an address."""
     found = address_of(address, SCHEMES, None)
     return template_of(found, OPTION, "hf.{channel}", r"._:\-", _LONGEST)
 
@@ -67,7 +67,7 @@ def dead_queue_of(interest: Interest) -> str:
 
 
 def binding_key(event_type: str) -> str:
-    """Return the binding that gives at least the events of a type or pattern.
+    """Return a binding key that matches at least the events of a type or pattern.
 
     >>> binding_key("order.placed"), binding_key("order.*"), binding_key("order.pl*"), binding_key("*")
     ('order.placed', 'order.#', 'order.#', '#')
@@ -80,15 +80,15 @@ def binding_key(event_type: str) -> str:
 
 
 async def make_exchange(channel: Channel, name: str, seconds: float = ANSWER_SECONDS) -> None:
-    """Make the exchange of a channel, or find it made."""
+    """Make an exchange, unless it exists."""
     await within(seconds, channel.exchange_declare(name, exchange_type="topic", durable=True))
 
 
 async def make_queue(link: Link, interest: Interest, exchanges: NameTemplate) -> None:
-    """Make the queue of a handler with its bindings, or use the one that is there.
+    """Make the queue of a handler and its bindings; use an existing queue as it is.
 
-    One with other arguments was made by an operator or an older server: it is used as it is, and `differences` says
-    what that means. Only the order of events cannot be kept by another queue.
+    An operator or an older server may have made it with other arguments: `differences` says what they mean. Only an
+    ordered handler refuses a queue with several active consumers, which cannot keep the order of events.
     """
     channel = await link.side_channel()
     for name in exchanges.names(interest):
@@ -112,7 +112,7 @@ def queue_arguments(interest: Interest, version: tuple[int, ...]) -> Mapping[str
     """Return the arguments of a queue that drops nothing."""
     return {
         **dead_queue_arguments(interest, version),
-        # Dead letters are kept until the other queue has them; that needs a queue that refuses when it is full.
+        # `at-least-once` dead-lettering keeps a message until the dead queue has it, and requires reject-publish.
         "x-overflow": "reject-publish",
         "x-dead-letter-exchange": "",
         "x-dead-letter-routing-key": dead_queue_of(interest),
@@ -121,7 +121,7 @@ def queue_arguments(interest: Interest, version: tuple[int, ...]) -> Mapping[str
 
 
 def dead_queue_arguments(interest: Interest, version: tuple[int, ...]) -> Mapping[str, str | int | bool]:
-    """Return the arguments of the net under a queue."""
+    """Return the arguments of the dead queue under a queue."""
     arguments: dict[str, str | int | bool] = {"x-queue-type": "quorum"}
     if interest.ordered:
         arguments[_SINGLE_ACTIVE] = True
@@ -142,7 +142,7 @@ async def waiting(link: Link, queue: str, seconds: float) -> int | None:
 
 
 async def differences(link: Link, interest: Interest, seconds: float) -> list[Weakness]:
-    """Compare the queues of a handler with those that Holdfast would make; what is not there is no difference."""
+    """Compare the existing queues of a handler with those that Holdfast would make."""
     version = await link.version()
     wanted = {
         queue_of(interest): queue_arguments(interest, version),
@@ -159,10 +159,10 @@ async def differences(link: Link, interest: Interest, seconds: float) -> list[We
 async def _differing(
     link: Link, queue: str, arguments: Mapping[str, str | int | bool], seconds: float
 ) -> Mapping[str, str]:
-    """Make a queue, or return in which arguments the one that is there differs, and what it has.
+    """Make a queue; if it exists, return the arguments in which it differs, with their present values.
 
-    RabbitMQ names one argument at a time, so it is asked again with what it named. Its answer is cut off after 255
-    bytes; without the argument it is shorter.
+    RabbitMQ names one differing argument at a time, so the queue is declared again with the value it named. Its answer
+    is cut off after 255 bytes; if the value is missing for that reason, the argument is left out.
     """
     asked: dict[str, str | int | bool] = dict(arguments)
     found: dict[str, str] = {}
@@ -180,7 +180,7 @@ async def _differing(
             if current is not None and current["kind"] is not None:
                 asked[argument] = _typed(current["value"], current["kind"])
             elif asked.pop(argument, None) is None:
-                # Not an argument but a property: it is compared first, and what is behind it is not known.
+                # It is a property of the queue, which RabbitMQ compares first: further differences stay unknown.
                 return found
         else:
             await within(seconds, channel.close())
