@@ -1,4 +1,4 @@
-"""How many events a handler runs at once, for workers that find it out by themselves. No I/O and no clock."""
+"""Finds how many events a handler should run at once, from readings of the worker. No I/O and no clock."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -7,41 +7,42 @@ START: Final = 100
 LEAST: Final = 10
 # The loop is late when it keeps a timer waiting for longer than this.
 LATE: Final = 0.1
-# A loop that computes for this share of the time gets no more to do by running more at once.
+# An event loop that computes for more than this share of the time has no use for more events at once.
 BUSY: Final = 0.9
 _GROWTH: Final = 2
-# More at once must have handled so many more in the same time, or it was in vain: what the handler waits for is scarce.
+# A higher limit must raise the rate by this factor, or it was in vain: what the handlers wait for is scarce.
 _GAIN: Final = 1.1
 _SHRINKAGE: Final = 0.75
-# A rate is judged when each runner has had about so many turns.
+# A rate is judged when each runner has handled about so many events.
 _TURNS: Final = 3
-# And at the start, if it shows that more is of use, after so many: the first backlog should not wait for a verdict.
+# At the start fewer are enough to grow, so that the first backlog does not wait for a verdict.
 _FIRST_TURNS: Final = 1
-# What suffers gets so long to recover before the limit shrinks again or grows.
+# Seconds after a shrinkage in which the limit neither shrinks again nor grows.
 _RECOVERY: Final = 1.0
 _FIRST_REST: Final = 1.0
 _LONGEST_REST: Final = 60.0
-# A rate is compared only with one of the last so many seconds.
+# A measurement that paused for longer than this many seconds begins anew.
 _OLD: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a worker has seen of one handler, and of itself, since the last reading."""
+    """What a worker has measured of one handler, and of itself, since the last reading."""
 
     seconds: float
-    handled: int  # events, with success
-    full: bool  # the handler runs as many events as it may
-    busy: float = 0.0  # share of the time in which the loop has computed
-    late: float = 0.0  # seconds for which the loop has kept a timer waiting
-    slow_settle: bool = False  # the database has not answered for long
+    handled: int  # events that were handled with success
+    full: bool  # the handler runs as many events as its limit allows
+    busy: float = 0.0  # share of the time in which the event loop has computed
+    late: float = 0.0  # seconds for which the event loop has kept a timer waiting
+    slow_settle: bool = False  # the database takes long to settle
     little_memory: bool = False
 
 
 class AutoConcurrency:
-    """Grows while the handler is full, the loop is idle and more is handled for it; shrinks when something suffers.
+    """The limit of one handler: it grows while that raises the rate, and shrinks when something is overloaded.
 
-    `limit` is always from LEAST, or `most` if that is less, to `most`. Memory alone does not take it below START.
+    It grows only while the handler is full and the event loop has time left. `limit` is at most `most`, and at least
+    LEAST or `most`, whichever is less. Short memory alone does not take it below START.
     """
 
     def __init__(self, most: int) -> None:
@@ -49,7 +50,7 @@ class AutoConcurrency:
         self._least = min(LEAST, most)
         self.limit = min(START, most)
         self.cause = ""  # of the last change
-        self.starting = True  # nothing has suffered, no growth was in vain, and there is room for more
+        self.starting = True  # the limit has only grown so far, and is below `most`
         self._recovering = 0.0  # seconds
         self._resting = 0.0  # seconds
         self._rest = _FIRST_REST
@@ -57,7 +58,7 @@ class AutoConcurrency:
         self._begin()
 
     def observe(self, reading: Reading) -> None:
-        """Adjust the limit."""
+        """Adjust the limit to a reading."""
         self._recovering = max(0.0, self._recovering - reading.seconds)
         self._resting = max(0.0, self._resting - reading.seconds)
         self._age += reading.seconds
@@ -89,11 +90,11 @@ class AutoConcurrency:
             self._judge(self._handled / self._seconds)
 
     def _judge(self, rate: float) -> None:
-        """Grow, if the last growth was of use; else take it back, and try again later."""
+        """Grow if the last growth has raised the rate; else take it back, and try again later."""
         before = self._before
         if before is not None and rate < before[1] * _GAIN:
             if self._handled < _TURNS * self.limit:
-                return  # too early to say that it was in vain
+                return  # too early to say that the growth was in vain
             self.starting = False
             self._resting = self._rest
             self._rest = min(2 * self._rest, _LONGEST_REST)
@@ -112,7 +113,7 @@ class AutoConcurrency:
         self._change(grown, "events waited for a place")
 
     def _begin(self, before: tuple[int, float] | None = None) -> None:
-        """Begin to measure a rate, to be compared with that of an earlier limit."""
+        """Begin to measure a rate; `before` is an earlier limit with its rate, to compare with."""
         self._seconds, self._handled, self._before = 0.0, 0, before
 
     def _change(self, limit: int, cause: str) -> None:

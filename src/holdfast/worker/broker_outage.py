@@ -1,4 +1,4 @@
-"""What a worker says when its broker cannot be used."""
+"""The notice of a worker whose broker cannot be used."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from holdfast.brokers.engine import BrokerUnavailable
 from holdfast.redact import redact_dsn
 from holdfast.telemetry import Notice
 
-_REMEDY = "see whether the broker runs at this address and lets this login in: holdfast relay show --substrate URL"
+_REMEDY = "check that the broker runs at this address and accepts this login: holdfast relay show --substrate URL"
 
 
 def unavailable_notice(broker: str, address: str, fault: BrokerUnavailable, **details: object) -> Notice:
-    """Say which broker cannot be used, where it is, and what to do about it."""
+    """Return a notice that says which broker cannot be used, its address, the error, and the remedy."""
     common = {
         "broker": broker,
         "address": redact_dsn(address),

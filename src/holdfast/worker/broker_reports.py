@@ -1,7 +1,7 @@
-"""Asks the broker now and then what it holds for this worker's handlers, and tells the database.
+"""Asks the broker every few seconds what it holds for this worker's handlers, and writes that into the database.
 
-Operators see it there: in the status, in the metrics and by the doctor. One worker of the fleet asks for all that have
-the same handlers.
+Operators read it there, with the status, the metrics and the doctor. Of the workers with the same handlers one asks for
+all.
 """
 
 import asyncio
@@ -22,15 +22,15 @@ from holdfast.worker.shared_connection import SharedConnection
 
 _EVERY = 15.0
 _PATIENCE = 10.0
-# Seconds. An older answer says little: another worker has had the turn to ask since.
+# Seconds. An older answer is outdated: another worker has asked since.
 _LATELY = 60.0
 _MOST_WEAKNESSES = 100
-# The line of the broker itself.
+# Stands for the broker itself among the names of handlers.
 _ITSELF = ""
 
 
 class BrokerReports:
-    """One loop for one broker. `taking` returns what is taken from it now, and whether it has answered."""
+    """One loop for one broker. `taking` returns what is taken now: each interest, and whether the broker answers it."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class BrokerReports:
         self._answers: dict[tuple[str, str], tuple[float, Backlog]] = {}  # by handler and channel
 
     async def run(self) -> None:
-        """Report until cancelled. Outages are told by those who need the broker, or the database, for more."""
+        """Report until cancelled. Outages are not logged here: the relay, the takers and the settler do that."""
         while True:
             try:
                 await self.run_once(_EVERY)
@@ -73,9 +73,9 @@ class BrokerReports:
             self._observe(Notice("warning", "broker_report_failed", details))
 
     def answers(self) -> tuple[BrokerAnswer, ...]:
-        """Return what the broker has told this worker of what it takes, for its own metrics. Any thread may call it.
+        """Return the broker's last answers about this worker's handlers, for its metrics. Any thread may call it.
 
-        Of an old answer only its age is told: it shows an outage, or that another worker has had the turn to ask.
+        An old answer has its age and no numbers: there is an outage, or another worker has asked since.
         """
         taken = {(each.handler_name, each.channel) for each in self._taking()}
         told = [(name, *each) for (name, channel), each in tuple(self._answers.items()) if (name, channel) in taken]
@@ -89,7 +89,7 @@ class BrokerReports:
         return tuple(found)
 
     async def run_once(self, every: float) -> None:
-        """Report what nobody has reported for so many seconds."""
+        """Report on the handlers, and the broker, of which the last report is at least `every` seconds old."""
         for channel in self._channels:
             taking = {each: answered for each, answered in self._taking().items() if each.channel == channel}
             names = [each.handler_name for each in taking]
@@ -101,7 +101,8 @@ class BrokerReports:
                 await self._report(channel, taking, due)
 
     async def _report(self, channel: str, taking: Mapping[Interest, bool], due: Sequence[str]) -> None:
-        # A queue without a leader tells what it holds, and gives nothing: of who waits in vain, the report grows old.
+        # Not for handlers whose takers get no answer: their reports grow old, and the doctor names them. A queue
+        # without a leader would still tell its number of messages.
         interests = [each for each, answered in taking.items() if answered and each.handler_name in due]
         found = await self._engine.backlogs(interests, timeout=_PATIENCE) if interests else []
         held = {each.handler_name: _numbers(each) for each in found}
@@ -120,7 +121,7 @@ class BrokerReports:
         await self._look_behind(channel, interests)
 
     async def _look_behind(self, channel: str, interests: Sequence[Interest]) -> None:
-        """Note by which names the handlers are served, and ask what is left by those that they had before."""
+        """Record the names under which handlers are served, and ask what is left under the names they had before."""
         broker, naming = self._engine.name, self._engine.naming
         if not interests or not naming:
             return
@@ -139,7 +140,7 @@ class BrokerReports:
         try:
             return await self._engine.named(naming).left(interest, timeout=_PATIENCE)
         except ConfigurationError:
-            return None  # the handler's event types have changed as well, and have no such names
+            return None  # the handler's event types have changed too, and the old templates have no names for them
 
     def _stranded(self, interest: Interest, naming: str, left: int | None) -> Notice:
         broker = self._engine.name

@@ -1,4 +1,4 @@
-"""Watches the handlers of a worker whose concurrency is "auto", and gives their queues what AutoConcurrency finds."""
+"""Watches the handlers whose concurrency is "auto", and gives their queues the limits that AutoConcurrency finds."""
 
 import asyncio
 import time
@@ -11,22 +11,22 @@ from holdfast.worker.memory import share_left
 from holdfast.worker.queues import HandlerQueue
 from holdfast.worker.settler import Settler
 
-# How often to look, and how often while a handler is at its start: what it needs is found within a tenth of a second.
+# Seconds between two looks; shorter while a handler starts, so that its limit is found within a tenth of a second.
 _INTERVAL = 0.02
 _FIRST_INTERVAL = 0.01
-# With more handlers than this a look takes long enough to be made less often.
+# With more handlers than this a look costs too much for the shorter interval.
 _FEW = 100
-# A statement that settles takes milliseconds; a database that takes so long for one suffers.
+# Seconds. A statement that settles takes milliseconds: a database that needs longer than this is overloaded.
 _SLOW_SETTLE = 1.0
 _MEMORY_INTERVAL = 1.0
 _LITTLE_MEMORY = 0.05
-# Of one handler, and of all together.
+# Seconds between two reports of one handler, and of any two handlers.
 _REPORT_INTERVAL = 60.0
 _ANY_REPORT_INTERVAL = 1.0
 
 
 class _Watched:
-    """A handler whose concurrency is found out."""
+    """A handler whose concurrency is "auto": its queue, its limit, and when that was last reported."""
 
     def __init__(self, queue: HandlerQueue) -> None:
         self.queue = queue
@@ -37,19 +37,19 @@ class _Watched:
 
     @property
     def starts(self) -> bool:
-        """Whether it is worth a look soon: the handler wants more, and has always got it."""
+        """Whether the next look should come soon: the handler is full, and its limit has only grown so far."""
         return self.full and self.auto.starting
 
     @property
     def worth_reporting(self) -> bool:
-        """Whether the number has doubled or halved since it was reported."""
+        """Whether the limit has doubled or halved since it was last reported."""
         return 2 * self.auto.limit <= self.reported or self.auto.limit >= 2 * self.reported
 
 
 class Concurrency:
-    """How many events each handler runs at once in a worker. It costs nothing while no handler runs.
+    """Adjusts how many events each handler of a worker runs at once; it does nothing while no handler runs.
 
-    `when_grown` is called with a queue that may run more than before.
+    `when_grown` is called with each queue whose limit has grown.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Concurrency:
         return max((each.auto.limit for each in self._known.values()), default=start)
 
     def watch(self, queue: HandlerQueue) -> None:
-        """Note that a handler runs."""
+        """Begin to watch a handler that runs; it is watched until its queue has nothing running."""
         name = queue.handler.name
         if name in self._running:
             return
@@ -128,7 +128,7 @@ class Concurrency:
         return self._little_memory
 
     def _report(self, watched: _Watched, now: float) -> None:
-        """Report the number of a handler, at most once a minute."""
+        """Report the limit of a handler, at most once a minute."""
         if now - watched.reported_at < _REPORT_INTERVAL or now - self._reported_at < _ANY_REPORT_INTERVAL:
             return
         limit = watched.auto.limit

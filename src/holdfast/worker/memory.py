@@ -1,4 +1,4 @@
-"""How much memory is left for this process, as Linux tells it; elsewhere nothing is known."""
+"""Reads how much memory is left for this process from the files of Linux; on other systems nothing is known."""
 
 import contextlib
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ _OWN = Path("/proc/self/cgroup")
 
 
 class _Version(NamedTuple):
-    """The files of a control group, and the line in its statistics that says what the kernel can drop."""
+    """A version of control groups: its file names, and the line of memory.stat with the bytes that can be reclaimed."""
 
     most: str  # the text is "max" where there is no limit
     used: str
@@ -23,13 +23,13 @@ _SECOND = _Version("memory.max", "memory.current", "inactive_file")
 
 
 def share_left(group: Path = _GROUP, machine: Path = _MACHINE, own: Path = _OWN) -> float | None:
-    """Return what is left of the memory of the machine, or of the container if that has less; None if unknown."""
+    """Return the share of memory that is left, of the machine or of the tightest container; None if unknown."""
     shares = [_of_machine(machine), *(_of_group(*each) for each in _groups(group, own))]
     return min((share for share in shares if share is not None), default=None)
 
 
 def _groups(top: Path, own: Path) -> Iterator[tuple[Path, _Version]]:
-    """Yield the control groups that this process is in: its own, and those around it, which limit it as well."""
+    """Yield the control groups that limit this process: its own, and those around it."""
     found = {(top, _SECOND), (top / "memory", _FIRST)}
     with contextlib.suppress(OSError):
         for line in own.read_text().splitlines():

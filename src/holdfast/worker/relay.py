@@ -1,9 +1,9 @@
-"""The relay: a handler of Holdfast's own, to which the events of every handler behind a broker are owed once.
+"""The relay: a handler of Holdfast's own, which is owed each event of the handlers behind a broker once.
 
-It sends a batch, and each row has its own answer. Confirmed is delivered. What the broker will never take fails alone,
-with a signature that begins with `relay:`. What nobody answered for is due again, and no attempt is counted; when that
-is half of a batch, or the broker cannot be reached at all, its breaker opens: nothing is claimed, and one row probes
-now and then.
+It sends a batch, and the broker answers for each row. A confirmed row is delivered. A row that the broker will never
+take fails alone, with an error signature that begins with `relay:`. A row without an answer is due again, without an
+attempt being counted. If half of a batch has no answer, or the broker cannot be reached, the relay's breaker opens: no
+more rows are claimed, except one that probes now and then.
 """
 
 import asyncio
@@ -33,18 +33,18 @@ from holdfast.worker.relay_secrets import RelaySecrets
 from holdfast.worker.shared_connection import SharedConnection
 
 _BATCH: Final = 500
-# Batches on their way at the same time: while one waits for its answers, the next is rendered.
+# Batches on their way at the same time: while one waits for its answers, the next is written.
 _AT_ONCE: Final = 4
 # Longer than brokers take to elect a leader, and shorter than a lease.
 _PATIENCE: Final = 10.0
-# What was not answered, beside others that were, is sent again after so many seconds.
+# Seconds after which a row without an answer is sent again, if others of its batch were answered.
 _AGAIN: Final = 1.0
 _FEW: Final = 20
 _BREAKER: Final = Pause(after=1, first_probe=1.0, longest_wait=30.0)
 
 
 def relay_name(broker: str) -> str:
-    """Return the name under which events wait for the relay to a broker."""
+    """Return the handler name of the relay to a broker, like `relay.nats`."""
     return f"relay.{broker}"
 
 
@@ -76,7 +76,7 @@ class Relay:
 
     @property
     def handler(self) -> Handler:
-        """The relay as a handler, for the parts of a worker."""
+        """The relay as a handler among those of the worker."""
         return Handler(
             name=self._name,
             domain_context="relay",
@@ -89,14 +89,14 @@ class Relay:
         )
 
     async def open(self) -> None:
-        """Connect; raises BrokerUnavailable."""
+        """Connect to the broker, or raise BrokerUnavailable."""
         await self._sink.open()
 
     async def close(self) -> None:
         await self._sink.close()
 
     async def send(self, deliveries: Sequence[Delivery]) -> list[EventResult]:
-        """Send deliveries, and return what becomes of each."""
+        """Send deliveries, and return the outcome of each."""
         async with self._turns:
             try:
                 await self._secrets.require()
@@ -108,7 +108,7 @@ class Relay:
             batch: dict[Delivery, Outgoing] = {}
             for each in deliveries:
                 found = details.get(each.id)
-                if found is None:  # removed meanwhile: its lease is lost
+                if found is None:  # the row was removed meanwhile, so its lease is lost
                     results[each] = Snooze(_AGAIN)
                     continue
                 try:
@@ -127,7 +127,7 @@ class Relay:
     def _results(self, answers: Sequence[Answer]) -> list[EventResult]:
         now = time.monotonic()
         unanswered = sum(not isinstance(each, Confirmed | Refused) for each in answers)
-        # A few that alone are not answered, while others are, say nothing about the broker.
+        # A few rows without an answer are no outage if the broker has confirmed others lately.
         few = unanswered < _FEW and now - self._confirmed_at < _PATIENCE
         outage = 2 * unanswered >= len(answers) and not few
         if any(isinstance(each, Confirmed) for each in answers):
@@ -143,7 +143,7 @@ class Relay:
         return [result(each) for each in answers]
 
     def _report(self, answers: Sequence[Answer]) -> None:
-        """Tell what the broker says against taking events."""
+        """Report the errors with which the broker itself says that it takes no events now."""
         for error in {each.error for each in answers if isinstance(each, Unanswered) and each.told}:
             if self._hourly.due("broker_unavailable", error):
                 details: dict[str, object] = {
@@ -162,7 +162,7 @@ class Relay:
 def outgoing(
     delivery: Delivery, details: RelayDetails, signatures: Signatures, binding: Binding | None = None
 ) -> Outgoing:
-    """Return a row as a broker gets it, signed; a CloudEventError says that it cannot be written."""
+    """Return a row as a signed message; raise CloudEventError if it cannot be written as one."""
     event = EventEnvelope.trusted(
         {
             "event_id": delivery.event_id,
@@ -180,7 +180,7 @@ def outgoing(
     try:
         headers = from_json(delivery.headers) if delivery.headers else {}
     except ValueError:
-        # A producer in another language may have written what Postgres takes and Python does not read.
+        # A producer in another language may have written JSON that Postgres stores and Python cannot read.
         raise CloudEventError("its headers are no JSON that can be read", "publish text for each header") from None
     carried = CarriedEvent(
         event,
@@ -198,7 +198,8 @@ def outgoing(
         attributes, body = divided(body, carried, binding, delivery.payload)
     return Outgoing(
         event_id=event.event_id,
-        # With the mark: who writes a message with this id first would have the broker take the event for its double.
+        # The mark keeps others from guessing the id: a message that they sent first under it would make the broker
+        # drop the event as a duplicate.
         message_id=f"{event.event_id}:{details.cycle}:{mark}",
         channel=details.channel,
         event_type=event.event_type,

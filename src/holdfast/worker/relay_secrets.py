@@ -1,4 +1,4 @@
-"""Keeps the secrets of relays as the database and the settings have them: for the relay, and for what is taken."""
+"""Keeps the secrets with which the relay signs, and takers check, up to date with the database and the settings."""
 
 import time
 from collections.abc import Sequence
@@ -8,14 +8,14 @@ from holdfast.brokers.signing import Signatures
 from holdfast.postgres.brokers import BrokerStatements
 from holdfast.worker.shared_connection import SharedConnection
 
-# A new secret of the database is accepted for a minute before anybody signs with it.
+# Seconds. A new secret of the database is accepted for a minute before relays sign with it.
 _EVERY: Final = 10.0
-# Whoever writes messages with secrets that nobody knows must not have the database asked for each of them.
+# Seconds, for messages with an unknown secret: forged ones must not make a worker ask the database for each.
 _AT_MOST_EVERY: Final = 5.0
 
 
 class RelaySecrets:
-    """The secrets of one worker. Those that its settings name are used before those of its database."""
+    """The secrets of one worker. It signs with the first of its settings, or else with that of its database."""
 
     def __init__(self, statements: BrokerStatements, database: SharedConnection, named: Sequence[str]) -> None:
         self._statements = statements
@@ -25,12 +25,12 @@ class RelaySecrets:
         self.signatures = Signatures()
 
     async def require(self) -> None:
-        """Ask the database, if that was not done before."""
+        """Ask the database for the secrets, unless they are known."""
         if not self.signatures.ready:
             await self._ask()
 
     async def renew(self, *, unknown: bool = False) -> bool:
-        """Ask the database if it is time to, for a secret that is not known sooner; return whether it was asked."""
+        """Ask the database again if some seconds have passed, fewer if a secret is `unknown`; return whether it did."""
         if time.monotonic() - self._asked_at < (_AT_MOST_EVERY if unknown else _EVERY):
             return False
         await self._ask()

@@ -1,4 +1,4 @@
-"""What is kept of a message that is no event: as much of its bytes as a dead letter may have."""
+"""Makes the payload of a dead letter from a message that is no event: as much of its bytes as fit."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any, Final
 
 from holdfast.brokers.engine import Received
 
-# What such a message becomes: a dead letter of this type.
+# The event type of such dead letters.
 UNREADABLE: Final = "holdfast.unreadable"
 
 _LONGEST_BODY: Final = 100_000
-# As JSON, in which a control character has six bytes.
+# Bytes as JSON, in which a control character takes six.
 _LARGEST_BODY: Final = 200_000
 _MOST_HEADERS: Final = 100
 _LARGEST_HEADERS: Final = 16 * 1024
@@ -22,7 +22,7 @@ _BEGINNING: Final = 1_000
 
 
 def kept(received: Received) -> dict[str, Any]:
-    """Return body and headers of a message as a payload that the database takes; what is too long is cut."""
+    """Return the body and headers of a message as a payload that the database takes, cut where they are too long."""
     body = _storable(received.body[:_LONGEST_BODY].decode("utf-8", "backslashreplace"))
     while _size(body) > _LARGEST_BODY:
         body = body[: len(body) // 2]
@@ -30,7 +30,7 @@ def kept(received: Received) -> dict[str, Any]:
 
 
 def stub(received: Received) -> dict[str, Any]:
-    """Return what the database takes of any message: its size, its digest and its first bytes."""
+    """Return the size, the digest and the first bytes of a message, for one whose content the database refuses."""
     return {
         "size": len(received.body),
         "sha256": hashlib.sha256(received.body).hexdigest(),
@@ -42,7 +42,7 @@ def _kept_headers(headers: Mapping[str, object]) -> dict[str, str]:
     found: dict[str, str] = {}
     room = _LARGEST_HEADERS
     for name, value in headers.items():
-        # Cut first: one that has megabytes is not worth the copies.
+        # Cut before copying: a header may have megabytes.
         short, text = _storable(name[:room]), _storable(str(value)[:room])
         room -= _size(short) + _size(text)
         if room < 0 or len(found) == _MOST_HEADERS:
@@ -56,5 +56,5 @@ def _size(text: str) -> int:
 
 
 def _storable(text: str) -> str:
-    """Return a text without what Postgres does not store: zero bytes, and halves of characters."""
+    """Return a text in which characters that Postgres does not store (zero bytes, lone surrogates) are escaped."""
     return text.encode("utf-8", "backslashreplace").decode().replace("\x00", "\\x00")
