@@ -32,7 +32,7 @@ MOST_EVENTS = 5_000
 DEFAULT_WITHIN = 0.2
 LONGEST_WITHIN = 60.0
 
-# What becomes of one event of a batch. An exception is judged by the retry policy, as one that the handler raises.
+# The result of one event of a batch. The retry policy judges an exception as if the handler had raised it.
 EventResult: TypeAlias = Outcome | BaseException | None
 # What a batch handler may return.
 BatchResult: TypeAlias = Sequence[EventResult] | Mapping[UUID, EventResult] | None
@@ -43,7 +43,7 @@ _REMEDY = 'give seconds, a timedelta or text like "200ms", from 0 to 60 s'
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """How a handler takes its events: the function that takes a list, at most how many, and gathered for how long."""
+    """How a batch handler is called: its function, the most events of a call, and the seconds to gather them."""
 
     function: Callable[..., Any] = field(repr=False)
     size: int
@@ -51,7 +51,7 @@ class Batch:
 
 
 def batch_of(name: str, size: object, within: object, function: Callable[..., Any]) -> Batch | None:
-    """Return how a handler takes several events; None for one that takes them one by one."""
+    """Return how a batch handler is called; None for a handler that takes events one by one."""
     if size is None:
         if within is not None:
             remedy = "give batch= too: how many events one call gets at most"
@@ -75,7 +75,7 @@ def _seconds(name: str, within: object) -> float:
 
 
 def alone(name: str, function: Callable[..., Any], *, asynchronous: bool) -> Callable[..., Any]:
-    """Return a batch handler's function as one that takes a single event, and returns its outcome or raises."""
+    """Return a function that calls a batch handler with a single event, and returns its outcome or raises."""
     if asynchronous:
 
         @wraps(function)

@@ -1,6 +1,6 @@
-"""The links of an error: its traceback, and the errors that led to it.
+"""Functions that read the links of an error: its traceback, its cause and its context.
 
-They are read where Python keeps them. A subclass may have an attribute of the same name, which may raise.
+They read the slots of BaseException: a subclass may have attributes with the same names, which may raise.
 """
 
 from collections.abc import Callable

@@ -14,7 +14,7 @@ from holdfast.errors import ConfigurationError
 
 T = TypeVar("T")
 
-# Made of field, problem and remedy.
+# Makes an error from field, problem and remedy.
 Refusal: TypeAlias = Callable[[str, str, str], Exception]
 
 LARGEST = 2**63 - 1
@@ -24,7 +24,7 @@ LONGEST_TEXT = 255
 UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 storable = re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]+").fullmatch
 
-# What the database accepts: a day less at both ends, so that every time zone can show the moment.
+# The moments that the checks accept: a day less than Python at both ends, so that every time zone can show them.
 _EARLIEST = datetime(1, 1, 2, tzinfo=UTC)
 _LATEST = datetime(9999, 12, 31, tzinfo=UTC)
 _LONGEST_QUOTE = 80
@@ -55,14 +55,14 @@ def number(field: str, value: object, low: float, high: float, *, error: Refusal
 
 
 def instance(field: str, value: object, kind: type[T], remedy: str, *, error: Refusal = ConfigurationError) -> T:
-    """Return a value of a class."""
+    """Return a value that is an instance of a class; refuse any other."""
     if not isinstance(value, kind):
         raise error(field, f"is {type(value).__name__}, not {kind.__name__}", remedy)
     return value
 
 
 def function(field: str, value: object, remedy: str) -> None:
-    """Refuse what cannot be called."""
+    """Refuse a value that cannot be called."""
     if not callable(value):
         raise ConfigurationError(field, f"is {type(value).__name__}, not a function", remedy)
 

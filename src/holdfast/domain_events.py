@@ -24,11 +24,11 @@ from holdfast.new_event import NewEvent
 from holdfast.typed_events import TypedEvent, is_typed_event
 
 _ATTRIBUTE: Final = "_recorded_events"
-# One order for everything that is recorded in a process, on whatever aggregate.
+# The order of all recorded events of the process, over all aggregates.
 _order = count(1)
 
-# Called at once with each object on which an event is recorded. An identity map holds unchanged objects weakly: it must
-# not let go of this one.
+# Called with each object on which an event is recorded. SQLAlchemy's identity map holds unchanged objects weakly: its
+# watcher keeps the object, and the event with it.
 watchers: Final[list[Callable[[RecordsEvents], None]]] = []
 
 

@@ -112,7 +112,7 @@ def _fields(value: Any, steps: Steps) -> Iterator[tuple[str, object]]:
 
 
 def _dumped(model: Any, steps: Steps) -> Any:
-    """Return what a model, or a dataclass of pydantic's, says about itself."""
+    """Return a model, or a dataclass of pydantic's, as its own serializer writes it."""
     try:
         written = _dump(model, mode="json")
         # Only the values themselves say whether a text without an offset was a datetime.
@@ -133,7 +133,7 @@ def _dump(model: Any, **options: Any) -> Any:
 
 
 def _require_aware(value: object, written: object, steps: Steps) -> None:
-    """Refuse a datetime without a time zone that was written as such; a model may write it in another way."""
+    """Refuse a datetime without a time zone, unless its model writes it in some other form."""
     if isinstance(value, datetime):
         if value.utcoffset() is None and written == to_jsonable_python(value):
             raise PayloadError(path(steps), *_NAIVE)

@@ -19,8 +19,8 @@ class EventEnvelope(BaseModel, Generic[Payload]):
     Fields that a newer producer adds are ignored, so old consumers keep working.
     """
 
-    # A refused payload must not surface in logs through the error that refuses it.
-    # Workers validate no envelopes, and to build the validator takes as long as to import pydantic: the first use does.
+    # hide_input: the error that refuses a payload must not show it in logs. defer_build: building the validator takes
+    # as long as importing pydantic, and workers never need it.
     model_config = ConfigDict(frozen=True, extra="ignore", hide_input_in_errors=True, defer_build=True)
 
     event_id: UUID
