@@ -1,11 +1,11 @@
 """The signature of a failure: one for each cause, whatever the ids, numbers and values in its text.
 
-What tells causes apart beside the text: the HTTP status, the SQLSTATE, the number of an error of the system, the name
-of what is missing, and the place in the user's code. The place is the file, the function and the text of the line, with
-its number among the equal lines of the function, because line numbers change with every deployment.
+Besides the text, these tell causes apart: the HTTP status, the SQLSTATE, the error number of the operating system, the
+name of a missing thing, and the place in the user's code. The place is the file, the function and the text of the line,
+with its number among the equal lines of the function, because line numbers change with every deployment.
 
-The words of a text that are strings of the event's payload are data. Words of one or two lower-case letters are not:
-every text has some, such as "is" and "no".
+Words of the text that are values of the event's payload count as data, except words of one or two lower-case letters:
+every text has some of those, such as "is" and "no".
 """
 
 import re
@@ -33,7 +33,7 @@ _VARYING = re.compile(
     """,
     re.VERBOSE | re.IGNORECASE,
 )
-# How deep the stack was decides which call found it full.
+# The rest of this text depends on the call that exceeded the limit, which varies with the depth of the stack before it.
 _RECURSION = re.compile(r"(maximum recursion depth exceeded)[^\n]*")
 # Words that may be an id of random characters, such as uy6HdjNBwuLxVTEaOVTU, and the parts that a name would have.
 _MIXED = re.compile(r"(?<![\w-])(?=[\w-]{0,100}[a-z])(?=[\w-]{0,100}[A-Z])[\w-]{16,100}+(?![\w-])")
@@ -43,7 +43,7 @@ _SHORTEST_PART = 3
 _NAME = re.compile(r"(?=[^\d]*(?:(?<=[A-Za-z])\d[^\d]*)?\Z)[A-Za-z_][\w .-]{0,59}", re.ASCII)
 # The last part of sku-f and sku-a1 may be a hexadecimal number.
 _HEX_PART = re.compile(r"-[0-9a-f]{1,8}\b")
-# One that events seldom have as a value, unlike the code of a country.
+# A name that is seldom the value of an event; a code of a country, such as DE, often is.
 _NAME_IN_CODE = re.compile(r"[a-z_][a-z0-9_.-]*")
 _PLACEHOLDER = re.compile(r"<\w+>")
 _COMMON_WORD = re.compile(r"[a-z]{0,2}")
@@ -74,7 +74,7 @@ def _without_ids(text: str) -> str:
 
 
 def _without_word(normal: str, value: str) -> str:
-    """Return a text without ids also without a value of the payload, where that is a whole word."""
+    """Return a text with a value of the payload replaced, where the value is a whole word."""
     word = _without_ids(value)
     if _COMMON_WORD.fullmatch(word) or not _LETTER.search(_PLACEHOLDER.sub("", word)):
         return normal
@@ -82,19 +82,19 @@ def _without_word(normal: str, value: str) -> str:
 
 
 def _is_random(word: str) -> bool:
-    """Whether a word changes between small letters, capitals and digits more often than names do."""
+    """Return whether a word changes between small letters, capitals and digits more often than names do."""
     return len(word) < _SHORTEST_PART * len(_PART.findall(word))
 
 
 def _placeholder(match: re.Match[str]) -> str:
-    # Of two ids of one kind, one may have digits only.
+    # Ids get the placeholder of numbers: the next id of the same kind may happen to have digits only.
     if match.lastgroup == "dashed":
         return f"{match['first']}<n>" if match["first"].isalpha() else "<n>"
     return "<n>" if match.lastgroup in ("id", "hex", "token") else f"<{match.lastgroup}>"
 
 
 def details_of(error: BaseException, message: Callable[[], str], payload: object) -> Iterator[str]:
-    """Yield what tells the cause of one error apart beside its text: status, SQLSTATE, names of what is missing."""
+    """Yield what tells the cause of an error apart besides its text: status, SQLSTATE, names of missing things."""
     status = sqlstate = None
     if type(error).__module__ != "builtins" or error.__dict__:
         status, sqlstate = http_status(error), sqlstate_of(error)
@@ -111,7 +111,7 @@ def details_of(error: BaseException, message: Callable[[], str], payload: object
 
 
 def place_in(frame: Frame) -> str:
-    """Return a place in the user's code in a form that outlives a deployment."""
+    """Return a place in the user's code in a form that stays the same when other lines change."""
     again = frame.equal_lines_before
     return f"at {frame.path} {frame.function} {frame.source}{f' again {again}' if again else ''}"
 
@@ -137,7 +137,7 @@ def _names(error: BaseException, sqlstate: str | None, message: Callable[[], str
 
 
 def _strings(payload: object) -> Iterator[str]:
-    """Yield the strings among the values of a payload: a key that an event names is data."""
+    """Yield the strings among the first values of a payload; its keys are names, not data."""
     pending, seen = [payload], 0
     while pending and (seen := seen + 1) <= _MOST_VALUES:
         value = pending.pop()

@@ -1,7 +1,7 @@
-"""The data of an event that error texts may quote, and its removal from them.
+"""Removes the data of an event from error texts that quote it.
 
-A text is compared with the data in windows of a few characters, so that a part of a value is found too, in the time
-that it takes to read both once: payloads are large, and the event loop waits.
+A text is compared with the data in windows of a few characters, so that parts of a value are found too. That takes
+about as long as reading both once, which matters because payloads are large and the event loop waits.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _SHORTEST_VALUE = 6
 _CONTAINERS = (dict, list, tuple)
 _NUMBERS = (int, float)
 _SHORT_NUMBERS = 10 ** (_SHORTEST_VALUE - 1)
-# So many characters of a value are recognised as a part of it.
+# The shortest part of a value that is recognised, in characters.
 _WINDOW = 8
-# Every window holds one piece of this length that begins at a multiple of the step: only those are looked up first.
+# Every window contains a piece of this length that begins at a multiple of the step: only pieces are looked up first.
 _PIECE = 4
 _STEP = _WINDOW - _PIECE + 1
 _DEEPEST_PLACE = 20
 _LONGEST_PLACE = 100
 _PLAIN_KEY = re.compile(r"[A-Za-z_][\w-]{0,39}").fullmatch
-# It is there to be written: all reports about the event have it.
+# Not removed: all reports about an event contain it on purpose.
 _PUBLIC_HEADER = "correlation_id"
 
 _ESCAPE = re.compile(
@@ -48,7 +48,7 @@ _LETTERS = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f"}
 
 
 class _Place(NamedTuple):
-    """Where a value stands: the place of what contains it, and its key there."""
+    """The place of a value in an event: the place of its container, and its key there."""
 
     parent: _Place | None
     key: object
@@ -73,7 +73,7 @@ class _Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EventData:
-    """What a handler has of an event, and an error may quote. A key that is the id of the event is not private."""
+    """The data of an event that an error may quote. An idempotency key that is the event's id is not part of it."""
 
     payload: object = None
     headers: Mapping[str, object] | None = None
@@ -143,14 +143,14 @@ NO_EVENT: Final = EventData()
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """A text in small letters, and where each character of it stands in the text that was given; also its end."""
+    """A text in small letters, with the position of each character, and of the end, in the original text."""
 
     text: str
     starts: Sequence[int]
 
 
 class _Run(NamedTuple):
-    """A stretch of a text that is quoted, and a place that it may be from."""
+    """A stretch of a text that quotes the event, and the place that it may come from."""
 
     start: int
     stop: int
@@ -158,7 +158,7 @@ class _Run(NamedTuple):
 
 
 def _digits(number: float) -> str:
-    """Return a number as texts write it; nothing, if it is too short to be told from others."""
+    """Return a number as text; an empty text for a number that is too short to be recognised."""
     if isinstance(number, int):
         try:
             return "" if -_SHORT_NUMBERS < number < _SHORT_NUMBERS else str(abs(number))
@@ -169,7 +169,7 @@ def _digits(number: float) -> str:
 
 
 def _lower(text: str) -> str:
-    """Return the text in small letters, each in the place of its capital: of one letter they would be two."""
+    """Return the text in small letters with its length unchanged: `lower` alone makes two characters of an İ."""
     return text.replace("\u0130", "i").lower()
 
 
@@ -207,7 +207,7 @@ def _pieces_of(text: str) -> frozenset[str]:
 
 
 def _occurs(value: str, pieces: frozenset[str]) -> bool:
-    """Whether a value is long enough to be looked for, and a piece of it is in a text."""
+    """Return whether a value is long enough to look for, and a piece of it is in a text."""
     if len(value) < _SHORTEST_VALUE:
         return False
     value = _lower(value)
@@ -220,7 +220,7 @@ def _parts(values: Mapping[str, _Place], texts: Sequence[str]) -> dict[str, _Pla
     long = [value for value in values if len(value) >= _WINDOW]
     data = "\0" * _STEP + "\0".join(long)
     pieces = set(_cut(texts, _PIECE))
-    # Where a piece is in a text, all windows around it may be. What the data repeats is looked at once.
+    # Look up every window around a piece that is in a text; windows that the data repeats, once.
     around = {
         data[at - _STEP + 1 : at + _WINDOW]: at - _STEP + 1
         for at in range(_STEP, len(data), _STEP)

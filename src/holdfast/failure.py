@@ -1,4 +1,4 @@
-"""The record of a failure: a bounded text, a signature that groups it, the cycles before a replay."""
+"""The record of a failure: a text of bounded length, a signature for grouping, and earlier failure cycles."""
 
 import re
 import reprlib
@@ -23,11 +23,11 @@ Redactor = Callable[[str], str]
 MAX_ERROR_BYTES = 8192
 MAX_TRACEBACK_BYTES = 4096
 TRUNCATED = "…[truncated]"
-# Between an error and its traceback, on their way to the database. Neither contains it.
+# Separates an error from its traceback in the text that the database gets; neither contains this character.
 _SEPARATOR = "\x1e"
 _PLACE = "raised at "
 
-# More is read than is kept, so that a redactor sees whole the secret that straddles the end.
+# How much of a text is redacted: more than is kept, so that a secret at the cut is recognised as a whole.
 _READ = 4 * MAX_ERROR_BYTES
 _DEEPEST_CAUSE = 10
 _MOST_MEMBERS = 5
@@ -117,7 +117,7 @@ def describe(
 
 
 def state(reason: str, type_name: str, redact: Redactor | None = None, event: EventData = NO_EVENT) -> ErrorReport:
-    """Return the reason that a handler gives for an outcome, like `describe` an error."""
+    """Return the reason that a handler gives for an outcome as a report, as `describe` does for an error."""
     return _report(reason, reason, type_name, redact, event)
 
 
@@ -131,10 +131,10 @@ def _report(
     details: Iterable[str] = (),
 ) -> ErrorReport:
     own = () if redact is None else (redact,)
-    # The signature is that of the whole text, so that it depends neither on what is hidden nor on the release.
+    # The signature is made before Holdfast's own redaction, whose rules may change with each release.
     group = signature(bound(whole, *own), type_name, details, event.payload)
     if redact is not unredacted:
-        # Secrets first: by the words before them they are recognised, which the event may have too.
+        # Secrets first: they are recognised by the words before them, which the second redactor might remove.
         own = (*own, redact_secrets, event.redact)
     return ErrorReport(bound(text, *own), type_name, group, traceback)
 
@@ -145,7 +145,7 @@ def _report(
 def _where_raised(
     exc: BaseException, redact: Redactor | None, payload: object, home: str
 ) -> tuple[str | None, tuple[str, ...]]:
-    """Return the traceback, and what tells the cause apart beside the text."""
+    """Return the traceback, and the details that tell the cause apart besides the text."""
     try:
         parts = list(_traced(exc))
         place = next(filter(None, (place_of(each.error, each.frames, home) for each in _inner_first(parts))), None)
@@ -161,7 +161,7 @@ def _where_raised(
 def _details(
     parts: "Sequence[_Traced]", place: Frame | None, redact: Redactor | None, payload: object, home: str
 ) -> Iterator[str]:
-    """Yield what tells the cause apart beside the text. Of groups, that is the set of the members' causes."""
+    """Yield the details that tell the cause apart besides the text; for a group, the set of its members' causes."""
     chain = [each for each in parts if each.prefix != _MEMBER]
     for each in chain:
         yield from details_of(each.error, partial(_message, each.error), payload)
@@ -212,7 +212,7 @@ def _traced(exc: BaseException) -> Iterator[_Traced]:
 
 
 def _inner_first(parts: Sequence[_Traced]) -> Iterator[_Traced]:
-    """Yield the members of a group before the group: what it holds says more than where it was made."""
+    """Yield the members of a group before the group: their place says more than the place where it was made."""
     yield from sorted(parts, key=lambda each: each.prefix != _MEMBER) if len(parts) > 1 else parts
 
 
@@ -227,7 +227,7 @@ def _traceback(parts: Sequence[_Traced], place: Frame | None, home: str) -> str:
         if each.frames:
             lines.append(shown(each.frames, home))
     text = "\n".join(lines)
-    # Few characters of code are longer than a byte, and what is unsafe in frames is escaped already.
+    # Frames are escaped already, and a character takes at most four bytes: a short text fits as it is.
     return text if len(text) <= MAX_TRACEBACK_BYTES // 4 else bound(text, most=MAX_TRACEBACK_BYTES)
 
 
@@ -235,7 +235,7 @@ def _traceback(parts: Sequence[_Traced], place: Frame | None, home: str) -> str:
 
 
 def bound(text: str, *redactors: Redactor, most: int = MAX_ERROR_BYTES) -> str:
-    """Return the text redacted, without what Postgres or a terminal cannot take, and at most `most` bytes of UTF-8."""
+    """Return a redacted text of at most `most` bytes, with characters escaped that Postgres or a terminal refuses."""
     cut = len(text) > _READ
     text = str.__getitem__(text, slice(_READ))
     for redact in redactors:
@@ -275,7 +275,7 @@ def _type_name(value: object) -> str:
 
 
 def _chain(exc: BaseException) -> Iterator[tuple[str, BaseException]]:
-    """Yield an error and what led to it, each with the words that say how."""
+    """Yield an error and those that led to it, each with the words that say how."""
     seen: set[int] = set()
     error: BaseException | None = exc
     prefix = ""

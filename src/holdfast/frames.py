@@ -21,7 +21,7 @@ from holdfast.chain import traceback_of
 from holdfast.errors import TerminalHandlerError
 from holdfast.redact import redact_secrets
 
-# Of a traceback so many frames are read from each end: one of a recursion has as many as the stack.
+# Frames that are read from each end of a traceback: that of a recursion has as many as the stack.
 _READ = 25
 _OUTERMOST, _INNERMOST = 4, 8
 _LONGEST_PATH = 160
@@ -47,7 +47,7 @@ _known: dict[tuple[tuple[int, int | None], ...], "tuple[tuple[Frame, ...], list[
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Frame:
-    """One line of code that was running. There is one object for each."""
+    """A line of code in a traceback. Equal lines share one object."""
 
     path: str  # as it is imported: app/handlers.py
     line: int
@@ -61,7 +61,7 @@ class Frame:
         return f"{self.path}:{self.line} in {self.function}"
 
     def belongs(self, home: str) -> bool:
-        """Whether this is the user's code: `home` is the package of the handler, which may be an installed one."""
+        """Return whether this is the user's code; `home` is the handler's package, which may be an installed one."""
         return self.application or self.package == home
 
     @property
@@ -76,7 +76,7 @@ class Frame:
 
 
 def blame(error: ValidationError, function: object) -> None:
-    """Have the first line of a function stand in place of the line that raised the error."""
+    """Report a function's first line, instead of the line that raised, as the place of an error."""
     error.__dict__[_BLAMED] = function
 
 
@@ -119,15 +119,15 @@ def _frames_of(traceback: TracebackType | None) -> tuple[Frame, ...]:
 
 
 def _was_returned(traceback: Sequence[TracebackType]) -> bool:
-    """Whether a batch handler has returned the error, for one event: then it was raised nowhere in the user's code."""
+    """Return whether a batch handler has returned the error for one event, and so nowhere raised it."""
     return bool(traceback) and traceback[-1].tb_frame.f_globals.get("__name__") == _RETURNED
 
 
 def place_of(error: BaseException, frames: Sequence[Frame], home: str) -> Frame | None:
-    """Return the innermost frame of the user's code; of a recursion, the first that is there often."""
+    """Return the innermost frame of the user's code; of a recursion, the first frame that repeats often."""
     own = [frame for frame in frames if frame.belongs(home)]
     if own and isinstance(error, RecursionError):
-        # Which frame is the innermost, and which of several is there once more, depends on the stack before.
+        # In a recursion the innermost frame varies with the depth of the stack before it.
         counts = Counter(own)
         often = max(counts.values()) / 2
         return next(frame for frame in own if counts[frame] >= often)
@@ -136,7 +136,7 @@ def place_of(error: BaseException, frames: Sequence[Frame], home: str) -> Frame 
 
 @lru_cache(maxsize=_MOST_KNOWN)
 def shown(frames: tuple[Frame, ...], home: str) -> str:
-    """Return the frames of a traceback as they are shown, at most a dozen of them."""
+    """Return the text that shows the frames of a traceback, at most a dozen of them."""
     blocks: list[str] = []
     for n, frame in enumerate(frames):
         if not n or frame is not frames[n - 1]:
@@ -162,7 +162,7 @@ def _frame_of(traceback: TracebackType) -> Frame:
 
 
 def _definition(function: object) -> Frame | None:
-    """Return the first line of a function in the place of a frame of it."""
+    """Return the first line of a function as a frame."""
     while isinstance(function, partial):
         function = function.func
     if callable(function):
@@ -199,7 +199,7 @@ def _is_installed(filename: str) -> bool:
 
 
 def _as_imported(filename: str, module: str) -> str:
-    """Return the path from where the module's top package is; of code that is no module's own, the file's name."""
+    """Return a path that begins at the module's top package; the file's name for code outside of modules."""
     *folders, file = filename.replace(os.sep, "/").split("/")
     names = module.split(".")
     if file != "__init__.py" and file.partition(".")[0] == names[-1]:

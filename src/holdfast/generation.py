@@ -16,9 +16,9 @@ from holdfast.errors import ConfigurationError
 
 VARIABLE = "HOLDFAST_GENERATION"
 
-# Of the worker in whose tasks and threads this code runs, with its schema; for a handler in a process with several.
+# Schema and generation of the worker that runs this task or thread, for handlers in a process with several workers.
 _around: ContextVar[tuple[str, int] | None] = ContextVar("holdfast_generation", default=None)
-# Of all workers of the process, by schema; for requests that are served beside a worker.
+# By schema, how many workers of this process have which generation, for requests that are served beside a worker.
 _running: defaultdict[str, Counter[int]] = defaultdict(Counter)
 os.register_at_fork(after_in_child=_running.clear)
 
@@ -48,11 +48,11 @@ def serving_generation(schema: str, generation: int) -> Iterator[None]:
         yield
     finally:
         _around.reset(token)
-        _running[schema] -= Counter({generation: 1})  # one that is no longer served is left out
+        _running[schema] -= Counter({generation: 1})  # this also removes a generation without workers
 
 
 def worker_generation(schema: str) -> int | None:
-    """Return the generation of the worker whose handler runs, or of all workers of this process; None without one."""
+    """Return the generation of the worker whose handler runs, else the only one of this process; None without one."""
     around = _around.get()
     if around is not None and around[0] == schema:
         return around[1]

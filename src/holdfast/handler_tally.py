@@ -1,4 +1,4 @@
-"""What has become of the deliveries of one handler: counts by outcome, and two histograms with fixed bounds."""
+"""Counts of one handler's deliveries by outcome, and two histograms of durations with fixed bounds."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ BUCKETS: Final = len(BOUNDS) + 1
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """How many durations fell into which bucket: at most its bound, and more than the bound before."""
+    """How many durations fell into each bucket: above the bound before it, and up to its own."""
 
     counts: Sequence[int] = (0,) * BUCKETS
     sum: float = 0.0  # of the durations, in seconds
@@ -57,7 +57,7 @@ class Histogram:
         return tuple(accumulate(self.counts))
 
     def quantile(self, share: float) -> float | None:
-        """Return the duration that such a share of them did not exceed, estimated within its bucket; None without any.
+        """Return an estimate of the duration that such a share did not exceed; None if there are no durations.
 
         Above the last bound it is the last bound: all that is known is that it was more.
         """
@@ -79,7 +79,7 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class HandlerTally:
-    """What has become of one handler's deliveries."""
+    """The outcomes and durations of one handler's deliveries."""
 
     counts: Mapping[DeliveryOutcome, int]  # an entry for each of OUTCOMES
     archived: int  # of the failed, those that moved to the archive
