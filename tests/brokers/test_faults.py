@@ -163,7 +163,7 @@ async def test_what_the_database_refuses_all_the_same_is_kept_in_short(
     dsn: str, conn: asyncpg.Connection, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SCL-2: a message never comes again for ever because its dead letter is refused."""
-    monkeypatch.setattr("holdfast.worker.taking.kept", lambda _received: {"body": "\x00"})
+    monkeypatch.setattr("holdfast.worker.reading.kept", lambda _received: {"body": "\x00"})
     facts = Facts()
     async with Worker(dsn, registry_of([]), WorkerSettings(**OPTIONS), observers=(facts.append,)):  # type: ignore[arg-type]
         await moved(conn)

@@ -1,9 +1,9 @@
-"""A broker as a part of a worker: what handlers behind it are owed is relayed, and what is there for its own is taken.
+"""A broker as a part of a worker, which relays events to it, and takes messages for its own handlers from it.
 
 sink ◀──relay (a handler among the others, see relay.py)      sources ──takers (taking.py)──▶ dispatcher
 
-When the broker is reached for the first time, the handlers for which nobody has decided what carries their events move
-to it: their consumers are made first, so that nothing is sent past them. From then on an operator decides, and the
+When the worker first reaches the broker, it moves those handlers to it that no operator has moved or kept back yet. It
+makes their consumers first, so that no event is sent past them. From then on only operators move handlers, and the
 worker follows what the database says.
 """
 
@@ -34,22 +34,23 @@ from holdfast.worker.connections import Connections
 from holdfast.worker.dispatcher import Dispatcher
 from holdfast.worker.hourly import HourlyLimit
 from holdfast.worker.in_flight import InFlight
+from holdfast.worker.reading import MessageReader
 from holdfast.worker.relay import Relay, relay_name
 from holdfast.worker.relay_secrets import RelaySecrets
 from holdfast.worker.reports import Reports
 from holdfast.worker.settler import Settler
 from holdfast.worker.shared import Shared
 from holdfast.worker.shared_connection import SharedConnection
-from holdfast.worker.taking import Taker
+from holdfast.worker.taking import Intake, Taker
 
-# How often the database is asked who gets events from the broker.
+# Seconds between two questions to the database: which handlers get their events from the broker?
 _ASK_INTERVAL = 2.0
 _FIRST_BACKOFF, _LONGEST_BACKOFF = 0.5, 10.0
 _CLOSE_PATIENCE = 3.0
 
 
 class MessagesInFlight(InFlight):
-    """The deliveries of a worker that has messages among them, which learn that they are in flight no longer."""
+    """The deliveries in flight of a worker with a broker: messages learn when they are in flight no longer."""
 
     def drop(self, *dropped: Delivery) -> None:
         super().drop(*dropped)
@@ -59,7 +60,7 @@ class MessagesInFlight(InFlight):
 
 
 class MessageReports(Reports):
-    """Reports of a worker that has messages among its deliveries: what is not settled goes back to the broker."""
+    """The reports of a worker with a broker: lost messages go back to the broker."""
 
     def lost(self, deliveries: Sequence[Delivery]) -> None:
         for each in deliveries:
@@ -74,7 +75,7 @@ class _Running(NamedTuple):
 
 
 class Substrate:
-    """One broker of one worker. `run` does what the database says until `stop`."""
+    """One broker of one worker. `run` relays and takes, as the database says, until `stop`."""
 
     def __init__(
         self,
@@ -112,7 +113,7 @@ class Substrate:
         )
         self._stopped = asyncio.Event()
         self._hourly = HourlyLimit()
-        self.adopted = asyncio.Event()  # the broker was reached, and what nobody had decided is
+        self.adopted = asyncio.Event()  # set when undecided handlers have moved to the broker
 
     @property
     def relays(self) -> frozenset[str]:
@@ -120,11 +121,9 @@ class Substrate:
         return frozenset((relay_name(self.engine.name),))
 
     def serve(self, shared: Shared, deliveries: MessageDeliveries, dispatcher: Dispatcher, settler: Settler) -> None:
-        """Use these parts of the worker."""
+        """Use these parts of the worker, which are made after the substrate."""
         self._shared = shared
-        self._deliveries = deliveries
-        self._dispatcher = dispatcher
-        self._settler = settler
+        self._intake = Intake(dispatcher, deliveries, settler)
         self._outage = shared.outages.of("broker")
 
     @property
@@ -133,11 +132,11 @@ class Substrate:
         return sum(each.taker.taken for each in self._running.values())
 
     def answers(self) -> tuple[BrokerAnswer, ...]:
-        """What the broker has told this worker that it holds, and when."""
+        """Return the broker's last answers about this worker's handlers."""
         return self._reports.answers()
 
     def _taking(self) -> dict[Interest, bool]:
-        """What is taken from the broker now, and whether it has answered. Any thread may call it."""
+        """Return the interests that are taken now, and whether the broker answers each. Any thread may call it."""
         return {interest: running.taker.answered for interest, running in tuple(self._running.items())}
 
     # --- life -------------------------------------------------------------------------------------------
@@ -195,7 +194,7 @@ class Substrate:
     # --- what the database says --------------------------------------------------------------------------
 
     async def _adopt(self) -> None:
-        """Move the handlers for which nobody has decided anything to the broker, once their consumers are made."""
+        """Make the consumers of handlers that no operator has moved yet, and move these handlers to the broker."""
         await self.relay.open()
         async with self._database.lent() as connection:
             undecided = await self._statements.undecided(connection, self._handlers)
@@ -218,7 +217,7 @@ class Substrate:
             await source.close()
 
     async def _follow(self) -> None:
-        """Start and stop takers."""
+        """Start and stop takers, so that each handler the database names has one for each channel."""
         async with self._database.lent() as connection:
             owed = await self._statements.owed(connection, self.engine.name, self._handlers)
         wanted = {
@@ -240,14 +239,19 @@ class Substrate:
     async def _begin(self, interest: Interest) -> _Running:
         source = self.engine.source(interest, lease=self._settings.lease)
         handler = self._handlers[interest.handler_name]
-        taker = Taker(
-            self._shared, self._deliveries, self._database, self._dispatcher, self._settler, handler, interest, source,
-            self.engine.name, self._secrets,
-        )  # fmt: skip
+        reader = MessageReader(
+            self.engine.name,
+            handler,
+            interest,
+            self._secrets.signatures,
+            self._observe,
+            accept_unsigned=self._settings.accept_unsigned,
+        )
+        taker = Taker(self._shared, self._database, self._secrets, self._intake, source, reader)
         return _Running(taker, asyncio.create_task(taker.run()))
 
     async def _end(self, running: _Running) -> None:
-        """End a taker whose handler gets nothing from here any longer; what it has taken is settled first."""
+        """End a taker whose handler left the broker, after waiting a short while for its loop to end."""
         running.taker.stop()
         await asyncio.wait((running.task,), timeout=_CLOSE_PATIENCE)
         running.task.cancel()
@@ -262,7 +266,7 @@ class Substrate:
             domain_context=context,
             event_types=tuple(event_types),
             since=since,
-            # One at a time in the fleet is also the only order that consumers share.
+            # Several consumers keep the order only if one event at a time is handled in the fleet.
             ordered=self._handlers[handler_name].fleet_concurrency == 1,
         )
 
