@@ -38,7 +38,7 @@ class _Clockwork:
         """Return `wanted` values, one at least, as if they were all made in one millisecond."""
         steps = unpack(f"{wanted - 1}I", os.urandom(4 * (wanted - 1)))
         with self._lock:
-            # A step may be 0, so that each value is one more than what the steps before it add up to.
+            # A step may be 0, so each value also gets one more than the sum of the steps before it.
             values = list(map(add, accumulate(steps, initial=self._next()), count()))
             self._last = values[-1]
         return values
@@ -84,7 +84,7 @@ def uuid7s(wanted: int) -> list[UUID]:
 
 def _uuid(value: int) -> UUID:
     uuid = UUID.__new__(UUID)
-    # What UUID(int=) does, without its six checks, which take three times as long.
+    # The same as UUID(int=), without its six checks, which take three times as long.
     _set_int(uuid, (value >> 74) << 80 | (value >> 62 & 0xFFF) << 64 | value & _LOW | _VERSION_AND_VARIANT)
     _set_is_safe(uuid, SafeUUID.unknown)
     return uuid

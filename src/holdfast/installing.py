@@ -1,4 +1,4 @@
-"""How Holdfast is installed, for the remedies of errors: from a checkout, or from a wheel that was built of one.
+"""The commands that install Holdfast, for the remedies of errors: from a checkout, or from a wheel built of one.
 
 The package index has another project under this name, so no remedy may lead there.
 """
@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 
 def extra_remedy(extra: str) -> str:
-    """Return what installs an extra.
+    """Return the command that installs an extra.
 
     >>> extra_remedy("cli")
     "pip install '.[cli]' in a checkout of Holdfast, or 'PATH/TO/HOLDFAST.whl[cli]'"
@@ -28,12 +28,12 @@ class MissingExtra(ModuleNotFoundError):
 
 
 def require_extra(extra: str, *packages: str) -> None:
-    """Refuse to import what needs the packages of an extra, with the command that installs it."""
+    """Raise an ImportError with the command that installs an extra, if its packages are missing."""
     for package in packages:
         if find_spec(package) is None:
             raise MissingExtra(package, extra)
 
 
 def release_remedy(release: str) -> str:
-    """Return what installs a release, or a later one."""
+    """Return the command that installs a release or a later one."""
     return f"install holdfast {release} or later, from a checkout or a wheel of it"

@@ -1,4 +1,4 @@
-"""Packages whose names are imported when they are first used: a command need not import what another one uses."""
+"""Lazy packages: each name is imported when it is first used, so that a command does not import what others need."""
 
 from __future__ import annotations
 

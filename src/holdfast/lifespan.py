@@ -27,7 +27,7 @@ _REMEDY = "pass a function without parameters that is decorated with @contextlib
 
 
 def require_lifespan(lifespan: Lifespan) -> None:
-    """Refuse what is not a function that makes an asynchronous context manager."""
+    """Refuse a value that is not a function which makes an asynchronous context manager."""
     function("lifespan", lifespan, _REMEDY)
     if inspect.isasyncgenfunction(lifespan) or inspect.isgeneratorfunction(lifespan):
         raise ConfigurationError("lifespan", f"{lifespan_name(lifespan)} is a bare generator function", _REMEDY)

@@ -1,4 +1,4 @@
-"""What a process has done since it started, for exporters: those of several processes add up.
+"""Counts of what a process has done since it started, for exporters. Those of several processes can be added.
 
 Counts by a name that a writer or an error chooses are bounded: past a limit, new names count as `other`.
 """
@@ -18,7 +18,7 @@ from holdfast.telemetry import Counters
 
 K = TypeVar("K")
 
-# Stands for all names that are not counted by themselves.
+# The key that counts all names beyond the limit together.
 OTHER: Final = "other"
 MOST_EVENT_TYPES: Final = 100
 MOST_FAILURES: Final = 500
@@ -28,7 +28,7 @@ NO_DELIVERIES: Final = HandlerTally(dict.fromkeys(OUTCOMES, 0), 0, Histogram(), 
 
 
 class FailureKind(NamedTuple):
-    """What failed deliveries are counted by."""
+    """The key by which failed deliveries are counted."""
 
     handler: str
     reason: str  # retry_terminal, max_deliveries or rejected
@@ -36,7 +36,7 @@ class FailureKind(NamedTuple):
 
 
 class BrokerAnswer(NamedTuple):
-    """What a broker has told a worker that it holds for a handler, and when, in seconds since 1970."""
+    """A broker's answer about the messages that it holds for a handler; its time is in seconds since 1970."""
 
     broker: str
     handler_name: str
@@ -47,7 +47,7 @@ class BrokerAnswer(NamedTuple):
 
 
 class BoundedCounter(Generic[K]):
-    """Counts by a key, for any thread. When it has `most` keys, it counts new ones under what `other` makes of them."""
+    """Counts by a key, for any thread. From `most` keys on it counts new ones under the key that `other` returns."""
 
     def __init__(self, most: int, other: Callable[[K], K]) -> None:
         self._most = most
@@ -55,12 +55,12 @@ class BoundedCounter(Generic[K]):
         self.reset()
 
     def reset(self) -> None:
-        """Count from nothing. A fork may have copied the lock while it was held."""
+        """Begin again at zero, with a new lock: a fork may have copied the lock while it was held."""
         self._lock = threading.Lock()
         self._counts: dict[K, int] = {}
 
     def add(self, key: K, count: int = 1) -> None:
-        """Count."""
+        """Add to the count of a key."""
         with self._lock:
             if key not in self._counts and len(self._counts) >= self._most:
                 key = self._other(key)
@@ -77,10 +77,10 @@ def failure_counter() -> BoundedCounter[FailureKind]:
     return BoundedCounter(MOST_FAILURES, lambda kind: kind._replace(exception_type=OTHER))
 
 
-# By event type: what this process has handed to transactions, which may yet roll back.
+# By event type: events that this process has published, also in transactions that roll back later.
 published: Final[BoundedCounter[str]] = BoundedCounter(MOST_EVENT_TYPES, lambda _: OTHER)
 os.register_at_fork(after_in_child=published.reset)
-# By observer: facts for which one that is called at once has raised an error.
+# By observer: facts that were lost because the observer, called at once, raised an error.
 lost_facts: Final[BoundedCounter[str]] = BoundedCounter(MOST_OBSERVERS, lambda _: OTHER)
 os.register_at_fork(after_in_child=lost_facts.reset)
 
@@ -126,13 +126,13 @@ class Measurements:
         )
 
     def ended(self) -> Measurements:
-        """Return what is left of them when the process has ended: the counts."""
+        """Return the counts alone: they are all that is left when the process has ended."""
         databases = {name: each.ended() for name, each in self.databases.items()}
         nothing: dict[str, Any] = dict.fromkeys(_STATE, 0)
         return replace(self, **nothing, brokers=(), databases=databases)
 
     def dumped(self) -> str:
-        """Return them as one line."""
+        """Return the measurements as one line, for `loaded`."""
         return json.dumps(self._as_data(), separators=(",", ":"))
 
     def _as_data(self) -> dict[str, Any]:
@@ -156,12 +156,12 @@ class Measurements:
 
     @classmethod
     def of_publishing(cls) -> Measurements:
-        """Return what this process has done outside of workers: published, and asked observers at once."""
+        """Return what this process counts outside of workers: published events, and facts that observers lost."""
         return cls(published=published.snapshot(), facts_dropped=sum(lost_facts.snapshot().values()))
 
     @classmethod
     def loaded(cls, line: str | bytes) -> Measurements:
-        """Return what `dumped` has written."""
+        """Return the measurements that `dumped` has written."""
         return cls._of_data(json.loads(line))
 
     @classmethod

@@ -25,15 +25,15 @@ from holdfast.parameters import middleware_parameters
 
 __all__ = ["CallNext", "MiddlewareFunction"]
 
-# What a middleware gets as `call_next`: the next middleware, or the handler in the end.
+# The argument `call_next` of a middleware: it calls the next middleware, or the handler in the end.
 CallNext: TypeAlias = Callable[[EventEnvelope], Awaitable[Outcome]]
-# Takes `event` and `call_next`, and if it has these parameters, `context` and `state`.
+# A middleware takes `event` and `call_next`, and `context` and `state` if it has these parameters.
 MiddlewareFunction: TypeAlias = Callable[..., Awaitable[Outcome | None]]
 
 
 @dataclass(frozen=True, slots=True)
 class Middleware:
-    """A middleware of a registry, and the lifespan of that registry."""
+    """A middleware, and the lifespan of the registry that it belongs to."""
 
     name: str
     function: MiddlewareFunction
@@ -42,7 +42,7 @@ class Middleware:
 
 
 def middlewares(functions: object, lifespan: Lifespan | None) -> tuple[Middleware, ...]:
-    """Return the middlewares of a registry; refuse what is none."""
+    """Return the middlewares of a registry; refuse values that are none."""
     if not isinstance(functions, Iterable):
         raise ConfigurationError("middleware", f"is {type(functions).__name__}, not a list", "pass a list of functions")
     found = []

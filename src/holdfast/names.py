@@ -26,10 +26,10 @@ LONGEST_NAME = 200
 LONGEST_CHANNEL = 63
 LONGEST_SCHEMA = 48
 
-# The event names that nearly all events have: publish looks no further.
+# A pattern for nearly all event names: publish accepts them without further checks.
 is_plain_event_name = re.compile(r"[!-)+-.0-~]{1,200}").fullmatch
 
-# What to write where a name is not one; for an event type what is last here.
+# Remedies for values that are no names; the last one is for event types.
 _EXAMPLES = {
     "source": "write the name of the application, like shop",
     "target": "write the name of a domain context, like billing",
@@ -116,7 +116,7 @@ def database_name(field: str, value: object) -> str:
 
 
 def is_identifier(value: object, longest: int) -> TypeGuard[str]:
-    """Whether a value is a name that Postgres needs no quotation marks for."""
+    """Return whether a value is a name that Postgres reads without quotation marks."""
     return isinstance(value, str) and len(value) <= longest and _IDENTIFIER.fullmatch(value) is not None
 
 
@@ -134,11 +134,11 @@ def _in_domain_context(field: str, value: object, kind: str, example: str, error
 
 
 def meant_type(event_type: str, subscribed: Iterable[str]) -> str | None:
-    """Return the event type among the subscribed ones that this one may be a misspelling of.
+    """Return the subscribed event type of which this one may be a misspelling; None without one.
 
     >>> meant_type("order.placd", ["order.placed", "order.paid", "invoice.*"])
     'order.placed'
     """
-    # Types of one domain are alike by their first words: what is told apart by more than a letter or two is meant so.
+    # Types of one domain begin with the same words: a difference of more than a letter or two is no misspelling.
     near = get_close_matches(event_type, {each for each in subscribed if "*" not in each}, 1, 0.85)
     return near[0] if near else None

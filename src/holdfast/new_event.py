@@ -28,7 +28,7 @@ OnDuplicate = Literal["ignore", "reschedule"]
 
 _LARGEST_VERSION = 2**31 - 1
 _UNSCHEDULED = (None, None, None, None)
-# Stored inside the headers, but with arguments of their own.
+# Headers that have arguments of their own, and cannot be given as headers.
 _NAMED_HEADERS = ("correlation_id", "causation_id")
 
 
@@ -58,7 +58,7 @@ class EventOptions(TypedDict, total=False):
     on_duplicate: OnDuplicate
 
 
-_set = object.__setattr__  # what is frozen is set so, and only while it is made
+_set = object.__setattr__  # fills the fields of a frozen event while it is made
 
 
 @dataclass(frozen=True, init=False)
@@ -161,7 +161,7 @@ class NewEvent:
 
     @classmethod
     def of(cls, event: TypedEvent, **options: Unpack[EventOptions]) -> Self:
-        """Return the event of an object of an event class, which is its payload and declares its type."""
+        """Return the event for an object of an event class: the class declares the type, the object is the payload."""
         if isinstance(event, type):
             raise FieldError("event", f"is the class {event.__name__}", "pass an object of it")
         event_type, version = declared_type(type(event))
@@ -203,7 +203,7 @@ class NewEvent:
 
 
 def require_event(event: object) -> NewEvent:
-    """Return an event to publish, also that of a typed one; refuse anything else in its place."""
+    """Return the event to publish for a `NewEvent` or an object of an event class; refuse any other value."""
     if type(event) is not NewEvent and is_typed_event(event):
         return NewEvent.of(event)
     remedy = 'pass NewEvent("order.placed", {...}), or an object of an event class'
@@ -211,7 +211,7 @@ def require_event(event: object) -> NewEvent:
 
 
 def unknown_option(options: Mapping[str, object]) -> FieldError | None:
-    """Return the error for the first of `options` that `NewEvent` does not have, naming the nearest that it has."""
+    """Return the error for the first unknown name among `options`; it suggests the most similar known one."""
     unknown = next((name for name in options if name not in EventOptions.__annotations__), None)
     if unknown is None:
         return None
@@ -265,7 +265,7 @@ def _require_headers(headers: Mapping[str, str]) -> None:
 
 
 def encoded_headers(headers: Mapping[str, str]) -> str:
-    """Return headers as JSON, if they are not too long."""
+    """Return headers as JSON; refuse headers that are too long."""
     encoded = json.dumps(dict(headers), ensure_ascii=False)
     size = len(encoded.encode())
     if size > HEADERS_LIMIT:

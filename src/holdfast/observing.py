@@ -30,12 +30,12 @@ FACTS: Final[frozenset[FactKind]] = frozenset(get_args(Fact))
 USUAL_FACTS: Final[frozenset[FactKind]] = frozenset((Retried, Failed, Notice))
 SAMPLED_FACTS: Final[frozenset[FactKind]] = frozenset((Published, Handled))
 _ALL: Final = 1 << 32
-# So many kinds of errors of observers are reported, in the life of a group.
+# The most kinds of observers' errors that one group reports in its life.
 _MOST_REPORTS: Final = 100
 
 
 class FactsLost(Exception):
-    """An observer has lost so many facts; the error is the cause."""
+    """An observer has lost `count` facts; the error that it raised is the cause."""
 
     def __init__(self, count: int) -> None:
         super().__init__(f"{count} facts were lost")
@@ -43,12 +43,12 @@ class FactsLost(Exception):
 
 
 def lost_with(error: BaseException) -> int:
-    """Return how many facts an observer has lost that raised such an error."""
+    """Return how many facts an observer has lost by the error that it raised."""
     return error.count if isinstance(error, FactsLost) else 1
 
 
 def is_sampled(event_id: UUID, share: float) -> bool:
-    """Return whether an event is among such a share of all events. Every process comes to the same answer."""
+    """Return whether an event belongs to a share of all events. Every process gives the same answer."""
     return share >= 1.0 or zlib.crc32(event_id.bytes) < share * _ALL
 
 
@@ -61,13 +61,13 @@ _Some = TypeVar("_Some", bound=_OfAnEvent)
 
 
 def sampled(some: Iterable[_Some], share: float) -> list[_Some]:
-    """Return those whose events are among such a share, as `is_sampled` says of each; without a call for each."""
+    """Return those whose events belong to a share of all events: as `is_sampled`, without a call for each."""
     limit, crc32 = share * _ALL, zlib.crc32
     return [each for each in some if crc32(each.event_id.bytes) < limit]
 
 
 def require_observers(values: object) -> tuple[Observer, ...]:
-    """Return observers; refuse anything else, and one that asks for facts that do not exist."""
+    """Return observers; refuse other values, and an observer that asks for unknown facts."""
     observers = functions("observers", values)
     for observer in observers:
         facts_of(observer)
@@ -94,7 +94,7 @@ def sample_of(observer: Observer) -> float:
 
 
 def finish_of(observer: Observer) -> Callable[[], object] | None:
-    """Return what ends an observer's keeping of facts; None for one that keeps none."""
+    """Return the method by which an observer finishes what it has put off; None if it has none."""
     finish = getattr(observer, "finish", None)
     if finish is not None and not callable(finish):
         raise ConfigurationError(
@@ -183,7 +183,7 @@ class DirectObservers(ObserverGroup):
         super().__init__(observers, self._direct, log)
 
     def finish(self) -> None:
-        """Let the observers do what they have put off; for whoever has no more facts for them."""
+        """Let observers finish what they have put off; called when there will be no more facts."""
         for observer, finish in self._finishes:
             self._try(observer, "finish", finish)
 

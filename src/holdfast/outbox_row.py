@@ -185,7 +185,7 @@ def plain(
 
 
 def inherited_headers(event_id: UUID, headers: Mapping[str, str] | None) -> dict[str, str]:
-    """Return the headers that events inherit which are published while this one is handled.
+    """Return the headers for events that are published while this one is handled.
 
     The correlation id names the first event of the chain, the causation id the one being handled.
     """

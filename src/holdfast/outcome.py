@@ -1,4 +1,4 @@
-"""The outcomes that a handler may return: `Done` (as nothing is), `Retry`, `Snooze` or `Reject`."""
+"""The outcomes that a handler may return: `Done`, `Retry`, `Snooze` or `Reject`. Returning None means `Done`."""
 
 import math
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ LONGEST_DELAY = timedelta(days=3653).total_seconds()
 
 
 def delay_seconds(delay: Delay) -> float:
-    """Return a delay in seconds; a `ValueError` names the problem of a delay that cannot be waited for."""
+    """Return a delay in seconds; raise a `ValueError` that names the problem if it is no possible delay."""
     if isinstance(delay, timedelta):
         seconds = delay.total_seconds()
     elif isinstance(delay, bool) or not isinstance(delay, int | float):
