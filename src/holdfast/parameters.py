@@ -1,4 +1,4 @@
-"""What the parameters of a handler or of a middleware ask for, found when it is registered.
+"""Works out what the parameters of a handler or a middleware ask for, when it is registered.
 
 The event comes first, under any name. Further parameters are recognised by their names. What would fail on the first
 event, or be filled with something else than its annotation says, is refused here.
@@ -27,16 +27,16 @@ from holdfast.typed_events import declared_type
 EXTRAS: Final = ("payload", "tx", "context", "state")
 AROUND: Final = ("event", "call_next", "context", "state")
 
-_UNDEFINED: Final = object()  # the annotation names what is not imported
+_UNDEFINED: Final = object()  # an annotation with a name that is not imported
 _LISTS: Final = (list, Sequence, Collection, Iterable)  # what a list of events may be annotated with
 _UNTYPED: Final = (Any, object, dict, dict[str, Any])
-# A payload is an object, in JSON.
+# Annotations that cannot be a payload, which is always a JSON object.
 _NO_OBJECTS: Final = (str, bytes, int, float, list, tuple, set, frozenset, types.NoneType)
 
 
 @dataclass(frozen=True, slots=True)
 class PayloadModel:
-    """Reads payloads as objects of a class; of several event classes, the one that declares the event's type."""
+    """Reads payloads as objects of a class, or of that among several event classes which declares the event's type."""
 
     whole: TypeAdapter[Any]
     by_type: Mapping[str, TypeAdapter[Any]]
@@ -44,13 +44,13 @@ class PayloadModel:
     def read(self, event: EventEnvelope) -> Any:
         """Return the payload as an object. A `ValidationError` is terminal."""
         model = self.by_type.get(event.event_type, self.whole)
-        # As JSON, which it is: strict models and encoded bytes accept their own values only in that form.
+        # Validated as JSON: strict models, and models with encoded bytes, read their values only from that form.
         return model.validate_json(to_json(event.payload))
 
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """What a function asks for, beside the event."""
+    """What a function asks for besides the event."""
 
     asynchronous: bool
     wanted: frozenset[str]
@@ -63,7 +63,7 @@ class Parameters:
 
 
 def parameters_of(name: str, function: Callable[..., Any], *, batch: bool = False) -> Parameters:
-    """Return what a handler asks for; refuse what it cannot get. With `batch` it takes a list of events."""
+    """Return what a handler asks for; refuse parameters that it cannot get. With `batch` it takes a list of events."""
     parameters = list(inspect.signature(function).parameters.values())
     if not parameters or parameters[0].kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD):
         raise ConfigurationError(name, "takes no event", "write def handler(event: EventEnvelope)")
@@ -113,7 +113,7 @@ def parameters_of(name: str, function: Callable[..., Any], *, batch: bool = Fals
 
 
 def middleware_parameters(name: str, function: Callable[..., Any]) -> frozenset[str]:
-    """Return the parameters of a middleware; refuse what it cannot get."""
+    """Return the parameters of a middleware; refuse those that it cannot get."""
     remedy = f"write async def {name}(event, call_next), with context and state if it needs them"
     parameters = inspect.signature(function).parameters.values()
     call = _called(function)
@@ -135,7 +135,7 @@ def _is_required(parameter: inspect.Parameter) -> bool:
 
 
 def _called(function: Callable[..., Any]) -> Any:
-    """Return the function that is run in the end: of a partial, or of an object that can be called."""
+    """Return the function inside a partial or a callable object; any other function as it is."""
     call = function.func if isinstance(function, partial) else function
     return call if inspect.isroutine(call) else getattr(call, "__call__", call)  # noqa: B004
 
@@ -175,7 +175,7 @@ def _hint(annotation: object, scope: dict[str, Any]) -> Any:
 def _typed_envelope(
     name: str, annotation: Any, written: str
 ) -> tuple[type[EventEnvelope[Any]] | None, PayloadModel | None]:
-    """Return the class of a typed envelope and the model of its payload; refuse what is no envelope."""
+    """Return the class of a typed envelope and the model of its payload; refuse an annotation that is no envelope."""
     if annotation is _UNDEFINED:
         if "EventEnvelope" not in _names_in(written) or "[" in written:
             raise _undefined(f"{name}.event", written)
@@ -200,7 +200,7 @@ def _typed_envelope(
 
 
 def _listed(name: str, annotation: Any, written: str) -> tuple[Any, str]:
-    """Return the annotation of one event of a batch; refuse what is no list of events."""
+    """Return the annotation of one event of a batch; refuse an annotation that is no list of events."""
     if annotation is _UNDEFINED:
         found = re.fullmatch(r"(?:[\w.]+\.)?(?:list|List|Sequence)\[(.*)\]", written)
         if found is None:
@@ -267,7 +267,7 @@ def _is_protocol(annotation: object) -> bool:
 
 
 def _transaction(name: str, annotation: Any, written: str, asynchronous: bool) -> TransactionKind:
-    """Return the kind of transaction that `tx` asks for; refuse what no worker has, like a pool."""
+    """Return the kind of transaction that `tx` asks for; refuse an annotation that is none, like a pool."""
     members = get_args(annotation) if _is_union(annotation) else (annotation,)
     if annotation is _UNDEFINED:
         found = kinds_named(written)
@@ -327,7 +327,7 @@ def _require_context(name: str, annotation: Any) -> None:
 
 
 def _require_contexts(name: str, annotation: Any) -> None:
-    """Refuse an annotation of the contexts of a batch that says something else."""
+    """Refuse an annotation of a batch's `context` that is no list of contexts."""
     known = annotation in (Any, object, list, Sequence, Collection, Iterable, _UNDEFINED)
     if not known and (get_origin(annotation) not in _LISTS or get_args(annotation) not in ((HandlerContext,), (Any,))):
         problem = "is that of a batch: a list with the context of each event"

@@ -3,14 +3,14 @@
 import re
 from typing import TypeAlias
 
-# The way to a value, innermost step first; it becomes text only for the value that is refused.
+# The steps to a value, innermost first. They become text only for a value that is refused, which saves time.
 Steps: TypeAlias = "tuple[str | int, Steps] | None"
 
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9_-]{1,40}")
 
 
 def path(steps: Steps) -> str:
-    """Return the way to a value as text.
+    """Return the path of a value as text.
 
     >>> path(("at", (2, ("lines", None))))
     'payload.lines[2].at'

@@ -14,19 +14,19 @@ from holdfast.paths import Steps, path
 
 PAYLOAD_LIMIT = 256 * 1024
 
-# Cycles are caught by depth.
+# check_circular is off: a limit of the depth finds cycles.
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":")).encode
-# jsonb prints a space after each separator, and the database measures what it prints.
+# The database measures the text of a jsonb, which has a space after each separator.
 _encode_as_jsonb = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False).encode
 
-# So short a text has no number with more digits than Python reads, which are 4,300.
+# A text this short cannot contain a number with more than 4,300 digits, which Python would refuse to read.
 _SHORT = 4_096
-# What `to_json` writes as `_encode` does; a float too, if it has no exponent.
+# Types that `to_json` writes as `_encode` does; so it does with floats that have no exponent.
 _PLAIN = SCALARS - {float}
 
 _CONTAINERS = (dict, *ARRAYS)
 _EXPONENT = re.compile(r"[0-9]e[+-]?[0-9]")
-# jsonb prints 5e-324 without exponent: the worst that can happen to the length of a number.
+# How many times longer jsonb may write a number, at most: it writes 5e-324 without an exponent.
 _WORST_GROWTH = 64
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
@@ -63,7 +63,7 @@ def encode_payload(payload: Any, limit: int = PAYLOAD_LIMIT) -> str:
         raise _fault(payload, limit) or generic from None
     if "\\u0000" in text and (fault := _fault(payload, limit)):
         raise fault
-    # Each separator is a byte already.
+    # A space after each separator makes a text at most twice as long.
     doubtful = size * 2 > limit or (size * 2 * _WORST_GROWTH > limit and _EXPONENT.search(text))
     if doubtful:
         size = len(_encode_as_jsonb(payload).encode())
@@ -75,7 +75,7 @@ def encode_payload(payload: Any, limit: int = PAYLOAD_LIMIT) -> str:
 
 
 def _room(node: Any, room: int, depth: int) -> int:
-    """Return how many of `room` values are left beside those of a dict or list; 0 or less if it may not be plain.
+    """Return how much of `room` is left after the values of a dict or list; 0 or less if it may not be plain.
 
     Plain is what consists of the very types that JSON has, is not too deep, and has fewer values than `room`.
     """
@@ -94,7 +94,7 @@ def _room(node: Any, room: int, depth: int) -> int:
         if kind in _PLAIN:
             continue
         if kind is float:
-            # Others are not finite, or `to_json` writes another exponent, and hashes of commands are those of the text.
+            # Other floats are not finite, or `to_json` writes their exponent otherwise, which would change hashes.
             if not (1e-4 <= abs(child) < 1e16 or child == 0):
                 return 0
         elif (kind is not dict and kind is not list) or (room := _room(child, room, depth + 1)) <= 0:
@@ -125,13 +125,13 @@ def require_storable(payload: dict[str, Any], limit: int) -> None:
 
 
 def encode(payload: Any, limit: int = PAYLOAD_LIMIT) -> tuple[str, dict[str, Any]]:
-    """Return the payload as JSON text, and as handlers get it, whatever becomes of the caller's object."""
+    """Return the payload as JSON text, and a copy as handlers get it: the caller may change the object later."""
     text = encode_payload(payload, limit)
     return text, from_json(text)
 
 
 def _survey(payload: object, limit: int) -> bool:
-    """Refuse what json.dumps would quietly convert or never finish. False if there are values that JSON lacks."""
+    """Refuse values that json.dumps would convert silently, or never finish; return whether JSON has all others."""
     if not isinstance(payload, dict):
         if is_object(payload):
             return False

@@ -15,7 +15,7 @@ _INBOX = "event_handled"
 _RECORDS = "idempotency_record"
 _ROLLUP = "rollup_row"
 ENTITIES = (*_REPLAYABLE, _INBOX, _RECORDS, _ROLLUP)
-# What has keys and no classes, and nothing to strip, and why.
+# Entities without content classes and without a payload to strip, and what they have instead.
 _WHOLE = {
     _INBOX: "the inbox knows keys",
     _RECORDS: "idempotency records have keys",
@@ -58,12 +58,12 @@ class RetentionPolicy:
 
 RetentionPolicies = Mapping[tuple[str, str], RetentionPolicy]
 
-# What a new schema begins with. The policies that count are those in core.retention_policies.
+# The policies of a new schema. Afterwards those in core.retention_policies count.
 DEFAULT_POLICIES: RetentionPolicies = MappingProxyType(
     {
         ("outbox_row", ALL_CLASSES): RetentionPolicy(45, 7, Disposal.HARD_DELETE),
         (_INBOX, ALL_CLASSES): RetentionPolicy(60, 7, Disposal.HARD_DELETE),
-        # Counted from when it expires, which each request decides.
+        # Counted from the time at which a key expires, which each request decides.
         (_RECORDS, ALL_CLASSES): RetentionPolicy(0, 0, Disposal.HARD_DELETE),
         (_ROLLUP, ALL_CLASSES): RetentionPolicy(14, 0, Disposal.HARD_DELETE),
     }
@@ -98,7 +98,7 @@ def check_policies(policies: RetentionPolicies = DEFAULT_POLICIES) -> None:
 
 
 def inbox_days(policies: RetentionPolicies) -> int:
-    """Return for how many days the inbox certainly knows what was handled."""
+    """Return for how many days the inbox certainly keeps the keys of handled events."""
     return min(policy.active_ttl_days for (entity, _), policy in policies.items() if entity == _INBOX)
 
 

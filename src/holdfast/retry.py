@@ -125,12 +125,12 @@ _SQLSTATE = re.compile(r"[0-9A-Z]{5}")
 CONFLICT_SQLSTATES = frozenset({"40001", "40P01"})  # serialization_failure, deadlock_detected
 LOCK_NOT_AVAILABLE = "55P03"
 QUERY_CANCELED = "57014"
-# Bad data, a broken constraint, a statement the database does not understand or allow.
+# Classes of SQLSTATE: bad data, a violated constraint, a statement that the database does not understand or allow.
 _TERMINAL_SQLSTATE_CLASSES = ("22", "23", "42")
 _DATABASE_NAMES = frozenset(
     ("DatabaseError", "IntegrityError", "OperationalError", "InterfaceError", "DataError", "ProgrammingError")
 )
-# What frameworks raise for invalid input, for what is not permitted, and for what is not there, or not alone.
+# Names of exceptions that frameworks raise for invalid input, missing permission, and no row or too many.
 _FRAMEWORK_ERRORS = frozenset(
     (
         "django.core.exceptions.MultipleObjectsReturned",
@@ -290,7 +290,7 @@ def _retry_after(error: BaseException) -> float | None:
                 moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
                 return (moment - datetime.now(UTC)).total_seconds()
         except Exception:
-            # Another service's malformed header must not decide what becomes of our event.
+            # A malformed header of another service must not decide the outcome of our event.
             return None
     return None
 

@@ -26,14 +26,14 @@ from holdfast.payload import encode_payload
 Missed = Literal["latest", "all", "skip"]
 MISSED: tuple[Missed, ...] = get_args(Missed)
 
-MOST_MISSED = 100  # so many of the latest slots are made up for, with missed="all"
-PUNCTUAL = timedelta(minutes=1)  # what is later than this is missed, with missed="skip"
+MOST_MISSED = 100  # with missed="all": how many of the latest missed slots are fired
+PUNCTUAL = timedelta(minutes=1)  # with missed="skip": a slot that is later than this is missed
 SHORTEST, LONGEST = timedelta(seconds=1), timedelta(days=366)
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SECOND, _DAY = timedelta(seconds=1), timedelta(days=1)
 _FIELDS = 5
-# Where to look for the latest slots: a first window that holds enough of them keeps the rest from being counted.
+# Windows in which the latest slots are looked for: if the first holds enough, the earlier slots need no counting.
 _WINDOWS = tuple(timedelta(hours=hours) for hours in (2, 26, 8 * 24, 110 * 24, 5 * 366 * 24))
 
 
@@ -61,13 +61,13 @@ class Cron:
         zone = _zone(self.timezone)
         by_the_wall = any(part.startswith("*") for part in self.expression.split()[:2])
         for slot in self._on_the_wall(moment, zone) if by_the_wall else self._walk(moment, zone):
-            # In the second of two equal hours the wall shows fixed times that have had their slots in the first one.
+            # When clocks go back, an hour comes twice: fixed times have had their slots in the first one.
             if slot > moment:
                 moment = slot
                 yield slot
 
     def _on_the_wall(self, moment: datetime, zone: ZoneInfo) -> Iterator[datetime]:
-        """Yield slots by the clock on the wall, with one offset from UTC until the clocks are moved.
+        """Yield slots by local time, with one offset from UTC until the clocks are changed.
 
         cronsim walks by the hour, and gets out of step where clocks are moved by half of one.
         """
@@ -201,7 +201,7 @@ def _zone(name: str) -> ZoneInfo:
     try:
         return ZoneInfo(name)
     except (KeyError, ValueError, TypeError, OSError):
-        # Also what is not the name of a zone at all, such as a path or a directory of zones.
+        # Also for a value that is no name of a zone, such as a path or a directory of zones.
         remedy = "use a name of the IANA database, like Europe/Berlin; pip install tzdata if the machine has no zones"
         raise ConfigurationError("timezone", f"{name!r} is unknown", remedy) from None
 
@@ -211,7 +211,7 @@ def _offset(zone: ZoneInfo, moment: datetime) -> timedelta:
 
 
 def _change(zone: ZoneInfo, moment: datetime, until: datetime) -> datetime | None:
-    """Return the first second after a moment, and up to another, at which the clocks of a zone have been moved."""
+    """Return the first second after a moment, and up to another, at which the clocks of a zone are changed."""
     offset = _offset(zone, moment)
     while moment < until:
         later = min(moment + _DAY, until)

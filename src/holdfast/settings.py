@@ -25,7 +25,7 @@ _SECRETS_REMEDY = "make each by: openssl rand -hex 32"
 
 
 def _require_secrets(given: object) -> None:
-    """Refuse secrets that are too easy to guess, or too many, and quote none."""
+    """Refuse secrets that are easy to guess, and too many of them; the error quotes none."""
     field_name = "WorkerSettings.relay_secrets"
     if not isinstance(given, tuple) or not all(isinstance(each, str) for each in given):
         raise ConfigurationError(field_name, "is no tuple of texts", _SECRETS_REMEDY)

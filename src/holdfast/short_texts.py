@@ -1,4 +1,4 @@
-"""Remembers what was made of short texts. Errors come in storms, with the same text: most of them are made once."""
+"""A cache for functions of short texts: errors come in storms with the same text, which need the work only once."""
 
 from collections.abc import Callable
 from functools import lru_cache, wraps
@@ -11,7 +11,7 @@ _MOST: Final = 100
 
 
 def remembering_short(function: Callable[[str], T]) -> Callable[[str], T]:
-    """Decorate a pure function of a text: for the latest short texts it runs once. Long ones would take up memory."""
+    """Cache a pure function of a text for the latest short texts; long texts would take too much memory."""
     remembered = lru_cache(maxsize=_MOST)(function)
 
     @wraps(function)

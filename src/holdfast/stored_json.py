@@ -1,4 +1,4 @@
-"""JSON of the database as values that Python can hold and print.
+"""Reads JSON of the database as values that Python can hold and print.
 
 Producers in any language insert payloads, and jsonb holds what Python cannot: numbers with any number of digits, and
 nesting that is deeper than its stack. What is left out is replaced by a text that says so.

@@ -15,7 +15,7 @@ from holdfast.handler_tally import DeliveryOutcome
 
 RequestResult = Literal["completed", "replayed", "refused", "unavailable", "failed"]
 
-# What is left of a correlation id in facts: a producer writes what it likes, as often as it likes.
+# The most characters of a correlation id in facts: producers may write long ones.
 LONGEST_CORRELATION: Final = 128
 
 # --- one event --------------------------------------------------------------------------------------------------
