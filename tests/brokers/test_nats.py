@@ -447,6 +447,42 @@ async def test_doctor_names_what_others_have_set(server: NatsServer) -> None:
     assert len(found) == len(usual) + 4
 
 
+async def test_a_stream_of_others_that_takes_nothing_is_named(server: NatsServer) -> None:
+    """SCL-4, SCL-1: by the answers, and by the doctor with the way out: other subjects, and no room."""
+    engine = NatsEngine(server.address)
+    sink = engine.sink(lease=30)
+
+    async def found() -> dict[str, str]:
+        return {each.problem: each.remedy for each in await engine.weaknesses([CHANNEL], timeout=5)}
+
+    async with jetstream(server) as js:
+        await js.add_stream(StreamConfig(name=STREAM, subjects=["shop.>"], max_age=7 * DAY, max_msgs=2))
+        (answer,) = await sink.send([outgoing()], timeout=5)
+        assert isinstance(answer, Unanswered)
+        assert answer.told
+        (problem,) = [each for each in await found() if "does not take hf.events.*.>" in each]
+        assert "add it to the subjects" in (await found())[problem]
+        config = (await js.stream_info(STREAM)).config
+        await js.update_stream(config.evolve(subjects=["shop.>", "hf.>"], discard=DiscardPolicy.NEW))
+        assert not any("does not take" in each or "full" in each for each in await found())
+        answers = await sink.send([outgoing(1), outgoing(2), outgoing(3)], timeout=5)
+        assert [getattr(each, "told", None) for each in answers] == [None, None, True]
+        (problem,) = [each for each in await found() if "is full: it holds 2 messages and takes 2 (max_msgs)" in each]
+        assert "raise max_msgs" in (await found())[problem]
+    await sink.close()
+
+
+async def test_a_stream_that_has_the_subjects_already_is_told_with_a_remedy(server: NatsServer) -> None:
+    """SCL-1: two streams cannot have the same subjects; an operator learns which, and what to do."""
+    async with jetstream(server) as js:
+        await js.add_stream(StreamConfig(name="OTHERS", subjects=["hf.>"]))
+    sink = NatsEngine(server.address).sink(lease=30)
+    with pytest.raises(BrokerUnavailable, match="overlap") as refused:
+        await sink.send([outgoing()], timeout=5)
+    assert "hf.events.*.>" in refused.value.remedy
+    await sink.close()
+
+
 async def test_doctor_names_a_stream_that_confirms_too_early(server: NatsServer) -> None:
     """SCL-4: with asynchronous writes a confirmation promises nothing."""
     async with jetstream(server) as js:

@@ -239,6 +239,29 @@ async def test_an_event_from_elsewhere_is_left_to_the_listener(case: Case, chann
     assert found[0].body == b"{}" and found[0].deliveries == 1
 
 
+async def test_what_the_broker_does_not_allow_is_told_with_a_remedy(
+    case: Case, server: RabbitmqServer, channel: aiormq.abc.AbstractChannel
+) -> None:
+    """SCL-1: an exchange of another kind by the same name, and a login without rights."""
+    other = replace(case.interest, channel="taken")
+    await channel.exchange_declare("hf.taken", exchange_type="fanout", durable=True)
+    sink = await case.sink()
+    with pytest.raises(BrokerUnavailable, match=r"hf\.taken") as refused:
+        await sink.send([replace(each, channel="taken") for each in case.events(1)], timeout=5)
+    assert "exchange=" in refused.value.remedy
+    with pytest.raises(BrokerUnavailable, match=r"hf\.taken") as refused:
+        await case.source(other)
+    assert "exchange=" in refused.value.remedy
+    await channel.exchange_delete("hf.taken")
+    server.control("add_user", "nobody", "secret")
+    server.control("set_permissions", "nobody", "^$", "^$", "^$")
+    source = RabbitmqEngine(server.address.replace("guest:guest", "nobody:secret")).source(case.interest, lease=10)
+    case.opened.append(source)
+    with pytest.raises(BrokerUnavailable, match="ACCESS_REFUSED") as refused:
+        await source.open()
+    assert "set_permissions" in refused.value.remedy
+
+
 async def test_a_removed_handler_leaves_no_queue(case: Case, server: RabbitmqServer) -> None:
     """SCL-2: neither its queue nor the dead queue under it."""
     source = await case.source()

@@ -569,6 +569,20 @@ async def test_what_is_kept_is_compared_with_the_inbox_alone(server: ValkeyServe
     assert "for 3 days (keep), and the inbox knows what was handled for 2 days" in weakness.problem
 
 
+async def test_a_key_that_is_no_stream_is_named(server: ValkeyServer) -> None:
+    """SCL-4, SCL-1: events wait, and the doctor says which key is in the way."""
+    engine = RedisEngine(server.address)
+    sink = engine.sink(lease=30)
+    async with server.client() as client:
+        await client.set("hf:{events}:0", "somebody else's")
+    (answer,) = await sink.send([outgoing()], timeout=5)
+    assert isinstance(answer, Unanswered)
+    assert answer.told
+    (found,) = [each for each in await engine.weaknesses([CHANNEL], timeout=5) if each.subject == "key hf:{events}:0"]
+    assert "RENAME" in found.remedy
+    await sink.close()
+
+
 async def test_a_stream_whose_ids_are_used_up(server: ValkeyServer) -> None:
     """SCL-4: it is named with the way back, which works."""
     engine = RedisEngine(server.address)

@@ -121,7 +121,8 @@ class Relay:
                     self._report(answers)
                     results.update(zip(batch, self._results(answers), strict=True))
                 except BrokerUnavailable as error:
-                    results.update(dict.fromkeys(batch, TransientHandlerError(str(error))))
+                    problem = f"{error}; {error.remedy}" if error.remedy else str(error)
+                    results.update(dict.fromkeys(batch, TransientHandlerError(problem)))
         return [results[each] for each in deliveries]
 
     def _results(self, answers: Sequence[Answer]) -> list[EventResult]:

@@ -19,11 +19,13 @@ from holdfast.brokers.keeping import HORIZON_DAYS, retention_weaknesses
 from holdfast.brokers.nats.link import ANSWER_SECONDS, DUPLICATE_WINDOW, Link, within
 from holdfast.brokers.nats.sink import NatsSink
 from holdfast.brokers.nats.source import HANDLER, NatsSource
-from holdfast.brokers.nats.subjects import subjects_by
+from holdfast.brokers.nats.subjects import covers, subjects_by
 
 _OPTIONS: Final = ("replicas", "max_age", "creds", "cafile", "stream", "subject", "mode")
 # A server keeps the id of each message of the window in memory.
 _LONGEST_WINDOW: Final = 3600.0
+# With so much room the next event may not fit.
+_NEARLY: Final = {"max_msgs": 0, "max_bytes": 4096}
 
 
 class NatsEngine:
@@ -60,12 +62,14 @@ class NatsEngine:
     ) -> Sequence[Weakness]:
         found: list[Weakness] = []
         async with self._jetstream(timeout) as jetstream:
-            for name in map(self._names.stream_of, channels):
+            for channel in channels:
+                name = self._names.stream_of(channel)
                 try:
                     info = await within(timeout, jetstream.stream_info(name))
                 except NotFoundError:
                     continue  # the relay makes it
                 found += stream_weaknesses(info, remembered)
+                found += stopped(info, self._names.subjects_of(channel))
                 for consumer in await within(timeout, _consumers(jetstream, name)):
                     found += consumer_weaknesses(consumer)
         return found
@@ -185,6 +189,23 @@ def stream_weaknesses(info: StreamInfo, remembered: float | None = None) -> Iter
         yield Weakness(name, problem, f"set duplicate_window: {DUPLICATE_WINDOW / 60:g}m, which the relay needs")
     if config.no_ack:
         yield Weakness(name, "confirms nothing, so that the relay stands still", "set no_ack: false")
+
+
+def stopped(info: StreamInfo, subjects: str) -> Iterator[Weakness]:
+    """Name why a stream takes no events now: the subjects that the relay publishes on, and its limits."""
+    config, state, name = info.config, info.state, f"stream {info.config.name}"
+    if not any(covers(each, subjects) for each in config.subjects or ()):
+        problem = f"does not take {subjects}, so that the relay stands still"
+        remedy = "add it to the subjects of the stream, or delete the stream: the relay makes it anew"
+        yield Weakness(name, problem, remedy)
+    limits = (
+        ("max_msgs", config.max_msgs, state.messages, "messages"),
+        ("max_bytes", config.max_bytes, state.bytes, "bytes"),
+    )
+    for setting, limit, held, what in limits:
+        if config.discard == DiscardPolicy.NEW and limit is not None and 0 < limit <= held + _NEARLY[setting]:
+            problem = f"is full: it holds {held} {what} and takes {limit} ({setting}); events wait in the outbox"
+            yield Weakness(name, problem, f"raise {setting}, or let events go sooner by a lower max_age")
 
 
 def consumer_weaknesses(consumer: ConsumerInfo) -> Iterator[Weakness]:

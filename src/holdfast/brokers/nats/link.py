@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, TypeVar
 
 from nats.aio.client import Client
@@ -31,6 +31,7 @@ _DAY: Final = 86_400
 # Seconds for which a server recognises a duplicate: longer than a batch takes to be released and sent again.
 DUPLICATE_WINDOW: Final = 120.0
 _NAME_IN_USE: Final = 10058
+_OVERLAPS: Final = 10065
 # Codes that mean: nobody answers for JetStream, or it is off for the server or for the account.
 _OFF: Final = (None, 10039, 10076)
 _LOST: Final = (Error, OSError, TimeoutError)
@@ -60,6 +61,10 @@ async def within(seconds: float, asked: Awaitable[Answered]) -> Answered:
 
 def _off() -> BrokerUnavailable:
     return BrokerUnavailable("JetStream is off at NATS", "start nats-server with -js, or give the account JetStream")
+
+
+def _narrower(subjects: Sequence[str]) -> str:
+    return f"take {', '.join(subjects)} out of the stream that has it, or name others by subject= in the address"
 
 
 class _Client(Client):
@@ -182,7 +187,8 @@ class Link:
                     await jetstream.add_stream(config)
             except APIError as error:
                 if error.err_code != _NAME_IN_USE:
-                    raise BrokerUnavailable(f"NATS makes no stream: {error.description}") from error
+                    remedy = _narrower(config.subjects or []) if error.err_code == _OVERLAPS else ""
+                    raise BrokerUnavailable(f"NATS makes no stream: {error.description}", remedy) from error
             except _LOST as error:
                 raise BrokerUnavailable(f"NATS makes no stream: {error or type(error).__name__}") from error
         self._streams.add(channel)

@@ -23,7 +23,7 @@ _WINDOW: Final = 256
 _NO_RESPONDERS: Final = "503"
 _TOO_LARGE: Final = 10054
 _is_header = re.compile(r"[!-9;-~]+").fullmatch
-_NO_STREAM: Final = "no stream takes the subject"
+_NO_STREAM: Final = "no stream of NATS takes its subject"
 
 
 class NatsSink:
@@ -145,7 +145,7 @@ def never(event: Outgoing, headers: dict[str, str], largest: int) -> Refused | N
 def answer_of(message: Msg) -> Answer:
     """Return what JetStream said about one event."""
     if message.headers and message.headers.get(Header.STATUS) == _NO_RESPONDERS:
-        return Unanswered(_NO_STREAM)
+        return Unanswered(_NO_STREAM, told=True)
     try:
         found = json.loads(message.data)
     except ValueError:
@@ -155,4 +155,4 @@ def answer_of(message: Msg) -> Answer:
         return Confirmed()
     problem = f"NATS: {error.get('description', error)}"
     # Every other error is the stream's, which is full, without a leader, or another one: the event may be sent again.
-    return Refused(problem) if error.get("err_code") == _TOO_LARGE else Unanswered(problem)
+    return Refused(problem) if error.get("err_code") == _TOO_LARGE else Unanswered(problem, told=True)

@@ -118,6 +118,21 @@ def subjects_by(address: Address) -> Subjects:
     return Subjects(stream.text, subject)
 
 
+def covers(pattern: str, subjects: str) -> bool:
+    """Whether a pattern of a stream takes all that other subjects, which may be a pattern too, stand for.
+
+    >>> covers("hf.>", "hf.events.*.>"), covers("hf.events.*.>", "hf.events.*.>"), covers("hf.*.*.a", "hf.events.*.>")
+    (True, True, False)
+    """
+    ours, theirs = subjects.split("."), pattern.split(".")
+    for index, each in enumerate(theirs):
+        if each == ">":
+            return len(ours) > index
+        if index >= len(ours) or ours[index] == ">" or each not in ("*", ours[index]):
+            return False
+    return len(ours) == len(theirs)
+
+
 def _tail(event_type: str) -> str:
     beginning, star, _ = event_type.partition("*")
     if not star:

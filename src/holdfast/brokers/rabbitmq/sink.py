@@ -13,7 +13,7 @@ from holdfast.brokers.cloudevents import STRUCTURED
 from holdfast.brokers.engine import Answer, BrokerUnavailable, Confirmed, Outgoing, Refused, Unanswered
 from holdfast.brokers.interests import TARGET_HEADER, TYPE_HEADER
 from holdfast.brokers.rabbitmq.link import Link
-from holdfast.brokers.rabbitmq.topology import exchanges_of, make_exchange
+from holdfast.brokers.rabbitmq.topology import exchanges_of, make_exchange, refused
 
 _CONTENT_TYPE: Final = "content-type"
 _LONGEST_ROUTING_KEY: Final = 255
@@ -94,7 +94,7 @@ class RabbitmqSink:
             try:
                 await make_exchange(channel, name, timeout)
             except AMQPChannelError as error:
-                raise BrokerUnavailable(f"RabbitMQ: {error}") from error
+                raise refused(error) from error
             self._exchanges.add(name)
         return channel
 

@@ -14,7 +14,7 @@ from aiormq.abc import DeliveredMessage
 from holdfast.brokers.engine import BrokerUnavailable, Interest, Received
 from holdfast.brokers.interests import TARGET_HEADER, TYPE_HEADER, wants
 from holdfast.brokers.rabbitmq.link import ANSWER_SECONDS, GOODBYE_SECONDS, Link, within
-from holdfast.brokers.rabbitmq.topology import dead_queue_of, exchanges_of, make_queue, queue_of
+from holdfast.brokers.rabbitmq.topology import dead_queue_of, exchanges_of, make_queue, queue_of, refused
 
 _DELIVERY_COUNT: Final = "x-delivery-count"
 # How often in a row the queue may have events that it does not deliver, before the connection is taken for broken.
@@ -86,7 +86,7 @@ class RabbitmqSource:
             try:
                 await make_queue(self._link, self._interest, self._names)
             except AMQPChannelError as error:
-                raise BrokerUnavailable(f"RabbitMQ: {error}") from error
+                raise refused(error) from error
             self._consuming = await self._link.channel()
             self._link.when_closed(lambda: self._lose("the channel to RabbitMQ was closed"))
             self._consuming.on_consumer_cancel_callbacks.add(lambda _: self._lose("RabbitMQ deleted the queue"))

@@ -11,10 +11,16 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from aiormq import Channel, ChannelNotFoundEntity, ChannelPreconditionFailed
+from aiormq import (
+    AMQPChannelError,
+    Channel,
+    ChannelAccessRefused,
+    ChannelNotFoundEntity,
+    ChannelPreconditionFailed,
+)
 
 from holdfast.brokers.addresses import address_of
-from holdfast.brokers.engine import Interest, Weakness
+from holdfast.brokers.engine import BrokerUnavailable, Interest, Weakness
 from holdfast.brokers.naming import NameTemplate, template_of
 from holdfast.brokers.rabbitmq.link import ANSWER_SECONDS, Link, within
 from holdfast.errors import ConfigurationError
@@ -82,6 +88,16 @@ def binding_key(event_type: str) -> str:
 async def make_exchange(channel: Channel, name: str, seconds: float = ANSWER_SECONDS) -> None:
     """Make an exchange, unless it exists."""
     await within(seconds, channel.exchange_declare(name, exchange_type="topic", durable=True))
+
+
+def refused(error: AMQPChannelError) -> BrokerUnavailable:
+    """Return what the broker says against an exchange or a queue, as an outage with its remedy."""
+    remedy = ""
+    if isinstance(error, ChannelAccessRefused):
+        remedy = "let the login configure, write and read what is named hf.* (rabbitmqctl set_permissions)"
+    elif isinstance(error, ChannelPreconditionFailed):
+        remedy = "delete what is there by this name, or name other exchanges by exchange= in the address"
+    return BrokerUnavailable(f"RabbitMQ: {error}", remedy)
 
 
 async def make_queue(link: Link, interest: Interest, exchanges: NameTemplate) -> None:

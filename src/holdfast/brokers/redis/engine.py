@@ -68,8 +68,12 @@ class RedisEngine:
             found += outlived_inbox("address", self._keep, remembered, "keep")
             for stream in self._streams.names_of(channels, interests):
                 answers = await link.ask_all([("XINFO", "STREAM", stream), ("XINFO", "GROUPS", stream)], timeout)
-                if any(isinstance(answer, ResponseError) for answer in answers):
-                    continue  # there is no such stream until the relay makes it
+                refusals = [answer for answer in answers if isinstance(answer, ResponseError)]
+                if any(str(each).startswith("WRONGTYPE") for each in refusals):
+                    remedy = "RENAME the key, or name other streams by stream= in the address"
+                    found.append(Weakness(f"key {stream}", "is no stream, so that the relay stands still", remedy))
+                if refusals:
+                    continue  # the relay makes it
                 found += _stream_weaknesses(stream, _info(answers[0]), [_info(row) for row in answers[1]])
         return found
 
