@@ -12,7 +12,7 @@ import pytest
 
 from holdfast import EventEnvelope, HandlerRegistry, RetryPolicy, Worker, WorkerSettings
 from holdfast.brokers.engine import Answer, Confirmed, Outgoing, Refused, Unanswered
-from tests.acceptance.support import Facts, effects, make_tables, publish_many, running, terminate, until
+from tests.acceptance.support import PUBLISHER, Facts, effects, make_tables, publish_many, running, terminate, until
 from tests.brokers.double import Broker
 from tests.brokers.messages import outgoing
 
@@ -79,6 +79,30 @@ async def test_outage_burns_no_attempt(dsn: str, conn: asyncpg.Connection, broke
     assert len(broker.sent) == 1_000
     attempts = "SELECT max(attempts) FROM core.outbox WHERE handler_name = 'relay.nats'"
     assert await conn.fetchval(attempts) == 1
+
+
+async def test_broker_that_comes_and_goes_costs_no_event(dsn: str, conn: asyncpg.Connection, broker: Broker) -> None:
+    """SCL-1: what fails soon after a breaker has closed counts as attempts, and is no dead letter of the relay."""
+    done: list[int] = []
+    async with running(dsn, registry_of(done), **OPTIONS):
+        await moved(conn)
+        # As an outage leaves it in which one source's event was confirmed before those of the other.
+        distrust = (
+            "UPDATE core.handler_flow SET resumed_at = clock_timestamp(), distrusted = '{shop}',"
+            " distrusted_until = clock_timestamp() + interval '1 minute' WHERE handler_name = 'relay.nats'"
+        )
+        assert await conn.execute(distrust) == "UPDATE 1"
+        broker.down = True
+        async with conn.transaction():
+            await PUBLISHER.publish(conn, "order.placed", {"n": 1})
+            await conn.execute("UPDATE core.outbox SET attempts = 20")
+        tried = "SELECT bool_and(attempts > 20) FROM core.outbox WHERE handler_name = 'relay.nats'"
+        await until(lambda: conn.fetchval(tried), what="it was tried")
+        failed = "SELECT count(*) FROM core.outbox WHERE last_error IS NOT NULL AND status = 'failed'"
+        await until(lambda: conn.fetchval("SELECT bool_and(last_error IS NOT NULL) FROM core.outbox"), what="it failed")
+        assert await conn.fetchval(failed) == 0
+        broker.down = False
+        await until(lambda: done == [1], what="it is handled")
 
 
 async def test_what_the_broker_never_takes_fails_alone(dsn: str, conn: asyncpg.Connection, broker: Broker) -> None:

@@ -27,6 +27,7 @@ from holdfast.outcome import Snooze
 from holdfast.postgres.brokers import BrokerStatements, RelayDetails
 from holdfast.postgres.delivery import Delivery
 from holdfast.postgres.faults import CONNECTION_FAULTS, PASSING_FAULTS
+from holdfast.retry import RetryPolicy
 from holdfast.telemetry import Notice, Observer
 from holdfast.worker.hourly import HourlyLimit
 from holdfast.worker.relay_secrets import RelaySecrets
@@ -40,6 +41,9 @@ _PATIENCE: Final = 10.0
 # Seconds after which a row without an answer is sent again, if others of its batch were answered.
 _AGAIN: Final = 1.0
 _FEW: Final = 20
+# What fails soon after a breaker has closed is counted, in case it fails by its own fault. Of the relay's rows the broker
+# says so (Refused), and one that comes and goes for hours must not make dead letters of all the others.
+_RETRY: Final = RetryPolicy(max_attempts=1000, max_delay=30.0)
 _BREAKER: Final = Pause(after=1, first_probe=1.0, longest_wait=30.0)
 
 
@@ -83,6 +87,7 @@ class Relay:
             event_types=("*",),
             function=alone(self._name, self.send, asynchronous=True),
             timeout=6 * self._patience,
+            retry=_RETRY,
             breaker=_BREAKER,
             batch=Batch(self.send, _BATCH, 0.0),
             raw=True,
