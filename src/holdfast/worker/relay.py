@@ -41,8 +41,8 @@ _PATIENCE: Final = 10.0
 # Seconds after which a row without an answer is sent again, if others of its batch were answered.
 _AGAIN: Final = 1.0
 _FEW: Final = 20
-# What fails soon after a breaker has closed is counted, in case it fails by its own fault. Of the relay's rows the broker
-# says so (Refused), and one that comes and goes for hours must not make dead letters of all the others.
+# What fails soon after a breaker has closed is counted, in case it fails by its own fault. Of the relay's rows the
+# broker says so (Refused), and one that comes and goes for hours must not make dead letters of all the others.
 _RETRY: Final = RetryPolicy(max_attempts=1000, max_delay=30.0)
 _BREAKER: Final = Pause(after=1, first_probe=1.0, longest_wait=30.0)
 
