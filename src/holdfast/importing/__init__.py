@@ -1,7 +1,7 @@
-"""Bringing in what waits in another library: `holdfast import`.
+"""Imports work that waits in another library, as events: `holdfast import`.
 
-Rows of a table are taken in the transaction that publishes them, so that nothing is lost or doubled, whenever the
-import ends. What the other library's workers hold is left to them.
+Rows of a table are taken in the transaction that publishes them, so that none is lost or published twice, even if the
+import is interrupted. Rows that the other library's workers hold are left to them.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -34,7 +34,7 @@ async def import_from(
     dry_run: bool = False,
     on_progress: Callable[[int], None] = lambda _total: None,
 ) -> Imported:
-    """Connect, and import what waits in another library; `source` is that of the events, `actor` is for the audit."""
+    """Connect, and import the work that waits in another library as events of `source`; the audit names `actor`."""
     if (library == "celery") != (broker is not None):
         remedy = "write --broker redis://host:6379/0" if broker is None else "leave it out"
         raise ConfigurationError("--broker", "is what celery needs, and nothing else", remedy)

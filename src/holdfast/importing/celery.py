@@ -1,7 +1,8 @@
 """Publishes the tasks that wait in a queue of Celery on Redis.
 
-A task is moved to a list of its own, published, and removed from that list: an import that ends in between finds it
-there the next time. Its idempotency key is the id of the task, so what is published twice is handled once.
+A task is moved to a second list, published, and removed from that list. If the import is interrupted in between, the
+next import finds the task there. The idempotency key is the id of the task, so a task that is published twice is
+handled once.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ async def import_celery(
 
             if dry_run:
                 counted.update(event.event_type for event in events_of(await waiting.all()))
-            # What cannot be an event is told while it is still in its queue, where Celery's workers find it.
+            # A task that cannot be an event is refused while it is still in its queue, where Celery's workers find it.
             while not dry_run and events_of(await waiting.next()):
                 taken = await waiting.take()
                 events = events_of(reversed(taken))
@@ -92,16 +93,16 @@ class _Waiting:
         self._aside = f"{queue}.holdfast"
 
     async def all(self) -> list[bytes]:
-        """Return every task, and take none."""
+        """Return every task that waits, without taking any."""
         return [each for name in (self._aside, *self._lists) for each in await self._redis.lrange(name, 0, -1)]
 
     async def next(self) -> list[bytes]:
-        """Return what is taken next, and perhaps more."""
+        """Return the tasks that `take` would take next, and perhaps more, without taking any."""
         lists = (self._aside, *self._lists)
         return [each for name in lists for each in await self._redis.lrange(name, -BATCH, -1)]
 
     async def take(self) -> list[bytes]:
-        """Move tasks aside, and return what is there: also what an import that ended has left."""
+        """Move tasks to the second list, and return all that is there, also what an interrupted import has left."""
         for name in self._lists:
             while await self._redis.llen(self._aside) < BATCH:
                 if not await self._redis.lmove(name, self._aside, "RIGHT", "LEFT"):
@@ -110,7 +111,7 @@ class _Waiting:
         return found
 
     async def forget(self, taken: list[bytes]) -> None:
-        """Remove these and no others: another import may have added to the list."""
+        """Remove these tasks, and no others, from the second list: another import may have added some."""
         async with self._redis.pipeline() as pipe:
             for each in taken:
                 pipe.lrem(self._aside, -1, each)

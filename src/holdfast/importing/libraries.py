@@ -1,4 +1,4 @@
-"""How rows of other libraries become events: whose table it is, and what its columns mean."""
+"""The tables of other libraries, and how their rows become events."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class PeerLibrary:
-    """Another library's table: its usual name, its columns where they are the user's, and what a row says."""
+    """Another library's table: its usual name, the columns that a user may name, and how a row becomes an event."""
 
     kind: str
     table: str
@@ -28,7 +28,7 @@ class PeerLibrary:
     headers: Callable[[Row], Mapping[str, str] | None] = lambda _row: None
 
     def event(self, row: Row, columns: Row, renaming: Renaming) -> NewEvent:
-        """Return the event of a row. Its idempotency key is the row's id, so a row is one event, whoever sends it."""
+        """Return the event of a row. Its idempotency key is made of the row's id, so a second import has no effect."""
         name = self.event_type(row, columns)
         options: EventOptions = {"idempotency_key": f"{self.kind}:{self.table}:{row[columns.get('id', 'id')]}"}
         due = row.get(self.due) if self.due else None
@@ -50,7 +50,7 @@ def as_name(value: Any) -> str:
 
 
 def as_object(value: Any) -> dict[str, Any]:
-    """Return a payload as the object that it has to be: bytes and text are read as JSON, anything else is wrapped."""
+    """Return a payload as a JSON object: bytes and text are read as JSON, and any other value is wrapped."""
     if isinstance(value, str):
         return _of_bytes(bytes.fromhex(value[2:]) if value.startswith("\\x") else value.encode())
     if isinstance(value, dict):
@@ -76,7 +76,7 @@ def _text_headers(row: Row) -> Mapping[str, str] | None:
     headers = row.get("headers")
     if not isinstance(headers, dict):
         return None
-    # The content type is what the bytes were; an event is JSON.
+    # Not the content type: it describes the old bytes, and the payload of an event is always JSON.
     return {name: str(value) for name, value in headers.items() if name != "content-type"} or None
 
 

@@ -1,4 +1,4 @@
-"""Publishes what waits in another library's table, batch by batch."""
+"""Publishes the rows that wait in another library's table, batch by batch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BATCH = 500
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """What an import did: events by type, rows that the other library's workers still hold, and renamed names met."""
+    """The result of an import: events by type, rows that other workers still hold, and the names that were renamed."""
 
     events: dict[str, int] = field(default_factory=dict)
     busy: int = 0
@@ -38,7 +38,7 @@ class Imported:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The columns of a table of one's own, where they have not their usual names."""
+    """The columns of a user's own table; None stands for the usual name."""
 
     id: str | None = None
     type: str | None = None
@@ -60,7 +60,7 @@ async def import_pending(
     dry_run: bool = False,
     on_progress: Callable[[int], None] = lambda _total: None,
 ) -> Imported:
-    """Publish every row that waits and take it from its table, in the same transaction; 500 rows in each.
+    """Publish the rows that wait, and take them from their table, in transactions of 500 rows.
 
     A row that cannot be an event ends the import with an error that names it; the batches before it are committed, and
     the next import goes on from there. The audit has a line for each batch, with the name of the `actor`. With
@@ -123,7 +123,7 @@ def _event(
     columns: Mapping[str, str],
     renaming: Renaming,
 ) -> tuple[Any, NewEvent]:
-    """Return the id of a row, and its event; what cannot be published is told here, where the row is known."""
+    """Return the id of a row and its event; refuse a row that cannot be published, with an error that names it."""
     try:
         row = json.loads(text)
         event = library.event(row, columns, renaming)

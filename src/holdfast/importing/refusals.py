@@ -1,4 +1,4 @@
-"""The error for a row or a task that cannot be an event: it names it, and is short whatever it holds."""
+"""The error for a row or a task that cannot be an event: it names the row or task, and is always short."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _LONGEST_NAME, _LONGEST_PROBLEM = 100, 500
 
 
 def refusal(name: str, error: Exception, remedy: str) -> ConfigurationError:
-    """Return the error that names what was refused, and why."""
+    """Return the error that names the refused row or task, and the reason."""
     return ConfigurationError(_cut(name, _LONGEST_NAME), _cut(_problem(error), _LONGEST_PROBLEM), remedy)
 
 

@@ -1,4 +1,4 @@
-"""The event types that names of another library get."""
+"""Gives tasks and queues of another library their event types."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Mapping
 
 
 class Renaming:
-    """The event types of names, and which of these names were met."""
+    """Maps names of another library to event types, and remembers which names it has met."""
 
     def __init__(self, renamed: Mapping[str, str]) -> None:
         self._renamed = renamed
         self._met: set[str] = set()
 
     def event_type(self, name: str) -> str:
-        """Return the event type of a name: the name itself, if it has no other."""
+        """Return the event type of a name: the one that the user gave, or the name itself."""
         if name not in self._renamed:
             return name
         self._met.add(name)

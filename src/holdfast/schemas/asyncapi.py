@@ -67,7 +67,7 @@ def document(
 
 
 def _operation(action: str, *event_types: str) -> dict[str, Any]:
-    """Return an operation; AsyncAPI gives each one channel, so a handler of several types names the others."""
+    """Return an operation. AsyncAPI allows one channel in each, so a handler of several types lists the other types."""
     first, *others = event_types
     operation: dict[str, Any] = {"action": action, "channel": {"$ref": f"#/channels/{_pointer(first)}"}}
     return operation | ({"x-event-types": [first, *others]} if others else {})
@@ -92,7 +92,7 @@ def _pointer(name: str) -> str:
 
 
 def _models(handler: Handler) -> dict[str, TypeAdapter[Any]]:
-    """Return the models that a handler reads payloads with, by event type; a pattern has none of its own."""
+    """Return the models by which a handler reads payloads, by event type or pattern."""
     model = handler.parameters.event_model or handler.parameters.payload_model
     if model is None:
         return {}
@@ -107,7 +107,7 @@ class _Schemas:
 
     def of(self, model: TypeAdapter[Any], name: str, mode: Any) -> dict[str, Any]:
         """Return the schema of a model; what it refers to goes to the components."""
-        # What is read may differ from what is written, as for Decimal.
+        # A model may be read in another form than it is written, as Decimal: each form has a name of its own.
         suffix = "" if mode == "serialization" else "-Input"
         schema = model.json_schema(mode=mode, ref_template=f"{_REFERENCE}{suffix}")
         for part, definition in schema.pop("$defs", {}).items():

@@ -22,7 +22,7 @@ _Pair = tuple[str | None, str | None]
 
 @dataclass(frozen=True, slots=True)
 class BreakingChange:
-    """One change that a consumer would not survive: where it is, and what changed."""
+    """One breaking change: where it is, and what changed."""
 
     event_type: str
     place: str
@@ -53,7 +53,7 @@ def breaking_changes(released: Schema, current: Schema) -> list[BreakingChange]:
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """A schema and the document whose components it refers to. None: anything may be there."""
+    """A schema, and the document whose components it refers to. The schema None allows any value."""
 
     document: Schema
     schema: Any
@@ -66,7 +66,7 @@ class _Side:
         return self._followed()[1]
 
     def _followed(self) -> tuple[set[str], Schema]:
-        """Return the names of the definitions that the schema refers to, one after the other, and the last of them."""
+        """Follow references; return the names of the definitions on the way, and the schema at the end."""
         schema, names = self.schema, set[str]()
         while isinstance(schema, Mapping) and "$ref" in schema:
             name = schema["$ref"].rpartition("/")[2]
@@ -80,7 +80,7 @@ class _Side:
         return _Side(self.document, schema)
 
     def variants(self, met: set[str] | None = None) -> list[_Side]:
-        """Return the schemas of which a value fits one; a definition that is met again adds none."""
+        """Return the alternatives of the schema; a definition that is met again adds none."""
         met = set() if met is None else met
         names, schema = self._followed()
         if names & met:
@@ -97,13 +97,13 @@ class _Side:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """The pairs of definitions that were compared, and those of which the new one does not fit the old one."""
+    """The pairs of definitions that were compared, and those whose new one does not fit the old one."""
 
     pairs: set[_Pair] = field(default_factory=set)
     unfit: set[_Pair] = field(default_factory=set)
 
     def fits(self, old: _Side, new: _Side, place: str) -> bool:
-        """Whether every value of the new schema is one of the old schema. What a trial has shown is not tried again."""
+        """Return whether every value of the new schema fits the old one; the answer is remembered."""
         pair = (old.reference, new.reference)
         if pair in self.unfit:
             return False
@@ -117,7 +117,7 @@ class _Seen:
 
 
 def _changes(old: _Side, new: _Side, seen: _Seen, place: str = "payload") -> Iterator[tuple[str, str]]:
-    """Yield what the new schema allows and the old one does not; fields that are added are ignored by consumers.
+    """Yield what the new schema allows and the old one does not, except added fields, which consumers ignore.
 
     Two definitions are compared once, in the place where they are met first: models may contain themselves.
     """
