@@ -1,4 +1,4 @@
-"""What a handler is called with: one event, or a batch of them. How it is run, `HandlerRunner` decides for both."""
+"""Calls of handlers, with one event or with a batch. `HandlerRunner` runs both kinds in the same way."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class Call(ABC, Generic[R]):
 
     @abstractmethod
     def prepared(self, tx: object, state: object) -> Callable[[], Any]:
-        """Return the function with its arguments. A payload that its model refuses is an error."""
+        """Return the function with its arguments; raise an error for a payload that its model refuses."""
 
     @abstractmethod
     def result_of(self, returned: object) -> R:
-        """Return what the function's result stands for."""
+        """Return the outcome, or outcomes, for what the function returned."""
 
     @abstractmethod
     def through(self, states: States, innermost: Callable[[Self], Awaitable[R]]) -> Coroutine[Any, Any, R]:
@@ -84,7 +84,7 @@ class BatchCall(Call[BatchResults]):
         return self.contexts[0].delivery_id
 
     def keep(self, indexes: Iterable[int]) -> None:
-        """Leave the other events out, before the call."""
+        """Keep only these events for the call."""
         kept = list(indexes)
         self.events, self.contexts = [self.events[each] for each in kept], [self.contexts[each] for each in kept]
 

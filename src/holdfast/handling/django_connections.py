@@ -1,4 +1,4 @@
-"""Connections of Django that outlive the handlers which open them, in a worker as in no request.
+"""Closes connections of Django that handlers leave open: in a worker no end of a request does that.
 
 Django looks after them when a request begins and ends. Without that, a connection that an outage has broken would fail
 every handler that comes to its thread, until the process ends.
@@ -28,7 +28,7 @@ def close_connections() -> None:
 
 
 def renew_after(error: BaseException) -> None:
-    """Do the same behind an asynchronous handler, in the thread in which Django's asynchronous ORM works.
+    """Close broken connections after an asynchronous handler, in the thread of Django's asynchronous ORM.
 
     Nothing waits for it: what that thread is asked for next comes after it.
     """
@@ -39,7 +39,7 @@ def renew_after(error: BaseException) -> None:
 
 
 def _open_connections() -> list[Any]:
-    """Those of this thread, where the application uses Django."""
+    """Return the connections of this thread; none in an application without Django."""
     configuration, database = sys.modules.get("django.conf"), sys.modules.get("django.db")
     if configuration is None or database is None or not configuration.settings.configured:
         return []
@@ -48,7 +48,7 @@ def _open_connections() -> list[Any]:
 
 
 def _has_news(connection: Any) -> bool:
-    """Return whether the server has sent something that nothing has asked for, such as its farewell."""
+    """Return whether the server has sent something unasked, such as the reason why it ends the session."""
     try:
         poll = select.poll()
         poll.register(connection.fileno(), select.POLLIN)

@@ -1,4 +1,4 @@
-"""The transaction of one handler, whatever library it is in: what who runs a handler does with it, and on what.
+"""The transaction of one handler, in any library: the steps that the runner of a handler needs.
 
     BEGIN, and the statement that enters; SAVEPOINT; handler; COMMIT
                                           or: ROLLBACK TO SAVEPOINT, statements that settle; COMMIT
@@ -20,8 +20,8 @@ from holdfast.postgres.faults import CONNECTION_FAULTS
 
 T = TypeVar("T")
 
-# Runs the statement that enters, on the given connection. It is told whether to look for what the last handler has left
-# in the session; then it may return None: clean the session, and begin again.
+# Runs the statement that enters the transaction, on the given connection. If it is told to check what the last handler
+# has left in the session, it may return None: the session has to be cleaned, and the transaction begun again.
 Entry = Callable[[Any, bool], Awaitable[T | None]]
 
 # A COMMIT that ends with one of these may have been carried out.
@@ -37,7 +37,7 @@ class HandlerTransaction(ABC):
     savepoint = "tx.transaction()"  # how a handler writes a part that may fail
 
     async def enter_at_once(self, statement: Callable[[bool], str]) -> bool:
-        """Begin with a statement and the savepoint, in one message, where the library can send that.
+        """Begin with a statement and the savepoint in one message, if the library can do that.
 
         The statement is told whether to look for what the last handler has left. False: nothing has begun.
         """
@@ -45,15 +45,15 @@ class HandlerTransaction(ABC):
 
     @abstractmethod
     async def enter(self, first: Entry[T]) -> T:
-        """Begin with the statement of `first`, and return its result. When that meets a lock, nothing is left open."""
+        """Begin with the statement of `first`, and return its result; if a lock stops it, end the transaction."""
 
     @abstractmethod
     async def set_savepoint(self) -> None:
-        """Let `undo` return to this point."""
+        """Set the point to which `undo` returns."""
 
     @abstractmethod
     def lend(self) -> None:
-        """Refuse to end the transaction from now on: the handler has it."""
+        """Refuse to end the transaction from now on, while the handler has it."""
 
     @property
     @abstractmethod
@@ -66,14 +66,14 @@ class HandlerTransaction(ABC):
 
     @abstractmethod
     async def finish(self) -> None:
-        """Write what the handler has left to write."""
+        """Write what the library still holds back, such as the changes of a session."""
 
     @abstractmethod
     async def commit(self, handler: Handler) -> None:
         """Commit, and raise if a failed statement has made the server roll back."""
 
     async def commit_instead(self, statement: str) -> bool:
-        """Undo, run the statement and commit, in one message, where the library can send that. False: it cannot."""
+        """Undo, run the statement and commit in one message; return False if the library cannot do that."""
         return False
 
     @abstractmethod
@@ -94,11 +94,11 @@ class HandlerTransaction(ABC):
 
     @abstractmethod
     def within(self, seconds: float) -> AbstractAsyncContextManager[object]:
-        """Fail what takes longer than this, as if the connection had broken."""
+        """Limit the time of the steps within: one that takes longer fails as if the connection had broken."""
 
     @abstractmethod
     def is_fault(self, error: BaseException) -> bool:
-        """Return whether the error is the connection's or the server's, and says nothing about the statement."""
+        """Return whether the connection or the server has failed, and not the statement."""
 
     @abstractmethod
     def is_unanswered(self, error: BaseException) -> bool:

@@ -13,15 +13,15 @@ from holdfast.handlers import Handler
 from holdfast.lifespan import Lifespan, lifespan_name
 from holdfast.telemetry import Notice, Observer
 
-# How long the start may take before the log names the lifespan that it waits for.
+# Seconds after which the log names the lifespan that the start waits for.
 SLOW_START = 10.0
-# How long all lifespans may take to end, and to end after they have been cancelled.
+# Seconds in which all lifespans have to end, and to end after they have been cancelled.
 END_PATIENCE = 5.0
 _CANCEL_PATIENCE = 0.5
 
 
 class Lifespans:
-    """The lifespans of some handlers. `states` has what they yield, while they are open."""
+    """The lifespans of some handlers. While they are open, `states` has the values that they yield."""
 
     def __init__(self, handlers: Iterable[Handler], observe: Observer, redact: Redactor | None = None) -> None:
         self._handlers = tuple(handlers)
@@ -40,7 +40,7 @@ class Lifespans:
                 raise ConfigurationError(f"{names[0]}.state", "is filled by no lifespan", remedy)
 
     async def start(self, stop: asyncio.Event | None = None) -> bool:
-        """Enter all, or raise a `LifespanError`. False when `stop` was set meanwhile."""
+        """Enter all lifespans, or raise a `LifespanError`; return False if `stop` was set meanwhile."""
         if not self._lifespans:
             return True
         self._ready, self._end = asyncio.Event(), asyncio.Event()
@@ -74,14 +74,14 @@ class Lifespans:
         return True
 
     async def ended(self) -> None:
-        """Wait for the lifespans to end by themselves, which is a failure. Without lifespans, that is never."""
+        """Wait until a lifespan ends by itself, which is a failure; without lifespans, wait for ever."""
         if self._task is None:
             await asyncio.Event().wait()
         else:
             await asyncio.wait({self._task})
 
     async def stop(self) -> None:
-        """Leave all, within a bound. An error is reported; that of lifespans which ended too early is raised."""
+        """Leave all lifespans, within a time limit. Report an error; raise it if a lifespan ended too early."""
         task = self._task
         if task is None:
             return

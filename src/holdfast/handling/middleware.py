@@ -54,7 +54,7 @@ async def run_each_through(
             ways.discard(index)
             moved.set()
 
-    ways = set(range(len(events)))  # those that have not ended
+    ways = set(range(len(events)))  # the events whose middleware has not ended
     tasks = [asyncio.create_task(go(index)) for index in range(len(events))]
     called: set[int] = set()
     raised: Exception | None = None
@@ -84,7 +84,7 @@ async def run_each_through(
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
     failed = [index for index in called if isinstance(ended[index], BaseException)]
-    # A transaction keeps what it has written for one event only together with the others.
+    # One transaction for all events: what it has written for one of them is kept only if all succeed.
     if failed and (raised is not None or handler.transactional):
         raise raised or _of(ended[failed[0]])
     return [_of(each) if isinstance(each, BaseException) else each for each in ended]
@@ -96,14 +96,14 @@ def _of(error: object) -> Exception:
 
 
 def _raisable(error: Exception) -> Exception:
-    """Return an error that a future takes: StopIteration means something else to who awaits it."""
+    """Return an error that a future accepts: it refuses StopIteration, which is therefore wrapped."""
     return RuntimeError("the handler raised StopIteration") if isinstance(error, StopIteration) else error
 
 
 async def _run(
     middleware: Middleware, context: HandlerContext, states: States, call_next: CallNext, event: EventEnvelope
 ) -> Outcome:
-    """Return the outcome: what the middleware returns, or else what came from within."""
+    """Return the outcome that the middleware returns, or else the one of the handler within it."""
     name = middleware.name
     within: Outcome | None = None
 

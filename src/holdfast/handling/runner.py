@@ -28,7 +28,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 HandlerCall = Callable[[], Awaitable[R]]
-# Begins and ends the transaction around the call, and returns what became of it.
+# Begins and ends the transaction around the call, and returns its result.
 Conduct = Callable[[HandlerTransaction, HandlerCall[R]], Awaitable[T]]
 
 
@@ -64,7 +64,7 @@ class HandlerRunner:
         self._sessions = sessions
         self._sources = sources
         self._threads = threads
-        # Not those of other handlers: Django keeps a connection for each thread.
+        # Handlers that take a transaction have threads of their own: Django keeps a connection for each thread.
         self._transaction_threads = Threads(transaction_threads, at_end=sources.leave_thread)
         self._observe = observe
         self._patience = patience
@@ -94,7 +94,7 @@ class HandlerRunner:
             self._sessions.release(session)
 
     async def _transact_in_application(self, source: Source, call: Call[R], start: Start, conduct: Conduct[R, T]) -> T:
-        """Run the handler in a transaction of the application's: on the event loop, or all of it in one thread."""
+        """Run the handler in a transaction of the application's library: on the event loop, or wholly in one thread."""
         handler = call.handler
         transaction = source.transaction()
         lend = partial(self._lend, transaction, call, start)
@@ -190,7 +190,7 @@ class HandlerRunner:
         return self._states[handler.lifespans[-1]] if handler.wants_state else None
 
     def close(self) -> None:
-        """Let the threads end. The sessions belong to who made them."""
+        """Let the threads end; the sessions are closed by whoever opened them."""
         self._threads.close()
         self._transaction_threads.close()
 
@@ -201,7 +201,7 @@ def _in_thread(function: Callable[[], object]) -> object:
 
 
 def _entering() -> None:
-    """The handler's own time has not begun: its transaction comes first."""
+    """Do nothing: the handler's own time begins later, after its transaction has begun."""
 
 
 def _after_commit_failed(call: Call[Any], error: Exception) -> Notice:

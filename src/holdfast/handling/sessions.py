@@ -15,7 +15,7 @@ from holdfast.errors import TerminalHandlerError
 from holdfast.postgres.connection import Address, connect
 from holdfast.postgres.faults import CONNECTION_FAULTS
 
-# A session that was not used for so long is reset without waiting for the next handler.
+# Seconds after which an unused session is reset without waiting for the next handler.
 _TIDY_AFTER = 1.0
 _RESET_PATIENCE = 2.0
 
@@ -25,11 +25,11 @@ _ENDS = re.compile(r"\s*(COMMIT|END|ABORT|ROLLBACK(?!\s+(WORK\s+|TRANSACTION\s+)
 # RESET ALL is early, so that a short statement_timeout does not outlive it.
 _RESET = """
 RESET SESSION AUTHORIZATION; RESET ROLE; RESET ALL; CLOSE ALL; DISCARD TEMP; DISCARD SEQUENCES;"""
-# Who knows the seed knows what random() returns next, and RESET ALL leaves it.
+# RESET ALL does not change the seed of random(), and whoever knows the seed can predict its values.
 _RESEED = " SET seed TO {:.15f};"
 # The first statement of a handler's transaction does this too, for less than a statement of its own would cost.
 _UNLOCK = " SELECT pg_catalog.pg_advisory_unlock_all();"
-# Two things need messages of their own: DEALLOCATE the names, and UNLISTEN the end of a transaction.
+# Two statements need messages of their own: DEALLOCATE needs the names, and UNLISTEN the end of a transaction.
 _DEALLOCATE = """
 SELECT pg_catalog.string_agg(pg_catalog.format('DEALLOCATE %I', name), '; ')
 FROM pg_catalog.pg_prepared_statements WHERE from_sql OR NOT pg_catalog.starts_with(name, '__asyncpg_')"""
@@ -59,7 +59,7 @@ class NoConnection(Exception):
 
 
 class EndedByHand(TerminalHandlerError):
-    """The error of a handler that tries to end its transaction, or has done so: then it may be committed."""
+    """A handler tried to end its transaction, or has ended it, perhaps by a commit."""
 
     def __init__(self, savepoint: str = "tx.transaction()", *, has_ended: bool = False) -> None:
         super().__init__(
@@ -70,7 +70,7 @@ class EndedByHand(TerminalHandlerError):
 
 
 def _marking(name: str) -> Callable[..., Any]:
-    """The connection's method of that name; its use while lent marks the session, which is then not used again."""
+    """Wrap a method of the connection: a handler that uses it marks the session, which is then not used again."""
     method = getattr(asyncpg.Connection, name)
 
     @functools.wraps(method)
@@ -114,7 +114,7 @@ class Session(asyncpg.Connection):  # type: ignore[misc]
 
     @property
     def leftovers(self) -> bool:
-        """Whether the last handler may have left something that a reset within a transaction leaves."""
+        """Whether the last handler may have left something that a reset inside a transaction cannot remove."""
         return self.used and not self.pooled
 
     async def enter_at_once(self, statement: str) -> asyncpg.transaction.Transaction | None:
@@ -136,7 +136,7 @@ class Session(asyncpg.Connection):  # type: ignore[misc]
         return None
 
     async def set_savepoint(self) -> None:
-        """Let `undo` return to this point."""
+        """Set the point to which `undo` returns."""
         await super().execute(_SAVEPOINT)
 
     async def undo(self) -> None:
@@ -187,7 +187,7 @@ class Session(asyncpg.Connection):  # type: ignore[misc]
             raise ConnectionResetError(f"the session could not be reset: {refusal}") from refusal
 
     async def clean(self) -> None:
-        """Reset the session, outside a transaction, and drop what only that can: statements and channels."""
+        """Reset the session outside of a transaction, which alone can drop prepared statements and channels."""
         await super().execute(f"{_reset()}{_UNLOCK} UNLISTEN *;")
         if deallocate := await self.fetchval(_DEALLOCATE):
             await super().execute(deallocate)
@@ -203,7 +203,7 @@ class Session(asyncpg.Connection):  # type: ignore[misc]
 
 
 class Sessions:
-    """At most `most` sessions, opened when they are needed. Those beyond `size` are closed when they are not."""
+    """At most `most` sessions, opened when they are needed; those beyond `size` are closed after use."""
 
     def __init__(
         self, address: Address, *, size: int, most: int | None = None, patience: float, statement_timeout: float
@@ -263,7 +263,7 @@ class Sessions:
         return await self.open()
 
     async def open(self) -> Session:
-        """Open a session, in the turn of one that was terminated; the caller terminates it."""
+        """Open a session for a caller that already holds one of the `most` places; the caller ends the session."""
         opened: Session = await connect(
             self._address, "handler", statement_timeout=self._statement_timeout, lent=True, connection_class=Session
         )
@@ -321,7 +321,7 @@ class Sessions:
 
 
 def terminate(session: Session | None) -> None:
-    """Close the session without a word to the server, which rolls its transaction back."""
+    """Cut the connection of a session; the server rolls its transaction back."""
     if session is not None:
         with contextlib.suppress(asyncpg.InterfaceError):  # it was already
             session.terminate()

@@ -21,7 +21,7 @@ class NoThread(Exception):
 class _State(enum.Enum):
     WAITING = enum.auto()
     RUNNING = enum.auto()
-    ABANDONED = enum.auto()  # runs on, but its answer is no longer waited for
+    ABANDONED = enum.auto()  # runs on, but nobody waits for its answer
     ENDED = enum.auto()
 
 
@@ -103,7 +103,7 @@ class Threads:
             overdue.cancel()
 
     def close(self) -> None:
-        """Let idle threads end. What still runs is left to end by itself."""
+        """Let idle threads end; busy threads end after their call."""
         for _ in range(self._threads):
             self._calls.put(None)
 
@@ -159,7 +159,7 @@ class Threads:
             return True
 
     def _finish(self, call: _Call) -> bool:
-        """False when there are threads enough without this one."""
+        """Return False if there are enough threads without this one."""
         with self._lock:
             self._unfinished -= 1
             if call.state is _State.ABANDONED:

@@ -16,7 +16,7 @@ from holdfast.postgres.queries import Queries
 
 
 class _RollBack(Exception):
-    """Makes an atomic block undo what was done in it."""
+    """Raised inside an atomic block to roll it back."""
 
 
 class DjangoTransaction(ApplicationTransaction):
