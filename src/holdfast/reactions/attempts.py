@@ -20,7 +20,7 @@ from holdfast.outcome import Done, Outcome
 from holdfast.postgres.reactions import ReactionStatements
 from holdfast.tracing import HandleSpan, Tracing
 
-# What became of a reaction; None: the event was handled before.
+# The result of a reaction; None if the event was handled before.
 Result = Outcome | BaseException | None
 
 
@@ -47,7 +47,7 @@ class Attempts:
         self._redact = redact
 
     async def run(self, handler: Handler, event: EventEnvelope, headers: Mapping[str, str]) -> Result:
-        """Run the handler in a task of its own. Raises nothing but the cancellation of that task."""
+        """Run the handler in a task of its own; raise only if that task is cancelled."""
         if self._tracing is None:
             return await self._run(handler, event, headers)
         message = _Message(event.event_id, event.event_type, event.source, event.trace_context, handler.name)

@@ -119,7 +119,7 @@ class Reactions:
         ]
 
     def require_open(self) -> asyncio.AbstractEventLoop:
-        """Return the loop that reactions run on; an error while they are not running."""
+        """Return the loop on which reactions run; raise an error if they do not run."""
         if self._loop is None:
             raise ConfigurationError(
                 "reactions", "are not running", "write: async with reactions, or with reactions, around the program"
@@ -132,7 +132,7 @@ class Reactions:
         handlers = self.wanted(event.event_type, event.target)
         if not handlers:
             return
-        # As a worker would read it from the outbox: what the producer does with its objects later is not seen here.
+        # Copied as a worker would read it from the outbox: the producer may change its objects later.
         payload = from_json(encode_payload(event.payload, limit=2**31))
         event = event.model_copy(update={"payload": payload})
         with self._lock:
@@ -171,7 +171,7 @@ class Reactions:
         self._places = asyncio.Semaphore(self._concurrency)
         self._tasks: set[asyncio.Task[None]] = set()
         self._threads = Threads(self._most_threads)
-        # Not durable: a crash of the server may undo only the note that a reaction is done, which no one waits for.
+        # Commits need not be durable: a crash of the server can undo only the record that a reaction is done.
         self._connection = ReservedConnection(
             self._address, "react", statement_timeout=_STATEMENT_TIMEOUT, durable=False
         )
@@ -289,7 +289,7 @@ class Reactions:
     async def _unhandled(
         self, event: EventEnvelope, handlers: list[Handler], results: dict[str, Result]
     ) -> list[Handler]:
-        """Leave out handlers that have handled the key: the producer chose it, and has published it before."""
+        """Leave out handlers that have handled the key: a producer that chooses keys may publish one twice."""
         names = [handler.name for handler in handlers]
         try:
             unhandled = await self._recorder.unhandled(event, names)

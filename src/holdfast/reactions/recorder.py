@@ -1,4 +1,4 @@
-"""What became of reactions, in the database: those that are done are in the inbox, the others are dead letters."""
+"""Records the results of reactions in the database: done ones in the inbox, failed ones as dead letters."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ from holdfast.postgres.reactions import FailedReaction, ReactionStatements
 from holdfast.reactions.attempts import Result
 from holdfast.telemetry import Notice
 
-# Between tries to record what became of a reaction: half a minute together, as long as a failover may take.
+# Seconds between tries to record results: half a minute together, as long as a failover may take.
 _PAUSES = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 
 
@@ -32,7 +32,7 @@ class Recorded(NamedTuple):
 
 
 class Recorder:
-    """Reads and writes what became of reactions, on one connection that they share."""
+    """Reads and writes the results of reactions, on one connection for all of them."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class Recorder:
             "event_type": event.event_type,
             "done": done,
             "failed": [each.handler_name for each in failed],
-            # Without the detail, which may quote a row.
+            # Without DETAIL, which may quote a row.
             "error": str(fault.args[0])
             if isinstance(fault, asyncpg.PostgresError)
             else describe(fault, self._redact).text,

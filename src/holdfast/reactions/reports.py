@@ -1,4 +1,4 @@
-"""The facts about reactions: each one is closed by one of them."""
+"""Reports facts about reactions: one for each reaction that has ended."""
 
 from collections.abc import Iterable, Mapping
 from typing import TypedDict

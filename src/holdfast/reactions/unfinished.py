@@ -35,11 +35,11 @@ class Unfinished:
         return drained
 
     def finish(self, number: int) -> None:
-        """Take an event as finished."""
+        """Note that an event is finished."""
         self._finish({number})
 
     def abandon(self) -> None:
-        """Take all events as finished, so that no drain waits for one that nobody runs any more."""
+        """Note that all events are finished, so that no drain waits for one that nobody runs any more."""
         self._finish(set(self._numbers))
 
     def _finish(self, numbers: set[int]) -> None:

@@ -16,7 +16,7 @@ R = TypeVar("R")
 
 
 class HandlerThread:
-    """What a handler's thread needs of the loop. It cannot be stopped: `forbid` and `sever` keep it from a commit.
+    """The link between a handler's thread and the event loop. A thread cannot be stopped, only kept from a commit.
 
     With `forbid` its transaction stays open until the thread ends, and its row locked; with `sever` it ends at once.
     """
@@ -27,17 +27,17 @@ class HandlerThread:
         self._around: Future[Any] | None = None
 
     def post(self, callback: Callable[..., None], *arguments: Any) -> None:
-        """Have this called on the loop."""
+        """Call a function on the event loop."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: nothing is waited for any longer
             self._loop.call_soon_threadsafe(callback, *arguments)
 
     def forbid(self) -> None:
-        """Cancel the statement that the handler waits for, and what is around it. What it wrote is never committed."""
+        """Cancel the handler's statement and its middlewares, and never commit what it wrote."""
         self._transaction.forbid()
         self._cancel_around()
 
     def sever(self) -> None:
-        """Cut the connection of the handler, and cancel what is around it."""
+        """Cut the connection of the handler, and cancel its middlewares."""
         self._transaction.terminate()
         self._cancel_around()
 

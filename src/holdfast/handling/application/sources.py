@@ -38,7 +38,7 @@ from holdfast.transaction_kinds import (
 R = TypeVar("R")
 T = TypeVar("T")
 
-# What the application passes: one of them, or several of different kinds.
+# The argument `transactions`: one source, or several of different kinds.
 Transactions = object | Sequence[object] | None
 
 _SOURCES: Mapping[tuple[str, str], TransactionKind] = {
@@ -51,10 +51,10 @@ _SOURCES: Mapping[tuple[str, str], TransactionKind] = {
     ("django", "BaseDatabaseWrapper"): DJANGO,
     ("django", "ConnectionProxy"): DJANGO,
 }
-# The classes of what is raised when all connections of a pool are in use.
+# Names of the errors that pools raise when all their connections are in use.
 _NOT_FREE = ("TimeoutError", "PoolTimeout", "TooManyRequests")
 _ACCEPTED = "a sessionmaker or an engine of SQLAlchemy, a pool of psycopg_pool, or a connection of Django"
-# What is passed by mistake, and what to pass instead.
+# Remedies for objects that are passed by mistake.
 _MISTAKES: Mapping[tuple[str, str], str] = {
     ("sqlalchemy", "scoped_session"): "pass its session_factory: each event gets a session of its own",
     ("sqlalchemy", "async_scoped_session"): "pass its session_factory: each event gets a session of its own",
@@ -135,7 +135,7 @@ class Source:
             await self._release(transaction)
 
     async def _release(self, transaction: ApplicationTransaction) -> None:
-        """Give the connection back. Nothing waits for that: what is committed must be known before it is due again."""
+        """Give the connection back, in the background: a commit has to be reported before its lease expires."""
         transaction.let_go()
         if not self.kind.asynchronous or transaction.is_over():
             await _give_back(transaction)
@@ -145,7 +145,7 @@ class Source:
             releasing.add_done_callback(self.releasing.discard)
 
     async def start(self) -> None:
-        """Open a pool that is not open: one that stands in a module cannot be opened there."""
+        """Open a pool that is not open: a module cannot open its own, because that needs the event loop."""
         if self.kind.package == "psycopg" and self.given.closed:
             if self.kind.asynchronous:
                 await self.given.open()
@@ -154,7 +154,7 @@ class Source:
             self.opened = True
 
     async def stop(self) -> None:
-        """Wait for connections that are given back, and close the pool if it was opened by `start`."""
+        """Wait until connections are given back, and close the pool if `start` opened it."""
         await asyncio.gather(*self.releasing)
         if self.opened:
             self.opened = False
@@ -197,7 +197,7 @@ class Sources:
         self._used = [self._sources[kind] for kind in kinds]
 
     def of(self, kind: TransactionKind) -> Source:
-        """Return the source of such transactions."""
+        """Return the source for a kind of transactions."""
         return self._sources[kind]
 
     @property
@@ -206,14 +206,14 @@ class Sources:
         return any(not source.kind.asynchronous for source in self._used)
 
     def leave_thread(self) -> None:
-        """Close what a thread of handlers has opened, at its end."""
+        """Close the connections that a thread of handlers has opened, at its end."""
         if any(source.kind is DJANGO for source in self._used):
             close_connections()
 
     # --- while the worker runs ----------------------------------------------------------------------------
 
     async def start(self, connection: asyncpg.Connection) -> None:
-        """Open what is not open, and require that all of it leads to the database of the worker's own connection.
+        """Open the pools, and require that every source leads to the database of the worker's own connection.
 
         Raises OSError when the application's connections do not come: that may pass.
         """
@@ -263,7 +263,7 @@ class Sources:
                 await source.stop()
 
     def cut_overdue(self) -> None:
-        """Cut the connections of transactions in which a step takes longer than it may."""
+        """Cut the connections of transactions with a step that is past its time limit."""
         now = time.monotonic()
         for source in self._used:
             for transaction in tuple(source.open):
@@ -310,7 +310,7 @@ def finished(work: Coroutine[Any, Any, T]) -> T:
 
 
 def _no_source(handler: str, kind: TransactionKind, given: Iterable[TransactionKind]) -> ConfigurationError:
-    """Return the error for a `tx` that nothing of what the worker was given makes."""
+    """Return the error for a handler whose `tx` none of the worker's sources can make."""
     found = " and ".join(f"{each.source}, which makes {each}" for each in given) or "nothing that makes one"
     return ConfigurationError(
         f"{handler}.tx",

@@ -30,7 +30,7 @@ T = TypeVar("T")
 _ENTRIES = 5
 # How long a server has to end a statement after it was asked to cancel it.
 _CANCELLED_WITHIN = 5.0
-# How long a thread past its time limit may keep its row locked, in seconds without a statement.
+# Seconds without a statement for which a thread past its time limit may keep its row locked.
 _OVERRUN_PATIENCE = 600.0
 _FAILED = "25P02"
 _NO_SAVEPOINT = ("3B001", "25P01")
@@ -43,21 +43,21 @@ class ApplicationTransaction(HandlerTransaction, ApplicationConnection):
         self.connection = self
         self.after_commit_error: Exception | None = None  # of a function of the application's
         self.opened_at = time.monotonic()
-        self.deadline = math.inf  # of what is being done; who watches cuts the connection then
+        self.deadline = math.inf  # of the current step; the watcher cuts the connection then
         self._queries = queries
         self._driver: DriverConnection | None = None
         self._marked = False
         self._severed = False
         self._refused = False
         self._let_go = False
-        self._lock = threading.Lock()  # for the end: who watches may be in another thread
+        self._lock = threading.Lock()  # for the end: the watcher may be in another thread
         self._interrupting = threading.Lock()
 
     # --- for each library ---------------------------------------------------------------------------------
 
     @abstractmethod
     async def open(self) -> None:
-        """Take a connection of the application's."""
+        """Take a connection from the application's pool or session."""
 
     @abstractmethod
     async def give_back(self) -> None:
@@ -65,7 +65,7 @@ class ApplicationTransaction(HandlerTransaction, ApplicationConnection):
 
     @abstractmethod
     async def _begin(self) -> None:
-        """Begin; the first statement may be what tells the server."""
+        """Begin; the server may learn of it only with the first statement."""
 
     @abstractmethod
     async def _commit(self) -> None: ...
@@ -154,7 +154,7 @@ class ApplicationTransaction(HandlerTransaction, ApplicationConnection):
         return self._refused
 
     def _is_open(self) -> bool:
-        """Return whether the transaction goes on; one whose connection is lost fails at the next statement."""
+        """Return whether the transaction is still open; a lost connection shows only at the next statement."""
         return self._driver is None or self._driver.status != "idle"
 
     async def finish(self) -> None:
@@ -201,12 +201,12 @@ class ApplicationTransaction(HandlerTransaction, ApplicationConnection):
     # --- the connection -----------------------------------------------------------------------------------
 
     def forbid(self) -> None:
-        """Never commit what the handler writes, and cancel the statement that it waits for. Any thread may do that.
+        """Never commit what the handler writes, and cancel its current statement. Any thread may call it.
 
         The transaction stays open while the handler runs: its row is locked, or the next attempt would begin.
         """
         self.forbidden = True
-        # It connects to the server, and who watches has others to watch.
+        # In a thread: cancelling opens a connection, and the watcher has other transactions to watch.
         threading.Thread(target=self._interrupt, name="holdfast-cancel", daemon=True).start()
 
     def _interrupt(self) -> None:
@@ -214,7 +214,7 @@ class ApplicationTransaction(HandlerTransaction, ApplicationConnection):
             if self._let_go or self._driver is None or not self.is_held():
                 return
             self._driver.interrupt()
-            # Whose server does not answer would wait for good: its connection is cut.
+            # A server that does not answer would keep the statement waiting for ever, so the connection is cut.
             cutting = threading.Timer(_CANCELLED_WITHIN, self.terminate)
             cutting.start()
             try:
@@ -262,7 +262,7 @@ class ApplicationTransaction(HandlerTransaction, ApplicationConnection):
 
 
 class _Deadline:
-    """Tells who watches over the transaction when to cut its connection."""
+    """Sets the deadline at which the watcher cuts the connection of a transaction."""
 
     def __init__(self, transaction: ApplicationTransaction, seconds: float) -> None:
         self._transaction = transaction
