@@ -1,1 +1,1 @@
-"""Holdfast beside other frameworks. Each module imports its framework, and only the command line imports the module."""
+"""Holdfast in other frameworks. Each module imports its framework; inside Holdfast only the command line imports it."""

@@ -1,4 +1,4 @@
-"""Running a coroutine from synchronous code, whether or not its thread has an event loop."""
+"""Runs a coroutine from synchronous code, whether or not its thread has an event loop."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from holdfast.names import schema_name
 from holdfast.postgres import migrate
 from holdfast.postgres.schema.ownership import RolesMode
 
-# What `include_name` of Alembic is: a function of a name, its kind, and the names above it.
+# The type of Alembic's `include_name`: a function of a name, its kind, and the names above it.
 IncludeName = Callable[[str | None, str, MutableMapping[Any, str | None]], bool]
 
 

@@ -57,7 +57,7 @@ class WorkerLifespan:
         self._worker: Worker | None = None
 
     def health(self) -> Health:
-        """How the worker is now, for `HealthApp`."""
+        """Return the health of the worker, for `HealthApp`."""
         return (
             Health("new", not_live=("the application has not started",))
             if self._worker is None
@@ -65,14 +65,13 @@ class WorkerLifespan:
         )
 
     def measurements(self) -> Measurements:
-        """What the worker has done and its state, for a `Collector` of prometheus_client."""
+        """Return the counts and the state of the worker, for a `Collector` of prometheus_client."""
         return Measurements() if self._worker is None else self._worker.measurements()
 
     def check(self, app: Any) -> None:
-        """Refuse an application that is not set up as it should be, before the worker starts."""
+        """Refuse an application that is set up wrongly, before the worker starts."""
 
-    # FastAPI and Starlette have a type for lifespans that yield nothing and another for those that yield a mapping, and
-    # none for both.
+    # FastAPI and Starlette have one type for lifespans that yield nothing, and another for those that yield a mapping.
     @asynccontextmanager
     async def __call__(self, app: Any) -> AsyncIterator[Any]:
         async with AsyncExitStack() as stack:
@@ -96,7 +95,7 @@ def worker_lifespan(make_worker: Callable[[], Worker], lifespan: Lifespan | None
 
 
 class RequestTransaction:
-    """The transaction of one request, as `tx`, and a publisher that writes to it, until the endpoint has returned."""
+    """The transaction of one request, as `tx`, and a publisher for it; usable until the endpoint has returned."""
 
     def __init__(self, publisher: Publisher, tx: Any) -> None:
         self.publisher = publisher
@@ -107,7 +106,7 @@ class RequestTransaction:
     def tx(self) -> Any:
         """The connection or session. Raises ConfigurationError when the transaction has ended."""
         if self._ended:
-            # By now another request may have the connection, and would commit what is written here.
+            # Another request may have the connection by now, and would commit what is written here.
             raise ConfigurationError(
                 "tx",
                 "is used after the transaction of the request has ended",
@@ -121,7 +120,7 @@ class RequestTransaction:
         self._ended = True
 
     def publish(self, event_type: Any, *payload: Any, **options: Unpack[EventOptions]) -> Any:
-        """Publish in the transaction what `Publisher.publish` would; awaited, unless `tx` is synchronous."""
+        """Publish an event in the transaction, as `Publisher.publish` does; await it, unless `tx` is synchronous."""
         return self.publisher.publish(self.tx, event_type, *payload, **options)
 
 

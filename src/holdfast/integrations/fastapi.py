@@ -63,7 +63,7 @@ _INSTALL = "call idempotency.install(app) before the endpoints are declared"
 
 
 class _CheckedLifespan(WorkerLifespan):
-    """A lifespan that also looks for endpoints whose transaction nobody opens."""
+    """A lifespan that also refuses endpoints whose transaction nothing would open."""
 
     def check(self, app: Any) -> None:
         _require_installed(app)
@@ -170,7 +170,7 @@ class IdempotentRoute(APIRoute):
 
 
 def _taking_key_first(endpoint: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the endpoint so that it is called only if the request is to be carried out."""
+    """Wrap the endpoint so that it is called only for a request that has to be carried out."""
     asynchronous = any(inspect.iscoroutinefunction(each) for each in (endpoint, type(endpoint).__call__))
 
     @functools.wraps(endpoint)
@@ -211,7 +211,7 @@ def check_routes(routes: Iterable[Any]) -> None:
 
 
 def _left_out(routes: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
-    """Yield the routes that depend on a transaction without a part in idempotency, each with the one it is made of."""
+    """Yield the routes that depend on a transaction but are not wrapped for one, each with its original route."""
     for context, route in _all_routes(routes):
         # Includes the dependencies that include_router() adds to those of the route.
         if not _takes_part(route) and any(_transactions(getattr(context, "dependant", None))):

@@ -34,8 +34,8 @@ from holdfast.postgres.queries import Queries
 
 __all__ = ["TransactionPerRequest"]
 
-# An attribute of the request object: the transaction of each extension, None once ended. A request that is made inside
-# another one may have a copy of its environment, and never its object.
+# An attribute of the request object: the transaction of each extension, None once it has ended. It is not kept in the
+# environment, which a request made inside another one may copy.
 _TRANSACTIONS = "holdfast_transactions"
 _CONNECT = "pass pool.connection, a sessionmaker or engine.connect, and do not call it"
 
@@ -57,11 +57,11 @@ class TransactionPerRequest:
             self.init_app(app)
 
     def init_app(self, app: Flask) -> None:
-        """Have the requests of an application end their transactions."""
+        """Register the hooks of an application that end the transactions of its requests."""
         app.extensions.setdefault("holdfast", []).append(self)
         app.after_request(self._answered)
         app.teardown_request(self._torn_down)
-        # Before error handlers: one of them may answer with a success, and a redirect may be what was raised.
+        # Roll back before error handlers run: one may answer with a success, and a redirect may be raised, too.
         handle: Any = self._rolling_back(app.handle_user_exception)
         app.handle_user_exception = handle  # type: ignore[method-assign]
 
@@ -71,7 +71,7 @@ class TransactionPerRequest:
         return self._transaction().tx
 
     def publish(self, event_type: Any, *payload: Any, **options: Unpack[EventOptions]) -> Any:
-        """Publish in the transaction of this request what `Publisher.publish` would, and return the envelope."""
+        """Publish an event in the transaction of this request, as `Publisher.publish` does; return the envelope."""
         return self.publisher.publish(self.tx, event_type, *payload, **options)
 
     def _transaction(self) -> _Transaction:
@@ -121,7 +121,7 @@ class TransactionPerRequest:
 
 
 class _Unanswered(Exception):
-    """Why a transaction is rolled back whose request has ended without a response, and without an error."""
+    """A request has ended without a response and without an error, so its transaction is rolled back."""
 
 
 class _Transaction:
@@ -146,9 +146,9 @@ class _Transaction:
             raise
 
     def commit(self) -> None:
-        """Commit; what fails is rolled back, and raised."""
+        """Commit; if that fails, roll back and raise."""
         try:
-            # Raises where Postgres would answer COMMIT with a rollback.
+            # Raises if a statement has failed, for which Postgres would answer COMMIT with a rollback.
             self._driver.run(self.tx, Queries("core"), "confirm_request", {})
             if self._block is None:
                 self.tx.commit()

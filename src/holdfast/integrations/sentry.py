@@ -58,7 +58,7 @@ _ALWAYS: Final[dict[str, Any]] = {
 
 
 _DSN_REMEDY: Final = "copy it from the project: https://key@host/1"
-# Of 100,000 deliveries that are being retried the latest ones are remembered, in a few megabytes.
+# The most deliveries whose retries are remembered, in a few megabytes; of more, only the latest.
 _MOST_DELIVERIES: Final = 2_000
 _MOST_RETRIES: Final = 10
 _LONGEST_CRUMB: Final = 200
@@ -116,7 +116,7 @@ class SentryObserver:
 
 
 class _Retries:
-    """The latest retries of the deliveries that were retried latest, as breadcrumbs.
+    """The last retries of recently retried deliveries, as breadcrumbs.
 
     Those of other processes are not known, nor those before a restart: what an event always has is `attempts` and
     `last_error`.
@@ -208,7 +208,7 @@ def _frames(traceback: str | None) -> Iterator[dict[str, object]]:
     for line, following in pairwise([*own, ""]):
         if match := _FRAME.fullmatch(line):
             frame = {"filename": match["file"], "function": match["function"], "lineno": int(match["line"])}
-            # Of the user's code, and of nothing else, the text of the line is there.
+            # Only frames of the user's code have the text of their line.
             source = following.removeprefix("    ") if following.startswith("    ") else ""
             yield frame | ({"context_line": source, "in_app": True} if source else {"in_app": False})
 
