@@ -27,7 +27,7 @@ _LIST = "admin:holdfast_faileddelivery_changelist"
 
 @admin.register(FailedDelivery)
 class FailedDeliveryAdmin(admin.ModelAdmin):  # type: ignore[misc]
-    """Shows what `Operator` reads; Django knows no rows of it."""
+    """Shows failed deliveries as `Operator` reads them; Django has no rows of the model."""
 
     def has_add_permission(self, request: Any) -> bool:
         return False
@@ -82,7 +82,7 @@ class FailedDeliveryAdmin(admin.ModelAdmin):  # type: ignore[misc]
         return self._answer(request, "detail", found)
 
     def move_view(self, request: Any) -> Any:
-        """Replay or discard what was chosen, and go back to the list."""
+        """Replay or discard the chosen deliveries, and go back to the list."""
         self._require_view(request)
         verb = request.POST.get("verb", "")
         if verb not in _PERMISSIONS or not request.user.has_perm(_PERMISSIONS[verb]):
@@ -110,7 +110,7 @@ class FailedDeliveryAdmin(admin.ModelAdmin):  # type: ignore[misc]
 
 
 def _place(text: str | None) -> tuple[datetime, UUID] | None:
-    """Return where the page before has ended."""
+    """Return the cursor at which the page before ended."""
     moment, _, id = (text or "").partition("_")
     try:
         return (datetime.fromisoformat(moment), UUID(id)) if text else None

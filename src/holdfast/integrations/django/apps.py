@@ -41,12 +41,12 @@ def _checked(**_: Any) -> list[checks.CheckMessage]:
 
 
 def _migrating(using: str, **_: Any) -> None:
-    """Bring a schema that is there to the installed release, before migrations of the project publish to it."""
+    """Bring an existing schema to the installed release, before migrations of the project publish to it."""
     from django.db.migrations.recorder import MigrationRecorder
 
     from holdfast.integrations.django.migrating import migrate_holdfast
 
-    if "--fake" in sys.argv:  # of which the signal says nothing
+    if "--fake" in sys.argv:  # the signal does not tell
         return
     if ("holdfast", "0001_initial") in MigrationRecorder(connections[using]).applied_migrations():
         migrate_holdfast(using)

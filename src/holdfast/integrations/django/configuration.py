@@ -19,7 +19,7 @@ _KNOWN = {"USING", "SCHEMA", "DSN"}
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """Where the outbox is. `dsn` is the address for what runs beside Django's own connections."""
+    """Where the outbox is. `dsn` is for connections that Holdfast opens besides Django's own."""
 
     using: str
     schema: str
@@ -38,14 +38,14 @@ class Configuration:
 
 
 def _address(using: str, dsn: str | None) -> str:
-    """Return the address that is given, or the connection's, and never leave the database of a test runner."""
-    # Of the connection, and not of the settings: a test runner has changed the name of its database.
+    """Return the address of the settings, or that of the connection; under a test runner, with the test database."""
+    # From the connection, not from the settings: a test runner changes the name of the database there.
     connection = connections[using]
     try:
         if not dsn:
             return _own_address(connection)
         dsn, name = readable_address(dsn, 'HOLDFAST["DSN"]'), connection.settings_dict["NAME"]
-        # A pooler may have another name for the database than the server, so that it is not always replaced.
+        # A pooler may have another name for the database than the server, so the name is replaced only in tests.
         return dsn if name == apps.get_app_config("holdfast").database_names[using] else other_database(dsn, name)
     except ConfigurationError as error:
         raise ImproperlyConfigured(str(error)) from error

@@ -22,7 +22,7 @@ PAGE = 50
 
 
 class FailedDeliveries:
-    """Failed deliveries as one user sees and moves them. The audit has every change under the user's name."""
+    """Failed deliveries for one user; the audit has every change under the user's name."""
 
     def __init__(self, user: Any) -> None:
         self._actor = user.get_username()
@@ -40,7 +40,7 @@ class FailedDeliveries:
         return self._run(read)
 
     def detail(self, id: UUID, *, payload: bool) -> tuple[EventDetail, Delivery]:
-        """Return a delivery that has failed, now or before, with its event; the others are not for these pages."""
+        """Return a delivery that has failed, now or earlier, with its event; the admin shows no others."""
         event = self._run(lambda operator: operator.events.detail(id, payload=payload))
         for delivery in event.deliveries:
             if delivery.id == id and (delivery.status == "failed" or delivery.cycles):

@@ -8,7 +8,7 @@ from holdfast.postgres import migrate
 
 
 def migrate_holdfast(using: str) -> None:
-    """Bring the schema to the installed release, if this is its database; one that is up to date is left as it is."""
+    """Bring the schema to the installed release, if this database has the outbox and it is not up to date."""
     configuration = Configuration.read()
     if using == configuration.using:
         wait_for(migrate.apply(configuration.dsn, schema=configuration.schema))

@@ -1,4 +1,4 @@
-"""What the admin needs to know of failed deliveries: a name, and permissions. Their rows are read by `Operator`."""
+"""A model of failed deliveries with a name and permissions for the admin; `Operator` reads the rows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from django.db import models
 
 
 class _NoRows(models.Manager):  # type: ignore[misc]
-    """Finds nothing, so that what reads every model, such as `dumpdata`, finds no table missing."""
+    """Finds no rows, so that commands which read every model, such as `dumpdata`, do not miss a table."""
 
     def get_queryset(self) -> Any:
         return super().get_queryset().none()

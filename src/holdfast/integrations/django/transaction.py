@@ -16,7 +16,7 @@ from holdfast.postgres.idempotency import ExistingRecord, NewRecord, Records, St
 
 
 class _RollBack(Exception):
-    """Makes an atomic block undo what was done in it."""
+    """Raised inside an atomic block to roll it back."""
 
 
 class AtomicTransaction:
@@ -50,7 +50,7 @@ class AtomicTransaction:
         return False  # Django's errors say so
 
     def watch(self) -> None:
-        """Look at the error of every statement from now on: the view may catch one that it cannot recover from."""
+        """Watch the errors of all further statements: the view may catch one that it cannot recover from."""
         self._connection.execute_wrappers.append(self._watch)
         self._watching = True
 

@@ -53,7 +53,7 @@ def _require_repeatable(view: View) -> None:
     """Refuse a view that cannot be repeated, when it is declared."""
     if inspect.iscoroutinefunction(view) or inspect.isgeneratorfunction(view) or inspect.isasyncgenfunction(view):
         _refuse(view, "is asynchronous or a generator", "write a plain function that returns the whole answer")
-    # Annotations are not evaluated: Django decorates methods again for every request, and this has to be quick.
+    # Annotations are not evaluated: Django decorates methods anew for every request, so this has to be quick.
     answer = getattr(view, "__annotations__", {}).get("return", "")
     name = answer if isinstance(answer, str) else getattr(answer, "__name__", "")
     if name.rpartition(".")[2] in _STREAMS:
