@@ -10,12 +10,12 @@ from faststream_outbox.message import CONTENT_TYPE_HEADER
 
 from holdfast.errors import FieldError
 
-# The header that says under which name of the payload a body is that is no JSON object.
+# The header that names the key of the payload under which a body stands that is no JSON object.
 _BODY_HEADER = "faststream-body"
 
 
 def payload_of(body: bytes, headers: dict[str, str]) -> dict[str, Any]:
-    """Return the payload of a body, and note in the headers where the body is in it."""
+    """Return the payload for a body; note in the headers under which key of it the body stands."""
     found = _value(body, headers.get(CONTENT_TYPE_HEADER))
     if isinstance(found, dict):
         return found
@@ -24,7 +24,7 @@ def payload_of(body: bytes, headers: dict[str, str]) -> dict[str, Any]:
 
 
 def bytes_of(payload: Mapping[str, Any], headers: dict[str, str]) -> bytes:
-    """Return the body of a payload, take the note out of the headers, and say there what kind of body it is."""
+    """Return the body for a payload; replace the note in the headers by the content type of the body."""
     name = headers.pop(_BODY_HEADER, None)
     body: Any = payload if name is None else payload[name]
     text = isinstance(body, str) and not headers.get(CONTENT_TYPE_HEADER, "").startswith("application/json")
@@ -33,7 +33,7 @@ def bytes_of(payload: Mapping[str, Any], headers: dict[str, str]) -> bytes:
 
 
 def _value(body: bytes, content_type: str | None) -> Any:
-    """Return what a body is as JSON, or as text."""
+    """Return a body as a JSON value if its content type says so, or else as text."""
     try:
         text = body.decode()
     except UnicodeDecodeError:

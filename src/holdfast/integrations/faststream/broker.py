@@ -24,8 +24,8 @@ from holdfast.retry import SHORTEST_DELAY, RetryPolicy
 from holdfast.settings import WorkerSettings
 from holdfast.worker.worker import Worker
 
-# The strategy of the subscriber decides how long to wait, to which a policy adds up to its base delay, and when it is
-# enough.
+# The retry strategy of the subscriber decides how long to wait and when to give up; this policy adds as little to the
+# wait as it can.
 _UNLIMITED = RetryPolicy(max_attempts=2**31 - 1, base_delay=SHORTEST_DELAY, max_delay=LONGEST_DELAY)
 
 
@@ -106,7 +106,7 @@ class OutboxBroker(faststream_outbox.OutboxBroker):
         await super().stop(*args, **options)
 
     async def ping(self, timeout: float | None = None) -> bool:
-        """Whether the database answers."""
+        """Return whether the database answers."""
         return await super().ping(timeout)
 
     @asynccontextmanager

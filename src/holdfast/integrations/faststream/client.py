@@ -1,4 +1,4 @@
-"""What the broker writes with: events of Holdfast in place of rows of faststream-outbox."""
+"""The client of the broker: it writes events of Holdfast instead of rows of faststream-outbox."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from holdfast.postgres.publisher import Publisher
 
 
 class EventClient(AbstractOutboxClient):
-    """Publishes what the broker is given. Events are claimed and settled by a worker."""
+    """Publishes the messages of the broker as events; a worker claims and settles them."""
 
     def __init__(
         self, engine: AsyncEngine | None, table: Table, publisher: Publisher, event_type: Callable[[str], str]
@@ -49,7 +49,7 @@ class EventClient(AbstractOutboxClient):
         timer_id: str | None = None,
         timer_conflict: Any = "ignore",
     ) -> int | None:
-        """Publish an event; None if one that is pending has the same `timer_id`."""
+        """Publish an event; return None if a pending one has the same `timer_id`."""
         if timer_conflict != "ignore":
             remedy = "leave it out; Publisher.reschedule moves a pending event to another time"
             raise FieldError("timer_conflict", f"is {timer_conflict!r}, which Holdfast does not know", remedy)
@@ -76,7 +76,7 @@ class EventClient(AbstractOutboxClient):
         return cancelled
 
     async def ping(self) -> bool:
-        """Whether the application's engine connects."""
+        """Return whether the application's engine connects."""
         if self._engine is None:
             return True
         try:

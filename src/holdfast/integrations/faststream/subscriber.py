@@ -1,4 +1,4 @@
-"""A subscriber as a handler: it gets events as messages, and what it records is the outcome."""
+"""A subscriber as a handler: it gets events as messages, and its acknowledgement becomes the outcome."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from holdfast.errors import TerminalHandlerError, TransientHandlerError
 from holdfast.integrations.faststream.body import bytes_of
 from holdfast.outcome import Done, Outcome, Reject, Snooze
 
-# Until an event is offered again whose subscriber has stopped in this process; others may get it then.
+# Seconds until an event is offered again if its subscriber has stopped in this process; another worker may get it.
 _STOPPED = timedelta(seconds=5)
 
 
 class SubscriberHandler:
-    """Hands the events of one subscriber to FastStream, and makes an outcome of what it records."""
+    """Hands the events of one subscriber to FastStream, and makes outcomes of its acknowledgements."""
 
     def __init__(self, subscriber: Any, queues: Mapping[str, str]) -> None:
         self._subscriber = subscriber
@@ -58,7 +58,7 @@ class SubscriberHandler:
 
 
 def _outcome(row: OutboxInnerMessage) -> Outcome:
-    """Return what the subscriber has recorded, or raise what stands for its error: operators see that one."""
+    """Return the outcome that the subscriber has recorded, or raise the error that operators are to see."""
     error, outcome = row.last_exception, row.outcome
     if isinstance(outcome, Ack):
         return Done()
