@@ -328,3 +328,10 @@ def test_split_cuts_at_statements_and_nowhere_else() -> None:
     """OBX-3: a migration outside a transaction runs statement by statement."""
     script = "-- a; b\nSELECT ';' ; DO $$ BEGIN; END $$;\n/* ; */ SELECT \"x;y\"\n;"
     assert split(script) == ["SELECT ';'", "DO $$ BEGIN; END $$", 'SELECT "x;y"']
+
+
+def test_a_statement_is_rendered_once_for_a_schema() -> None:
+    """OBS-4: a scrape reads with dozens of them, and must not cut each of them into pieces again."""
+    name = "count_open"
+    assert Queries("core").asyncpg(name) is Queries("core").asyncpg(name)
+    assert '"shop".open_rows' in Queries("shop").asyncpg(name).sql

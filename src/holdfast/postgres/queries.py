@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Literal
@@ -78,19 +78,19 @@ class Queries:
     def asyncpg(self, name: str) -> Statement:
         """The statement with `$n` placeholders, and the names in their order."""
         if name not in self._asyncpg:
-            self._asyncpg[name] = for_asyncpg(self._statement(name))
+            self._asyncpg[name] = _asyncpg_form(name, self.schema)
         return self._asyncpg[name]
 
     def psycopg(self, name: str) -> str:
         """The statement with `%(name)s`. Pass a mapping, even an empty one: `%` is doubled for it."""
         if name not in self._psycopg:
-            self._psycopg[name] = for_psycopg(self._statement(name))
+            self._psycopg[name] = for_psycopg(_statement(name, self.schema))
         return self._psycopg[name]
 
     def sqlalchemy(self, name: str) -> str:
         """The statement for `sqlalchemy.text()`."""
         if name not in self._sqlalchemy:
-            self._sqlalchemy[name] = for_sqlalchemy(self._statement(name))
+            self._sqlalchemy[name] = for_sqlalchemy(_statement(name, self.schema))
         return self._sqlalchemy[name]
 
     def script(self, path: str) -> str:
@@ -101,11 +101,18 @@ class Queries:
         """Every script of a folder under `sql/`, in the order of the file names."""
         return [self.script(f"{folder}/{name}") for name in sql_files(_sql_folder().joinpath(folder))]
 
-    def _statement(self, name: str) -> str:
-        try:
-            return render(qualify_casts(_by_name()[name]()), self.schema)
-        except KeyError:
-            raise LookupError(f"no file under sql/ has a statement or a function named {name!r}") from None
+
+# A scrape and a page of the console read with dozens of statements, each time: they are rendered once in a process.
+@lru_cache(maxsize=2_000)
+def _asyncpg_form(name: str, schema: str) -> Statement:
+    return for_asyncpg(_statement(name, schema))
+
+
+def _statement(name: str, schema: str) -> str:
+    try:
+        return render(qualify_casts(_by_name()[name]()), schema)
+    except KeyError:
+        raise LookupError(f"no file under sql/ has a statement or a function named {name!r}") from None
 
 
 def sql_files(folder: Traversable) -> list[str]:
