@@ -24,7 +24,7 @@ from holdfast.integrations.fastapi import transaction_per_request as for_fastapi
 from tests.adoption.bare import Installed
 from tests.docs.support import ROOT, blocks
 
-pytestmark = [pytest.mark.adoption, pytest.mark.newest_postgres]
+pytestmark = [pytest.mark.adoption, pytest.mark.newest_postgres, pytest.mark.timeout(300)]
 
 FOLDER = ROOT / "docs" / "frameworks"
 # What the commands of each page print.
@@ -57,7 +57,7 @@ def run(page: Path, dsn: str, folder: Path, installed: Installed) -> str:
         env={**installed(page), "HOLDFAST_DSN": dsn},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=280,
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return done.stdout

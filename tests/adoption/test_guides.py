@@ -20,7 +20,7 @@ from servers.valkey import ValkeyServer
 from tests.adoption.bare import Installed
 from tests.docs.support import ROOT, blocks
 
-pytestmark = [pytest.mark.adoption, pytest.mark.newest_postgres]
+pytestmark = [pytest.mark.adoption, pytest.mark.newest_postgres, pytest.mark.timeout(300)]
 
 GUIDES = sorted((ROOT / "docs" / "coming-from").glob("*.md"))
 OWN = """
@@ -53,7 +53,7 @@ def test_a_service_is_moved_by_its_guide(
         env=environment,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=280,
     )
     assert run.returncode == 0, f"{run.stdout}\n{run.stderr}"
     assert "3 events would be published" in run.stdout

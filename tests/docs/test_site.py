@@ -13,7 +13,7 @@ import pytest
 
 from tests.docs.support import ROOT
 
-pytestmark = [pytest.mark.adoption]
+pytestmark = [pytest.mark.adoption, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=280,
     )
     assert run.returncode == 0, run.stderr
     return folder
