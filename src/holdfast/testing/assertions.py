@@ -24,31 +24,31 @@ Payload = Mapping[str, Any] | None
 
 
 class OutboxAssertions(ABC):
-    """What can be said about an outbox that can tell which events were published, delivered and handled.
+    """Assertions about an outbox, made of its lists of published events, deliveries and handled events.
 
     A payload that is expected is a part: the event may have more in it.
     """
 
-    _registries: Sequence[HandlerRegistry] = ()  # whose handlers deliver here, as far as that is known
+    _registries: Sequence[HandlerRegistry] = ()  # registries whose handlers get events here, if they are known
 
     @abstractmethod
     def published(self) -> list[PublishedEvent]:
-        """Every event that was published and committed, in that order."""
+        """Return every event that was published and committed, in that order."""
 
     @abstractmethod
     def deliveries(self) -> list[DeliveryRecord]:
-        """What became of each event at each of its handlers."""
+        """Return the deliveries: each event at each of its handlers, with its state."""
 
     @abstractmethod
     def handled(self) -> list[tuple[str, EventEnvelope]]:
-        """Which handlers have handled which events."""
+        """Return the pairs of a handler and an event that it has handled."""
 
     # --- published ------------------------------------------------------------------------------------
 
     def assert_published(
         self, event_type: EventType, payload: Payload = None, *, times: int | None = None, **fields: Any
     ) -> EventEnvelope:
-        """Return the last event of this type with this in its payload; `times` says how many there are.
+        """Assert that an event of this type, with this in its payload, was published; return the last one.
 
         `fields` are fields of the envelope, such as source and target, and `headers`, of which a part is enough.
         """
@@ -67,7 +67,7 @@ class OutboxAssertions(ABC):
         raise AssertionError(f"{problem}\n{_listed('Published', [_event_line(each) for each in events])}{hint}")
 
     def assert_not_published(self, event_type: EventType, payload: Payload = None, **fields: Any) -> None:
-        """No event of this type with this in its payload was published."""
+        """Assert that no event of this type, with this in its payload, was published."""
         __tracebackhide__ = True
         kind = _type_of(event_type)
         for each in self.published():
@@ -77,7 +77,7 @@ class OutboxAssertions(ABC):
     # --- handled --------------------------------------------------------------------------------------
 
     def assert_handled(self, handler: str, payload: Payload = None, *, times: int | None = None) -> EventEnvelope:
-        """Return the last event that this handler has handled, with this in its payload."""
+        """Assert that this handler has handled an event with this in its payload; return the last one."""
         __tracebackhide__ = True
         handled = [event for name, event in self.handled() if name == handler]
         found = [event for event in handled if matches(payload, event.payload)]
@@ -92,7 +92,7 @@ class OutboxAssertions(ABC):
         raise AssertionError(f"{problem}{self._misnamed(handler)}\n{self.describe()}{hint}")
 
     def assert_not_handled(self, handler: str, payload: Payload = None) -> None:
-        """This handler has handled no event with this in its payload."""
+        """Assert that this handler has handled no event with this in its payload."""
         __tracebackhide__ = True
         for name, event in self.handled():
             if name == handler and matches(payload, event.payload):
@@ -112,7 +112,7 @@ class OutboxAssertions(ABC):
         attempts: int | None = None,
         archived: bool | None = None,
     ) -> DeliveryRecord:
-        """Return the dead letter of this handler that fits, in place or archived.
+        """Assert that this handler has a matching dead letter, in place or archived; return it.
 
         `reason` is the failure reason, such as `retry_terminal` or `rejected`; `error` a part of the last error's text,
         a pattern or an exception class.
@@ -134,14 +134,14 @@ class OutboxAssertions(ABC):
         raise AssertionError(f"{handler} has no dead letter{wanted}.{self._misnamed(handler)}\n{self.describe()}")
 
     def assert_nothing_failed(self) -> None:
-        """No delivery is a dead letter."""
+        """Assert that no delivery is a dead letter."""
         __tracebackhide__ = True
         failed = [each for each in self.deliveries() if each.failed]
         if failed:
             raise AssertionError(_listed("Failed", [self._delivery_line(each) for each in failed]))
 
     def assert_all_delivered(self) -> None:
-        """Every delivery was delivered: nothing has failed, and nothing is open."""
+        """Assert that every delivery was delivered: none has failed, and none is open."""
         __tracebackhide__ = True
         left = [each for each in self.deliveries() if each.failed or each.open]
         if left:
@@ -150,7 +150,7 @@ class OutboxAssertions(ABC):
     # --- for messages ---------------------------------------------------------------------------------
 
     def _misnamed(self, handler: str) -> str:
-        """Return a sentence about a name that no handler has, or nothing where the handlers are not known."""
+        """Return a sentence about a name that no handler has; an empty text if the handlers are not known."""
         names = {each.name for registry in self._registries for each in registry}
         if not names or handler in names or handler in {each.handler_name for each in self.deliveries()}:
             return ""
@@ -169,7 +169,7 @@ class OutboxAssertions(ABC):
         return _delivery_line(delivery, f"(no handler subscribes to {event_type}{asked})")
 
     def describe(self) -> str:
-        """Return what is in the outbox, for people."""
+        """Return a readable list of what is in the outbox."""
         lines = [self._delivery_line(each) for each in self.deliveries()]
         known = {(each.handler_name, each.event.event_id) for each in self.deliveries() if each.status == "delivered"}
         lines += [

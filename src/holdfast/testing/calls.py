@@ -21,7 +21,7 @@ class Calls:
     def handler(
         self, name: str, *types: str, does: Callable[[EventEnvelope, int], Any] | None = None, **options: Any
     ) -> None:
-        """Register a handler. `does` gets the event and the number of its call; what it returns or raises counts."""
+        """Register a handler that returns or raises what `does` does with the event and the number of the call."""
         number = iter(range(1, 1_000_000))
 
         async def run(event: EventEnvelope, context: HandlerContext) -> Any:
@@ -32,7 +32,7 @@ class Calls:
         self.registry.add(name, types, run, **options)
 
     def batch_handler(self, name: str, *types: str, does: Callable[[int], Any]) -> list[list[int]]:
-        """Register a batch handler. Returns the numbers of each of its calls, as they are made; `does` gets each."""
+        """Register a batch handler that calls `does` for each event; return a list that gets each call's numbers."""
         made: list[list[int]] = []
 
         async def run(events: list[EventEnvelope]) -> list[Any]:
@@ -43,16 +43,16 @@ class Calls:
         return made
 
     def of(self, name: str) -> list[EventEnvelope]:
-        """The events that a handler was called with."""
+        """Return the events with which a handler was called."""
         return [event for handler, event in self.seen if handler == name]
 
     def values(self, name: str) -> list[Any]:
-        """The values in their payloads."""
+        """Return the values in the payloads of those events."""
         return [event.payload.get("n") for event in self.of(name)]
 
 
 def failing(error: Exception, times: int = 1_000) -> Callable[[EventEnvelope, int], Any]:
-    """Return what fails so many times."""
+    """Return a function for `does` that fails so many times."""
 
     def run(event: EventEnvelope, call: int) -> None:
         if call <= times:

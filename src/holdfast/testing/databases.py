@@ -31,7 +31,7 @@ _LOCK_NOT_AVAILABLE = "55P03"
 
 T = TypeVar("T")
 
-# What brings the application's own tables into the template: SQL, or a function of the address.
+# Makes the application's own tables in the template: SQL, or a function of the address.
 Setup = str | Callable[[str], Any]
 
 
@@ -67,7 +67,7 @@ def database_address(dsn: str, database: str) -> str:
 
 @contextlib.asynccontextmanager
 async def connected(dsn: str) -> AsyncIterator[Any]:
-    """A connection that is closed behind the block."""
+    """Connect, and close the connection after the block."""
     connection = await open_connection(dsn)
     try:
         yield connection
@@ -84,7 +84,7 @@ def new_name() -> str:
 
 
 async def make_template(server: str, name: str, setup: Sequence[Setup], schema: str) -> None:
-    """Make a database with a clock to move, Holdfast's schema and the application's, to be copied."""
+    """Make the template: a database with a movable clock, Holdfast's schema and the application's tables."""
     dsn = database_address(server, name)
     await _create(server, name)
     try:
@@ -98,7 +98,7 @@ async def make_template(server: str, name: str, setup: Sequence[Setup], schema: 
 async def prepare(
     dsn: str, setup: Sequence[Setup], schema: str, *, field: str = "holdfast_dsn", remedy: str = _NO_SUPERUSER
 ) -> None:
-    """Put a clock to move, Holdfast's schema and the application's into a database that was made for tests.
+    """Put a movable clock, Holdfast's schema and the application's tables into a database that was made for tests.
 
     `field` is where the login stands, and `remedy` what helps if it is not a superuser.
     """
@@ -108,21 +108,21 @@ async def prepare(
         await connection.execute(
             "CREATE SCHEMA holdfast_testing; GRANT USAGE ON SCHEMA holdfast_testing TO PUBLIC;" + script("clock")
         )
-    # After the clock: what is made from now on shows its time.
+    # After the clock, so that the defaults and functions made from now on use it.
     await migrate.apply(dsn, schema=schema)
     for each in setup:
         await _set_up(dsn, each)
 
 
 async def without_schema(dsn: str, schema: str) -> None:
-    """Drop Holdfast's schema from a database that was made for tests, if it is there: it has no clock to move."""
+    """Drop Holdfast's schema, if it exists, from a database that was made for tests: it has no movable clock."""
     async with connected(dsn) as connection:
         if await connection.fetchval("SELECT to_regnamespace(quote_ident($1)) IS NOT NULL", schema):
             await connection.execute(Queries(schema).asyncpg("drop_schema").sql)
 
 
 async def keep_as_it_is(dsn: str, schema: str) -> None:
-    """Note what is in a database: a reset brings it back to that."""
+    """Record the contents of a database, to which a reset brings it back."""
     async with connected(dsn) as connection:
         await connection.execute(script("reset"))
         await connection.execute(render(script("notes"), schema))
@@ -146,7 +146,7 @@ async def _create(server: str, name: str, template: str | None = None) -> None:
 
 
 async def copy_template(server: str, name: str, template: str) -> None:
-    """Make a database that is like the template, in place of one of this name."""
+    """Make a copy of the template, in place of any database of this name."""
     await drop(server, name)
     await _create(server, name, template)
 
@@ -183,16 +183,16 @@ class TestDatabase:
 
     @classmethod
     def existing(cls, dsn: str, schema: str) -> Self:
-        """Return one that the application's own runner has made, and drops."""
+        """Return a database that the application's own test runner makes and drops."""
         return cls("", dsn, "", schema)
 
     async def open(self) -> None:
-        """Make it."""
+        """Make the database."""
         if self._server:
             await kit_loop().within(copy_template(self._server, self._name, self._template))
 
     async def close(self) -> None:
-        """Drop it."""
+        """Drop the database."""
         await kit_loop().within(self._close())
 
     async def disconnect(self) -> None:
@@ -209,7 +209,7 @@ class TestDatabase:
         await drop(self._server, self._name)
 
     async def use(self, work: Callable[[Any], Awaitable[T]]) -> T:
-        """Return what a function makes of the connection."""
+        """Call a function with the connection, and return its result."""
         return await kit_loop().within(self._use(work))
 
     async def _use(self, work: Callable[[Any], Awaitable[T]]) -> T:
@@ -233,7 +233,7 @@ class TestDatabase:
         return rows[0][0] if rows else None
 
     async def reset(self) -> str | None:
-        """Bring it back to where it was. Returns the problem that the test has left, if there is one."""
+        """Bring the database back to its recorded contents; return the problem that the test has left, if any."""
         try:
             unchanged = await self.value("reset")
         except PostgresError as refusal:

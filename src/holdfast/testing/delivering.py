@@ -25,11 +25,11 @@ from holdfast.testing.records import MOST_FOLLOWING, MOST_FOR_EACH, Drained
 from holdfast.worker.connections import Connections
 from holdfast.worker.draining import Drainer
 
-# A delivery that comes back so often is snoozed for ever: a retry policy ends.
+# A delivery that comes back more often than this is snoozed without end: retries would have ended.
 _MOST_RETURNS = 100
 _SESSIONS_PATIENCE = 10.0
 _LOOK_INTERVAL = 0.05
-# In seconds: where deliveries are slow, fewer of them tell that there is no end.
+# Seconds after which fewer deliveries count as endless, for deliveries that are slow.
 _LONG = 20.0
 _FEW_FOLLOWING = 100
 
@@ -37,15 +37,15 @@ Due = tuple[datetime, UUID]
 
 
 class PutOffForEver(AssertionError):
-    """A handler puts its event off again and again."""
+    """A handler snoozes its event without end."""
 
 
 class WithoutEnd(AssertionError):
-    """Handlers publish events that are delivered to handlers which publish events, and so on."""
+    """Handlers publish events whose handlers publish events, without end."""
 
 
 class Delivering:
-    """Delivers in one database with the handlers of one registry, while it is open."""
+    """Delivers the events of one database to the handlers of one registry, while it is open."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Delivering:
         self._connections = connections
         self._worker: Drainer | None = None
         self._hanging: set[asyncio.Future[None]] = set()
-        # Held but while `deliver` runs: what becomes due in between must not be claimed unseen.
+        # Held except while `deliver` runs: the worker must not claim events that become due in between.
         self.claims_stopped = asyncio.Lock()
         self._counted = Counters()
         self._looked_at: datetime | None = None
@@ -109,13 +109,13 @@ class Delivering:
             await worker.__aexit__(*error)
 
     def other_worker(self) -> Drainer:
-        """Return another worker, which meets no faults."""
+        """Return a second worker, which meets no faults."""
         return Drainer(self._database.dsn, self._registry, self._settings, transactions=self._transactions)
 
     # --- until nothing is left, or until a time -------------------------------------------------------
 
     async def drain(self, due_only: bool) -> Drained:
-        """Deliver what is due, and unless `due_only`, go on to when the next delivery is due until none is left."""
+        """Deliver what is due; unless `due_only`, move the clock to the next delivery, until none is left."""
         done, returns = await self.deliver(), Counter[UUID]()
         while not due_only and (due := await self._next_due()) is not None:
             at, delivery = due
@@ -128,7 +128,7 @@ class Delivering:
         return done
 
     async def advance(self, by: timedelta) -> Drained:
-        """Go on in time: deliver what becomes due when it is due, and fire schedules when their slots come."""
+        """Move the clock forward in steps: deliver each event when it is due, and fire each slot at its time."""
         if by < timedelta(0):
             raise ConfigurationError("advance", f"is {by}", "give a positive time: the clock goes forward only")
         until = await self._database.value("now") + by
@@ -144,10 +144,10 @@ class Delivering:
                 return replace(done, moved=by)
 
     async def _next_due(self) -> Due | None:
-        """Return when the next delivery of one of the handlers is due, and which it is.
+        """Return the time and the id of the next delivery to one of the handlers.
 
-        What was due when the last look began was delivered, or is on a channel that is not served, unless a rate or an
-        open breaker holds its handler back: then it is due when that is over.
+        Deliveries that were due before the last look began are left out: they were delivered, or are on a channel that
+        is not served. Those that a rate or an open breaker holds back count from when that is over.
         """
         due = [
             (row["available_at"], row["id"])
@@ -169,7 +169,7 @@ class Delivering:
         ]
 
     def _wanting(self, handler_name: str | None, event_type: str, target: str | None) -> list[str]:
-        """Return which of the handlers a row is owed to."""
+        """Return the names of the handlers to which a row is owed."""
         if handler_name is not None:
             return [handler_name] if handler_name in self._registry else []
         return [
@@ -179,7 +179,7 @@ class Delivering:
         ]
 
     async def deliver(self) -> Drained:
-        """Deliver what is due; what a fault has killed or repeats is delivered again."""
+        """Deliver what is due, and once more what a fault has interrupted or repeats."""
         self._looked_at = await self._database.value("now")
         done = await self._deliver()
         while self._worker is not None and self._worker.dead:
@@ -230,21 +230,21 @@ class Delivering:
     # --- for faults -----------------------------------------------------------------------------------
 
     def kill_worker(self) -> None:
-        """End the worker as a process is ended that is killed."""
+        """End the worker as if its process were killed."""
         if self._worker is not None:
             self._worker.kill()
 
     async def expire_leases(self, handler: str | None) -> None:
-        """Let the leases on deliveries of a handler expire, or all."""
+        """Let the leases of a handler's deliveries expire, or all leases."""
         await self._database.fetch("expire_leases", handler=handler)
 
     async def lose_settlement(self, handler: str, event_id: UUID) -> None:
-        """Let what a plain handler has done go unrecorded; what takes `tx` is recorded in the handler's transaction."""
+        """Lose the settlement of a plain handler; with `tx` it is part of the handler's transaction, and stays."""
         if not self._registry[handler].transactional:
             await self._database.fetch("lose_settlement", handler=handler, event_id=event_id)
 
     def strike_from_thread(self, fault: Fault, event_id: UUID, loop: asyncio.AbstractEventLoop) -> None:
-        """Let a fault happen on the loop of the workers, and wait for it in the thread of a handler."""
+        """Run a fault on the event loop of the workers, and wait for it in the thread of a handler."""
 
         async def strike() -> None:
             striking = asyncio.ensure_future(fault.strike(self, event_id))
@@ -257,7 +257,7 @@ class Delivering:
         asyncio.run_coroutine_threadsafe(strike(), loop).result()
 
     async def _open_again(self) -> bool:
-        """Open deliveries again that a fault repeats; true when there is one."""
+        """Open the deliveries again that a fault repeats; return whether there are any."""
         opened = 0
         for fault in self._faults:
             if isinstance(fault, Duplicate) and fault.event_id is not None:
@@ -278,13 +278,13 @@ class Delivering:
 
 
 def quick(settings: WorkerSettings, schema: str) -> WorkerSettings:
-    """Return the settings of a worker that lives for a moment."""
+    """Return the settings of a worker that runs only during a drain."""
     return replace(settings, schema=schema, listen=False, sweep=False, settle_after=0.0)
 
 
 @contextlib.contextmanager
 def naming_the_fixture() -> Iterator[None]:
-    """Refuse a handler whose `tx` nothing makes, with the fixture in place of what a worker is passed."""
+    """Refuse a handler whose `tx` no source makes; the remedy names the fixture instead of the worker's argument."""
     try:
         yield
     except ConfigurationError as refused:
@@ -306,7 +306,7 @@ class WarmConnections:
     async def of(
         self, dsn: str, registry: HandlerRegistry, settings: WorkerSettings, transactions: Transactions
     ) -> Connections:
-        """Return those for a registry, and close those for another one."""
+        """Return the connections for a registry; close those for another one."""
         key = (dsn, id(registry), len(registry), settings, id(transactions))
         if self._connections is None or key != self._key:
             await self.close()

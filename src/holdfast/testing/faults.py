@@ -1,4 +1,4 @@
-"""Faults that a team lets its own handlers meet: each happens once, to the next event of one handler."""
+"""Faults that tests inject behind handlers: each happens once, to the next event of one handler."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
 
 @dataclass
 class Fault(ABC):
-    """Something that goes wrong after a handler has done its work, and before the worker knows what became of it."""
+    """A fault that happens after a handler has done its work, and before the worker has settled the delivery."""
 
     handler: str
     met: bool = field(default=False, init=False)
-    event_id: UUID | None = field(default=None, init=False)  # of which the rest is still to come
+    event_id: UUID | None = field(default=None, init=False)  # the event to which the fault has begun to happen
 
     @property
     def over(self) -> bool:
-        """Whether it has happened, to the end."""
+        """Whether the fault has happened completely."""
         return self.met and self.event_id is None
 
     @abstractmethod
     async def strike(self, delivering: Delivering, event_id: UUID) -> None:
-        """What happens. The handler has returned from its work, and returns to the worker after this."""
+        """Do the damage. The handler has done its work; it returns to the worker after this."""
 
     def __str__(self) -> str:
         return f"{type(self).__name__} after {self.handler}"
@@ -99,7 +99,7 @@ def _struck(handler: Handler, fault: Fault, delivering: Delivering) -> Handler:
     loop = asyncio.get_running_loop()
 
     def first(given: Any) -> UUID | None:
-        """The event, or the first one of a batch, if the fault has not happened yet."""
+        """Return the id of the event, or of the first one of a batch, if the fault is to happen to it."""
         context = current_context.get()
         if fault.met or (context is None and not isinstance(given, list)):
             return None
@@ -148,7 +148,7 @@ def stop_claims(worker: Drainer, stopped: asyncio.Lock) -> None:
 
 @contextlib.contextmanager
 def answers_lost(worker: Drainer, faults: Sequence[LostAnswer]) -> Iterator[None]:
-    """Break the connection behind the commit of what a `LostAnswer` waits for, in whatever library it is."""
+    """Break the connection after the commit for which a `LostAnswer` waits, in any library."""
     if not faults:
         yield
         return

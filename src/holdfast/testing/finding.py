@@ -1,4 +1,4 @@
-"""Finds what pytest's options name: the handlers of the application, and what makes its tables."""
+"""Finds what pytest's options name: the application's handlers, and the files and functions that make its tables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def find_registry(target: str) -> HandlerRegistry:
 
 
 def find_setup(lines: Sequence[str], root: Path) -> list[Setup]:
-    """Return what the lines of `holdfast_setup` name: the text of `.sql` files, and functions."""
+    """Return the texts of the `.sql` files, and the functions, that the lines of `holdfast_setup` name."""
     remedy = "write the path of a .sql file, or module:function, a function of the database's address"
     found: list[Setup] = []
     for line in lines:

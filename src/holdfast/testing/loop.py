@@ -1,4 +1,4 @@
-"""One event loop in a thread, for the whole test session: what the kit does without a loop of the test's runs on it."""
+"""One event loop in a thread for the whole test session, for tests that have no event loop of their own."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class KitLoop:
         self._thread.start()
 
     def run(self, coroutine: Coroutine[Any, Any, T], caller: CallingThread | None = None) -> T:
-        """Return the result of a coroutine, or raise its error. The thread of a `caller` works while it waits."""
+        """Return the result of a coroutine, or raise its error. The thread of a `caller` runs calls while it waits."""
         if threading.current_thread() is self._thread:
             coroutine.close()
             raise ConfigurationError(
@@ -56,11 +56,11 @@ class KitLoop:
             raise
 
     def has(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Return whether it is this loop."""
+        """Return whether a loop is this one."""
         return loop is self._loop
 
     async def within(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Await a coroutine that runs on this loop, from whichever loop."""
+        """Run a coroutine on this loop, and await it from any loop."""
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._loop))
 
 
@@ -71,7 +71,7 @@ class CallingThread:
         self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
 
     async def call(self, function: Callable[..., T], *arguments: Any, **options: Any) -> T:
-        """Have the thread call a function, and return its result."""
+        """Call a function in the thread, and return its result."""
         answer: Future[T] = Future()
         self._calls.put((answer, partial(contextvars.copy_context().run, function, *arguments, **options)))
         return await asyncio.wrap_future(answer)

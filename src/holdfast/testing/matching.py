@@ -15,7 +15,7 @@ _LONGEST = 300
 
 
 def matches(expected: Any, actual: Any) -> bool:
-    """Return whether everything that is expected is there: mappings may have more, everything else is equal.
+    """Return whether a value has everything that is expected: mappings may have more, other values must be equal.
 
     Values that a payload can have are compared as they are published: `UUID(...)` matches its text.
     """
@@ -23,7 +23,7 @@ def matches(expected: Any, actual: Any) -> bool:
 
 
 def differences(expected: Any, actual: Any, path: str = "") -> Iterable[str]:
-    """Yield where an actual value differs from the expected one."""
+    """Yield the places in which a value differs from the expected one."""
     if isinstance(expected, Mapping) and isinstance(actual, Mapping):
         for key, value in expected.items():
             here = f"{path}.{key}" if path else str(key)
@@ -36,7 +36,7 @@ def differences(expected: Any, actual: Any, path: str = "") -> Iterable[str]:
 
 
 def explain(expected: Any, candidates: list[Any]) -> str:
-    """Return how the nearest of several candidates differs, as a further line of a message; empty without any."""
+    """Return a line that says how the nearest of several candidates differs; an empty text without candidates."""
     if expected is None or not candidates:
         return ""
     nearest = min((list(differences(expected, each)) for each in candidates), key=len)
@@ -50,7 +50,7 @@ def shown(value: object) -> str:
 
 
 def error_matches(expected: str | type[BaseException] | re.Pattern[str] | None, text: str | None) -> bool:
-    """Return whether the text of an error has the expected words in it, or is that of an exception class."""
+    """Return whether the text of an error contains the expected words, or is that of an exception class."""
     if expected is None:
         return True
     if isinstance(expected, type):

@@ -1,4 +1,4 @@
-"""What tests see of an outbox: the events that were published, and what became of them."""
+"""What tests see of an outbox: published events, their deliveries, and the results of drains."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class PublishedEvent:
 
 @dataclass(frozen=True, slots=True)
 class DeliveryRecord:
-    """What became of one event at one handler. Without a handler's name, no worker has looked at the event yet."""
+    """One event at one handler, with its state. Without a handler's name, no worker has looked at the event yet."""
 
     event: EventEnvelope
     handler_name: str | None
@@ -107,7 +107,7 @@ class Drained:
 
 
 def without_end(event_types: Iterable[str]) -> str:
-    """Return what to say about a drain in which events follow events without end."""
+    """Return the message about a drain in which events follow events without end."""
     (event_type, count), *_ = Counter(event_types).most_common(1)
     return (
         f"Events follow events without end: {event_type} was published {count:,} times. A handler publishes what it, "
