@@ -126,14 +126,14 @@ class MemoryOutbox(OutboxAssertions):
     # --- reading --------------------------------------------------------------------------------------
 
     def published(self) -> list[PublishedEvent]:
-        """Every event that was published and committed, in that order."""
+        """Return every event that was published and committed, in that order."""
         return [
             PublishedEvent(row.envelope(), from_json(row.headers or "{}"), row.available_at)
             for row in self._rows.events()
         ]
 
     def deliveries(self) -> list[DeliveryRecord]:
-        """What became of each event at each of its handlers."""
+        """Return the deliveries: each event at each of its handlers, with its state."""
         return [
             DeliveryRecord(
                 row.envelope(), row.handler_name, row.status, row.attempts, row.failure_reason, row.last_error,
@@ -144,20 +144,20 @@ class MemoryOutbox(OutboxAssertions):
         ]  # fmt: skip
 
     def handled(self) -> list[tuple[str, EventEnvelope]]:
-        """Which handlers have handled which events."""
+        """Return the pairs of a handler and an event that it has handled."""
         return [(handler, row.envelope()) for (handler, _), row in self._delivering.inbox.items()]
 
     # --- delivering -----------------------------------------------------------------------------------
 
     def drain(self, registry: HandlerRegistry | None = None, *, due_only: bool = False) -> Any:
-        """Deliver everything: what is due, and what waits for a retry or a delay, with the clock moved on to it.
+        """Deliver all events: those that are due, and, moving the clock, those that wait for a retry or a delay.
 
         With `due_only`, only what is due now. In code that runs in an event loop, write `await memory.drain()`.
         """
         return _run(self._drain(self._handlers(registry), due_only))
 
     def advance(self, *, registry: HandlerRegistry | None = None, **by: float) -> Any:
-        """Let time pass, as `advance(hours=3)`: deliver what becomes due when it is due, and fire schedules."""
+        """Let time pass, as in `advance(hours=3)`: deliver each event when it is due, and fire schedules."""
         return _run(self._advance(self._handlers(registry), timedelta(**by)))
 
     def _handlers(self, registry: HandlerRegistry | None) -> HandlerRegistry:

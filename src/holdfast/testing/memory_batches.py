@@ -27,7 +27,7 @@ Results = list[Outcome | Exception]
 
 
 def batches(due: Iterable[Row], registry: HandlerRegistry) -> Iterator[tuple[Handler, list[Row]]]:
-    """Yield what is due in the order in which it is delivered: one row, or those that one call of a batch handler gets.
+    """Yield the rows that are due in the order of delivery: one row, or those for one call of a batch handler.
 
     Of rows that have the same key a batch gets the first.
     """
@@ -61,7 +61,7 @@ def _take(waiting: deque[Row], size: int) -> list[Row]:
 async def halving(
     items: list[Item], call: Callable[[list[Item]], Awaitable[Results]]
 ) -> list[tuple[Item, Outcome | Exception]]:
-    """Call with all of them, and where that fails with halves. Returns what became of each."""
+    """Call the handler with all rows, and with halves if that fails; return the result of each row."""
     try:
         return list(zip(items, await call(items), strict=True))
     except Exception as error:

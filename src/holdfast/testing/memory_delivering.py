@@ -1,4 +1,4 @@
-"""How an outbox in memory delivers what is due: the split, the handlers, and what becomes of each row."""
+"""Delivers the rows of an outbox in memory that are due: splits them, runs the handlers, and settles each row."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class MemoryDelivering:
                 self._subscriptions[handler.name] = handler
 
     def next_due(self, registry: HandlerRegistry) -> tuple[datetime, Row] | None:
-        """Return when a pending row of these handlers may begin, and which it is. What could begin is delivered."""
+        """Return the time at which the next pending row of these handlers may begin, and that row."""
         now = self._clock.now
         waiting = (
             (max(row.available_at, self._flow.ready_at(handler, now)), row)
@@ -118,7 +118,7 @@ class MemoryDelivering:
                     self._rows.add(sibling)
 
     async def _attempt(self, row: Row, handler: Handler) -> str:
-        """Run a handler once, and settle. Returns which count goes up."""
+        """Run a handler once, and settle; return the name of the count that goes up."""
         begun = self._begin(row, handler)
         if not isinstance(begun, Item):
             return begun
@@ -138,7 +138,7 @@ class MemoryDelivering:
         return self._settle_result(begun, outcome)
 
     async def _attempt_batch(self, rows: list[Row], handler: Handler) -> Counter[str]:
-        """Run a batch handler with several events, and settle each. Returns which counts go up."""
+        """Run a batch handler with several events, and settle each; return the names of the counts that go up."""
         begun = [self._begin(row, handler) for row in rows]
         counts = Counter(each for each in begun if isinstance(each, str))
 
@@ -156,7 +156,7 @@ class MemoryDelivering:
         return counts
 
     def _begin(self, row: Row, handler: Handler) -> Item | str:
-        """Return what the handler gets of a row; of one that it does not get, which count goes up."""
+        """Return the arguments of the handler for a row; if it is not called, the name of the count that goes up."""
         if (handler.name, row.idempotency_key) in self.inbox:
             row.status = "delivered"
             return "duplicates"

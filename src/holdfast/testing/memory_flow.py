@@ -1,4 +1,4 @@
-"""Rates and breakers of an outbox in memory: how many rows of a handler may begin, and what becomes of failures.
+"""Rates and breakers of an outbox in memory: how many rows of a handler may begin, and how failures count.
 
 The rules are those of `flow.sql` and `breaker.sql`, for one worker that runs one handler after the other. So there is
 no ramp, and waits have no jitter: a test finds the same times whenever it runs.
@@ -57,19 +57,19 @@ class Breaker:
         return None if self.probe_at is None else int(self.probe_at <= now)
 
     def begin(self, row: Row, now: datetime) -> None:
-        """Note which row probes. If nothing is heard of it, as when it is rejected, the next one may after the wait."""
+        """Note which row probes. If it tells nothing, for instance if it is rejected, another may probe later."""
         if self.probe_at is not None:
             self._probe, self.probe_at = row, now + self._wait
 
     def succeeded(self, row: Row) -> None:
-        """Close it after a probe; otherwise begin the count anew."""
+        """Close the breaker if the row was a probe; otherwise begin the count of failures anew."""
         if self.probe_at is None:
             self._failing = []
         elif row is self._probe:
             self.probe_at, self._probe, self._failed_probes = None, None, 0
 
     def failed(self, row: Row, now: datetime, *, last: bool) -> FalterVerdict:
-        """Return what becomes of a transient failure; `last` says that the budget of the row is spent."""
+        """Return how a transient failure is settled; `last` says that the row has no attempts left."""
         if self.probe_at is not None:
             if row is self._probe:
                 self._failed_probes += 1
@@ -96,7 +96,7 @@ class Breaker:
                 each.attempts = max(each.attempts - 1, 0)
                 each.first_failed_at = each.first_failed_at if each.attempts else None
                 each.available_at = min(each.available_at, self.probe_at)
-        # Of its own failures the last one is given back where it is settled.
+        # The row's own last failure is given back where the row is settled.
         row.attempts = max(row.attempts - sum(each is row for each in self._failing) + 1, 1)
         self._failing = []
 
@@ -150,7 +150,7 @@ class MemoryFlow:
             breaker.succeeded(row)
 
     def settlement(self, row: Row, failure: Falter, now: datetime) -> Settlement:
-        """Return what the breaker of its handler makes of a transient failure."""
+        """Return how the breaker of the row's handler settles a transient failure."""
         breaker = self._breaker(failure.delivery.handler)
         verdict = "retry" if breaker is None else breaker.failed(row, now, last=failure.last)
         if verdict == "fail" and failure.fail is not None:

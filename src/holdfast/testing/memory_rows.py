@@ -15,7 +15,7 @@ from holdfast.testing.records import Status
 
 @dataclass
 class Row:
-    """One event, or one delivery of it, as a row of the outbox is one."""
+    """One event, or one delivery of it, like a row of the outbox."""
 
     id: UUID
     event_type: str
@@ -46,7 +46,7 @@ class Row:
 
     @property
     def place(self) -> tuple[int, datetime, UUID]:
-        """What is delivered first."""
+        """The key by which rows are sorted: the least is delivered first."""
         return self.priority, self.available_at, self.id
 
     def envelope(self) -> EventEnvelope:
@@ -63,7 +63,7 @@ class Rows:
         self._all: list[Row] = []
         self._by_ordering_key: dict[str, list[Row]] = {}
         self._ids: set[UUID] = set()
-        self._open: list[Row] = []  # what may be pending: a drain is not to look at all that was delivered
+        self._open: list[Row] = []  # rows that may be pending, so that a drain need not look at all delivered ones
 
     def __iter__(self) -> Iterator[Row]:
         return iter(self._all)
@@ -90,7 +90,7 @@ class Rows:
         return (row for row in self._all if row.origin is None)
 
     def pending(self) -> list[Row]:
-        """Return what is not settled, and forget what is: nothing opens a settled row again."""
+        """Return the rows that are not settled; forget settled ones, which nothing opens again."""
         self._open = [row for row in self._open if row.status in ("pending", "in_flight")]
         return [row for row in self._open if row.status == "pending"]
 
