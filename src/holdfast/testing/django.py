@@ -56,12 +56,12 @@ class OutboxMixin:
 
     @cached_property
     def outbox(self) -> Any:
-        """What is published in the transaction of the test."""
+        """The outbox of the test's transaction."""
         return TransactionOutbox(self.registry, self.holdfast_using, self.holdfast_schema)
 
 
 class HoldfastSchema(OutboxMixin):
-    """The same where that application is not installed: puts Holdfast's schema, and a clock, into the database."""
+    """Puts Holdfast's schema and a movable clock into the database of a project without Holdfast's application."""
 
     @classmethod
     def setUpClass(cls) -> None:
@@ -110,7 +110,7 @@ class HoldfastTestCase(HoldfastSchema, TransactionTestCase):  # type: ignore[mis
 
     @classmethod
     def tearDownClass(cls) -> None:
-        # The runner drops the database when the last class is done, and it must have no sessions then.
+        # The runner drops the database after the last class, which fails while there are sessions.
         kit_loop().run(Outbox.warm.close())
         kit_loop().run(_close_connections_of_the_loop())
         for database in _prepared.values():
@@ -119,5 +119,5 @@ class HoldfastTestCase(HoldfastSchema, TransactionTestCase):  # type: ignore[mis
 
 
 async def _close_connections_of_the_loop() -> None:
-    """Close those that asynchronous handlers have opened, in the thread of Django's asynchronous ORM."""
+    """Close the connections that asynchronous handlers have opened, in the thread of Django's asynchronous ORM."""
     await sync_to_async(connections.close_all)()

@@ -1,4 +1,4 @@
-"""The outbox inside the transaction of a Django `TestCase`: what is not committed, read on Django's own connection."""
+"""The outbox inside the transaction of a Django `TestCase`: uncommitted events, read on Django's own connection."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _MOST = 1_000  # deliveries in one drain
 
 
 class TransactionOutbox(OutboxAssertions):
-    """What was published in the open transaction. `drain` calls handlers in it, each in a savepoint.
+    """The events that were published in the open transaction. `drain` calls handlers in it, each in a savepoint.
 
     There is no worker: a handler that raises raises out of `drain`, and one that asks for a retry is called again by
     the next `drain`. Retries, dead letters and time are for `HoldfastTestCase`.
@@ -71,7 +71,7 @@ class TransactionOutbox(OutboxAssertions):
         ]
 
     def drain(self, registry: HandlerRegistry | None = None) -> Drained:
-        """Call the handlers that want what was published, and what they publish, until nothing is left for them."""
+        """Call handlers with the published events, and with those that they publish, until none is left."""
         chosen = registry or self._registry
         if chosen is None:
             raise ConfigurationError("registry", "is not known", "pass it to drain, or set it in the test case")
@@ -108,7 +108,7 @@ class TransactionOutbox(OutboxAssertions):
         options: Mapping[str, Any] = {"headers": dict(published.headers), "attempt": attempts}
         tx = connections[self._using] if handler.transactional else None
         with transaction.atomic(using=self._using):
-            # In this thread, whether it takes the transaction or not: in another it would have another connection.
+            # In this thread, even without `tx`: in another thread Django would use another connection.
             caller = CallingThread()
             run = run_once(handler, published.envelope, tx=tx, call=caller.call, **options)
             outcome = kit_loop().run(run, caller)

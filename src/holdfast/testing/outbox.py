@@ -67,14 +67,14 @@ class PostgresOutbox(OutboxAssertions):
     # --- reading --------------------------------------------------------------------------------------
 
     def published(self) -> list[PublishedEvent]:
-        """Every event that was published and committed, in that order."""
+        """Return every event that was published and committed, in that order."""
         return _wait(self._published())
 
     async def _published(self) -> list[PublishedEvent]:
         return [published_event(row) for row in await self._database.fetch("published")]
 
     def deliveries(self) -> list[DeliveryRecord]:
-        """What became of each event at each of its handlers."""
+        """Return the deliveries: each event at each of its handlers, with its state."""
         return _wait(self._deliveries())
 
     async def _deliveries(self) -> list[DeliveryRecord]:
@@ -87,7 +87,7 @@ class PostgresOutbox(OutboxAssertions):
         ]
 
     def handled(self) -> list[tuple[str, EventEnvelope]]:
-        """Which handlers have handled which events, reactions in the application's process among them."""
+        """Return the pairs of a handler and an event that it has handled, also by reactions in the application."""
         return _wait(self._handled())
 
     async def _handled(self) -> list[tuple[str, EventEnvelope]]:
@@ -124,7 +124,7 @@ class PostgresOutbox(OutboxAssertions):
         )
 
     async def _until_reacted(self, handler: str, payload: Payload, times: int, within: float) -> bool:
-        """Wait until a reaction has handled so many events; false when it fails, or has not in time."""
+        """Wait until a reaction has handled so many events; return False if it fails, or takes too long."""
         deadline = time.monotonic() + within
         while True:
             handled = await self._handled()
@@ -136,7 +136,7 @@ class PostgresOutbox(OutboxAssertions):
             await asyncio.sleep(0.005)
 
     def describe(self) -> str:
-        """Return what is in the outbox, and what workers had to report, for people."""
+        """Return a readable list of what is in the outbox, and of what workers had to report."""
         return "\n".join([super().describe(), *(f"Notice: {notice}" for notice in self._notices)])
 
     def _observe(self, fact: Fact) -> None:
@@ -233,14 +233,14 @@ class PostgresOutbox(OutboxAssertions):
     # --- faults ---------------------------------------------------------------------------------------
 
     def crash_after_effect(self, handler: str) -> None:
-        """Let the next worker die when this handler has returned and nothing is settled; another one takes over.
+        """Let the worker die after this handler has returned and before its delivery is settled; another takes over.
 
         The handler is called again. What it wrote with `tx` is rolled back, everything else it did stays.
         """
         self._arm(Crash(handler))
 
     def lose_commit_answer(self, handler: str) -> None:
-        """Let the connection break when the handler's delivery is committed, before the worker knows that it is."""
+        """Let the connection break after the handler's delivery is committed, before the worker gets the answer."""
         self._arm(LostAnswer(handler))
 
     def duplicate_delivery(self, handler: str) -> None:
@@ -251,7 +251,7 @@ class PostgresOutbox(OutboxAssertions):
         self._arm(Duplicate(handler))
 
     def expire_lease(self, handler: str) -> None:
-        """Let the handler's lease expire when it has done its work, and another worker deliver before it returns."""
+        """Let the handler's lease expire after its work, so that another worker delivers before it returns."""
         self._arm(LostLease(handler))
 
     def _arm(self, fault: Fault) -> None:
@@ -295,14 +295,14 @@ class Outbox(PostgresOutbox):
     warm = WarmConnections()
 
     def drain(self, registry: HandlerRegistry | None = None, *, due_only: bool = False) -> Drained:
-        """Deliver everything: what is due, and what waits for a retry or a delay, with the clock moved on to it.
+        """Deliver all events: those that are due, and, moving the clock, those that wait for a retry or a delay.
 
         With `due_only`, only what is due now. Returns when nothing is left that one of the handlers wants.
         """
         return self._deliver("drain", self._handlers(registry), None, due_only)
 
     def advance(self, *, registry: HandlerRegistry | None = None, **by: float) -> Drained:
-        """Let time pass, as `advance(hours=3)`: deliver what becomes due when it is due, and fire schedules."""
+        """Let time pass, as in `advance(hours=3)`: deliver each event when it is due, and fire schedules."""
         return self._deliver("advance", self._handlers(registry), timedelta(**by))
 
     def assert_reacted(
@@ -336,7 +336,7 @@ class AsyncOutbox(PostgresOutbox):
     """The outbox of an `async def` test. Handlers run on the test's own event loop."""
 
     async def drain(self, registry: HandlerRegistry | None = None, *, due_only: bool = False) -> Drained:
-        """Deliver everything: what is due, and what waits for a retry or a delay, with the clock moved on to it.
+        """Deliver all events: those that are due, and, moving the clock, those that wait for a retry or a delay.
 
         With `due_only`, only what is due now. Returns when nothing is left that one of the handlers wants.
         """
@@ -347,7 +347,7 @@ class AsyncOutbox(PostgresOutbox):
                 raise self._endless(problem) from None
 
     async def advance(self, *, registry: HandlerRegistry | None = None, **by: float) -> Drained:
-        """Let time pass, as `advance(hours=3)`: deliver what becomes due when it is due, and fire schedules."""
+        """Let time pass, as in `advance(hours=3)`: deliver each event when it is due, and fire schedules."""
         async with self._delivering(self._handlers(registry)) as workers:
             try:
                 return await workers.advance(timedelta(**by))

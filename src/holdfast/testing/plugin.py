@@ -63,13 +63,13 @@ def holdfast_settings() -> WorkerSettings:
 
 @pytest.fixture(scope="session")
 def holdfast_transactions() -> Any:
-    """Where handlers get a `tx` of SQLAlchemy, psycopg or Django from, as `Worker(transactions=...)` takes it."""
+    """The sources of `tx` for SQLAlchemy, psycopg or Django, as `Worker(transactions=...)` takes them."""
     return None
 
 
 @pytest.fixture(scope="session")
 def holdfast_setup(pytestconfig: pytest.Config) -> list[Setup]:
-    """What makes the application's tables in the template: SQL, or functions of an address, plain or asynchronous."""
+    """SQL, or functions of an address, plain or asynchronous, that make the application's tables in the template."""
     from holdfast.testing.finding import find_setup
 
     return find_setup(pytestconfig.getini("holdfast_setup"), pytestconfig.rootpath)
@@ -105,7 +105,7 @@ def holdfast_database(
 
 @pytest.fixture(scope="session")
 def holdfast_dsn(holdfast_database: TestDatabase) -> str:
-    """The address of the database of this process. Every test that uses it, at whatever remove, leaves it clean."""
+    """The address of the database of this process. It is cleaned after every test that uses it, even indirectly."""
     return holdfast_database.dsn
 
 
@@ -153,7 +153,7 @@ def _given(request: pytest.FixtureRequest, outbox: Any) -> Iterator[Any]:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Show with a test that fails what its outbox has."""
+    """Add the contents of the outbox to the report of a failed test."""
     report = yield
     outbox = item.stash.get(_OUTBOX, None)
     if outbox is not None and report.when == "call" and report.failed:
@@ -167,7 +167,7 @@ def pytest_runtest_makereport(
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
-    """Clean the database behind a test that could have used it, when its other fixtures have ended or failed."""
+    """Clean the database after a test that could have used it, when its other fixtures have ended or failed."""
     used = _uses_database(item)
     try:
         yield

@@ -21,7 +21,7 @@ class OpenPools:
         self._opened: list[tuple[Any, asyncio.AbstractEventLoop]] = []
 
     async def open(self, given: Transactions) -> None:
-        """Open what is not open, on the running loop."""
+        """Open the pools that are not open, on the running loop."""
         every: Sequence[Any] = given if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
         for each in every:
             if type(each).__module__.startswith("psycopg_pool") and each.closed:
@@ -32,7 +32,7 @@ class OpenPools:
                 self._opened.append((each, asyncio.get_running_loop()))
 
     def close(self) -> None:
-        """Close what was opened here, each on its loop. With a test's own loop, what is left of its pools ends."""
+        """Close the pools that were opened here, each on its loop; those of a test's ended loop are dropped."""
         opened, self._opened = self._opened, []
         for pool, loop in opened:
             if not inspect.iscoroutinefunction(pool.close):

@@ -62,7 +62,7 @@ def run_handler(
         return run()
     if tx is None:
         return kit_loop().run(run())
-    # What is passed belongs to this thread: Django's connections are usable nowhere else.
+    # In this thread: a `tx` that is passed belongs to it, as Django's connections do.
     caller = CallingThread()
     return kit_loop().run(run(call=caller.call), caller)
 

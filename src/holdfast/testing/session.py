@@ -13,7 +13,7 @@ from typing import IO, Any
 from holdfast.testing.databases import Setup, drop, make_template, new_name
 from holdfast.testing.loop import kit_loop
 
-# The data lives for minutes, and a crash of the machine ends the session anyway.
+# Settings without durability: the data lives for minutes, and a crash of the machine ends the session anyway.
 _FAST = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off", "jit": "off"}
 
 

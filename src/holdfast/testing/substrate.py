@@ -1,4 +1,4 @@
-"""What the tests of `OutboxContract` use of an outbox."""
+"""The protocol of an outbox that `OutboxContract` can test."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Substrate(Protocol):
         """Move the pending event of a key."""
 
     def drain(self, registry: HandlerRegistry, *, due_only: bool = False) -> Drained:
-        """Deliver what is due, and unless `due_only`, what is due later."""
+        """Deliver the events that are due; unless `due_only`, also those that are due later."""
 
     def advance(self, *, registry: HandlerRegistry, **by: float) -> Drained:
-        """Let time pass, and deliver what becomes due when it is due."""
+        """Let time pass, and deliver each event when it is due."""
 
     def freeze(self, at: datetime) -> datetime:
         """Stop the clock at a moment."""
@@ -38,10 +38,10 @@ class Substrate(Protocol):
         """The time of the outbox."""
 
     def published(self) -> list[PublishedEvent]:
-        """Every event that was published and committed."""
+        """Return every event that was published and committed."""
 
     def deliveries(self) -> list[DeliveryRecord]:
-        """What became of each event at each of its handlers."""
+        """Return the deliveries: each event at each of its handlers, with its state."""
 
     def handled(self) -> list[tuple[str, EventEnvelope]]:
-        """Which handlers have handled which events."""
+        """Return the pairs of a handler and an event that it has handled."""
