@@ -33,5 +33,5 @@ BROKERS: dict[str, Callable[[Path], ServerProcess]] = {"nats": _nats, "redis": _
 
 
 def named(broker: str, folder: Path) -> ServerProcess:
-    """Return one server of a broker, that keeps what it confirms; it is started by `with`."""
+    """Return a server of a broker that stores durably what it confirms; `with` starts it."""
     return BROKERS[broker](folder)

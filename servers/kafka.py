@@ -40,7 +40,7 @@ class KafkaMock:
     def __exit__(self, *_: object) -> None:
         assert self._process is not None
         self._process.kill()
-        # Closes its pipes too.
+        # This also closes its pipes.
         self._process.communicate()
 
     @contextlib.contextmanager
@@ -55,7 +55,7 @@ class KafkaMock:
 
 @contextlib.contextmanager
 def kafka_server() -> Iterator[KafkaMock]:
-    """The mock cluster, or the real one, which cannot be frozen."""
+    """Yield the mock cluster, or the real one, which cannot be frozen."""
     if REAL:
         server = KafkaMock()
         server.address = REAL
@@ -89,7 +89,7 @@ def _serve() -> None:
     producer = Producer({"bootstrap.servers": "mock", "test.mock.num.brokers": BROKERS})
     brokers = producer.list_topics(timeout=10).brokers.values()
     print(",".join(f"{broker.host}:{broker.port}" for broker in brokers), flush=True)
-    # Until the tests close the pipe, or are gone.
+    # Run until the tests close the pipe, or end.
     sys.stdin.read()
 
 

@@ -51,7 +51,7 @@ class NatsServer(ServerProcess):
         self.wait_until_healthy()
 
     def wait_until_healthy(self) -> None:
-        """Wait until JetStream is there, with a leader."""
+        """Wait until JetStream answers and has a leader."""
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline:
             with (

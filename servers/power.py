@@ -1,4 +1,4 @@
-"""A power cut: a disk in a file, of which only what was written through is left. Needs root, for a loop mount."""
+"""Simulates a power cut: a disk in a file that loses everything not yet written through. Needs root, to mount it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BYTES = 96 * 1024 * 1024
 
 
 class Disk:
-    """An ext4 file system in a file, mounted at `folder`. What the kernel has not written there dies with a cut."""
+    """An ext4 file system in a file, mounted at `folder`. A cut loses what the kernel has not written to the file."""
 
     def __init__(self, where: Path) -> None:
         where.mkdir(parents=True, exist_ok=True)
@@ -35,11 +35,11 @@ class Disk:
         self._image.unlink()
 
     def sync(self) -> None:
-        """Write all there is through."""
+        """Write everything that is buffered to the disk."""
         _run("sync", "-f", str(self.folder))
 
     def cut(self, server: ServerProcess) -> None:
-        """Take the power away from a server that has its files here, and start it again with what was left."""
+        """Cut the power of a server that has its files here, and start it again with what the disk has left."""
         left = self._image.with_suffix(".left")
         shutil.copyfile(self._image, left)
         server.kill()

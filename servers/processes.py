@@ -1,4 +1,4 @@
-"""Broker servers as processes: killed, frozen, and started again on the same port. None outlives who started it."""
+"""Broker servers as processes that tests kill, freeze and start again on the same port; each ends with its parent."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def die_with_parent() -> None:
-    """Have the kernel end this process when the one that has started it is gone."""
+    """Ask the kernel to end this process when its parent ends."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
@@ -55,12 +55,12 @@ class ServerProcess:
         return self._process.pid
 
     def start(self) -> None:
-        """Start it, and wait until it accepts connections."""
+        """Start the server, and wait until it accepts connections."""
         self.spawn()
         self.wait_until_listening()
 
     def spawn(self) -> None:
-        """Start it, in the main thread: it ends with the thread that has started it."""
+        """Start the process from the main thread: the kernel ends it with the thread that has started it."""
         with (self.folder / f"{self.port}.log").open("ab") as log:
             self._process = subprocess.Popen(
                 self.command,
@@ -69,7 +69,7 @@ class ServerProcess:
                 stdout=log,
                 stderr=log,
                 cwd=self.folder,
-                process_group=0,  # a Ctrl-C is for who has started it
+                process_group=0,  # so that Ctrl-C reaches only the parent
                 preexec_fn=die_with_parent,
             )
 
@@ -86,7 +86,7 @@ class ServerProcess:
         return (self.folder / f"{self.port}.log").read_text(errors="replace")[-2000:]
 
     def kill(self) -> None:
-        """End it at once, as `kill -9` does, also when it is frozen."""
+        """End the server at once, as `kill -9` does, also when it is frozen."""
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
         if self._process is not None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from servers.processes import ServerProcess, die_with_parent, free_port
 
 SCRIPTS = Path("/usr/lib/rabbitmq/bin")
-# Enough for tests to go past with one event.
+# The largest message, small enough for a test to exceed it with one event.
 MAX_MESSAGE_BYTES = 1024 * 1024
 
 
@@ -28,7 +28,7 @@ class RabbitmqServer(ServerProcess):
         (folder / "plugins").write_text("[].\n")
         (folder / "rabbitmq.conf").write_text(
             f"max_message_size = {MAX_MESSAGE_BYTES}\n"
-            # A full disk of the machine is no business of the tests.
+            # RabbitMQ would block when the machine's disk is nearly full, which is not what tests are about.
             "disk_free_limit.absolute = 1MB\n"
         )
         self._epmd_port, self._nodes_port = free_port(), free_port()
@@ -52,7 +52,7 @@ class RabbitmqServer(ServerProcess):
         super().spawn()
 
     def wait_until_listening(self) -> None:
-        """Wait longer than for others: it takes about six seconds on a machine that is idle."""
+        """Wait until the node runs: longer than for others, as it takes about six seconds on an idle machine."""
         for _ in range(2):
             with contextlib.suppress(AssertionError):
                 return super().wait_until_listening()
@@ -79,7 +79,7 @@ class RabbitmqServer(ServerProcess):
         folder = self.folder
         return {
             **{name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR") if name in os.environ},
-            # The cookie is made in the home directory.
+            # RabbitMQ makes its cookie in the home directory.
             "HOME": str(folder / "home"),
             "ERL_EPMD_PORT": str(self._epmd_port),
             "ERL_EPMD_ADDRESS": "127.0.0.1",
@@ -95,6 +95,6 @@ class RabbitmqServer(ServerProcess):
             "RABBITMQ_LOG_BASE": str(folder / "log"),
             "RABBITMQ_PID_FILE": str(folder / "pid"),
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",
-            # Else the script stays the parent of the node.
+            # Otherwise the script stays the parent of the node.
             "RABBITMQ_ALLOW_INPUT": "1",
         }

@@ -32,7 +32,7 @@ class ValkeyServer(ServerProcess):
         self.wait_until_ready()
 
     def wait_until_ready(self) -> None:
-        """Wait until it has read its files."""
+        """Wait until the server has read its files."""
 
         async def ready() -> None:
             async with asyncio.timeout(20), self.client() as client:
@@ -48,7 +48,7 @@ class ValkeyServer(ServerProcess):
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[Any]:
-        """The server as an operator sees it."""
+        """Yield a client, for settings and commands of an operator."""
         client = Redis(host="127.0.0.1", port=self.port)
         try:
             yield client
@@ -60,7 +60,7 @@ DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
 
 
 class Proxy:
-    """A TCP proxy that can swallow what one side sends: connections stay open, and nothing comes."""
+    """A TCP proxy that can swallow what one side sends: connections stay open, and nothing arrives."""
 
     def __init__(self, port: int) -> None:
         self.target = port
@@ -117,7 +117,7 @@ def proxied(port: int) -> Iterator[Proxy]:
 
 @contextlib.contextmanager
 def valkey_with_replica(folder: Path) -> Iterator[tuple[ValkeyServer, ValkeyServer, Proxy]]:
-    """A server, its replica, and the proxy through which the one follows the other."""
+    """A server, its replica, and the proxy between them."""
     with ValkeyServer(folder / "primary", *DURABLE) as primary, proxied(primary.port) as proxy:
         follow = ("--replicaof", f"127.0.0.1 {proxy.port}", "--repl-ping-replica-period", "1")
         with ValkeyServer(folder / "replica", *DURABLE, *follow) as replica:
