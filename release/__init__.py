@@ -1,1 +1,1 @@
-"""What is made for a release, beside the package itself."""
+"""What a release needs besides the package itself: its wheel, its bill of materials, and tests of the wheel."""

@@ -1,4 +1,4 @@
-"""Known vulnerabilities of what requirements.lock pins: ./dev release audit
+"""Looks for known vulnerabilities of the packages in requirements.lock: ./dev release audit
 
 pip-audit asks PyPI for them. Where only a mirror can be reached it finds nothing out, which is an error here: a package
 that was not audited is not a safe one.
@@ -26,7 +26,7 @@ COMMAND = (
 
 
 def verdict(report: dict[str, Any]) -> tuple[list[str], int]:
-    """What a report of pip-audit says, in lines, and the exit code: 1 for a vulnerability or a package not audited."""
+    """Return a report of pip-audit as lines, and the exit code: 1 for a vulnerability or a package not audited."""
     packages = report["dependencies"]
     found = [
         f"{each['name']} {each['version']}: {one['id']}, mended in {', '.join(one['fix_versions']) or 'no release'}"
@@ -41,7 +41,7 @@ def verdict(report: dict[str, Any]) -> tuple[list[str], int]:
 
 
 def main() -> int:
-    """Print what is known, and return the exit code."""
+    """Print the known vulnerabilities, and return the exit code."""
     if shutil.which("uvx") is None:
         print("uv is needed, not found here: pip install uv", file=sys.stderr)
         return 2

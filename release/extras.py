@@ -1,4 +1,4 @@
-"""The wheel with each extra alone, in an empty environment: ./dev release extras [EXTRA ...]
+"""Tries the wheel with each extra alone, in an empty environment: ./dev release extras [EXTRA ...]
 
 An environment gets what pip would install for one extra, and nothing else. There the first program of the page of the
 extra runs, on an embedded server. Extras whose pages have only commands, for other servers, are imported.
@@ -21,7 +21,7 @@ from tests.docs.support import ROOT, blocks
 
 @dataclass(frozen=True)
 class First:
-    """What is run first with an extra: a program of a page, or a module to import; and what its page installs too."""
+    """The first program of an extra: one of a page, or a module to import, and the packages that its page installs."""
 
     page: str | None = None
     naming: str = ""
@@ -29,7 +29,7 @@ class First:
     beside: tuple[str, ...] = ()
 
     def program(self) -> str:
-        """The text of the first program of the page that has such a name in it."""
+        """Return the text of the first program on the page that contains such a name."""
         if self.page is None:
             return f"import {self.module}"
         found = (block.text for block in blocks("python", pages=[ROOT / self.page]) if self.naming in block.text)
@@ -62,7 +62,7 @@ FIRST = {
     "uvloop": First(module="uvloop"),
 }
 
-# Runs a program of a page as the page has it: with a connection, a publisher and a registry with a handler at hand.
+# Runs a program of a page with the names that the page assumes: a connection, a publisher, a registry with a handler.
 RUNNER = """
 import ast, asyncio, inspect, os, sys
 import asyncpg
@@ -91,7 +91,7 @@ print("ran")
 
 
 def run_first(python: Path, extra: str, dsn: str, folder: Path) -> str:
-    """Run the first program of an extra with such a Python; return "ran", or the end of what went wrong."""
+    """Run the first program of an extra with such a Python; return "ran", or the end of the error."""
     run = subprocess.run(
         [python, "-I", "-c", RUNNER],
         input=FIRST[extra].program(),
@@ -105,7 +105,7 @@ def run_first(python: Path, extra: str, dsn: str, folder: Path) -> str:
 
 
 def main(wanted: list[str]) -> int:
-    """Try each extra, print what became of it, and return 1 if one has failed."""
+    """Try each extra, print the results, and return 1 if one has failed."""
     if shutil.which("uv") is None:
         print("uv is needed, not found here: pip install uv", file=sys.stderr)
         return 2

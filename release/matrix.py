@@ -1,4 +1,4 @@
-"""Tests of the wheel with other Pythons, dependencies and servers: ./dev release matrix
+"""Tests the wheel with other Pythons, dependencies and servers: ./dev release matrix
 
 Each combination gets an environment of its own, with the wheel, the extras and nothing of the source tree, and runs the
 tests in `TESTS` there. A Python or a server that this machine does not have is named in the table instead of a result;
@@ -26,8 +26,8 @@ from release.wheel import build_wheel
 
 ROOT = Path(__file__).parents[1]
 
-# Every statement prepared, the golden schema, publishing with every driver, whole workers, frameworks, what models and
-# handlers are made of: what differs between versions of Python, libraries and servers.
+# Tests of what may differ between versions of Python, libraries and servers: statements, the golden schema, publishing
+# with every driver, whole workers, frameworks, models and handlers.
 TESTS = (
     "tests/acceptance/test_worker_outcomes.py",
     "tests/adoption/test_alembic.py",
@@ -46,9 +46,9 @@ EXTRAS = (
     "alembic", "cli", "console", "django", "embedded", "fastapi", "faststream", "flask", "kafka", "mcp", "nats", "oidc",
     "otel", "prometheus", "psycopg", "rabbitmq", "redis", "schedules", "sentry", "sqlalchemy", "testing", "uvloop",
 )  # fmt: skip
-# They want newer releases of what others want too, so that the lowest would not be tried with them.
+# Left out with the lowest versions: these extras require newer releases of packages that other extras share.
 NOT_LOWEST = frozenset(("mcp",))
-# What the tests themselves use, always as requirements.lock has it.
+# Packages of the tests themselves, always in the versions of requirements.lock.
 TOOLS = (
     "httpx", "hypothesis", "litestar", "opentelemetry-exporter-otlp-proto-http", "opentelemetry-sdk", "psycopg-pool",
     "pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist",
@@ -84,15 +84,15 @@ COMBINATIONS = (
 
 
 class NotTried(Exception):
-    """A combination whose Python or server this machine does not have, in words."""
+    """This machine lacks the Python or the server of a combination."""
 
 
 class NotMade(Exception):
-    """An environment that could not be made, in words."""
+    """An environment could not be made."""
 
 
 def requirements(wheel: Path, dependencies: str) -> list[str]:
-    """What is installed for a way of choosing dependencies, and the options that choose."""
+    """Return the packages to install for a way of choosing dependencies, and the options of the installer."""
     locked = {each.name: each.version for each in pinned((ROOT / "requirements.lock").read_text())}
     extras = [each for each in EXTRAS if dependencies != "lowest" or each not in NOT_LOWEST]
     found = [f"{wheel}[{','.join(extras)}]", *(f"{name}=={locked[name]}" for name in TOOLS)]
@@ -106,7 +106,7 @@ def requirements(wheel: Path, dependencies: str) -> list[str]:
 
 
 def declared(extras: list[str]) -> list[str]:
-    """What the package and such extras want. For uv what a wheel wants is not direct, unless it is named too."""
+    """Return the requirements of the package and these extras: uv takes only named ones for direct requirements."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lists = [project["dependencies"], *(project["optional-dependencies"][extra] for extra in extras)]
     return sorted({each for wanted in lists for each in wanted if not each.startswith("holdfast[")})
@@ -130,26 +130,26 @@ def make_environment(folder: Path, wheel: Path, combination: Combination) -> Pat
 
 
 def run_quietly(*command: str) -> None:
-    """Run a command, and say what it printed if it fails."""
+    """Run a command; if it fails, raise an error with what it printed."""
     run = subprocess.run(command, capture_output=True, text=True)
     if run.returncode != 0:
         raise NotMade(f"{' '.join(command[:3])} failed: {last_line(run.stderr)}")
 
 
 def last_line(printed: str) -> str:
-    """The last line that was printed, or that there is none."""
+    """Return the last line that was printed, or a text that says there is none."""
     return (printed.strip().splitlines() or ["it printed nothing"])[-1]
 
 
 def servers(python: Path) -> dict[int, str]:
-    """The servers that an environment finds: major version and version."""
+    """Return the servers that an environment finds: version by major version."""
     code = "from holdfast.embedded import available_servers as a; print(*(s.version for s in a()))"
     run = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
     return {int(version.partition(".")[0]): version for version in reversed(run.stdout.split())}
 
 
 def outcome(printed: str) -> str:
-    """The last line of pytest, in short."""
+    """Return the last line of pytest, shortened."""
     counts = re.findall(r"(\d+) (passed|failed|errors?|skipped)", last_line(printed))
     return ", ".join(f"{number} {word}" for number, word in counts) or "did not run"
 
@@ -166,10 +166,10 @@ def tried(folder: Path, wheel: Path, combination: Combination, tests: list[str])
     except NotMade as reason:
         return combination.python, str(combination.postgres), f"failed: {reason}", False
     started = time.monotonic()
-    # Without bytecode every process compiles what it imports.
+    # Compile once: without bytecode every process would compile what it imports.
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     environment = {**kept, "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}"}
-    # The option and not PYTHONSAFEPATH, which the programs of pages would inherit: they import what lies beside them.
+    # The option, not PYTHONSAFEPATH: the programs of pages would inherit that, and they import modules beside them.
     command = [
         python, "-P", "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", "-W", "default",
         "--postgres", str(combination.postgres),
@@ -183,7 +183,7 @@ def tried(folder: Path, wheel: Path, combination: Combination, tests: list[str])
 
 
 def rows(folder: Path, chosen: list[Combination], tests: list[str]) -> Iterator[tuple[str, bool]]:
-    """Lines of a table, in Markdown, each with whether it is good."""
+    """Yield the lines of a table in Markdown, each with whether its result is good."""
     wheel = build_wheel(folder)
     for each in chosen:
         python, server, result, good = tried(folder, wheel, each, tests)

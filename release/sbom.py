@@ -37,7 +37,7 @@ class Pinned:
 
 
 def pinned(lock: str) -> list[Pinned]:
-    """The packages that a lock pins; one has several versions if Pythons or platforms need different ones."""
+    """Return the packages that a lock pins, some in several versions for different Pythons or platforms."""
     found: list[Pinned] = []
     for block in re.split(r"\n(?=[A-Za-z0-9])", lock):
         if match := _PINNED.match(block):
@@ -48,7 +48,7 @@ def pinned(lock: str) -> list[Pinned]:
 
 
 def needs(name: str, extras: frozenset[str] = frozenset()) -> Iterator[tuple[str, frozenset[str]]]:
-    """What an installed package depends on here, with the extras that it asks for."""
+    """Yield the packages that an installed package requires on this platform, with the extras of each."""
     try:
         lines = metadata.requires(name) or []
     except metadata.PackageNotFoundError:
@@ -61,7 +61,7 @@ def needs(name: str, extras: frozenset[str] = frozenset()) -> Iterator[tuple[str
 
 
 def closure(name: str) -> set[str]:
-    """Everything that a package without extras brings with it."""
+    """Return everything that a package without extras brings with it."""
     pending, seen = [(name, frozenset[str]())], set[tuple[str, frozenset[str]]]()
     while pending:
         each = pending.pop()
@@ -72,7 +72,7 @@ def closure(name: str) -> set[str]:
 
 
 def document(lock: str) -> dict[str, object]:
-    """The bill of materials for such a lock."""
+    """Return the bill of materials for a lock."""
     packages = pinned(lock)
     required = closure("holdfast")
     version = metadata.version("holdfast")

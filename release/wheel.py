@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 def build_wheel(folder: Path) -> Path:
     """Build the wheel into a folder, without a network, and return its path."""
     folder = folder.resolve()
-    with tempfile.TemporaryDirectory(dir=folder) as empty:  # in the folder itself other versions may lie
+    with tempfile.TemporaryDirectory(dir=folder) as empty:  # the folder itself may contain other versions
         command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", empty]
         subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
         [wheel] = Path(empty).glob("holdfast-*.whl")
