@@ -180,7 +180,7 @@ async def test_a_dry_run_changes_nothing(conn: asyncpg.Connection) -> None:
         ("sidekiq", {}, "choose one of"),
     ],
 )
-async def test_what_is_wrong_is_named(
+async def test_a_wrong_option_is_refused_with_its_name(
     conn: asyncpg.Connection, library: str, options: dict[str, object], problem: str
 ) -> None:
     await conn.execute(OWN)

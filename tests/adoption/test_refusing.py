@@ -203,6 +203,6 @@ async def test_an_exception_rolls_back_and_a_response_commits(
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs" / "frameworks").glob("*.md")), ids=lambda page: page.stem)
-def test_every_page_says_so(page: Path) -> None:
+def test_every_page_says_when_a_request_commits(page: Path) -> None:
     if page.stem != "faststream":  # which has handlers, and no requests
         assert "**An exception rolls back, and a response commits**, whatever its status" in page.read_text()

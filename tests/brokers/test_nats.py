@@ -510,7 +510,7 @@ def test_retention_is_compared_with_what_is_remembered(
     assert (problem in found[0]) if problem else not found
 
 
-async def test_backlogs_and_removal(server: NatsServer) -> None:
+async def test_backlogs_are_counted_and_a_retired_handler_leaves_no_consumer(server: NatsServer) -> None:
     """SCL-4: what waits, what is held and what came again is seen; a retired handler leaves no consumer."""
     engine = NatsEngine(server.address)
     wanted = interest()

@@ -167,7 +167,9 @@ async def test_doctor_misses_relays_and_takers(dsn: str, conn: asyncpg.Connectio
         await until(found, what="a relay without a taker is seen")
 
 
-async def test_check_repair_and_again(dsn: str, conn: asyncpg.Connection, broker: Broker) -> None:
+async def test_lost_events_are_found_repaired_and_sent_again(
+    dsn: str, conn: asyncpg.Connection, broker: Broker
+) -> None:
     """SCL-1: by the verbs of an operator, with a line in the audit for each."""
     done: list[int] = []
     broker.keep = lambda event: b'"n":3}' not in event.body.replace(b" ", b"")

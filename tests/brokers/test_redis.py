@@ -606,7 +606,7 @@ async def test_a_stream_whose_ids_are_used_up(server: ValkeyServer) -> None:
     await source.close()
 
 
-async def test_backlogs_and_removal(server: ValkeyServer) -> None:
+async def test_backlogs_are_counted_and_a_retired_handler_leaves_no_group(server: ValkeyServer) -> None:
     """SCL-4: what waits, what is held and what came again is seen; a retired handler leaves no group."""
     engine = RedisEngine(server.address)
     wanted = interest()

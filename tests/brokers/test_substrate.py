@@ -167,7 +167,9 @@ async def test_failures_are_dead_letters_and_replayed(
         await drained(conn)
 
 
-async def test_snooze_and_timeout(dsn: str, conn: asyncpg.Connection, substrate: str | None) -> None:
+async def test_an_event_is_snoozed_and_retried_after_a_timeout(
+    dsn: str, conn: asyncpg.Connection, substrate: str | None
+) -> None:
     registry, seen = HandlerRegistry(), []
 
     @registry.handler("order.placed", name="billing.charge_card", retry=QUICK, timeout=0.2)
@@ -187,7 +189,9 @@ async def test_snooze_and_timeout(dsn: str, conn: asyncpg.Connection, substrate:
     assert sorted(seen) == [(0, 1), (0, 1), (1, 1), (1, 2)]
 
 
-async def test_order_of_a_key(dsn: str, conn: asyncpg.Connection, substrate: str | None) -> None:
+async def test_events_of_one_key_are_handled_in_order(
+    dsn: str, conn: asyncpg.Connection, substrate: str | None
+) -> None:
     """LSN-9: events of one key are handled in order, whatever carries the others."""
     registry = HandlerRegistry()
     got: dict[str, list[int]] = {}

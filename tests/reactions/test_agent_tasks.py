@@ -102,7 +102,7 @@ async def test_approved_executed_and_told(here: Desk) -> None:
     assert all(json.loads(row["payload"]) == {"agent_task_id": str(task.id)} for row in rows)
 
 
-async def test_refused(here: Desk) -> None:
+async def test_a_refused_task_executes_nothing(here: Desk) -> None:
     """IDM-5: nothing is executed; a decision that comes later is refused itself."""
     _, task = await here.dispute()
     await here.decide(task, "refuse")
@@ -263,7 +263,7 @@ async def test_what_is_stuck_can_be_cancelled(here: Desk, monkeypatch: pytest.Mo
 
 
 @pytest.mark.timeout(120)
-async def test_the_command() -> None:
+async def test_the_demo_ends_by_itself_where_nobody_can_be_asked() -> None:
     """IDM-5: one command, nothing to install; it ends by itself where nobody can be asked."""
     run = await asyncio.to_thread(
         subprocess.run,

@@ -242,7 +242,7 @@ async def test_an_object_that_is_added_again_brings_its_events(shop: Shop, publi
     assert await published() == ["order.placed"]
 
 
-async def test_savepoints(shop: Shop, published: Published) -> None:
+async def test_events_recorded_since_a_savepoint_are_rolled_back_with_it(shop: Shop, published: Published) -> None:
     """PUB-4: what was recorded since a savepoint goes with it; what was recorded before and after stays."""
 
     def work(session: Session) -> None:
@@ -332,7 +332,9 @@ async def test_a_commit_with_savepoints_left_open(shop: Shop, published: Publish
     assert await published() == ["order.one", "order.two", "order.three"]
 
 
-async def test_deleted_and_expunged(shop: Shop, published: Published) -> None:
+async def test_events_of_a_deleted_object_are_published_and_of_an_expunged_one_not(
+    shop: Shop, published: Published
+) -> None:
     """PUB-4: what is deleted says so; what is expunged is not the session's, nor is what was recorded on it."""
 
     def work(session: Session) -> None:
@@ -351,7 +353,7 @@ async def test_deleted_and_expunged(shop: Shop, published: Published) -> None:
     assert await published() == ["order.deleted"]
 
 
-async def test_merged(shop: Shop, published: Published) -> None:
+async def test_a_merged_object_does_not_take_over_recorded_events(shop: Shop, published: Published) -> None:
     """PUB-4: merging makes another object of it, with the attributes and without the events."""
 
     def work(session: Session) -> None:
@@ -402,7 +404,7 @@ async def test_what_is_recorded_too_late_is_published_with_the_next_commit(shop:
     assert await published() == ["order.first", "order.late"]
 
 
-async def test_two_sessions(shop: Shop, published: Published) -> None:
+async def test_each_session_publishes_the_events_of_its_own_objects(shop: Shop, published: Published) -> None:
     """PUB-4: each publishes what is recorded on its own objects, and an object that moves takes its events along."""
     moving = Order()
 

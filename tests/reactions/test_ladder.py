@@ -106,7 +106,7 @@ async def start(dsn: str, conn: asyncpg.Connection) -> Start:
     return started
 
 
-async def test_every_kind_of_handler(start: Start, via: Via) -> None:
+async def test_every_kind_of_handler_gets_the_same_event(start: Start, via: Via) -> None:
     """IDM-3, LSN-5: asynchronous, in a thread, typed, with the context, transactional; each gets the same event."""
     registry = HandlerRegistry()
     got: dict[str, Any] = {}

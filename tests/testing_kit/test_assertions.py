@@ -61,7 +61,7 @@ HOLD: list[Callable[[MemoryOutbox], object]] = [
 
 
 @pytest.mark.parametrize("claim", range(len(HOLD)))
-def test_what_is_so_holds(memory: MemoryOutbox, claim: int) -> None:
+def test_a_true_assertion_passes(memory: MemoryOutbox, claim: int) -> None:
     HOLD[claim](memory)
 
 
@@ -200,7 +200,7 @@ def test_an_event_is_checked_as_publishing_does() -> None:
         make_event("order placed", {})
 
 
-def test_mistakes_are_named() -> None:
+def test_misuse_of_the_kit_is_refused_with_a_remedy() -> None:
     registry = HandlerRegistry()
 
     @registry.handler("order.placed", name="ledger.record")

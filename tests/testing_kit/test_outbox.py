@@ -130,7 +130,7 @@ def test_what_is_put_off_for_ever_ends_the_drain(outbox: Outbox) -> None:
         outbox.drain(registry)
 
 
-async def test_mistakes_are_named(outbox: Outbox, async_outbox: AsyncOutbox) -> None:
+async def test_misuse_of_the_outbox_is_refused_with_a_remedy(outbox: Outbox, async_outbox: AsyncOutbox) -> None:
     """TST-1: with what to do instead."""
     registry = registry_of([])
     with pytest.raises(ConfigurationError, match="called in an asynchronous test; use the fixture async_outbox"):
