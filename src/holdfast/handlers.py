@@ -73,7 +73,7 @@ class Handler:
     on_error: OnError = "retry"
     via: Via = "outbox"
     concurrency: int | None = None  # deliveries at the same time in one worker; None: as many as the worker allows
-    fleet_concurrency: int | None = None  # and in all workers together
+    fleet_concurrency: int | None = None  # deliveries at the same time in all workers together
     rate: float | None = None  # deliveries that begin per second, in all workers together
     breaker: Pause | None = None
     on_failed_head: OnFailedHead = "block"
@@ -83,9 +83,9 @@ class Handler:
     middleware: tuple[Middleware, ...] = field(default=(), repr=False)
     asynchronous: bool = True
     transactional: bool = False
-    plain: bool = False  # asynchronous, takes the event as it is and nothing else, and nothing is around it
-    batch: Batch | None = None  # how it takes several events; `function` takes one event all the same
-    raw: bool = False  # it takes deliveries as they were claimed, for one of Holdfast's own
+    plain: bool = False  # asynchronous, takes only the envelope, and has no middleware
+    batch: Batch | None = None  # how several events are passed; `function` takes one event even so
+    raw: bool = False  # takes claimed deliveries instead of envelopes: only Holdfast's own handlers do
 
     @property
     def package(self) -> str:
@@ -95,28 +95,28 @@ class Handler:
         return str(getattr(function, "__module__", "")).partition(".")[0]
 
     def wants(self, event_type: str) -> bool:
-        """Whether the handler is registered for events of the type."""
+        """Return whether the handler is registered for events of the type."""
         return any(pattern_of(each).fullmatch(event_type) for each in self.event_types)
 
     @property
     def wants_state(self) -> bool:
-        """Whether it has a parameter `state`, to be filled by a lifespan."""
+        """Whether the function has a parameter `state`, which a lifespan fills."""
         return "state" in self.parameters.wanted and not (self.parameters.optional_state and not self.lifespans)
 
     @property
     def payload_model(self) -> PayloadModel | None:
-        """The model of its parameter `payload`."""
+        """The model of the function's parameter `payload`."""
         return self.parameters.payload_model
 
     def received(self, event: EventEnvelope) -> EventEnvelope[Any]:
-        """Return the event as the function takes it: typed, if it asks for that. A `ValidationError` is terminal."""
+        """Return the event as the function takes it, typed if it asks for that; a `ValidationError` is terminal."""
         typed, model = self.parameters.typed_envelope, self.parameters.event_model
         if typed is None or model is None:
             return event
         return typed.trusted({**event.__dict__, "payload": self._read(model, event)})
 
     def extras(self, event: EventEnvelope, context: HandlerContext, tx: object, state: object = None) -> dict[str, Any]:
-        """Return the arguments beside the event. The payload is validated: a `ValidationError` is terminal."""
+        """Return the arguments besides the event. The payload is validated: a `ValidationError` is terminal."""
         extras = self._extras(context, tx, state)
         if self.parameters.payload_model is not None:
             extras["payload"] = self._read(self.parameters.payload_model, event)
@@ -126,12 +126,12 @@ class Handler:
         try:
             return model.read(event)
         except ValidationError as error:
-            # It was raised in no line of the user's: the handler that asks for the class stands in its place.
+            # No line of the user's code has raised it, so the report names the handler that asks for the class.
             blame(error, self.function)
             raise
 
     def batch_extras(self, contexts: list[HandlerContext], tx: object, state: object) -> dict[str, Any]:
-        """Return the arguments beside the events of a batch."""
+        """Return the arguments besides the events of a batch."""
         return self._extras(contexts, tx, state)
 
     def _extras(self, context: HandlerContext | list[HandlerContext], tx: object, state: object) -> dict[str, Any]:
@@ -158,7 +158,7 @@ class Handler:
         )
 
     def outcome_of(self, result: object) -> Outcome:
-        """Return the outcome for what the function returned; nothing is `Done`."""
+        """Return the outcome for what the function returned; None means `Done`."""
         if result is None:
             return DONE
         if isinstance(result, Outcome):
@@ -403,13 +403,13 @@ def _name_of(result: object) -> str:
 
 
 def require_registry(registry: object) -> HandlerRegistry:
-    """Return a handler registry; refuse anything else in its place."""
+    """Return a value that is a handler registry; refuse any other."""
     return instance("registry", registry, HandlerRegistry, "pass the HandlerRegistry() that your handlers are in")
 
 
 @cache
 def pattern_of(event_type: str) -> re.Pattern[str]:
-    """Return the expression that an event type with `*` in it stands for."""
+    """Return the regular expression for an event type in which `*` stands for any characters."""
     return re.compile(".*".join(map(re.escape, event_type.split("*"))), re.DOTALL)
 
 
@@ -424,7 +424,7 @@ def _event_type(name: str, given: object) -> str:
 
 
 def _require_own_types(name: str, types: tuple[str, ...], parameters: Parameters) -> None:
-    """Refuse an event class that declares none of the types which the handler is registered for."""
+    """Refuse an event class whose type is none of those for which the handler is registered."""
     for model in filter(None, (parameters.event_model, parameters.payload_model)):
         declared = model.by_type
         if declared and not any(pattern_of(each).fullmatch(kind) for each in types for kind in declared):

@@ -148,8 +148,8 @@ _QUOTED = re.compile(
     re.VERBOSE | re.MULTILINE,
 )
 
-# Each pattern keeps one group, at most, of what it matches. It matches only texts that have one of the words, in any
-# case.
+# Each pattern keeps at most one group of its match. It can match only texts that contain one of its words, in upper or
+# lower case.
 _SECRETS = (
     (
         _QUOTED,
@@ -183,7 +183,7 @@ _SECRETS = (
 
 
 def unredacted(text: str) -> str:
-    """Return the text as it is. As a redactor it turns the redaction of error texts off."""
+    """Return the text unchanged: as a redactor, it turns the redaction of error texts off."""
     return text
 
 
@@ -195,7 +195,7 @@ def redact_secrets(text: str) -> str:
     text = redact_dsn(text)
     lower = text.lower()
     for pattern, words in _SECRETS:
-        # Looking for a word costs a hundredth of the pattern, and most texts have none.
+        # Looking for a word costs a hundredth of what the pattern costs, and most texts have none.
         if any(word in lower for word in words):
             text = pattern.sub(_hide, text)
     return text
@@ -214,8 +214,8 @@ def redact_dsn(text: str) -> str:
     space = head.rfind(" ")
     if LIMIT - space <= _LONGEST_WORD:
         return f"{_without_passwords(head[:space])} …[truncated]"
-    # A word that no DSN is as long as: what is whole is hidden in it, and half of one can only be at its end. What
-    # stands before the word stays, however little is left of it.
+    # The last word is longer than any DSN: whole DSNs in it are hidden, and half a DSN can only be at its end. The text
+    # before the word stays, even if little is left of it.
     kept = max(_without_passwords(head)[:-_LONGEST_WORD], _without_passwords(head[: max(space, 0)]), key=len)
     return f"{kept} …[truncated]"
 

@@ -1,4 +1,4 @@
-"""Handlers that the database holds back, as one worker knows it: until when not to ask for their events. No I/O."""
+"""Remembers which handlers the database holds back, and until when a worker need not ask for their events. No I/O."""
 
 import math
 import random
@@ -20,7 +20,7 @@ _JITTER = 0.2
 
 
 class Held:
-    """What is held back, and until when. The claimer notes it, and whoever settles says that a place is free."""
+    """The handlers that are held back, and until when. The claimer adds them; settling frees a place."""
 
     def __init__(self) -> None:
         self.limited: frozenset[str] = frozenset()  # handlers that have a limit or a breaker, or are paused
@@ -31,7 +31,7 @@ class Held:
         self.spends_time = True  # a drain waits for what a rate allows before long; a test moves the clock instead
 
     def when_free(self, call: Callable[[], None]) -> None:
-        """Have this called when a handler that was held back has a free place in this worker."""
+        """Register a function to call when a handler that was held back has a free place in this worker."""
         self._on_free = call
 
     def note(self, waits: Iterable[Wait]) -> None:
@@ -50,11 +50,11 @@ class Held:
                 self._since.pop(handler, None)
 
     def clear(self) -> None:
-        """Ask for all of them again."""
+        """Forget all handlers that are held back, so that the next claim asks for all."""
         self._waits.clear()
 
     def holds(self, handler: str) -> bool:
-        """Whether a handler is held back now."""
+        """Return whether a handler is held back now."""
         if not self._waits or handler not in self._waits:
             return False
         if self._waits[handler][1] > time.monotonic():
@@ -63,12 +63,12 @@ class Held:
         return False
 
     def binds(self, handler: str) -> bool:
-        """Whether a handler was held back of late: nothing is claimed ahead for it."""
+        """Return whether a handler was held back lately; nothing is claimed ahead for such a handler."""
         bound_at = self._bound_at.get(handler) if self._bound_at else None
         return bound_at is not None and time.monotonic() - bound_at < _BINDS
 
     def is_open(self, handler: str) -> bool:
-        """Whether the breaker of a handler was open when the database was last asked."""
+        """Return whether the breaker of a handler was open when the database was last asked."""
         found = self._waits.get(handler)
         return found is not None and found[0].cause == "open"
 
@@ -83,7 +83,7 @@ class Held:
 
     @property
     def passing(self) -> bool:
-        """Whether something is held back that goes on by itself before long: not a pause, nor an outage."""
+        """Return whether a handler is held back that goes on soon by itself: not by a pause or an outage."""
         now = time.monotonic()
         lasting = ("paused", "open") if self.spends_time else ("paused", "open", "rate")
         return any(
@@ -95,7 +95,7 @@ class Held:
         )
 
     def timed(self) -> dict[str, float]:
-        """Return the handlers that nothing but time holds back, and for how many seconds of the database's clock."""
+        """Return the handlers that only time holds back, with the seconds by the database's clock."""
         return {
             name: wait.seconds
             for name, (wait, _) in self._waits.items()

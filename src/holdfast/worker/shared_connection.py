@@ -10,7 +10,7 @@ from holdfast.postgres.connection import ReservedConnection
 
 
 class SharedConnection:
-    """Lent to one at a time."""
+    """A connection that is lent to one loop at a time."""
 
     def __init__(self, connection: ReservedConnection) -> None:
         self._connection = connection
