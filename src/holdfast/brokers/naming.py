@@ -53,9 +53,7 @@ class NameTemplate:
         name = self.text
         for place, value in places.items():
             name = name.replace(place, value)
-        if len(name) <= self.longest:
-            return name
-        return f"{name[: self.longest - 17]}.{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+        return fitted(name, self.longest)
 
     def names(self, interest: Interest) -> tuple[str, ...]:
         """Return the names of everything a handler is owed; refuse a pattern whose events may be under any name."""
@@ -78,6 +76,17 @@ class NameTemplate:
         if not self.is_by_type:
             return tuple(map(self.name, channels))
         return tuple(sorted({name for each in interests if each.channel in channels for name in self.names(each)}))
+
+
+def fitted(name: str, longest: int) -> str:
+    """Return a name of at most `longest` characters: the end of a longer one is replaced by a digest of the whole.
+
+    >>> fitted("order.placed", 20), fitted("order.placed.in.the.shop.of.ada", 20)
+    ('order.placed', 'ord.bef85171c706014b')
+    """
+    if len(name) <= longest:
+        return name
+    return f"{name[: longest - 17]}.{hashlib.sha256(name.encode()).hexdigest()[:16]}"
 
 
 def template_of(address: Address, option: str, default: str, characters: str, longest: int) -> NameTemplate:

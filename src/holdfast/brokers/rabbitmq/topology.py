@@ -6,7 +6,6 @@ drop go there, and the same handler's source reads them.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Mapping
 from typing import Final
@@ -21,7 +20,7 @@ from aiormq import (
 
 from holdfast.brokers.addresses import address_of
 from holdfast.brokers.engine import BrokerUnavailable, Interest, Weakness
-from holdfast.brokers.naming import NameTemplate, template_of
+from holdfast.brokers.naming import NameTemplate, fitted, template_of
 from holdfast.brokers.rabbitmq.link import ANSWER_SECONDS, Link, within
 from holdfast.errors import ConfigurationError
 
@@ -62,10 +61,7 @@ def exchanges_of(address: str) -> NameTemplate:
 
 
 def queue_of(interest: Interest) -> str:
-    name = f"hf.{interest.channel}.{interest.handler_name}"
-    if len(name) <= _LONGEST:
-        return name
-    return f"{name[: _LONGEST - 17]}.{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+    return fitted(f"hf.{interest.channel}.{interest.handler_name}", _LONGEST)
 
 
 def dead_queue_of(interest: Interest) -> str:
