@@ -65,6 +65,33 @@ async def test_a_foreign_event_has_no_source_of_this_database(
     assert [row["source"] for row in await conn.fetch("SELECT source FROM core.failed")] == ["foreign:shop"]
 
 
+MOST = 2**63 - 1
+
+
+@pytest.mark.parametrize(
+    ("waiting", "weaknesses"),
+    [(0, '["x"]'), (0, "[[]]"), (0, "[{}]"), (0, '[{"subject": 1, "problem": "a", "remedy": "b"}]'), (MOST, "[]")],
+)
+async def test_a_report_cannot_hide_the_state_from_operators(
+    dsn: str, conn: asyncpg.Connection, waiting: int, weaknesses: str
+) -> None:
+    """SEC-1: what a worker says of a broker is refused where nobody could read it, or add it up."""
+    await conn.execute("SELECT core.subscribe('billing', 'billing.charge_card', ARRAY['order.placed'])")
+    await conn.execute("UPDATE core.subscriptions SET via = 'nats'")
+    handlers = ["", "billing.charge_card"]
+    for channel in ("hot", "cold"):
+        await conn.execute("SELECT core.broker_report_due('nats', $1, $2, interval '1 second')", channel, handlers)
+    report = "SELECT core.broker_report('nats', $1, $2, ARRAY[$3, $3]::bigint[], '{0,0}', '{0,0}', $4::jsonb)"
+    for channel in ("hot", "cold"):
+        with pytest.raises(asyncpg.InvalidParameterValueError):
+            await conn.execute(report, channel, handlers, waiting, weaknesses)
+    async with Operator(dsn, actor="ann@example.com") as operator:
+        assert (await operator.status()).weaknesses == ()
+        weak = '[{"subject": "stream", "problem": "is kept in memory", "remedy": "use a disk"}]'
+        await conn.execute(report, "hot", handlers, 7, weak)
+        assert [each.subject for each in (await operator.status()).weaknesses] == ["stream"]
+
+
 async def test_a_refused_message_reaches_no_handler_by_a_replay(
     dsn: str, conn: asyncpg.Connection, broker: Broker
 ) -> None:

@@ -36,10 +36,18 @@ SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     IF (core.is_list(p_handlers) AND cardinality(p_handlers) <= 10000 AND octet_length(p_weaknesses::text) <= 100000
-        AND jsonb_typeof(p_weaknesses) = 'array'
+        -- Whatever else it is would fail everybody who asks for the state.
+        AND CASE jsonb_typeof(p_weaknesses) WHEN 'array' THEN NOT EXISTS (
+                SELECT FROM jsonb_array_elements(p_weaknesses) AS t (one)
+                WHERE (jsonb_typeof(t.one -> 'subject') = 'string' AND jsonb_typeof(t.one -> 'problem') = 'string'
+                       AND jsonb_typeof(t.one -> 'remedy') = 'string') IS NOT TRUE) END
         AND cardinality(p_handlers) = ALL (ARRAY[
-            cardinality(p_waiting), cardinality(p_unacknowledged), cardinality(p_redelivered)])) IS NOT TRUE THEN
-        PERFORM core.refuse_argument('each of p_handlers must have its three numbers, and p_weaknesses be a JSON array');
+            cardinality(p_waiting), cardinality(p_unacknowledged), cardinality(p_redelivered)])
+        -- Sums of them must be numbers too.
+        AND NOT EXISTS (SELECT FROM unnest(p_waiting || p_unacknowledged || p_redelivered) AS t (n)
+                        WHERE t.n NOT BETWEEN -100000000000000 AND 100000000000000)) IS NOT TRUE THEN
+        PERFORM core.refuse_argument('each of p_handlers must have its three numbers, and p_weaknesses be a JSON array in which '
+                                     'each has subject, problem and remedy');
     END IF;
     UPDATE core.broker_reports r
     SET reported_at = now(), waiting = t.waiting, unacknowledged = t.unacknowledged, redelivered = t.redelivered
@@ -90,6 +98,9 @@ LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
+    IF p_waiting NOT BETWEEN -100000000000000 AND 100000000000000 THEN
+        PERFORM core.refuse_argument('p_waiting must be a number of messages');
+    END IF;
     UPDATE core.broker_reports r
     SET former = CASE WHEN p_waiting = 0 THEN r.former - p_naming
                       ELSE r.former || jsonb_build_object(p_naming, p_waiting) END
