@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from uuid import UUID
@@ -253,6 +254,24 @@ def test_asyncpg_gets_numbers_and_the_names_in_their_order() -> None:
     assert statement.parameters == ("id", "name")
     assert statement.sql == TRICKY.replace(":id", "$1").replace(":name", "$2")
     assert statement.bind({"name": "n", "id": 1, "more": None}) == (1, "n")
+
+
+def test_asyncpg_gets_lists_as_texts() -> None:
+    """OBX-1: the driver looks up no types for them; ids of rows, of which there are many, stay what they are."""
+    statement = for_asyncpg("SELECT f(:ids::uuid[], :marks::uuid[], :limits::int[], :at::pg_catalog.timestamptz[])")
+    texts = (
+        "$2::pg_catalog.text[]::uuid[], $3::pg_catalog.text[]::int[], $4::pg_catalog.text[]::pg_catalog.timestamptz[]"
+    )
+    assert statement.sql == f"SELECT f($1::uuid[], {texts})"
+    one, at = UUID(int=1), datetime(1, 1, 2, tzinfo=UTC)
+    bound = statement.bind({"ids": [one], "marks": [one], "limits": (5, None), "at": [at]})
+    assert bound == ([one], [str(one)], ["5", None], ["0001-01-02 00:00:00+00:00"])
+
+
+@pytest.mark.parametrize("name", ["outbox_claim", "outbox_split", "outbox_due_in", "flow_declare", "worker_beat"])
+def test_what_a_start_needs_has_no_types_to_look_up(name: str) -> None:
+    """LSN-2: a look-up takes the driver longer than a claim, on every new connection."""
+    assert set(re.findall(r"\$\d+::(?:pg_catalog\.)?(\w+)\[\]", Queries().asyncpg(name).sql)) <= {"text"}
 
 
 def test_psycopg_gets_names_and_doubled_percent_signs() -> None:

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from importlib.resources import files
 from uuid import UUID
 
 import asyncpg
@@ -33,7 +32,7 @@ class Registration:
 class Fleet:
     def __init__(self, queries: Queries) -> None:
         self._queries = queries
-        self._terms = read_terms(files("holdfast.postgres").joinpath("sql"))
+        self._terms = read_terms()
 
     async def beat(self, connection: asyncpg.Connection, registration: Registration) -> None:
         await self._fetch(connection, "worker_beat", asdict(registration))

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from importlib.resources import files
 from importlib.resources.abc import Traversable
-from typing import Literal
+from typing import Any, Literal
 
 from holdfast.names import schema_name
 
@@ -35,9 +35,12 @@ class Statement:
 
     sql: str
     parameters: tuple[str, ...]
+    lists: frozenset[str] = frozenset()  # parameters that are sent as lists of texts
 
     def bind(self, values: Mapping[str, object]) -> tuple[object, ...]:
         """The values in the order of the placeholders: `await c.fetch(s.sql, *s.bind({"id": 1}))`."""
+        if self.lists:
+            values = {name: _texts(value) if name in self.lists else value for name, value in values.items()}
         return tuple(map(values.__getitem__, self.parameters))
 
     def filled_in(self, values: Mapping[str, object]) -> str:
@@ -150,7 +153,11 @@ def _by_name() -> Mapping[str, Callable[[], str]]:
     return found
 
 
-_NAME_LINE = re.compile(r"^-- name:[ \t]*([a-z_][a-z0-9_]*)[ \t]*\r?$", re.MULTILINE)
+# Both are looked for by the text they begin with, in half a megabyte at every start: a ^ takes several times as long.
+_NAME_LINE = re.compile(r"\n-- name:[ \t]*([a-z_][a-z0-9_]*)[ \t]*\r?$", re.MULTILINE)
+_FUNCTION = re.compile(
+    r"\nCREATE OR REPLACE FUNCTION core\.(?P<name>\w+)\((?P<parameters>[^()]*)\)\s+RETURNS (?P<result>\w+)"
+)
 
 
 def parse(text: str) -> dict[str, str]:
@@ -160,7 +167,7 @@ def parse(text: str) -> dict[str, str]:
 
 def _parsed(text: str) -> dict[str, Callable[[], str]]:
     statements: dict[str, Callable[[], str]] = {}
-    _header, *parts = _NAME_LINE.split(text)
+    _header, *parts = _NAME_LINE.split(f"\n{text}")
     for name, body in zip(parts[::2], parts[1::2], strict=True):
         if name in statements:
             raise ValueError(f"the statement {name!r} stands in the file twice")
@@ -251,10 +258,6 @@ def render(sql: str, schema: str) -> str:
 
 # --- calls of functions -----------------------------------------------------------------------------
 
-_FUNCTION = re.compile(
-    r"^CREATE OR REPLACE FUNCTION core\.(?P<name>\w+)\((?P<parameters>[^()]*)\)\s+RETURNS (?P<result>\w+)",
-    re.MULTILINE,
-)
 _INTERNAL = re.compile(r" (?:anyarray|record)\b")
 _FUNCTION_PARAMETER = re.compile(r"(?:p_)?(?P<name>\w+) (?P<type>\w+(?:\[\])?)(?: DEFAULT .+)?")
 
@@ -267,7 +270,7 @@ def calls(script: str) -> dict[str, str]:
 def _called(script: str) -> dict[str, Callable[[], str]]:
     return {
         match["name"]: partial(_call, match["name"], match["parameters"], match["result"])
-        for match in _FUNCTION.finditer(script)
+        for match in _FUNCTION.finditer(f"\n{script}")
         # Only other functions can call those of any array or of a row, and only triggers their own.
         if not _INTERNAL.search(match["parameters"]) and match["result"] != "trigger"
     }
@@ -303,11 +306,28 @@ _PARAMETER = re.compile(r"(?<![:\w\])]):([A-Za-z_]\w*)")
 _SQLALCHEMY_SPECIAL = re.compile(r"(?<![:\w\\]):(?=\w+(?![:\w]))|\\(?=:\w*(?![:\w]))")
 
 
+# Of arrays asyncpg knows only those of texts: for others it looks into the catalogue, once for each connection, which
+# takes longer than to claim hundreds of rows. Lists of rows are sent as they are: to read so many would take longer.
+_LIST = re.compile(r"\$(\d+)(?=::(?:pg_catalog\.)?(?:smallint|int|bigint|boolean|float8|timestamptz|uuid)\[\])")
+_OF_ROWS = frozenset(("ids", "tokens", "events"))
+
+
 def for_asyncpg(sql: str) -> Statement:
     """`:name` as `$n`, one number for each name."""
     names: dict[str, int] = {}
     text = _substitute(sql, lambda name: f"${names.setdefault(name, len(names) + 1)}", lambda other: other)
-    return Statement(text, tuple(names))
+    parameters = tuple(names)
+    lists = {parameters[int(number) - 1] for number in _LIST.findall(text)} - _OF_ROWS
+    if lists:
+        text = _LIST.sub(
+            lambda match: f"{match[0]}::pg_catalog.text[]" if parameters[int(match[1]) - 1] in lists else match[0], text
+        )
+    return Statement(text, parameters, frozenset(lists))
+
+
+def _texts(values: Any) -> list[str | None] | None:
+    """Return a list as texts that Postgres reads as the same values."""
+    return None if values is None else [None if each is None else str(each) for each in values]
 
 
 def for_psycopg(sql: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tomllib
 from dataclasses import dataclass
+from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Any
 
@@ -70,9 +71,9 @@ class Terms:
 FIRST = Contract(1, 1, "0.1.0 preview", "0.1.0 preview")
 
 
-def read_terms(folder: Traversable) -> Terms:
-    """The terms in `contract.toml` of a folder laid out like `sql/`."""
-    file = folder.joinpath("contract.toml")
+def read_terms(folder: Traversable | None = None) -> Terms:
+    """The terms in `contract.toml` of a folder laid out like `sql/`, by default the package's own."""
+    file = (files("holdfast.postgres").joinpath("sql") if folder is None else folder).joinpath("contract.toml")
     if not file.is_file():
         return Terms(FIRST, oldest_schema=FIRST.provides)
     text = tomllib.loads(file.read_text(encoding="utf-8"))

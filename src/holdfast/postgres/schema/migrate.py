@@ -19,7 +19,7 @@ import asyncpg
 
 from holdfast.postgres.queries import Queries, render, split
 from holdfast.postgres.schema.concurrent_index import statements_for
-from holdfast.postgres.schema.contract import Contract, read_contract
+from holdfast.postgres.schema.contract import Contract, read_contract, read_terms
 from holdfast.postgres.schema.ddl import (
     MigrationRefused,
     change,
@@ -170,7 +170,7 @@ async def require_compatible(
 
     `role` is what the caller is: a login without any role of Holdfast is told to get that one.
     """
-    queries, release = Queries(schema), load(source)
+    queries, terms = Queries(schema), read_terms(source)
     facts = await inspect(connection, queries)
     if facts.has_ledger and not facts.may_read_ledger:
         raise MigrationRefused(
@@ -179,7 +179,7 @@ async def require_compatible(
             f"GRANT holdfast_{role} TO {facts.login}",
         )
     found = await read_contract(connection, queries, recorded=facts.has_contract) if facts.has_ledger else None
-    release.terms.require(schema, found)
+    terms.require(schema, found)
 
 
 def _record(queries: Queries, version: int, name: str, checksum: str) -> str:
