@@ -95,14 +95,14 @@ def test_what_is_written_is_read_again(event: CarriedEvent) -> None:
 
 @pytest.mark.parametrize("body", [b"[]", b'{"id": 1}', b'{"source": null}', b"{", b'{"source": "a", "id": "x"}'])
 def test_what_a_relay_of_another_release_signs_is_refused_and_not_quoted(body: bytes) -> None:
-    """SCL-2: with a remedy; such a message becomes a dead letter."""
+    """SCL-3: with a remedy; such a message becomes a dead letter."""
     with pytest.raises(CloudEventError, match=r"no event of this release|no JSON"):
         read_signed(body)
 
 
 @given(carried())
 def test_the_oracle_reads_what_is_written(event: CarriedEvent) -> None:
-    """SCL-2: other systems read our events with the library of the CloudEvents project."""
+    """SCL-3: other systems read our events with the library of the CloudEvents project."""
     headers, body = binary(event, KAFKA)
     of_kafka = kafka.KafkaMessage({name: value.encode() for name, value in headers.items()}, None, body)
     percent, _ = binary(event, NATS)
@@ -130,7 +130,7 @@ def test_the_oracle_reads_what_is_written(event: CarriedEvent) -> None:
     payloads | st.text(characters, min_size=1),
 )
 def test_what_the_oracle_writes_is_read(identity: str, source: str, kind: str, data: Any) -> None:
-    """SCL-2: a foreign event is the same one in every mode, and its key is its source with its id."""
+    """SCL-3: a foreign event is the same one in every mode, and its key is its source with its id."""
     attributes = {"id": identity, "source": source, "type": kind, "specversion": "1.0", "time": NOW, "tenant": "acme"}
     attributes["datacontenttype"] = "application/json" if isinstance(data, dict) else "text/plain"
     event = CloudEvent(attributes=attributes, data=data)
@@ -161,7 +161,7 @@ def test_what_the_oracle_writes_is_read(identity: str, source: str, kind: str, d
 
 
 def test_the_same_id_of_two_sources_is_two_events() -> None:
-    """SCL-2: only source and id together identify an event."""
+    """SCL-3: only source and id together identify an event."""
     one, other, again = (read(message(source=source), {}, now=NOW) for source in ("/a", "/b", "/a"))
     assert one.envelope.event_id != other.envelope.event_id
     assert one.envelope.idempotency_key != other.envelope.idempotency_key
@@ -184,12 +184,12 @@ def test_the_same_id_of_two_sources_is_two_events() -> None:
     ],
 )
 def test_data_that_is_no_object_is_wrapped(data: dict[str, Any], payload: dict[str, Any]) -> None:
-    """SCL-2: a payload is an object, whatever the data is."""
+    """SCL-3: a payload is an object, whatever the data is."""
     assert read(message(**data), {}, now=NOW).envelope.payload == payload
 
 
 def test_attributes_with_a_meaning_are_understood() -> None:
-    """SCL-2: subject, time, key, expiry and trace of foreign events reach handlers as those of ours do."""
+    """SCL-3: subject, time, key, expiry and trace of foreign events reach handlers as those of ours do."""
     subject = uuid4()
     trace = f"00-{'ab' * 16}-{'cd' * 8}-01"
     event = read(
@@ -219,7 +219,7 @@ def test_attributes_with_a_meaning_are_understood() -> None:
 
 
 def test_foreign_names_fit_into_the_outbox() -> None:
-    """SCL-2: what the outbox would refuse in a source or a type is encoded, so that a failed event can be stored."""
+    """SCL-3: what the outbox would refuse in a source or a type is encoded, so that a failed event can be stored."""
     event = read(message(source="https://example.com/shop*?a=ü", type="orders/placed" + "x" * 300), {}, now=NOW)
     for name in (event.envelope.source, event.envelope.event_type):
         assert 0 < len(name.encode()) <= 200
@@ -230,7 +230,7 @@ def test_foreign_names_fit_into_the_outbox() -> None:
 
 
 def test_a_long_id_still_makes_a_key_that_fits() -> None:
-    """SCL-2: keys are stored, and of limited length."""
+    """SCL-3: keys are stored, and of limited length."""
     keys = {read(message(id="x" * size), {}, now=NOW).envelope.idempotency_key for size in (1000, 1001)}
     assert len(keys) == 2
     assert all(len(key) <= 255 for key in keys)
@@ -297,7 +297,7 @@ OURS = {"hfcycle": 0, "id": str(UUID(int=1)), "time": "2025-03-01T12:00:00Z", "s
     ],
 )
 def test_hostile_input_is_refused_by_name(body: bytes) -> None:
-    """SCL-2: whatever a stranger sends, the listener gets one kind of error, which says what to do."""
+    """SCL-3: whatever a stranger sends, the listener gets one kind of error, which says what to do."""
     with pytest.raises(CloudEventError) as refused:
         read(body, {}, now=NOW)
     assert refused.value.problem and refused.value.remedy
@@ -308,7 +308,7 @@ def test_hostile_input_is_refused_by_name(body: bytes) -> None:
     "kind", ["application/cloudevents-batch+json", "application/cloudevents+avro", "application/cloudevents"]
 )
 def test_other_formats_are_refused(kind: str) -> None:
-    """SCL-2: one message is one event, in JSON."""
+    """SCL-3: one message is one event, in JSON."""
     with pytest.raises(CloudEventError, match="application/cloudevents"):
         read(b"[]", {"Content-Type": kind}, now=NOW)
 
@@ -317,7 +317,7 @@ def test_other_formats_are_refused(kind: str) -> None:
     st.binary(max_size=200), st.dictionaries(st.sampled_from(["ce-id", "ce_type", "ce-source", "content-type"]), texts)
 )
 def test_no_bytes_raise_anything_else(body: bytes, headers: dict[str, str]) -> None:
-    """SCL-2: there is no message that breaks the reader."""
+    """SCL-3: there is no message that breaks the reader."""
     with pytest.raises(CloudEventError):
         read(body, headers, now=NOW)
     with contextlib.suppress(CloudEventError):
@@ -325,7 +325,7 @@ def test_no_bytes_raise_anything_else(body: bytes, headers: dict[str, str]) -> N
 
 
 def test_errors_do_not_quote_data() -> None:
-    """SCL-2: payloads stay out of logs."""
+    """SCL-3: payloads stay out of logs."""
     for secret in (message(data={"card": "4111\0"}), b'{"card": "4111'):
         with pytest.raises(CloudEventError) as refused:
             read(secret, {}, now=NOW)

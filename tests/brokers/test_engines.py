@@ -288,7 +288,7 @@ async def test_an_event_that_is_kept_alive_is_not_given_to_another(broker: Broke
 
 
 async def test_events_of_a_key_come_in_the_order_in_which_they_were_sent(broker: Broker) -> None:
-    """SCL-3: with one batch after the other, as the relay sends the events of a key."""
+    """SCL-1: with one batch after the other, as the relay sends the events of a key."""
     source = await broker.source(broker.interest(ordered=True))
     sink = await broker.sink()
     for wave in range(20):
@@ -365,7 +365,7 @@ async def test_an_interest_that_was_removed_begins_anew(broker: Broker) -> None:
 
 
 async def test_a_frozen_broker_is_an_outage_within_the_deadline(broker: Broker) -> None:
-    """SCL-1, SCL-4: nothing waits for longer than it was told, and everything works when the broker is back."""
+    """SCL-1: nothing waits for longer than it was told, and everything works when the broker is back."""
     if not broker.kind.freezes:
         pytest.skip("a cluster elsewhere cannot be frozen")
     source = await broker.source(broker.interest())
@@ -386,7 +386,7 @@ async def test_a_frozen_broker_is_an_outage_within_the_deadline(broker: Broker) 
 
 
 async def test_a_killed_broker_is_an_outage_and_keeps_what_it_confirmed(broker: Broker) -> None:
-    """SCL-1, SCL-4: kill -9 under load; each confirmed event is received, at least once."""
+    """SCL-1: kill -9 under load; each confirmed event is received, at least once."""
     if not broker.kind.restarts:
         pytest.skip("this server forgets everything when it ends")
     source = await broker.source(broker.interest())

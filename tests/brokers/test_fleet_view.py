@@ -143,7 +143,7 @@ async def test_reports_go_on_after_an_error(
 async def test_doctor_sees_a_queue_that_gives_nothing(
     dsn: str, conn: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SCL-4: as RabbitMQ's without a leader, which still tells how much it holds."""
+    """OPS-5: as RabbitMQ's without a leader, which still tells how much it holds."""
     monkeypatch.setattr("holdfast.worker.broker_reports._EVERY", 0.1)
     broker, registry, taken = Broker(), HandlerRegistry(), asyncio.Event()
     monkeypatch.setattr("holdfast.worker.substrate.engine_of", lambda _address: broker)

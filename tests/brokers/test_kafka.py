@@ -105,7 +105,7 @@ def test_logins_and_encryption_come_from_the_address() -> None:
 
 @pytest.mark.slow
 async def test_three_consumers_join_and_leave_under_load(case: Case) -> None:
-    """SCL-2, SCL-3: nothing is lost or unexpected, and each key is first delivered in order."""
+    """SCL-1, SCL-2: nothing is lost or unexpected, and each key is first delivered in order."""
     sink = await case.sink()
     confirmed: set[int] = set()
     first_seen: dict[int, list[int]] = defaultdict(list)
@@ -249,7 +249,7 @@ async def test_a_rebalance_waits_for_handlers_that_end_soon(case: Case) -> None:
 
 
 async def test_a_rebalance_does_not_wait_for_handlers_that_take_long(case: Case) -> None:
-    """SCL-4: the whole group stands still meanwhile, so the wait has an end."""
+    """SCL-2: the whole group stands still meanwhile, so the wait has an end."""
     source, sink = await case.source(), await case.sink()
     await sent(sink, case.events(1, key="one"))
     await taken(source, 1, acknowledge=False)
@@ -299,7 +299,7 @@ async def test_a_group_that_was_retired_begins_anew(case: Case) -> None:
 
 
 async def test_a_topic_has_replicas(case: Case) -> None:
-    """SCL-4: nothing is wrong with a topic that was made on three brokers."""
+    """OPS-5: nothing is wrong with a topic that was made on three brokers."""
     await case.sink()
     assert await case.engine.weaknesses([case.interest.channel], timeout=5) == []
 

@@ -86,7 +86,7 @@ def test_filters_cover_what_is_wanted_and_do_not_overlap(event_types: list[str])
     "address", ["redis://h", "nats://", "nats://h?replica=3", "nats://h?replicas=0", "nats://h?max_age=x"]
 )
 def test_wrong_addresses_are_refused(address: str) -> None:
-    """SCL-4: a mistyped option is named, not ignored."""
+    """SCL-2: a mistyped option is named, not ignored."""
     with pytest.raises(ConfigurationError, match="substrate"):
         NatsEngine(address)
 
@@ -202,7 +202,7 @@ async def test_nothing_is_sent_after_its_answer(server: NatsServer) -> None:
 
 
 async def test_a_server_that_is_not_there_costs_no_time(server: NatsServer) -> None:
-    """SCL-4: with the first of two servers gone the second is used at once; with both gone, that is known at once."""
+    """SCL-1: with the first of two servers gone the second is used at once; with both gone, that is known at once."""
     gone = f"127.0.0.1:{free_port()}"
     loop = asyncio.get_running_loop()
     for _ in range(4):  # they are tried in any order
@@ -402,7 +402,7 @@ async def test_ordered_handlers_get_one_at_a_time(server: NatsServer) -> None:
 
 
 async def test_doctor_names_what_would_lose_events(server: NatsServer) -> None:
-    """SCL-4: each setting that drops unread or confirmed events has a line with its remedy."""
+    """OPS-5: each setting that drops unread or confirmed events has a line with its remedy."""
     async with jetstream(server) as js:
         await js.add_stream(
             StreamConfig(
@@ -424,7 +424,7 @@ async def test_doctor_names_what_would_lose_events(server: NatsServer) -> None:
 
 
 async def test_doctor_names_what_others_have_set(server: NatsServer) -> None:
-    """SCL-4: on a stream and a consumer that were edited; a limit that refuses what is new drops nothing."""
+    """OPS-5: on a stream and a consumer that were edited; a limit that refuses what is new drops nothing."""
     engine = NatsEngine(server.address)
     source = engine.source(interest(), lease=30)
     await source.open()
@@ -448,7 +448,7 @@ async def test_doctor_names_what_others_have_set(server: NatsServer) -> None:
 
 
 async def test_a_stream_of_others_that_takes_nothing_is_named(server: NatsServer) -> None:
-    """SCL-4, SCL-1: by the answers, and by the doctor with the way out: other subjects, and no room."""
+    """OPS-5, SCL-1: by the answers, and by the doctor with the way out: other subjects, and no room."""
     engine = NatsEngine(server.address)
     sink = engine.sink(lease=30)
 
@@ -484,7 +484,7 @@ async def test_a_stream_that_has_the_subjects_already_is_told_with_a_remedy(serv
 
 
 async def test_doctor_names_a_stream_that_confirms_too_early(server: NatsServer) -> None:
-    """SCL-4: with asynchronous writes a confirmation promises nothing."""
+    """OPS-5: with asynchronous writes a confirmation promises nothing."""
     async with jetstream(server) as js:
         config = StreamConfig(name=STREAM, subjects=["hf.events.>"], persist_mode=PersistMode.ASYNC, max_age=7 * DAY)
         await js.add_stream(config)
@@ -505,13 +505,13 @@ async def test_doctor_names_a_stream_that_confirms_too_early(server: NatsServer)
 def test_retention_is_compared_with_what_is_remembered(
     kept: float | None, remembered: float | None, problem: str
 ) -> None:
-    """SCL-4: events that go before a handler comes back, and events that come again after the inbox forgot them."""
+    """OPS-5: events that go before a handler comes back, and events that come again after the inbox forgot them."""
     found = [each.problem for each in retention_weaknesses("stream HF_events", kept, remembered, "max_age")]
     assert (problem in found[0]) if problem else not found
 
 
 async def test_backlogs_are_counted_and_a_retired_handler_leaves_no_consumer(server: NatsServer) -> None:
-    """SCL-4: what waits, what is held and what came again is seen; a retired handler leaves no consumer."""
+    """OPS-5: what waits, what is held and what came again is seen; a retired handler leaves no consumer."""
     engine = NatsEngine(server.address)
     wanted = interest()
     sink, source = engine.sink(lease=30), engine.source(wanted, lease=30)

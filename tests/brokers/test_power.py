@@ -53,7 +53,7 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
 async def test_what_is_left_after_a_power_cut(
     disk: Disk, make: Callable[[Path], ServerProcess], options: str, keeps_all: bool
 ) -> None:
-    """SCL-4: confirmed events are lost with the defaults, and none with the settings that the doctor asks for."""
+    """OPS-5: confirmed events are lost with the defaults, and none with the settings that the doctor asks for."""
     with make(disk.folder / "data") as server:
         engine = engine_of(f"{server.address}{options}")
         source, sink = engine.source(interest(), lease=30), engine.sink(lease=30)

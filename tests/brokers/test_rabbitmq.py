@@ -83,7 +83,7 @@ def alarm(server: RabbitmqServer) -> Iterator[Callable[[bool], None]]:
 async def test_a_queue_that_is_deleted_under_its_consumer_is_made_again(
     case: Case, channel: aiormq.abc.AbstractChannel
 ) -> None:
-    """SCL-4: the source says that it lost the queue, and then consumes from a new one with the same bindings."""
+    """SCL-2: the source says that it lost the queue, and then consumes from a new one with the same bindings."""
     source, sink = await case.source(), await case.sink()
     await sent(sink, case.events(1))
     assert numbers(await taken(source, 1)) == [1]
@@ -97,7 +97,7 @@ async def test_a_queue_that_is_deleted_under_its_consumer_is_made_again(
 
 
 async def test_a_queue_without_a_leader_is_told_with_its_remedy(case: Case, server: RabbitmqServer) -> None:
-    """SCL-4: as a node leaves it that is killed just after the queue was made; deleted, it is made anew."""
+    """SCL-2: as a node leaves it that is killed just after the queue was made; deleted, it is made anew."""
     source, sink = await case.source(), await case.sink()
     queue = queue_of(case.interest)
     assert "ok" in server.control("eval", f"ra:stop_server(quorum_queues, {{'%2F_{queue}', node()}}).")
@@ -147,7 +147,7 @@ async def test_what_the_delivery_limit_drops_is_taken_from_the_dead_queue(case: 
 
 
 async def test_a_queue_that_drops_is_a_weakness(case: Case, channel: aiormq.abc.AbstractChannel) -> None:
-    """SCL-4: an operator's own queue is used as it is, with a limit and no net, and the doctor says so."""
+    """OPS-5: an operator's own queue is used as it is, with a limit and no net, and the doctor says so."""
     arguments: dict[str, Any] = {"x-queue-type": "quorum", "x-delivery-limit": 1}
     await channel.queue_declare(queue_of(case.interest), durable=True, arguments=arguments)
     source, sink = await case.source(), await case.sink()
@@ -164,14 +164,14 @@ async def test_a_queue_that_drops_is_a_weakness(case: Case, channel: aiormq.abc.
 
 
 async def test_another_queue_cannot_keep_the_order(case: Case, channel: aiormq.abc.AbstractChannel) -> None:
-    """SCL-3: an ordered handler is not started on a queue that has several active consumers."""
+    """SCL-2: an ordered handler is not started on a queue that has several active consumers."""
     await channel.queue_declare(queue_of(case.interest), durable=True, arguments={"x-queue-type": "quorum"})
     with pytest.raises(ConfigurationError, match="order"):
         await case.source(replace(case.interest, ordered=True))
 
 
 async def test_only_one_source_of_an_ordered_handler_is_active(case: Case) -> None:
-    """SCL-3: the second one gets nothing while the first is there, and takes over when it leaves."""
+    """SCL-2: the second one gets nothing while the first is there, and takes over when it leaves."""
     ordered = replace(case.interest, ordered=True)
     first, second = await case.source(ordered), await case.source(ordered)
     assert await first.take(5, wait=0.1) == [] and await second.take(5, wait=0.1) == []
@@ -184,7 +184,7 @@ async def test_only_one_source_of_an_ordered_handler_is_active(case: Case) -> No
 
 
 async def test_a_full_memory_is_an_outage_that_is_noticed_at_once(case: Case, alarm: Callable[[bool], None]) -> None:
-    """SCL-1, SCL-4: a blocked connection confirms nothing. It ends no lease, and no event goes into it meanwhile."""
+    """SCL-1: a blocked connection confirms nothing. It ends no lease, and no event goes into it meanwhile."""
     source, sink = await case.source(), await case.sink()
     await sent(sink, case.events(1))
     alarm(True)
@@ -204,7 +204,7 @@ async def test_a_full_memory_is_an_outage_that_is_noticed_at_once(case: Case, al
 
 
 async def test_a_killed_node_keeps_what_it_confirmed(case: Case, server: RabbitmqServer) -> None:
-    """SCL-4: what was taken and not acknowledged comes back too."""
+    """SCL-2: what was taken and not acknowledged comes back too."""
     source, sink = await case.source(), await case.sink()
     await sent(sink, case.events(*range(200)))
     held = await taken(source, 5, acknowledge=False)

@@ -42,7 +42,7 @@ def server(tmp_path: Path) -> Iterator[ValkeyServer]:
     ["nats://h", "redis://", "redis://h?replica=1", "redis://h?fsync=2", "redis://h?keep=0", "redis://h/name"],
 )
 def test_wrong_addresses_are_refused(address: str) -> None:
-    """SCL-4: a mistyped option is named, not ignored."""
+    """SCL-2: a mistyped option is named, not ignored."""
     with pytest.raises(ConfigurationError, match="substrate"):
         RedisEngine(address)
 
@@ -393,7 +393,7 @@ async def test_trimming_spares_what_is_unread_or_pending(server: ValkeyServer) -
 
 
 async def test_unread_entries_that_somebody_trims_are_noticed(server: ValkeyServer) -> None:
-    """SCL-4: the loss has a line in doctor, and what waits is counted without what is gone."""
+    """OPS-5: the loss has a line in doctor, and what waits is counted without what is gone."""
     engine = RedisEngine(server.address)
     wanted = interest()
     sink, source = engine.sink(lease=30), engine.source(wanted, lease=30)
@@ -526,7 +526,7 @@ async def test_ordered_handlers_have_one_taker(server: ValkeyServer) -> None:
 
 
 async def test_doctor_names_what_would_lose_events(tmp_path: Path) -> None:
-    """SCL-4: each setting that drops unread or confirmed events has a line with its remedy."""
+    """OPS-5: each setting that drops unread or confirmed events has a line with its remedy."""
     careless = ("--appendonly", "no", "--maxmemory-policy", "allkeys-lru")
     with ValkeyServer(tmp_path / "careless", *careless) as server:
         found = await RedisEngine(f"{server.address}?replicas=1").weaknesses([CHANNEL], timeout=5)
@@ -541,7 +541,7 @@ async def test_doctor_names_what_would_lose_events(tmp_path: Path) -> None:
 
 
 async def test_doctor_names_what_others_have_trimmed(server: ValkeyServer) -> None:
-    """SCL-4: a MAXLEN of somebody else drops what a handler has not read; one that leaves that drops nothing of it."""
+    """OPS-5: a MAXLEN of somebody else drops what a handler has not read; one that leaves that drops nothing of it."""
     engine = RedisEngine(server.address)
     sink, source = engine.sink(lease=30), engine.source(interest(), lease=30)
     await source.open()
@@ -561,7 +561,7 @@ async def test_doctor_names_what_others_have_trimmed(server: ValkeyServer) -> No
 
 
 async def test_what_is_kept_is_compared_with_the_inbox_alone(server: ValkeyServer) -> None:
-    """SCL-4: unread entries are never trimmed, so a short time loses nothing; one beyond the inbox repeats."""
+    """OPS-5: unread entries are never trimmed, so a short time loses nothing; one beyond the inbox repeats."""
     day, minutes = 86_400.0, 3 * 24 * 60
     engine = RedisEngine(f"{server.address}?keep={minutes}")
     assert not await engine.weaknesses([CHANNEL], remembered=4 * day, timeout=5)
@@ -570,7 +570,7 @@ async def test_what_is_kept_is_compared_with_the_inbox_alone(server: ValkeyServe
 
 
 async def test_a_key_that_is_no_stream_is_named(server: ValkeyServer) -> None:
-    """SCL-4, SCL-1: events wait, and the doctor says which key is in the way."""
+    """OPS-5, SCL-1: events wait, and the doctor says which key is in the way."""
     engine = RedisEngine(server.address)
     sink = engine.sink(lease=30)
     async with server.client() as client:
@@ -584,7 +584,7 @@ async def test_a_key_that_is_no_stream_is_named(server: ValkeyServer) -> None:
 
 
 async def test_a_stream_whose_ids_are_used_up(server: ValkeyServer) -> None:
-    """SCL-4: it is named with the way back, which works."""
+    """OPS-5: it is named with the way back, which works."""
     engine = RedisEngine(server.address)
     sink, source = engine.sink(lease=30), engine.source(interest(), lease=30)
     await source.open()
@@ -607,7 +607,7 @@ async def test_a_stream_whose_ids_are_used_up(server: ValkeyServer) -> None:
 
 
 async def test_backlogs_are_counted_and_a_retired_handler_leaves_no_group(server: ValkeyServer) -> None:
-    """SCL-4: what waits, what is held and what came again is seen; a retired handler leaves no group."""
+    """OPS-5: what waits, what is held and what came again is seen; a retired handler leaves no group."""
     engine = RedisEngine(server.address)
     wanted = interest()
     sink, source = engine.sink(lease=30), engine.source(wanted, lease=0.2)
