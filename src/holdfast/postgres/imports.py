@@ -66,7 +66,8 @@ class PeerTable:
     take_sql: str
     hold_sql: str
     busy_sql: str
-    aside_sql: str = ""
+    aside_sql: str
+    search_path: str  # of the login, under which the statements above find their table
 
     @classmethod
     async def find(
@@ -96,7 +97,8 @@ class PeerTable:
             raise ConfigurationError("--table", f"{table} does not exist", remedy) from error
         if "id" in columns:
             await cls._require_key(connection, table, columns["id"])
-        return cls(table, trusted_roles, composed["take"], hold, composed["busy"], composed.get("aside", ""))
+        path: str = await connection.fetchval(Queries().asyncpg("login_search_path").sql)
+        return cls(table, trusted_roles, composed["take"], hold, composed["busy"], composed.get("aside", ""), path)
 
     @staticmethod
     async def _require_trusted(connection: asyncpg.Connection, table: str, roles: Collection[str]) -> None:
@@ -156,7 +158,9 @@ class PeerTable:
         that runs is asked once more, under locks: somebody may have added a trigger since the table was found.
         """
         entering = Queries().asyncpg("enter_peer_schema")
+        returning = Queries().asyncpg("return_to_search_path")
         try:
+            await connection.execute(returning.sql, *returning.bind({"path": self.search_path}))
             await connection.fetch(self.hold_sql, most)
             await self._require_trusted(connection, self.name, self.trusted_roles)
             await connection.execute(entering.sql, *entering.bind({"table": self.name}))

@@ -97,6 +97,14 @@ FROM pg_catalog.pg_class AS found WHERE found.oid OPERATOR(pg_catalog.=) :table:
 -- Before anything is published in the same transaction.
 SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
 
+-- name: login_search_path
+-- The statements that are composed below name their table as this path finds it.
+SELECT pg_catalog.current_setting('search_path');
+
+-- name: return_to_search_path
+-- In a dry run all batches are in one transaction, and the one before has left its own path.
+SELECT pg_catalog.set_config('search_path', :path::text, true);
+
 -- name: peer_columns
 -- The columns of a table, with the category of their types: D is a date or time, B a boolean.
 SELECT a.attname::text AS name, pg_catalog.format_type(a.atttypid, a.atttypmod) AS type, t.typcategory::text AS category
