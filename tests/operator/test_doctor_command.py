@@ -158,8 +158,8 @@ def test_drift_that_was_not_looked_for_exits_1(here: Run, monkeypatch: pytest.Mo
     assert {"tables", "functions", "grants"} <= set(blind["object"].split(", "))
 
 
-def test_health_that_was_not_looked_at_exits_0(here: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """OPS-5: what is in the way of delivery is for whoever watches; a server may not let them see all of it."""
+def test_health_that_was_not_looked_at_exits_1(here: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """OPS-5: `holdfast doctor && echo fine` must not say fine when nobody has looked."""
 
     async def too_slow(*_: object) -> object:
         raise asyncpg.QueryCanceledError("canceling statement due to statement timeout")
@@ -168,8 +168,8 @@ def test_health_that_was_not_looked_at_exits_0(here: Run, monkeypatch: pytest.Mo
     code, out, _ = here("doctor", "--only", "health", "--json")
     found = json.loads(out)
     blind = [finding for finding in found["findings"] if finding["code"] == "could-not-look"]
-    assert blind and {finding["severity"] for finding in blind} == {"warning"}
-    assert (code, found["healthy"]) == (0, True)
+    assert blind and {finding["severity"] for finding in blind} == {"problem"}
+    assert (code, found["healthy"]) == (1, False)
 
 
 def test_a_lock_that_a_look_has_waited_for_exits_1(here: Run, dsn: str) -> None:

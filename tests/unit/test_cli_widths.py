@@ -177,3 +177,24 @@ def test_findings_end_at_words_and_their_statements_stay_whole(at: Terminal) -> 
         "0 of 1 checks passed",
         "Statements are for the schema's owner: SET ROLE holdfast_owner;",
     ]
+
+
+def test_no_line_of_a_finding_is_too_wide(at: Terminal) -> None:
+    """OPS-5: of what is found, a sentence before a statement, and a comment above one, which stays a comment."""
+    what = "could not check listeners, workers, generations, channels, handlers and 12 more of " + "these " * 20
+    select = "SELECT pid, xact_start, query FROM pg_stat_activity ORDER BY 2;"
+    end = "SELECT pg_terminate_backend(5823);"
+    remedies = (
+        f"end the session that listens and stays in a transaction, most likely the first of: {select}",
+        f"-- as an administrator; what that session has not committed is rolled back:\n{end}",
+    )
+    findings = tuple(Finding("problem", "delivery-blocked", "x", what, what, remedy) for remedy in remedies)
+    lines = at(80)
+    doctor._show(Report("core", "18.1", None, ("handlers",), (), findings), None)
+    printed = lines()
+    assert all(len(line) <= 80 for line in printed)
+    assert f"           {select}" in printed and f"           {end}" in printed
+    assert [line.removeprefix("      try: ").strip() for line in printed if "-- " in line] == [
+        "-- as an administrator; what that session has not committed is rolled",
+        "-- back:",
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated
@@ -18,6 +19,8 @@ _STYLES: dict[Severity, str] = {"problem": "bold red", "warning": "yellow", "not
 
 _MOST_LINES = 12
 _TRY = "      try: "
+_COMMENT = "-- "
+_PROSE = re.compile(r"[a-z][^:;]*: ")  # a sentence before a statement, which begins with a capital
 
 Line = tuple[tuple[str, str], ...]  # parts of it, each with its style
 
@@ -105,18 +108,26 @@ def _lines(report: Report, width: int, database: str | None) -> list[Line]:
 
 
 def _finding(finding: Finding, width: int, database: str | None) -> list[Line]:
-    remedy = as_typed(finding.remedy, database).splitlines()
-    if len(remedy) == 1 and not finding.remedy.endswith(";"):
-        remedy = [line.strip() for line in output.wrapped(remedy[0], width - len(_TRY))]
-    first, *others = remedy
+    first, *others = _remedy_lines(as_typed(finding.remedy, database).splitlines(), width - len(_TRY))
     if len(others) > _MOST_LINES:
         # The text of a function, most likely.
         others = [*others[:_MOST_LINES], f"… {len(others) - _MOST_LINES} more lines, all of them with --json"]
-    what, *more = output.wrapped(f"  {finding.code}  {finding.what}", width)
+    what, *more = output.wrapped(f"  {finding.code}  {finding.what}", width, hanging=4)
     return [
         ((f"  {finding.code}", "bold"), (what.removeprefix(f"  {finding.code}"), "")),
-        *(((f"  {line}", ""),) for line in more),
+        *(((line, ""),) for line in more),
         *(((line, "dim"),) for line in output.wrapped(f"      {finding.evidence}", width)),
         ((_TRY, "dim"), (first, "")),
         *(((" " * len(_TRY) + other, ""),) for other in others),
     ]
+
+
+def _remedy_lines(remedy: list[str], width: int) -> list[str]:
+    """The lines of a remedy. A sentence is broken at words, and a comment into comments; a statement is not broken."""
+    first, *others = remedy
+    if first.startswith(_COMMENT):
+        parts = output.wrapped(first.removeprefix(_COMMENT), width - len(_COMMENT))
+        return [*(_COMMENT + part.strip() for part in parts), *others]
+    if others or (first.endswith(";") and not _PROSE.match(first)):
+        return remedy
+    return [line.strip() for line in output.wrapped(first, width)]

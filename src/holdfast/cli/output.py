@@ -152,11 +152,14 @@ def _packed(fields: Iterable[tuple[str, str]], width: int) -> Iterable[str]:
         yield line
 
 
-def wrapped(text: str, width: int) -> list[str]:
-    """Break a line at words. A command at its end gets a line of its own, and nothing without spaces is broken."""
+def wrapped(text: str, width: int, hanging: int = 2) -> list[str]:
+    """Break a line at words. A command at its end gets a line of its own, and nothing without spaces is broken.
+
+    `hanging`: how many columns the lines after the first are indented more than it.
+    """
     if len(text) <= width:
         return [text]
-    indent = " " * (len(text) - len(text.lstrip()) + 2)
+    indent = " " * (len(text) - len(text.lstrip()) + hanging)
     # A command or statement at the end of a sentence is copied as a whole.
     command = re.search(rf"(?<=: )(?:{re.escape(program())} |SELECT |GRANT |ALTER )[^:]*$", text)
     prose = text if command is None else text[: command.start()]

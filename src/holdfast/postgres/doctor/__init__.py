@@ -58,6 +58,7 @@ __all__ = [
 
 COULD_NOT_LOOK: Final = "could-not-look"
 NEWEST_TESTED: Final = 18
+_MOST_NAMED: Final = 5  # checks that could not look, in a sentence; the finding's object has all of them
 
 
 async def _server(examination: Examination) -> list[Finding]:
@@ -113,18 +114,20 @@ async def examine(
     checks = [check for check in CHECKS if only in (None, check.part)]
     findings: list[Finding] = []
     passed: list[str] = []
-    blind: dict[tuple[Part, str, str], list[str]] = {}
+    blind: dict[tuple[Part, Severity, str, str], list[str]] = {}
     locked = False
     for check in checks:
         try:
             found = list(await check.run(examination))
         except CannotLook as nothing:
-            blind.setdefault((check.part, nothing.reason, nothing.remedy), []).append(check.name)
+            why = (check.part, nothing.severity, nothing.reason, nothing.remedy)
+            blind.setdefault(why, []).append(check.name)
         except asyncpg.PostgresError as error:
             if isinstance(error, CONNECTION_FAULTS) and not isinstance(error, asyncpg.QueryCanceledError):
                 raise
             locked |= isinstance(error, asyncpg.LockNotAvailableError)
-            blind.setdefault((check.part, *await _obstacle(examination, error)), []).append(check.name)
+            why = (check.part, "problem", *await _obstacle(examination, error))
+            blind.setdefault(why, []).append(check.name)
         else:
             findings += found
             passed += [] if found else [check.name]
@@ -143,7 +146,7 @@ async def examine(
 
 async def _obstacle(examination: Examination, error: asyncpg.PostgresError) -> tuple[str, str]:
     """Why a check had no answer, and what would help."""
-    text = str(error)
+    text = str(error).partition("\n")[0]  # what follows is a hint for who writes SQL
     match error:
         case asyncpg.InsufficientPrivilegeError():
             login, owner = (await examination.place()).login, await examination.owner()
@@ -153,8 +156,10 @@ async def _obstacle(examination: Examination, error: asyncpg.PostgresError) -> t
         case asyncpg.QueryCanceledError():
             return f"it took too long ({text})", "run it again when the server is less busy"
         case asyncpg.LockNotAvailableError():
-            return f"another session is changing the schema ({text})", "run it again when that session is done"
+            return f"another session holds a lock on a table ({text})", "run it again when that session is done"
         case asyncpg.SyntaxOrAccessError():
+            if (other := await drift.other_release(examination)) is not None:
+                return other
             return (
                 f"the schema is not what this release needs ({text})",
                 "put right what is reported as drift, and look again",
@@ -162,10 +167,9 @@ async def _obstacle(examination: Examination, error: asyncpg.PostgresError) -> t
     return f"{text} ({error.sqlstate})", "run it again; if that does not help, look into the server's log"
 
 
-def _blind_spots(blind: dict[tuple[Part, str, str], list[str]]) -> Iterable[Finding]:
-    for (part, reason, remedy), names in blind.items():
-        what = f"could not check {', '.join(names)}: {reason}"
-        # A deployment goes on when nothing has drifted: it must not take "not seen" for "not there".
-        yield Finding(
-            "problem" if part == "drift" else "warning", COULD_NOT_LOOK, ", ".join(names), what, reason, remedy
-        )
+def _blind_spots(blind: dict[tuple[Part, Severity, str, str], list[str]]) -> Iterable[Finding]:
+    """What was not seen must not be taken for what is not there, by a deployment or by who is on call."""
+    for (_, severity, reason, remedy), names in blind.items():
+        more = len(names) - _MOST_NAMED
+        named = f"{', '.join(names[:_MOST_NAMED])}{f' and {more} more' if more > 0 else ''}"
+        yield Finding(severity, COULD_NOT_LOOK, ", ".join(names), f"could not check {named}", reason, remedy)

@@ -156,7 +156,7 @@ async def _keys(examination: Examination) -> list[Finding]:
             "key-blocked",
             each.handler_name,
             f"dead letters of {each.handler_name} block ordering keys, and the events behind them wait",
-            f"{each.keys} keys, the first since {each.since:%Y-%m-%d %H:%M:%S}",
+            f"{each.keys} {'key' if each.keys == 1 else 'keys'}, the first since {each.since:%Y-%m-%d %H:%M:%S}",
             "replay or discard the heads, or release the keys; they are listed by: "
             f"holdfast keys blocked --handler {each.handler_name}",
         )

@@ -114,7 +114,8 @@ async def _release(examination: Examination) -> list[Finding]:
     try:
         await examination.require_installed()
     except CannotLook as nothing:
-        return [problem("schema-missing", nothing.reason, "it has no table outbox and no table migrations")]
+        evidence = "it has no table outbox and no table migrations"
+        return [problem("schema-missing", nothing.reason, evidence, nothing.remedy)]
     release = examination.expected.release
     ledger = await examination.ledger()
     applied = sorted(number for number in ledger if number > 0)
@@ -159,15 +160,22 @@ def _outdated(examination: Examination, applied: int, contract: Contract) -> Fin
     return None
 
 
+async def other_release(examination: Examination) -> tuple[str, str] | None:
+    """Why this release may not find what it looks for: the schema is of another one; and what would help."""
+    version, applied = examination.expected.release.version, max(await _ledger_if_readable(examination), default=0)
+    if applied in (0, version):
+        return None
+    reason = f"the schema has version {applied}, and this release describes version {version}"
+    ahead = applied > version
+    return reason, release_remedy((await examination.contract()).release) if ahead else examination.apply_command
+
+
 async def _comparable(examination: Examination) -> tuple[Expected, Live]:
     """Both sides, if this release knows what the other should look like."""
     await examination.require_installed()
-    expected = examination.expected
-    ledger = await _ledger_if_readable(examination)
-    if ledger and max(ledger) != expected.release.version:
-        reason = f"the schema has version {max(ledger)}, and this release describes version {expected.release.version}"
-        raise CannotLook(reason, examination.apply_command)
-    return expected, await examination.live()
+    if (other := await other_release(examination)) is not None:
+        raise CannotLook(*other)
+    return examination.expected, await examination.live()
 
 
 async def _ledger_if_readable(examination: Examination) -> dict[int, str]:

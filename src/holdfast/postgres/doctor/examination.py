@@ -120,14 +120,19 @@ class Examination:
     async def require_installed(self) -> Place:
         place = await self.place()
         if place.owner is None or (place.outbox_owner is None and not place.has_ledger):
-            raise CannotLook(f"there is no Holdfast in the schema {self.schema}", self.apply_command)
+            # The address may be a wrong one: nobody should install Holdfast there by following this.
+            remedy = (
+                f"check that this is the right database and --schema; to install Holdfast here: {self.apply_command}"
+            )
+            raise CannotLook(f"there is no Holdfast in the schema {self.schema}", remedy)
         return place
 
     async def require_sessions(self) -> None:
         place = await self.place()
         if not place.sees_sessions:
             remedy = f"-- as an administrator:\nGRANT pg_monitor TO {place.login};"
-            raise CannotLook(f"{place.login} sees only sessions of its own", remedy)
+            # Many servers let nobody see them, and the rest of the report stands without.
+            raise CannotLook(f"{place.login} sees only sessions of its own", remedy, "warning")
 
     async def owner(self) -> str:
         """Whose everything should be. Of the schema and the outbox one may have been given away, hardly both."""

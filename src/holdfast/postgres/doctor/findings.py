@@ -123,9 +123,10 @@ class Limits:
 
 
 class CannotLook(Exception):
-    """A check has no answer: what kept it from looking, and what would help."""
+    """A check has no answer: what kept it from looking, what would help, and how bad it is not to know."""
 
-    def __init__(self, reason: str, remedy: str) -> None:
+    def __init__(self, reason: str, remedy: str, severity: Severity = "problem") -> None:
         super().__init__(reason, remedy)
         self.reason = reason
         self.remedy = remedy
+        self.severity = severity

@@ -46,9 +46,11 @@ async def _listeners(examination: Examination) -> list[Finding]:
             "warning",
             "listeners-missing",
             examination.schema,
-            "workers only poll: a transaction pooler stands before their database, or they run with --no-listen",
+            "workers only poll: a handler blocks their event loop, a transaction pooler stands before their database, "
+            "or they run with --no-listen",
             f"{len(living)} living ({', '.join(living[:5])}{', …' if len(living) > 5 else ''}), {listening} listening",
-            "holdfast worker … --listen-dsn with the address of the Postgres server itself",
+            "on their machines see whether the event loop is blocked (holdfast worker status); behind a pooler, start "
+            "them with --listen-dsn and the address of the Postgres server itself",
         )
     ]
 
@@ -79,8 +81,8 @@ async def _queue(examination: Examination) -> list[Finding]:
             "notification queue",
             "the server's notification queue fills up; when it is full, commits that notify fail",
             f"{usage:.2%} in use",
-            "end the session that listens and stays in a transaction: SELECT pid, application_name, xact_start, query "
-            "FROM pg_stat_activity ORDER BY xact_start;",
+            "end the session that listens and stays in a transaction, most likely the first of: "
+            "SELECT pid, xact_start, query FROM pg_stat_activity ORDER BY 2;",
         )
     ]
 
