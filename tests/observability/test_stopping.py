@@ -73,7 +73,7 @@ async def test_a_draining_worker_lives(dsn: str, conn: asyncpg.Connection, regis
         await conn.execute(AGE)
         await until(lambda: conn.fetchval(IS_LIVING), within=2, what="a heartbeat")
         assert worker.health().state == "draining"
-        with pytest.raises(Refused, match="lives"):
+        with pytest.raises(Refused, match=r"was heard of \d+ s ago"):
             await operator.workers.release(worker.id)
     assert worker.counters.delivered == 1 and await conn.fetchval(LISTED) == 0
 

@@ -49,12 +49,12 @@ class Workers:
         identity = arguments.identity(worker, "worker", "holdfast workers list")
         asked: dict[str, Any] = {"reason": arguments.reason(reason), "worker": str(identity), "force": force}
         listed = [each for each in await self.all() if each.id == identity]
-        living = [each.name for each in listed if each.living]
+        living = [f"the worker {each.name} was heard of {each.silent_for:.0f} s ago" for each in listed if each.living]
         async with self._session.changing("worker.release", dry_run=dry_run, **asked):
             if living and not force:
                 raise Refused(
-                    f"the worker {living[0]} lives and may be handling them",
-                    "stop it, or wait a minute after its last heartbeat; --force releases them all the same",
+                    f"{living[0]} and may be handling them",
+                    "stop it, or wait until that was a minute ago; if its process is gone, --force releases them now",
                 )
         async with self._session.reading() as statements:
             held = await workers.count_held(statements, identity)
