@@ -16,6 +16,7 @@ from holdfast import EventEnvelope, HandlerRegistry, NewEvent
 from holdfast.errors import ConfigurationError, NotFound
 from holdfast.operator import Operator, Refused
 from servers.nats import NatsServer
+from servers.processes import free_port
 from servers.valkey import ValkeyServer
 from tests.acceptance.support import PUBLISHER, Facts, drained, effects, make_tables, publish_many, running, until
 from tests.brokers.double import Broker
@@ -106,6 +107,23 @@ async def test_what_cannot_be_meant_is_refused(dsn: str, conn: asyncpg.Connectio
         with pytest.raises(ConfigurationError):
             now = datetime.now(UTC)
             await operator.relay.check("nats", since=now, until=now - timedelta(hours=1))
+
+
+async def test_a_broker_that_refuses_the_login_is_not_called_away(dsn: str, tmp_path: Path) -> None:
+    """SCL-4, OPS-1: a changed password is told from a server that is gone, with what to do about it."""
+    login = "authorization { user: app, password: secret }"
+    with NatsServer(tmp_path / "nats", login) as nats, ValkeyServer(tmp_path / "valkey") as valkey:
+        async with valkey.client() as client:
+            await client.config_set("requirepass", "secret")
+        for address in (nats.address, valkey.address):
+            wrong = address.replace("://", "://app:wrong@" if address == nats.address else "://:wrong@")
+            code, out = await holdfast(dsn, "relay", "show", "--substrate", wrong)
+            assert code == 1 and "check the user and the password in its address" in out, out
+            assert "can be reached" not in out and "wrong" not in out
+        gone = f"nats://127.0.0.1:{free_port()}"
+        code, out = await holdfast(dsn, "relay", "show", "--substrate", gone)
+        assert code == 1 and f"no connection to {gone.removeprefix('nats://')}: Connection refused" in out
+        assert "check that the broker runs" in out
 
 
 async def test_a_check_says_how_much_it_has_looked_at(dsn: str, conn: asyncpg.Connection, broker: Broker) -> None:

@@ -232,6 +232,27 @@ def test_a_password_on_the_command_line_is_pointed_out(holdfast: Run, calls: lis
             ],
         ),
         (
+            BrokerUnavailable("no NATS server lets this login in: nats: 'Authorization Violation'"),
+            [
+                "error: no NATS server lets this login in: nats: 'Authorization Violation'",
+                "try: the broker runs and refuses this login: check the user and the password in its address",
+            ],
+        ),
+        (
+            ConnectionRefusedError(111, "Connect call failed ('127.0.0.1', 5432)"),
+            [
+                "error: no connection to 127.0.0.1:5432: Connection refused",
+                "try: check that Postgres runs, and the host and port in --dsn",
+            ],
+        ),
+        (
+            ConnectionError("unexpected connection_lost() call"),
+            [
+                "error: the connection was closed before a Postgres server had answered",
+                "try: check that Postgres runs, and the host and port in --dsn",
+            ],
+        ),
+        (
             LifespanError("resources", "at the start", "OSError: refused"),
             [
                 "error: the lifespan resources failed at the start: OSError: refused",

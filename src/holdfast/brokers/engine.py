@@ -6,10 +6,11 @@ client. An engine never retries by itself, never waits without a deadline, and s
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 from uuid import UUID
 
 from holdfast.brokers.cloudevents import Binding
@@ -56,13 +57,26 @@ class Unanswered:
 
 Answer = Confirmed | Refused | Unanswered
 
+# As NATS, Redis, RabbitMQ and Kafka say it.
+_REFUSED_LOGIN: Final = re.compile(
+    "authorization violation|username-password|WRONGPASS|NOAUTH|authentication required|login was refused|SASL"
+    "|authentication failed",
+    re.IGNORECASE,
+)
+_REFUSED_REMEDY: Final = "the broker runs and refuses this login: check the user and the password in its address"
+
 
 class BrokerUnavailable(HoldfastError):
     """The broker as a whole cannot be used now: an outage, which costs no attempt. `remedy` is empty if unknown."""
 
     def __init__(self, problem: str, remedy: str = "") -> None:
         super().__init__(problem)
-        self.remedy = remedy
+        self.remedy = remedy or (_REFUSED_REMEDY if refuses_login(problem) else "")
+
+
+def refuses_login(text: str) -> bool:
+    """Whether a broker's answer says that it runs, and does not let this login in."""
+    return _REFUSED_LOGIN.search(text) is not None
 
 
 class Sink(Protocol):

@@ -6,6 +6,7 @@ On a terminal they are broken at words.
 from __future__ import annotations
 
 import errno
+import os
 import re
 import sys
 from typing import Final
@@ -23,6 +24,9 @@ _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _ENDED: Final = re.compile("clos|terminat")
 # What a broker's client says when there is no answer at all.
 _UNREACHED: Final = re.compile("be reached|did not answer|takes events|[Cc]onnect")
+# What Python says of an address that takes no connection, and asyncpg of a server that is none of Postgres.
+_REFUSED: Final = re.compile(r"\[Errno (\d+)\] Connect call failed \('([^']*)', (\d+)[^)]*\)")
+_NO_POSTGRES: Final = "unexpected connection_lost() call"
 _LOST: Final = "run it again; if it changes something, see first whether it has: holdfast audit"
 _SILENT: Final = "the database was reached, and did not answer in time"
 REPORTED: Final = (HoldfastError, MissingExtra, *DATABASE_ERRORS)
@@ -58,9 +62,16 @@ def _problem(error: BaseException, address: str) -> str:
             return problem
         # An argument in Python, and here what the user has set.
         return f"{address if error.field == 'dsn' else error.field} {problem}"
-    text = str(error) or (_SILENT if isinstance(error, TimeoutError) else type(error).__name__)
+    text = _plain(str(error)) or (_SILENT if isinstance(error, TimeoutError) else type(error).__name__)
     # Errors that carry a remedy end their text with it, and it gets a line of its own.
     return text.removesuffix(f"; {remedy}") if isinstance(remedy, str) else text
+
+
+def _plain(text: str) -> str:
+    """Return what a client says about a connection in the words of who runs the server."""
+    if text == _NO_POSTGRES:
+        return "the connection was closed before a Postgres server had answered"
+    return _REFUSED.sub(lambda found: f"no connection to {found[2]}:{found[3]}: {os.strerror(int(found[1]))}", text)
 
 
 def _remedy(error: BaseException, address: str) -> str:

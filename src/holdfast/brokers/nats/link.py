@@ -19,7 +19,7 @@ from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfi
 from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
 from holdfast.brokers.addresses import Address
-from holdfast.brokers.engine import BrokerUnavailable
+from holdfast.brokers.engine import BrokerUnavailable, refuses_login
 from holdfast.brokers.nats.subjects import subjects_by
 
 # The deadline of requests for which the caller gives none.
@@ -129,7 +129,10 @@ class Link:
                             raise
                         self._client = client
                         return client
-            raise BrokerUnavailable(f"no NATS server can be reached: {'; '.join(errors) or 'no answer'}")
+            told = "; ".join(errors) or "no answer"
+            raise BrokerUnavailable(
+                f"no NATS server {'lets this login in' if refuses_login(told) else 'can be reached'}: {told}"
+            )
 
     async def _connect(self, client: Client, server: str) -> None:
         self._cause = ""
