@@ -12,6 +12,7 @@ from pathlib import Path
 
 import asyncpg
 import httpx
+import psycopg
 import pytest
 
 from holdfast.cli import doctor, main
@@ -149,6 +150,23 @@ def test_databases_that_are_away_have_remedies_of_their_own(holdfast: Run, monke
     assert err.endswith("in HOLDFAST_DSN of orders\n")
 
 
+def test_a_list_does_not_answer_for_a_database_that_is_away(
+    dsn: str, other_dsn: str, holdfast: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SCL-4, OPS-1: "none" is said of those that were read; a hint about a name is said of each, with its command."""
+    monkeypatch.setenv("HOLDFAST_DSN", f"orders={dsn} gone={NOWHERE}")
+    code, out, err = holdfast("failed", "list")
+    assert (code, out) == (1, "none in orders\n") and "database gone:" in err
+    monkeypatch.setenv("HOLDFAST_DSN", f"orders={dsn} billing={other_dsn}")
+    code, out, err = holdfast("failed", "list", "--handler", "x.y")
+    assert (code, out) == (0, "none\n")
+    said = "no handler x.y was ever registered; all names: holdfast handlers list --database"
+    assert err == f"orders: {said} orders\nbilling: {said} billing\n"
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("SELECT core.subscribe('x', 'x.y', ARRAY['order.placed'])")
+    assert holdfast("failed", "list", "--handler", "x.y") == (0, "none\n", ""), "databases may have different handlers"
+
+
 async def test_a_remedy_names_the_database_and_the_schema(
     dsn: str, other_dsn: str, holdfast: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,6 +210,20 @@ def test_addresses_have_names() -> None:
         one({"a": "1", "b": "2"}, None)
     with pytest.raises(ConfigurationError, match="named are"):
         one({"": "1"}, "a")
+
+
+@pytest.mark.parametrize(
+    ("value", "problem", "remedy"),
+    [
+        ("a=postgresql://u:s3cret@h/a,b=postgresql://h/b", "a comma between two addresses", "put a space there"),
+        ("a=postgresql://u:s3cret@h/a b=s3cret", "b= without an address", "write b=postgresql://"),
+    ],
+)
+def test_what_is_wrong_with_a_list_of_addresses_is_said(value: str, problem: str, remedy: str) -> None:
+    """SCL-4, OPS-1: and not that a password may need other characters; no password is shown."""
+    with pytest.raises(ConfigurationError, match=problem) as refused:
+        named("HOLDFAST_DSN", [value])
+    assert remedy in str(refused.value) and "s3cret" not in str(refused.value)
 
 
 def test_remedies_name_the_database() -> None:

@@ -116,6 +116,18 @@ def test_a_long_question_ends_at_words(dsn: str) -> None:
         assert screen.ends() == 1
 
 
+def test_who_is_in_the_way_is_told_in_lines_that_fit(dsn: str) -> None:
+    """OPS-1, OPS-5: at 80 columns, while a command waits for the lock and when it gives up."""
+    with psycopg.connect(dsn, application_name="a nightly report with a long name") as other:
+        other.execute("LOCK TABLE core.outbox IN ACCESS EXCLUSIVE MODE")
+        with terminal(dsn, "doctor") as screen:
+            assert screen.ends() == 1
+        lines = screen.shown.replace("\r", "").splitlines()
+        assert lines[0].startswith(f"waiting for a lock: pid {other.info.backend_pid}, login ")
+        assert [line for line in lines if len(line) > 80] == []
+        assert f"           SELECT pg_terminate_backend({other.info.backend_pid});" in lines
+
+
 def test_no_worker_is_told_in_lines_that_fit(dsn: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """OBS-3, OPS-1: the problem, and what to do about it."""
     monkeypatch.setenv("HOLDFAST_RUNTIME_DIR", str(tmp_path))

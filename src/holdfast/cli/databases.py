@@ -21,6 +21,8 @@ DatabaseOption = Annotated[
 ]
 
 _NAMED = re.compile(r"([^=:/@\s]*)=(\w+://.*)", re.DOTALL)
+_COMMA = re.compile(r",[^=:/@\s,]+=\w+://")
+_EXAMPLE = "orders=postgresql://… billing=postgresql://…"
 
 
 def named(field: str, values: Iterable[str]) -> dict[str, str]:
@@ -29,15 +31,28 @@ def named(field: str, values: Iterable[str]) -> dict[str, str]:
     for value in values:
         for word in value.split() if _NAMED.match(value.strip()) else [value]:
             match = _NAMED.fullmatch(word)
+            if match and _COMMA.search(match[2]):
+                raise ConfigurationError(field, "has a comma between two addresses", f"put a space there: {_EXAMPLE}")
+            if match is None and word is not value:
+                _require_address(field, word)
             name, address = (database_name(field, match[1]), match[2]) if match else ("", word)
             if name in found:
                 what = f"has two addresses of {name}" if name else "has two addresses without a name"
-                raise ConfigurationError(field, what, "give each database a name: orders=postgresql://…")
+                raise ConfigurationError(field, what, f"give each database a name: {_EXAMPLE}")
             found[name] = address
     if "" in found and len(found) > 1:
         problem = "has an address without a name among several"
-        raise ConfigurationError(field, problem, "give each database a name: orders=postgresql://…")
+        raise ConfigurationError(field, problem, f"give each database a name: {_EXAMPLE}")
     return found
+
+
+def _require_address(field: str, word: str) -> None:
+    """Refuse a name among several whose address is none. What follows the name is not shown: it may be a password."""
+    name, equals, _ = word.partition("=")
+    if equals and name.isidentifier():
+        raise ConfigurationError(
+            field, f"has {name}= without an address", f"write {name}=postgresql://user@host:5432/database"
+        )
 
 
 def are_several(databases: Mapping[str, str]) -> bool:

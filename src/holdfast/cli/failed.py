@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 from uuid import UUID
 
 import typer
@@ -56,15 +56,16 @@ def list_(
     """List dead letters, the newest first."""
     selection = which.selection()
 
-    async def read(operator: Operator) -> tuple[list[FailedEvent], int]:
+    async def read(operator: Operator) -> _Page:
         found = await operator.failed.page(selection, limit=limit, discarded=discarded)
-        await misspelt.point_out(operator, selection.handler, found)
-        return found, 0 if discarded else await operator.archive.count(selection.handler)
+        hint = await misspelt.hinted(operator, selection.handler, found)
+        return _Page(found, 0 if discarded else await operator.archive.count(selection.handler), hint)
 
     if where.several:
         _list_each(where.run_in_each(read), limit, as_json)
         return
-    found, archived = where.run(read)
+    found, archived, hint = where.run(read)
+    misspelt.point_out_hint(hint)
     if as_json:
         output.print_json(found)
         output.print_left_out(found, limit, as_json=True)
@@ -73,6 +74,14 @@ def list_(
     output.print_table(_HEADERS, map(_row, found))
     output.print_left_out(found, limit)
     print_archived(archived, selection.handler)
+
+
+class _Page(NamedTuple):
+    """Dead letters of one database, how many are in its archive, and what to say of a handler that it does not know."""
+
+    found: list[FailedEvent]
+    archived: int
+    hint: str | None
 
 
 _HEADERS = ("id", "failed at", "handler", "event type", "reason", "attempts", "cycles", "raised at", "error")
@@ -92,17 +101,21 @@ def _row(event: FailedEvent) -> tuple[object, ...]:
     )
 
 
-def _list_each(found: Mapping[str, tuple[list[FailedEvent], int] | BaseException], limit: int, as_json: bool) -> None:
+def _list_each(found: Mapping[str, _Page | BaseException], limit: int, as_json: bool) -> None:
     """List the newest of several databases, each with the name of its own."""
     pages = several.read(found)
-    events = [(name, event) for name, (page, _) in pages.items() for event in page]
+    misspelt.point_out_in_each({name: page.hint for name, page in pages.items()})
+    events = [(name, event) for name, page in pages.items() for event in page.found]
     newest = sorted(events, key=lambda each: each[1].failed_at, reverse=True)[:limit]
     if as_json:
         output.print_json([{"database": name, **plain(event)} for name, event in newest])
-    elif pages:  # "none" would be wrong where nothing was read
+    elif not newest and len(pages) < len(found):  # "none" alone would be taken for all of them
+        if pages:
+            output.print_line(f"none in {', '.join(pages)}", "dim")
+    else:
         output.print_table(("database", *_HEADERS), [(name, *_row(event)) for name, event in newest])
     output.print_left_out(newest, limit, as_json=as_json)
-    archived = {name: count for name, (_, count) in pages.items() if count}
+    archived = {name: page.archived for name, page in pages.items() if page.archived}
     if archived and not as_json:
         output.print_line(f"in the archive: {output.shown(archived)}", "yellow")
     several.end(found)

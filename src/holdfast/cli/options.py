@@ -144,7 +144,7 @@ def ask(question: str) -> None:
 
 def _say_on_terminal(what: str) -> None:
     if sys.stderr.isatty():
-        print(output.clean(what), file=sys.stderr)
+        print("\n".join(output.wrapped(output.clean(what), output.error_width())), file=sys.stderr)
 
 
 @dataclass(frozen=True, slots=True)
