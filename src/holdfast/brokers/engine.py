@@ -192,7 +192,7 @@ class Engine(Protocol):
     def source(self, interest: Interest, *, lease: float) -> Source: ...
 
     def names(self, interest: Interest) -> Sequence[str]:
-        """Return the streams, topics or exchanges of a handler's events; refuse a handler whose names are endless."""
+        """Return the streams, topics or exchanges of a handler; refuse a pattern whose events may be under any name."""
         ...
 
     async def weaknesses(

@@ -73,7 +73,7 @@ class KafkaEngine:
             ]
 
     async def remove(self, interest: Interest) -> None:
-        """Let the group of a handler begin anew if the handler comes back; Kafka itself deletes unused groups later."""
+        """Let the group of a handler begin anew if the handler comes back; Kafka itself deletes old offsets later."""
         for topic in self.names(interest):
             await within(2 * ANSWER_SECONDS, retire(self._cluster, interest, topic, ANSWER_SECONDS))
 

@@ -66,7 +66,7 @@ class RedisSink:
         if self._largest is not None and self._link.is_open:
             return
         (answer,) = await self._link.ask_all([("CONFIG", "GET", _LIMIT)], seconds)
-        # Managed servers may refuse CONFIG.
+        # Some servers do not show their settings.
         self._largest = int(answer[1]) if isinstance(answer, list) and answer else _LARGEST
 
     def _stream_of(self, event: Outgoing) -> str:
