@@ -12,11 +12,8 @@ from typing import Any
 from holdfast.errors import TransientHandlerError
 from holdfast.handlers import Handler
 from holdfast.handling.application.transaction import ApplicationTransaction
+from holdfast.handling.django_blocks import AtomicBlocks
 from holdfast.postgres.queries import Queries
-
-
-class _RollBack(Exception):
-    """Raised inside an atomic block to roll it back."""
 
 
 class DjangoTransaction(ApplicationTransaction):
@@ -28,9 +25,7 @@ class DjangoTransaction(ApplicationTransaction):
     def __init__(self, queries: Queries, alias: str) -> None:
         super().__init__(queries)
         self._alias = alias
-        self._outer: Any = None
-        self._inner: Any = None
-        self._committed = False
+        self._blocks = AtomicBlocks(alias)
 
     async def open(self) -> None:
         from django.db import connections
@@ -45,16 +40,7 @@ class DjangoTransaction(ApplicationTransaction):
         self._use(self.tx.connection)
 
     async def _begin(self) -> None:
-        from django.db import transaction
-
-        outer = transaction.atomic(using=self._alias)
-        outer.__enter__()
-        self._outer = outer
-        # The first function to run after the commit: others may fail, and the commit has happened all the same.
-        transaction.on_commit(self._on_commit, using=self._alias)
-
-    def _on_commit(self) -> None:
-        self._committed = True
+        self._blocks.begin()
 
     async def enter_at_once(self, statement: Callable[[bool], str]) -> bool:
         return False  # the blocks are Django's to begin
@@ -68,11 +54,7 @@ class DjangoTransaction(ApplicationTransaction):
         return rows
 
     async def set_savepoint(self) -> None:
-        from django.db import transaction
-
-        inner = transaction.atomic(using=self._alias)
-        inner.__enter__()
-        self._inner = inner
+        self._blocks.set_savepoint()
         self._marked = True
 
     def _lent(self) -> Any:
@@ -88,30 +70,30 @@ class DjangoTransaction(ApplicationTransaction):
         await super().commit(handler)
 
     async def _release_savepoint(self) -> None:
-        self._leave_inner(None)
+        self._blocks.leave_inner()
 
     async def _commit(self) -> None:
         try:
-            self._leave_outer(None)
+            self._blocks.leave_outer()
         except Exception as error:
-            if not self._committed:
+            if not self._blocks.committed:
                 raise
             self.after_commit_error = error
 
     async def undo(self) -> None:
-        if self._inner is None:
+        if not self._blocks.has_savepoint:
             raise ConnectionAbortedError("the transaction has ended")
-        self._leave_inner(_RollBack())
+        self._blocks.leave_inner(undo=True)
 
     async def commit_undone(self) -> None:
         await self._commit()
 
     async def _rollback(self) -> None:
-        self._leave_inner(_RollBack())
-        self._leave_outer(_RollBack())
+        self._blocks.leave_inner(undo=True)
+        self._blocks.leave_outer(undo=True)
 
     async def give_back(self) -> None:
-        if self._driver is None and self._outer is None:
+        if self._driver is None and not self._blocks.is_open:
             return
         try:
             await self._rollback()  # what is left of it
@@ -119,16 +101,6 @@ class DjangoTransaction(ApplicationTransaction):
             self._severed = True
         if self._is_lost():
             self.tx.close()
-
-    def _leave_inner(self, error: BaseException | None) -> None:
-        block, self._inner = self._inner, None
-        if block is not None:
-            block.__exit__(None if error is None else type(error), error, None)
-
-    def _leave_outer(self, error: BaseException | None) -> None:
-        block, self._outer = self._outer, None
-        if block is not None:
-            block.__exit__(None if error is None else type(error), error, None)
 
 
 def close_connections() -> None:

@@ -11,12 +11,9 @@ from typing import Any
 
 from django.db import connections, transaction
 
+from holdfast.handling.django_blocks import AtomicBlocks
 from holdfast.postgres.faults import is_conflict
 from holdfast.postgres.idempotency import ExistingRecord, NewRecord, Records, StoredResponse
-
-
-class _RollBack(Exception):
-    """Raised inside an atomic block to roll it back."""
 
 
 class AtomicTransaction:
@@ -28,18 +25,14 @@ class AtomicTransaction:
         self._using = using
         self._records = records
         self._after_commit_failed = after_commit_failed
-        self._inner: Any = None
         self._watching = False
-        self._committed = False
         self.conflict: BaseException | None = None  # raised by a statement of the view, which may have caught it
-        self._outer: Any = transaction.atomic(using=using)
-        self._outer.__enter__()
-        # The first function to run after the commit: the others may fail, and the commit has happened all the same.
-        transaction.on_commit(self._on_commit, using=using)
+        self._blocks = AtomicBlocks(using)
+        self._blocks.begin()
 
     @property
     def ended(self) -> bool:
-        return self._outer is None
+        return not self._blocks.is_open
 
     @property
     def needs_rollback(self) -> bool:
@@ -69,38 +62,36 @@ class AtomicTransaction:
         return existing
 
     async def complete_record(self, scope: str, key: str, response: StoredResponse) -> bool:
-        self._leave_inner(None)
+        self._leave_inner()
         completed: bool = self._records.complete(self._connection, scope, key, response)
         return completed
 
     async def set_savepoint(self) -> None:
-        inner = transaction.atomic(using=self._using)
-        inner.__enter__()
-        self._inner = inner
+        self._blocks.set_savepoint()
 
     async def undo(self) -> None:
-        self._leave_inner(_RollBack())
+        self._leave_inner(undo=True)
 
     async def restart(self) -> None:
         raise NotImplementedError
 
     async def confirm(self) -> None:
-        self._leave_inner(None)
+        self._leave_inner()
         with self._connection.cursor() as cursor:
             cursor.execute(self._records.queries.psycopg("confirm_request"))
 
     async def commit(self) -> None:
         try:
-            self._leave_outer(None)
+            self._blocks.leave_outer()
         except Exception as error:
-            if not self._committed:
+            if not self._blocks.committed:
                 raise
             self._after_commit_failed(error)
 
     async def rollback(self) -> None:
-        for leave in (self._leave_inner, self._leave_outer):
+        for leave in (self._leave_inner, self._blocks.leave_outer):
             try:
-                leave(_RollBack())
+                leave(undo=True)
             except Exception:
                 # A connection that cannot roll back is lost, and its transaction with it.
                 self._connection.close()
@@ -109,18 +100,8 @@ class AtomicTransaction:
     def _connection(self) -> Any:
         return connections[self._using]
 
-    def _on_commit(self) -> None:
-        self._committed = True
-
-    def _leave_inner(self, error: BaseException | None) -> None:
+    def _leave_inner(self, *, undo: bool = False) -> None:
         if self._watching:
             self._watching = False
             self._connection.execute_wrappers.remove(self._watch)
-        block, self._inner = self._inner, None
-        if block is not None:
-            block.__exit__(None if error is None else type(error), error, None)
-
-    def _leave_outer(self, error: BaseException | None) -> None:
-        block, self._outer = self._outer, None
-        if block is not None:
-            block.__exit__(None if error is None else type(error), error, None)
+        self._blocks.leave_inner(undo=undo)
