@@ -98,6 +98,7 @@ def _chosen(names: Sequence[str]) -> Iterator[str]:
     return (f"--scenario {name}" for name in names if name != "mix")
 
 
+# What must not happen on a busy machine either.
 NEVER = ("violations",)
 
 
@@ -106,8 +107,8 @@ def total(runs: Iterable[Run], name: str) -> int:
 
 
 def worst(runs: Iterable[Run], figure: str, scenario: str | None = None) -> str:
-    """The largest, without those of runs that had the machine not to themselves."""
-    chosen = [run for run in runs if scenario in (None, run["scenario"]) and not run.get("busy")]
+    """The largest; times without those of runs that had the machine not to themselves."""
+    chosen = [run for run in runs if scenario in (None, run["scenario"]) and (figure in NEVER or not run.get("busy"))]
     found = [run["figures"][figure] for run in chosen if figure in run["figures"]]
     return f"{max(found):g}" if found else "not measured"
 
@@ -127,9 +128,7 @@ def promises(runs: Sequence[Run]) -> list[str]:
         return what, limit, worst(runs, figure, scenario)
 
     def least(what: str, scenario: str, figure: str) -> tuple[str, str, str]:
-        # What must never happen must not happen on a busy machine either; only times need one for themselves.
-        chosen = [run for run in runs if run["scenario"] == scenario and (figure in NEVER or not run.get("busy"))]
-        found = [run["figures"][figure] for run in chosen]
+        found = [run["figures"][figure] for run in runs if run["scenario"] == scenario and not run.get("busy")]
         return what, f"{SCENARIOS[scenario].floors[figure]:g}", f"{min(found):g}" if found else "not measured"
 
     ordered = [run for run in runs if "inversions" in run]
