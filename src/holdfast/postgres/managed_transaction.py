@@ -13,8 +13,9 @@ import inspect
 import os
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from contextvars import copy_context
 from typing import Any, TypeVar
 
@@ -77,8 +78,26 @@ async def _give_back(holder: Any) -> None:
         await _in_thread(_WORKING, holder.__exit__, None, None, None)
 
 
+class _Deadline:
+    """A block that may take so many seconds, after which `cut` is called. A generator would cost each request more."""
+
+    __slots__ = ("_cut", "_seconds", "_timer")
+
+    def __init__(self, seconds: float, cut: Callable[[], None]) -> None:
+        self._seconds = seconds
+        self._cut = cut
+
+    def __enter__(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(self._seconds, self._cut)
+
+    def __exit__(self, *error: object) -> None:
+        self._timer.cancel()
+
+
 class ManagedTransaction(ABC):
     """One transaction on one connection, which is returned to its pool when the transaction has ended."""
+
+    connects_late = False  # with the first statement, and not before
 
     def __init__(self, queries: Queries, holder: Any, tx: Any, driver: Driver) -> None:
         self.tx = tx
@@ -103,14 +122,9 @@ class ManagedTransaction(ABC):
         if self._given_back:
             raise ConnectionAbortedError("the transaction has ended and its connection was returned to the pool")
 
-    @contextlib.contextmanager
-    def deadline(self, seconds: float) -> Iterator[None]:
+    def deadline(self, seconds: float) -> AbstractContextManager[None]:
         """Cut the connection if the block takes longer: a silent server then fails like one that is gone."""
-        cutting = asyncio.get_running_loop().call_later(seconds, self._sever)
-        try:
-            yield
-        finally:
-            cutting.cancel()
+        return _Deadline(seconds, self._sever)
 
     def _sever(self) -> None:
         """Close the connection's socket, which fails the statement that waits for it."""
@@ -236,18 +250,17 @@ class _Sqlalchemy(ManagedTransaction):
     A failed flush rolls the session back to its beginning, so the savepoint no longer exists.
     """
 
+    connects_late = True
     _begun: Any = None  # the transaction, and the connection it is on
     _connection: Any = None
     _direct: Driver | None = None
 
-    @contextlib.contextmanager
-    def deadline(self, seconds: float) -> Iterator[None]:
+    def deadline(self, seconds: float) -> AbstractContextManager[None]:
         if self._begun is None:
             # Now: while a session commits or rolls back, it does not tell its connection.
             with contextlib.suppress(Exception):
                 self._connection, self._begun = self._driver_connection(), self._session.get_transaction()
-        with super().deadline(seconds):
-            yield
+        return super().deadline(seconds)
 
     async def set_savepoint(self) -> None:
         # A driver that Holdfast does not know by itself, such as psycopg2, is left to SQLAlchemy.

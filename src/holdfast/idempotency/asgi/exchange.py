@@ -170,8 +170,9 @@ class AsgiExchange:
         try:
             if self._exchange.key is not None and length.isdigit() and int(length) > self._settings.request_limit:
                 raise BodyTooLarge
-            async with asyncio.timeout(self._settings.receive_within):
-                await self._body.receive()
+            if not self._body.whole:
+                async with asyncio.timeout(self._settings.receive_within):
+                    await self._body.receive()
             if self._exchange.key is not None and not self._body.is_repeatable():
                 raise BodyTooLarge
         except BodyTooLarge:

@@ -27,7 +27,7 @@ class Body:
         self._limit = limit
         self._messages: list[Message] = []
         self._size = 0
-        self._whole = False
+        self.whole = False  # all of it has come
 
     def is_repeatable(self) -> bool:
         """Return whether all of the body that was read is kept."""
@@ -50,7 +50,7 @@ class Body:
 
     async def receive(self) -> None:
         """Receive the whole body, or as much of it as is kept; the application reads it as if it came now."""
-        while not self._whole and self.is_repeatable():
+        while not self.whole and self.is_repeatable():
             if (await self._next(keep=True))["type"] != "http.request":
                 raise ClientGone
 
@@ -65,7 +65,7 @@ class Body:
         message = await self._receive()
         if message["type"] == "http.request":
             self._size += len(message.get("body", b""))
-            self._whole = not message.get("more_body", False)
+            self.whole = not message.get("more_body", False)
             if self.is_repeatable() or keep:
                 self._messages.append(message)
             else:

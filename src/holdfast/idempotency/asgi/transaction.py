@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 from holdfast.idempotency.settings import IdempotencySettings
 from holdfast.postgres.idempotency import (
@@ -14,6 +15,8 @@ from holdfast.postgres.idempotency import (
     existing_record,
 )
 from holdfast.postgres.managed_transaction import ManagedTransaction
+
+_NO_LIMIT = contextlib.nullcontext()
 
 
 class AsgiTransaction:
@@ -39,8 +42,9 @@ class AsgiTransaction:
     async def begin_record(self, record: NewRecord) -> ExistingRecord | None:
         settings = self._settings
         answered = settings.wait + settings.commit_within
-        # A SQLAlchemy session connects only with this statement, and before that there is no connection to cut.
-        async with asyncio.timeout(settings.connect_within + answered):
+        # Before a late connection there is none to cut.
+        patience = settings.connect_within + answered
+        async with asyncio.timeout(patience) if self.managed.connects_late else _NO_LIMIT:
             with self.managed.deadline(answered):
                 return existing_record(await self.managed.run("begin_command", begin_values(record), waits=True))
 
