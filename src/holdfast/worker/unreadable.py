@@ -6,9 +6,10 @@ import base64
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.brokers.engine import Received
+if TYPE_CHECKING:  # a worker without a broker does not load the code for brokers
+    from holdfast.brokers.engine import Received
 
 # The event type of such dead letters.
 UNREADABLE: Final = "holdfast.unreadable"
