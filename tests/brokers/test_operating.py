@@ -345,6 +345,42 @@ async def test_a_handler_that_runs_once_in_the_fleet_is_shown_and_drained(
         assert code != 0 and "1 message left" in out, out
 
 
+async def test_a_handler_is_not_drained_while_the_relay_has_events_for_it(
+    dsn: str, conn: asyncpg.Connection, tmp_path: Path
+) -> None:
+    """SCL-2: its consumer stays until what was published before the move is sent and taken."""
+    done: list[int] = []
+
+    async def note(event: EventEnvelope) -> None: ...
+
+    waiting = "SELECT count(*) = 2 FROM core.outbox WHERE route = 'relay.nats' AND settled_at IS NULL"
+    with NatsServer(tmp_path / "nats") as server:
+        command = ("handlers", "drained", server.address, HANDLER, "--yes")
+        async with running(dsn, registry_of(done), substrate=server.address):
+            await until(lambda: _is(conn, "nats"), what="behind the broker")
+        await publish_many(conn, "order.placed", 2)
+        # Somebody starts the workers without the broker, and another handler takes the events from the outbox: what is
+        # for the first one is owed to a relay that does not run.
+        beside = registry_of(done)
+        beside.add("ledger.note", ("order.placed",), note)
+        async with running(dsn, beside):
+            await until(lambda: conn.fetchval(waiting), what="owed to the relay")
+        async with Operator(dsn, actor="ann@example.com") as operator:
+            assert (await operator.handlers.via([HANDLER], "outbox")).changed == 1
+            with pytest.raises(Refused, match=f"2 events wait to be sent to nats for {HANDLER}"):
+                await operator.handlers.drained(HANDLER, "nats")
+        code, out = await holdfast(dsn, *command)
+        assert code == 1 and "2 events wait to be sent to nats" in out and "--substrate" in out, out
+        async with running(dsn, registry_of(done), substrate=server.address):
+            await until(lambda: len(done) == 2, what="taken from the broker")
+
+            async def is_drained() -> bool:
+                return (await holdfast(dsn, *command))[0] == 0
+
+            await until(is_drained, what="nothing is left")
+    assert sorted(done) == [0, 1]
+
+
 async def _unserved(operator: Operator) -> str | None:
     found = (await operator.doctor("health")).findings
     return next((each.remedy for each in found if (each.code, each.object) == ("handler-unserved", "relay.nats")), None)

@@ -331,7 +331,8 @@ def drained(
     engine = engine_of(broker)
 
     async def act(operator: Operator) -> bool:
-        await operator.handlers.show(handler)  # before anything is asked: a name that nobody knows
+        # Before the broker is asked: what the relay has sent by then is among the messages that are left there.
+        await operator.handlers.drained(handler, engine.name, dry_run=True)
         interests = await operator.relay.interests(engine.name, [handler])
         left = await consumers.left(engine, interests)
         if left:

@@ -186,8 +186,8 @@ class Handlers:
     async def drained(self, handler: str, broker: str, *, reason: str | None = None, dry_run: bool = False) -> bool:
         """Note that a broker has nothing left for a handler that gets its events another way; whether it was not yet.
 
-        Workers then take nothing more for it from there. `holdfast handlers drained` looks first, and deletes the
-        consumer.
+        Refused while events wait to be sent there for it. Workers then take nothing more for it from there. `holdfast
+        handlers drained` also looks whether the broker has messages left, and deletes the consumer.
         """
         arguments.handler(handler)
         one_of("broker", broker, NAMES)
@@ -199,6 +199,14 @@ class Handlers:
             found = await brokers.carried(statements, handler)
             if any(each.via == broker for each in found):
                 raise Refused(f"{handler} gets its events by {broker}", f"holdfast handlers via outbox {handler}")
+            if waiting := await brokers.unrelayed(statements, handler, broker):
+                # The relay would send them when nobody reads them any more.
+                events = "1 event waits" if waiting == 1 else f"{waiting:,} events wait"
+                raise Refused(
+                    f"{events} to be sent to {broker} for {handler}",
+                    f"start a worker with --substrate and the address of {broker}, and let it send and take them; if "
+                    f"{broker} is gone for good, an empty server does as well",
+                )
             return await brokers.set_drained(statements, handler, broker, actor=actor, reason=reason)
 
     async def retire(

@@ -61,6 +61,11 @@ async def set_drained(statements: Statements, handler: str, via: str, *, actor: 
     return bool(await statements.value("handler_drained", **values))
 
 
+async def unrelayed(statements: Statements, handler: str, via: str, most: int = 10_000) -> int:
+    """How many events wait to be sent to a broker for a handler that has left it, up to `most`."""
+    return int(await statements.value("count_unrelayed", handler=handler, via=via, most=most))
+
+
 async def lost(statements: Statements, via: str, since: datetime, until: datetime, most: int) -> list[LostDelivery]:
     """What a broker has lost of what was relayed between two times; `most` rows are looked at."""
     rows = await statements.fetch("relay_lost", via=via, since=since, until=until, most=most)

@@ -385,6 +385,18 @@ SELECT EXISTS (SELECT FROM core.subscriptions s WHERE s.handler_name = 'relay.' 
        (SELECT count(*) FROM core.relayed_rows(:via::text, :since::timestamptz, :until::timestamptz, NULL, NULL, :most::int)
        ) AS rows;
 
+-- name: count_unrelayed
+-- Events that a broker still has to be given for a handler that has left it, up to a limit: those from before the move, and
+-- of the minute after it, in which a claim that began before may still have handed some to the relay.
+SELECT count(*) FROM (
+    SELECT FROM core.open_rows() o
+    WHERE o.route = 'relay.' || :via::text
+      AND EXISTS (SELECT FROM core.subscriptions s
+                  WHERE s.handler_name = :handler::text AND s.draining = :via::text AND o.event_type LIKE s.pattern
+                    AND (o.target IS NULL OR o.target = s.domain_context)
+                    AND o.created_at <= s.via_since + interval '1 minute')
+    LIMIT :most::int) o;
+
 -- name: list_served_channels
 SELECT DISTINCT c.channel
 FROM core.workers w CROSS JOIN unnest(w.channels) AS c (channel)
