@@ -150,7 +150,9 @@ async def test_silent_transaction_at_stop(dsn: str, conn: asyncpg.Connection) ->
         await settled(conn, identity)
 
 
-@pytest.mark.parametrize("command", ["ROLLBACK", "COMMIT", "  end", "rollback work", "PREPARE TRANSACTION 'x'"])
+@pytest.mark.parametrize(
+    "command", ["ROLLBACK", "COMMIT", "  end", "rollback work", "PREPARE TRANSACTION 'x'", "close"]
+)
 async def test_transaction_ended_by_hand(dsn: str, conn: asyncpg.Connection, command: str) -> None:
     """LSN-5: it fails at once and says what to do; the connection serves the next event."""
     await make_tables(conn)
@@ -159,7 +161,7 @@ async def test_transaction_ended_by_hand(dsn: str, conn: asyncpg.Connection, com
     @registry.handler("order.placed", name="billing.charge")
     async def charge(event: EventEnvelope, tx: asyncpg.Connection) -> None:
         if event.payload["n"] == 0:
-            await tx.execute(command)
+            await (tx.close() if command == "close" else tx.execute(command))
         else:
             await tx.execute("INSERT INTO ledger (n) VALUES ($1)", event.payload["n"])
 

@@ -112,6 +112,13 @@ class Session(asyncpg.Connection):  # type: ignore[misc]
             self.ended = status
         return status
 
+    async def close(self, *, timeout: float | None = None) -> None:
+        """Close the connection; refused to a handler, whose transaction would be lost with it."""
+        if self.lent:
+            self.refused = True
+            raise EndedByHand()
+        await super().close(timeout=timeout)
+
     @property
     def leftovers(self) -> bool:
         """Whether the last handler may have left something that a reset inside a transaction cannot remove."""
