@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncpg
 
 from holdfast.observing import DirectObservers
-from holdfast.postgres.faults import LoginRefused
+from holdfast.postgres.faults import LoginRefused, TransactionsAway
 from holdfast.telemetry import Fact, Notice
-from holdfast.worker.outage import Outages
+from holdfast.worker.outage import START, Outages
 
 
 def told(facts: list[Fact]) -> list[str]:
@@ -44,6 +44,14 @@ def test_a_time_limit_that_has_passed_is_put_in_words() -> None:
     outages = Outages(DirectObservers(()))
     outages.of("listen").begin(TimeoutError())
     assert outages.met["listen"].error == "TimeoutError: the server did not answer in time"
+
+
+def test_transactions_that_lead_nowhere_are_not_blamed_on_the_address_of_the_worker() -> None:
+    """LSN-2, OBS-3: the engine of the application has an address of its own."""
+    facts: list[Fact] = []
+    Outages(DirectObservers((facts.append,))).of(START).begin(TransactionsAway("the connections do not come"))
+    (notice,) = (fact for fact in facts if isinstance(fact, Notice))
+    assert "address" not in notice.details and "passed as transactions" in str(notice.details["remedy"])
 
 
 def test_who_finds_a_dead_connection_afterwards_meets_no_new_outage() -> None:

@@ -104,6 +104,10 @@ def is_from_driver(error: BaseException) -> bool:
     return False
 
 
+class TransactionsAway(ConnectionError):
+    """The application's own connections, in which handlers run, do not come: their address is not the worker's."""
+
+
 def remedy_of(error: BaseException, address: str = "HOLDFAST_DSN") -> str:
     """What can be done about an error of the database; empty when that is unknown. `address` says where that stands."""
     match error:

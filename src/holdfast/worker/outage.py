@@ -13,7 +13,7 @@ import asyncpg
 
 from holdfast import telemetry
 from holdfast.observing import ObserverGroup
-from holdfast.postgres.faults import LoginRefused, remedy_of
+from holdfast.postgres.faults import LoginRefused, TransactionsAway, remedy_of
 from holdfast.redact import redact_dsn, redact_secrets
 from holdfast.retry import sqlstate_of
 from holdfast.telemetry import Notice
@@ -106,6 +106,8 @@ class Outages:
         if refused:
             details["sqlstate"] = state
             details["remedy"] = remedy_of(fault.__cause__ or fault) or "check the login in the worker's HOLDFAST_DSN"
+        elif isinstance(fault, TransactionsAway):
+            details["remedy"] = remedy_of(fault, "the engine or pool that was passed as transactions")
         elif loop == START and (remedy := remedy_of(fault, "the worker's address")):
             # It was never reached: the address may be wrong.
             details |= {"address": self._address, "remedy": remedy}

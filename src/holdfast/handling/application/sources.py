@@ -21,7 +21,7 @@ from holdfast.handling.application.psycopg import PsycopgTransaction
 from holdfast.handling.application.sqlalchemy import SqlalchemyTransaction
 from holdfast.handling.application.transaction import ApplicationTransaction
 from holdfast.handling.sessions import NoConnection, NoSession
-from holdfast.postgres.faults import is_unavailable
+from holdfast.postgres.faults import TransactionsAway, is_unavailable
 from holdfast.postgres.queries import Queries
 from holdfast.transaction_kinds import (
     ASYNCPG,
@@ -231,7 +231,7 @@ class Sources:
                 ((database, started, login, denied),) = await asyncio.to_thread(self._look_here, source)
         except Exception as error:
             if isinstance(error, OSError) or is_unavailable(error):
-                raise ConnectionError(f"the connections of {source.kind} do not come: {error}") from error
+                raise TransactionsAway(f"the connections of {source.kind} do not come: {error}") from error
             raise ConfigurationError(
                 "transactions",
                 f"cannot be used for {source.kind}: {type(error).__name__}: {error}",
