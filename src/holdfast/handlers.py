@@ -170,9 +170,11 @@ class Handler:
             raise TerminalHandlerError(
                 f"{self.name} returned {_name_of(result)}, which was not awaited; {remedy}"
             ).blaming(self.function)
-        raise TerminalHandlerError(
-            f"{self.name} returned {type(result).__name__}; return nothing, Done, Retry, Snooze or Reject"
-        ).blaming(self.function)
+        if isinstance(result, type) and issubclass(result, Outcome):
+            problem = f"returned the class {result.__name__}; return an object of it: {result.__name__}(...)"
+        else:
+            problem = f"returned {type(result).__name__}; return nothing, Done(), Retry(), Snooze() or Reject()"
+        raise TerminalHandlerError(f"{self.name} {problem}").blaming(self.function)
 
 
 class HandlerRegistry:

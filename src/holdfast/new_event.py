@@ -108,6 +108,7 @@ class NewEvent:
         _set(self, "event_type", event_type)
         _set(self, "payload", payload)
         if type(event_type) is not str or not is_plain_event_name(event_type):
+            _refuse_class(event_type)
             _require_name(self, "event_type")
         if options:
             _set(self, "is_plain", False)
@@ -224,6 +225,16 @@ def _when(relative: str, delay: Delay | None, absolute: str, at: datetime | None
     if delay is not None:
         return now + timedelta(seconds=require_delay(relative, delay, error=FieldError))
     return None if at is None else moment(absolute, at, error=FieldError)
+
+
+def _refuse_class(value: object) -> None:
+    """Refuse an event class, or an object of one, where the type alone is meant."""
+    if isinstance(value, type) or is_typed_event(value):
+        cls, is_one = (value, "is the class") if isinstance(value, type) else (type(value), "is an object of")
+        remedy = (
+            f"write {cls.__name__}.event_type" if isinstance(getattr(cls, "event_type", None), str) else "pass text"
+        )
+        raise FieldError("event_type", f"{is_one} {cls.__name__}", remedy)
 
 
 def _require_name(event: NewEvent, name: str) -> None:

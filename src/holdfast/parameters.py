@@ -93,7 +93,7 @@ def parameters_of(name: str, function: Callable[..., Any], *, batch: bool = Fals
     if batch:
         annotation, shown = _listed(name, annotation, shown)
         _refuse_payload(name, wanted)
-    envelope, model = _typed_envelope(name, annotation, shown)
+    envelope, model = _typed_envelope(name, annotation, shown, batch=batch)
     transaction = None
     if "tx" in wanted:
         transaction = _transaction(name, hints.get("tx", Any), str(written.get("tx")), asynchronous)
@@ -173,7 +173,7 @@ def _hint(annotation: object, scope: dict[str, Any]) -> Any:
 
 
 def _typed_envelope(
-    name: str, annotation: Any, written: str
+    name: str, annotation: Any, written: str, *, batch: bool
 ) -> tuple[type[EventEnvelope[Any]] | None, PayloadModel | None]:
     """Return the class of a typed envelope and the model of its payload; refuse an annotation that is no envelope."""
     if annotation is _UNDEFINED:
@@ -189,8 +189,9 @@ def _typed_envelope(
         shown = getattr(annotation, "__name__", None) or str(annotation)
         # A class of the application's is most likely meant as the payload.
         own = isinstance(annotation, type) and annotation.__module__ not in ("builtins", "typing")
-        remedy = f"write event: EventEnvelope[{shown}]" if own else "write event: EventEnvelope"
-        if get_origin(annotation) in _LISTS:
+        meant = f"EventEnvelope[{shown}]" if own else "EventEnvelope"
+        remedy = f"write events: list[{meant}]" if batch else f"write event: {meant}"
+        if get_origin(annotation) in _LISTS and not batch:
             remedy += "; or let it take several events, with batch="
         raise ConfigurationError(name, f"annotates the event with {shown}, which is no envelope", remedy)
     payload = _payload_class(annotation)

@@ -219,9 +219,9 @@ def test_answers() -> None:
     assert handler.outcome_of(None) == Done()
     for outcome in (Done(), Retry(1), Snooze(1), Reject("no")):
         assert handler.outcome_of(outcome) is outcome
-    with pytest.raises(TerminalHandlerError, match=r"a\.b returned bool; return nothing, Done"):
+    with pytest.raises(TerminalHandlerError, match=r"a\.b returned bool; return nothing, Done\(\)"):
         handler.outcome_of(True)
-    with pytest.raises(TerminalHandlerError, match="returned type"):
+    with pytest.raises(TerminalHandlerError, match=r"returned the class Done; return an object of it: Done\(\.\.\.\)"):
         handler.outcome_of(Done)
 
 

@@ -5,12 +5,13 @@ import enum
 import json
 import math
 from datetime import UTC, date, datetime, timedelta, timezone, tzinfo
-from typing import Any
+from typing import Any, ClassVar
 from uuid import UUID
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from holdfast import Publisher
 from holdfast.encoding import PayloadObject
@@ -26,6 +27,10 @@ SOON = datetime.now(UTC) + timedelta(hours=1)
 
 class Type(enum.StrEnum):
     PLACED = "order.placed"
+
+
+class Placed(BaseModel):
+    event_type: ClassVar[str] = "order.placed"
 
 
 class OldStyle(str, enum.Enum):  # noqa: UP042 - the kind whose str() is not its value
@@ -71,6 +76,9 @@ def test_names_are_lenient_otherwise(value: str) -> None:
 
 def test_the_message_recommends_a_form() -> None:
     assert "order.placed" in str(refused(event_type="order placed"))
+    assert str(refused(event_type=Placed)) == "event_type is the class Placed; write Placed.event_type"
+    assert str(refused(event_type=Placed())) == "event_type is an object of Placed; write Placed.event_type"
+    assert str(refused(event_type=int)) == "event_type is the class int; pass text"
 
 
 TEXTS = ["idempotency_key", "trace_context", "correlation_id", "causation_id", "key"]
