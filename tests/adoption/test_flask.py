@@ -6,6 +6,7 @@ from typing import Any
 import asyncpg
 import flask
 import psycopg
+import psycopg_pool
 import pytest
 import sqlalchemy.orm
 
@@ -50,6 +51,13 @@ async def test_flask_commits_what_is_answered(library: str, dsn: str, conn: asyn
     rows = await conn.fetch("SELECT payload->>'status' FROM core.outbox ORDER BY 1")
     assert [row[0] for row in rows] == ["201", "302", "409"]
     assert await conn.fetchval("SELECT count(*) FROM pg_stat_activity WHERE state LIKE 'idle in%'") == 0
+
+
+def test_a_connection_in_place_of_a_function_is_refused(dsn: str) -> None:
+    """S20: `pool.connection()` in place of `pool.connection` is found when the application is made."""
+    pool = psycopg_pool.ConnectionPool(dsn, open=False)
+    with pytest.raises(ConfigurationError, match=r"connect is _GeneratorContextManager.* do not call it"):
+        TransactionPerRequest(Publisher("shop"), pool.connection())  # type: ignore[arg-type]
 
 
 def test_flask_outside_of_a_request_is_refused() -> None:

@@ -52,6 +52,8 @@ class TransactionPerRequest:
     ) -> None:
         self.publisher = instance("publisher", publisher, Publisher, 'pass Publisher("shop")')
         function("connect", connect, _CONNECT)
+        if isinstance(connect, contextlib.ContextDecorator):  # pool.connection() can be called, but as a decorator
+            raise ConfigurationError("connect", f"is {type(connect).__name__}, not a function", _CONNECT)
         self._connect = connect
         if app is not None:
             self.init_app(app)
