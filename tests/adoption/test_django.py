@@ -118,7 +118,7 @@ class AdminTests(HoldfastTestCase):
     def test_mistakes_are_told(self) -> None:
         self.login("view", "replay")
         page = self.client.post(f"{LIST}move/", {"verb": "replay"}, follow=True).content.decode()
-        self.assertIn("name at least one", page)
+        self.assertIn("Nothing was chosen: tick the deliveries to replay.", page)
         self.assertEqual(self.client.get(f"{LIST}00000000-0000-7000-8000-000000000000/").status_code, 404)
         self.assertEqual(self.client.get(LIST, {"before": "never"}).status_code, 404)
 
@@ -243,6 +243,53 @@ class TransactionTests(OutboxMixin, TestCase):
         self.assertEqual(self.outbox.published(), [])
 """
 
+# Tests of a project whose errors have long words, in a browser.
+WIDE = """
+import os
+import shutil
+
+from django.contrib.auth.models import User
+from django.contrib.staticfiles.testing import StaticLiveServerTestCase
+from holdfast import EventEnvelope, HandlerRegistry
+from holdfast.testing.django import HoldfastTestCase
+from playwright.sync_api import sync_playwright
+
+registry = HandlerRegistry()
+os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "1"  # Playwright keeps an event loop running in the thread of the test
+
+
+@registry.handler("order.placed", name="mail.confirm")
+def confirm(event: EventEnvelope) -> None:
+    raise LookupError("no address in " + 300 * "w")
+
+
+class WidthTests(HoldfastTestCase, StaticLiveServerTestCase):
+    registry = registry
+
+    def test_no_page_is_wider_than_the_window(self) -> None:
+        self.outbox.publish("order.placed", {})
+        self.outbox.drain()
+        self.client.force_login(User.objects.create_superuser("ada"))
+        cookie = {"name": "sessionid", "value": self.client.cookies["sessionid"].value, "url": self.live_server_url}
+        program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+        with sync_playwright() as playwright:
+            browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+            for width in (1280, 390):
+                context = browser.new_context(viewport={"width": width, "height": 844})
+                context.add_cookies([cookie])
+                page = context.new_page()
+                page.goto(f"{self.live_server_url}/admin/holdfast/faileddelivery/")
+                self.require_width(page, width)
+                page.click("text=mail.confirm >> nth=-1")
+                page.wait_for_selector("text=Traceback")
+                self.require_width(page, width)
+            browser.close()
+
+    def require_width(self, page, width: int) -> None:
+        self.assertIn("no address", page.inner_text("#content-main"))
+        self.assertEqual(page.evaluate("document.documentElement.scrollWidth"), width)
+"""
+
 # A migration of a project, which needs the schema of the installed release.
 PUBLISHING = """
 from django.db import migrations
@@ -271,6 +318,14 @@ async def test_the_tests_of_a_project(empty_dsn: str, tmp_path: Path) -> None:
     manage(tmp_path, empty_dsn, "makemigrations", "orders")
     manage(tmp_path, empty_dsn, "test", "orders.tests")
     assert not (await migrate.state(empty_dsn)).applied
+
+
+def test_the_admin_fits_the_window(empty_dsn: str, tmp_path: Path) -> None:
+    """OPS-2: an error of one long word does not push what stands beside it out of the page."""
+    saved(FOLDER / "django.md", tmp_path)
+    (tmp_path / "orders" / "tests.py").write_text(WIDE)
+    manage(tmp_path, empty_dsn, "makemigrations", "orders")
+    manage(tmp_path, empty_dsn, "test", "orders.tests")
 
 
 async def test_a_later_release_comes_before_the_migrations_of_the_project(empty_dsn: str, tmp_path: Path) -> None:

@@ -88,6 +88,9 @@ class FailedDeliveryAdmin(admin.ModelAdmin):  # type: ignore[misc]
         if verb not in _PERMISSIONS or not request.user.has_perm(_PERMISSIONS[verb]):
             raise PermissionDenied
         ids, group = request.POST.getlist("id"), request.POST.get("group") or None
+        if not ids and not group:
+            messages.error(request, f"Nothing was chosen: tick the deliveries to {verb}.")
+            return HttpResponseRedirect(reverse(_LIST, current_app=self.admin_site.name))
         try:
             moved = FailedDeliveries(request.user).move(verb, ids, group, request.POST.get("reason") or None)
         except HoldfastError as error:
