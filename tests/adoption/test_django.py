@@ -366,12 +366,36 @@ def test_a_database_that_no_address_can_name_is_refused() -> None:
 def test_a_setting_that_cannot_be_used_fails_the_checks(empty_dsn: str, tmp_path: Path) -> None:
     """`manage.py check` names it, and so does `migrate`, without a traceback."""
     saved(FOLDER / "django.md", tmp_path)
-    with (tmp_path / "settings.py").open("a") as settings:
-        settings.write('HOLDFAST = {"USIGN": "default"}')
-    for command in ("check", "migrate"):
-        with pytest.raises(AssertionError, match="USIGN is unknown; use DSN, SCHEMA, USING") as refused:
-            manage(tmp_path, empty_dsn, command)
-        assert "holdfast.E001" in str(refused.value) and "Traceback" not in str(refused.value)
+    settings = (tmp_path / "settings.py").read_text()
+    middleware = 'MIDDLEWARE.append("holdfast.integrations.django.IdempotencyMiddleware")\nHOLDFAST_IDEMPOTENCY = '
+    for wrong, problem, code in (
+        ('HOLDFAST = {"USIGN": "default"}', "USIGN is unknown; use DSN, SCHEMA, USING", "holdfast.E001"),
+        ('HOLDFAST = "default"', "HOLDFAST is str, not dict; write HOLDFAST = {", "holdfast.E001"),
+        (f'{middleware}{{"SECRETS": {{1: "short"}}}}', "secrets number 1 is too short", "holdfast.E002"),
+        (f'{middleware}{{**SECRETS, "KEEEP": 5}}', "HOLDFAST_IDEMPOTENCY: KEEEP is unknown", "holdfast.E002"),
+        (
+            f'{middleware}{{**SECRETS, "USING": "events"}}',
+            "USING is 'events', which is not in DATABASES",
+            "holdfast.E002",
+        ),
+        (f'{middleware}{{**SECRETS, "SCOPE": "no.where"}}', "SCOPE is 'no.where', and No module", "holdfast.E002"),
+    ):
+        (tmp_path / "settings.py").write_text(f"{settings}\nSECRETS = {{'SECRETS': {{1: 20 * 's'}}}}\n{wrong}\n")
+        for command in ("check", "migrate") if "USIGN" in wrong else ("check",):
+            with pytest.raises(AssertionError, match=problem) as refused:
+                manage(tmp_path, empty_dsn, command)
+            assert code in str(refused.value) and "Traceback" not in str(refused.value)
+
+
+def test_remedies_name_the_place_of_the_address(empty_dsn: str, tmp_path: Path) -> None:
+    """S20: a project has the address in its settings, and no variable of Holdfast's."""
+    saved(FOLDER / "django.md", tmp_path)
+    settings = (tmp_path / "settings.py").read_text()
+    for more, place in (("", 'DATABASES["default"]'), ('HOLDFAST = {"DSN": _place.geturl()}', 'HOLDFAST["DSN"]')):
+        (tmp_path / "settings.py").write_text(f"{settings}\n{more}\n")
+        with pytest.raises(AssertionError) as refused:
+            manage(tmp_path, empty_dsn, "holdfast", "status")
+        assert f"try: check the database in {place} and" in " ".join(str(refused.value).split())
 
 
 def test_the_migration_is_nothing_backwards(empty_dsn: str, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from holdfast.cli.command_group import CommandGroup, without_types
-from holdfast.cli.next_commands import program, remember
+from holdfast.cli.next_commands import address_place, program, remember
 
 # The commands with their help: their modules hold the same texts, and need not be imported to show them.
 COMMANDS: Final = {
@@ -156,7 +156,7 @@ def run(arguments: list[str]) -> int:
         if debug:
             print(redact_dsn(traceback.format_exc()), file=sys.stderr)
         given = any(word.partition("=")[0] == "--dsn" for word in words)
-        return report(error, "--dsn" if given else "HOLDFAST_DSN", where.get("--database"))
+        return report(error, "--dsn" if given else address_place(), where.get("--database"))
     return 0
 
 

@@ -16,6 +16,7 @@ from holdfast.cli import environment, output
 from holdfast.cli.command_group import command_group
 from holdfast.cli.databases import DatabaseOption
 from holdfast.cli.environment import DsnOption, SchemaOption
+from holdfast.cli.next_commands import address_place
 from holdfast.operator import installation
 from holdfast.operator.installation import SchemaState, Step
 
@@ -148,7 +149,7 @@ def _show(schema: str, found: SchemaState) -> None:
     if not found.database_version:
         output.print_line(
             f"there is no schema {schema} of Holdfast in this database: if there should be one, check the database in "
-            "HOLDFAST_DSN and the name in --schema",
+            f"{address_place()} and the name in --schema",
             "yellow",
         )
     if not found.up_to_date:

@@ -12,6 +12,8 @@ from holdfast.characters import shell_word
 
 # How the command line is called where it is part of another one, such as manage.py: set by that one, not by people.
 TYPED_AS = "_HOLDFAST_TYPED_AS"
+# Where that one has the address from: people look for it there, not in our variable.
+ADDRESS_IN = "_HOLDFAST_ADDRESS_IN"
 # A command that stands on a line of its own, or behind a colon at the end of a sentence.
 _COMMAND = re.compile(r"(?:(?<=: )|^)holdfast(?: [^\s,;:…]+)+$", re.MULTILINE)
 # The options of this command line that the next command needs as well.
@@ -21,6 +23,11 @@ _typed: ContextVar[Mapping[str, str]] = ContextVar("typed", default={})  # noqa:
 def program() -> str:
     """Return how the command line is called here."""
     return os.environ.get(TYPED_AS, "holdfast")
+
+
+def address_place() -> str:
+    """Return where the address of the database stands here, unless `--dsn` has it."""
+    return os.environ.get(ADDRESS_IN, "HOLDFAST_DSN")
 
 
 def remember(words: Sequence[str]) -> Mapping[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from django.apps import AppConfig
@@ -13,6 +14,8 @@ from django.db import connections
 from django.db.models.signals import pre_migrate
 
 from holdfast.errors import HoldfastError
+
+_MIDDLEWARE = "holdfast.integrations.django.IdempotencyMiddleware"
 
 
 class HoldfastConfig(AppConfig):  # type: ignore[misc]
@@ -30,13 +33,21 @@ class HoldfastConfig(AppConfig):  # type: ignore[misc]
 
 
 def _checked(**_: Any) -> list[checks.CheckMessage]:
-    """Refuse a setting `HOLDFAST` that cannot be used, before any command begins."""
+    """Refuse settings that cannot be used, before any command begins."""
     from holdfast.integrations.django.configuration import Configuration
+    from holdfast.integrations.django.middleware import configured
 
+    found = _refused("HOLDFAST", "holdfast.E001", Configuration.read)
+    if _MIDDLEWARE in settings.MIDDLEWARE:
+        found += _refused("HOLDFAST_IDEMPOTENCY", "holdfast.E002", configured)
+    return found
+
+
+def _refused(name: str, id: str, read: Callable[[], object]) -> list[checks.CheckMessage]:
     try:
-        Configuration.read()
+        read()
     except (ImproperlyConfigured, HoldfastError, TypeError, ValueError) as error:
-        return [checks.Error(str(error), hint="see HOLDFAST in the settings", id="holdfast.E001")]
+        return [checks.Error(str(error), hint=f"see {name} in the settings", id=id)]
     return []
 
 

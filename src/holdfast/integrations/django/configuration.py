@@ -24,17 +24,27 @@ class Configuration:
     using: str
     schema: str
     dsn: str
+    place: str  # where the settings have that address, for remedies
 
     @classmethod
     def read(cls) -> Configuration:
         """Read the setting `HOLDFAST`, whose parts are optional, and `DATABASES`."""
-        options: dict[str, Any] = dict(getattr(settings, "HOLDFAST", {}))
+        options = setting("HOLDFAST", '{"USING": "default"}')
         if unknown := sorted(set(options) - _KNOWN):
             raise ImproperlyConfigured(f"HOLDFAST: {unknown[0]} is unknown; use {', '.join(sorted(_KNOWN))}")
         using, schema = options.get("USING", "default"), schema_name(options.get("SCHEMA", "core"))
         if using not in settings.DATABASES:
             raise ImproperlyConfigured(f"HOLDFAST: USING is {using!r}, which is not in DATABASES")
-        return cls(using, schema, _address(using, options.get("DSN")))
+        dsn = options.get("DSN")
+        return cls(using, schema, _address(using, dsn), 'HOLDFAST["DSN"]' if dsn else f'DATABASES["{using}"]')
+
+
+def setting(name: str, example: str) -> dict[str, Any]:
+    """Return a setting that is a dictionary, as a copy; an empty one where there is none."""
+    found = getattr(settings, name, {})
+    if not isinstance(found, dict):
+        raise ImproperlyConfigured(f"{name} is {type(found).__name__}, not dict; write {name} = {example}")
+    return dict(found)
 
 
 def _address(using: str, dsn: str | None) -> str:

@@ -70,5 +70,6 @@ def _command(arguments: list[str]) -> tuple[list[str], dict[str, str]]:
         "HOLDFAST_SCHEMA": configuration.schema,
         "PYTHONPATH": path,
         "_HOLDFAST_TYPED_AS": "python manage.py holdfast",  # in the remedies that it prints
+        "_HOLDFAST_ADDRESS_IN": configuration.place,
     }
     return [sys.executable, "-m", "holdfast", *arguments], {**os.environ, **own}
