@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -306,6 +307,29 @@ class Migration(migrations.Migration):
 """
 
 
+# A program of a project whose outbox is not in Django's default database.
+DRAINED = """
+import asyncio
+
+from django.db import connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+from holdfast import HandlerRegistry, Publisher, Worker
+from holdfast.integrations.django.configuration import Configuration
+
+registry = HandlerRegistry()
+
+
+@registry.handler("order.placed", name="mail.confirm")
+def confirm(event, tx: BaseDatabaseWrapper) -> None:
+    print("delivered to", tx.alias)
+
+
+with transaction.atomic(using="events"):
+    Publisher("shop").publish(connections["events"], "order.placed", {})
+asyncio.run(Worker(Configuration.read().dsn, registry).drain())
+"""
+
+
 async def test_the_tests_of_a_project(empty_dsn: str, tmp_path: Path) -> None:
     """OPS-4: the admin shows and moves dead letters for those who may, and the audit names them.
 
@@ -396,6 +420,22 @@ def test_remedies_name_the_place_of_the_address(empty_dsn: str, tmp_path: Path) 
         with pytest.raises(AssertionError) as refused:
             manage(tmp_path, empty_dsn, "holdfast", "status")
         assert f"try: check the database in {place} and" in " ".join(str(refused.value).split())
+
+
+def test_handlers_write_to_the_database_with_the_outbox(empty_dsn: str, tmp_path: Path) -> None:
+    """LSN-13: with `USING`, a worker need not be told which connection handlers write to."""
+    saved(FOLDER / "django.md", tmp_path)
+    shop = urlsplit(empty_dsn).path.lstrip("/")
+    with (tmp_path / "settings.py").open("a") as settings:  # Django's default is a database without an outbox
+        settings.write(
+            f'DATABASES["events"] = {{**DATABASES["default"], "NAME": "{shop}"}}\n'
+            'DATABASES["default"] = {**DATABASES["default"], "NAME": "postgres"}\n'
+            'HOLDFAST = {"USING": "events"}\n'
+        )
+    (tmp_path / "orders" / "drained.py").write_text(DRAINED)
+    manage(tmp_path, empty_dsn, "makemigrations", "orders")
+    manage(tmp_path, empty_dsn, "migrate", "--database", "events")
+    assert "delivered to events\n" in manage(tmp_path, empty_dsn, "shell", "-c", "import orders.drained")
 
 
 def test_the_migration_is_nothing_backwards(empty_dsn: str, tmp_path: Path) -> None:

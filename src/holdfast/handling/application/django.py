@@ -103,6 +103,14 @@ class DjangoTransaction(ApplicationTransaction):
             self.tx.close()
 
 
+def configured_alias() -> str:
+    """Return which of `DATABASES` has the outbox: `USING` in the setting `HOLDFAST`, else Django's default."""
+    from django.conf import settings
+    from django.db import DEFAULT_DB_ALIAS
+
+    return str(getattr(settings, "HOLDFAST", {}).get("USING", DEFAULT_DB_ALIAS))
+
+
 def close_connections() -> None:
     """Close the connections of this thread, which ends."""
     from django.db import connections

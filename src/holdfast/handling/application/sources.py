@@ -16,7 +16,7 @@ import asyncpg
 
 from holdfast.errors import ConfigurationError
 from holdfast.handlers import Handler
-from holdfast.handling.application.django import DjangoTransaction, close_connections
+from holdfast.handling.application.django import DjangoTransaction, close_connections, configured_alias
 from holdfast.handling.application.psycopg import PsycopgTransaction
 from holdfast.handling.application.sqlalchemy import SqlalchemyTransaction
 from holdfast.handling.application.transaction import ApplicationTransaction
@@ -85,7 +85,7 @@ class Source:
             case "psycopg":
                 return PsycopgTransaction(self.queries, self.given, asynchronous=self.kind.asynchronous)
             case "django":
-                return DjangoTransaction(self.queries, self.given)
+                return DjangoTransaction(self.queries, self.given or configured_alias())
         return SqlalchemyTransaction(self.queries, self._make, asynchronous=self.kind.asynchronous)
 
     @property
@@ -180,8 +180,8 @@ class Sources:
                     "transactions", f"has two sources of {kind}", "pass one for each kind of tx that handlers take"
                 )
             self._sources[kind] = Source(kind, _alias_of(each) if kind is DJANGO else each, queries)
-        # Django's connections are known from its settings.
-        self._sources.setdefault(DJANGO, Source(DJANGO, "default", queries))
+        # Django's connections are known from its settings, which may not be set up yet.
+        self._sources.setdefault(DJANGO, Source(DJANGO, None, queries))
         self._used: list[Source] = []
 
     def serve(self, handlers: Iterable[Handler]) -> None:
@@ -242,7 +242,9 @@ class Sources:
                 "transactions",
                 f"for {source.kind} lead to the database {database}, and the worker to {own['database']}, or to "
                 "another server: what a handler writes and its event could not commit together",
-                "give both the address of one database",
+                'name the one with the outbox in the settings: HOLDFAST = {"USING": "..."}'
+                if source.kind is DJANGO
+                else "give both the address of one database",
             )
         if denied:
             raise ConfigurationError(
