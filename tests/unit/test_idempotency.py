@@ -485,6 +485,19 @@ async def test_what_is_no_connection_is_given_back() -> None:
     assert lent.returned.is_set()
 
 
+async def test_a_pool_in_place_of_its_connection_is_refused_and_stays_open() -> None:
+    """Row 17: a pool is a context manager whose end would close it for all requests."""
+    pool = asyncpg.create_pool("postgresql://nobody@127.0.0.1:1/nowhere", min_size=0)
+    async with pool:
+        with pytest.raises(ConfigurationError, match=r"connect returned Pool.*pass pool\.acquire"):
+            await open_managed_transaction(lambda: pool, Queries(), 10, 10)
+        assert not pool.is_closing()
+    psycopg_pool = pytest.importorskip("psycopg_pool")
+    waiting = psycopg_pool.AsyncConnectionPool("postgresql://nobody@127.0.0.1:1/nowhere", open=False)
+    with pytest.raises(ConfigurationError, match=r"connect returned AsyncConnectionPool.*pass pool\.connection"):
+        await open_managed_transaction(lambda: waiting, Queries(), 10, 10)
+
+
 def test_a_second_start_is_another_response() -> None:
     """Row 11: nothing of the first one is left in it, and it has the whole limit."""
     held = HeldResponse(4)

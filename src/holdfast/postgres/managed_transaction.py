@@ -306,6 +306,10 @@ class _Sqlalchemy(ManagedTransaction):
 _BY_PACKAGE: dict[str, type[ManagedTransaction]] = {"asyncpg": _Asyncpg, "psycopg": _Psycopg, "sqlalchemy": _Sqlalchemy}
 
 
+# What a pool of asyncpg or psycopg is known by, and what lends its connections.
+_POOLS = {("acquire", "release", "terminate"): "acquire", ("getconn", "putconn"): "connection"}
+
+
 async def open_managed_transaction(
     connect: Connect, queries: Queries, connect_within: float, begin_within: float
 ) -> ManagedTransaction:
@@ -314,6 +318,10 @@ async def open_managed_transaction(
     if not hasattr(holder, "__aenter__") and not hasattr(holder, "__enter__") and inspect.isawaitable(holder):
         async with asyncio.timeout(connect_within):
             holder = await holder
+    if lends := next((lends for marks, lends in _POOLS.items() if all(hasattr(holder, mark) for mark in marks)), None):
+        # Pools are context managers too: the end of one request would close the pool for all others.
+        remedy = f"pass pool.{lends}, or lambda: app.state.pool.{lends}() for a pool that is opened later"
+        raise ConfigurationError("connect", f"returned {type(holder).__name__}, which is no connection", remedy)
     if hasattr(holder, "__aenter__"):
         async with asyncio.timeout(connect_within):
             tx = await holder.__aenter__()
