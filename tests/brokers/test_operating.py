@@ -170,6 +170,7 @@ async def test_doctor_misses_relays_and_takers(dsn: str, conn: asyncpg.Connectio
             await until(lambda: _unserved(operator), what="the relay is missed")
             remedy = await _unserved(operator)
         assert remedy is not None and "--substrate" in remedy and "cancel" not in remedy
+        assert "an empty server takes what waits" in remedy  # to move the handlers is not enough
         [starved] = facts.notices("handler_starved")
         assert starved.details["cause"] == f"{HANDLER} is carried by nats, and this worker does not take from there"
         assert f"handlers via outbox {HANDLER}" in str(starved.details["remedy"])

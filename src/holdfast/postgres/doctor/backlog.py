@@ -276,8 +276,8 @@ def _serve(handler: str) -> str:
     if context != "relay":
         return ""
     return (
-        f"start a worker with --substrate and the address of {broker}, or holdfast relay run; or, if {broker} is gone, "
-        "move the handlers behind it: holdfast handlers via outbox NAME"
+        f"start a worker with --substrate and the address of {broker}, or holdfast relay run; if {broker} is gone for "
+        "good, an empty server takes what waits, and holdfast handlers via outbox NAME moves the handlers behind it"
     )
 
 
