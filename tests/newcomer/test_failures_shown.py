@@ -18,6 +18,7 @@ import structlog
 
 from holdfast import EventEnvelope, HandlerRegistry, RetryPolicy
 from holdfast.cli import environment, groups, logs, timeline
+from holdfast.console.verdict import concerns
 from holdfast.errors import ConfigurationError
 from holdfast.failure import FailureCycle
 from holdfast.observability.logging import LogObserver, log_fact
@@ -243,6 +244,23 @@ def test_the_screens_of_a_failure(
         golden.parent.mkdir(exist_ok=True)
         golden.write_text(shown)
     assert shown == golden.read_text()
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        ("KeyError: 'id'", "KeyError: 'id'. "),
+        ("DoesNotExist: Order does not exist.", "DoesNotExist: Order does not exist. "),
+        ("ValueError: " + 100 * "w", "ValueError: " + 77 * "w" + "… "),
+    ],
+)
+async def test_an_error_on_the_overview_ends_once(dsn: str, error: str, said: str) -> None:
+    """OPS-2: with one full stop, whatever mark the error itself ends with."""
+    group = FailureGroup("billing.charge_card", GROUP, 1, AT, AT, ["retry_terminal"], ["order.placed"], [0], ID,
+                         error, None, None, None)  # fmt: skip
+    async with Operator(dsn, actor="ada") as operator:
+        [concern] = concerns(await operator.status(), [group], [])
+    assert concern.detail[0].text == said
 
 
 # --- success

@@ -143,6 +143,15 @@ def first_line(text: str | None, longest: int = 200) -> str:
     return line if len(line) <= longest else f"{line[: longest - 1]}…"
 
 
+def ended(line: str) -> str:
+    """Return a line with a full stop, unless it ends with a mark of its own.
+
+    >>> ended("KeyError: 'nope'"), ended("Order does not exist."), ended("cut off…")
+    ("KeyError: 'nope'.", 'Order does not exist.', 'cut off…')
+    """
+    return line if line.endswith((".", "!", "?", "…")) else f"{line}."
+
+
 def code(text: str) -> str:
     """Return a line of somebody's text for Markdown, where nothing in it is a link, an image or a mention.
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from holdfast.console.formatting import count, duration, first_line, plural
+from holdfast.console.formatting import count, duration, ended, first_line, plural
 from holdfast.console.handler_view import FAILING
 from holdfast.operator import FailureGroup, HandlerRates, Status
 
@@ -136,7 +136,7 @@ def concerns(status: Status, groups: Sequence[FailureGroup], rates: Sequence[Han
                 "bad" if group.handler_name in lately else "late",
                 f"{group.handler_name} gave up on {plural(group.count, 'event')}",
                 (
-                    Part(f"{first_line(group.sample_error, 90)}.{note} "),
+                    Part(f"{ended(first_line(group.sample_error, 90))}{note} "),
                     Part("See the group", "/failures", (("group", group.name),)),
                 ),
             )
