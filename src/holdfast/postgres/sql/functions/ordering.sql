@@ -224,7 +224,8 @@ BEGIN
             WHERE v_handler = ANY (v_limited) HAVING count(*) > 0)
         UPDATE core.outbox AS o
         SET status = 'in_flight', attempts = least(o.attempts, 2147483646) + 1, claimed_by = p_worker,
-            lease_token = p_token, lease_expires_at = now() + p_lease
+            lease_token = p_token, lease_expires_at = now() + p_lease,
+            handler_name = o.handler_name  -- as it was, see outbox_claim
         WHERE o.id = ANY (ARRAY(SELECT begun.head_id FROM begun))
         RETURNING o.id, o.route, o.priority, o.available_at, o.origin_id,
             o.event_type, o.event_version, o.occurred_at, o.source, o.target,

@@ -31,7 +31,9 @@ BEGIN
             SELECT o.id FROM core.outbox o
             WHERE o.id = t.id AND o.lease_token = t.token AND o.status = 'in_flight'
             FOR NO KEY UPDATE SKIP LOCKED) o)
-    UPDATE core.outbox o SET lease_expires_at = now() + p_lease
+    UPDATE core.outbox o
+    SET lease_expires_at = now() + p_lease,
+        handler_name = o.handler_name  -- as it was, see outbox_claim
     WHERE o.id = ANY (ARRAY(SELECT id FROM held));
     IF EXISTS (SELECT FROM core.handler_flow) THEN
         PERFORM core.flow_adopt(p_ids, p_tokens);
