@@ -11,6 +11,7 @@ import pytest
 
 from holdfast import EventEnvelope, HandlerContext, HandlerRegistry, RetryPolicy
 from holdfast.telemetry import Retried
+from holdfast.worker.listener import Listener
 from tests.acceptance.support import Facts, effects, make_tables, publish, row, running, settled, until
 
 pytestmark = pytest.mark.newest_postgres
@@ -138,6 +139,35 @@ async def test_cancelling_without_a_listener(dsn: str, conn: asyncpg.Connection)
         await conn.fetchval("SELECT core.outbox_cancel_event($1, 'ann')", identity)
         async with asyncio.timeout(5):
             await ended.wait()
+
+
+async def test_cancelling_before_the_worker_hears(
+    dsn: str, conn: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LSN-11: a handler whose event was cancelled while the worker could not be told is stopped when it listens."""
+    registry, started, cancelled, heard = HandlerRegistry(), asyncio.Event(), asyncio.Event(), asyncio.Event()
+    listen = Listener._listen
+
+    async def deaf(listener: Listener) -> None:
+        await heard.wait()
+        await listen(listener)
+
+    monkeypatch.setattr(Listener, "_listen", deaf)
+
+    @registry.handler("order.placed", name="billing.charge")
+    async def charge(event: EventEnvelope) -> None:
+        started.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            cancelled.set()
+
+    identity = await publish(conn, "order.placed")
+    async with running(dsn, registry, lease=60.0):
+        await until(started.is_set, what="the handler runs")
+        await conn.fetchval("SELECT core.outbox_cancel_event($1, 'ann')", identity)
+        heard.set()
+        await until(cancelled.is_set, within=5, what="the handler is stopped")
 
 
 async def test_cancelling_a_handler_that_goes_on(dsn: str, conn: asyncpg.Connection) -> None:

@@ -479,10 +479,10 @@ async def test_defect_while_settling_lets_the_leases_run_out(dsn: str, conn: asy
     one_by_one = worker._parts.settler._one_by_one
     deliver, calls = worker._parts.shared.deliveries.deliver, []
 
-    async def broken(*_arguments: Any, **_options: Any) -> list[UUID]:
-        calls.append(1)
+    async def broken(connection: asyncpg.Connection, batch: Any, *arguments: Any, **options: Any) -> list[UUID]:
+        calls.extend([1] if batch else [])
         if len(calls) > 1:
-            return await deliver(*_arguments, **_options)
+            return await deliver(connection, batch, *arguments, **options)
         raise ZeroDivisionError
 
     async def worse(*_arguments: Any) -> None:

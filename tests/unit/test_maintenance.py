@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 import pytest
@@ -120,3 +120,22 @@ def test_reports_are_bounded(clock: Clock) -> None:
     clock.now += 3600
     assert hourly.due("unrouted", "4999")
     assert len(hourly._reported) == 1
+
+
+@pytest.mark.parametrize(("busy", "expected"), [(0, 1), (3, 4), (10_000, 20)])
+async def test_the_first_turn_lets_waiting_events_go_first(
+    busy: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P4, LSN-17: a worker that starts with a backlog looks after the fleet a moment later, and not for ever later."""
+    looks, counters, unused = 0, Counters(), cast("Any", None)
+
+    async def look(_seconds: float) -> None:
+        nonlocal looks
+        looks += 1
+        counters.claimed += 500 if looks <= busy else 0
+
+    monkeypatch.setattr("holdfast.worker.maintenance.asyncio.sleep", look)
+    introduction, activity = registration(UUID(int=1), [], WorkerSettings()), Activity(InFlight(), counters)
+    maintenance = Maintenance(unused, unused, unused, unused, introduction, lambda fact: None, activity, unused)
+    await maintenance._begin()
+    assert looks == expected

@@ -202,6 +202,34 @@ def test_a_claim_is_bounded_in_characters_too() -> None:
     assert queue.room(500) == 100
 
 
+@pytest.mark.parametrize("concurrency", [5, 100])
+def test_a_burst_is_claimed_in_whole_batches(concurrency: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """LSN-17, LSN-16: the time in which a handler had nothing to do does not count against its pace."""
+    now = 1_000.0
+    monkeypatch.setattr("holdfast.worker.queues.time.monotonic", lambda: now)
+    registry = HandlerRegistry()
+
+    async def coroutine(event: EventEnvelope) -> None: ...
+
+    registry.add("a.coroutine", ("x",), coroutine)
+    queue = queues_of(list(registry), WorkerSettings(concurrency=concurrency))["a.coroutine"]
+    claims = []
+    for _ in range(2):
+        now += 60.0  # nothing to do
+        for _ in range(30):
+            claims.append(room := queue.room(500))
+            queue.feed([claimed("{}") for _ in range(room)])
+            while queue.waiting:
+                queue.take()
+                now += 0.0001  # ten thousand a second
+                queue.waiting.popleft()
+                queue.finished += 1
+                queue.give()
+            now += 0.005  # until the next claim is answered
+    assert claims[0] < claims[20] == 500
+    assert claims[30] == 500, "after a pause as well"
+
+
 def test_room_of_each_handler() -> None:
     """LSN-17: `concurrency` is what one handler may run; threads and sessions limit those that need them."""
     registry = HandlerRegistry()

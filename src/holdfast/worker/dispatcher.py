@@ -121,8 +121,7 @@ class Dispatcher:
             by_handler.setdefault(name, []).extend(some)
         for name, fed in by_handler.items():
             queue = self._queues[name]
-            queue.weigh(fed)
-            queue.waiting.extend(fed)
+            queue.feed(fed)
             self._fed[name] = queue
             self._start(queue)
 

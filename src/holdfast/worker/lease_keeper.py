@@ -68,6 +68,11 @@ class LeaseKeeper:
         """
         self._doubted.append(digest)
 
+    def doubt_running(self) -> None:
+        """Ask for every delivery whose handler runs: what notifications would have said has not been heard."""
+        for delivery in self._dispatcher.running():
+            self.doubt(digest_of(delivery.id))
+
     def _take_doubted(self) -> list[Delivery]:
         digests = {self._doubted.popleft() for _ in range(len(self._doubted))}
         return [each for each in self._in_flight.snapshot() if digest_of(each.id) in digests]

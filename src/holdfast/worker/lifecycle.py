@@ -198,7 +198,7 @@ class Lifecycle:
 
     async def introduce(self) -> None:
         """Refuse a database that does not fit, and record subscriptions and schedules."""
-        connections, shared = self._parts.connections, self._parts.shared
+        connections = self._parts.connections
         patience = asyncio.get_running_loop().call_later(_START_PATIENCE, self.entered.set)
         try:
             if not connections.address.reached:
@@ -206,9 +206,19 @@ class Lifecycle:
             connection = await connections.claim.use()
         finally:
             patience.cancel()
+        # Beside what follows: the first settle would otherwise wait for a connection, and the handlers for the settle.
+        opening = asyncio.create_task(self._parts.settler.open())
+        try:
+            await self._introduce(connection)
+        except BaseException:
+            opening.cancel()
+            raise
+
+    async def _introduce(self, connection: asyncpg.Connection) -> None:
+        connections, shared = self._parts.connections, self._parts.shared
         shared.deliveries.follow(await require_ready(connection, self._settings))
         await connections.sources.start(connection)
-        await shared.deliveries.alive(connection)  # for the database's clock, by which deliveries are due
+        await self._parts.heartbeat.send(connection)  # and look at the database's clock, by which deliveries are due
         # Handlers that run in process are owed nothing; their lanes are served, for replays.
         owed = [handler for handler in self._registry if handler.via == "outbox"]
         relays = [] if self._parts.substrate is None else [self._parts.substrate.relay.handler]

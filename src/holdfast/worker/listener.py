@@ -72,7 +72,9 @@ class Listener:
                     self._counters.listen_reconnects += 1
                 first = False
                 self._sleeper.hear(True)
-                self._wakeups.look_again()  # what was published meanwhile rang no bell for this worker
+                # What was published meanwhile rang no bell for this worker, and what was cancelled was not told to it.
+                self._wakeups.look_again()
+                self._lease_keeper.doubt_running()
                 await self._watch()
             except CONNECTION_FAULTS as fault:
                 self._sleeper.hear(False)

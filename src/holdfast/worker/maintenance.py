@@ -33,6 +33,9 @@ from holdfast.worker.outage import Outage
 from holdfast.worker.routing import SubscriptionIndex
 
 _INTERVAL = 10.0
+# The first turn comes when a worker that starts has nothing to do, at the latest after so many looks, in seconds.
+_FIRST_LOOK = 0.05
+_FIRST_LOOKS = 20
 # Idle workers take turns: the fleet is looked after as often as by one worker, and each looks at least this often.
 _LONGEST_INTERVAL = 120.0
 _LONG_WAIT = 1.0  # for a lock: no claim or settle waits so long for another one
@@ -122,9 +125,14 @@ class Maintenance:
         loop = asyncio.get_running_loop()
         # The lease keeper looks at the clock more often, in a thread of its own.
         self._deliveries.clock.when_set(lambda: loop.call_soon_threadsafe(self._clock_stepped.set))
+        starting = True
         while True:
             try:
                 connection = await self._connection.use()
+                if starting:
+                    await self._beat(connection)
+                    await self._begin()
+                    starting = False
                 await self._report_blocked(connection)
                 await self.run_once(connection)
                 await self._repair_clock(connection)
@@ -138,6 +146,13 @@ class Maintenance:
             except asyncpg.InsufficientPrivilegeError as lost:
                 self._outage.begin(lost)
                 await self._pause()
+
+    async def _begin(self) -> None:
+        """Let the events that have waited for a worker go first."""
+        for _ in range(_FIRST_LOOKS):
+            await asyncio.sleep(_FIRST_LOOK)
+            if self._activity.idle():
+                return
 
     async def _rest(self, workers: int) -> None:
         """Wait for the next turn. While the worker idles, that of one among several, without a connection."""

@@ -37,6 +37,7 @@ class HandlerQueue:
 
     __slots__ = (
         "_concurrency",
+        "_idle_since",
         "_limit",
         "_portion",
         "_rate",
@@ -86,6 +87,7 @@ class HandlerQueue:
         self._running = 0
         self._rate = 0.0
         self._rated, self._rated_at = 0, time.monotonic()
+        self._idle_since: float | None = self._rated_at  # since when it has had nothing to do
         self._weight = 0.0  # characters of a payload, on average of the last claims; 0 before the first
 
     def take(self) -> None:
@@ -96,6 +98,8 @@ class HandlerQueue:
 
     def give(self) -> None:
         self._running -= 1
+        if not self._running and not self.waiting:
+            self._idle_since = time.monotonic()
         if self.shares is not None:
             self.shares.give(self.handler.name)
 
@@ -126,6 +130,15 @@ class HandlerQueue:
             fitting = max(START, int(_RUNNING_SIZE / self._weight)) if self._weight else START
             self._concurrency = min(limit, self.most, fitting)
 
+    def feed(self, deliveries: list[Delivery]) -> None:
+        """Add deliveries that were claimed."""
+        if self._idle_since is not None:
+            # The time without anything to do says nothing about the pace: a burst would be claimed in small portions.
+            self._rated_at += time.monotonic() - self._idle_since
+            self._idle_since = None
+        self.weigh(deliveries)
+        self.waiting.extend(deliveries)
+
     def weigh(self, deliveries: list[Delivery]) -> None:
         """Learn the size of payloads from a claim."""
         size = sum(len(each.payload or "") for each in deliveries) / len(deliveries)
@@ -150,11 +163,11 @@ class HandlerQueue:
     def room(self, batch: int, *, ahead: bool = True) -> int:
         """How many rows to claim: for the idle runners, and, if ahead, for those that will be idle a moment later."""
         now = time.monotonic()
-        elapsed = now - self._rated_at
+        elapsed = (self._idle_since or now) - self._rated_at
         finished = self.finished - self._rated
         if elapsed > _RATED_AFTER or (finished >= _RATED_BY and not self._rate):
             self._rate += 0.5 * (finished / max(elapsed, 0.001) - self._rate)
-            self._rated_at, self._rated = now, self.finished
+            self._rated_at, self._rated = self._idle_since or now, self.finished
         weight = self._weight or _UNKNOWN_SIZE
         most = int(_BUFFER_SIZE / weight) + 1
         later = min(int(self._rate * _BUFFER_SECONDS), 2 * batch) if ahead else 0

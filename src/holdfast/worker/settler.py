@@ -27,6 +27,8 @@ MAX_BATCH = 500
 _BLOCKED_INTERVAL = 0.5
 _BLOCKED_SHARE = 0.1
 _FINISH_PATIENCE = 2.0
+# Seconds without anything to settle after which the connection is closed.
+_IDLE = 5.0
 _SHORT_LOCK_TIMEOUT = 0.002
 # How many rows one statement looks at for locks, a millisecond for each that is blocked, and how often it does.
 _LOOKS = 50
@@ -129,6 +131,24 @@ class Settler:
         if self._queues.waiting >= self._enough:
             self._many.set()
 
+    async def open(self) -> None:
+        """Open the connection, and settle nothing on it: the driver and the server learn the statement from that.
+
+        It takes as long as to settle a thousand events. If it fails, `run` meets the fault, and reports it.
+        """
+        async with self._lock:
+            with contextlib.suppress(Exception):
+                await self._successes.send(await self._connection.use(), ())
+
+    async def _close_if_idle(self) -> None:
+        """Close the connection of a worker that has had nothing to settle for a while."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_IDLE):
+                await self._some.wait()
+        if not self._some.is_set():
+            async with self._lock:
+                await self._connection.close()
+
     async def run(self) -> None:
         while True:
             if self._blocked:
@@ -136,6 +156,8 @@ class Settler:
                     async with asyncio.timeout(_BLOCKED_INTERVAL):
                         await self._some.wait()
             else:
+                if self._connection.is_open:
+                    await self._close_if_idle()
                 await self._some.wait()
             if self._some.is_set() and self._queues.waiting < self._enough and self._settle_after:
                 try:
