@@ -26,7 +26,7 @@ POLL = 0.01
 LONGEST = 600.0
 # A worker whose handlers take 50 ms, a hundred at a time, has a backlog for as long as the producers publish, on any
 # machine, and so it never sleeps.
-PAUSE = 0.05
+BUSY = {"pause": 0.05, "concurrency": 100}
 MOST_PER_SECOND = 2_000
 LEAST_BACKLOG = 200
 CONNECTIONS_PER_PROCESS = 8
@@ -69,7 +69,7 @@ async def publish(
     given = {"seconds": options.seconds, "connections": options.connections // processes, "bare": options.bare}
     given |= {"kind": options.kind} if options.kind else {}
     async with (
-        Crew("holdfast", "work", options.dsn, {"pause": PAUSE}, 1 if options.busy else 0) as workers,
+        Crew("holdfast", "work", options.dsn, BUSY, 1 if options.busy else 0) as workers,
         Crew(system, "produce", options.dsn, given, processes) as producers,
     ):
         observer = await prepare(options.dsn, due=backlog)

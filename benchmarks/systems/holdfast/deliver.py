@@ -175,7 +175,8 @@ async def work(options: argparse.Namespace) -> dict[str, Any]:
             await asyncio.sleep(options.pause)
 
     cpu = await begin()
-    async with Worker(options.dsn, registry, observers=()):  # the log would go where the report goes
+    settings = WorkerSettings(concurrency=options.concurrency or "auto")
+    async with Worker(options.dsn, registry, settings, observers=()):  # the log would go where the report goes
         await asked()
         report({"handled": handled, "python": time.process_time() - cpu})
         await told_to_end()
