@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ import pytest
 from holdfast import EventEnvelope, HandlerRegistry, Reject, Retry, RetryPolicy, Snooze, Worker, WorkerSettings
 from holdfast.handling.threads import NoThread, Threads
 from holdfast.telemetry import Failed, Retried
+from holdfast.worker.lifecycle import Lifecycle
 from tests.acceptance.proxies import proxied
 from tests.acceptance.support import (
     Facts,
@@ -556,3 +558,30 @@ async def test_lost_leases_are_counted_as_nothing_else(dsn: str, conn: asyncpg.C
             go.set()
         await until(lambda: worker.counters.lost_leases == 1, what="the lease is lost")
     assert (worker.counters.expired, worker.counters.snoozed, worker.counters.failed) == (0, 0, 0)
+
+
+async def test_a_start_that_is_cancelled_leaves_no_error_behind(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """LSN-4: what the start meets after its cancellation, such as a closed connection, is nobody's to see."""
+    registry, entered, told = HandlerRegistry(), asyncio.Event(), list[Any]()
+
+    @registry.handler("order.placed", name="billing.charge")
+    async def charge(event: EventEnvelope) -> None: ...
+
+    async def introduce(_lifecycle: Lifecycle) -> None:
+        entered.set()
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            raise ConnectionError("the connection is closed") from None
+
+    monkeypatch.setattr(Lifecycle, "introduce", introduce)
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: told.append(context))
+    starting = asyncio.create_task(Worker(dsn, registry).run())
+    await entered.wait()
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    del starting
+    gc.collect()
+    await asyncio.sleep(0)
+    assert told == []

@@ -116,7 +116,8 @@ async def test_idle_workers_need_few_connections(dsn: str, conn: asyncpg.Connect
         await drained(conn)
         assert time.monotonic() - started <= 1.0
         await asleep(conn)
-        await until(lambda: conn.fetchval(f"SELECT ({sessions}) = 8"), within=15, what="and closed again after work")
+        # What is handled must not depend on whether the server has room for a session.
+        await until(lambda: conn.fetchval(f"SELECT ({sessions}) = 9"), what="one that was used to settle stays")
 
 
 async def test_lone_events_at_a_steady_pace(dsn: str, conn: asyncpg.Connection) -> None:

@@ -193,7 +193,7 @@ class Lifecycle:
                     async with asyncio.timeout(wait):
                         await self.stop.wait()
             finally:
-                attempt.cancel()
+                await _end(attempt)
         return False
 
     async def introduce(self) -> None:
@@ -206,15 +206,16 @@ class Lifecycle:
             connection = await connections.claim.use()
         finally:
             patience.cancel()
-        # Beside what follows: the first settle would otherwise wait for a connection, and the handlers for the settle.
+        # Meanwhile: the first settle would otherwise wait for a connection, and the handlers for the first settle.
         opening = asyncio.create_task(self._parts.settler.open())
         try:
             await self._introduce(connection)
-        except BaseException:
-            opening.cancel()
-            raise
+            await opening
+        finally:
+            await _end(opening)
 
     async def _introduce(self, connection: asyncpg.Connection) -> None:
+        """Do what `introduce` does, on the connection that claims."""
         connections, shared = self._parts.connections, self._parts.shared
         shared.deliveries.follow(await require_ready(connection, self._settings))
         await connections.sources.start(connection)

@@ -26,6 +26,8 @@ _RELAYED_AT_ONCE = 2
 # The pace of a handler is judged after this time; the first time, when so many deliveries have ended.
 _RATED_AFTER = 0.05
 _RATED_BY = 50
+# Of a handler that has had nothing to do for this time, the pace is unknown.
+_FORGOTTEN_AFTER = 1.0
 
 
 class HandlerQueue:
@@ -163,11 +165,15 @@ class HandlerQueue:
     def room(self, batch: int, *, ahead: bool = True) -> int:
         """How many rows to claim: for the idle runners, and, if ahead, for those that will be idle a moment later."""
         now = time.monotonic()
-        elapsed = (self._idle_since or now) - self._rated_at
+        if self._idle_since is not None and now - self._idle_since > _FORGOTTEN_AFTER:
+            # What comes next may be slow, and another worker may have time for it.
+            self._rate, self._rated, self._rated_at = 0.0, self.finished, self._idle_since
+        elapsed = (now if self._idle_since is None else self._idle_since) - self._rated_at
         finished = self.finished - self._rated
         if elapsed > _RATED_AFTER or (finished >= _RATED_BY and not self._rate):
             self._rate += 0.5 * (finished / max(elapsed, 0.001) - self._rate)
-            self._rated_at, self._rated = self._idle_since or now, self.finished
+            self._rated_at += elapsed
+            self._rated = self.finished
         weight = self._weight or _UNKNOWN_SIZE
         most = int(_BUFFER_SIZE / weight) + 1
         later = min(int(self._rate * _BUFFER_SECONDS), 2 * batch) if ahead else 0

@@ -27,8 +27,8 @@ MAX_BATCH = 500
 _BLOCKED_INTERVAL = 0.5
 _BLOCKED_SHARE = 0.1
 _FINISH_PATIENCE = 2.0
-# Seconds without anything to settle after which the connection is closed.
-_IDLE = 5.0
+# Seconds after the start without anything to settle after which the connection is closed.
+_UNUSED = 5.0
 _SHORT_LOCK_TIMEOUT = 0.002
 # How many rows one statement looks at for locks, a millisecond for each that is blocked, and how often it does.
 _LOOKS = 50
@@ -140,10 +140,13 @@ class Settler:
             with contextlib.suppress(Exception):
                 await self._successes.send(await self._connection.use(), ())
 
-    async def _close_if_idle(self) -> None:
-        """Close the connection of a worker that has had nothing to settle for a while."""
+    async def _close_if_unused(self) -> None:
+        """Close the connection of a worker that has had nothing to settle since its start.
+
+        One that was used stays open: what is handled must not depend on whether the server has room for a session.
+        """
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_IDLE):
+            async with asyncio.timeout(_UNUSED):
                 await self._some.wait()
         if not self._some.is_set():
             async with self._lock:
@@ -156,8 +159,8 @@ class Settler:
                     async with asyncio.timeout(_BLOCKED_INTERVAL):
                         await self._some.wait()
             else:
-                if self._connection.is_open:
-                    await self._close_if_idle()
+                if self._connection.is_open and not self._counters.settles:
+                    await self._close_if_unused()
                 await self._some.wait()
             if self._some.is_set() and self._queues.waiting < self._enough and self._settle_after:
                 try:
