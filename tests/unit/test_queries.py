@@ -233,6 +233,17 @@ def test_values_in_the_text_of_a_statement() -> None:
             statement.filled_in({"id": text, "n": 7})
 
 
+def test_values_in_the_text_of_a_statement_that_is_made_for_many_calls() -> None:
+    """LSN-5: what is filled in for each call comes to stand where the whole statement would have it."""
+    statement = for_asyncpg("SELECT :id, :name, :n, '100 %s', :token, :id")
+    common: dict[str, object] = {"name": "50 %d", "n": 7}
+    id, token = UUID(int=1), UUID(int=2)
+    made = statement.partly_filled_in(common)
+    assert made % (id, token, id) == statement.filled_in({"id": id, "token": token, **common})
+    with pytest.raises(ValueError, match="cannot stand in the text"):
+        statement.partly_filled_in({"name": "it's"})
+
+
 @pytest.mark.parametrize("name", sorted(name for name in SCRIPTS if name.startswith("functions/")))
 def test_every_function_has_a_call(name: str) -> None:
     made = re.findall(

@@ -86,6 +86,8 @@ class Deliveries:
     def __init__(self, statements: NamedStatements, *, worker: UUID, generation: int, lease: float) -> None:
         self._fetch = statements.fetch
         self._filled_in = statements.filled_in
+        self._partly_filled_in = statements.partly_filled_in
+        self._entering: dict[tuple[str, float, bool], str] = {}  # what they have in common, by handler
         self._worker = worker
         self._generation = generation
         self._lease = timedelta(seconds=lease)
@@ -337,16 +339,12 @@ class Deliveries:
 
     def entering(self, delivery: Delivery, idle: float, look: bool) -> str:
         """Return the statement of `enter` with its values, for a message of several. What is not `run` is an error."""
-        return self._filled_in(
-            "enter_at_once",
-            {
-                "id": delivery.id,
-                "token": delivery.token,
-                "handler": delivery.handler.name,
-                "idle": f"{idle} s",
-                "look": look,
-            },
-        )
+        common = delivery.handler.name, idle, look
+        if (entering := self._entering.get(common)) is None:
+            handler, seconds = delivery.handler.name, f"{idle} s"
+            entering = self._partly_filled_in("enter_at_once", {"handler": handler, "idle": seconds, "look": look})
+            self._entering[common] = entering
+        return entering % (delivery.id, delivery.token)
 
     async def reopen(self, connection: asyncpg.Connection, delivery: Delivery) -> bool:
         """Undo `enter` after a failure, in the same transaction; False when that transaction has not entered."""

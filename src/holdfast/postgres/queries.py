@@ -27,6 +27,7 @@ from typing import Any, Literal
 from holdfast.names import schema_name
 
 _PLACEHOLDER = re.compile(r"\$(\d+)")
+_LEFT = "\0"  # in no statement
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,16 @@ class Statement:
         template, order = _template(self.sql)
         texts = [_literal(values[name]) for name in self.parameters]
         return template % tuple([texts[number] for number in order])
+
+    def partly_filled_in(self, values: Mapping[str, object]) -> str:
+        """The statement with some values in its text, as by `filled_in`, and `%s` for the ids, which have none yet.
+
+        Made once for many calls, it spares each of them half of what filling in takes.
+        """
+        template, order = _template(self.sql)
+        texts = [_literal(values[name]) if name in values else _LEFT for name in self.parameters]
+        filled = template % tuple([texts[number] for number in order])
+        return "'%s'".join(filled.replace("%", "%%").split(_LEFT))
 
 
 @cache

@@ -35,6 +35,10 @@ class NamedStatements:
         """Return a statement with values in its text."""
         return self._queries.asyncpg(name).filled_in(values)
 
+    def partly_filled_in(self, name: str, values: Mapping[str, object]) -> str:
+        """Return a statement with some values in its text, and `%s` for the ids that it names."""
+        return self._queries.asyncpg(name).partly_filled_in(values)
+
     async def fetch(
         self, connection: asyncpg.Connection | ApplicationConnection, name: str, /, **values: object
     ) -> list[asyncpg.Record]:
