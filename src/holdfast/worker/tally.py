@@ -129,16 +129,11 @@ class Tally:
         self._counters.lost_leases += len(deliveries)
         self._add("lost_lease", deliveries)
 
-    def _add(self, outcome: DeliveryOutcome, deliveries: Iterable[Delivery], *, archived: bool = False) -> None:
-        by_handler: dict[str, list[Delivery]] = {}
-        for each in deliveries:
-            name = each.handler.name
-            if name in by_handler:
-                by_handler[name].append(each)
-            else:
-                by_handler[name] = [each]
-        if not by_handler:
+    def _add(self, outcome: DeliveryOutcome, deliveries: Sequence[Delivery], *, archived: bool = False) -> None:
+        if not deliveries:
             return
+        alone = len(deliveries) == 1
+        by_handler = {deliveries[0].handler.name: deliveries} if alone else _grouped(deliveries)
         ahead = self._clock.now() - time.monotonic() if outcome in _ATTEMPTED else 0.0
         with self._lock:
             for name, some in by_handler.items():
@@ -182,8 +177,24 @@ class Tally:
         self._observe(Notice("info", "worker_summary", details))
 
 
+def _grouped(deliveries: Iterable[Delivery]) -> dict[str, Sequence[Delivery]]:
+    """Return the deliveries of each handler, by its name."""
+    by_handler: dict[str, list[Delivery]] = {}
+    for each in deliveries:
+        name = each.handler.name
+        if name in by_handler:
+            by_handler[name].append(each)
+        else:
+            by_handler[name] = [each]
+    return dict(by_handler)
+
+
 def _observe_times(counts: _Counts, deliveries: Sequence[Delivery], ahead: float) -> None:
     """Add the times of attempts. `ahead` is the database's time, by which they were due, less the worker's."""
+    if len(deliveries) < _MANY:
+        for each in deliveries:
+            _observe_time(counts, each, ahead)
+        return
     ran = [each for each in deliveries if each.began_at is not None]
     if not ran:
         return
@@ -198,12 +209,20 @@ def _observe_times(counts: _Counts, deliveries: Sequence[Delivery], ahead: float
     _fill(counts.outbox_buckets, outbox_times)
 
 
-def _fill(buckets: list[int], times: list[float]) -> None:
-    """Count times in their buckets. Many are sorted, and the bounds looked for among them: that takes a third."""
-    if len(times) < _MANY:
-        for each in times:
-            buckets[bisect_left(BOUNDS, each)] += 1
+def _observe_time(counts: _Counts, delivery: Delivery, ahead: float) -> None:
+    """Do the same for one attempt: a transaction settles one at a time."""
+    if delivery.began_at is None:
         return
+    handler_time = delivery.ended_at - delivery.began_at
+    outbox_time = min(max(0.0, delivery.ended_at + ahead - delivery.available_at.timestamp()), _LONGEST)
+    counts.handler_sum += handler_time
+    counts.outbox_sum += outbox_time
+    counts.handler_buckets[bisect_left(BOUNDS, handler_time)] += 1
+    counts.outbox_buckets[bisect_left(BOUNDS, outbox_time)] += 1
+
+
+def _fill(buckets: list[int], times: list[float]) -> None:
+    """Count many times in their buckets. They are sorted, and the bounds looked for among them: that takes a third."""
     times.sort()
     below = 0
     for bucket, bound in enumerate(BOUNDS):
