@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 
 from holdfast import EventEnvelope, HandlerRegistry, RetryPolicy
-from holdfast.handling.sessions import Session
+from holdfast.handling.sessions import Session, terminate
 from tests.acceptance.support import publish, running, settled, until
 
 pytestmark = pytest.mark.trust
@@ -252,6 +252,20 @@ async def test_a_delivery_begins_in_one_message(dsn: str, conn: asyncpg.Connecti
             await settled(conn, await publish(conn, "order.placed", {"n": n}))
     begun = [at for at, word in enumerate(messages) if word == "BEGIN"]
     assert [messages[at : at + 3] for at in begun] == [["BEGIN", "SELECT", "COMMIT;"]] * 3, messages
+
+
+async def test_only_the_begin_of_a_delivery_is_limited_with_it(dsn: str) -> None:
+    """LSN-5: a server that does not answer is given up, and a handler's own statements take as long as they take."""
+    session = await asyncpg.connect(dsn, connection_class=Session)
+    try:
+        transaction = await session.enter_at_once("SELECT 1", patience=0.5)
+        assert transaction is not None
+        await session.execute("SELECT pg_catalog.pg_sleep(0.7)")
+        await transaction.commit()
+        with pytest.raises(TimeoutError):
+            await session.enter_at_once("SELECT pg_catalog.pg_sleep(2)", patience=0.1)
+    finally:
+        terminate(session)
 
 
 @pytest.mark.parametrize(

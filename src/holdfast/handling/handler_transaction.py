@@ -36,10 +36,11 @@ class HandlerTransaction(ABC):
     forbidden = False  # to commit: the handler is past its time limit
     savepoint = "tx.transaction()"  # how a handler writes a part that may fail
 
-    async def enter_at_once(self, statement: Callable[[bool], str]) -> bool:
+    async def enter_at_once(self, statement: Callable[[bool], str], patience: float) -> bool:
         """Begin with a statement and the savepoint in one message, if the library can do that.
 
-        The statement is told whether to look for what the last handler has left. False: nothing has begun.
+        The statement is told whether to look for what the last handler has left. False: nothing has begun. It fails as
+        if the connection had broken when it takes longer than `patience` seconds.
         """
         return False
 
@@ -111,8 +112,8 @@ class OwnTransaction(HandlerTransaction):
     def __init__(self, session: Session) -> None:
         self.connection = self.tx = session
 
-    async def enter_at_once(self, statement: Callable[[bool], str]) -> bool:
-        self._transaction = await self.tx.enter_at_once(statement(self.tx.leftovers))
+    async def enter_at_once(self, statement: Callable[[bool], str], patience: float) -> bool:
+        self._transaction = await self.tx.enter_at_once(statement(self.tx.leftovers), patience)
         return self._transaction is not None
 
     async def enter(self, first: Entry[T]) -> T:

@@ -25,8 +25,6 @@ _ENDS = re.compile(r"\s*(COMMIT|END|ABORT|ROLLBACK(?!\s+(WORK\s+|TRANSACTION\s+)
 # RESET ALL is early, so that a short statement_timeout does not outlive it.
 _RESET = """
 RESET SESSION AUTHORIZATION; RESET ROLE; RESET ALL; CLOSE ALL; DISCARD TEMP; DISCARD SEQUENCES;"""
-# RESET ALL does not change the seed of random(), and whoever knows the seed can predict its values.
-_RESEED = " SET seed TO {:.15f};"
 # The first statement of a handler's transaction does this too, for less than a statement of its own would cost.
 _UNLOCK = " SELECT pg_catalog.pg_advisory_unlock_all();"
 # Two statements need messages of their own: DEALLOCATE needs the names, and UNLISTEN the end of a transaction.
@@ -43,7 +41,8 @@ SILENCE = 5.0
 
 
 def _reset() -> str:
-    return _RESET + _RESEED.format(random.uniform(-1, 1))
+    # RESET ALL does not change the seed of random(), and whoever knows the seed can predict its values.
+    return f"{_RESET} SET seed TO {2 * random.random() - 1:.15f};"
 
 
 class NoSession(Exception):
@@ -96,6 +95,7 @@ class Session(asyncpg.Connection):  # type: ignore[misc]
     ended = ""  # how the server ended the last COMMIT: with ROLLBACK, if a statement had failed before
     released_at = 0.0
     _carried = ""  # what the next BEGIN or COMMIT takes along
+    _patience: float | None = None  # how many seconds that BEGIN may take
     _refusal: asyncpg.PostgresError | None = None  # of that by a BEGIN
 
     async def execute(self, query: str, *args: Any, timeout: float | None = None) -> str:
@@ -124,17 +124,19 @@ class Session(asyncpg.Connection):  # type: ignore[misc]
         """Whether the last handler may have left something that a reset inside a transaction cannot remove."""
         return self.used and not self.pooled
 
-    async def enter_at_once(self, statement: str) -> asyncpg.transaction.Transaction | None:
+    async def enter_at_once(self, statement: str, patience: float) -> asyncpg.transaction.Transaction | None:
         """Begin a transaction with a statement and the savepoint of `set_savepoint`, all in one message.
 
-        Returns None when the statement was refused: then nothing has begun, and `enter` finds out why.
+        Returns None when the statement was refused: then nothing has begun, and `enter` finds out why. Raises
+        TimeoutError after `patience` seconds; the session is of no use then.
         """
         transaction = self.transaction(isolation="read_committed")
-        self._carried, self._refusal = f"{statement}; {_SAVEPOINT};", None
+        # The driver's own limit of time costs a third of asyncio's.
+        self._carried, self._patience, self._refusal = f"{statement}; {_SAVEPOINT};", patience, None
         try:
             await transaction.start()
         finally:
-            self._carried = ""
+            self._carried, self._patience = "", None
         if self._refusal is None:
             return transaction
         await transaction.rollback()
@@ -186,7 +188,8 @@ class Session(asyncpg.Connection):  # type: ignore[misc]
         reset = _reset() + (_UNLOCK if self.pooled else "") if self.used else ""
         try:
             # The transaction would be read-only or deferrable if the last handler had made that its session's default.
-            return str(await super().execute(f"{begin.rstrip(';')} READ WRITE NOT DEFERRABLE;{reset} {self._carried}"))
+            message = f"{begin.rstrip(';')} READ WRITE NOT DEFERRABLE;{reset} {self._carried}"
+            return str(await super().execute(message, timeout=self._patience))
         except asyncpg.PostgresError as refusal:
             if self._carried and self.is_in_transaction():
                 self._refusal = refusal  # the driver knows of the transaction, and ends it
@@ -228,9 +231,17 @@ class Sessions:
 
     async def take(self) -> Session:
         """Borrow a session until `release`."""
-        await self._take_turn()
+        if self._free.locked():
+            await self._wait_for_turn()
+        else:
+            await self._free.acquire()  # does not wait
         try:
-            return await self._unused_or_new()
+            while self._unused:
+                session = self._unused.pop()
+                if not session.is_closed():
+                    return session
+                self._open.pop(session, None)
+            return await self.open()
         except BaseException as fault:
             self._free.release()
             if isinstance(fault, asyncpg.TooManyConnectionsError) and len(self._open) >= self._size:
@@ -250,24 +261,13 @@ class Sessions:
                 self._tidying = asyncio.create_task(self._tidy())
         self._free.release()
 
-    async def _take_turn(self) -> None:
+    async def _wait_for_turn(self) -> None:
         """Wait until a session may be taken."""
-        if not self._free.locked():
-            await self._free.acquire()
-            return
         try:
             async with asyncio.timeout(self._patience):
                 await self._free.acquire()
         except TimeoutError:
             raise NoSession from None
-
-    async def _unused_or_new(self) -> Session:
-        while self._unused:
-            session = self._unused.pop()
-            if not session.is_closed():
-                return session
-            self._open.pop(session, None)
-        return await self.open()
 
     async def open(self) -> Session:
         """Open a session for a caller that already holds one of the `most` places; the caller ends the session."""

@@ -156,11 +156,10 @@ class Transactions:
     ) -> Ending:
         """Begin and end the transaction around the call of the handler."""
         try:
-            async with transaction.within(ENTER_PATIENCE):
-                entered = await self._begin(transaction, delivery)
-                if entered == "lost":
-                    raise LeaseLost
-                first = entered == "run"
+            entered = await self._begin(transaction, delivery)
+            if entered == "lost":
+                raise LeaseLost
+            first = entered == "run"
         except Exception as fault:
             if sqlstate_of(fault) == LOCK_NOT_AVAILABLE:
                 return Blocked()
@@ -208,11 +207,13 @@ class Transactions:
         """Begin and enter the handler; if it is to run, set the savepoint. All of it is one message, if possible."""
         idle = silence_of(delivery.handler)
         at_once = delivery.handler.name not in self._blocked_handlers
-        if at_once and await transaction.enter_at_once(partial(self._deliveries.entering, delivery, idle)):
+        entering = partial(self._deliveries.entering, delivery, idle)
+        if at_once and await transaction.enter_at_once(entering, ENTER_PATIENCE):
             return "run"
-        entered = await transaction.enter(partial(self._enter, delivery=delivery, idle=idle))
-        if entered == "run":
-            await transaction.set_savepoint()
+        async with transaction.within(ENTER_PATIENCE):
+            entered = await transaction.enter(partial(self._enter, delivery=delivery, idle=idle))
+            if entered == "run":
+                await transaction.set_savepoint()
         return entered
 
     async def _enter(self, connection: Any, look: bool, *, delivery: Delivery, idle: float) -> str | None:

@@ -42,7 +42,7 @@ class DjangoTransaction(ApplicationTransaction):
     async def _begin(self) -> None:
         self._blocks.begin()
 
-    async def enter_at_once(self, statement: Callable[[bool], str]) -> bool:
+    async def enter_at_once(self, statement: Callable[[bool], str], patience: float) -> bool:
         return False  # the blocks are Django's to begin
 
     async def rows(self, name: str, values: Mapping[str, object]) -> Sequence[Sequence[Any]]:

@@ -56,8 +56,8 @@ class SqlalchemyTransaction(ApplicationTransaction):
         self._use(self._connection.connection.driver_connection)
         self._direct = self._driver is not None and self._driver.begins_by_itself
 
-    async def enter_at_once(self, statement: Callable[[bool], str]) -> bool:
-        return self._direct and await super().enter_at_once(statement)
+    async def enter_at_once(self, statement: Callable[[bool], str], patience: float) -> bool:
+        return self._direct and await super().enter_at_once(statement, patience)
 
     async def rows(self, name: str, values: Mapping[str, object]) -> Sequence[Sequence[Any]]:
         if self._direct:

@@ -97,10 +97,14 @@ class ApplicationTransaction(HandlerTransaction, ApplicationConnection):
 
     # --- the transaction ----------------------------------------------------------------------------------
 
-    async def enter_at_once(self, statement: Callable[[bool], str]) -> bool:
+    async def enter_at_once(self, statement: Callable[[bool], str], patience: float) -> bool:
         driver = self._driver
         if driver is None or driver.begin is None:
             return False
+        async with self.within(patience):
+            return await self._enter_at_once(driver, statement)
+
+    async def _enter_at_once(self, driver: DriverConnection, statement: Callable[[bool], str]) -> bool:
         mark = self._queries.asyncpg("mark_handler").sql
         try:
             await driver.script(f"{driver.begin}{statement(False)}; {mark}")
