@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -279,6 +281,32 @@ async def test_every_kind_of_error_is_an_attempt(dsn: str, conn: asyncpg.Connect
         await until(lambda: worker.in_flight == 0, what="nothing is held")
     assert facts.notices("runner_failed") == []
     assert len(facts.of(Retried)) == len(facts.of(Failed)) == len(bad)
+
+
+async def test_what_a_failed_handler_held_is_freed_without_the_garbage_collector(
+    dsn: str, conn: asyncpg.Connection
+) -> None:
+    """What a handler holds when it raises may be large: it must not wait until the collector finds it."""
+
+    class Held:
+        pass
+
+    registry, left = HandlerRegistry(), weakref.WeakSet[Held]()
+
+    @registry.handler("order.bad", name="billing.raising", retry=RetryPolicy(max_attempts=1))
+    async def raising(event: EventEnvelope) -> None:
+        held = Held()  # in its frame, to which the error refers
+        left.add(held)
+        raise ValueError("no such order")
+
+    async with running(dsn, registry):
+        gc.disable()
+        try:
+            identity = await publish(conn, "order.bad")
+            await settled(conn, identity, "failed")
+            await until(lambda: not left, what="nothing of the handler is left")
+        finally:
+            gc.enable()
 
 
 async def test_runner_that_ends_is_replaced(dsn: str, conn: asyncpg.Connection) -> None:

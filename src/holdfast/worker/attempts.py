@@ -183,6 +183,9 @@ class Attempts:
             self._settler.deliver(delivery)
         else:
             settlement = self._decide(runner, delivery, result)
+            # An error refers to this frame by its traceback. Without the cycle both are freed at once, not by the
+            # garbage collector.
+            result = None
             if settlement is None:
                 self.lose(delivery)
             else:
