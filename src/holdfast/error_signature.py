@@ -9,7 +9,8 @@ every text has some of those, such as "is" and "no".
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from hashlib import blake2b
 
 from holdfast.frames import Frame
@@ -53,16 +54,17 @@ _QUOTED = re.compile(r'"([^"\n]{1,63})"')
 _NAMING_SQLSTATE_CLASSES = ("23", "42")
 _MOST_VALUES = 1_000
 _MOST_FOUND = 50
+_MOST_PLACES = 1_000
 
 
-def signature(text: str, type_name: str, details: Iterable[str] = (), payload: object = None) -> str:
+def signature(text: str, type_name: str, details: Sequence[str] = (), payload: object = None) -> str:
     """Return a short name for a kind of failure: the same for texts that differ only in ids, numbers or values."""
     if "recursion" in text:
         text = _RECURSION.sub(r"\1", text)
     normal = _without_ids(text)
+    found = {value for value in _strings(payload) if value and value in text}
     # The longest first: a value may be a part of another.
-    found = sorted({value for value in _strings(payload) if value and value in text}, key=len, reverse=True)
-    for value in found[:_MOST_FOUND]:
+    for value in sorted(found, key=len, reverse=True)[:_MOST_FOUND]:
         normal = _without_word(normal, value)
     whole = "\x1f".join((" ".join(normal.split()), *details))
     return f"{type_name}:{blake2b(whole.encode(errors='replace'), digest_size=8).hexdigest()}"
@@ -93,23 +95,25 @@ def _placeholder(match: re.Match[str]) -> str:
     return "<n>" if match.lastgroup in ("id", "hex", "token") else f"<{match.lastgroup}>"
 
 
-def details_of(error: BaseException, message: Callable[[], str], payload: object) -> Iterator[str]:
-    """Yield what tells the cause of an error apart besides its text: status, SQLSTATE, names of missing things."""
-    status = sqlstate = None
+def details_of(error: BaseException, message: Callable[[BaseException], str], payload: object) -> list[str]:
+    """Return what tells the cause of an error apart besides its text: status, SQLSTATE, names of missing things."""
+    details: list[str] = []
+    sqlstate = None
     if type(error).__module__ != "builtins" or error.__dict__:
-        status, sqlstate = http_status(error), sqlstate_of(error)
-    if status is not None:
-        yield f"http {status}"
-    if sqlstate is not None:
-        yield f"sqlstate {sqlstate}"
+        if (status := http_status(error)) is not None:
+            details.append(f"http {status}")
+        if (sqlstate := sqlstate_of(error)) is not None:
+            details.append(f"sqlstate {sqlstate}")
     if isinstance(error, OSError) and isinstance(error.errno, int):
-        yield f"errno {error.errno}"
+        details.append(f"errno {error.errno}")
     names = [name for name in _names(error, sqlstate, message) if _is_name(name)]
     if names:
         data = set(_strings(payload))
-        yield from (f"name {name}" for name in names if _NAME_IN_CODE.fullmatch(name) or name not in data)
+        details += [f"name {name}" for name in names if _NAME_IN_CODE.fullmatch(name) or name not in data]
+    return details
 
 
+@lru_cache(maxsize=_MOST_PLACES)
 def place_in(frame: Frame) -> str:
     """Return a place in the user's code in a form that stays the same when other lines change."""
     again = frame.equal_lines_before
@@ -122,7 +126,7 @@ def _is_name(text: str) -> bool:
     return not (_MIXED.fullmatch(text) and _is_random(text))
 
 
-def _names(error: BaseException, sqlstate: str | None, message: Callable[[], str]) -> Iterator[str]:
+def _names(error: BaseException, sqlstate: str | None, message: Callable[[BaseException], str]) -> list[str]:
     found: list[object] = []
     match error:
         case KeyError(args=(key,)):
@@ -131,19 +135,22 @@ def _names(error: BaseException, sqlstate: str | None, message: Callable[[], str
             found = [name, type(error.obj).__name__]
         case NameError() | ImportError():
             found = [error.name]
-    yield from (name for name in found if isinstance(name, str))
+    names = [name for name in found if isinstance(name, str)]
     if sqlstate is not None and sqlstate.startswith(_NAMING_SQLSTATE_CLASSES):
-        yield from _QUOTED.findall(message().partition("\n")[0])
+        names += _QUOTED.findall(message(error).partition("\n")[0])
+    return names
 
 
-def _strings(payload: object) -> Iterator[str]:
-    """Yield the strings among the first values of a payload; its keys are names, not data."""
+def _strings(payload: object) -> list[str]:
+    """Return the strings among the first values of a payload; its keys are names, not data."""
+    strings: list[str] = []
     pending, seen = [payload], 0
     while pending and (seen := seen + 1) <= _MOST_VALUES:
         value = pending.pop()
         if isinstance(value, str):
-            yield value
+            strings.append(value)
         elif isinstance(value, dict):
             pending += value.values()
         elif isinstance(value, list):
             pending += value
+    return strings

@@ -2,11 +2,11 @@
 
 import re
 import reprlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache
 from itertools import islice
-from typing import Literal
+from typing import Literal, NamedTuple
 from uuid import UUID
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
@@ -38,7 +38,9 @@ _MOST_LEAVES = 100
 _MEMBER = "with "
 _WITHHELD = "<text withheld:"
 _LONGEST_TYPE_NAME = 200
+_MOST_TRACEBACKS = 500
 _Message = Callable[[BaseException], str]
+_Link = tuple[str, BaseException]
 _DRIVERS = frozenset(("asyncpg", "psycopg", "psycopg2", "sqlalchemy", "django"))
 _DRIVER_QUOTES = re.compile(r"\n[ \t]*(?:DETAIL|CONTEXT|QUERY|STATEMENT|LINE \d+):|\n?\[SQL: |\n?\[parameters: ")
 _UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -102,17 +104,18 @@ def describe(
     'ValueError: no such order'
     """
     type_name = _type_name(exc)
+    links = _chain(exc)
     try:
-        whole = "\n".join(_entries(exc, _message))
-        quoting = redact is not unredacted and any(_is_of_driver(error) for error in _all(exc))
-        text = "\n".join(_entries(exc, _reduced_message)) if quoting else whole
-        if any(isinstance(error, BaseExceptionGroup) for _, error in _chain(exc)):
+        whole = _text(links, _message)
+        quoting = redact is not unredacted and any([_is_of_driver(error) for error in _told(links)])
+        text = _text(links, _reduced_message) if quoting else whole
+        if any([isinstance(error, BaseExceptionGroup) for _, error in links]):
             # How many members a group has, and their order, is no part of the cause.
-            whole = "\n".join(f"{prefix}{_headline(error, _common_message)}" for prefix, error in _chain(exc))
+            whole = "\n".join(f"{prefix}{_headline(error, _common_message)}" for prefix, error in links)
     except BaseException as error:
         # Whatever an exotic exception does while it is read, the row still has to be settled.
         whole = text = f"{type_name}: <unreadable: {_type_name(error)}>"
-    traceback, details = _where_raised(exc, redact, event.payload, home)
+    traceback, details = _where_raised(links, redact, event.payload, home)
     return _report(text, whole, type_name, redact, event, traceback, details)
 
 
@@ -128,7 +131,7 @@ def _report(
     redact: Redactor | None,
     event: EventData,
     traceback: str | None = None,
-    details: Iterable[str] = (),
+    details: Sequence[str] = (),
 ) -> ErrorReport:
     own = () if redact is None else (redact,)
     # The signature is made before Holdfast's own redaction, whose rules may change with each release.
@@ -143,39 +146,45 @@ def _report(
 
 
 def _where_raised(
-    exc: BaseException, redact: Redactor | None, payload: object, home: str
-) -> tuple[str | None, tuple[str, ...]]:
+    links: Sequence[_Link], redact: Redactor | None, payload: object, home: str
+) -> tuple[str | None, Sequence[str]]:
     """Return the traceback, and the details that tell the cause apart besides the text."""
     try:
-        parts = list(_traced(exc))
-        place = next(filter(None, (place_of(each.error, each.frames, home) for each in _inner_first(parts))), None)
+        parts = _traced(links)
+        # The members of a group come before the group: their place says more than the place where it was made.
+        inner_first = sorted(parts, key=lambda each: each.prefix != _MEMBER) if len(parts) > 1 else parts
+        place = _first_place(inner_first, home)
         details = _details(parts, place, redact, payload, home)
-        traceback = _traceback(parts, place, home)
-        if traceback and redact is not None:
+        innermost = place or next((each.frames[-1] for each in parts if each.frames), None)
+        if innermost is None:
+            return None, details
+        sections = tuple([(each.prefix and f"{each.prefix}{_type_name(each.error)}", each.frames) for each in parts])
+        traceback = _traceback(innermost, sections, home)
+        if redact is not None:
             traceback = bound(traceback, redact, most=MAX_TRACEBACK_BYTES)
-        return None if not traceback or traceback.startswith(_WITHHELD) else traceback, tuple(details)
+        return None if not traceback or traceback.startswith(_WITHHELD) else traceback, details
     except BaseException:
         return None, ()
 
 
 def _details(
     parts: "Sequence[_Traced]", place: Frame | None, redact: Redactor | None, payload: object, home: str
-) -> Iterator[str]:
-    """Yield the details that tell the cause apart besides the text; for a group, the set of its members' causes."""
+) -> list[str]:
+    """Return the details that tell the cause apart besides the text; for a group, the set of its members' causes."""
     chain = [each for each in parts if each.prefix != _MEMBER]
-    for each in chain:
-        yield from details_of(each.error, partial(_message, each.error), payload)
+    details = [detail for each in chain for detail in details_of(each.error, _message, payload)]
     groups = [each.error for each in chain if isinstance(each.error, BaseExceptionGroup)]
-    members = (member for group in groups for member in islice(_leaves(group), _MOST_LEAVES))
-    yield from sorted({_member_cause(member, redact, payload, home) for member in members})
     if groups:
-        place = next(filter(None, (place_of(each.error, each.frames, home) for each in chain)), None)
+        members = (member for group in groups for member in islice(_leaves(group), _MOST_LEAVES))
+        details += sorted({_member_cause(member, redact, payload, home) for member in members})
+        place = _first_place(chain, home)
     if place is not None:
-        yield place_in(place)
+        details.append(place_in(place))
+    return details
 
 
 def _member_cause(member: BaseException, redact: Redactor | None, payload: object, home: str) -> str:
-    details = [*details_of(member, partial(_message, member), payload)]
+    details = details_of(member, _message, payload)
     place = place_of(member, frames_of(member), home)
     if place is not None:
         details.append(place_in(place))
@@ -194,8 +203,7 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]
             yield error
 
 
-@dataclass(frozen=True, slots=True)
-class _Traced:
+class _Traced(NamedTuple):
     """An error of a chain, or a member of a group: how it belongs to the one before it, and its frames."""
 
     prefix: str
@@ -203,29 +211,31 @@ class _Traced:
     frames: tuple[Frame, ...]
 
 
-def _traced(exc: BaseException) -> Iterator[_Traced]:
-    for prefix, error in _chain(exc):
-        yield _Traced(prefix, error, frames_of(error))
+def _traced(links: Sequence[_Link]) -> list[_Traced]:
+    parts: list[_Traced] = []
+    for prefix, error in links:
+        parts.append(_Traced(prefix, error, frames_of(error)))
         if isinstance(error, BaseExceptionGroup):
-            for member in error.exceptions[:_MOST_TRACED]:
-                yield _Traced(_MEMBER, member, frames_of(member))
+            parts += [_Traced(_MEMBER, member, frames_of(member)) for member in error.exceptions[:_MOST_TRACED]]
+    return parts
 
 
-def _inner_first(parts: Sequence[_Traced]) -> Iterator[_Traced]:
-    """Yield the members of a group before the group: their place says more than the place where it was made."""
-    yield from sorted(parts, key=lambda each: each.prefix != _MEMBER) if len(parts) > 1 else parts
-
-
-def _traceback(parts: Sequence[_Traced], place: Frame | None, home: str) -> str:
-    innermost = place or next((each.frames[-1] for each in parts if each.frames), None)
-    if innermost is None:
-        return ""
-    lines = [f"{_PLACE}{innermost}"]
+def _first_place(parts: Sequence[_Traced], home: str) -> Frame | None:
     for each in parts:
-        if each.prefix:
-            lines.append(f"{each.prefix}{_type_name(each.error)}")
-        if each.frames:
-            lines.append(shown(each.frames, home))
+        if (place := place_of(each.error, each.frames, home)) is not None:
+            return place
+    return None
+
+
+@lru_cache(maxsize=_MOST_TRACEBACKS)
+def _traceback(innermost: Frame, sections: tuple[tuple[str, tuple[Frame, ...]], ...], home: str) -> str:
+    """Return the text of a traceback: the place, and for each error its name, except of the first, and its frames."""
+    lines = [f"{_PLACE}{innermost}"]
+    for name, frames in sections:
+        if name:
+            lines.append(name)
+        if frames:
+            lines.append(shown(frames, home))
     text = "\n".join(lines)
     # Frames are escaped already, and a character takes at most four bytes: a short text fits as it is.
     return text if len(text) <= MAX_TRACEBACK_BYTES // 4 else bound(text, most=MAX_TRACEBACK_BYTES)
@@ -240,7 +250,9 @@ def bound(text: str, *redactors: Redactor, most: int = MAX_ERROR_BYTES) -> str:
     text = str.__getitem__(text, slice(_READ))
     for redact in redactors:
         text = _redacted(text, redact)
-    safe = _UNSAFE.sub(_escaped, text[:_READ])
+    safe = _safe(text[:_READ])
+    if 4 * len(safe) <= most and not cut:
+        return safe
     data = safe.encode()
     if len(data) <= most and (not cut or safe.endswith(TRUNCATED)):
         return safe
@@ -259,6 +271,11 @@ def _redacted(text: str, redact: Redactor) -> str:
     return f"{_WITHHELD} the redactor {problem}>"
 
 
+def _safe(text: str) -> str:
+    # What is printable is safe, and most texts are.
+    return text if text.isprintable() else _UNSAFE.sub(_escaped, text)
+
+
 def _escaped(match: re.Match[str]) -> str:
     code = ord(match.group())
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
@@ -269,43 +286,40 @@ def _type_name(value: object) -> str:
         cls = type(value)
         module = str(cls.__module__)
         name = cls.__qualname__ if module in ("builtins", "__main__") else f"{module}.{cls.__qualname__}"
-        return _UNSAFE.sub(_escaped, name[:_LONGEST_TYPE_NAME])
+        return _safe(name[:_LONGEST_TYPE_NAME])
     except BaseException:
         return "<unnamed>"
 
 
-def _chain(exc: BaseException) -> Iterator[tuple[str, BaseException]]:
-    """Yield an error and those that led to it, each with the words that say how."""
+def _chain(exc: BaseException) -> list[_Link]:
+    """Return an error and those that led to it, each with the words that say how."""
+    links: list[_Link] = []
     seen: set[int] = set()
     error: BaseException | None = exc
     prefix = ""
     while error is not None and id(error) not in seen and len(seen) <= _DEEPEST_CAUSE:
         seen.add(id(error))
-        yield prefix, error
+        links.append((prefix, error))
         if (cause := cause_of(error)) is not None:
             prefix, error = "caused by ", cause
         else:
             prefix, error = "while handling ", None if is_context_suppressed(error) else context_of(error)
+    return links
 
 
-def _entries(exc: BaseException, message: _Message) -> Iterator[str]:
-    size = 0
-    for depth, (prefix, error) in enumerate(_chain(exc)):
-        if depth == _DEEPEST_CAUSE:
-            yield "… and more causes"
-            return
-        for line in _entry(error, prefix, message):
-            yield line
-            size += len(line)
-        if size > _READ:
-            return
-
-
-def _entry(error: BaseException, prefix: str, message: _Message) -> Iterator[str]:
-    yield f"{prefix}{_headline(error, message)}"
-    if isinstance(error, BaseExceptionGroup):
-        for member in error.exceptions[:_MOST_MEMBERS]:
-            yield f"  - {_headline(member, message)}"
+def _text(links: Sequence[_Link], message: _Message) -> str:
+    """Return what an error and its causes say, a line or more for each."""
+    lines: list[str] = []
+    for prefix, error in links[:_DEEPEST_CAUSE]:
+        lines.append(f"{prefix}{_headline(error, message)}")
+        if isinstance(error, BaseExceptionGroup):
+            lines += [f"  - {_headline(member, message)}" for member in error.exceptions[:_MOST_MEMBERS]]
+        if len(links) > 1 and sum(map(len, lines)) > _READ:
+            break
+    else:
+        if len(links) > _DEEPEST_CAUSE:
+            lines.append("… and more causes")
+    return "\n".join(lines)
 
 
 def _headline(error: BaseException, message: _Message) -> str:
@@ -322,9 +336,10 @@ def _message(error: BaseException) -> str:
         return _validation_message(error)
     if type(error).__str__ is BaseException.__str__:
         # Like str(), but a huge argument is cut before it is turned into text.
-        if len(error.args) > 1:
-            return "(" + ", ".join(map(_shown, error.args[:_MOST_FIELDS])) + ")"
-        text = "".join(arg if isinstance(arg, str) else _shown(arg) for arg in error.args)
+        args = error.args
+        if len(args) > 1:
+            return "(" + ", ".join(map(_shown, args[:_MOST_FIELDS])) + ")"
+        text = (args[0] if isinstance(args[0], str) else _shown(args[0])) if args else ""
     else:
         text = str(error)
     text = str.__getitem__(text, slice(_READ + 1))
@@ -340,11 +355,13 @@ def _common_message(error: BaseException) -> str:
 
 
 def _is_of_driver(error: BaseException) -> bool:
-    return any(str(cls.__module__).partition(".")[0] in _DRIVERS for cls in type(error).__mro__)
+    if type(error).__module__ == "builtins":
+        return False
+    return not _DRIVERS.isdisjoint([str(cls.__module__).partition(".")[0] for cls in type(error).__mro__])
 
 
-def _all(exc: BaseException) -> Iterator[BaseException]:
-    for _, error in _chain(exc):
+def _told(links: Sequence[_Link]) -> Iterator[BaseException]:
+    for _, error in links:
         yield error
         if isinstance(error, BaseExceptionGroup):
             yield from error.exceptions[:_MOST_MEMBERS]

@@ -125,16 +125,17 @@ def _was_returned(traceback: Sequence[TracebackType]) -> bool:
 
 def place_of(error: BaseException, frames: Sequence[Frame], home: str) -> Frame | None:
     """Return the innermost frame of the user's code; of a recursion, the first frame that repeats often."""
-    own = [frame for frame in frames if frame.belongs(home)]
-    if own and isinstance(error, RecursionError):
+    if isinstance(error, RecursionError) and (own := [frame for frame in frames if frame.belongs(home)]):
         # In a recursion the innermost frame varies with the depth of the stack before it.
         counts = Counter(own)
         often = max(counts.values()) / 2
         return next(frame for frame in own if counts[frame] >= often)
-    return own[-1] if own else None
+    for frame in reversed(frames):
+        if frame.belongs(home):
+            return frame
+    return None
 
 
-@lru_cache(maxsize=_MOST_KNOWN)
 def shown(frames: tuple[Frame, ...], home: str) -> str:
     """Return the text that shows the frames of a traceback, at most a dozen of them."""
     blocks: list[str] = []
