@@ -196,6 +196,8 @@ def _decide(error: BaseException, policy: RetryPolicy) -> Verdict | None:
         return _TERMINAL
     if isinstance(error, TransientHandlerError):
         return Verdict(terminal=False, retry_after=_bounded(error.retry_after, policy))
+    if type(error).__module__ == "builtins" and not error.__dict__:
+        return _decide_passing(error)  # it has none of the attributes that are asked for below
     if not _FRAMEWORK_ERRORS.isdisjoint(f"{base.__module__}.{base.__qualname__}" for base in type(error).__mro__):
         return _TERMINAL
     return _decide_database(error) or _decide_http(error, policy) or _decide_passing(error)
