@@ -28,6 +28,17 @@ FINISH_AFTER: Final = 1.0
 def _nothing() -> None: ...
 
 
+_forks = 0  # of this process's ancestors; counted because to ask for the process id for each item takes a system call
+
+
+def _count_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
+
+
 class Background(Generic[T]):
     """Calls `consume` with each item, in their order, in a thread of its own.
 
@@ -51,7 +62,7 @@ class Background(Generic[T]):
         self._lock = threading.Lock()  # for the fields below; held for a moment only
         self._dropped = 0
         self._reported = 0
-        self._process: int | None = None
+        self._started_after: int | None = None  # so many forks; None: not yet
         self._queue: SimpleQueue[tuple[T] | Callable[[], object]]
 
     @property
@@ -74,12 +85,12 @@ class Background(Generic[T]):
 
     def _start(self) -> None:
         # A thread does not survive a fork, and what the parent has queued is the parent's to tell.
-        if self._process == os.getpid():
+        if self._started_after == _forks:
             return
         with self._lock:
-            if self._process != os.getpid():
+            if self._started_after != _forks:
                 self._queue = SimpleQueue()
-                self._process = os.getpid()
+                self._started_after = _forks
                 threading.Thread(target=self._run, args=(self._queue,), name=self._name, daemon=True).start()
 
     def _run(self, queue: SimpleQueue[tuple[T] | Callable[[], object]]) -> None:

@@ -82,7 +82,7 @@ class SettleQueues:
     @property
     def waiting(self) -> int:
         """How many settlements wait."""
-        return sum(len(queue.waiting) for queue in self._all)
+        return sum([len(queue.waiting) for queue in self._all])
 
     def of(self, settlement: Settlement) -> SettleQueue[Any]:
         """Return the queue that settles it."""

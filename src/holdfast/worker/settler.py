@@ -128,7 +128,8 @@ class Settler:
     def _wake(self) -> None:
         if not self._some.is_set():
             self._some.set()
-        if self._queues.waiting >= self._enough:
+        # What waits is a part of what is not settled, and counting it takes longer than everything else here.
+        if self._unsettled >= self._enough and not self._many.is_set() and self._queues.waiting >= self._enough:
             self._many.set()
 
     async def open(self) -> None:

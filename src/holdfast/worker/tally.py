@@ -63,9 +63,8 @@ class DeadLetterCounts:
 
     def written(self, batch: Iterable[Fail]) -> None:
         """Count those that make dead letters, once that is committed."""
-        for settlement in batch:
-            if settlement.dead:
-                self.dlq_written.add(settlement.kind)
+        for kind, count in Counter([settlement.kind for settlement in batch if settlement.dead]).items():
+            self.dlq_written.add(kind, count)
 
 
 class Tally:
