@@ -173,6 +173,13 @@ def test_texts_are_never_read(text: str) -> None:
     assert classify(type("E", (Exception,), {"sqlstate": "23505"})("verrou mortel")) == TERMINAL
 
 
+def test_what_was_set_on_a_builtin_error_counts() -> None:
+    error = RuntimeError("of a driver")
+    assert classify(error) == TRANSIENT
+    error.sqlstate = "23505"  # type: ignore[attr-defined]
+    assert classify(error) == TERMINAL
+
+
 @pytest.mark.parametrize(
     ("error", "verdict"),
     [
