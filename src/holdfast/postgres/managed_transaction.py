@@ -20,6 +20,7 @@ from contextvars import copy_context
 from typing import Any, TypeVar
 
 from holdfast.errors import ConfigurationError, FieldError
+from holdfast.postgres.deadlines import Deadline, within
 from holdfast.postgres.drivers import Driver, Values, driver_of
 from holdfast.postgres.queries import Queries
 
@@ -78,22 +79,6 @@ async def _give_back(holder: Any) -> None:
         await _in_thread(_WORKING, holder.__exit__, None, None, None)
 
 
-class _Deadline:
-    """A block that may take so many seconds, after which `cut` is called. A generator would cost each request more."""
-
-    __slots__ = ("_cut", "_seconds", "_timer")
-
-    def __init__(self, seconds: float, cut: Callable[[], None]) -> None:
-        self._seconds = seconds
-        self._cut = cut
-
-    def __enter__(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(self._seconds, self._cut)
-
-    def __exit__(self, *error: object) -> None:
-        self._timer.cancel()
-
-
 class ManagedTransaction(ABC):
     """One transaction on one connection, which is returned to its pool when the transaction has ended."""
 
@@ -124,7 +109,7 @@ class ManagedTransaction(ABC):
 
     def deadline(self, seconds: float) -> AbstractContextManager[None]:
         """Cut the connection if the block takes longer: a silent server then fails like one that is gone."""
-        return _Deadline(seconds, self._sever)
+        return Deadline(seconds, self._sever)
 
     def _sever(self) -> None:
         """Close the connection's socket, which fails the statement that waits for it."""
@@ -316,15 +301,13 @@ async def open_managed_transaction(
     """Open a transaction on an application connection; both steps have a deadline, in seconds."""
     holder = connect()
     if not hasattr(holder, "__aenter__") and not hasattr(holder, "__enter__") and inspect.isawaitable(holder):
-        async with asyncio.timeout(connect_within):
-            holder = await holder
+        holder = await within(connect_within, holder)
     if lends := next((lends for marks, lends in _POOLS.items() if all(hasattr(holder, mark) for mark in marks)), None):
         # Pools are context managers too: the end of one request would close the pool for all others.
         remedy = f"pass pool.{lends}, or lambda: app.state.pool.{lends}() for a pool that is opened later"
         raise ConfigurationError("connect", f"returned {type(holder).__name__}, which is no connection", remedy)
     if hasattr(holder, "__aenter__"):
-        async with asyncio.timeout(connect_within):
-            tx = await holder.__aenter__()
+        tx = await within(connect_within, holder.__aenter__())
     elif hasattr(holder, "__enter__"):
         tx = await _enter_in_thread(holder, connect_within)
     else:
