@@ -283,21 +283,37 @@ async def test_every_kind_of_error_is_an_attempt(dsn: str, conn: asyncpg.Connect
     assert len(facts.of(Retried)) == len(facts.of(Failed)) == len(bad)
 
 
+@pytest.mark.parametrize("kind", ["plain", "sync", "transactional", "batch"])
 async def test_what_a_failed_handler_held_is_freed_without_the_garbage_collector(
-    dsn: str, conn: asyncpg.Connection
+    dsn: str, conn: asyncpg.Connection, kind: str
 ) -> None:
     """What a handler holds when it raises may be large: it must not wait until the collector finds it."""
 
     class Held:
         pass
 
-    registry, left = HandlerRegistry(), weakref.WeakSet[Held]()
+    left = weakref.WeakSet[Held]()
 
-    @registry.handler("order.bad", name="billing.raising", retry=RetryPolicy(max_attempts=1))
-    async def raising(event: EventEnvelope) -> None:
-        held = Held()  # in its frame, to which the error refers
+    def fail() -> None:
+        held = Held()  # in a frame to which the error refers
         left.add(held)
         raise ValueError("no such order")
+
+    async def plain(event: EventEnvelope) -> None:
+        fail()
+
+    def sync(event: EventEnvelope) -> None:
+        fail()
+
+    async def transactional(event: EventEnvelope, tx: asyncpg.Connection) -> None:
+        fail()
+
+    async def batch(events: list[EventEnvelope]) -> None:
+        fail()
+
+    registry, handlers = HandlerRegistry(), {each.__name__: each for each in (plain, sync, transactional, batch)}
+    options: dict[str, Any] = {"batch": 2, "within": "1ms"} if kind == "batch" else {}
+    registry.add("billing.raising", ("order.bad",), handlers[kind], retry=RetryPolicy(max_attempts=1), **options)
 
     async with running(dsn, registry):
         gc.disable()

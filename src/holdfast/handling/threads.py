@@ -30,7 +30,7 @@ class _Call:
     function: Callable[..., object]
     start: Callable[[], None]
     loop: asyncio.AbstractEventLoop
-    answer: "asyncio.Future[object]"
+    answer: "asyncio.Future[object] | None"  # None when nobody waits for it any more
     early: bool = False  # the function answers by itself, before it ends
     state: _State = _State.WAITING
 
@@ -42,9 +42,9 @@ class _Call:
             # A future refuses them: they mean something else to the coroutine that awaits it.
             replaced = RuntimeError(f"the handler raised {type(error).__name__}")
             replaced.__cause__ = error
-            self._post(self._fail, replaced)
+            self._post(self.fail, replaced)
         except BaseException as error:
-            self._post(self._fail, error)
+            self._post(self.fail, error)
         else:
             self._post(self._finish, result)
 
@@ -55,15 +55,15 @@ class _Call:
     # These run on the loop, which knows whether the answer is still waited for.
 
     def _started(self) -> None:
-        if not self.answer.done():
+        if self.answer is not None and not self.answer.done():
             self.start()
 
     def _finish(self, result: object) -> None:
-        if not self.answer.done():
+        if self.answer is not None and not self.answer.done():
             self.answer.set_result(result)
 
-    def _fail(self, error: BaseException) -> None:
-        if not self.answer.done():
+    def fail(self, error: BaseException) -> None:
+        if self.answer is not None and not self.answer.done():
             self.answer.set_exception(error)
 
 
@@ -87,20 +87,24 @@ class Threads:
         With `early` the function gets a function to answer with before it ends.
         """
         loop = asyncio.get_running_loop()
-        call = _Call(function, start, loop, loop.create_future(), early)
+        answer = loop.create_future()
+        call = _Call(function, start, loop, answer, early)
         with self._lock:
             self._unfinished += 1
         self._calls.put(call)
         self._grow()
         overdue = loop.call_later(patience, self._give_up, call)
         try:
-            return await call.answer
+            return await answer
         except asyncio.CancelledError:
-            if call.answer.cancelled():
+            if answer.cancelled():
                 self._abandon(call)
             raise
         finally:
             overdue.cancel()
+            # An error refers by its traceback to this frame and to the thread's: neither may refer to the error.
+            call.answer = None
+            del answer
 
     def close(self) -> None:
         """Let idle threads end; busy threads end after their call."""
@@ -112,8 +116,7 @@ class Threads:
             if call.state is not _State.WAITING:
                 return
             call.state = _State.ENDED
-        if not call.answer.done():
-            call.answer.set_exception(NoThread())
+        call.fail(NoThread())
 
     def _abandon(self, call: _Call) -> None:
         """Stop waiting for the call. A thread that hangs in it is replaced."""

@@ -171,37 +171,40 @@ class Transactions:
         result: Outcome | BaseException = Done()
         committing = False
         try:
-            if first:
-                try:
-                    result = await call()
-                finally:
-                    delivery.ended_at = time.monotonic()
-            if isinstance(result, Done) and not transaction.forbidden:
-                await transaction.finish()
-                await self._deliveries.delete_delivered(transaction.connection, delivery)
-                committing = True
-                await transaction.commit(delivery.handler)
-        except BaseException as error:
-            result = error
-        if transaction.forbidden and not committing:
-            result = overran(delivery.handler, result)
-        if isinstance(result, Done):
-            return Delivered(first)
-        if isinstance(result, EndedByHand) and result.has_ended:
-            transaction.terminate()
-            return Unanswered(result)
-        if committing and isinstance(result, BaseException) and transaction.is_unanswered(result):
-            transaction.terminate()
-            return Unanswered(result)
-        settlement = decide(result)
-        if settlement is None:
-            raise LeaseLost
-        if await self._settle(transaction, settlement, drops):
-            return Settled(settlement)
-        # The server has ended the transaction, and the row is free to be settled in the ordinary way.
-        if isinstance(result, BaseException):
-            raise result
-        return result
+            try:
+                if first:
+                    try:
+                        result = await call()
+                    finally:
+                        delivery.ended_at = time.monotonic()
+                if isinstance(result, Done) and not transaction.forbidden:
+                    await transaction.finish()
+                    await self._deliveries.delete_delivered(transaction.connection, delivery)
+                    committing = True
+                    await transaction.commit(delivery.handler)
+            except BaseException as error:
+                result = error
+            if transaction.forbidden and not committing:
+                result = overran(delivery.handler, result)
+            if isinstance(result, Done):
+                return Delivered(first)
+            if isinstance(result, EndedByHand) and result.has_ended:
+                transaction.terminate()
+                return Unanswered(result)
+            if committing and isinstance(result, BaseException) and transaction.is_unanswered(result):
+                transaction.terminate()
+                return Unanswered(result)
+            settlement = decide(result)
+            if settlement is None:
+                raise LeaseLost
+            if await self._settle(transaction, settlement, drops):
+                return Settled(settlement)
+            # The server has ended the transaction, and the row is free to be settled in the ordinary way.
+            if isinstance(result, BaseException):
+                raise result
+            return result
+        finally:
+            del result  # an error refers to this frame by its traceback, see Attempts
 
     async def _begin(self, transaction: HandlerTransaction, delivery: Delivery) -> str:
         """Begin and enter the handler; if it is to run, set the savepoint. All of it is one message, if possible."""
