@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from uuid import UUID
 
 import asyncpg
 import pytest
@@ -168,6 +169,36 @@ async def test_cancelling_before_the_worker_hears(
         await conn.fetchval("SELECT core.outbox_cancel_event($1, 'ann')", identity)
         heard.set()
         await until(cancelled.is_set, within=5, what="the handler is stopped")
+
+
+async def test_many_that_are_cancelled_before_the_worker_hears(
+    dsn: str, conn: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LSN-11: however many were cancelled, each is stopped when the worker listens."""
+    registry, heard, many = HandlerRegistry(), asyncio.Event(), 700
+    started, stopped = set[UUID](), set[UUID]()
+    listen = Listener._listen
+
+    async def deaf(listener: Listener) -> None:
+        await heard.wait()
+        await listen(listener)
+
+    monkeypatch.setattr(Listener, "_listen", deaf)
+
+    @registry.handler("order.placed", name="billing.charge")
+    async def charge(event: EventEnvelope) -> None:
+        started.add(event.event_id)
+        try:
+            await asyncio.sleep(60)
+        finally:
+            stopped.add(event.event_id)
+
+    identities = [await publish(conn, "order.placed") for _ in range(many)]
+    async with running(dsn, registry, lease=60.0, concurrency=many):
+        await until(lambda: len(started) == many, what="all handlers run")
+        await conn.execute("SELECT core.outbox_cancel_event(i, 'ann') FROM unnest($1::uuid[]) AS i", identities)
+        heard.set()
+        await until(lambda: len(stopped) == many, within=15, what="all handlers are stopped")
 
 
 async def test_cancelling_a_handler_that_goes_on(dsn: str, conn: asyncpg.Connection) -> None:

@@ -58,6 +58,7 @@ class LeaseKeeper:
         self._warned_at = 0.0
         self._running: tuple[asyncio.AbstractEventLoop, asyncio.Task[None]] | None = None
         self._doubted: deque[str] = deque(maxlen=_CHUNK)
+        self._doubts_all = False
         self._own_pulse = Pulse()
 
     def doubt(self, digest: str) -> None:
@@ -68,12 +69,15 @@ class LeaseKeeper:
         """
         self._doubted.append(digest)
 
-    def doubt_running(self) -> None:
-        """Ask for every delivery whose handler runs: what notifications would have said has not been heard."""
-        for delivery in self._dispatcher.running():
-            self.doubt(digest_of(delivery.id))
+    def doubt_all(self) -> None:
+        """Ask for everything in flight: what notifications would have said has not been heard."""
+        self._doubts_all = True
 
     def _take_doubted(self) -> list[Delivery]:
+        if self._doubts_all:
+            self._doubts_all = False
+            self._doubted.clear()
+            return self._in_flight.snapshot()
         digests = {self._doubted.popleft() for _ in range(len(self._doubted))}
         return [each for each in self._in_flight.snapshot() if digest_of(each.id) in digests]
 
@@ -119,7 +123,7 @@ class LeaseKeeper:
             while not self._stopping.is_set():
                 now = time.monotonic()
                 beats = now >= min(due, beat_due)
-                leased = self._take_doubted() if self._doubted else []
+                leased = self._take_doubted() if self._doubted or self._doubts_all else []
                 if not beats and not leased:
                     # Short steps, so that stopping is prompt without a signal between threads; and whoever sends
                     # doubts, no more than ten looks a second.

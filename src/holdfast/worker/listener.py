@@ -74,7 +74,7 @@ class Listener:
                 self._sleeper.hear(True)
                 # What was published meanwhile rang no bell for this worker, and what was cancelled was not told to it.
                 self._wakeups.look_again()
-                self._lease_keeper.doubt_running()
+                self._lease_keeper.doubt_all()
                 await self._watch()
             except CONNECTION_FAULTS as fault:
                 self._sleeper.hear(False)
