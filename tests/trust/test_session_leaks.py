@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -264,6 +265,22 @@ async def test_only_the_begin_of_a_delivery_is_limited_with_it(dsn: str) -> None
         await transaction.commit()
         with pytest.raises(TimeoutError):
             await session.enter_at_once("SELECT pg_catalog.pg_sleep(2)", patience=0.1)
+    finally:
+        terminate(session)
+
+
+async def test_the_end_of_a_begin_that_was_refused_is_limited_too(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """LSN-5: the server refuses the begin of a delivery, and is silent from then on."""
+
+    async def silent(_transaction: object) -> None:
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr("asyncpg.transaction.Transaction.rollback", silent)
+    session = await asyncpg.connect(dsn, connection_class=Session)
+    try:
+        async with asyncio.timeout(20):
+            with pytest.raises(TimeoutError):
+                await session.enter_at_once("SELECT 1 / 0", patience=0.2)
     finally:
         terminate(session)
 

@@ -131,7 +131,7 @@ class Session(asyncpg.Connection):  # type: ignore[misc]
         TimeoutError after `patience` seconds; the session is of no use then.
         """
         transaction = self.transaction(isolation="read_committed")
-        # The driver's own limit of time costs a third of asyncio's.
+        # The driver's own timeout costs a third of asyncio's.
         self._carried, self._patience, self._refusal = f"{statement}; {_SAVEPOINT};", patience, None
         try:
             await transaction.start()
@@ -139,7 +139,8 @@ class Session(asyncpg.Connection):  # type: ignore[misc]
             self._carried, self._patience = "", None
         if self._refusal is None:
             return transaction
-        await transaction.rollback()
+        async with asyncio.timeout(patience):
+            await transaction.rollback()
         if isinstance(self._refusal, asyncpg.LockNotAvailableError):
             raise self._refusal
         return None
