@@ -232,6 +232,11 @@ def test_a_burst_is_claimed_in_whole_batches(concurrency: int, monkeypatch: pyte
     assert claims[0] < claims[20] == 500
     assert claims[30] == 500, "after a short pause"
     assert claims[60] == concurrency and claims[80] == 500, "after a long one"
+    queue.feed([claimed("{}")])
+    queue.waiting.clear()  # given back
+    assert queue.room(500) == 500
+    now += 60.0
+    assert queue.room(500) == concurrency, "after a long one in which nothing ran"
 
 
 def test_room_of_each_handler() -> None:

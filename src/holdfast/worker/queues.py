@@ -165,6 +165,8 @@ class HandlerQueue:
     def room(self, batch: int, *, ahead: bool = True) -> int:
         """How many rows to claim: for the idle runners, and, if ahead, for those that will be idle a moment later."""
         now = time.monotonic()
+        if self._idle_since is None and not self._running and not self.waiting:
+            self._idle_since = now  # what waited was given back, and nothing ran
         if self._idle_since is not None and now - self._idle_since > _FORGOTTEN_AFTER:
             # What comes next may be slow, and another worker may have time for it.
             self._rate, self._rated, self._rated_at = 0.0, self.finished, self._idle_since
