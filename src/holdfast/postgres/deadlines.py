@@ -1,12 +1,11 @@
-"""Deadlines of blocks that wait for the database, for applications on an event loop: many, and hardly ever reached."""
+"""Time limits of steps that wait for the database: many at once, and hardly ever reached."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable
 from math import inf
-from types import coroutine
-from typing import Any, TypeVar
+from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 T = TypeVar("T")
@@ -35,11 +34,10 @@ class Deadline:
 
 
 class _Watch:
-    """The deadlines that run on one event loop, with one timer for all.
+    """One timer for all deadlines of a loop.
 
-    To set and cancel a timer costs a request more than the timer itself: for each that was cancelled uvloop asks the
-    system once more what there is to do. The timer is never cancelled: a deadline that has ended is not there any more
-    when it rings, and it is set again for those that are.
+    A timer for each would cost more than the deadline: for every timer that is cancelled, uvloop asks the system once
+    more. So it is never cancelled: it rings, cuts what is overdue, and is set again for what still runs.
     """
 
     __slots__ = ("__weakref__", "_rings_at", "running")
@@ -61,44 +59,19 @@ class _Watch:
         if at != self._rings_at:
             return  # an earlier one was set in its place
         self._rings_at = inf
-        for deadline in [each for each in self.running if each.at <= at]:
-            self.running.discard(deadline)
-            deadline.cut()
+        over = [each for each in self.running if each.at <= at]
+        self.running.difference_update(over)
         if self.running:
             self._set_timer(min(each.at for each in self.running), asyncio.get_running_loop())
+        for deadline in over:
+            deadline.cut()
 
 
 _WATCHES: WeakKeyDictionary[asyncio.AbstractEventLoop, _Watch] = WeakKeyDictionary()
 
 
 async def within(seconds: float, work: Awaitable[T]) -> T:
-    """Await the work for at most so many seconds. Work that ends without a pause, as a pool's that has a connection at
-    hand, is spared the timer.
-    """
-    steps = work.__await__()
-    try:
-        waits_for = next(steps)
-    except StopIteration as end:
-        result: T = end.value
-        return result
-    async with asyncio.timeout(seconds):
-        return await _continued(steps, waits_for)
-
-
-@coroutine
-def _continued(steps: Generator[Any, Any, T], waits_for: Any) -> Generator[Any, Any, T]:
-    """Go on with work that waits for the first time."""
-    while True:
-        try:
-            try:
-                answer = yield waits_for
-            except GeneratorExit:
-                steps.close()
-                raise
-            except BaseException as error:
-                waits_for = steps.throw(error)
-            else:
-                waits_for = steps.send(answer)
-        except StopIteration as end:
-            result: T = end.value
-            return result
+    """Await the work for at most so many seconds, without a timer of its own."""
+    async with asyncio.timeout(None) as limit:
+        with Deadline(seconds, lambda: limit.reschedule(0)):  # a moment that is over: at once
+            return await work

@@ -56,7 +56,7 @@ async def _in_thread(executor: ThreadPoolExecutor, function: Callable[..., Any],
     return await uninterrupted(work)
 
 
-async def _enter_in_thread(holder: Any, within: float) -> Any:
+async def _enter_in_thread(holder: Any, seconds: float) -> Any:
     """Enter a synchronous context manager. Its thread cannot be cancelled: a late connection is released."""
     coming = _CONNECTING.submit(copy_context().run, holder.__enter__)
 
@@ -65,7 +65,7 @@ async def _enter_in_thread(holder: Any, within: float) -> Any:
             _WORKING.submit(holder.__exit__, None, None, None)
 
     try:
-        async with asyncio.timeout(within):
+        async with asyncio.timeout(seconds):
             return await asyncio.wrap_future(coming)
     except BaseException:
         coming.add_done_callback(give_back)
