@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from holdfast.event_data import EventData, _pieces_of
 from holdfast.failure import MAX_ERROR_BYTES, TRUNCATED, FailureCycle, FailureReason, bound, describe, signature
 
 
@@ -317,19 +316,3 @@ def test_the_fields_of_a_cycle_are_only_ever_added() -> None:
 def test_the_reasons_are_a_closed_set() -> None:
     """DLQ-1."""
     assert FailureReason.__args__ == ("max_deliveries", "retry_terminal", "rejected", "cancelled", "expired")  # type: ignore[attr-defined]
-
-
-# --- the event that an error may quote
-
-_JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text("abcİß -0", max_size=12),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("abcİ ", max_size=9), inner, max_size=3),
-    max_leaves=8,
-)
-
-
-@given(st.dictionaries(st.text("abcİ ", max_size=9), _JSON, max_size=3), st.text("abcİß -0", max_size=40))
-def test_a_quick_look_misses_nothing_that_a_text_quotes(payload: dict[str, Any], text: str) -> None:
-    """SEC-1: an event is left alone only if none of its values can be in the text."""
-    event, pieces = EventData(payload, {"header": text[:9]}, text[3:12]), _pieces_of(text)
-    assert event._may_occur(pieces) or not list(event._values(pieces))
