@@ -239,7 +239,7 @@ def test_values_in_the_text_of_a_statement_that_is_made_for_many_calls() -> None
     common: dict[str, object] = {"name": "50 %d", "n": 7}
     id, token = UUID(int=1), UUID(int=2)
     made = statement.partly_filled_in(common)
-    assert made % (id, token, id) == statement.filled_in({"id": id, "token": token, **common})
+    assert made % {"id": id, "token": token} == statement.filled_in({"id": id, "token": token, **common})
     with pytest.raises(ValueError, match="cannot stand in the text"):
         statement.partly_filled_in({"name": "it's"})
 

@@ -87,7 +87,8 @@ class Deliveries:
         self._fetch = statements.fetch
         self._filled_in = statements.filled_in
         self._partly_filled_in = statements.partly_filled_in
-        self._entering: dict[tuple[str, float, bool], str] = {}  # what they have in common, by handler
+        # What `entering` says for each handler; only the ids are missing.
+        self._entering: dict[tuple[str, float, bool], str] = {}
         self._worker = worker
         self._generation = generation
         self._lease = timedelta(seconds=lease)
@@ -344,7 +345,7 @@ class Deliveries:
             handler, seconds = delivery.handler.name, f"{idle} s"
             entering = self._partly_filled_in("enter_at_once", {"handler": handler, "idle": seconds, "look": look})
             self._entering[common] = entering
-        return entering % (delivery.id, delivery.token)
+        return entering % {"id": delivery.id, "token": delivery.token}
 
     async def reopen(self, connection: asyncpg.Connection, delivery: Delivery) -> bool:
         """Undo `enter` after a failure, in the same transaction; False when that transaction has not entered."""

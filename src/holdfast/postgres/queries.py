@@ -27,7 +27,6 @@ from typing import Any, Literal
 from holdfast.names import schema_name
 
 _PLACEHOLDER = re.compile(r"\$(\d+)")
-_LEFT = "\0"  # in no statement
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +53,15 @@ class Statement:
         return template % tuple([texts[number] for number in order])
 
     def partly_filled_in(self, values: Mapping[str, object]) -> str:
-        """The statement with some values in its text, as by `filled_in`, and `%s` for the ids, which have none yet.
+        """The statement as by `filled_in`, with `%(name)s` for each id that is not among the values.
 
         Made once for many calls, it spares each of them half of what filling in takes.
         """
         template, order = _template(self.sql)
-        texts = [_literal(values[name]) if name in values else _LEFT for name in self.parameters]
-        filled = template % tuple([texts[number] for number in order])
-        return "'%s'".join(filled.replace("%", "%%").split(_LEFT))
+        texts = [
+            _literal(values[name]).replace("%", "%%") if name in values else f"'%({name})s'" for name in self.parameters
+        ]
+        return template.replace("%%", "%%%%") % tuple([texts[number] for number in order])
 
 
 @cache

@@ -36,7 +36,7 @@ class NamedStatements:
         return self._queries.asyncpg(name).filled_in(values)
 
     def partly_filled_in(self, name: str, values: Mapping[str, object]) -> str:
-        """Return a statement with some values in its text, and `%s` for the ids that it names."""
+        """Return a statement with some values in its text, and `%(name)s` for the ids that are not among them."""
         return self._queries.asyncpg(name).partly_filled_in(values)
 
     async def fetch(
