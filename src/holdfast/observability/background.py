@@ -28,7 +28,8 @@ FINISH_AFTER: Final = 1.0
 def _nothing() -> None: ...
 
 
-_forks = 0  # of this process's ancestors; counted because to ask for the process id for each item takes a system call
+# Counts forks up to this process. os.getpid() would tell a child too, but is a system call for each item.
+_forks = 0
 
 
 def _count_fork() -> None:

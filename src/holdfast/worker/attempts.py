@@ -183,8 +183,7 @@ class Attempts:
             self._settler.deliver(delivery)
         else:
             settlement = self._decide(runner, delivery, result)
-            # An error refers to this frame by its traceback. Without the cycle both are freed at once, not by the
-            # garbage collector.
+            # The error refers to this frame by its traceback: without this, only the garbage collector frees both.
             result = None
             if settlement is None:
                 self.lose(delivery)

@@ -5,7 +5,7 @@ import threading
 import time
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from holdfast.handler_tally import BOUNDS, BUCKETS, OUTCOMES, DeliveryOutcome, HandlerTally, Histogram
@@ -176,7 +176,7 @@ class Tally:
         self._observe(Notice("info", "worker_summary", details))
 
 
-def _grouped(deliveries: Iterable[Delivery]) -> dict[str, Sequence[Delivery]]:
+def _grouped(deliveries: Iterable[Delivery]) -> Mapping[str, Sequence[Delivery]]:
     """Return the deliveries of each handler, by its name."""
     by_handler: dict[str, list[Delivery]] = {}
     for each in deliveries:
@@ -185,7 +185,7 @@ def _grouped(deliveries: Iterable[Delivery]) -> dict[str, Sequence[Delivery]]:
             by_handler[name].append(each)
         else:
             by_handler[name] = [each]
-    return dict(by_handler)
+    return by_handler
 
 
 def _observe_times(counts: _Counts, deliveries: Sequence[Delivery], ahead: float) -> None:
