@@ -482,7 +482,9 @@ async def test_defect_while_settling_lets_the_leases_run_out(dsn: str, conn: asy
     deliver, calls = worker._parts.shared.deliveries.deliver, []
 
     async def broken(connection: asyncpg.Connection, batch: Any, *arguments: Any, **options: Any) -> list[UUID]:
-        calls.extend([1] if batch else [])
+        if not batch:
+            return []
+        calls.append(1)
         if len(calls) > 1:
             return await deliver(connection, batch, *arguments, **options)
         raise ZeroDivisionError

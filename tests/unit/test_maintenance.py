@@ -137,5 +137,5 @@ async def test_the_first_turn_lets_waiting_events_go_first(
     monkeypatch.setattr("holdfast.worker.maintenance.asyncio.sleep", look)
     introduction, activity = registration(UUID(int=1), [], WorkerSettings()), Activity(InFlight(), counters)
     maintenance = Maintenance(unused, unused, unused, unused, introduction, lambda fact: None, activity, unused)
-    await maintenance._begin()
+    await maintenance._wait_for_backlog()
     assert looks == expected

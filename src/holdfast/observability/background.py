@@ -28,18 +28,6 @@ FINISH_AFTER: Final = 1.0
 def _nothing() -> None: ...
 
 
-# Counts forks up to this process. os.getpid() would tell a child too, but is a system call for each item.
-_forks = 0
-
-
-def _count_fork() -> None:
-    global _forks
-    _forks += 1
-
-
-os.register_at_fork(after_in_child=_count_fork)
-
-
 class Background(Generic[T]):
     """Calls `consume` with each item, in their order, in a thread of its own.
 
@@ -63,7 +51,7 @@ class Background(Generic[T]):
         self._lock = threading.Lock()  # for the fields below; held for a moment only
         self._dropped = 0
         self._reported = 0
-        self._started_after: int | None = None  # so many forks; None: not yet
+        self._process: int | None = None
         self._queue: SimpleQueue[tuple[T] | Callable[[], object]]
 
     @property
@@ -86,12 +74,12 @@ class Background(Generic[T]):
 
     def _start(self) -> None:
         # A thread does not survive a fork, and what the parent has queued is the parent's to tell.
-        if self._started_after == _forks:
+        if self._process == os.getpid():
             return
         with self._lock:
-            if self._started_after != _forks:
+            if self._process != os.getpid():
                 self._queue = SimpleQueue()
-                self._started_after = _forks
+                self._process = os.getpid()
                 threading.Thread(target=self._run, args=(self._queue,), name=self._name, daemon=True).start()
 
     def _run(self, queue: SimpleQueue[tuple[T] | Callable[[], object]]) -> None:

@@ -33,7 +33,7 @@ class Heartbeat:
 
     @property
     def due_in(self) -> float:
-        """Seconds until the claimer, if it is idle, sends the next one. The first is the lease keeper's."""
+        """Seconds until the claimer, if it is idle, sends the next one. The first is sent at the start."""
         return max(self.interval - (self.sent_for or 0.0), 0.0)
 
     @property

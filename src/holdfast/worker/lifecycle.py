@@ -206,18 +206,18 @@ class Lifecycle:
             connection = await connections.claim.use()
         finally:
             patience.cancel()
+        self._parts.shared.deliveries.follow(await require_ready(connection, self._settings))
         # Meanwhile: the first settle would otherwise wait for a connection, and the handlers for the first settle.
         opening = asyncio.create_task(self._parts.settler.open())
         try:
-            await self._introduce(connection)
+            await self._declare(connection)
             await opening
         finally:
             await _end(opening)
 
-    async def _introduce(self, connection: asyncpg.Connection) -> None:
-        """Do what `introduce` does, on the connection that claims."""
+    async def _declare(self, connection: asyncpg.Connection) -> None:
+        """Record subscriptions and schedules, on the connection that claims."""
         connections, shared = self._parts.connections, self._parts.shared
-        shared.deliveries.follow(await require_ready(connection, self._settings))
         await connections.sources.start(connection)
         await self._parts.heartbeat.send(connection)  # and look at the database's clock, by which deliveries are due
         # Handlers that run in process are owed nothing; their lanes are served, for replays.

@@ -33,7 +33,7 @@ from holdfast.worker.outage import Outage
 from holdfast.worker.routing import SubscriptionIndex
 
 _INTERVAL = 10.0
-# The first turn comes when a worker that starts has nothing to do, at the latest after so many looks, in seconds.
+# A worker that starts looks this often whether its backlog is done, and so many times at most, before its first turn.
 _FIRST_LOOK = 0.05
 _FIRST_LOOKS = 20
 # Idle workers take turns: the fleet is looked after as often as by one worker, and each looks at least this often.
@@ -130,8 +130,8 @@ class Maintenance:
             try:
                 connection = await self._connection.use()
                 if starting:
-                    await self._beat(connection)
-                    await self._begin()
+                    await self._beat(connection)  # on the list of workers before the backlog is through
+                    await self._wait_for_backlog()
                     starting = False
                 await self._report_blocked(connection)
                 await self.run_once(connection)
@@ -147,8 +147,8 @@ class Maintenance:
                 self._outage.begin(lost)
                 await self._pause()
 
-    async def _begin(self) -> None:
-        """Let the events that have waited for a worker go first."""
+    async def _wait_for_backlog(self) -> None:
+        """Let the events that have waited for a worker go first, for a second at most."""
         for _ in range(_FIRST_LOOKS):
             await asyncio.sleep(_FIRST_LOOK)
             if self._activity.idle():

@@ -27,7 +27,7 @@ MAX_BATCH = 500
 _BLOCKED_INTERVAL = 0.5
 _BLOCKED_SHARE = 0.1
 _FINISH_PATIENCE = 2.0
-# Seconds after the start without anything to settle after which the connection is closed.
+# A connection that nothing was settled on is closed so many seconds after the start.
 _UNUSED = 5.0
 _SHORT_LOCK_TIMEOUT = 0.002
 # How many rows one statement looks at for locks, a millisecond for each that is blocked, and how often it does.
@@ -138,7 +138,7 @@ class Settler:
         It takes as long as to settle a thousand events. If it fails, `run` meets the fault, and reports it.
         """
         async with self._lock:
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(asyncpg.PostgresError, *PASSING_FAULTS, *CONNECTION_FAULTS):
                 await self._successes.send(await self._connection.use(), ())
 
     async def _close_if_unused(self) -> None:
