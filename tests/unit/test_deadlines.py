@@ -1,9 +1,12 @@
 """Deadlines: who is cut and when, how many timers that takes, and the time of work that may have to wait."""
 
 import asyncio
+import gc
 import selectors
 from collections.abc import Callable, Coroutine
+from contextvars import ContextVar
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 
@@ -143,6 +146,58 @@ def test_each_loop_has_a_timer_of_its_own() -> None:
         return cuts
 
     assert [asyncio.run(cut()) for _ in range(2)] == [["cut"], ["cut"]]
+
+
+def test_a_block_is_cut_with_its_own_context_variables() -> None:
+    """SEC-1: who is cut sees nothing of the request that set the timer."""
+    tenant, seen = ContextVar("tenant", default="nobody"), list[str]()
+
+    async def request(name: str, ends: bool) -> None:
+        tenant.set(name)
+        with Deadline(5, lambda: seen.append(tenant.get())):
+            await asyncio.sleep(1 if ends else 20)
+
+    async def requests() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(request("ann", ends=True))
+            await asyncio.sleep(0.5)
+            tasks.create_task(request("bob", ends=False))
+
+    run(requests())
+    assert seen == ["bob"]
+
+
+async def test_a_timer_that_could_not_be_set_is_set_by_the_next_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_arguments: Any, **_more: Any) -> asyncio.TimerHandle:
+        raise MemoryError
+
+    cuts, cut = list[str](), asyncio.Event()
+    with monkeypatch.context() as patched:
+        patched.setattr(asyncio.get_running_loop(), "call_at", failing)
+        with pytest.raises(MemoryError), Deadline(0.01, lambda: cuts.append("first")):
+            pytest.fail("it has no timer")
+    with Deadline(0.02, cut.set):
+        async with asyncio.timeout(20):
+            await cut.wait()
+
+
+def test_closed_loops_are_let_go() -> None:
+    left = WeakSet[asyncio.AbstractEventLoop]()
+
+    async def suspended() -> None:
+        with Deadline(1_000, list):
+            await asyncio.sleep(1_000)
+
+    for _ in range(5):
+        loop = asyncio.new_event_loop()
+        left.add(loop)
+        task = loop.create_task(suspended())
+        loop.run_until_complete(asyncio.wait({task}, timeout=0))
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+        loop.close()
+    del loop, task
+    gc.collect()
+    assert len(left) <= 1
 
 
 # --- within ---

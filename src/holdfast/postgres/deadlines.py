@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextvars import Context, copy_context
 from math import inf
 from typing import TypeVar
-from weakref import WeakKeyDictionary
 
 T = TypeVar("T")
 
@@ -14,23 +14,26 @@ T = TypeVar("T")
 class Deadline:
     """A block that may take so many seconds, after which `cut` is called. A generator would cost each request more."""
 
-    __slots__ = ("_seconds", "_watch", "at", "cut")
+    __slots__ = ("_context", "_cut", "_seconds", "_watch", "at")
 
     def __init__(self, seconds: float, cut: Callable[[], None]) -> None:
         self._seconds = seconds
-        self.cut = cut
+        self._cut = cut
 
     def __enter__(self) -> None:
         loop = asyncio.get_running_loop()
-        watch = _WATCHES.get(loop)
-        if watch is None:
-            watch = _WATCHES[loop] = _Watch()
+        watch = _WATCHES.get(loop) or _watch_of(loop)
+        self._context = copy_context()
         self.at = loop.time() + self._seconds
         self._watch = watch
         watch.add(self, loop)
 
     def __exit__(self, *error: object) -> None:
         self._watch.running.discard(self)
+
+    def cut(self) -> None:
+        """Cut the block, with the context variables that it has: the timer is everybody's."""
+        self._context.run(self._cut)
 
 
 class _Watch:
@@ -40,10 +43,11 @@ class _Watch:
     more. So it is never cancelled: it rings, cuts what is overdue, and is set again for what still runs.
     """
 
-    __slots__ = ("__weakref__", "_rings_at", "running")
+    __slots__ = ("_nobodys", "_rings_at", "running")
 
     def __init__(self) -> None:
         self.running: set[Deadline] = set()
+        self._nobodys = Context()  # the timer must neither know nor keep anything of the request that sets it
         self._rings_at = inf
 
     def add(self, deadline: Deadline, loop: asyncio.AbstractEventLoop) -> None:
@@ -52,22 +56,32 @@ class _Watch:
             self._set_timer(deadline.at, loop)
 
     def _set_timer(self, at: float, loop: asyncio.AbstractEventLoop) -> None:
+        loop.call_at(at, self._ring, at, context=self._nobodys)
         self._rings_at = at
-        loop.call_at(at, self._ring, at)
 
     def _ring(self, at: float) -> None:
         if at != self._rings_at:
             return  # an earlier one was set in its place
         self._rings_at = inf
+        loop = asyncio.get_running_loop()
         over = [each for each in self.running if each.at <= at]
         self.running.difference_update(over)
         if self.running:
-            self._set_timer(min(each.at for each in self.running), asyncio.get_running_loop())
+            self._set_timer(min(each.at for each in self.running), loop)
         for deadline in over:
-            deadline.cut()
+            try:
+                deadline.cut()
+            except Exception as error:
+                loop.call_exception_handler({"message": "a connection could not be cut", "exception": error})
 
 
-_WATCHES: WeakKeyDictionary[asyncio.AbstractEventLoop, _Watch] = WeakKeyDictionary()
+_WATCHES: dict[asyncio.AbstractEventLoop, _Watch] = {}
+
+
+def _watch_of(loop: asyncio.AbstractEventLoop) -> _Watch:
+    for each in [each for each in tuple(_WATCHES) if each.is_closed()]:
+        _WATCHES.pop(each, None)
+    return _WATCHES.setdefault(loop, _Watch())
 
 
 async def within(seconds: float, work: Awaitable[T]) -> T:
