@@ -3,6 +3,7 @@
 They read the slots of BaseException: a subclass may have attributes with the same names, which may raise.
 """
 
+import builtins
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final
@@ -17,3 +18,7 @@ traceback_of: Final[Callable[[BaseException], TracebackType | None]] = _slot("__
 cause_of: Final[Callable[[BaseException], BaseException | None]] = _slot("__cause__")
 context_of: Final[Callable[[BaseException], BaseException | None]] = _slot("__context__")
 is_context_suppressed: Final[Callable[[BaseException], bool]] = _slot("__suppress_context__")
+# By themselves, and not by the name of their module, which any class may have.
+BUILTIN_ERRORS: Final = frozenset(
+    each for each in vars(builtins).values() if isinstance(each, type) and issubclass(each, BaseException)
+)

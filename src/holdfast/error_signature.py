@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 
+from holdfast.chain import BUILTIN_ERRORS
 from holdfast.frames import Frame
 from holdfast.retry import http_status, sqlstate_of
 from holdfast.short_texts import remembering_short
@@ -99,7 +100,7 @@ def details_of(error: BaseException, message: Callable[[BaseException], str], pa
     """Return what tells the cause of an error apart besides its text: status, SQLSTATE, names of missing things."""
     details: list[str] = []
     sqlstate = None
-    if type(error).__module__ != "builtins" or error.__dict__:
+    if type(error) not in BUILTIN_ERRORS or error.__dict__:
         if (status := http_status(error)) is not None:
             details.append(f"http {status}")
         if (sqlstate := sqlstate_of(error)) is not None:

@@ -16,7 +16,7 @@ from typing import Literal, get_args
 
 from pydantic import ValidationError
 
-from holdfast.chain import cause_of
+from holdfast.chain import BUILTIN_ERRORS, cause_of
 from holdfast.checks import number, one_of, whole
 from holdfast.errors import ConfigurationError, PayloadError, TerminalHandlerError, TransientHandlerError
 from holdfast.outcome import LONGEST_DELAY
@@ -196,7 +196,7 @@ def _decide(error: BaseException, policy: RetryPolicy) -> Verdict | None:
         return _TERMINAL
     if isinstance(error, TransientHandlerError):
         return Verdict(terminal=False, retry_after=_bounded(error.retry_after, policy))
-    if type(error).__module__ == "builtins" and not error.__dict__:
+    if type(error) in BUILTIN_ERRORS and not error.__dict__:
         return _decide_passing(error)  # it has none of the attributes that are asked for below
     if not _FRAMEWORK_ERRORS.isdisjoint(f"{base.__module__}.{base.__qualname__}" for base in type(error).__mro__):
         return _TERMINAL

@@ -404,3 +404,11 @@ def test_it_never_raises(name: str, data: st.DataObject) -> None:
     odd = st.none() | st.integers() | st.text() | st.binary() | st.floats() | st.just(property(refuse))
     error = type("OddError", (Exception,), {name: data.draw(odd)})()
     assert isinstance(classify(error), Verdict)
+
+
+def test_a_class_that_only_calls_its_module_builtins_is_asked_like_any_other() -> None:
+    """RTY-2: code that is executed without a module's name makes such classes."""
+    duplicate = type("Duplicate", (asyncpg.UniqueViolationError,), {"__module__": "builtins"})
+    missing = type("Missing", (Exception,), {"__module__": "builtins", "status_code": 404})
+    for error in (duplicate("twice"), missing("no such order")):
+        assert classify(error, RetryPolicy()).terminal
