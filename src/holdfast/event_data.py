@@ -30,6 +30,8 @@ _WINDOW = 8
 # Every window contains a piece of this length that begins at a multiple of the step: only pieces are looked up first.
 _PIECE = 4
 _STEP = _WINDOW - _PIECE + 1
+# Of a longer value the pieces are not listed: it may have millions.
+_LONG_VALUE = 1_000
 _STEPPED_PIECES = re.compile(rf"(.{{{_PIECE}}}).{{,{_STEP - _PIECE}}}", re.DOTALL).findall
 _DEEPEST_PLACE = 20
 _LONGEST_PLACE = 100
@@ -220,6 +222,8 @@ def _occurs(value: str, pieces: frozenset[str]) -> bool:
     if len(value) < _SHORTEST_VALUE:
         return False
     value = value.lower() if value.isascii() else _lower(value)
+    if len(value) > _LONG_VALUE:
+        return any(value[at : at + _PIECE] in pieces for at in range(0, len(value), _STEP))
     return not pieces.isdisjoint(_STEPPED_PIECES(value))
 
 

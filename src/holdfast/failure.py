@@ -11,7 +11,7 @@ from uuid import UUID
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 
-from holdfast.chain import cause_of, context_of, is_context_suppressed
+from holdfast.chain import BUILTIN_ERRORS, cause_of, context_of, is_context_suppressed
 from holdfast.error_signature import details_of, place_in, signature
 from holdfast.event_data import NO_EVENT, EventData
 from holdfast.frames import Frame, frames_of, place_of, shown
@@ -193,12 +193,12 @@ def _member_cause(member: BaseException, redact: Redactor | None, payload: objec
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
-    """Yield the members of a group that are no groups themselves."""
+    """Yield the members of a group that are no groups themselves, in their order."""
     pending: list[BaseException] = [group]
     while pending:
         error = pending.pop()
         if isinstance(error, BaseExceptionGroup):
-            pending += error.exceptions
+            pending += reversed(error.exceptions)
         else:
             yield error
 
@@ -216,7 +216,7 @@ def _traced(links: Sequence[_Link]) -> list[_Traced]:
     for prefix, error in links:
         parts.append(_Traced(prefix, error, frames_of(error)))
         if isinstance(error, BaseExceptionGroup):
-            parts += [_Traced(_MEMBER, member, frames_of(member)) for member in error.exceptions[:_MOST_TRACED]]
+            parts += [_Traced(_MEMBER, member, frames_of(member)) for member in islice(_leaves(error), _MOST_TRACED)]
     return parts
 
 
@@ -313,7 +313,8 @@ def _text(links: Sequence[_Link], message: _Message) -> str:
     for prefix, error in links[:_DEEPEST_CAUSE]:
         lines.append(f"{prefix}{_headline(error, message)}")
         if isinstance(error, BaseExceptionGroup):
-            lines += [f"  - {_headline(member, message)}" for member in error.exceptions[:_MOST_MEMBERS]]
+            # Not the groups among them: a task group in a task group would hide what has happened.
+            lines += [f"  - {_headline(member, message)}" for member in islice(_leaves(error), _MOST_MEMBERS)]
         if len(links) > 1 and sum(map(len, lines)) > _READ:
             break
     else:
@@ -355,7 +356,7 @@ def _common_message(error: BaseException) -> str:
 
 
 def _is_of_driver(error: BaseException) -> bool:
-    if type(error).__module__ == "builtins":
+    if type(error) in BUILTIN_ERRORS:
         return False
     return not _DRIVERS.isdisjoint([str(cls.__module__).partition(".")[0] for cls in type(error).__mro__])
 
@@ -364,7 +365,7 @@ def _told(links: Sequence[_Link]) -> Iterator[BaseException]:
     for _, error in links:
         yield error
         if isinstance(error, BaseExceptionGroup):
-            yield from error.exceptions[:_MOST_MEMBERS]
+            yield from islice(_leaves(error), _MOST_MEMBERS)
 
 
 def _reduced_message(error: BaseException) -> str:

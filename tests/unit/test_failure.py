@@ -316,3 +316,14 @@ def test_the_fields_of_a_cycle_are_only_ever_added() -> None:
 def test_the_reasons_are_a_closed_set() -> None:
     """DLQ-1."""
     assert FailureReason.__args__ == ("max_deliveries", "retry_terminal", "rejected", "cancelled", "expired")  # type: ignore[attr-defined]
+
+
+def test_a_group_in_a_group_shows_what_has_happened() -> None:
+    """OBS-1: a task group in a task group: the error that matters is the innermost."""
+    inner = ExceptionGroup("unhandled errors in a TaskGroup", [ValueError("bad amount"), KeyError("customer")])
+    report = describe(ExceptionGroup("unhandled errors in a TaskGroup", [inner, OSError("no disk")]))
+    assert report.text.splitlines()[1:] == [
+        "  - ValueError: bad amount",
+        "  - KeyError: 'customer'",
+        "  - OSError: no disk",
+    ]
