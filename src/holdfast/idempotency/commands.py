@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from holdfast.errors import CommandUnderWay, ConfigurationError, KeyReused
-from holdfast.idempotency.hashing import HashedParts, Secrets, canonical_json
+from holdfast.idempotency.hashing import Secrets, canonical_json
 from holdfast.idempotency.keys import job_scope, require_key
 from holdfast.idempotency.settings import IdempotencySettings, require_settings
 from holdfast.payload import encode_payload
@@ -74,7 +74,7 @@ class Commands:
         return NewRecord(
             self._scope,
             require_key(key),
-            self._secrets.hashes(self._scope, HashedParts(parts, parts)),
+            self._secrets.hashes(self._scope, parts),
             self._secrets.version,
             self._settings.keep,
             self._settings.wait,

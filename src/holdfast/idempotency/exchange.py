@@ -18,8 +18,8 @@ from holdfast.errors import ConfigurationError, HoldfastError
 from holdfast.idempotency import answers
 from holdfast.idempotency.answers import Answer, Settlement, settlement_of
 from holdfast.idempotency.faults import Fault, fault_of_settling, fault_of_taking, fault_of_work, log_fields
-from holdfast.idempotency.hashing import HashedParts, Secrets
-from holdfast.idempotency.keys import KeyInvalid, KeyMissing, earlier_scope, http_scope, parse_key
+from holdfast.idempotency.hashing import Secrets
+from holdfast.idempotency.keys import KeyInvalid, KeyMissing, http_scope, parse_key
 from holdfast.idempotency.phases import (
     Answered,
     Closed,
@@ -175,15 +175,12 @@ class Exchange:
         except KeyInvalid as error:
             self.refuse(answers.key_invalid(self._settings, str(error)))
 
-    async def take_key(self, transaction: RequestTransaction, request: HashedParts | None) -> None:
+    async def take_key(self, transaction: RequestTransaction, request: Sequence[bytes] | None) -> None:
         """Record the request, whose hashed parts are `request`; return only if it is to be carried out."""
         if self.key is not None and request is not None:
             secrets, settings = self._config.secrets, self._settings
-            hashes = secrets.hashes(self._scope, request)
-            if (earlier := earlier_scope(self._scope)) is not None:
-                hashes += secrets.hashes(earlier, request)
             self._record = NewRecord(
-                self._scope, self.key, hashes, secrets.version,
+                self._scope, self.key, secrets.hashes(self._scope, request), secrets.version,
                 settings.keep, settings.wait, settings.idle,
             )  # fmt: skip
             await self._begin_record(transaction, self._record)

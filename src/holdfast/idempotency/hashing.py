@@ -1,8 +1,6 @@
 """Request hashes: two requests are the same if an HMAC over method, path, query, content type, encoding and body is.
 
-The key of the HMAC is derived from a secret and the scope, so that the same request of two tenants has two hashes. A
-hash begins with the number of its format, `v2:`. Records of earlier releases have hashes without one; until they expire
-they are recognised by the hash that their release would have made.
+The key of the HMAC is derived from a secret and the scope, so that the same request of two tenants has two hashes.
 
 Bodies are normalised, so that a client may send the same JSON with other white space or another order of keys. Numbers
 stay as they are written (1 is not 1.0, and no digit is lost), and a key that occurs twice stays twice.
@@ -55,18 +53,16 @@ class Secrets:
                 raise ConfigurationError("secrets", f"number {version} is too short", remedy)
             self._secrets[version] = data
         self._begun = lru_cache(maxsize=_KEPT_KEYS)(self._begin)
-        self._earlier = [hmac.new(secret, digestmod="sha256") for secret in self._secrets.values()]
 
     @property
     def version(self) -> int:
         """The number of the secret that signs."""
         return next(iter(self._secrets))
 
-    def hashes(self, scope: str, request: HashedParts) -> list[str]:
-        """Return the hash to store, then every other one by which a record of the same request may be known."""
-        text, earlier = _joined(request.parts), _joined(request.earlier)
-        current = [f"v2:{_digest(begun, text)}" for begun in self._begun(scope)]
-        return current + [_digest(begun, earlier) for begun in self._earlier]
+    def hashes(self, scope: str, parts: Sequence[bytes]) -> list[str]:
+        """Return the hash to store, then those that older secrets make of the same request."""
+        text = _joined(parts)
+        return [_digest(begun, text) for begun in self._begun(scope)]
 
     def _begin(self, scope: str) -> list[hmac.HMAC]:
         owner = scope.encode(errors="surrogatepass")
@@ -90,14 +86,6 @@ def _digest(begun: hmac.HMAC, text: bytes) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class HashedParts:
-    """What is hashed of a request or a command, and what releases without a format number have hashed of it."""
-
-    parts: Sequence[bytes]
-    earlier: Sequence[bytes]
-
-
-@dataclass(frozen=True, slots=True)
 class HashedRequest:
     """The hashed parts of an HTTP request."""
 
@@ -108,20 +96,16 @@ class HashedRequest:
     body: bytes
     content_encoding: bytes = b""
 
-    def parts(self, *, raw: bool = False) -> HashedParts:
+    def parts(self, *, raw: bool = False) -> list[bytes]:
         """Return the parts to hash; with `raw`, the body as it was sent."""
         start = [b"http", self.method.encode(), self.path, canonical_query(self.query)]
         encoding = b",".join(part.strip().lower() for part in self.content_encoding.split(b","))
         canonical = None if raw else normalised(self.content_type, self.body)
         if canonical is None:
             # Marked, because the text of a body may be the normalised form of another.
-            parts = [*start, self.content_type.strip(), encoding, self.body, b"raw"]
-        else:
-            content_type, body = canonical
-            parts = [*start, content_type, encoding, body]
-        if raw:
-            return HashedParts(parts, [*start, self.content_type, self.body])
-        return HashedParts(parts, [*start, *_normalised_earlier(self.content_type, self.body, canonical)])
+            return [*start, self.content_type.strip(), encoding, self.body, b"raw"]
+        content_type, body = canonical
+        return [*start, content_type, encoding, body]
 
 
 def _joined(parts: Sequence[bytes]) -> bytes:
@@ -189,16 +173,6 @@ def _without_boundary(content_type: bytes) -> bytes:
     parameters = _header(content_type).get_params([]) or []
     kept = [f"{name.lower()}={value}" for name, value in parameters[1:] if name.lower() != "boundary"]
     return ";".join((parameters[0][0].lower(), *kept)).encode("latin-1", "replace")
-
-
-def _normalised_earlier(content_type: bytes, body: bytes, canonical: tuple[bytes, bytes] | None) -> tuple[bytes, bytes]:
-    """Return content type and body as releases without a format number normalised them."""
-    media_type = content_type.partition(b";")[0].strip().lower()
-    if media_type == b"application/json" or media_type.endswith(b"+json"):
-        return canonical or (media_type, body)
-    if media_type.startswith(b"multipart/") and (boundary := _header(content_type).get_boundary("")):
-        return media_type, body.replace(b"--" + boundary.encode("latin-1", "replace"), b"--")
-    return content_type.strip(), body
 
 
 def canonical_json(body: bytes | str) -> bytes:

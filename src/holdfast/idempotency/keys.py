@@ -111,13 +111,6 @@ def http_scope(owner: str, route: str = "") -> str:
     return _stored("http", f"{owner} {route}" if route else owner)
 
 
-def earlier_scope(scope: str) -> str | None:
-    """Return the scope under which release 0.1 has stored requests of the same owner; None: under this one."""
-    if scope.startswith(_HASHED_OWNER) and " " in scope:
-        return f"http:{scope.removeprefix(_HASHED_OWNER)}"
-    return None
-
-
 def job_scope(scope: str) -> str:
     """Return the stored scope of a job's commands, which no tenant's scope can equal."""
     return _stored("job", require_scope(scope))

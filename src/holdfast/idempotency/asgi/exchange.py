@@ -24,7 +24,7 @@ from holdfast.idempotency.asgi.messages import (
 )
 from holdfast.idempotency.asgi.transaction import AsgiTransaction
 from holdfast.idempotency.exchange import Exchange, ExchangeConfig, StopEndpoint
-from holdfast.idempotency.hashing import HashedParts, HashedRequest, Secrets
+from holdfast.idempotency.hashing import HashedRequest, Secrets
 from holdfast.idempotency.phases import (
     Answered,
     BeginCalled,
@@ -182,7 +182,7 @@ class AsgiExchange:
         except ClientGone:
             self._exchange.refuse(answers.unavailable(self._settings), "unavailable")  # which the client will not read
 
-    async def _hashed_request(self) -> HashedParts:
+    async def _hashed_request(self) -> list[bytes]:
         scope = self._scope
         headers = dict(scope["headers"])
         body = await self._body.read()

@@ -11,7 +11,7 @@ from django.http.request import RawPostDataException
 from holdfast.errors import ConfigurationError
 from holdfast.idempotency import answers
 from holdfast.idempotency.answers import Answer
-from holdfast.idempotency.hashing import HashedParts, HashedRequest
+from holdfast.idempotency.hashing import HashedRequest
 from holdfast.idempotency.settings import IdempotencySettings
 
 
@@ -59,7 +59,7 @@ class CapturedRequest:
         elif len(self._body) < length:
             self.refusal = answers.unavailable(settings)  # the client is gone, and will not read it
 
-    def hashed_parts(self) -> HashedParts:
+    def hashed_parts(self) -> list[bytes]:
         """Return the parts of the request that are hashed."""
         request = self._request
         hashed = HashedRequest(

@@ -43,17 +43,6 @@ BEGIN
     IF p_wait_ms <> 2000 THEN
         PERFORM set_config('lock_timeout', greatest(1, p_wait_ms)::text, true);
     END IF;
-    -- In a condition of its own: a query beside this one would be planned anew, and run, for every scope.
-    IF starts_with(p_scope, 'http-sha256:') AND strpos(p_scope, ' ') > 0 THEN
-        IF EXISTS (
-               SELECT FROM core.idempotency_records r
-               WHERE r.scope = 'http:' || substr(p_scope, 13) AND r.key = p_key AND r.request_hash = ANY (p_hashes)
-                 AND r.expires_at > now()
-                 AND r.created_at < (SELECT m.applied_at + interval '1 day' FROM core.migrations m WHERE m.version = 23)) THEN
-            -- As the release before has stored it, whose processes may run for a while beside those of this one.
-            p_scope := 'http:' || substr(p_scope, 13);
-        END IF;
-    END IF;
     FOR n IN 1 .. 100 LOOP
         INSERT INTO core.idempotency_records (scope, key, request_hash, hash_version, expires_at)
         VALUES (p_scope, p_key, p_hashes[1], p_hash_version, now() + p_keep)
