@@ -62,7 +62,6 @@ class WorkerSettings:
     substrate: str | None = field(default=None, repr=False)  # a broker that carries events, like nats://host:4222
     relayed: tuple[str, ...] = ()  # event types that are sent there although no handler here gets them from there
     relay_secrets: tuple[str, ...] = field(default=(), repr=False)  # shared with other databases; the first one signs
-    accept_unsigned: bool = False  # handle messages in the form of a relay's that no relay has signed
 
     def __post_init__(self) -> None:
         whole("WorkerSettings.generation", self.generation)

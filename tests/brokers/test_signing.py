@@ -143,10 +143,10 @@ async def refused(conn: asyncpg.Connection, verdict: Verdict) -> bool:
     return bool(await conn.fetchval(query, verdict.value))
 
 
-async def test_unsigned_is_kept_and_told_unless_it_is_accepted(
+async def test_what_no_relay_of_ours_has_signed_is_kept_and_told(
     dsn: str, conn: asyncpg.Connection, broker: Broker
 ) -> None:
-    """SEC-1: a message in the form of a relay's that no relay has signed is a dead letter, by default."""
+    """SEC-1: a message in the form of a relay's that is not signed, or by another, is a dead letter."""
     got: list[EventEnvelope] = []
     facts = Facts()
     event = replace(outgoing(1), channel=CHANNEL)
@@ -154,15 +154,11 @@ async def test_unsigned_is_kept_and_told_unless_it_is_accepted(
         await moved(conn, broker)
         broker.put(event)
         await until(lambda: refused(conn, Verdict.UNSIGNED), what="the dead letter")
-    assert not got
-    assert facts.notices("message_refused")[0].details["error"] == Verdict.UNSIGNED.value
-    async with running(dsn, registry_of(got), **OPTIONS, accept_unsigned=True):
-        broker.put(event)
-        await until(lambda: got, what="the event is handled")
+        assert facts.notices("message_refused")[0].details["error"] == Verdict.UNSIGNED.value
         wrong, _ = signatures(OTHER).signed(outgoing(2).body, CHANNEL)
         broker.put(replace(event, body=wrong))
-        await until(lambda: refused(conn, Verdict.UNKNOWN), what="what is signed by another is refused all the same")
-    assert [each.payload for each in got] == [{"number": 1}]
+        await until(lambda: refused(conn, Verdict.UNKNOWN), what="the dead letter of what another has signed")
+    assert not got
 
 
 async def test_headers_do_not_change_how_a_signed_message_is_read(

@@ -99,11 +99,6 @@ def relay_secrets() -> tuple[str, ...]:
     return tuple(os.environ.get("HOLDFAST_RELAY_SECRETS", "").replace(",", " ").split())
 
 
-def accept_unsigned(option: bool) -> bool:
-    """Return whether to handle messages in the form of a relay's that no relay has signed."""
-    return option or os.environ.get("HOLDFAST_ACCEPT_UNSIGNED", "").strip().lower() in ("1", "true", "yes", "on")
-
-
 def sentry_dsn() -> str | None:
     """Return the Sentry DSN for dead letters."""
     return os.environ.get("SENTRY_DSN") or None

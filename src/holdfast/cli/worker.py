@@ -112,14 +112,6 @@ def worker(
             help="A broker that carries the handlers' events, like nats://host:4222. Default: HOLDFAST_SUBSTRATE.",
         ),
     ] = None,
-    accept_unsigned: Annotated[
-        bool,
-        typer.Option(
-            "--accept-unsigned",
-            help="Handle messages in the form of a relay's that no relay has signed, whoever has written them. "
-            "Default: HOLDFAST_ACCEPT_UNSIGNED.",
-        ),
-    ] = False,
     redact: Annotated[
         str | None,
         typer.Option(
@@ -224,7 +216,6 @@ def worker(
         sweep=not no_sweep,
         substrate=environment.substrate(substrate),
         relay_secrets=environment.relay_secrets(),
-        accept_unsigned=environment.accept_unsigned(accept_unsigned),
     )
     observer = partial(
         LogObserver,

@@ -61,5 +61,4 @@ def child_command(arguments: Sequence[str], settings: WorkerSettings, number: in
     command = [sys.executable, "-P", "-c", "from holdfast.cli import main; main()", "worker", *arguments]
     command += [word for option, value in options.items() for word in (option, str(value))]
     command += [word for channel in settings.channels for word in ("--channel", channel)]
-    command += ["--accept-unsigned"] * settings.accept_unsigned
     return command + ["--no-listen"] * (not settings.listen) + ["--no-sweep"] * (not settings.sweep)

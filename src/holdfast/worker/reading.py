@@ -32,14 +32,11 @@ class MessageReader:
         interest: Interest,
         signatures: Signatures,
         observe: ObserverGroup,
-        *,
-        accept_unsigned: bool,
     ) -> None:
         self.broker = broker
         self.handler = handler
         self._interest = interest
         self._signatures = signatures
-        self._accepted = (Verdict.OURS, Verdict.UNSIGNED) if accept_unsigned else (Verdict.OURS,)
         self._wanted = Wanted(interest)
         self._observe = observe
         self._hourly = HourlyLimit()
@@ -64,7 +61,7 @@ class MessageReader:
             if not received.routed:
                 return None, None
             return self.unreadable(received, now, on_end), _MISLABELLED
-        if not (carried.foreign or verdict in self._accepted):
+        if not (carried.foreign or verdict is Verdict.OURS):
             self._report_refused(verdict)
             return self.unreadable(received, now, on_end), verdict.value
         details = details_of(

@@ -239,14 +239,7 @@ class Substrate:
     async def _begin(self, interest: Interest) -> _Running:
         source = self.engine.source(interest, lease=self._settings.lease)
         handler = self._handlers[interest.handler_name]
-        reader = MessageReader(
-            self.engine.name,
-            handler,
-            interest,
-            self._secrets.signatures,
-            self._observe,
-            accept_unsigned=self._settings.accept_unsigned,
-        )
+        reader = MessageReader(self.engine.name, handler, interest, self._secrets.signatures, self._observe)
         taker = Taker(self._shared, self._database, self._secrets, self._intake, source, reader)
         return _Running(taker, asyncio.create_task(taker.run()))
 
