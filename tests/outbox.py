@@ -263,7 +263,7 @@ class Outbox:
         """As after the installation."""
         tables = (
             "outbox", "event_handled", "subscriptions", "outbox_keys", "sources", "deployments", "workers",
-            "stop_requests", "schedules", "handler_flow", "handler_slots", "ordering_heads",
+            "cancel_requests", "schedules", "handler_flow", "handler_slots", "ordering_heads",
         )  # fmt: skip
         await self.connection.execute(
             "; ".join(f'DELETE FROM "{self.schema}".{table}' for table in tables)

@@ -31,7 +31,7 @@ async def test_a_forged_notification_cancels_nothing(dsn: str, conn: asyncpg.Con
             event = await Publisher("shop").publish(conn, "order.placed", {})
         await started.wait()
         for _ in range(5):
-            await conn.execute(f"NOTIFY {CHANNEL}, 'stop {digest_of(event.event_id)}'")
+            await conn.execute(f"NOTIFY {CHANNEL}, 'cancel {digest_of(event.event_id)}'")
         heard = worker.counters.wakeups
         await until(lambda: worker.counters.wakeups >= heard, what="the notifications are heard")
         # Longer than the lease keeper takes to ask the database about them.
@@ -94,7 +94,7 @@ async def test_a_running_transactional_handler_can_be_cancelled(dsn: str, conn: 
     row = await conn.fetchrow("SELECT status, failure_reason, deleted_at IS NOT NULL FROM core.outbox")
     assert tuple(row) == ("failed", "cancelled", True)
     assert (runs, await conn.fetchval("SELECT count(*) FROM ledger")) == (1, 0)
-    assert await conn.fetchval("SELECT count(*) FROM core.stop_requests") == 0
+    assert await conn.fetchval("SELECT count(*) FROM core.cancel_requests") == 0
     assert await conn.fetchval("SELECT count(*) FROM core.event_handled") == 0
 
 

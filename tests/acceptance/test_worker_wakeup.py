@@ -375,7 +375,7 @@ async def test_flood_of_notifications(dsn: str, conn: asyncpg.Connection) -> Non
         while time.monotonic() - started < 2:
             await conn.execute(
                 "SELECT pg_notify('outbox_default', hint || n) FROM generate_series(1, 20) AS n, "
-                "unnest(ARRAY['nonsense', 'rescan ', 'stop ', 'stop not-an-id ', 'asleep ', 'awake ']) AS hint"
+                "unnest(ARRAY['nonsense', 'rescan ', 'cancel ', 'cancel not-an-id ', 'asleep ', 'awake ']) AS hint"
             )
             await asyncio.sleep(0.001)
         elapsed = time.monotonic() - started

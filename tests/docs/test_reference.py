@@ -108,7 +108,7 @@ def test_the_limits_of_status_are_as_documented() -> None:
 
 
 def test_the_fillfactor_is_as_documented() -> None:
-    found = re.search(r"fillfactor = (\d+)", read("src/holdfast/postgres/sql/migrations/0001_core.sql"))
+    found = re.search(r"fillfactor = (\d+)", read("src/holdfast/postgres/sql/migrations/0001_baseline.sql"))
     assert found and f"fillfactor of {found[1]} " in read("docs/architecture/claiming.md").replace("\n", " ")
 
 

@@ -23,7 +23,7 @@ def make_source(tmp_path: Path) -> MakeSource:
     made = iter(range(1000))
 
     def make(
-        *migrations: str, functions: str = "", grants: str = "", contract: tuple[int, int, int] | None = None
+        *migrations: str, functions: str = "", grants: str = "", contract: tuple[int, int, int] = (1, 1, 1)
     ) -> Path:
         folder = tmp_path / f"release{next(made)}"
         (folder / "migrations").mkdir(parents=True)
@@ -33,8 +33,7 @@ def make_source(tmp_path: Path) -> MakeSource:
             (folder / "functions").mkdir()
             (folder / "functions" / "all.sql").write_text(functions)
         (folder / "grants.sql").write_text(grants)
-        if contract:
-            write_contract(folder, *contract)
+        write_contract(folder, *contract)
         return folder
 
     return make

@@ -139,16 +139,45 @@ async def test_a_failed_migration_outside_a_transaction_is_not_recorded(
 
 
 async def test_a_changed_migration_is_refused(empty_dsn: str, make_source: MakeSource) -> None:
-    """OBX-3: what was applied is history."""
-    await migrate.apply(empty_dsn, source=make_source(FIRST))
-    changed = make_source(FIRST.replace("int", "bigint"), SECOND)
+    """What was applied is history. (OBX-3)"""
+    await migrate.apply(empty_dsn, source=make_source(FIRST, SECOND))
+    changed = make_source(FIRST, SECOND.replace("text", "int"))
     for attempt in (migrate.state, migrate.apply):
         with pytest.raises(
             MigrationError,
-            match=r"0001_step is not the text that was applied.*install this release again.*new migration",
+            match=r"0002_step is not the text that was applied.*install this release again.*new migration",
         ):
             await attempt(empty_dsn, source=changed)
-    assert await fetch(empty_dsn, LEDGER) == [(1, "step")]
+    assert await fetch(empty_dsn, LEDGER) == [(1, "step"), (2, "step")]
+
+
+@pytest.mark.parametrize("more", [(), (SECOND,)], ids=["as many", "more migrations"])
+async def test_a_schema_with_another_baseline_is_refused(
+    empty_dsn: str, make_source: MakeSource, more: tuple[str, ...]
+) -> None:
+    """Until 1.0 a change of the schema edits 0001, and a schema that another 0001 made is not touched. (OBX-3)"""
+    await migrate.apply(empty_dsn, schema="shop", source=make_source(FIRST, *more, contract=(3, 2, 3)))
+    before = await catalog(empty_dsn, "shop")
+    connection = await asyncpg.connect(empty_dsn)
+    try:
+        for attempt in (
+            migrate.state(empty_dsn, schema="shop"),
+            migrate.apply(empty_dsn, schema="shop"),
+            migrate.require_compatible(connection, "shop"),
+        ):
+            with pytest.raises(SchemaMismatch) as refused:
+                await attempt
+            assert str(refused.value) == (
+                "the database has schema shop with another migration 0001, this version needs its own; no schema is "
+                "converted before 1.0: let the version that made it finish what is open, then run holdfast uninstall "
+                "--schema shop and holdfast migrate apply --schema shop"
+            )
+    finally:
+        await connection.close()
+    assert await catalog(empty_dsn, "shop") == before
+    await migrate.uninstall(empty_dsn, "shop")
+    await migrate.apply(empty_dsn, schema="shop")
+    assert (await migrate.state(empty_dsn, schema="shop")).up_to_date
 
 
 async def test_line_endings_are_not_a_change(empty_dsn: str, make_source: MakeSource) -> None:
@@ -450,18 +479,20 @@ async def test_require_compatible_lets_the_ranges_meet(empty_dsn: str, make_sour
     assert accepted == {1: [1, 2], 2: [1, 2], 3: [2, 3, 4], 4: [3, 4]}
 
 
-async def test_a_database_without_a_contract_has_the_first(empty_dsn: str, make_source: MakeSource) -> None:
-    """OPS-6: one that was migrated before contracts were recorded."""
-    await migrate.apply(empty_dsn, source=make_source(FIRST))
-    await execute(empty_dsn, "DROP TABLE core.contract")
+@pytest.mark.parametrize("loss", ["DROP TABLE core.contract", "DELETE FROM core.contract"])
+async def test_a_lost_contract_is_put_back(empty_dsn: str, make_source: MakeSource, loss: str) -> None:
+    """Nothing starts without the contract, and the command that the error names records it anew. (OPS-6)"""
+    source = make_source(FIRST, contract=(2, 1, 1))
+    await migrate.apply(empty_dsn, source=source)
+    await execute(empty_dsn, loss)
     connection = await asyncpg.connect(empty_dsn)
     try:
-        await migrate.require_compatible(connection, source=make_source(FIRST, contract=(2, 1, 1)))
-        with pytest.raises(SchemaMismatch, match=r"contract 1 .*holdfast migrate apply"):
-            await migrate.require_compatible(connection)
+        with pytest.raises(SchemaMismatch, match=r"run holdfast migrate apply$"):
+            await migrate.require_compatible(connection, source=source)
+        assert await migrate.apply(empty_dsn, source=source) == []
+        await migrate.require_compatible(connection, source=source)
     finally:
         await connection.close()
-    await migrate.apply(empty_dsn, source=make_source(FIRST, SECOND, contract=(2, 1, 2)))
     assert await fetch(empty_dsn, "SELECT provides, oldest_code FROM core.contract") == [(2, 1)]
 
 

@@ -23,7 +23,7 @@ _QUERY = """
            ARRAY(SELECT handler || ' ' || key FROM effects ORDER BY 1) AS effects,
            ARRAY(SELECT source || ' ' || dedupe_key || ' ' || event_id FROM core.outbox_keys ORDER BY 1) AS keys,
            -- A request to cancel an event that is settled already cancels nothing.
-           ARRAY(SELECT s.id::text FROM core.stop_requests s JOIN core.outbox o USING (id)
+           ARRAY(SELECT s.id::text FROM core.cancel_requests s JOIN core.outbox o USING (id)
                  WHERE o.settled_at IS NULL ORDER BY 1) AS to_cancel,
            o.id, o.event_type, o.source, o.target, o.idempotency_key, o.dedupe_key, o.priority,
            coalesce(o.expires_at <= now(), false) AS expired, o.available_at, o.channel, o.generation, o.origin_id,

@@ -181,18 +181,18 @@ def test_what_a_producer_wrote_does_not_move_the_cursor(dsn: str, holdfast: Run,
 
 def test_status_shows_what_a_producer_wrote_as_it_is(dsn: str, holdfast: Run, db: psycopg.Connection[Any]) -> None:
     """S22: neither markup nor escape codes, in routes, workers and warnings; and in the JSON nothing but escapes."""
-    # Rows of an earlier release: the database refuses what cannot be seen.
+    # Rows written past the checks: the database refuses what cannot be seen.
     db.execute("ALTER TABLE core.outbox DISABLE TRIGGER outbox_fill")
     for event_type in ("order.[bold]", "order.\u202ereversed"):
         db.execute(
             "INSERT INTO core.outbox (event_type, source, payload, idempotency_key) VALUES (%s, 'shop', '{}', 'k')",
             (event_type,),
         )
-    # A row of an earlier release may have such a channel.
+    # A row written past the checks may have such a channel.
     nasty = "\x1b[2J\x9b31m[bold]\nall is well"
     db.execute("UPDATE core.outbox SET channel = CASE event_type WHEN 'order.[bold]' THEN '[/]' ELSE %s END", (nasty,))
     made(dsn, beat, "one", HANDLER)
-    # worker_beat refuses such a name; a row of an earlier release may have one.
+    # worker_beat refuses such a name; a row written past it may have one.
     name = "[/]\x1b]0;owned\x07\u2066"
     db.execute("UPDATE core.workers SET name = %s, heartbeat_at = now() - interval '10 minutes'", (name,))
     code, out, err = holdfast("status")

@@ -87,8 +87,8 @@ DRIFTS = [
     Drift("constraint-extra", "core.outbox.few", "ALTER TABLE core.outbox ADD CONSTRAINT few CHECK (attempts < 3)"),
     Drift(
         "constraint-extra",
-        "core.stop_requests.stop_requests_id_fkey",
-        "ALTER TABLE core.stop_requests ADD FOREIGN KEY (id) REFERENCES core.outbox",
+        "core.cancel_requests.cancel_requests_id_fkey",
+        "ALTER TABLE core.cancel_requests ADD FOREIGN KEY (id) REFERENCES core.outbox",
     ),
     Drift(
         "constraint-definition",

@@ -224,7 +224,7 @@ async def settle(watched: Watched, verb: str) -> None:
     assert inner
     for statement in inner:
         assert statement.scanned_whole() == set(), statement.text
-        assert statement.indexes() - {"stop_requests_pkey"} == {"outbox_pkey"}
+        assert statement.indexes() - {"cancel_requests_pkey"} == {"outbox_pkey"}
         assert statement.pages() < 100 * 40
         assert statement.rows_thrown_away() == 0
 

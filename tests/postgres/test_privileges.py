@@ -27,7 +27,7 @@ TABLES: dict[str, dict[str, set[str]]] = {
         name: {"SELECT"}
         for name in (
             "migrations", "contract", "outbox", "failed", "deliveries", "event_handled", "subscriptions",
-            "subscriptions_version", "workers", "deployments", "outbox_keys", "sources", "stop_requests", "audit",
+            "subscriptions_version", "workers", "deployments", "outbox_keys", "sources", "cancel_requests", "audit",
             "failure_notes", "plans", "plan_rows", "clock_steps", "clock", "rollup", "rollup_journal", "rollup_reports",
             "rollup_counts", "ordering_heads",
         )
@@ -62,7 +62,7 @@ FUNCTIONS: dict[str, set[str]] = {
     },
     OPERATOR: {
         "outbox_replay", "outbox_cancel_event", "retire", "outbox_routes", "outbox_channels", "served_channels",
-        "living_since", "living_for", "is_living", "channel_of", "subscriptions_read", "outbox_replay_many",
+        "living_for", "is_living", "channel_of", "subscriptions_read", "outbox_replay_many",
         "outbox_discard", "outbox_restore", "outbox_edit", "keys_blocked", "key_release", "open_rows", "keyed_lanes",
         "sweep_heads",
         "failure_note", "failed_select", "event_rows", "plan_create", "plan_take", "plan_step", "plan_release",
@@ -101,7 +101,7 @@ INTERNAL |= {
 }  # fmt: skip
 
 # --- of reactions in the producer's process ---
-_REACTIONS = {"reaction_open", "reaction_unhandled", "reaction_enter", "reaction_settle"}
+_REACTIONS = {"reaction_unhandled", "reaction_enter", "reaction_settle"}
 FUNCTIONS[PRODUCER] |= _REACTIONS
 FUNCTIONS[WORKER] |= _REACTIONS
 
@@ -524,7 +524,8 @@ async def test_a_producer_reacts_to_its_own_events(outbox: Outbox, producer: Out
     async with connection.transaction():
         event = await Publisher("shop").publish(connection, EVENT, {})
     key = event.idempotency_key
-    assert (await producer.call("reaction_open", handlers=["shop.a"], key=key))[0][0] == ["shop.a"]
+    unhandled = {"handlers": ["shop.a"], "key": key, "source": "shop"}
+    assert (await producer.call("reaction_unhandled", **unhandled))[0][0] == ["shop.a"]
     entering = {
         "handler": "shop.a",
         "event": event.event_id,
@@ -794,7 +795,7 @@ async def test_a_worker_declares_schedules_of_its_own_sources(
         await worker.call("schedule_declare", **(values | {"source": "shop"}))
     fire = {
         "name": "bank.monthly", "version": before["version"], "slots": [], "until": before["owed_after"],
-        "next": before["owed_after"] + timedelta(days=3650), "generation": 0,
+        "next": before["owed_after"] + timedelta(days=3650), "generation": 0, "trace_context": None,
     }  # fmt: skip
     with pytest.raises(asyncpg.InsufficientPrivilegeError, match="source bank belongs to another role"):
         await worker.call("schedule_fire", **fire)
@@ -819,7 +820,7 @@ async def test_a_worker_declares_schedules_for_generations_that_are_known(outbox
     seen = await outbox.connection.fetchrow("SELECT * FROM core.schedules")
     fire = {
         "name": "shop.hourly", "version": seen["version"], "slots": [], "until": seen["owed_after"],
-        "next": seen["owed_after"] + timedelta(hours=1),
+        "next": seen["owed_after"] + timedelta(hours=1), "trace_context": None,
     }  # fmt: skip
     with pytest.raises(asyncpg.InvalidParameterValueError, match="is no deployment, and no worker"):
         await worker.call("schedule_fire", **fire, generation=2**63 - 1)

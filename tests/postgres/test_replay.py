@@ -281,7 +281,7 @@ async def test_a_cancelled_event_is_no_dead_letter(outbox: Outbox, heard: list[t
     assert row["last_error"] == "cancelled by ann@example.org"
     assert row["deleted_at"] == row["failed_at"] == row["settled_at"] is not None
     assert await outbox.connection.fetch("SELECT FROM core.failed") == []
-    assert await settled(heard, 1) == [(CHANNEL, f"stop {digest_of(id)}")]
+    assert await settled(heard, 1) == [(CHANNEL, f"cancel {digest_of(id)}")]
     assert await outbox.replay(id) == 0
     if token is not None:
         assert await outbox.extend(InFlight(id, token)) == [id], "the lease keeper learns of it"
@@ -302,13 +302,13 @@ async def test_an_event_inside_a_transactional_handler_is_cancelled_by_its_worke
         assert await other.cancel_event(held.id) == 1
         assert await other.cancel_event(held.id, "bob") == 1
         assert await other.extend(held) == [held.id]
-    assert (CHANNEL, f"stop {digest_of(held.id)}") in await settled(heard, 2)
+    assert (CHANNEL, f"cancel {digest_of(held.id)}") in await settled(heard, 2)
     await transaction.rollback()
     await outbox.expire_lease(held.id)
     [claimed] = await outbox.claim(token=NOBODY)
     assert (claimed["id"], claimed["stopped"]) == (held.id, True)
     assert await outbox.fail(InFlight(held.id, NOBODY), reason="cancelled", error="cancelled") == []
-    assert await outbox.value("SELECT count(*) FROM core.stop_requests") == 0
+    assert await outbox.value("SELECT count(*) FROM core.cancel_requests") == 0
     row = await outbox.row(held.id)
     assert (row["failure_reason"], row["deleted_at"] is not None) == ("cancelled", True)
 

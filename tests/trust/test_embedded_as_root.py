@@ -99,10 +99,10 @@ def test_a_version_file_that_names_a_secret(parent: Path) -> None:
 
 @pytest.mark.parametrize("name", ["server.log", "port", "password", "cluster"])
 def test_a_directory_that_belonged_to_the_server(parent: Path, victim: Path, name: str) -> None:
-    """SEC-1, T6: what an earlier release gave to the server's user is taken back, and links in it are refused."""
+    """SEC-1, T6: a directory of the server's user is taken from that user, and links in it are refused."""
     root, account = parent / "server", server_account()
     root.mkdir()
-    (root / "password").write_text("earlier\n")
+    (root / "password").write_text("secret\n")
     assert account.uid is not None and account.gid is not None
     os.chown(root, account.uid, account.gid)
     assert as_server("ln", "-sf", str(victim), str(root / name)) == 0

@@ -108,7 +108,7 @@ async def test_a_remedy_can_be_pasted(conn: asyncpg.Connection, name: str) -> No
 
 async def test_doctor_escapes_what_cannot_be_seen(dsn: str, conn: asyncpg.Connection) -> None:
     """OPS-6: the command that cancels what waits names the route as it is."""
-    await conn.execute("ALTER TABLE core.outbox DISABLE TRIGGER USER")  # as rows of earlier releases
+    await conn.execute("ALTER TABLE core.outbox DISABLE TRIGGER USER")  # rows written past the checks
     await conn.execute(
         """INSERT INTO core.outbox (event_type, source, payload, idempotency_key)
            VALUES (E'order\\u200b.placed', 's', '{}', 'k')"""

@@ -53,7 +53,7 @@ async def test_a_schedule_is_fired_where_it_is_handled(outbox: Outbox) -> None:
     await outbox.connection.execute("UPDATE core.schedules SET owed_after = owed_after - interval '1 minute'")
     version = await outbox.value("SELECT version FROM core.schedules")
     slot = datetime.now(UTC) - timedelta(seconds=10)
-    fire = "SELECT core.schedule_fire('a.tick', $1, ARRAY[$2::timestamptz], $2, NULL, $3)"
+    fire = "SELECT core.schedule_fire('a.tick', $1, ARRAY[$2::timestamptz], $2, NULL, $3, NULL)"
     assert await outbox.value(fire, version, slot, ROGUE)
     assert await outbox.value("SELECT generation FROM core.outbox") == outbox.honest  # type: ignore[attr-defined]
     assert await outbox.value("SELECT core.schedule_trigger('a.tick', 'ann@example.org')") is not None

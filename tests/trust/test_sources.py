@@ -207,7 +207,7 @@ async def test_schedules_and_the_archive_write_for_owned_sources(outbox: Outbox,
         seen = await outbox.connection.fetchrow("SELECT * FROM core.schedules")
         until_ = datetime.now(UTC)
         fire = {"name": "shop.hourly", "version": seen["version"], "slots": [until_], "until": until_,
-                "next": until_ + timedelta(hours=1), "generation": 0}  # fmt: skip
+                "next": until_ + timedelta(hours=1), "generation": 0, "trace_context": None}  # fmt: skip
         await outbox.connection.execute("UPDATE core.schedules SET owed_after = owed_after - interval '1 day'")
         assert (await Outbox(worker).call("schedule_fire", **fire))[0][0]
     async with session(logins, "holdfast_operator") as operator:

@@ -84,7 +84,7 @@ class Cluster:
         return cluster
 
     def _take_root(self) -> None:
-        """Make the directory ours, which one of an earlier release is not, and refuse what was put into it."""
+        """Take the directory from the server's user, if it is that user's, and refuse what was put into it."""
         descriptor = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             if self.account.uid is not None:

@@ -26,7 +26,7 @@ def refusal_of(error: BaseException, schema: str, doing: str = "publish into") -
     if state in _NOT_INSTALLED:
         return SchemaMismatch(f"{schema} (not installed)", load().terms.wanted, apply_command(schema))
     if state in _TOO_OLD:
-        return SchemaMismatch(f"{schema} of an older release", load().terms.wanted, apply_command(schema))
+        return SchemaMismatch(f"{schema} of another release", load().terms.wanted, apply_command(schema))
     if state == _DENIED and _OF_ANOTHER_ROLE not in str(error):
         return NotPermitted(
             f"the login of this connection may not {doing} the schema {schema}",

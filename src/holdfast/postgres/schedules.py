@@ -141,10 +141,7 @@ class Schedules:
     async def fire(
         self, connection: asyncpg.Connection, watched: Watched, due: Due, trace_context: str | None = None
     ) -> bool:
-        """Publish the due slots and advance the schedule; false when another worker has done so or holds the row.
-
-        The events carry the trace context, in a schema of this release.
-        """
+        """Publish the due slots and advance the schedule; false when another worker has done so or holds the row."""
         values = {
             "name": watched.name,
             "version": watched.version,
@@ -152,9 +149,7 @@ class Schedules:
             "until": due.until,
             "next": due.next,
             "generation": self._generation,
+            "trace_context": trace_context,
         }
-        if trace_context is None:
-            (answer,) = await self._fetch(connection, "schedule_fire", **values)
-        else:
-            (answer,) = await self._fetch(connection, "fire_traced", **values, trace_context=trace_context)
+        (answer,) = await self._fetch(connection, "schedule_fire", **values)
         return bool(answer[0])

@@ -144,7 +144,7 @@ class Listener:
     def _heard(self, _connection: Any, _pid: int, _channel: str, hint: object) -> None:
         word, _, rest = str(hint).partition(" ")
         self._counters.wakeups += 1
-        if word == "stop":
+        if word == "cancel":
             self._lease_keeper.doubt(rest)
         elif word in ("asleep", "awake"):
             if rest != self._worker:

@@ -13,7 +13,7 @@ from holdfast.postgres.doctor.examination import Examination
 from holdfast.postgres.doctor.expected import Expected
 from holdfast.postgres.doctor.findings import CannotLook, Check, Finding, Severity
 from holdfast.postgres.doctor.remedies import Remedies
-from holdfast.postgres.schema.contract import Contract
+from holdfast.postgres.schema.contract import Contract, baseline_remedy
 from holdfast.postgres.schema.ownership import OWNER, ROLES
 
 _MOST_EVIDENCE = 300
@@ -123,7 +123,16 @@ async def _release(examination: Examination) -> list[Finding]:
         what = f"{examination.schema}.migrations does not list every migration that was applied"
         remedy = f"restore {examination.schema}.migrations from a backup; its lines are also in: holdfast migrate print"
         return [problem("ledger-damaged", what, f"it lists {_shown(applied)}", remedy)]
-    outdated = _outdated(examination, len(applied), await examination.contract())
+    baseline = release.migrations[0]
+    if ledger[1] != baseline.checksum:
+        what = f"{examination.schema} was made by another migration {baseline}"
+        evidence = f"expected {baseline.checksum[:12]}; found {ledger[1][:12]}"
+        return [problem("migration-altered", what, evidence, baseline_remedy(examination.schema))]
+    contract = await examination.contract()
+    if contract is None:
+        evidence = f"{examination.schema}.contract has no row"
+        return [problem("schema-behind", f"{examination.schema} records no contract", evidence)]
+    outdated = _outdated(examination, len(applied), contract)
     if outdated is not None:
         return [outdated]
     findings = [
@@ -162,12 +171,15 @@ def _outdated(examination: Examination, applied: int, contract: Contract) -> Fin
 
 async def other_release(examination: Examination) -> tuple[str, str] | None:
     """Why this release may not find what it looks for: the schema is of another one; and what would help."""
-    version, applied = examination.expected.release.version, max(await _ledger_if_readable(examination), default=0)
+    release, ledger = examination.expected.release, await _ledger_if_readable(examination)
+    version, applied = release.version, max(ledger, default=0)
+    if ledger.get(1, release.migrations[0].checksum) != release.migrations[0].checksum:
+        return "another migration 0001 has made the schema", baseline_remedy(examination.schema)
     if applied in (0, version):
         return None
     reason = f"the schema has version {applied}, and this release describes version {version}"
-    ahead = applied > version
-    return reason, release_remedy((await examination.contract()).release) if ahead else examination.apply_command
+    contract = await examination.contract() if applied > version else None
+    return reason, examination.apply_command if contract is None else release_remedy(contract.release)
 
 
 async def _comparable(examination: Examination) -> tuple[Expected, Live]:

@@ -16,7 +16,7 @@ from holdfast.postgres.doctor.findings import CannotLook, Limits
 from holdfast.postgres.operations import status
 from holdfast.postgres.operations.status import Status
 from holdfast.postgres.queries import Queries
-from holdfast.postgres.schema.contract import FIRST, Contract, apply_command
+from holdfast.postgres.schema.contract import Contract, apply_command
 from holdfast.postgres.schema.ownership import OWNER
 
 
@@ -96,15 +96,15 @@ class Examination:
     async def _ledger(self) -> dict[int, str]:
         return {row["version"]: row["checksum"] for row in await self.rows("read_ledger")}
 
-    async def contract(self) -> Contract:
-        """The contract of the schema."""
-        found: Contract = await self._once("contract", self._contract)
+    async def contract(self) -> Contract | None:
+        """The contract of the schema; None: it records none."""
+        found: Contract | None = await self._once("contract", self._contract)
         return found
 
-    async def _contract(self) -> Contract:
+    async def _contract(self) -> Contract | None:
         recorded = (await self.place()).has_contract
         rows = await self.rows("read_contract") if recorded else []
-        return Contract(**dict(rows[0])) if rows else FIRST
+        return Contract(**dict(rows[0])) if rows else None
 
     @cached_property
     def expected(self) -> Expected:

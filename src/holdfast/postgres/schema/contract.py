@@ -2,14 +2,13 @@
 
 A schema provides a contract and serves code back to an older one; code is written for a contract and works with
 schemas back to an older one. Where the two ranges meet, a process starts. Texts of functions decide nothing.
+
+Until 1.0 a change of the schema edits migration 0001, the baseline: a schema with another baseline is refused.
 """
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
-from importlib.resources import files
-from importlib.resources.abc import Traversable
 from typing import Any
 
 from holdfast.errors import SchemaMismatch
@@ -19,12 +18,16 @@ from holdfast.postgres.queries import Queries
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """What a schema promises: `provides` to the code of `release`, and back to `oldest_code`, of `oldest_release`."""
+    """What a schema promises: `provides` to the code of `release`, and back to `oldest_code`, of `oldest_release`.
+
+    `baseline` is the checksum of the migration 0001 that made the schema.
+    """
 
     provides: int
     oldest_code: int
     release: str
     oldest_release: str
+    baseline: str
 
     def __str__(self) -> str:
         return f"contract {self.provides} (holdfast {self.release})"
@@ -54,11 +57,17 @@ class Terms:
         """Raise SchemaMismatch, with both sides and the remedy, unless the ranges meet; None: not installed."""
         if found is None:
             raise SchemaMismatch(f"{schema} (not installed)", self.wanted, apply_command(schema))
+        self.require_baseline(schema, found)
         if not self.sufficed_by(found):
             raise SchemaMismatch(f"{schema} of {found}", self.wanted, apply_command(schema))
         if not self.served_by(found):
             described = f"{schema} of {found}, which serves {found.served}"
             raise SchemaMismatch(described, self.wanted, release_remedy(found.oldest_release))
+
+    def require_baseline(self, schema: str, found: Contract) -> None:
+        """Raise SchemaMismatch unless the same migration 0001 has made the schema that was found."""
+        if found.baseline != self.schema.baseline:
+            raise SchemaMismatch(f"{schema} with another migration 0001", "its own", baseline_remedy(schema))
 
     @property
     def wanted(self) -> str:
@@ -67,27 +76,24 @@ class Terms:
         return f"{self.schema}{older}"
 
 
-# Of a database that was migrated before contracts were recorded, and of a release without the file.
-FIRST = Contract(1, 1, "0.1.0 preview", "0.1.0 preview")
-
-
-def read_terms(folder: Traversable | None = None) -> Terms:
-    """The terms in `contract.toml` of a folder laid out like `sql/`, by default the package's own."""
-    file = (files("holdfast.postgres").joinpath("sql") if folder is None else folder).joinpath("contract.toml")
-    if not file.is_file():
-        return Terms(FIRST, oldest_schema=FIRST.provides)
-    text = tomllib.loads(file.read_text(encoding="utf-8"))
-    provides, oldest, releases = text["provides"], text["oldest_code"], text["releases"]
-    schema = Contract(provides, oldest, releases[str(provides)], releases[str(oldest)])
-    return Terms(schema, text["oldest_schema"])
-
-
-async def read_contract(connection: Any, queries: Queries, *, recorded: bool) -> Contract:
-    """The contract of an installed schema. `recorded` says whether it has the table."""
+async def read_contract(connection: Any, queries: Queries, *, recorded: bool) -> Contract | None:
+    """The contract of an installed schema; None: it has none. `recorded` says whether it has the table."""
     row = await connection.fetchrow(queries.asyncpg("read_contract").sql) if recorded else None
-    return Contract(**dict(row)) if row else FIRST
+    return Contract(**dict(row)) if row else None
 
 
 def apply_command(schema: str) -> str:
     """The command that brings a schema forward."""
-    return "holdfast migrate apply" + ("" if schema == "core" else f" --schema {schema}")
+    return f"holdfast migrate apply{_option(schema)}"
+
+
+def baseline_remedy(schema: str) -> str:
+    """What helps against a schema with another baseline."""
+    return (
+        "no schema is converted before 1.0: let the version that made it finish what is open, then run "
+        f"holdfast uninstall{_option(schema)} and {apply_command(schema)}"
+    )
+
+
+def _option(schema: str) -> str:
+    return "" if schema == "core" else f" --schema {schema}"

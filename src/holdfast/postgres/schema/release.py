@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import re
+import tomllib
 from dataclasses import dataclass
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 
 from holdfast.errors import MigrationError
 from holdfast.postgres.queries import sql_files
-from holdfast.postgres.schema.contract import Terms, read_terms
+from holdfast.postgres.schema.contract import Contract, Terms
 
 _FILE_NAME = re.compile(r"(\d{4})_([a-z0-9_]+)\.sql")
 _NO_TRANSACTION = re.compile(r"\A(?:[ \t]*(?:--[^\n]*)?\n)*?-- holdfast: no-transaction[ \t]*$", re.MULTILINE)
@@ -56,7 +57,7 @@ class Release:
 
 def load(source: Traversable | None = None) -> Release:
     """Read a release from a folder laid out like `sql/`, by default the package's own."""
-    folder = source if source is not None else files("holdfast.postgres").joinpath("sql")
+    folder = source if source is not None else _own_folder()
     migrations = tuple(_read_migrations(folder.joinpath("migrations")))
     functions = folder.joinpath("functions")
     grants = folder.joinpath("grants.sql")
@@ -66,6 +67,21 @@ def load(source: Traversable | None = None) -> Release:
         _text(grants) if grants.is_file() else "",
         read_terms(folder),
     )
+
+
+def read_terms(source: Traversable | None = None) -> Terms:
+    """The terms in `contract.toml` of a folder laid out like `sql/`, by default the package's own."""
+    folder = source if source is not None else _own_folder()
+    text = tomllib.loads(folder.joinpath("contract.toml").read_text(encoding="utf-8"))
+    provides, oldest, releases = text["provides"], text["oldest_code"], text["releases"]
+    migrations = folder.joinpath("migrations")
+    baseline = _checksum(_text(migrations.joinpath(sql_files(migrations)[0])))
+    schema = Contract(provides, oldest, releases[str(provides)], releases[str(oldest)], baseline)
+    return Terms(schema, text["oldest_schema"])
+
+
+def _own_folder() -> Traversable:
+    return files("holdfast.postgres").joinpath("sql")
 
 
 def _read_migrations(folder: Traversable) -> list[Migration]:

@@ -60,8 +60,10 @@ async def compare(connection: Any, queries: Queries, release: Release, trust: Tr
     lines = [AppliedMigration(**dict(row)) for row in rows]
     applied = tuple(line for line in lines if line.version > 0)
     functions = next((line.checksum for line in lines if line.version == 0), None)
-    _require_same_history(queries.schema, release, applied)
     terms = release.terms
+    if contract is not None:
+        terms.require_baseline(queries.schema, contract)
+    _require_same_history(queries.schema, release, applied)
     newer = contract is not None and (len(applied) > release.version or contract.provides > terms.schema.provides)
     if newer:
         terms.require(queries.schema, contract)

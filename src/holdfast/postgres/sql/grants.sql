@@ -22,7 +22,7 @@ GRANT EXECUTE ON FUNCTION
     TO holdfast_producer;
 -- They may also react to their own events in their own process; so may a handler's process.
 GRANT EXECUTE ON FUNCTION
-    core.reaction_open(text[], text), core.reaction_unhandled(text[], text, text),
+    core.reaction_unhandled(text[], text, text),
     core.reaction_enter(text, uuid, text, text, interval),
     core.reaction_settle(jsonb, text[], text[], text[], text[], text[], boolean)
     TO holdfast_producer, holdfast_worker;
@@ -58,7 +58,7 @@ GRANT EXECUTE ON FUNCTION
 -- Operators read everything and repair through functions.
 GRANT SELECT ON core.outbox, core.failed, core.deliveries, core.event_handled, core.subscriptions, core.subscriptions_version,
     core.workers, core.clock_steps, core.clock, core.rollup, core.rollup_journal, core.rollup_reports, core.rollup_counts,
-    core.deployments, core.outbox_keys, core.sources, core.stop_requests, core.audit, core.failure_notes, core.plans, core.plan_rows,
+    core.deployments, core.outbox_keys, core.sources, core.cancel_requests, core.audit, core.failure_notes, core.plans, core.plan_rows,
     core.ordering_heads, core.broker_reports
     TO holdfast_operator;
 GRANT EXECUTE ON FUNCTION
@@ -75,7 +75,7 @@ GRANT EXECUTE ON FUNCTION
     core.retire(text, text, text, text), core.audit_refused(text, text, text, jsonb, text), core.audit_reveal(text, text, uuid),
     core.audit_import(text, text, text, text, text, int),
     core.keys_blocked(text, text, int, int), core.key_release(text, text, text, text), core.open_rows(), core.keyed_lanes(),
-    core.outbox_routes(text, bigint), core.outbox_channels(), core.served_channels(), core.channel_of(bigint), core.living_since(),
+    core.outbox_routes(text, bigint), core.outbox_channels(), core.served_channels(), core.channel_of(bigint),
     core.living_for(), core.is_living(timestamptz), core.open_channels(int), core.subscriptions_read(), core.raised_at(text),
     core.rollup_lag(), core.operator_secret()
     TO holdfast_operator;
@@ -140,7 +140,7 @@ GRANT EXECUTE ON FUNCTION
 -- Schedules.
 GRANT EXECUTE ON FUNCTION
     core.schedule_declare(text, text, text, interval, text, text, text, text, smallint, jsonb, bigint, boolean),
-    core.schedules_watch(text[]), core.schedule_fire(text, bigint, timestamptz[], timestamptz, timestamptz, bigint)
+    core.schedules_watch(text[]), core.schedule_fire(text, bigint, timestamptz[], timestamptz, timestamptz, bigint, text)
     TO holdfast_worker;
 GRANT SELECT ON core.schedules TO holdfast_operator;
 GRANT EXECUTE ON FUNCTION

@@ -35,7 +35,8 @@ WHERE me.rolname = current_user
 SELECT version, name, checksum, applied_at, applied_by FROM core.migrations ORDER BY version
 
 -- name: read_contract
-SELECT provides, oldest_code, release, oldest_release FROM core.contract
+SELECT c.provides, c.oldest_code, c.release, c.oldest_release, m.checksum AS baseline
+FROM core.contract c JOIN core.migrations m ON m.version = 1
 
 -- name: record_migration
 -- Version 0 is not a migration: it holds the checksum of the functions, which are replaced as a whole.

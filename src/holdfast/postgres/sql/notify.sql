@@ -1,5 +1,5 @@
 -- The wake-up mode of a schema: whether a commit notifies when a worker sleeps, always, or never. The trigger, the bell, is
--- made anew with the other word, as migrations/0001_core.sql makes it.
+-- made anew with the other word, as migrations/0001_baseline.sql makes it.
 
 -- name: read_wakeup_mode
 -- By the catalogs alone, which a login without the right to use the schema may read. The trigger's argument ends in a zero

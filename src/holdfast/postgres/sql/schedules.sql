@@ -1,11 +1,4 @@
--- What operators read about schedules, and a call with a trace context. What operators and workers do with schedules
--- stands in functions/schedules.sql.
-
--- name: fire_traced
--- The setting comes first, and is gone with the transaction; schedule_publish reads it.
-SELECT CASE WHEN set_config('holdfast.trace_context', :trace_context::text, true) IS NOT NULL THEN core.schedule_fire(
-    :name::text, :version::bigint, :slots::timestamptz[], :until::timestamptz, :next::timestamptz,
-    :generation::bigint) END;
+-- What operators read about schedules. What operators and workers do with schedules stands in functions/schedules.sql.
 
 -- name: list_schedules
 -- overdue_for: since when a slot, or working out the first one, has been left undone; NULL when nothing is.

@@ -38,7 +38,6 @@ AS $$
 $$;
 
 -- is_silence: how long a transaction may stay silent.
-DROP FUNCTION IF EXISTS core.require_idle(interval);
 CREATE OR REPLACE FUNCTION core.is_silence(p_idle interval)
 RETURNS boolean
 LANGUAGE sql IMMUTABLE

@@ -18,16 +18,10 @@
 -- With p_keyed, one more row with a NULL id says in its route that there are open rows with a key on the channel, which
 -- keyed.sql claims: `ordered`, or `fair` when some of them have a fairness key.
 -- Touches core.outbox (update) and core.rollup_journal (insert), and where a handler has a limit, core.handler_slots (insert)
--- and core.handler_flow (see flow.sql); reads core.subscriptions_version, core.event_handled and core.stop_requests, the
--- requests to cancel (`stopped`).
+-- and core.handler_flow (see flow.sql); reads core.subscriptions_version, core.event_handled and core.cancel_requests, the
+-- requests to cancel (`cancelled`).
 -- Of a handler with a limit, the lanes share what is allowed by chance, in proportion to their p_limits: one row at a time
 -- would otherwise always come from the same lane.
--- Without p_ended_before or p_keyed, as earlier releases had it: in the transaction that makes the one which workers of
--- those call from then on, with the defaults.
-DROP FUNCTION IF EXISTS core.outbox_claim(
-    uuid, uuid, interval, bigint, text, bigint, text[], smallint[], text[], int[], timestamptz[], uuid[]);
-DROP FUNCTION IF EXISTS core.outbox_claim(
-    uuid, uuid, interval, bigint, text, bigint, text[], smallint[], text[], int[], timestamptz[], uuid[], timestamptz);
 CREATE OR REPLACE FUNCTION core.outbox_claim(
     p_worker uuid, p_token uuid, p_lease interval, p_subscriptions_version bigint, p_channel text, p_generation bigint,
     p_routes text[], p_priorities smallint[], p_handlers text[], p_limits int[],
@@ -36,14 +30,14 @@ RETURNS TABLE (
     id uuid, route text, priority smallint, available_at timestamptz, origin_id uuid,
     event_type text, event_version int, occurred_at timestamptz, source text, target text, domain_id uuid,
     payload jsonb, idempotency_key text, trace_context text, headers jsonb,
-    attempts int, failing_for float8, expired boolean, stopped boolean, handled boolean)
+    attempts int, failing_for float8, expired boolean, cancelled boolean, handled boolean)
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET jit = off
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 #variable_conflict use_column
 DECLARE
-    v_cancelling   boolean := EXISTS (SELECT FROM core.stop_requests);
+    v_cancelling   boolean := EXISTS (SELECT FROM core.cancel_requests);
     v_ended_before timestamptz := least(now(), p_ended_before);
     v_limited      text[];   -- handlers, and how much is allowed of each; NULL without any
     v_allowed      int[];
@@ -137,7 +131,7 @@ BEGIN
         o.event_type, o.event_version, o.occurred_at, o.source, o.target,
         o.domain_id, o.payload, o.idempotency_key, o.trace_context, o.headers,
         o.attempts, extract(epoch FROM now() - o.first_failed_at)::float8, o.expires_at <= now(),
-        v_cancelling AND EXISTS (SELECT FROM core.stop_requests s WHERE s.id = o.id),
+        v_cancelling AND EXISTS (SELECT FROM core.cancel_requests s WHERE s.id = o.id),
         -- Nearly all are new. LIMIT keeps the planner from hashing the whole inbox for an EXISTS.
         (p_handlers[array_position(p_routes, o.route)], o.idempotency_key) IN (SELECT known.* FROM known)
         AND coalesce((SELECT h.source IS NULL OR h.source = o.source
@@ -174,7 +168,6 @@ $$;
 -- settles the published row with handler_name '*'. The subscribers come from core.subscriptions and never from the
 -- caller, which may serve only some of them. Lanes and marks are those of a claim. Returns, for each lane in which
 -- something was split, how many and the first position; one row with a NULL route when the subscriptions have changed.
-DROP FUNCTION IF EXISTS core.outbox_split(bigint, text, bigint, text[], smallint[], int[], timestamptz[], uuid[]);
 CREATE OR REPLACE FUNCTION core.outbox_split(
     p_subscriptions_version bigint, p_channel text, p_generation bigint,
     p_routes text[], p_priorities smallint[], p_limits int[], p_marks_at timestamptz[], p_marks_id uuid[],
@@ -335,9 +328,6 @@ $$;
 -- not overlap. When the page ends early, because it is full, p_most_steps lanes were looked at or ten times as many passed
 -- by, one row more says where, and is not within. If the database sorts by characters too, what lies between two ranges is
 -- skipped, however much it is.
--- Without p_only_next, as earlier releases had it: in the transaction that makes the one which workers of those call from
--- then on, with the default.
-DROP FUNCTION IF EXISTS core.outbox_routes_within(text, bigint, text[], text[], text, int, int);
 CREATE OR REPLACE FUNCTION core.outbox_routes_within(
     p_channel text, p_generation bigint, p_begins text[], p_ends text[], p_after text, p_most int, p_most_steps int,
     p_only_next boolean DEFAULT false)

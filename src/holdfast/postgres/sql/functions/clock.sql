@@ -88,8 +88,8 @@ BEGIN
 END
 $$;
 
--- longest_lease: of the workers that have not stopped. Workers of earlier releases do not tell theirs: an hour is the
--- longest that can be set.
+-- longest_lease: of the workers that have not stopped. For a worker that has only just registered, and not yet told its
+-- own, it is an hour, the longest that can be set.
 CREATE OR REPLACE FUNCTION core.longest_lease()
 RETURNS interval
 LANGUAGE plpgsql STABLE SECURITY DEFINER

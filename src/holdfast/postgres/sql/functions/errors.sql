@@ -1,8 +1,8 @@
 -- Errors as workers send them.
 
 -- error_text, error_traceback: what a worker sends of an error is its text and, behind a record separator, its traceback,
--- whose first line is the place in the user's code. Workers of earlier releases send the text alone. Every name is
--- qualified, as in is_name.
+-- whose first line is the place in the user's code; an error that has none is the text alone. Every name is qualified, as in
+-- is_name.
 CREATE OR REPLACE FUNCTION core.error_text(p_error text)
 RETURNS text
 LANGUAGE sql IMMUTABLE

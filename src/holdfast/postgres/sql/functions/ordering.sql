@@ -36,7 +36,7 @@ RETURNS TABLE (
     id uuid, route text, priority smallint, available_at timestamptz, origin_id uuid,
     event_type text, event_version int, occurred_at timestamptz, source text, target text, domain_id uuid,
     payload jsonb, idempotency_key text, trace_context text, headers jsonb,
-    attempts int, failing_for float8, expired boolean, stopped boolean, handled boolean,
+    attempts int, failing_for float8, expired boolean, cancelled boolean, handled boolean,
     handler text, ordering_key text, seq bigint)
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET jit = off
@@ -44,7 +44,7 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off S
 AS $$
 #variable_conflict use_column
 DECLARE
-    v_cancelling   boolean := EXISTS (SELECT FROM core.stop_requests);
+    v_cancelling   boolean := EXISTS (SELECT FROM core.cancel_requests);
     v_ended_before timestamptz := least(now(), p_ended_before);
     v_limited      text[];   -- handlers that flow.sql limits, and how much is allowed of each; NULL without any
     v_allowed      int[];
@@ -231,7 +231,7 @@ BEGIN
             o.event_type, o.event_version, o.occurred_at, o.source, o.target,
             o.domain_id, o.payload, o.idempotency_key, o.trace_context, o.headers,
             o.attempts, extract(epoch FROM now() - o.first_failed_at)::float8, o.expires_at <= now(),
-            v_cancelling AND EXISTS (SELECT FROM core.stop_requests s WHERE s.id = o.id),
+            v_cancelling AND EXISTS (SELECT FROM core.cancel_requests s WHERE s.id = o.id),
             o.idempotency_key IN (SELECT known.idempotency_key FROM known)
             AND coalesce((SELECT h.source IS NULL OR h.source = o.source
                              OR core.inbox_has(h.handler_name, o.idempotency_key, o.source)

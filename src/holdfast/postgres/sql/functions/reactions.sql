@@ -52,20 +52,6 @@ BEGIN
 END
 $$;
 
--- reaction_open: reaction_unhandled for releases before 0007, whose keys belonged to no source.
-CREATE OR REPLACE FUNCTION core.reaction_open(p_handlers text[], p_key text)
-RETURNS text[]
-LANGUAGE plpgsql STABLE SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-AS $$
-BEGIN
-    RETURN ARRAY(
-        SELECT t.handler FROM unnest(p_handlers) AS t (handler)
-        WHERE NOT EXISTS (SELECT FROM core.event_handled h
-                          WHERE h.handler_name = t.handler AND h.idempotency_key = p_key));
-END
-$$;
-
 -- reaction_unhandled: which of the handlers have not handled the source's key yet. For events whose key is not their own
 -- id: the others cannot have been handled before.
 CREATE OR REPLACE FUNCTION core.reaction_unhandled(p_handlers text[], p_key text, p_source text)

@@ -61,7 +61,7 @@ BEGIN
         WHERE o.id = ANY (ARRAY(SELECT free.id FROM free))
         RETURNING o.id, o.channel),
     -- A request to cancel it that was recorded while its last cycle was being settled.
-    withdrawn AS (DELETE FROM core.stop_requests s USING moved WHERE s.id = moved.id),
+    withdrawn AS (DELETE FROM core.cancel_requests s USING moved WHERE s.id = moved.id),
     notified AS (SELECT core.wake(c.channel, 'rescan') FROM (SELECT DISTINCT moved.channel FROM moved) c)
     SELECT array_agg(moved.id) INTO v_moved FROM moved WHERE (SELECT count(*) FROM notified) >= 0;
     PERFORM core.replayed_places(v_moved);
@@ -146,11 +146,9 @@ $$;
 
 -- outbox_cancel_event: cancels an event, pending or in flight. Taking the lease away fences the handler's settle, and the
 -- worker ends the handler when it is notified, or when it next extends the lease. A handler that runs in a transaction
--- holds the row's lock: then the request is recorded in core.stop_requests, the worker ends the handler, which rolls back,
+-- holds the row's lock: then the request is recorded in core.cancel_requests, the worker ends the handler, which rolls back,
 -- and the worker that claims the row next settles it as cancelled. The id of an event that was split cancels its open
 -- deliveries. Returns how many are or will be cancelled, 0 when all are settled already.
--- Three names say stop for cancel, because running workers of earlier releases rely on them: the table, the word of the
--- notification, and the column `stopped` of outbox_claim, whose prepared statement must not change its result.
 CREATE OR REPLACE FUNCTION core.outbox_cancel_event(p_id uuid, p_cancelled_by text, p_reason text DEFAULT NULL)
 RETURNS int
 LANGUAGE plpgsql SECURITY DEFINER
@@ -189,11 +187,11 @@ BEGIN
             PERFORM core.audit_rows(p_cancelled_by, 'cancel', p_reason, '{}', ARRAY[p_id], ARRAY['settled']);
             RETURN 0;
         END IF;
-        INSERT INTO core.stop_requests (id, requested_by) VALUES (p_id, p_cancelled_by) ON CONFLICT DO NOTHING;
+        INSERT INTO core.cancel_requests (id, requested_by) VALUES (p_id, p_cancelled_by) ON CONFLICT DO NOTHING;
     END IF;
     PERFORM core.audit_rows(p_cancelled_by, 'cancel', p_reason, '{}', ARRAY[p_id], ARRAY['moved']);
     -- A digest of the id, which the worker that holds the event recognises and no other listener learns anything from.
-    PERFORM core.wake(v_channel, 'stop ' || left(encode(sha256(convert_to(p_id::text, 'UTF8')), 'hex'), 16));
+    PERFORM core.wake(v_channel, 'cancel ' || left(encode(sha256(convert_to(p_id::text, 'UTF8')), 'hex'), 16));
     RETURN 1;
 END
 $$;

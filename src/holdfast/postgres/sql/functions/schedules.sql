@@ -78,8 +78,7 @@ END
 $$;
 
 -- schedules_watch: the schedules that a worker declares, with the moment of the look; due_in is the time to the next slot,
--- and NULL when that is still to be worked out. That a worker serves them is recorded now and then, in attended_at: the
--- operators' commands of earlier releases read it under this name.
+-- and NULL when that is still to be worked out. That a worker serves them is recorded now and then, in attended_at.
 CREATE OR REPLACE FUNCTION core.schedules_watch(p_names text[])
 RETURNS TABLE (name text, cron text, timezone text, every interval, missed text, version bigint, owed_after timestamptz,
                looked_at timestamptz, due_in float8)
@@ -104,10 +103,9 @@ $$;
 
 -- schedule_publish: one event for each slot, which it carries as the time at which it occurred. Its key is made of the
 -- schedule and the slot. It goes to the newest generation that a living worker serves. p_generation is that of the worker
--- that fires it, which may not have said yet that it lives. The trace context comes as a setting of the transaction, so
--- that workers of other releases can call the functions as they do.
+-- that fires it, which may not have said yet that it lives.
 CREATE OR REPLACE FUNCTION core.schedule_publish(
-    p_name text, p_slots timestamptz[], p_keys text[], p_headers jsonb, p_generation bigint)
+    p_name text, p_slots timestamptz[], p_keys text[], p_headers jsonb, p_generation bigint, p_trace_context text)
 RETURNS uuid[]
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -122,8 +120,7 @@ BEGIN
             event_type, occurred_at, source, target, channel, generation, payload, headers, idempotency_key, priority,
             trace_context)
         SELECT s.event_type, slot.at, s.source, s.target, core.channel_of(v_generation), v_generation, s.payload,
-               jsonb_build_object('schedule', s.name) || p_headers, 'schedule:' || s.name || ':' || slot.key, s.priority,
-               nullif(current_setting('holdfast.trace_context', true), '')
+               jsonb_build_object('schedule', s.name) || p_headers, 'schedule:' || s.name || ':' || slot.key, s.priority, p_trace_context
         FROM core.schedules s CROSS JOIN unnest(p_slots, p_keys) AS slot (at, key)
         WHERE s.name = p_name
         ORDER BY slot.at
@@ -137,7 +134,8 @@ $$;
 -- p_next is the first one after. Only by who may publish for its source, only from the version that the caller has
 -- seen, and only what is due by this clock; a session that holds the row is doing the same. Returns whether it was done.
 CREATE OR REPLACE FUNCTION core.schedule_fire(
-    p_name text, p_version bigint, p_slots timestamptz[], p_until timestamptz, p_next timestamptz, p_generation bigint)
+    p_name text, p_version bigint, p_slots timestamptz[], p_until timestamptz, p_next timestamptz, p_generation bigint,
+    p_trace_context text)
 RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -171,7 +169,7 @@ BEGIN
         PERFORM core.schedule_publish(
             p_name, p_slots,
             ARRAY(SELECT to_char(slot.at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"') FROM unnest(p_slots) AS slot (at)),
-            '{}', p_generation);
+            '{}', p_generation, p_trace_context);
     END IF;
     UPDATE core.schedules s
     SET version = s.version + 1, owed_after = p_until, next_slot = p_next, fired = s.fired + cardinality(p_slots),
@@ -194,7 +192,7 @@ DECLARE
 BEGIN
     v_ids := core.schedule_publish(
         p_name, ARRAY[clock_timestamp()], ARRAY['trigger:' || gen_random_uuid()],
-        jsonb_build_object('triggered_by', p_actor), NULL);
+        jsonb_build_object('triggered_by', p_actor), NULL, NULL);
     IF v_ids IS NULL THEN
         RETURN NULL;
     END IF;

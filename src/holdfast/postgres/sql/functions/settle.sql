@@ -44,7 +44,7 @@ BEGIN
     -- Not an EXISTS, for which the planner may hash the whole table.
     WHERE (SELECT true FROM core.outbox o
            WHERE o.id = t.id AND o.lease_token = t.token AND o.status = 'in_flight' LIMIT 1) IS NULL
-       OR EXISTS (SELECT FROM core.stop_requests s WHERE s.id = t.id);
+       OR EXISTS (SELECT FROM core.cancel_requests s WHERE s.id = t.id);
 END
 $$;
 
@@ -286,7 +286,7 @@ BEGIN
                CASE WHEN d.failure_reason IN ('cancelled', 'expired') THEN d.failure_reason ELSE 'failed' END, count(*)
         FROM done d GROUP BY 1, 2, 3),
     -- A request to cancel the event is fulfilled, or came too late. It ends with this cycle.
-    fulfilled AS (DELETE FROM core.stop_requests s USING done WHERE s.id = done.id)
+    fulfilled AS (DELETE FROM core.cancel_requests s USING done WHERE s.id = done.id)
     SELECT t.id FROM unnest(p_ids) AS t (id) WHERE t.id NOT IN (SELECT done.id FROM done);
 END
 $$;
@@ -337,7 +337,7 @@ BEGIN
         INSERT INTO core.rollup_journal (handler_name, generation, outcome, n)
         SELECT m.handler, m.generation, 'archived', count(*) FROM moved m GROUP BY 1, 2),
     -- A request to cancel the event came too late.
-    fulfilled AS (DELETE FROM core.stop_requests s USING archived WHERE s.id = archived.original_id)
+    fulfilled AS (DELETE FROM core.cancel_requests s USING archived WHERE s.id = archived.original_id)
     SELECT t.id FROM unnest(p_ids) AS t (id) WHERE t.id NOT IN (SELECT archived.original_id FROM archived);
 END
 $$;

@@ -67,8 +67,6 @@ $$;
 -- retention_classes: the content classes that a step finds rows of, by one index probe each; a page of them, after
 -- p_after, which is the last of the page before. A writer names classes as it likes, and no number of them may hide another.
 -- A step without classes has one, of no name; a step without any policy has none.
--- Without p_after, as earlier releases had it: in the transaction that makes the one which workers of those call.
-DROP FUNCTION IF EXISTS core.retention_classes(text);
 CREATE OR REPLACE FUNCTION core.retention_classes(p_step text, p_after text DEFAULT '')
 RETURNS SETOF text
 LANGUAGE plpgsql STABLE SECURITY DEFINER

@@ -22,7 +22,7 @@ BEGIN
     -- Kept a day for people who ask what ran last night.
     DELETE FROM core.workers w WHERE w.heartbeat_at < now() - interval '1 day';
     -- Requests to cancel that came too late.
-    DELETE FROM core.stop_requests s WHERE s.requested_at < now() - interval '1 day';
+    DELETE FROM core.cancel_requests s WHERE s.requested_at < now() - interval '1 day';
 END
 $$;
 
@@ -110,15 +110,6 @@ LANGUAGE sql STABLE PARALLEL SAFE
 SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT p_heartbeat > now() - core.living_for() AND p_heartbeat < now() + core.living_for()
-$$;
-
--- living_since: the same without the second half, for operators of earlier releases.
-CREATE OR REPLACE FUNCTION core.living_since()
-RETURNS timestamptz
-LANGUAGE sql STABLE PARALLEL SAFE
-SET search_path = pg_catalog, pg_temp
-AS $$
-    SELECT now() - core.living_for()
 $$;
 
 -- served_channels: the channels and generations in which a living worker claims.
