@@ -139,10 +139,10 @@ async def test_another_schema_is_named_in_the_command(empty_dsn: str) -> None:
 
 @every_driver
 @pytest.mark.newest_postgres
-async def test_an_older_schema_names_the_command(dsn: str, conn: asyncpg.Connection, driver: Any) -> None:
+async def test_a_schema_of_another_release_names_the_command(dsn: str, conn: asyncpg.Connection, driver: Any) -> None:
     """PUB-6."""
     await conn.execute("ALTER TABLE core.outbox RENAME COLUMN channel TO was_channel")
-    with pytest.raises(SchemaMismatch, match=r"older release.*holdfast migrate apply"):
+    with pytest.raises(SchemaMismatch, match=r"another release.*holdfast migrate apply"):
         await driver(dsn, one)
 
 

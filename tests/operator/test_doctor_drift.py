@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
+from importlib.resources import files
+from pathlib import Path
 from typing import NamedTuple
 
 import asyncpg
 import psycopg
 import pytest
 
+from chaos.releases import write_contract
 from holdfast.postgres import doctor, migrate
-from holdfast.postgres.doctor import Finding
+from holdfast.postgres.doctor import Finding, expected
 from holdfast.postgres.doctor.drift import FLAWS, code_of
 from holdfast.postgres.doctor.expected import shipped
 from holdfast.postgres.queries import split
+from holdfast.postgres.schema.release import load
 from holdfast.postgres.wakeup import mode as wakeup_mode
 
 pytestmark = pytest.mark.operator
@@ -284,18 +289,11 @@ DRIFTS = [
     ),
     Drift("role-attributes", "holdfast_worker", "ALTER ROLE holdfast_worker LOGIN CREATEDB"),
     Drift("role-member-of", "holdfast_worker", "GRANT pg_read_all_data TO holdfast_worker"),
-    Drift("migration-altered", "0001_core", f"{FORGED} WHERE version = 1", remedied=False),
+    Drift("migration-altered", "0001_baseline", f"{FORGED} WHERE version = 1", remedied=False),
     Drift("functions-outdated", "functions", f"{FORGED} WHERE version = 0"),
     Drift("ledger-damaged", "core.migrations", "DELETE FROM core.migrations WHERE version > 0", remedied=False),
+    Drift("schema-behind", "core", "DELETE FROM core.contract"),
     # A warning where code and schema still work together.
-    Drift(
-        "schema-behind",
-        "core",
-        "DELETE FROM core.migrations WHERE version = (TABLE latest)",
-        remedied=False,
-        severity="warning",
-    ),
-    Drift("schema-behind", "core", "UPDATE core.contract SET provides = 1, oldest_code = 1"),
     Drift(
         "schema-ahead",
         "core",
@@ -350,8 +348,7 @@ async def test_a_drift_is_named_and_remedied(
         request.getfixturevalue("roles_as_before")
     assert await found(conn) == ()
     await conn.execute("SET allow_system_table_mods = on")
-    latest = await conn.fetchval("SELECT max(version) FROM core.migrations")
-    for statement in split(drift.sql.replace("(TABLE latest)", str(latest))):
+    for statement in split(drift.sql):
         await conn.execute(statement)
 
     findings = await found(conn)
@@ -439,10 +436,35 @@ async def test_a_database_without_holdfast(empty_dsn: str) -> None:
         await connection.close()
 
 
-async def test_a_schema_of_an_earlier_release(conn: asyncpg.Connection) -> None:
+@pytest.fixture
+def follow_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Have this code be the next release, with one migration more, which works with schemas back to a contract."""
+
+    def follow_release(oldest_schema: int) -> None:
+        folder = shutil.copytree(str(files("holdfast.postgres").joinpath("sql")), tmp_path / "sql")
+        (folder / "migrations" / "0002_next.sql").write_text("CREATE TABLE core.next (id int);")
+        provides = load().terms.schema.provides + 1
+        write_contract(folder, provides, provides - 1, oldest_schema)
+        monkeypatch.setattr(expected, "load", lambda: load(folder))
+
+    return follow_release
+
+
+@pytest.mark.parametrize(("behind", "severity"), [(0, "problem"), (1, "warning")])
+async def test_a_schema_that_is_behind(
+    conn: asyncpg.Connection, follow_release: Callable[[int], None], behind: int, severity: str
+) -> None:
+    """A warning where code and schema still work together, with the command that brings the schema forward. (OPS-6)"""
+    follow_release(load().terms.schema.provides + 1 - behind)
+    (finding,) = [each for each in await found(conn) if each.code == "schema-behind"]
+    assert (finding.severity, finding.remedy) == (severity, "holdfast migrate apply")
+    assert "migrations of core are pending" in finding.what
+
+
+async def test_a_schema_of_an_earlier_release(conn: asyncpg.Connection, follow_release: Callable[[int], None]) -> None:
     """OPS-5: what it lacks is one thing, with one remedy, and no text of the server for each statement."""
+    follow_release(load().terms.schema.provides + 1)
     await conn.execute("DROP TABLE core.broker_reports; DROP FUNCTION core.rollup_lag CASCADE; DROP TABLE core.workers")
-    await conn.execute("DELETE FROM core.migrations WHERE version = (SELECT max(version) FROM core.migrations)")
     report = await doctor.examine(conn)
     assert sorted(finding.code for finding in report.findings) == ["could-not-look", "could-not-look", "schema-behind"]
     assert {finding.remedy for finding in report.findings} == {"holdfast migrate apply"}

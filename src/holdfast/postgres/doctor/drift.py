@@ -123,38 +123,34 @@ async def _release(examination: Examination) -> list[Finding]:
         what = f"{examination.schema}.migrations does not list every migration that was applied"
         remedy = f"restore {examination.schema}.migrations from a backup; its lines are also in: holdfast migrate print"
         return [problem("ledger-damaged", what, f"it lists {_shown(applied)}", remedy)]
-    baseline = release.migrations[0]
-    if ledger[1] != baseline.checksum:
-        what = f"{examination.schema} was made by another migration {baseline}"
-        evidence = f"expected {baseline.checksum[:12]}; found {ledger[1][:12]}"
-        return [problem("migration-altered", what, evidence, baseline_remedy(examination.schema))]
-    contract = await examination.contract()
-    if contract is None:
-        evidence = f"{examination.schema}.contract has no row"
-        return [problem("schema-behind", f"{examination.schema} records no contract", evidence)]
-    outdated = _outdated(examination, len(applied), contract)
-    if outdated is not None:
-        return [outdated]
-    findings = [
+    if altered := [
         problem(
             "migration-altered",
             f"the migration {migration} is not the text that was applied",
             f"expected {migration.checksum[:12]}; found {ledger[migration.version][:12]}",
-            "install the release that migrated this database, or a later one",
+            baseline_remedy(examination.schema)
+            if migration.version == 1
+            else "install the release that migrated this database, or a later one",
         )
-        for migration in release.migrations
+        for migration in release.migrations[: len(applied)]
         if ledger[migration.version] != migration.checksum
-    ]
+    ]:
+        return altered
+    if (outdated := _outdated(examination, len(applied), await examination.contract())) is not None:
+        return [outdated]
     if ledger.get(0) != release.functions_checksum:
         evidence = f"expected {release.functions_checksum[:12]}; found {str(ledger.get(0))[:12]}"
-        findings.append(problem("functions-outdated", "the functions are those of another release", evidence))
-    return findings
+        return [problem("functions-outdated", "the functions are those of another release", evidence)]
+    return []
 
 
-def _outdated(examination: Examination, applied: int, contract: Contract) -> Finding | None:
+def _outdated(examination: Examination, applied: int, contract: Contract | None) -> Finding | None:
     """A schema of an earlier or a later release: a problem, or a warning where code and schema still work together."""
     release, schema = examination.expected.release, examination.schema
     terms = release.terms
+    if contract is None:
+        what, evidence = f"{schema} records no contract", f"{schema}.contract has no row"
+        return Finding("problem", "schema-behind", schema, what, evidence, examination.apply_command)
     evidence = (
         f"the schema has version {applied} and {contract}, which serves {contract.served}; "
         f"this release has version {release.version} and {terms.schema}"
