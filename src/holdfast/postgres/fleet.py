@@ -12,8 +12,7 @@ from holdfast.postgres.connection import own_transaction
 from holdfast.postgres.lock_waits import DELIVERING, LockWait
 from holdfast.postgres.queries import Queries
 from holdfast.postgres.retention import fetch
-from holdfast.postgres.schema.contract import read_contract
-from holdfast.postgres.schema.release import read_terms
+from holdfast.postgres.schema.contract import read_contract, read_terms
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,7 @@ lost all the same: it was the database that refused.
 from __future__ import annotations
 
 from holdfast.errors import HoldfastError, NotPermitted, SchemaMismatch
-from holdfast.postgres.schema.contract import apply_command
-from holdfast.postgres.schema.release import load
+from holdfast.postgres.schema.contract import apply_command, read_terms
 from holdfast.retry import sqlstate_of
 
 _NOT_INSTALLED = frozenset(("3F000", "42P01"))  # no such schema, no such table
@@ -24,9 +23,9 @@ def refusal_of(error: BaseException, schema: str, doing: str = "publish into") -
     """Return the error for a producer whose database lacks the schema, a newer one, or a privilege."""
     state = sqlstate_of(error)
     if state in _NOT_INSTALLED:
-        return SchemaMismatch(f"{schema} (not installed)", load().terms.wanted, apply_command(schema))
+        return SchemaMismatch(f"{schema} (not installed)", read_terms().wanted, apply_command(schema))
     if state in _TOO_OLD:
-        return SchemaMismatch(f"{schema} of another release", load().terms.wanted, apply_command(schema))
+        return SchemaMismatch(f"{schema} of another release", read_terms().wanted, apply_command(schema))
     if state == _DENIED and _OF_ANOTHER_ROLE not in str(error):
         return NotPermitted(
             f"the login of this connection may not {doing} the schema {schema}",

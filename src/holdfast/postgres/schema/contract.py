@@ -8,12 +8,16 @@ Until 1.0 a change of the schema edits migration 0001, the baseline: a schema wi
 
 from __future__ import annotations
 
+import hashlib
+import tomllib
 from dataclasses import dataclass
+from importlib.resources import files
+from importlib.resources.abc import Traversable
 from typing import Any
 
 from holdfast.errors import SchemaMismatch
 from holdfast.installing import release_remedy
-from holdfast.postgres.queries import Queries
+from holdfast.postgres.queries import Queries, sql_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,32 @@ class Terms:
         """The contracts that this code works with, for people."""
         older = f", or one back to {self.oldest_schema}" if self.oldest_schema < self.schema.provides else ""
         return f"{self.schema}{older}"
+
+
+def read_terms(source: Traversable | None = None) -> Terms:
+    """The terms in `contract.toml` of a folder laid out like `sql/`, by default the package's own."""
+    folder = source if source is not None else own_folder()
+    text = tomllib.loads(text_of(folder.joinpath("contract.toml")))
+    provides, oldest, releases = text["provides"], text["oldest_code"], text["releases"]
+    migrations = folder.joinpath("migrations")
+    baseline = checksum_of(text_of(migrations.joinpath(sql_files(migrations)[0])))
+    schema = Contract(provides, oldest, releases[str(provides)], releases[str(oldest)], baseline)
+    return Terms(schema, text["oldest_schema"])
+
+
+def own_folder() -> Traversable:
+    """The package's own `sql/`."""
+    return files("holdfast.postgres").joinpath("sql")
+
+
+def text_of(file: Traversable) -> str:
+    """The text of a file, which a checkout on another system has not changed: line endings may be its own."""
+    return file.read_bytes().decode("utf-8").replace("\r\n", "\n")
+
+
+def checksum_of(text: str) -> str:
+    """The checksum by which the ledger knows a text."""
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 async def read_contract(connection: Any, queries: Queries, *, recorded: bool) -> Contract | None:

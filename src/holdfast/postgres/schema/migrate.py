@@ -19,7 +19,7 @@ import asyncpg
 
 from holdfast.postgres.queries import Queries, render, split
 from holdfast.postgres.schema.concurrent_index import statements_for
-from holdfast.postgres.schema.contract import Contract, read_contract
+from holdfast.postgres.schema.contract import Contract, read_contract, read_terms
 from holdfast.postgres.schema.ddl import (
     MigrationRefused,
     change,
@@ -29,7 +29,7 @@ from holdfast.postgres.schema.ddl import (
     refusal,
 )
 from holdfast.postgres.schema.ownership import Ownership, RolesMode, decide, inspect
-from holdfast.postgres.schema.release import Migration, Release, load, read_terms
+from holdfast.postgres.schema.release import Migration, Release, load
 from holdfast.postgres.schema.state import AppliedMigration, SchemaState, compare
 from holdfast.postgres.schema.trust import Trust
 from holdfast.postgres.schema.uninstall import Holdings, Removal, holdings, uninstall

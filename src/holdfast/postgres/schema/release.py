@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
-import tomllib
 from dataclasses import dataclass
-from importlib.resources import files
 from importlib.resources.abc import Traversable
 
 from holdfast.errors import MigrationError
 from holdfast.postgres.queries import sql_files
-from holdfast.postgres.schema.contract import Contract, Terms
+from holdfast.postgres.schema.contract import Terms, checksum_of, own_folder, read_terms, text_of
 
 _FILE_NAME = re.compile(r"(\d{4})_([a-z0-9_]+)\.sql")
 _NO_TRANSACTION = re.compile(r"\A(?:[ \t]*(?:--[^\n]*)?\n)*?-- holdfast: no-transaction[ \t]*$", re.MULTILINE)
@@ -52,36 +49,21 @@ class Release:
     @property
     def functions_checksum(self) -> str:
         """Tells whether a database has these functions, which have no number of their own."""
-        return _checksum("\n".join(self.functions))
+        return checksum_of("\n".join(self.functions))
 
 
 def load(source: Traversable | None = None) -> Release:
     """Read a release from a folder laid out like `sql/`, by default the package's own."""
-    folder = source if source is not None else _own_folder()
+    folder = source if source is not None else own_folder()
     migrations = tuple(_read_migrations(folder.joinpath("migrations")))
     functions = folder.joinpath("functions")
     grants = folder.joinpath("grants.sql")
     return Release(
         migrations,
-        tuple(_text(functions.joinpath(name)) for name in sql_files(functions)) if functions.is_dir() else (),
-        _text(grants) if grants.is_file() else "",
+        tuple(text_of(functions.joinpath(name)) for name in sql_files(functions)) if functions.is_dir() else (),
+        text_of(grants) if grants.is_file() else "",
         read_terms(folder),
     )
-
-
-def read_terms(source: Traversable | None = None) -> Terms:
-    """The terms in `contract.toml` of a folder laid out like `sql/`, by default the package's own."""
-    folder = source if source is not None else _own_folder()
-    text = tomllib.loads(folder.joinpath("contract.toml").read_text(encoding="utf-8"))
-    provides, oldest, releases = text["provides"], text["oldest_code"], text["releases"]
-    migrations = folder.joinpath("migrations")
-    baseline = _checksum(_text(migrations.joinpath(sql_files(migrations)[0])))
-    schema = Contract(provides, oldest, releases[str(provides)], releases[str(oldest)], baseline)
-    return Terms(schema, text["oldest_schema"])
-
-
-def _own_folder() -> Traversable:
-    return files("holdfast.postgres").joinpath("sql")
 
 
 def _read_migrations(folder: Traversable) -> list[Migration]:
@@ -93,15 +75,6 @@ def _read_migrations(folder: Traversable) -> list[Migration]:
                 f"the migration file {file_name} should have the number {expected:04d}; "
                 f"name the files 0001_name.sql, 0002_name.sql and so on without a gap"
             )
-        sql = _text(folder.joinpath(file_name))
-        found.append(Migration(expected, match[2], _checksum(sql), sql))
+        sql = text_of(folder.joinpath(file_name))
+        found.append(Migration(expected, match[2], checksum_of(sql), sql))
     return found
-
-
-def _text(file: Traversable) -> str:
-    # Line endings may be changed by a checkout on another system; that is not another migration.
-    return file.read_bytes().decode("utf-8").replace("\r\n", "\n")
-
-
-def _checksum(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
