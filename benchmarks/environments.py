@@ -68,7 +68,8 @@ def install(peer: str, base: str, home: Path, lock: Path) -> None:
     with log.open("wb") as output:
         for command in (
             [base, "-m", "venv", str(home)],
-            [*pip, "install", "--require-hashes", "-r", str(lock)],
+            # Each lock is complete, so nothing is resolved: what was published since has no part in it.
+            [*pip, "install", "--require-hashes", "--no-deps", "-r", str(lock)],
         ):
             if subprocess.call(command, stdout=output, stderr=output, env=clean_environment()) != 0:
                 tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])

@@ -47,22 +47,6 @@ def test_unknown_verb() -> None:
     assert "test" in run.stderr
 
 
-def test_every_requirement_is_pinned_with_hashes() -> None:
-    """RUN-2: nothing is installed that was not checked before."""
-    text = (ROOT / "requirements.lock").read_text()
-    blocks = re.split(r"\n(?=[A-Za-z0-9])", "\n".join(x for x in text.splitlines() if not x.startswith("#")))
-    assert len(blocks) > 30
-    for block in blocks:
-        assert re.match(r"\s*[A-Za-z0-9._-]+==\S+", block), block[:80]
-        assert "--hash=sha256:" in block, block[:80]
-
-
-def test_lock_names_no_index_and_no_path() -> None:
-    """RUN-2: the lock installs from whatever index the machine uses."""
-    text = (ROOT / "requirements.lock").read_text()
-    assert not re.search(r"://|--index|--find-links|--extra|(?<![\w.])/\w", text.split("\n\n", 1)[-1])
-
-
 @pytest.mark.parametrize("group", ["core", "build", "extras"])
 def test_lock_covers_what_is_declared(group: str) -> None:
     """RUN-2: every declared dependency is in the lock; a forgotten renewal fails here, not at a user's."""
