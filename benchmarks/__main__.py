@@ -7,6 +7,8 @@ import platform
 import sys
 from typing import Any
 
+from rich.markup import escape
+
 from benchmarks import databases, environments, report, terminal
 from benchmarks.benchmark import Benchmark, peer_arms
 from benchmarks.databases import Databases
@@ -19,14 +21,15 @@ errors = terminal.console
 
 def main() -> int:
     options = parse()
-    peers = environments.peers() if options.against == ["all"] else options.against
-    try:
-        make_environments(peers)
-    except environments.EnvironmentFailed as failure:
-        errors.print(f"[red]error:[/red] {failure}")
-        return 1
+    asked = environments.peers() if options.against == ["all"] else options.against
+    missing = make_environments(asked)
+    peers = [peer for peer in asked if peer not in missing]
+    reports = options.report or not (options.names or options.check)
+    if reports and missing:
+        errors.print("[yellow]no report will be written:[/yellow] it would lose the peers that are left out")
+        reports = False
     summaries: list[dict[str, Any]] = []
-    failed = False
+    failed = bool(missing)
     load = os.getloadavg()[0]
     if load > (os.cpu_count() or 1) / 2:
         errors.print(f"note: the load is {load:.1f} already; what else runs on this machine will be in the figures")
@@ -44,10 +47,12 @@ def main() -> int:
                 continue
             summary |= {"postgres": server.version, "python": platform.python_version(), "cores": os.cpu_count()}
             summary["load_before"] = round(load, 2)
+            if benchmark.peers and missing:
+                summary["peers_left_out"] = missing
             summaries.append(summary)
             if options.json:
                 print(json.dumps(summary), flush=True)
-    if summaries and (options.report or not (options.names or options.check)):
+    if reports and summaries:
         for path in report.write(summaries, " ".join(["./dev bench", *sys.argv[1:]])):
             errors.print(f"wrote {path.relative_to(environments.ROOT)}")
     missed = options.check and check(summaries)
@@ -91,11 +96,17 @@ def check(summaries: list[dict[str, Any]]) -> bool:
     return bool(misses)
 
 
-def make_environments(peers: list[str]) -> None:
-    """Before anything is timed; only the first time, and after a change of pins, is there something to do."""
+def make_environments(peers: list[str]) -> dict[str, str]:
+    """Make what is missing, before anything is timed; return the peers that cannot take part, and why."""
+    missing: dict[str, str] = {}
     for peer in peers:
-        with errors.status(f"environment of {peer}"):
-            environments.interpreter(peer)
+        try:
+            with errors.status(f"environment of {peer}"):
+                environments.interpreter(peer)
+        except environments.EnvironmentFailed as failure:
+            missing[peer] = str(failure)
+            errors.print(f"[yellow]left out:[/yellow] {escape(missing[peer])}", soft_wrap=True)
+    return missing
 
 
 def measure(stock: Databases, benchmark: Benchmark, quick: bool, repeats: int, peers: list[str]) -> dict[str, Any]:

@@ -88,7 +88,8 @@ def base_python(peer: str) -> str:
         for candidate in [*filter(None, [shutil.which(name)]), *beside]:
             if subprocess.run([candidate, "-c", ""], capture_output=True, check=False).returncode == 0:
                 return candidate
-    raise EnvironmentFailed(f"{peer} needs Python {needed[0]}.{needed[1]} or later, and none was found on the path")
+    name = f"python{needed[0]}.{needed[1]}"
+    raise EnvironmentFailed(f"{peer} needs Python {needed[0]}.{needed[1]} or later: put a {name} on the path")
 
 
 def clean_environment() -> dict[str, str]:

@@ -272,10 +272,10 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The command with given summaries in place of measurements."""
 
     def run(summaries: dict[str, dict[str, float]], *arguments: str) -> int:
-        def measure(_server: object, benchmark: Any, *_: object) -> dict[str, Any]:
+        def measure(_server: object, benchmark: Any, _quick: bool, _repeats: int, peers: list[str]) -> dict[str, Any]:
             if benchmark.name not in summaries:
                 raise bench.RunFailed("out of luck")
-            return {"bench": benchmark.name, **summaries[benchmark.name]}
+            return {"bench": benchmark.name, "peers": dict.fromkeys(peers, 1.0), **summaries[benchmark.name]}
 
         def write(*_: object) -> None:
             raise AssertionError("a check writes nothing")
@@ -323,6 +323,25 @@ def test_a_benchmark_that_fails_does_not_end_the_others(run: Any, capsys: pytest
     out, err = capsys.readouterr()
     assert json.loads(out)["bench"] == "large"
     assert "drain: out of luck" in err
+
+
+def test_a_peer_that_cannot_be_made_is_left_out(
+    run: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The others are measured; the JSON and the screen say which peer is missing, and why."""
+    monkeypatch.setitem(bench.environments.NEEDS, "oban", (3, 99))
+    monkeypatch.setattr(bench.environments, "interpreter_for", interpreter_without_installing)
+    reason = "oban needs Python 3.99 or later: put a python3.99 on the path"
+    assert run({"drain": {}, "large": {}}, "drain", "large", "--against", "oban,pgqueuer", "--json", "--report") == 1
+    out, err = capsys.readouterr()
+    drain, large = map(json.loads, out.splitlines())
+    assert (drain["peers"], drain["peers_left_out"]) == ({"pgqueuer": 1.0}, {"oban": reason})
+    assert "peers_left_out" not in large, "it has no peers"
+    assert f"left out: {reason}\n" in err and "no report will be written" in err
+
+
+def interpreter_without_installing(peer: str, _lock: Path) -> str:
+    return bench.environments.base_python(peer)
 
 
 # --- what is shown and written ---
