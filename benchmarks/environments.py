@@ -16,7 +16,7 @@ STORE = ROOT / ".bench"
 PEERS = Path(__file__).resolve().parent / "peers"
 # What a peer needs beyond the Python that runs the benchmarks.
 NEEDS = {"oban": (3, 12)}
-NEWEST = 14
+NEWEST = 15
 
 
 class EnvironmentFailed(Exception):

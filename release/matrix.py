@@ -78,6 +78,8 @@ COMBINATIONS = (
     Combination("3.12", "locked", 18),
     Combination("3.13", "locked", 18),
     Combination("3.14", "locked", 18),
+    Combination("3.15", "locked", 18),
+    Combination("3.15", "locked", 19),
     Combination("3.11", "lowest", 18),
     Combination("3.13", "newest", 18),
 )
@@ -146,7 +148,7 @@ def servers(python: Path) -> dict[int, str]:
     """Return the servers that an environment finds: version by major version."""
     code = "from holdfast.embedded import available_servers as a; print(*(s.version for s in a()))"
     run = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
-    return {int(version.partition(".")[0]): version for version in reversed(run.stdout.split())}
+    return {int(re.split(r"\D", version)[0]): version for version in reversed(run.stdout.split())}  # 18.6, 19rc1
 
 
 def outcome(printed: str) -> str:

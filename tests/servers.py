@@ -18,9 +18,9 @@ from psycopg.rows import dict_row
 
 from holdfast.embedded import EmbeddedPostgres, PostgresBinaries, available_servers
 
-# Tests run on the newest and the oldest; --postgres names one of those between.
+# Tests run on the newest and the oldest; --postgres names one of those between, or a candidate of the next.
 SUPPORTED_MAJORS = (18, 15)
-CHOICES = (18, 17, 16, 15)
+CHOICES = (19, 18, 17, 16, 15)
 TEMPLATE = "holdfast_template"
 EMPTY = "template1"
 # A backend leaves pg_stat_activity a moment after its client closed the connection.

@@ -40,6 +40,14 @@ def test_a_python_that_is_missing_is_not_tried(tmp_path: Path) -> None:
     assert (result, good) == ("not tried: python3.99 is not on PATH", True)
 
 
+def test_servers_are_known_by_their_major_version(tmp_path: Path) -> None:
+    """Also a candidate of a release; the first server of a major version is the one that tests would use."""
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho 18.6 19rc1 15.18 15.17\n")
+    python.chmod(0o755)
+    assert matrix.servers(python) == {18: "18.6", 19: "19rc1", 15: "15.18"}
+
+
 def test_an_empty_selection_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         matrix.main(["--python", "3.12", "--postgres", "15"])
