@@ -111,7 +111,7 @@ def declared(extras: list[str]) -> list[str]:
     """Return the requirements of the package and these extras: uv takes only named ones for direct requirements."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lists = [project["dependencies"], *(project["optional-dependencies"][extra] for extra in extras)]
-    return sorted({each for wanted in lists for each in wanted if not each.startswith("holdfast[")})
+    return sorted({each for wanted in lists for each in wanted if not each.startswith("holdfast-outbox[")})
 
 
 def make_environment(folder: Path, wheel: Path, combination: Combination) -> Path:

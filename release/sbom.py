@@ -19,6 +19,8 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from holdfast.installing import DISTRIBUTION, installed_version
+
 ROOT = Path(__file__).parents[1]
 _PINNED = re.compile(r"^(?P<name>[A-Za-z0-9._-]+)==(?P<version>[^\s;\\]+)")
 
@@ -74,9 +76,9 @@ def closure(name: str) -> set[str]:
 def document(lock: str) -> dict[str, object]:
     """Return the bill of materials for a lock."""
     packages = pinned(lock)
-    required = closure("holdfast")
-    version = metadata.version("holdfast")
-    root = f"pkg:pypi/holdfast@{version}"
+    required = closure(DISTRIBUTION)
+    version = installed_version()
+    root = f"pkg:pypi/{DISTRIBUTION}@{version}"
     components = [
         {
             "type": "library",
@@ -91,7 +93,7 @@ def document(lock: str) -> dict[str, object]:
         for each in packages
     ]
     dependencies = []
-    for reference, name in sorted({root: "holdfast", **{each.reference: each.name for each in packages}}.items()):
+    for reference, name in sorted({root: DISTRIBUTION, **{each.reference: each.name for each in packages}}.items()):
         wanted = {need for need, _ in needs(name)}
         depends_on = [each.reference for each in packages if each.name in wanted]
         dependencies.append({"ref": reference, "dependsOn": depends_on})
@@ -102,8 +104,8 @@ def document(lock: str) -> dict[str, object]:
         "version": 1,
         "metadata": {
             "component": {
-                "type": "library", "bom-ref": root, "name": "holdfast", "version": version, "purl": root,
-                **_licenses("holdfast"),
+                "type": "library", "bom-ref": root, "name": DISTRIBUTION, "version": version, "purl": root,
+                **_licenses(DISTRIBUTION),
             }
         },
         "components": components,

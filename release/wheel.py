@@ -16,7 +16,7 @@ def build_wheel(folder: Path) -> Path:
     with tempfile.TemporaryDirectory(dir=folder) as empty:  # the folder itself may contain other versions
         command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", empty]
         subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-        [wheel] = Path(empty).glob("holdfast-*.whl")
+        [wheel] = Path(empty).glob("holdfast_outbox-*.whl")
         return wheel.replace(folder / wheel.name)
 
 

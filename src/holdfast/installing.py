@@ -1,9 +1,19 @@
-"""The commands that install Holdfast, for the remedies of errors: from a checkout, or from a wheel built of one.
+"""The name and the version that Holdfast is installed by, and the commands that install it, for remedies of errors.
 
-The package index has another project under this name, so no remedy may lead there.
+They install from a checkout, or from a wheel built of one: the package index has another project named holdfast, whose
+wheel installs a package of the same name.
 """
 
 from importlib.util import find_spec
+
+DISTRIBUTION = "holdfast-outbox"
+
+
+def installed_version() -> str:
+    """Return the version of Holdfast that is installed."""
+    from importlib.metadata import version  # few ask, and it is slow to import
+
+    return version(DISTRIBUTION)
 
 
 def extra_remedy(extra: str) -> str:
@@ -36,4 +46,4 @@ def require_extra(extra: str, *packages: str) -> None:
 
 def release_remedy(release: str) -> str:
     """Return the command that installs a release or a later one."""
-    return f"install holdfast {release} or later, from a checkout or a wheel of it"
+    return f"install {DISTRIBUTION} {release} or later, from a checkout or a wheel of it"

@@ -319,7 +319,7 @@ async def test_schema_is_missing(empty_dsn: str) -> None:
         ),
         (
             "UPDATE core.contract SET provides = provides + 2, oldest_code = provides + 1, oldest_release = '9.0.0'",
-            "install holdfast 9.0.0 or later, from a checkout or a wheel of it",
+            "install holdfast-outbox 9.0.0 or later, from a checkout or a wheel of it",
         ),
     ],
     ids=["older", "newer"],

@@ -15,10 +15,11 @@ from importlib.metadata import Distribution, EntryPoint, PackageNotFoundError, d
 from pathlib import Path
 from typing import Protocol
 
+from holdfast.installing import DISTRIBUTION
 from tests.docs.support import blocks
 from tests.newcomer.test_installing import declared
 
-_WHEEL = re.compile(r"\./(holdfast-\S+?\.whl)(?:\[([\w,]+)\])?")
+_WHEEL = re.compile(r"\./(holdfast_outbox-\S+?\.whl)(?:\[([\w,]+)\])?")
 # As pip writes them: a path may be too long for the first line of a script.
 _SCRIPT = """#!/bin/sh
 'exec' "{python}" "$0" "$@"
@@ -35,8 +36,8 @@ def make_environment(folder: Path, wheel: Path, *extras: str, beside: Sequence[s
     [site] = (folder / "env" / "lib").glob("python*/site-packages")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)
-    commands = list(scripts(distribution("holdfast")))
-    for name in declared(*extras, beside=beside) - {"holdfast"}:
+    commands = list(scripts(distribution(DISTRIBUTION)))
+    for name in declared(*extras, beside=beside) - {DISTRIBUTION}:
         try:
             installed = distribution(name)
         except PackageNotFoundError:  # not for this platform

@@ -66,8 +66,8 @@ def test_the_lowest_versions_are_those_of_the_package_itself() -> None:
 
 def test_a_wheel_of_another_version_may_lie_beside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def build(command: list[str], **options: object) -> None:
-        (Path(command[-1]) / "holdfast-9.9.9-py3-none-any.whl").touch()
+        (Path(command[-1]) / "holdfast_outbox-9.9.9-py3-none-any.whl").touch()
 
     monkeypatch.setattr(subprocess, "run", build)
-    (tmp_path / "holdfast-0.1.0-py3-none-any.whl").touch()
-    assert wheel.build_wheel(tmp_path) == tmp_path / "holdfast-9.9.9-py3-none-any.whl"
+    (tmp_path / "holdfast_outbox-0.1.0-py3-none-any.whl").touch()
+    assert wheel.build_wheel(tmp_path) == tmp_path / "holdfast_outbox-9.9.9-py3-none-any.whl"

@@ -55,7 +55,7 @@ def test_the_wheel_has_what_the_package_needs_and_nothing_else(wheel: Path) -> N
     """py.typed, the SQL and the pages of the console are in it; tests and tools of the repository are not."""
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {"holdfast/py.typed", "holdfast/postgres/sql/contract.toml"} <= names
-    assert {name.split("/")[0] for name in names} == {"holdfast", f"holdfast-{PROJECT['version']}.dist-info"}
+    assert {name.split("/")[0] for name in names} == {"holdfast", f"holdfast_outbox-{PROJECT['version']}.dist-info"}
     source = Path(__file__).parents[2] / "src"
     kept = {
         path.relative_to(source).as_posix()

@@ -19,7 +19,7 @@ from tests.docs.test_readme import PROGRAM
 pytestmark = [pytest.mark.newcomer, pytest.mark.newest_postgres, pytest.mark.slow, pytest.mark.timeout(900)]
 
 INSTALLATION = ROOT / "docs" / "installation.md"
-WHEEL = re.findall(r"holdfast-\S+?\.whl", read("docs/installation.md"))[0]
+WHEEL = re.findall(r"holdfast_outbox-\S+?\.whl", read("docs/installation.md"))[0]
 
 
 def environment() -> dict[str, str]:

@@ -15,6 +15,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from holdfast.installing import DISTRIBUTION
+
 pytestmark = pytest.mark.newcomer
 
 ROOT = Path(__file__).parents[2]
@@ -76,7 +78,7 @@ def modules() -> list[str]:
 
 def declared(*extras: str, beside: Sequence[str] = ()) -> set[str]:
     """Every distribution that pip would install for the package with extras, itself included, and what is beside it."""
-    found: set[str] = {"holdfast"}
+    found: set[str] = {DISTRIBUTION}
     waiting = [*PROJECT["dependencies"], *beside]
     for extra in extras:
         waiting += PROJECT["optional-dependencies"][extra]
@@ -127,15 +129,17 @@ def test_the_check_hides_what_is_not_declared() -> None:
     assert not {"typer", "rich", "asyncpg", "pydantic_core"} & set(hidden_from("cli").split(","))
 
 
-FROM_THE_INDEX = re.compile(r"pip install (?:-\S+ )*['\"]?holdfast(?!-)\b")
+FROM_THE_INDEX = re.compile(r"(?:pip install|uv add) (?:-\S+ )*['\"]?holdfast(?:[-_.]outbox)?(?![-\w])")
 TEXTS = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *SOURCE.rglob("*.py"), *(ROOT / "examples").rglob("*.*")]
 
 
 def test_no_text_leads_to_the_project_of_the_same_name() -> None:
-    """The package index has another holdfast: remedies and documents install from a checkout or a wheel."""
-    for wrong in ("pip install holdfast", "pip install 'holdfast[cli]'", "pip install --upgrade holdfast"):
-        assert FROM_THE_INDEX.search(wrong)
-    assert not FROM_THE_INDEX.search("pip install 'dist/holdfast-0.1.0-py3-none-any.whl[cli]'")
+    """The package index has another holdfast, and none of ours: texts install from a checkout or a wheel."""
+    for name in ("holdfast", "holdfast-outbox", "holdfast_outbox"):
+        for wrong in ("pip install {}", "pip install '{}[cli]'", "pip install --upgrade {}", "uv add {}"):
+            assert FROM_THE_INDEX.search(wrong.format(name))
+        assert not FROM_THE_INDEX.search(f"pip install 'dist/{name}-0.1.0-py3-none-any.whl[cli]'")
+        assert not FROM_THE_INDEX.search(f"pip install {name}-0.1.0-py3-none-any.whl")
     files = [file for file in TEXTS if file.suffix in (".md", ".py")]
     assert [str(file) for file in files if FROM_THE_INDEX.search(file.read_text())] == []
 
@@ -149,5 +153,5 @@ def test_every_extra_that_a_text_names_exists() -> None:
     assert named and named <= extras
     page = (ROOT / "docs" / "installation.md").read_text()
     assert extras - {"demo", "dev"} == set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE))
-    wheel = f"holdfast-{PROJECT['version']}-py3-none-any.whl"
+    wheel = f"holdfast_outbox-{PROJECT['version']}-py3-none-any.whl"
     assert wheel in page

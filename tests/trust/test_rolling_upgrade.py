@@ -10,7 +10,6 @@ import asyncio
 import signal
 import tomllib
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ import holdfast
 from chaos.releases import NextRelease, make_next
 from holdfast import NewEvent, Publisher
 from holdfast.errors import SchemaMismatch
+from holdfast.installing import installed_version
 from holdfast.postgres import migrate
 from holdfast.postgres.schema.release import load
 from tests.acceptance.support import WorkerProcess, drained, effects, make_tables, process, until
@@ -159,8 +159,8 @@ async def test_beyond_the_window(dsn: str, conn: asyncpg.Connection, next_releas
         assert await late.end() != 0
     assert f"contract {CONTRACT + 1} (holdfast 0.{CONTRACT + 1}.0)" in late.errors
     assert f"needs contract {CONTRACT} " in late.errors
-    assert f"install holdfast 0.{CONTRACT + 1}.0 or later" in late.errors
-    with pytest.raises(SchemaMismatch, match=r"install holdfast .* or later"):
+    assert f"install holdfast-outbox 0.{CONTRACT + 1}.0 or later" in late.errors
+    with pytest.raises(SchemaMismatch, match=r"install holdfast-outbox .* or later"):
         await migrate.apply(dsn)
     async with worker_of(next_release, dsn):
         pass
@@ -203,4 +203,4 @@ def test_the_terms_of_this_release_are_a_window() -> None:
     assert terms.schema.oldest_code == max(1, CONTRACT - 1)
     assert terms.oldest_schema <= CONTRACT
     assert {str(number) for number in range(terms.schema.oldest_code, CONTRACT + 1)} == set(releases)
-    assert terms.schema.release == version("holdfast").rpartition(".")[0] + ".0"
+    assert terms.schema.release == installed_version().rpartition(".")[0] + ".0"

@@ -25,7 +25,7 @@ def test_the_bill_names_every_pinned_package() -> None:
     assert bill == json.loads(json.dumps(sbom.document(lock)))
     assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.6")
     assert re.fullmatch(r"urn:uuid:[0-9a-f-]{36}", bill["serialNumber"])
-    assert bill["metadata"]["component"]["purl"].startswith("pkg:pypi/holdfast@")
+    assert bill["metadata"]["component"]["purl"].startswith("pkg:pypi/holdfast-outbox@")
 
     components = {each["purl"]: each for each in bill["components"]}
     assert len(components) == len(bill["components"]) == len(re.findall(r"^[A-Za-z0-9]\S*==", lock, re.MULTILINE))

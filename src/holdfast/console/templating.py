@@ -6,7 +6,6 @@ import hashlib
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
@@ -20,6 +19,7 @@ from holdfast.console.curl import curl_of
 from holdfast.console.page import theme_of
 from holdfast.console.security import NONCE
 from holdfast.console.settings import ConsoleSettings
+from holdfast.installing import installed_version
 
 if TYPE_CHECKING:
     from holdfast.console.page import Call
@@ -85,7 +85,7 @@ class Templates:
             charts=charts,
             environment=settings.environment,
             plural=formatting.plural,
-            release=version("holdfast"),
+            release=installed_version(),
             schema=schema,
             sections=tuple((title, entries) for title, entries in shown if entries),
             tabs=sorted(

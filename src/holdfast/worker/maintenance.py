@@ -10,7 +10,6 @@ import random
 import socket
 import time
 from collections.abc import Iterable, Sequence
-from importlib.metadata import version
 from shlex import quote
 from typing import Protocol
 from uuid import UUID
@@ -18,6 +17,7 @@ from uuid import UUID
 import asyncpg
 
 from holdfast.handlers import Handler
+from holdfast.installing import installed_version
 from holdfast.names import meant_type
 from holdfast.postgres.connection import ReservedConnection
 from holdfast.postgres.deliveries import Deliveries
@@ -50,7 +50,7 @@ def registration(worker: UUID, handlers: Iterable[Handler], settings: WorkerSett
         name=settings.shown_name,
         host=socket.gethostname(),
         pid=os.getpid(),
-        version=version("holdfast"),
+        version=installed_version(),
         generation=settings.generation,
         channels=list(settings.served_channels),
         handlers=sorted(handler.name for handler in handlers),

@@ -10,7 +10,6 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from importlib.metadata import version
 from typing import Final
 from weakref import WeakKeyDictionary
 
@@ -19,6 +18,7 @@ from opentelemetry.metrics import CallbackOptions, Observation
 
 from holdfast.context import current_database
 from holdfast.handler_tally import HandlerTally
+from holdfast.installing import installed_version
 from holdfast.tracing import Attempt, TallyReader
 
 SCHEMA: Final = "https://opentelemetry.io/schemas/1.44.0"
@@ -47,7 +47,7 @@ class Meter:
     """The instruments of one provider. An SDK has each of them once, whoever asks for it."""
 
     def __init__(self, provider: metrics.MeterProvider) -> None:
-        meter = metrics.get_meter("holdfast", version("holdfast"), provider, SCHEMA)
+        meter = metrics.get_meter("holdfast", installed_version(), provider, SCHEMA)
         self._processed = meter.create_histogram(
             "messaging.process.duration",
             "s",

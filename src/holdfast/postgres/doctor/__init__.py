@@ -73,7 +73,7 @@ async def _server(examination: Examination) -> list[Finding]:
             f"this release was tested with Postgres up to {NEWEST_TESTED}; a later one may print definitions "
             "otherwise, which looks like drift",
             f"the server is Postgres {place.server}",
-            "install a release of holdfast that was tested with it, if there is one",
+            "install a release of Holdfast that was tested with it, if there is one",
         )
     ]
 
