@@ -1,7 +1,8 @@
 """Tries the wheel with each extra alone, in an empty environment: ./dev release extras [EXTRA ...]
 
 An environment gets what pip would install for one extra, and nothing else. There the first program of the page of the
-extra runs, on an embedded server. Extras whose pages have only commands, for other servers, are imported.
+extra runs, on an embedded server. Extras whose pages have only commands, for other servers, are imported. The installer
+also finds another project called holdfast, in a higher version, and must not take it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from release.wheel import build_wheel
+from release.wheel import build_wheel, write_decoy
 from tests.docs.support import ROOT, blocks
 
 
@@ -64,6 +65,7 @@ FIRST = {
 # Runs a program of a page with the names that the page assumes: a connection, a publisher, a registry with a handler.
 RUNNER = """
 import ast, asyncio, inspect, os, sys
+from importlib.metadata import packages_distributions
 import asyncpg
 from holdfast import HandlerRegistry, Publisher
 
@@ -85,6 +87,8 @@ if "asyncio.run(" in text:
 else:
     asyncio.run(main(text))
 assert not any("src/holdfast" in (getattr(module, "__file__", None) or "") for module in list(sys.modules.values()))
+owners = set(packages_distributions()["holdfast"])
+assert owners == {"holdfast-outbox"}, f"the package holdfast is of {owners}"
 print("ran")
 """
 
@@ -112,6 +116,7 @@ def main(wanted: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="holdfast-extras-") as temporary, EmbeddedPostgres() as server:
         folder = Path(temporary)
         wheel = build_wheel(folder)
+        write_decoy(folder)
         for extra in wanted or FIRST:
             place, dsn = folder / (extra or "none"), server.create_database(f"extra_{extra or 'none'}")
             asyncio.run(migrate.apply(dsn))
@@ -119,7 +124,8 @@ def main(wanted: list[str]) -> int:
             what = [f"{wheel}[{extra}]" if extra else str(wheel), *FIRST[extra].beside]
             subprocess.run(["uv", "venv", "--quiet", "--python", sys.executable, place], check=True)
             # Resolved on purpose: what an extra brings to a user's environment is what is tried here.
-            subprocess.run(["uv", "pip", "install", "--quiet", "--python", python, *what], check=True)
+            install = ["uv", "pip", "install", "--quiet", "--python", python, "--find-links", folder]
+            subprocess.run([*install, *what], check=True)
             result = run_first(python, extra, dsn, place)
             failed = failed or result != "ran"
             print(f"{extra or '(none)':<12} {result}", flush=True)

@@ -5,22 +5,31 @@ The environments are those of tests/adoption/bare.py; `./dev release extras` ins
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
+import sys
 import zipfile
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import pytest
+from packaging.utils import canonicalize_name
 
+from holdfast.installing import DISTRIBUTION
 from release.audit import verdict
 from release.extras import FIRST, run_first
+from release.wheel import write_decoy, write_wheel
 from tests.adoption.bare import make_environment
-from tests.newcomer.test_installing import PROJECT
+from tests.newcomer.test_installing import PROJECT, declared
 
 pytestmark = [pytest.mark.adoption, pytest.mark.newest_postgres]
 
 OFTEN = ("", "alembic", "cli", "schedules", "sqlalchemy")
 # What `import holdfast` brings of others, and what a publisher and a worker need besides.
 NEEDED = {"annotated_types", "pydantic", "pydantic_core", "typing_extensions", "typing_inspection"}
+# The variables of a pip that knows no index.
+OFFLINE = {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -38,6 +47,33 @@ def test_the_first_program_of_an_extra_runs(extra: str, wheel: Path, dsn: str, t
 
 def test_every_extra_has_a_first_program() -> None:
     assert set(FIRST) - {""} == set(PROJECT["optional-dependencies"]) - {"demo", "dev"}
+
+
+def test_no_extra_brings_the_other_project(wheel: Path, tmp_path: Path) -> None:
+    """RUN-1: pip takes nothing for any extra but what is declared, from an index with a project called holdfast too.
+
+    The index has the metadata of everything that pip may want, so that nothing is downloaded.
+    """
+    extras = sorted(set(FIRST) - {""})
+    for name in declared(*extras) - {DISTRIBUTION}:
+        try:
+            metadata = distribution(name).read_text("METADATA")
+        except PackageNotFoundError:  # not for this platform
+            continue
+        assert metadata
+        write_wheel(tmp_path, metadata)
+    write_decoy(tmp_path)
+
+    def taken(what: str) -> set[str]:
+        options = ["--dry-run", "--ignore-installed", "--quiet", "--report=-", f"--find-links={tmp_path}"]
+        command = [sys.executable, "-m", "pip", "install", *options, what]
+        run = subprocess.run(command, env=OFFLINE, capture_output=True, text=True)
+        assert run.returncode == 0, run.stderr
+        return {canonicalize_name(each["metadata"]["name"]) for each in json.loads(run.stdout)["install"]}
+
+    assert taken("holdfast") == {"holdfast"}
+    found = taken(f"{wheel}[{','.join(extras)}]")
+    assert found == declared(*extras) and "holdfast" not in found
 
 
 def test_the_import_brings_only_what_it_needs(wheel: Path, tmp_path: Path) -> None:
