@@ -4,7 +4,9 @@ They install from a checkout, or from a wheel built of one: the package index ha
 wheel installs a package of the same name.
 """
 
+import re
 from importlib.util import find_spec
+from pathlib import Path
 
 DISTRIBUTION = "holdfast-outbox"
 
@@ -14,6 +16,20 @@ def installed_version() -> str:
     from importlib.metadata import version  # few ask, and it is slow to import
 
     return version(DISTRIBUTION)
+
+
+def other_owners() -> dict[str, str]:
+    """Return the other distributions that were installed into the folder of this package: version by name."""
+    from importlib.metadata import distributions
+
+    here = Path(__file__).resolve().parent
+    return {
+        each.name: each.version
+        for each in distributions()
+        if re.search("^holdfast/", each.read_text("RECORD") or "", re.MULTILINE)
+        and Path(str(each.locate_file("holdfast"))).resolve() == here
+        and each.name != DISTRIBUTION
+    }
 
 
 def extra_remedy(extra: str) -> str:
@@ -47,3 +63,8 @@ def require_extra(extra: str, *packages: str) -> None:
 def release_remedy(release: str) -> str:
     """Return the command that installs a release or a later one."""
     return f"install {DISTRIBUTION} {release} or later, from a checkout or a wheel of it"
+
+
+def mending_remedy(other: str) -> str:
+    """Return the commands that remove another distribution from the package, and restore the files they shared."""
+    return f"pip uninstall --yes {other}\npip install --force-reinstall --no-deps PATH/TO/HOLDFAST.whl"

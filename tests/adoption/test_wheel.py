@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
@@ -21,6 +24,7 @@ from release.audit import verdict
 from release.extras import FIRST, run_first
 from release.wheel import write_decoy, write_wheel
 from tests.adoption.bare import make_environment
+from tests.docs.support import read, sections
 from tests.newcomer.test_installing import PROJECT, declared
 
 pytestmark = [pytest.mark.adoption, pytest.mark.newest_postgres]
@@ -74,6 +78,47 @@ def test_no_extra_brings_the_other_project(wheel: Path, tmp_path: Path) -> None:
     assert taken("holdfast") == {"holdfast"}
     found = taken(f"{wheel}[{','.join(extras)}]")
     assert found == declared(*extras) and "holdfast" not in found
+
+
+@pytest.fixture
+def typed(wheel: Path, dsn: str, tmp_path: Path) -> Callable[[str], subprocess.CompletedProcess[str]]:
+    """Types commands in an environment with the wheel, its command and pip; both wheels are in the folder."""
+    shutil.copy(wheel, tmp_path)
+    write_decoy(tmp_path)
+    python = make_environment(tmp_path, wheel, "cli", beside=["pip"])
+    path = f"{python.parent}{os.pathsep}/usr/bin{os.pathsep}/bin"
+    environment = {**OFFLINE, "PATH": path, "HOLDFAST_DSN": dsn}
+
+    def run(script: str) -> subprocess.CompletedProcess[str]:
+        command = ["/bin/sh", "-ec", script]
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+
+    return run
+
+
+def test_another_project_in_the_package_is_named_and_removed(
+    typed: Callable[[str], subprocess.CompletedProcess[str]], wheel: Path
+) -> None:
+    """OPS-5: what the page says one sees, and the commands of the page and of doctor, as they are written."""
+    page = sections(read("docs/installation.md"))["Another project called holdfast"]
+    (seen,) = re.findall(r"^```text\n(.*)\n```$", page, re.MULTILINE)
+    (mending,) = re.findall(r"^```sh\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    decoy = "pip install ./holdfast-9.9.9-py3-none-any.whl"
+
+    assert typed(decoy).returncode == 0
+    shown = typed("python -c 'from holdfast import Publisher'").stderr.splitlines()[-1]
+    assert re.sub(r"\(.*(/site-packages)", r"(\1", shown) == re.sub(r"\(.*(/site-packages)", r"(\1", seen)
+    assert typed("python -m holdfast").stdout == "another program\n"
+    mended = typed(mending + "python -m holdfast version; python -c 'from holdfast import Publisher'")
+    assert (mended.returncode, mended.stderr) == (0, "")
+
+    before = typed(f"pip uninstall --yes {DISTRIBUTION}; {decoy}; pip install --no-deps ./{wheel.name}")
+    assert before.returncode == 0, before.stderr
+    named = typed("holdfast doctor --json")
+    (finding,) = json.loads(named.stdout)["findings"]
+    assert (named.returncode, finding["code"], finding["object"]) == (1, "package-shared", "holdfast 9.9.9")
+    assert finding["remedy"].replace("PATH/TO/HOLDFAST.whl", f"./{wheel.name}") == mending.strip()
+    assert typed(f"{mending}holdfast doctor").returncode == 0
 
 
 def test_the_import_brings_only_what_it_needs(wheel: Path, tmp_path: Path) -> None:

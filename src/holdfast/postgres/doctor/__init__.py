@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Final
 
 import asyncpg
 
+from holdfast.installing import DISTRIBUTION, mending_remedy, other_owners
 from holdfast.postgres.doctor import (
     backlog,
     brokers,
@@ -78,9 +80,27 @@ async def _server(examination: Examination) -> list[Finding]:
     ]
 
 
+async def _package(examination: Examination) -> list[Finding]:
+    return [
+        Finding(
+            "problem",
+            "package-shared",
+            f"{name} {version}",
+            f"{name} {version}, another project, is installed into the package holdfast: the later of the two has "
+            "overwritten files of the other",
+            f"{name} and {DISTRIBUTION} are both in {Path(__file__).parents[3]}",
+            mending_remedy(name),
+        )
+        for name, version in other_owners().items()
+    ]
+
+
 CHECKS: Final[tuple[Check, ...]] = (
     *drift.CHECKS,
     Check("server", "drift", "this release was tested with this Postgres", ("server-untested",), _server),
+    Check(
+        "package", "health", "no other project is installed into the package holdfast", ("package-shared",), _package
+    ),
     *horizon.CHECKS,
     *upkeep.CHECKS,
     *wakeups.CHECKS,
