@@ -13,6 +13,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 
+from chaos.releases import make_next
 from holdfast.postgres import migrate
 from tests.adoption.bare import Installed
 from tests.docs.support import ROOT, blocks
@@ -77,23 +78,25 @@ async def test_the_commands_of_the_page(empty_dsn: str, driver: str, tmp_path: P
 
 async def test_a_script_has_the_migrations_of_its_revision_alone(empty_dsn: str, tmp_path: Path) -> None:
     """ENV-3: what two revisions print is a whole schema, and the second one prints only what is new."""
-    last = migrate.installed_version()
+    (tmp_path / "next").mkdir()
+    following = make_next(tmp_path / "next")
+    shell = {**os.environ, "PATH": str(Path(sys.executable).parent), **following.environment}
     alembic(tmp_path, "init", "migrations")
     settings = tmp_path / "alembic.ini"
     settings.write_text(settings.read_text().replace("driver://user:pass@localhost/dbname", "postgresql+psycopg://"))
-    for number, arguments in enumerate((f"to={last - 1}", f"since={last - 1}, to={last}"), start=1):
+    for number, arguments in enumerate(("to=1", "since=1, to=2"), start=1):
         alembic(tmp_path, "revision", "--message", f"holdfast {number}", "--rev-id", str(number))
         (file,) = (tmp_path / "migrations" / "versions").glob(f"{number}_*.py")
         text = file.read_text().replace("    pass", f"    migrate_holdfast({arguments})", 1)
         file.write_text(text.replace("from alembic", f"{IMPORT}\nfrom alembic", 1))
-    both = alembic(tmp_path, "upgrade", "head", "--sql")
-    assert both.count("-- Migration ") == last
-    second = alembic(tmp_path, "upgrade", "1:2", "--sql")
+    both = run_alembic(tmp_path, shell, "upgrade", "head", "--sql")
+    assert both.count("-- Migration ") == 2
+    second = run_alembic(tmp_path, shell, "upgrade", "1:2", "--sql")
     assert second.count("-- Migration ") == 1 and "FUNCTION core.schedule_publish" in second
     connection = await asyncpg.connect(empty_dsn)
     await connection.execute(both)
     await connection.close()
-    assert (await migrate.state(empty_dsn)).up_to_date
+    assert (await migrate.state(empty_dsn, source=following.sql)).up_to_date
 
 
 async def test_the_address_may_be_given(empty_dsn: str, tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from chaos.releases import NextRelease, make_next
 from holdfast.errors import ConfigurationError
 from holdfast.postgres import migrate
 from holdfast.postgres.addresses import django_address
-from holdfast.postgres.schema.release import load
 from tests.adoption.test_frameworks import FOLDER, saved
 
 pytestmark = [pytest.mark.adoption, pytest.mark.newest_postgres]
@@ -357,19 +357,18 @@ async def test_a_later_release_comes_before_the_migrations_of_the_project(empty_
     saved(FOLDER / "django.md", tmp_path)
     manage(tmp_path, empty_dsn, "makemigrations", "orders")
     (tmp_path / "orders" / "migrations" / "0002_publish.py").write_text(PUBLISHING)
-    release = tmp_path / "release"
-    (release / "migrations").mkdir(parents=True)
-    for each in load().migrations[:18]:
-        (release / "migrations" / f"{each.version:04d}_{each.name}.sql").write_text(each.sql)
-    (release / "grants.sql").write_text("")
-    await migrate.apply(empty_dsn, source=release)
-    earlier = (await migrate.state(empty_dsn)).pending
-    assert earlier
-    manage(tmp_path, empty_dsn, "migrate", "--fake", "holdfast")
-    manage(tmp_path, empty_dsn, "migrate", "--fake", "orders", "0001")
-    assert (await migrate.state(empty_dsn)).pending == earlier
-    manage(tmp_path, empty_dsn, "migrate", "orders")
-    assert not (await migrate.state(empty_dsn)).pending
+    await migrate.apply(empty_dsn)
+    (tmp_path / "next").mkdir()
+    following = make_next(tmp_path / "next")
+
+    async def pending() -> list[str]:
+        return [each.name for each in (await migrate.state(empty_dsn, source=following.sql)).pending]
+
+    manage(tmp_path, empty_dsn, "migrate", "--fake", "holdfast", release=following)
+    manage(tmp_path, empty_dsn, "migrate", "--fake", "orders", "0001", release=following)
+    assert await pending() == ["next"]
+    manage(tmp_path, empty_dsn, "migrate", "orders", release=following)
+    assert await pending() == []
 
 
 def test_a_database_that_no_address_can_name_is_refused() -> None:
@@ -447,11 +446,11 @@ def test_the_migration_is_nothing_backwards(empty_dsn: str, tmp_path: Path) -> N
     manage(tmp_path, empty_dsn, "migrate", "holdfast")
 
 
-def manage(folder: Path, dsn: str, *arguments: str) -> str:
+def manage(folder: Path, dsn: str, *arguments: str, release: NextRelease | None = None) -> str:
     run = subprocess.run(
         [sys.executable, "manage.py", *arguments],
         cwd=folder,
-        env={**os.environ, "HOLDFAST_DSN": dsn},
+        env={**os.environ, "HOLDFAST_DSN": dsn, **(release.environment if release else {})},
         capture_output=True,
         text=True,
         timeout=100,

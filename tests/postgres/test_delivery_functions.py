@@ -62,7 +62,7 @@ async def test_a_claim_leases_the_row_and_counts_the_attempt(outbox: Outbox) -> 
     assert timedelta(seconds=29) < left <= timedelta(seconds=30)
     same = set(claimed.keys()) & set(row.keys())
     assert {name: claimed[name] for name in same} == {name: row[name] for name in same}
-    assert (claimed["failing_for"], claimed["handled"], claimed["expired"], claimed["stopped"]) == (
+    assert (claimed["failing_for"], claimed["handled"], claimed["expired"], claimed["cancelled"]) == (
         None,
         False,
         None,

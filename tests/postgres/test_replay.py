@@ -37,7 +37,7 @@ async def settled(notifications: list[tuple[str, str]], count: int) -> list[tupl
     async with asyncio.timeout(5):
         while len(notifications) < count:  # noqa: ASYNC110 - the list is filled by asyncpg
             await asyncio.sleep(0.005)
-    return [each for each in notifications if each[1].startswith(("rescan", "stop"))]
+    return [each for each in notifications if each[1].startswith(("rescan", "cancel"))]
 
 
 async def in_state(outbox: Outbox, state: str) -> UUID:
@@ -306,7 +306,7 @@ async def test_an_event_inside_a_transactional_handler_is_cancelled_by_its_worke
     await transaction.rollback()
     await outbox.expire_lease(held.id)
     [claimed] = await outbox.claim(token=NOBODY)
-    assert (claimed["id"], claimed["stopped"]) == (held.id, True)
+    assert (claimed["id"], claimed["cancelled"]) == (held.id, True)
     assert await outbox.fail(InFlight(held.id, NOBODY), reason="cancelled", error="cancelled") == []
     assert await outbox.value("SELECT count(*) FROM core.cancel_requests") == 0
     row = await outbox.row(held.id)
@@ -322,7 +322,7 @@ async def test_a_handler_that_commits_first_can_no_longer_be_cancelled(outbox: O
     assert await outbox.states(held.id) == ["delivered"]
     assert await other.cancel_event(held.id) == 0
     await outbox.insert()
-    assert [row["stopped"] for row in await outbox.claim()] == [False]
+    assert [row["cancelled"] for row in await outbox.claim()] == [False]
 
 
 async def test_a_request_to_cancel_survives_a_settle_that_came_too_late(outbox: Outbox, other: Outbox) -> None:
@@ -338,7 +338,7 @@ async def test_a_request_to_cancel_survives_a_settle_that_came_too_late(outbox: 
     assert await outbox.fail(bystander, stale, reason="cancelled") == [stale.id]
     await transaction.rollback()
     await outbox.expire_lease(stale.id)
-    assert [row["stopped"] for row in await outbox.claim()] == [True]
+    assert [row["cancelled"] for row in await outbox.claim()] == [True]
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["before the failure is settled", "while it is being settled"])
@@ -358,7 +358,7 @@ async def test_a_replay_is_not_cancelled_by_the_request_of_an_earlier_cycle(
         assert await outbox.cancel_event(held.id) == 1
     await transaction.commit()
     assert await outbox.replay(held.id) == 1
-    assert [row["stopped"] for row in await outbox.claim(Lane(HANDLER))] == [False]
+    assert [row["cancelled"] for row in await outbox.claim(Lane(HANDLER))] == [False]
 
 
 @pytest.mark.parametrize("state", ["delivered", "failed", "cancelled", "expired", "discarded", "missing"])

@@ -438,7 +438,7 @@ async def test_workers_and_operators_need_no_other_right(conn: asyncpg.Connectio
     assert await conn.fetchval("SELECT core.schedule_trigger($1, 'me')", NAME)
     assert await conn.fetchval("SELECT after FROM core.schedule_change_state($1, 'pause', 'me')", NAME)
     assert await conn.fetchval("SELECT core.schedule_remove($1, 'me')", NAME) == "declared"
-    for denied in ("DELETE FROM core.schedules", "SELECT core.schedule_publish('a.b', '{}', '{}', '{}', 0)"):
+    for denied in ("DELETE FROM core.schedules", "SELECT core.schedule_publish('a.b', '{}', '{}', '{}', 0, NULL)"):
         with pytest.raises(asyncpg.InsufficientPrivilegeError):
             await conn.execute(denied)
     await conn.execute("RESET ROLE")

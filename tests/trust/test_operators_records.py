@@ -69,16 +69,3 @@ async def test_an_operator_that_is_a_producer_too_may_write_them(
     """SEC-1: a small installation has one login for all."""
     postgres_server.admin().execute(f"GRANT {PRODUCER} TO {logins.names[OPERATOR]}")
     assert await begin(logins, OPERATOR, "http:alice") is None
-
-
-async def test_a_record_of_the_last_release_is_found_after_an_upgrade(conn: asyncpg.Connection) -> None:
-    """SEC-1, IDM-2: of an owner with a space, by the hash of the same request, if it is as old as the upgrade."""
-    hashed = "0" * 64
-    assert await conn.fetchval(BEGIN, f"http:{hashed} POST /orders", "old") is None
-    new = f"http-sha256:{hashed} POST /orders"
-    assert "unfinished" in await conn.fetchval(BEGIN, new, "old")
-    other = BEGIN.replace("{h}", "{another}")
-    assert await conn.fetchval(other, new, "old") is None, "the request of another owner, who is called like the hash"
-    assert await conn.fetchval(BEGIN, f"http:{hashed} POST /orders", "late") is None
-    await conn.execute("UPDATE core.idempotency_records SET created_at = now() + interval '2 days' WHERE key = 'late'")
-    assert await conn.fetchval(BEGIN, new, "late") is None

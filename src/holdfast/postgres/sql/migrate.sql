@@ -36,7 +36,7 @@ SELECT version, name, checksum, applied_at, applied_by FROM core.migrations ORDE
 
 -- name: read_contract
 SELECT c.provides, c.oldest_code, c.release, c.oldest_release, m.checksum AS baseline
-FROM core.contract c JOIN core.migrations m ON m.version = 1
+FROM core.contract c JOIN core.migrations m ON m.version OPERATOR(pg_catalog.=) 1
 
 -- name: record_migration
 -- Version 0 is not a migration: it holds the checksum of the functions, which are replaced as a whole.
