@@ -22,14 +22,13 @@ errors = terminal.console
 def main() -> int:
     options = parse()
     asked = environments.peers() if options.against == ["all"] else options.against
-    missing = make_environments(asked)
-    peers = [peer for peer in asked if peer not in missing]
-    reports = options.report or not (options.names or options.check)
-    if reports and missing:
+    left_out = make_environments(asked)
+    peers = [peer for peer in asked if peer not in left_out]
+    wanted = options.report or not (options.names or options.check)
+    if wanted and left_out:
         errors.print("[yellow]no report will be written:[/yellow] it would lose the peers that are left out")
-        reports = False
     summaries: list[dict[str, Any]] = []
-    failed = bool(missing)
+    failed = bool(left_out)
     load = os.getloadavg()[0]
     if load > (os.cpu_count() or 1) / 2:
         errors.print(f"note: the load is {load:.1f} already; what else runs on this machine will be in the figures")
@@ -47,12 +46,12 @@ def main() -> int:
                 continue
             summary |= {"postgres": server.version, "python": platform.python_version(), "cores": os.cpu_count()}
             summary["load_before"] = round(load, 2)
-            if benchmark.peers and missing:
-                summary["peers_left_out"] = missing
+            if benchmark.peers and left_out:
+                summary["peers_left_out"] = left_out
             summaries.append(summary)
             if options.json:
                 print(json.dumps(summary), flush=True)
-    if reports and summaries:
+    if wanted and summaries and not left_out:
         for path in report.write(summaries, " ".join(["./dev bench", *sys.argv[1:]])):
             errors.print(f"wrote {path.relative_to(environments.ROOT)}")
     missed = options.check and check(summaries)
@@ -97,16 +96,16 @@ def check(summaries: list[dict[str, Any]]) -> bool:
 
 
 def make_environments(peers: list[str]) -> dict[str, str]:
-    """Make what is missing, before anything is timed; return the peers that cannot take part, and why."""
-    missing: dict[str, str] = {}
+    """Make the environments of peers, before anything is timed; return the peers that are left out, and why."""
+    left_out: dict[str, str] = {}
     for peer in peers:
         try:
             with errors.status(f"environment of {peer}"):
                 environments.interpreter(peer)
         except environments.EnvironmentFailed as failure:
-            missing[peer] = str(failure)
-            errors.print(f"[yellow]left out:[/yellow] {escape(missing[peer])}", soft_wrap=True)
-    return missing
+            left_out[peer] = str(failure)
+            errors.print(f"[yellow]left out:[/yellow] {escape(left_out[peer])}", soft_wrap=True)
+    return left_out
 
 
 def measure(stock: Databases, benchmark: Benchmark, quick: bool, repeats: int, peers: list[str]) -> dict[str, Any]:

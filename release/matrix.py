@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast.installing import DISTRIBUTION
 from release.sbom import pinned
 from release.wheel import build_wheel
 
@@ -111,7 +112,7 @@ def declared(extras: list[str]) -> list[str]:
     """Return the requirements of the package and these extras: uv takes only named ones for direct requirements."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lists = [project["dependencies"], *(project["optional-dependencies"][extra] for extra in extras)]
-    return sorted({each for wanted in lists for each in wanted if not each.startswith("holdfast-outbox[")})
+    return sorted({each for wanted in lists for each in wanted if not each.startswith(f"{DISTRIBUTION}[")})
 
 
 def make_environment(folder: Path, wheel: Path, combination: Combination) -> Path:

@@ -19,7 +19,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from holdfast.installing import DISTRIBUTION, installed_version
+from holdfast.installing import DISTRIBUTION, package_version
 
 ROOT = Path(__file__).parents[1]
 _PINNED = re.compile(r"^(?P<name>[A-Za-z0-9._-]+)==(?P<version>[^\s;\\]+)")
@@ -77,7 +77,7 @@ def document(lock: str) -> dict[str, object]:
     """Return the bill of materials for a lock."""
     packages = pinned(lock)
     required = closure(DISTRIBUTION)
-    version = installed_version()
+    version = package_version()
     root = f"pkg:pypi/{DISTRIBUTION}@{version}"
     components = [
         {

@@ -184,7 +184,7 @@ class Outbox:
                 routes=routes,
                 handlers=[handler] * len(routes),
                 record=record,
-                outcome=None,
+                outcome="delivered" if record else "duplicate",
             )
             settled |= {each.id for each in some} - set(_ids(lost))
         return list(dict.fromkeys(each.id for each in held if each.id not in settled))

@@ -29,7 +29,8 @@ WITH kept AS (
     SELECT i, $1, 'shop', 'outbox_default', 0, $2::jsonb, i::text, 'bench.handle', 'delivered', 1, now(), now()
     FROM (SELECT core.uuid7() AS i FROM generate_series(1, $3)) ids
     RETURNING handler_name, idempotency_key)
-INSERT INTO core.event_handled (handler_name, idempotency_key) SELECT handler_name, idempotency_key FROM kept
+INSERT INTO core.event_handled (handler_name, idempotency_key, source)
+SELECT handler_name, idempotency_key, 'shop' FROM kept
 """
 # The bell has no part in the preparations.
 PREPARING = "SET session_replication_role = replica; SET synchronous_commit = off; SET work_mem = '64MB'"

@@ -11,7 +11,7 @@ from pathlib import Path
 DISTRIBUTION = "holdfast-outbox"
 
 
-def installed_version() -> str:
+def package_version() -> str:
     """Return the version of Holdfast that is installed."""
     from importlib.metadata import version  # few ask, and it is slow to import
 

@@ -200,7 +200,7 @@ WITH row AS (
     INSERT INTO core.outbox (event_type, source, payload, domain_id, handler_name, idempotency_key, status, settled_at,
                              delivered_at)
     VALUES ('order.placed', 'orders', '{}', $1, $2, $3, 'delivered', now(), now()))
-INSERT INTO core.event_handled (handler_name, idempotency_key) VALUES ($2, $3)
+INSERT INTO core.event_handled (handler_name, idempotency_key, source) VALUES ($2, $3, 'orders')
 """
 
 

@@ -126,7 +126,7 @@ async def test_inbox_decides_about_a_redelivery(dsn: str, conn: asyncpg.Connecti
         seen.append(event.event_id)
 
     identity = await publish(conn, "order.placed", idempotency_key="order-1")
-    await conn.execute("INSERT INTO core.event_handled VALUES ('billing.charge', 'order-1')")
+    await conn.execute("INSERT INTO core.event_handled VALUES ('billing.charge', 'order-1', now(), 'shop')")
     async with running(dsn, registry) as worker:
         await settled(conn, identity)
         await until(lambda: worker.counters.duplicates == 1, what="counted as a duplicate")

@@ -181,7 +181,7 @@ async def test_a_key_of_long_ago_is_found_by_what_the_inbox_remembers(kept_dsn: 
         moment = datetime.fromtimestamp(0x0190_0000_0000 / 1000, UTC) - search._SKEW
         late = await connection.fetchval("SELECT id FROM core.outbox ORDER BY id DESC OFFSET 30000 LIMIT 1")
         assert late == made(20_000)
-        await connection.execute("INSERT INTO core.event_handled VALUES ($1, 'k12', $2)", HANDLER, moment)
+        await connection.execute("INSERT INTO core.event_handled VALUES ($1, 'k12', $2, 'shop')", HANDLER, moment)
         # All rows here have the same time, so that the place which the inbox leads to is the end.
         found = await operator.events.find("k12")
         assert found.events == [] and found.next is not None
@@ -192,7 +192,7 @@ async def test_a_key_of_long_ago_is_found_by_what_the_inbox_remembers(kept_dsn: 
         await connection.execute(
             "UPDATE core.outbox SET status = 'delivered', settled_at = now() WHERE id = $1", early_id
         )
-        await connection.execute("INSERT INTO core.event_handled VALUES ($1, 'k-old', $2)", HANDLER, moment)
+        await connection.execute("INSERT INTO core.event_handled VALUES ($1, 'k-old', $2, 'shop')", HANDLER, moment)
         assert [each.id for each in (await operator.events.find("k-old")).events] == [early_id]
         await connection.execute("DELETE FROM core.outbox WHERE id = $1", early_id)
     await connection.close()

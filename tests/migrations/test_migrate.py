@@ -487,8 +487,10 @@ async def test_a_lost_contract_is_put_back(empty_dsn: str, make_source: MakeSour
     await execute(empty_dsn, loss)
     connection = await asyncpg.connect(empty_dsn)
     try:
-        with pytest.raises(SchemaMismatch, match=r"run holdfast migrate apply$"):
+        with pytest.raises(SchemaMismatch, match=r"core, which records no contract.*run holdfast migrate apply$"):
             await migrate.require_compatible(connection, source=source)
+        with pytest.raises(SchemaMismatch, match="another migration 0001"):
+            await migrate.apply(empty_dsn)
         assert await migrate.apply(empty_dsn, source=source) == []
         await migrate.require_compatible(connection, source=source)
     finally:

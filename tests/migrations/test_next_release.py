@@ -13,9 +13,11 @@ import asyncpg
 import pytest
 
 from chaos.releases import NextRelease, make_next
-from holdfast import Operator
+from holdfast import EventEnvelope, HandlerRegistry, Operator, Worker
+from holdfast.errors import SchemaMismatch
 from holdfast.postgres import migrate
 from tests.logins import RUNTIME, Logins
+from tests.migrations.conftest import FIRST, MakeSource
 from tests.servers import SessionServer
 
 pytestmark = [pytest.mark.adoption]
@@ -185,3 +187,18 @@ async def test_this_code_starts_with_the_next_schema(
     assert await conn.fetchval("SELECT count(*) FROM core.failed") == 3
     async with Operator(dsn, actor="ada") as operator:
         assert (await operator.status()).pending > 0
+
+
+async def test_nobody_works_with_another_baseline(empty_dsn: str, make_source: MakeSource) -> None:
+    """A worker does not start and an operator's verb does nothing, and both say what to do. (OPS-6)"""
+    await migrate.apply(empty_dsn, source=make_source(FIRST))
+    registry = HandlerRegistry()
+
+    @registry.handler("order.placed", name="billing.charge_card")
+    async def charge_card(event: EventEnvelope) -> None: ...
+
+    with pytest.raises(SchemaMismatch, match=r"another migration 0001.*holdfast uninstall and holdfast migrate apply"):
+        await Worker(empty_dsn, registry).drain()
+    async with Operator(empty_dsn, actor="ada") as operator:
+        with pytest.raises(SchemaMismatch, match="another migration 0001"):
+            await operator.status()

@@ -21,7 +21,7 @@ DELIVERY = """
 INSERT INTO core.outbox (id, origin_id, event_type, source, payload, idempotency_key, handler_name, status, attempts,
                          last_error, error_signature, failure_reason, first_failed_at, failed_at, settled_at,
                          delivered_at)
-SELECT core.sibling_id($1, $2), $1, 'order.placed', 'shop', '{"n": 1}', $1::text, $2, $3, 5,
+SELECT core.sibling_id($1, $2, core.secret()), $1, 'order.placed', 'shop', '{"n": 1}', $1::text, $2, $3, 5,
        e.error, e.signature, CASE WHEN $3 = 'failed' THEN 'retry_terminal' END, e.failed, e.failed,
        CASE WHEN $3 <> 'pending' THEN now() END, CASE WHEN $3 = 'delivered' THEN now() END
 FROM (SELECT CASE WHEN $3 = 'failed' THEN 'ValueError: no price' END AS error,

@@ -524,7 +524,7 @@ def test_an_event_whose_deliveries_were_replayed_is_no_mistake(
         [event],
     )
     db.execute("SELECT core.subscribe('billing', %s, '{order.placed}')", [HANDLER])
-    named = "UPDATE core.outbox SET origin_id = %s, id = core.sibling_id(%s, handler_name) WHERE id = %s"
+    named = "UPDATE core.outbox SET origin_id = %s, id = core.sibling_id(%s, handler_name, core.secret()) WHERE id = %s"
     db.execute(named, [event, event, delivery])
     assert holdfast("failed", "replay", event)[0] == 0
     code, out, _ = holdfast("failed", "replay", event)

@@ -78,7 +78,8 @@ async def test_a_preview_says_what_would_happen(conn: asyncpg.Connection, operat
     ids = await fail_with(conn, [CAUSES[n % 2](n) for n in range(10_000)])
     others = await fail(conn, 30, handler="mail.thank", generation=3)
     await conn.execute(
-        "INSERT INTO core.event_handled (handler_name, idempotency_key) SELECT $1, unnest($2::uuid[])::text",
+        """INSERT INTO core.event_handled (handler_name, idempotency_key, source)
+           SELECT $1, unnest($2::uuid[])::text, 'shop'""",
         HANDLER, ids[:40],
     )  # fmt: skip
     await conn.execute("UPDATE core.outbox SET created_at = now() - interval '90 days' WHERE id = ANY ($1)", others[:5])

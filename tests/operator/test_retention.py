@@ -266,7 +266,9 @@ async def test_the_inbox_forgets_last(conn: asyncpg.Connection) -> None:
     """OBX-5: 60 + 7 days, with nothing in between: until it is gone it counts."""
     for days in (66.9, 67.1, 0):
         await conn.execute(
-            "INSERT INTO core.event_handled VALUES ($1, 'k', now() - $2 * interval '24 hours')", f"h.{days}", days
+            "INSERT INTO core.event_handled VALUES ($1, 'k', now() - $2 * interval '24 hours', 'shop')",
+            f"h.{days}",
+            days,
         )
     assert swept(await sweep(conn)) == {"inbox": 1}
     left = {each["handler_name"] for each in await conn.fetch("SELECT handler_name FROM core.event_handled")}
@@ -279,7 +281,7 @@ async def test_workers_read_the_inbox_in_parts(conn: asyncpg.Connection, monkeyp
     monkeypatch.setattr(holdfast.postgres.retention, "_PASSES_A_DAY", 3)
     await conn.execute(
         """INSERT INTO core.event_handled SELECT 'a.b', lpad(n::text, 100, '0'), now() - CASE n % 2
-               WHEN 0 THEN interval '68 days' ELSE interval '66 days' END FROM generate_series(1, 3000) n"""
+               WHEN 0 THEN interval '68 days' ELSE interval '66 days' END, 's' FROM generate_series(1, 3000) n"""
     )
     size = await conn.fetchval("SELECT pg_relation_size('core.event_handled') / 8192")
     assert size > 30
@@ -300,7 +302,7 @@ async def test_an_inbox_larger_than_a_batch(conn: asyncpg.Connection) -> None:
     """OBX-5, E7: nothing is passed over when a batch ends in the middle of a page."""
     await conn.execute(
         """INSERT INTO core.event_handled
-           SELECT 'a.b', n::text, now() - interval '68 days' FROM generate_series(1, 12000) n"""
+           SELECT 'a.b', n::text, now() - interval '68 days', 'shop' FROM generate_series(1, 12000) n"""
     )
     batches = await sweep(conn)
     assert swept(batches) == {"inbox": 12_000}
@@ -422,7 +424,9 @@ async def test_a_sweep_does_not_read_what_has_to_stay(conn: asyncpg.Connection) 
                SELECT id FROM core.outbox WHERE deleted_at IS NOT NULL AND status = 'failed' LIMIT 5000)"""
     )
     await archived(conn, 30, 10_000)
-    await conn.execute("INSERT INTO core.event_handled SELECT 'a.b', n::text, now() FROM generate_series(1, 10000) n")
+    await conn.execute(
+        "INSERT INTO core.event_handled SELECT 'a.b', n::text, now(), 'shop' FROM generate_series(1, 10000) n"
+    )
     for step in STEPS_WITH_ROWS:
         for content_class in ("operations", "audit"):
             looked = await pages(

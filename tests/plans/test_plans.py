@@ -152,7 +152,8 @@ async def fill(dsn: str) -> None:
         for handler in ("warehouse.pick", "warehouse.pack"):
             await connection.execute("SELECT core.subscribe('warehouse', $1, '{order.placed}')", handler)
         await connection.execute(
-            "INSERT INTO core.event_handled SELECT 'billing.charge', core.uuid7()::text FROM generate_series(1, $1)",
+            """INSERT INTO core.event_handled (handler_name, idempotency_key, source)
+               SELECT 'billing.charge', core.uuid7()::text, 'shop' FROM generate_series(1, $1)""",
             DUE,
         )
     finally:
@@ -201,10 +202,10 @@ MANY = {
     for text, kind in (("billing.charge", "text"), ("rejected", "text"), ("boom", "text"), ("1h", "interval"))
 }
 FENCED = {
-    "deliver": "core.outbox_deliver($1, $2, '{*/order.placed}', '{billing.charge}', true)",
+    "deliver": "core.outbox_deliver($1, $2, '{*/order.placed}', '{billing.charge}', true, 'delivered')",
     "retry": f"core.outbox_retry($1, $2, {MANY['billing.charge']}, {MANY['1h']}, {MANY['boom']})",
     "fail": f"core.outbox_fail($1, $2, {MANY['billing.charge']}, {MANY['rejected']}, {MANY['boom']}, {MANY['boom']})",
-    "release": f"core.outbox_release($1, $2, {MANY['1h']})",
+    "release": f"core.outbox_release($1, $2, {MANY['1h']}, {MANY['billing.charge']})",
     "extend": "core.outbox_extend($1, $2, '30 s')",
 }
 

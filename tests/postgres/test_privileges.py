@@ -76,7 +76,7 @@ SCHEMA: dict[str, set[str]] = {role: {"USAGE"} for role in RUNTIME}
 
 # Called by other functions, by triggers and by defaults; nobody has them by name.
 INTERNAL = {
-    "outbox_fill", "outbox_notify", "require_source", "outbox_retime", "sibling_id", "secret_sibling_id",
+    "outbox_fill", "outbox_notify", "require_source", "outbox_retime", "sibling_id",
     "audit_append", "audit_rows", "audit_sweep", "require_reactions",
     "audit_is_kept", "require_ids", "require_operator", "outbox_replay_rows", "plan_observe",
     "discarded_until", "require_lease", "longest_lease", "clock_advance", "clock_jumped", "is_begun",
@@ -907,11 +907,11 @@ async def test_names_that_shadow_ours_change_nothing(
         names = f"'{{{LANE}}}', '{{billing.charge_card}}'"
         forged = f"'{{{held[0][0]}}}', '{{{'1' * 32}}}'"
         assert await call(f"SELECT core.outbox_extend({fences[0]}, '1 min')") == []
-        assert len(await call(f"SELECT core.outbox_deliver({forged}, {names}, true)")) == 1
-        assert await call(f"SELECT core.outbox_deliver({fences[0]}, {names}, true)") == []
+        assert len(await call(f"SELECT core.outbox_deliver({forged}, {names}, true, 'delivered')")) == 1
+        assert await call(f"SELECT core.outbox_deliver({fences[0]}, {names}, true, 'delivered')") == []
         fail = f"SELECT core.outbox_fail({fences[1]}, '{{billing.charge_card}}', '{{rejected}}', '{{boom}}', '{{s}}')"
         assert await call(fail) == []
-        assert await call(f"SELECT core.outbox_release({fences[2]}, '{{0}}')") == []
+        assert await call(f"SELECT core.outbox_release({fences[2]}, '{{0}}', '{{billing.charge_card}}')") == []
         assert (await call(f"SELECT core.outbox_replay('{held[1][0]}', 0, 'evil')"))[0][0] == 1
         await call("SELECT core.subscribe('mail', 'mail.thank', '{order.placed}')")
         split = f"""SELECT n FROM core.outbox_split({version + 1}, 'outbox_default', 0, '{{{LANE}}}', '{{1}}', '{{9}}',

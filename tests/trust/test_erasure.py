@@ -60,7 +60,9 @@ async def test_nothing_is_left_or_it_is_named(outbox: Outbox, ann: Operator) -> 
         failed = await outbox.held(**(key | {"idempotency_key": f"{trace}-2"}))
         fence = {"ids": [failed.id], "tokens": [failed.token], "handlers": [HANDLER], "reasons": ["rejected"]}
         await outbox.call("outbox_archive", **fence, errors=[trace], signatures=["s"])
-        await outbox.connection.execute("INSERT INTO core.event_handled VALUES ($1, $2)", HANDLER, f"{trace}-2")
+        await outbox.connection.execute(
+            "INSERT INTO core.event_handled VALUES ($1, $2, now(), 'shop')", HANDLER, f"{trace}-2"
+        )
         await record(outbox, str(whose), "k", b"{}")
         await record(outbox, "tenant", f"k-{whose}", b"{}")
         await record(outbox, "tenant", f"body-{trace[-4:]}", json.dumps({"id": str(whose)}).encode())

@@ -99,7 +99,7 @@ async def test_what_is_said_of_an_unknown_event_takes_no_id_of_its_siblings(
     told = await settle(bank, envelope(event), failed=(HANDLER, OTHER))
     assert told == await settle(bank, envelope(event), failed=(HANDLER, OTHER)), "sent again, it is said once"
     assert await outbox.value("SELECT count(*) FROM core.outbox") == 2
-    secret = "SELECT core.secret_sibling_id($1, $2, core.secret())"
+    secret = "SELECT core.sibling_id($1, $2, core.secret())"
     assert not {await outbox.value(secret, event, name) for name in (HANDLER, OTHER)} & set(told)
     await outbox.insert(id=event)
     handled: list[tuple[str, str]] = []
@@ -122,7 +122,7 @@ async def test_a_taken_id_takes_no_delivery(outbox: Outbox) -> None:
     """Whoever has learned the secret: the split looks at what stands under the id, and goes around it."""
     event = await outbox.insert()
     squat = """INSERT INTO core.outbox (id, origin_id, handler_name, event_type, source, payload)
-               VALUES (core.secret_sibling_id($1, $2, core.secret()), $1, $2, $3, 'bank', '{}')"""
+               VALUES (core.sibling_id($1, $2, core.secret()), $1, $2, $3, 'bank', '{}')"""
     await outbox.connection.execute(squat, event, HANDLER, EVENT)
     assert await outbox.split(LANE) == 1
     rows = await outbox.connection.fetch(
@@ -157,7 +157,7 @@ async def test_a_line_that_a_producer_names_is_no_wish_of_the_handler(outbox: Ou
             await settle(bank, envelope(uuid7(), event_type=event_type), done=(HANDLER,))
     event = envelope(uuid7(), event_type="bank.made")
     assert await settle(bank, event, done=("bank.react",)) == []
-    await outbox.connection.execute(  # as the last release has let it in
+    await outbox.connection.execute(  # written by hand
         """INSERT INTO core.subscriptions (domain_context, handler_name, event_type, retired_at)
            VALUES ('billing', $1, '*', now())""",
         HANDLER,

@@ -20,7 +20,7 @@ import holdfast
 from chaos.releases import NextRelease, make_next
 from holdfast import NewEvent, Publisher
 from holdfast.errors import SchemaMismatch
-from holdfast.installing import installed_version
+from holdfast.installing import package_version
 from holdfast.postgres import migrate
 from holdfast.postgres.schema.release import load
 from tests.acceptance.support import WorkerProcess, drained, effects, make_tables, process, until
@@ -203,4 +203,4 @@ def test_the_terms_of_this_release_are_a_window() -> None:
     assert terms.schema.oldest_code == max(1, CONTRACT - 1)
     assert terms.oldest_schema <= CONTRACT
     assert {str(number) for number in range(terms.schema.oldest_code, CONTRACT + 1)} == set(releases)
-    assert terms.schema.release == installed_version().rpartition(".")[0] + ".0"
+    assert terms.schema.release == package_version().rpartition(".")[0] + ".0"

@@ -30,7 +30,11 @@ from holdfast.operator.installation import (
 SECRET = "S3cr3tCanary"
 PENDING = Migration(2, "next", "b" * 64, "SELECT 1")
 STATE = SchemaState(
-    (AppliedMigration(1, "core", "a" * 64, datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC), "app"),), (PENDING,), 1, 2, True
+    (AppliedMigration(1, "baseline", "a" * 64, datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC), "app"),),
+    (PENDING,),
+    1,
+    2,
+    True,
 )
 
 
@@ -375,7 +379,7 @@ def test_plan_as_json(holdfast: Run, calls: list[Any]) -> None:
         "applied": [
             {
                 "version": 1,
-                "name": "core",
+                "name": "baseline",
                 "checksum": "a" * 64,
                 "applied_at": "2026-01-02T03:04:05+00:00",
                 "applied_by": "app",
@@ -388,7 +392,7 @@ def test_plan_as_json(holdfast: Run, calls: list[Any]) -> None:
 def test_plan_for_people(holdfast: Run, calls: list[Any]) -> None:
     code, out, _ = holdfast("migrate", "status", "--dsn", "postgresql://h/db")
     assert code == 0
-    for word in ("0001_core", "0002_next", "pending", "functions", "the database has version 1, the code 2"):
+    for word in ("0001_baseline", "0002_next", "pending", "functions", "the database has version 1, the code 2"):
         assert word in out
 
 

@@ -32,7 +32,8 @@ WITH done AS (
     SET status = 'delivered', delivered_at = now(), settled_at = now(), handler_name = 'bench.handle',
         lease_token = NULL, lease_expires_at = NULL
     WHERE id = ANY ($1::uuid[]) AND lease_token = $2 RETURNING idempotency_key)
-INSERT INTO core.event_handled (handler_name, idempotency_key) SELECT 'bench.handle', idempotency_key FROM done
+INSERT INTO core.event_handled (handler_name, idempotency_key, source)
+SELECT 'bench.handle', idempotency_key, 'shop' FROM done
 """
 
 # The least that keeps rows: no inbox. The rules of the table are in a trigger, which is off here.
@@ -48,7 +49,8 @@ ENTER = """
 SELECT 1 FROM core.outbox WHERE id = $1 AND lease_token = $2 AND status = 'in_flight' FOR NO KEY UPDATE
 """
 INBOX = (
-    "INSERT INTO core.event_handled (handler_name, idempotency_key) VALUES ('bench.handle', $1) ON CONFLICT DO NOTHING"
+    "INSERT INTO core.event_handled (handler_name, idempotency_key, source) VALUES ('bench.handle', $1, 'shop') "
+    "ON CONFLICT DO NOTHING"
 )
 LEAVE = """
 UPDATE core.outbox
@@ -82,7 +84,7 @@ WITH origin AS MATERIALIZED (
 sibling AS (
     INSERT INTO core.outbox (id, origin_id, handler_name, event_type, event_version, occurred_at, source, target,
                              content_class, channel, generation, payload, idempotency_key)
-    SELECT core.sibling_id(o.id, h), o.id, h, event_type, event_version, occurred_at, source, target,
+    SELECT core.sibling_id(o.id, h, ''), o.id, h, event_type, event_version, occurred_at, source, target,
            content_class, channel, generation, payload, idempotency_key
     FROM origin o CROSS JOIN unnest($2::text[]) AS h ON CONFLICT (id) DO NOTHING)
 UPDATE core.outbox SET status = 'delivered', handler_name = '*', delivered_at = now(), settled_at = now()
@@ -93,7 +95,8 @@ WITH done AS (
     UPDATE core.outbox
     SET status = 'delivered', delivered_at = now(), settled_at = now(), lease_token = NULL, lease_expires_at = NULL
     WHERE id = ANY ($1::uuid[]) AND lease_token = $2 RETURNING handler_name, idempotency_key)
-INSERT INTO core.event_handled (handler_name, idempotency_key) SELECT handler_name, idempotency_key FROM done
+INSERT INTO core.event_handled (handler_name, idempotency_key, source)
+SELECT handler_name, idempotency_key, 'shop' FROM done
 """
 
 # What a look at the state needs to know, by the same partial indexes and with the same limits.

@@ -8,7 +8,7 @@ from typing import Any, Final
 from holdfast.api.problems import MEDIA_TYPE, TITLES
 from holdfast.api.schemas import Schema, Schemas
 from holdfast.idempotency.keys import LONGEST_KEY
-from holdfast.installing import installed_version
+from holdfast.installing import package_version
 from holdfast.operator.catalogue import Verb
 
 _ERRORS: Final = (400, 401, 403, 404, 405, 409, 421, 422, 500, 503, 504)
@@ -48,7 +48,7 @@ def openapi(verbs: Iterable[Verb]) -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {
             "title": "Holdfast",
-            "version": installed_version(),
+            "version": package_version(),
             "description": "Every verb of an operator. Reads are GET, changes are POST, each with a dry run.",
         },
         "servers": [{"url": "/api/v1"}],

@@ -70,10 +70,10 @@ def options(
 
 def version() -> None:
     """Print the version of the package and of the schema it needs."""
-    from holdfast.installing import installed_version
+    from holdfast.installing import package_version
     from holdfast.operator.release import code_version
 
-    typer.echo(f"holdfast {installed_version()} (schema version {code_version()})")
+    typer.echo(f"holdfast {package_version()} (schema version {code_version()})")
 
 
 def make_app(used: Collection[str] = COMMANDS.keys()) -> typer.Typer:

@@ -13,7 +13,7 @@ from holdfast.cli import environment
 from holdfast.cli.console import RoleName, listening, until_told
 from holdfast.cli.options import Where, spread
 from holdfast.errors import ConfigurationError
-from holdfast.installing import installed_version, require_extra
+from holdfast.installing import package_version, require_extra
 from holdfast.observability.http import address_of
 
 PORT = 8425
@@ -72,11 +72,11 @@ async def _serve(
     try:
         if listen is None or tokens is None:
             user = Principal(environment.actor(actor), Role.OPERATOR if changes else Role.VIEWER)
-            await serve_stdio(create_server(tools, user, version=installed_version()))
+            await serve_stdio(create_server(tools, user, version=package_version()))
         else:
             from holdfast.access.tokens import Tokens
 
-            app = create_http(tools, Tokens(tokens), allowed_hosts=hosts, version=installed_version())
+            app = create_http(tools, Tokens(tokens), allowed_hosts=hosts, version=package_version())
             await _serve_http(app, *address_of(listen, example=PORT))
     finally:
         await operators.close()

@@ -19,7 +19,7 @@ from holdfast.console.curl import curl_of
 from holdfast.console.page import theme_of
 from holdfast.console.security import NONCE
 from holdfast.console.settings import ConsoleSettings
-from holdfast.installing import installed_version
+from holdfast.installing import package_version
 
 if TYPE_CHECKING:
     from holdfast.console.page import Call
@@ -85,7 +85,7 @@ class Templates:
             charts=charts,
             environment=settings.environment,
             plural=formatting.plural,
-            release=installed_version(),
+            release=package_version(),
             schema=schema,
             sections=tuple((title, entries) for title, entries in shown if entries),
             tabs=sorted(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.postgres.schema.contract import Contract
+from holdfast.postgres.schema.contract import Contract, read_terms
 from holdfast.postgres.schema.release import load
 
 
@@ -13,4 +13,4 @@ def code_version() -> int:
 
 def code_contract() -> Contract:
     """The contract that the code of this release is written for, and its schema provides."""
-    return load().terms.schema
+    return read_terms().schema

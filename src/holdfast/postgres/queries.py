@@ -109,11 +109,11 @@ class Queries:
 
     def script(self, path: str) -> str:
         """A whole file under `sql/`, for example `grants.sql`."""
-        return render(_sql_folder().joinpath(*path.split("/")).read_text(encoding="utf-8"), self.schema)
+        return render(sql_folder().joinpath(*path.split("/")).read_text(encoding="utf-8"), self.schema)
 
     def scripts(self, folder: str) -> list[str]:
         """Every script of a folder under `sql/`, in the order of the file names."""
-        return [self.script(f"{folder}/{name}") for name in sql_files(_sql_folder().joinpath(folder))]
+        return [self.script(f"{folder}/{name}") for name in sql_files(sql_folder().joinpath(folder))]
 
 
 # A scrape and a page of the console read with dozens of statements, each time: they are rendered once in a process.
@@ -134,7 +134,8 @@ def sql_files(folder: Traversable) -> list[str]:
     return sorted(entry.name for entry in folder.iterdir() if entry.is_file() and entry.name.endswith(".sql"))
 
 
-def _sql_folder() -> Traversable:
+def sql_folder() -> Traversable:
+    """The package's own `sql/`."""
     return files("holdfast.postgres").joinpath("sql")
 
 
@@ -146,7 +147,7 @@ def statements() -> Mapping[str, Mapping[str, str]]:
 
 def _files() -> Iterator[tuple[str, Mapping[str, Callable[[], str]]]]:
     """What makes the statements of each file. Their texts are only made for those that somebody asks for."""
-    folder, functions = _sql_folder(), _sql_folder().joinpath("functions")
+    folder, functions = sql_folder(), sql_folder().joinpath("functions")
     for name in sql_files(folder):
         yield name, _parsed(folder.joinpath(name).read_text(encoding="utf-8"))
     for name in sql_files(functions):

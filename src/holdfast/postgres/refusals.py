@@ -11,7 +11,7 @@ from holdfast.postgres.schema.contract import apply_command, read_terms
 from holdfast.retry import sqlstate_of
 
 _NOT_INSTALLED = frozenset(("3F000", "42P01"))  # no such schema, no such table
-_TOO_OLD = frozenset(("42703", "42883"))  # no such column, no such function
+_OF_ANOTHER_RELEASE = frozenset(("42703", "42883"))  # no such column, no such function
 _DENIED = "42501"
 _NO_LOGIN = "28"  # the class of a wrong password, a role that is not there or may not log in, and their like
 _NO_DATABASE = "3D000"
@@ -20,11 +20,11 @@ _OF_ANOTHER_ROLE = "belongs to another role"
 
 
 def refusal_of(error: BaseException, schema: str, doing: str = "publish into") -> HoldfastError | None:
-    """Return the error for a producer whose database lacks the schema, a newer one, or a privilege."""
+    """Return the error for a producer whose database has no schema, that of another release, or denies a privilege."""
     state = sqlstate_of(error)
     if state in _NOT_INSTALLED:
         return SchemaMismatch(f"{schema} (not installed)", read_terms().wanted, apply_command(schema))
-    if state in _TOO_OLD:
+    if state in _OF_ANOTHER_RELEASE:
         return SchemaMismatch(f"{schema} of another release", read_terms().wanted, apply_command(schema))
     if state == _DENIED and _OF_ANOTHER_ROLE not in str(error):
         return NotPermitted(

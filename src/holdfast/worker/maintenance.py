@@ -17,7 +17,7 @@ from uuid import UUID
 import asyncpg
 
 from holdfast.handlers import Handler
-from holdfast.installing import installed_version
+from holdfast.installing import package_version
 from holdfast.names import meant_type
 from holdfast.postgres.connection import ReservedConnection
 from holdfast.postgres.deliveries import Deliveries
@@ -50,7 +50,7 @@ def registration(worker: UUID, handlers: Iterable[Handler], settings: WorkerSett
         name=settings.shown_name,
         host=socket.gethostname(),
         pid=os.getpid(),
-        version=installed_version(),
+        version=package_version(),
         generation=settings.generation,
         channels=list(settings.served_channels),
         handlers=sorted(handler.name for handler in handlers),

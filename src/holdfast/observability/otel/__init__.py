@@ -16,7 +16,7 @@ from functools import lru_cache, partial
 from typing import Final, Literal, TypeVar, get_args
 from uuid import UUID
 
-from holdfast.installing import installed_version, require_extra
+from holdfast.installing import package_version, require_extra
 
 require_extra("otel", "opentelemetry", "opentelemetry.trace")
 
@@ -73,7 +73,7 @@ class OpenTelemetry:
         instance("metrics", metrics, bool, "pass True or False")
         _require_provider("tracer_provider", tracer_provider, "get_tracer")
         _require_provider("meter_provider", meter_provider, "get_meter")
-        self._tracer = trace.get_tracer("holdfast", installed_version(), tracer_provider, SCHEMA)
+        self._tracer = trace.get_tracer("holdfast", package_version(), tracer_provider, SCHEMA)
         self._measures = metrics
         self._meter_provider = meter_provider
         self._given = tracer_provider is not None

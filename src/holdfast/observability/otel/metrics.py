@@ -18,7 +18,7 @@ from opentelemetry.metrics import CallbackOptions, Observation
 
 from holdfast.context import current_database
 from holdfast.handler_tally import HandlerTally
-from holdfast.installing import installed_version
+from holdfast.installing import package_version
 from holdfast.tracing import Attempt, TallyReader
 
 SCHEMA: Final = "https://opentelemetry.io/schemas/1.44.0"
@@ -47,7 +47,7 @@ class Meter:
     """The instruments of one provider. An SDK has each of them once, whoever asks for it."""
 
     def __init__(self, provider: metrics.MeterProvider) -> None:
-        meter = metrics.get_meter("holdfast", installed_version(), provider, SCHEMA)
+        meter = metrics.get_meter("holdfast", package_version(), provider, SCHEMA)
         self._processed = meter.create_histogram(
             "messaging.process.duration",
             "s",

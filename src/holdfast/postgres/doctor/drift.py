@@ -169,7 +169,7 @@ async def other_release(examination: Examination) -> tuple[str, str] | None:
     """Why this release may not find what it looks for: the schema is of another one; and what would help."""
     release, ledger = examination.expected.release, await _ledger_if_readable(examination)
     version, applied = release.version, max(ledger, default=0)
-    if ledger.get(1, release.migrations[0].checksum) != release.migrations[0].checksum:
+    if ledger.get(1, release.terms.schema.baseline) != release.terms.schema.baseline:
         return "another migration 0001 has made the schema", baseline_remedy(examination.schema)
     if applied in (0, version):
         return None

@@ -11,13 +11,12 @@ from __future__ import annotations
 import hashlib
 import tomllib
 from dataclasses import dataclass
-from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Any
 
 from holdfast.errors import SchemaMismatch
 from holdfast.installing import release_remedy
-from holdfast.postgres.queries import Queries, sql_files
+from holdfast.postgres.queries import Queries, sql_files, sql_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +60,16 @@ class Terms:
         """Raise SchemaMismatch, with both sides and the remedy, unless the ranges meet; None: not installed."""
         if found is None:
             raise SchemaMismatch(f"{schema} (not installed)", self.wanted, apply_command(schema))
-        self.require_baseline(schema, found)
+        self.require_baseline(schema, found.baseline)
         if not self.sufficed_by(found):
             raise SchemaMismatch(f"{schema} of {found}", self.wanted, apply_command(schema))
         if not self.served_by(found):
             described = f"{schema} of {found}, which serves {found.served}"
             raise SchemaMismatch(described, self.wanted, release_remedy(found.oldest_release))
 
-    def require_baseline(self, schema: str, found: Contract) -> None:
-        """Raise SchemaMismatch unless the same migration 0001 has made the schema that was found."""
-        if found.baseline != self.schema.baseline:
+    def require_baseline(self, schema: str, found: str) -> None:
+        """Raise SchemaMismatch unless the migration 0001 with this checksum is the one of this release."""
+        if found != self.schema.baseline:
             raise SchemaMismatch(f"{schema} with another migration 0001", "its own", baseline_remedy(schema))
 
     @property
@@ -82,18 +81,13 @@ class Terms:
 
 def read_terms(source: Traversable | None = None) -> Terms:
     """The terms in `contract.toml` of a folder laid out like `sql/`, by default the package's own."""
-    folder = source if source is not None else own_folder()
+    folder = source if source is not None else sql_folder()
     text = tomllib.loads(text_of(folder.joinpath("contract.toml")))
     provides, oldest, releases = text["provides"], text["oldest_code"], text["releases"]
     migrations = folder.joinpath("migrations")
     baseline = checksum_of(text_of(migrations.joinpath(sql_files(migrations)[0])))
     schema = Contract(provides, oldest, releases[str(provides)], releases[str(oldest)], baseline)
     return Terms(schema, text["oldest_schema"])
-
-
-def own_folder() -> Traversable:
-    """The package's own `sql/`."""
-    return files("holdfast.postgres").joinpath("sql")
 
 
 def text_of(file: Traversable) -> str:

@@ -17,9 +17,10 @@ from typing import Any, Literal
 
 import asyncpg
 
+from holdfast.errors import SchemaMismatch
 from holdfast.postgres.queries import Queries, render, split
 from holdfast.postgres.schema.concurrent_index import statements_for
-from holdfast.postgres.schema.contract import Contract, read_contract, read_terms
+from holdfast.postgres.schema.contract import Contract, apply_command, read_contract, read_terms
 from holdfast.postgres.schema.ddl import (
     MigrationRefused,
     change,
@@ -179,6 +180,8 @@ async def require_compatible(
             f"GRANT holdfast_{role} TO {facts.login}",
         )
     found = await read_contract(connection, queries, recorded=facts.has_contract) if facts.has_ledger else None
+    if facts.has_ledger and found is None:
+        raise SchemaMismatch(f"{schema}, which records no contract", terms.wanted, apply_command(schema))
     terms.require(schema, found)
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from importlib.resources.abc import Traversable
 
 from holdfast.errors import MigrationError
-from holdfast.postgres.queries import sql_files
-from holdfast.postgres.schema.contract import Terms, checksum_of, own_folder, read_terms, text_of
+from holdfast.postgres.queries import sql_files, sql_folder
+from holdfast.postgres.schema.contract import Terms, checksum_of, read_terms, text_of
 
 _FILE_NAME = re.compile(r"(\d{4})_([a-z0-9_]+)\.sql")
 _NO_TRANSACTION = re.compile(r"\A(?:[ \t]*(?:--[^\n]*)?\n)*?-- holdfast: no-transaction[ \t]*$", re.MULTILINE)
@@ -54,7 +54,7 @@ class Release:
 
 def load(source: Traversable | None = None) -> Release:
     """Read a release from a folder laid out like `sql/`, by default the package's own."""
-    folder = source if source is not None else own_folder()
+    folder = source if source is not None else sql_folder()
     migrations = tuple(_read_migrations(folder.joinpath("migrations")))
     functions = folder.joinpath("functions")
     grants = folder.joinpath("grants.sql")

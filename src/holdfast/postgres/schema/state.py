@@ -60,10 +60,8 @@ async def compare(connection: Any, queries: Queries, release: Release, trust: Tr
     lines = [AppliedMigration(**dict(row)) for row in rows]
     applied = tuple(line for line in lines if line.version > 0)
     functions = next((line.checksum for line in lines if line.version == 0), None)
-    terms = release.terms
-    if contract is not None:
-        terms.require_baseline(queries.schema, contract)
     _require_same_history(queries.schema, release, applied)
+    terms = release.terms
     newer = contract is not None and (len(applied) > release.version or contract.provides > terms.schema.provides)
     if newer:
         terms.require(queries.schema, contract)
@@ -98,6 +96,8 @@ def _require_same_history(schema: str, release: Release, applied: tuple[AppliedM
                 "restore the table from a backup, or apply the missing file by hand and insert its line",
             )
     for line, migration in zip(applied, release.migrations, strict=False):
+        if line.version == 1:
+            release.terms.require_baseline(schema, line.checksum)
         if line.checksum != migration.checksum:
             raise MigrationRefused(
                 f"the migration {migration} is not the text that was applied on {line.applied_at:%Y-%m-%d}",

@@ -132,8 +132,7 @@ CROSS JOIN LATERAL (
 WHERE h.handler_name = ANY (:handlers::text[]) AND h.ordering_key = :key::text AND h.head_id <> :id::uuid
   AND (open.yes OR h.blocks AND (
            EXISTS (SELECT FROM core.outbox o WHERE o.id = h.head_id AND o.status = 'failed' AND o.deleted_at IS NULL)
-           OR EXISTS (SELECT FROM core.archive a WHERE a.original_id = h.head_id AND a.deleted_at IS NULL
-                      AND a.failure_reason NOT IN ('cancelled', 'expired'))))
+           OR EXISTS (SELECT FROM core.archive a WHERE a.original_id = h.head_id AND a.deleted_at IS NULL)))
 ORDER BY h.handler_name;
 
 -- name: list_handled

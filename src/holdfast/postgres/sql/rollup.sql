@@ -14,6 +14,7 @@ WITH handler AS MATERIALIZED (
     FROM core.rollup_counts l
     WHERE NOT l.hourly AND l.period_start >= date_trunc('minute', now(), 'UTC') - :minutes::interval
       AND (:handler::text IS NULL OR l.handler_name = :handler::text)
+      AND strpos(l.handler_name, '/') = 0  -- a route is no handler
     GROUP BY l.handler_name
     ORDER BY sum(l.delivered + l.retried + l.failed + l.duplicate) DESC, l.handler_name COLLATE "C"
     LIMIT :most::int),
@@ -49,6 +50,7 @@ SELECT date_bin(:step::interval, l.period_start, TIMESTAMPTZ '2000-01-01 00:00:0
        coalesce(sum(b[14] + b[15] + b[16] + b[17] + b[18] + b[19] + b[20] + b[21]), 0)::bigint AS longer
 FROM core.rollup_counts l CROSS JOIN LATERAL (SELECT l.outbox_buckets) AS t (b)
 WHERE NOT l.hourly AND l.period_start >= date_trunc('minute', now(), 'UTC') - :since::interval
+  AND strpos(l.handler_name, '/') = 0  -- a route is no handler
 GROUP BY 1
 ORDER BY 1;
 
@@ -59,6 +61,7 @@ WITH line AS MATERIALIZED (
            sum(l.failed)::bigint AS failed
     FROM core.rollup_counts l
     WHERE l.failed > 0 AND l.period_start >= date_trunc('hour', now(), 'UTC') - INTERVAL '23 hours'
+      AND strpos(l.handler_name, '/') = 0
     GROUP BY 1, 2)
 SELECT l.handler_name, l.start, l.failed
 FROM line l JOIN (SELECT t.handler_name FROM line t GROUP BY t.handler_name

@@ -156,8 +156,8 @@ SET search_path = pg_catalog, pg_temp SET jit = off SET enable_seqscan = off SET
 AS $$
 DECLARE
     v_secret bytea  := core.secret();
-    v_ids    uuid[] := ARRAY[p_event, core.secret_sibling_id(p_event, p_handler, v_secret),
-                             core.secret_sibling_id(p_event, p_source || '/' || p_handler, v_secret)];
+    v_ids    uuid[] := ARRAY[p_event, core.sibling_id(p_event, p_handler, v_secret),
+                             core.sibling_id(p_event, p_source || '/' || p_handler, v_secret)];
 BEGIN
     RETURN EXISTS (SELECT FROM core.outbox o
                    WHERE o.id = ANY (v_ids) AND o.handler_name = p_handler AND o.source = p_source)
@@ -181,7 +181,7 @@ DECLARE
     v_siblings uuid[];
 BEGIN
     PERFORM core.require_messages(p_handler, p_events, p_sources, p_keys);
-    v_siblings := ARRAY(SELECT core.secret_sibling_id(t.event, p_handler, v_secret)
+    v_siblings := ARRAY(SELECT core.sibling_id(t.event, p_handler, v_secret)
                         FROM unnest(p_events) WITH ORDINALITY AS t (event, n) ORDER BY t.n);
     IF NOT (v_archived
             OR EXISTS (SELECT FROM core.event_handled h
@@ -191,7 +191,7 @@ BEGIN
         RETURN array_fill('run'::text, ARRAY[cardinality(p_events)]);
     END IF;
     RETURN ARRAY(
-        SELECT CASE WHEN (SELECT h.source IS NULL OR h.source = m.source OR core.inbox_has(p_handler, m.key, m.source)
+        SELECT CASE WHEN (SELECT h.source = m.source OR core.inbox_has(p_handler, m.key, m.source)
                           FROM core.event_handled h
                           WHERE h.handler_name = p_handler AND h.idempotency_key = m.key LIMIT 1) IS TRUE
                     OR (SELECT true FROM core.outbox o
@@ -253,7 +253,7 @@ BEGIN
     IF v_first AND (EXISTS (SELECT FROM core.outbox o
                             WHERE o.id = p_event AND o.handler_name = p_handler AND o.source = p_source)
                     OR EXISTS (SELECT FROM core.outbox o
-                               WHERE o.id = core.secret_sibling_id(p_event, p_handler, (SELECT s.secret FROM core.secrets s)))
+                               WHERE o.id = core.sibling_id(p_event, p_handler, (SELECT s.secret FROM core.secrets s)))
                     OR EXISTS (SELECT FROM core.archive))
        AND core.broker_parked(p_handler, p_event, p_source) THEN
         v_first := NOT core.inbox_take_back(p_handler, p_key, p_source);
@@ -424,8 +424,8 @@ BEGIN
                 content_class text, domain_id uuid, payload jsonb, headers jsonb, idempotency_key text, trace_context text,
                 expires_at timestamptz, priority smallint, ordering_key text, fairness_key text)
             CROSS JOIN LATERAL (
-                SELECT core.secret_sibling_id(e.event_id, p_handler, v_secret) AS id,
-                       core.secret_sibling_id(e.event_id, e.source || '/' || p_handler, v_secret) AS displaced) s
+                SELECT core.sibling_id(e.event_id, p_handler, v_secret) AS id,
+                       core.sibling_id(e.event_id, e.source || '/' || p_handler, v_secret) AS displaced) s
             LEFT JOIN LATERAL (
                 SELECT o.content_class, o.created_at, o.priority, o.seq FROM core.outbox o
                 WHERE o.id = e.event_id AND o.source = e.source LIMIT 1) o ON true

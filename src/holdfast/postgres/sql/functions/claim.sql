@@ -134,7 +134,7 @@ BEGIN
         v_cancelling AND EXISTS (SELECT FROM core.cancel_requests s WHERE s.id = o.id),
         -- Nearly all are new. LIMIT keeps the planner from hashing the whole inbox for an EXISTS.
         (p_handlers[array_position(p_routes, o.route)], o.idempotency_key) IN (SELECT known.* FROM known)
-        AND coalesce((SELECT h.source IS NULL OR h.source = o.source
+        AND coalesce((SELECT h.source = o.source
                          OR core.inbox_has(h.handler_name, o.idempotency_key, o.source)
                   FROM core.event_handled h
                   WHERE h.handler_name = p_handlers[array_position(p_routes, o.route)]
@@ -225,7 +225,7 @@ BEGIN
             id, origin_id, handler_name, event_type, event_version, occurred_at, source, target, content_class, channel,
             generation, domain_id, payload, headers, idempotency_key, trace_context, created_at, available_at, expires_at,
             priority)
-        SELECT core.secret_sibling_id(o.id, o.owed_to, v_secret), o.id, o.owed_to, o.event_type, o.event_version, o.occurred_at,
+        SELECT core.sibling_id(o.id, o.owed_to, v_secret), o.id, o.owed_to, o.event_type, o.event_version, o.occurred_at,
             o.source, o.target, o.content_class, o.channel, o.generation, o.domain_id, o.payload, o.headers,
             o.idempotency_key, o.trace_context, o.created_at, o.available_at, o.expires_at, o.priority
         FROM wanted o
@@ -237,13 +237,13 @@ BEGIN
             id, origin_id, handler_name, event_type, event_version, occurred_at, source, target, content_class, channel,
             generation, domain_id, payload, headers, idempotency_key, trace_context, created_at, available_at, expires_at,
             priority)
-        SELECT core.secret_sibling_id(o.id, o.source || '/' || o.owed_to, v_secret), o.id, o.owed_to, o.event_type,
+        SELECT core.sibling_id(o.id, o.source || '/' || o.owed_to, v_secret), o.id, o.owed_to, o.event_type,
             o.event_version, o.occurred_at, o.source, o.target, o.content_class, o.channel, o.generation, o.domain_id,
             o.payload, o.headers, o.idempotency_key, o.trace_context, o.created_at, o.available_at, o.expires_at, o.priority
         FROM wanted o
         CROSS JOIN LATERAL (
             SELECT FROM core.outbox x
-            WHERE x.id = core.secret_sibling_id(o.id, o.owed_to, v_secret)
+            WHERE x.id = core.sibling_id(o.id, o.owed_to, v_secret)
               AND (x.origin_id, x.source, x.handler_name) IS DISTINCT FROM (o.id, o.source, o.owed_to)
             LIMIT 1) x
         WHERE (SELECT count(*) FROM sibling) < (SELECT count(*) FROM wanted)
@@ -266,28 +266,14 @@ BEGIN
 END
 $$;
 
--- secret_sibling_id: the origin's 48 bits of time and a hash of origin and handler, so that splitting twice is splitting
+-- sibling_id: the origin's 48 bits of time and a hash of origin and handler, so that splitting twice is splitting
 -- once and siblings sort beside their origin. The secret keeps a producer from taking the id before the split does.
-CREATE OR REPLACE FUNCTION core.secret_sibling_id(p_origin uuid, p_handler text, p_secret bytea) RETURNS uuid
+CREATE OR REPLACE FUNCTION core.sibling_id(p_origin uuid, p_handler text, p_secret bytea) RETURNS uuid
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     h text := encode(sha256(p_secret || convert_to(p_origin::text || '/' || p_handler, 'UTF8')), 'hex');
-BEGIN
-    RETURN (substr(p_origin::text, 1, 13) || '-7' || substr(h, 1, 3) || '-'
-            || substr('89ab', 1 + (get_byte(decode(substr(h, 4, 2), 'hex'), 0) & 3), 1)
-            || substr(h, 6, 3) || '-' || substr(h, 9, 12))::uuid;
-END
-$$;
-
--- sibling_id: the same without a secret, for siblings that were made before there was one.
-CREATE OR REPLACE FUNCTION core.sibling_id(p_origin uuid, p_handler text) RETURNS uuid
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path = pg_catalog, pg_temp
-AS $$
-DECLARE
-    h text := md5(p_origin::text || '/' || p_handler);
 BEGIN
     RETURN (substr(p_origin::text, 1, 13) || '-7' || substr(h, 1, 3) || '-'
             || substr('89ab', 1 + (get_byte(decode(substr(h, 4, 2), 'hex'), 0) & 3), 1)

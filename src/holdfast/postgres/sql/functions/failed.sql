@@ -314,9 +314,8 @@ BEGIN
     SELECT o.id
     FROM (SELECT v_origin AS id
           UNION SELECT p_id
-          UNION SELECT unnest(ARRAY[core.secret_sibling_id(v_origin, s.handler_name, v_secret),
-                                    core.sibling_id(v_origin, s.handler_name)]
-                              || ARRAY(SELECT core.secret_sibling_id(v_origin, source || '/' || s.handler_name, v_secret)
+          UNION SELECT unnest(core.sibling_id(v_origin, s.handler_name, v_secret)
+                              || ARRAY(SELECT core.sibling_id(v_origin, source || '/' || s.handler_name, v_secret)
                                        FROM unnest(v_sources) AS source))
                 FROM (SELECT DISTINCT handler_name FROM core.subscriptions) s) named
     CROSS JOIN LATERAL (SELECT o.id FROM core.outbox o
@@ -351,9 +350,8 @@ BEGIN
         SELECT n.id AS asked, o.id
         FROM named n CROSS JOIN unnest(v_handlers) AS h (name)
         CROSS JOIN LATERAL (
-            SELECT core.secret_sibling_id(n.id, h.name, v_secret) AS id
-            UNION ALL SELECT core.sibling_id(n.id, h.name)
-            UNION ALL SELECT core.secret_sibling_id(n.id, source || '/' || h.name, v_secret)
+            SELECT core.sibling_id(n.id, h.name, v_secret) AS id
+            UNION ALL SELECT core.sibling_id(n.id, source || '/' || h.name, v_secret)
                       FROM unnest(v_sources || n.source) AS source WHERE source IS NOT NULL) s
         CROSS JOIN LATERAL (SELECT o.id FROM core.outbox o WHERE o.id = s.id AND o.origin_id = n.id LIMIT 1) o
         WHERE NOT n.split),

@@ -180,7 +180,7 @@ BEGIN
             o.attempts, extract(epoch FROM now() - o.first_failed_at)::float8, o.expires_at <= now(),
             v_cancelling AND EXISTS (SELECT FROM core.cancel_requests s WHERE s.id = o.id),
             o.idempotency_key IN (SELECT known.idempotency_key FROM known)
-            AND coalesce((SELECT h.source IS NULL OR h.source = o.source
+            AND coalesce((SELECT h.source = o.source
                              OR core.inbox_has(h.handler_name, o.idempotency_key, o.source)
                       FROM core.event_handled h
                       WHERE h.handler_name = v_handler AND h.idempotency_key = o.idempotency_key LIMIT 1), false),

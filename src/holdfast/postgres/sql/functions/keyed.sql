@@ -259,10 +259,10 @@ BEGIN
         -- Where a row of another event has the id, the sibling gets one that such a row cannot have.
         SELECT w.*, CASE WHEN EXISTS (
                    SELECT FROM core.outbox x
-                   WHERE x.id = core.secret_sibling_id(w.id, w.owed_to, v_secret)
+                   WHERE x.id = core.sibling_id(w.id, w.owed_to, v_secret)
                      AND (x.origin_id, x.source, x.handler_name) IS DISTINCT FROM (w.id, w.source, w.owed_to))
-               THEN core.secret_sibling_id(w.id, w.source || '/' || w.owed_to, v_secret)
-               ELSE core.secret_sibling_id(w.id, w.owed_to, v_secret) END AS sibling
+               THEN core.sibling_id(w.id, w.source || '/' || w.owed_to, v_secret)
+               ELSE core.sibling_id(w.id, w.owed_to, v_secret) END AS sibling
         FROM wanted w),
     sibling AS (
         INSERT INTO core.outbox (

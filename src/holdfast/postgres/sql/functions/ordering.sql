@@ -17,7 +17,7 @@ AS $$
 BEGIN
     RETURN EXISTS (SELECT FROM core.outbox o WHERE o.id = p_id AND o.status = 'failed' AND o.deleted_at IS NULL)
         OR EXISTS (SELECT FROM core.archive a
-                   WHERE a.original_id = p_id AND a.deleted_at IS NULL AND a.failure_reason NOT IN ('cancelled', 'expired'));
+                   WHERE a.original_id = p_id AND a.deleted_at IS NULL);
 END
 $$;
 
@@ -233,7 +233,7 @@ BEGIN
             o.attempts, extract(epoch FROM now() - o.first_failed_at)::float8, o.expires_at <= now(),
             v_cancelling AND EXISTS (SELECT FROM core.cancel_requests s WHERE s.id = o.id),
             o.idempotency_key IN (SELECT known.idempotency_key FROM known)
-            AND coalesce((SELECT h.source IS NULL OR h.source = o.source
+            AND coalesce((SELECT h.source = o.source
                              OR core.inbox_has(h.handler_name, o.idempotency_key, o.source)
                       FROM core.event_handled h
                       WHERE h.handler_name = v_handler AND h.idempotency_key = o.idempotency_key LIMIT 1), false),
@@ -365,8 +365,7 @@ BEGIN
                    a.failed_at, a.failure_reason, a.last_exception, true
             FROM core.ordering_heads h
             CROSS JOIN LATERAL (SELECT a.* FROM core.archive a WHERE a.original_id = h.head_id
-                                AND a.deleted_at IS NULL AND a.failure_reason NOT IN ('cancelled', 'expired')
-                                ORDER BY a.id DESC LIMIT 1) a
+                                AND a.deleted_at IS NULL ORDER BY a.id DESC LIMIT 1) a
             WHERE h.blocks
               AND h.handler_name = coalesce(p_handler, h.handler_name) AND h.ordering_key = coalesce(p_key, h.ordering_key)) b
         ORDER BY b.failed_at, b.handler_name, b.ordering_key LIMIT p_most),

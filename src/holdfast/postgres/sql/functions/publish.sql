@@ -148,7 +148,7 @@ BEGIN
     ELSIF p_row.origin_id IS NULL AND p_row.attempts = 0 AND (CASE current_setting('server_encoding') WHEN 'UTF8' THEN
               (p_row.event_type IS NFC NORMALIZED AND p_row.source IS NFC NORMALIZED
                AND coalesce(p_row.target, '') IS NFC NORMALIZED) IS FALSE END) THEN
-        -- Not of siblings, nor of what comes back from the archive: it may have been written before this was asked.
+        -- Siblings, and what comes back from the archive, have been asked when the event was published.
         RAISE EXCEPTION 'event_type, source and target must be in the Unicode form NFC'
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Write them as normalize(name, NFC) returns them.';
     ELSIF p_row.channel ~ c_unseen THEN
@@ -222,8 +222,8 @@ $$;
 
 -- outbox_source: a source that has a role in core.sources is written to by that role alone, by a plain INSERT as well, and its
 -- keys are apart from those of others. What functions insert, as the owner, they have asked about already.
--- Every name is qualified instead of pinning the search_path, which would cost more than the rest. Where no source has an
--- owner, the table has no pages, and asking for its size is all that an insert pays.
+-- Every name is qualified instead of pinning the search_path, which would cost more than the rest. Until a source has an
+-- owner the trigger is disabled, and an insert pays nothing.
 CREATE OR REPLACE FUNCTION core.outbox_source()
 RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER

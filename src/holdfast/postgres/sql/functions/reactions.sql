@@ -64,7 +64,7 @@ BEGIN
         SELECT t.handler FROM unnest(p_handlers) AS t (handler)
         WHERE NOT EXISTS (SELECT FROM core.event_handled h
                           WHERE h.handler_name = t.handler AND h.idempotency_key = p_key
-                            AND (h.source IS NULL OR h.source = p_source OR core.inbox_has(t.handler, p_key, p_source))));
+                            AND (h.source = p_source OR core.inbox_has(t.handler, p_key, p_source))));
 END
 $$;
 
@@ -159,8 +159,8 @@ BEGIN
     v_ids := ARRAY(SELECT CASE WHEN v_known OR EXISTS (SELECT FROM core.outbox x
                                                        WHERE x.id = t.id AND x.origin_id = v_id AND x.source = v_source)
                                THEN t.id
-                               ELSE core.secret_sibling_id(v_id, v_source || '/' || t.handler, v_secret) END
-                   FROM (SELECT t.n, t.handler, core.secret_sibling_id(v_id, t.handler, v_secret) AS id
+                               ELSE core.sibling_id(v_id, v_source || '/' || t.handler, v_secret) END
+                   FROM (SELECT t.n, t.handler, core.sibling_id(v_id, t.handler, v_secret) AS id
                          FROM unnest(p_failed) WITH ORDINALITY AS t (handler, n)) t ORDER BY t.n);
 
     -- For an event that retention has removed by now the inbox row would never be read.
@@ -199,8 +199,6 @@ BEGIN
         event_type text, event_version int, occurred_at timestamptz, target text, domain_id uuid, payload jsonb,
         headers jsonb, idempotency_key text, trace_context text)
     LEFT JOIN core.outbox o ON o.id = v_id AND o.source = v_source
-    -- Nor one that stands already under the id of before there was a secret.
-    WHERE NOT EXISTS (SELECT FROM core.outbox x WHERE x.id = core.sibling_id(v_id, t.handler) AND x.origin_id = v_id)
     ON CONFLICT (id) DO NOTHING;
 
     UPDATE core.outbox o

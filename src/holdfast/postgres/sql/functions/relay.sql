@@ -105,7 +105,7 @@ BEGIN
           AND (r.target IS NULL OR r.target = s.domain_context)
           -- What was sent before is not the broker's to give it.
           AND coalesce(s.via_since, s.created_at) <= r.relayed_at) s
-    WHERE (SELECT h.source IS NULL OR h.source = r.source OR core.inbox_has(s.handler_name, r.idempotency_key, r.source)
+    WHERE (SELECT h.source = r.source OR core.inbox_has(s.handler_name, r.idempotency_key, r.source)
            FROM core.event_handled h
            WHERE h.handler_name = s.handler_name AND h.idempotency_key = r.idempotency_key LIMIT 1) IS NOT TRUE
       AND NOT core.broker_parked(s.handler_name, r.event_id, r.source)
@@ -133,9 +133,9 @@ BEGIN
             ordering_key, fairness_key, seq)
         OVERRIDING SYSTEM VALUE
         SELECT CASE WHEN EXISTS (SELECT FROM core.outbox x
-                                 WHERE x.id = core.secret_sibling_id(lost.event_id, lost.handler_name, v_secret))
-                    THEN core.secret_sibling_id(lost.event_id, lost.source || '/' || lost.handler_name, v_secret)
-                    ELSE core.secret_sibling_id(lost.event_id, lost.handler_name, v_secret) END,
+                                 WHERE x.id = core.sibling_id(lost.event_id, lost.handler_name, v_secret))
+                    THEN core.sibling_id(lost.event_id, lost.source || '/' || lost.handler_name, v_secret)
+                    ELSE core.sibling_id(lost.event_id, lost.handler_name, v_secret) END,
             lost.event_id, lost.handler_name, o.event_type, o.event_version, o.occurred_at, o.source, o.target,
             o.content_class, o.channel, o.generation, o.domain_id, o.payload, o.headers, o.idempotency_key, o.trace_context,
             o.created_at, o.expires_at, o.priority, o.ordering_key, o.fairness_key, o.seq

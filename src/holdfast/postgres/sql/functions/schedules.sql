@@ -120,7 +120,8 @@ BEGIN
             event_type, occurred_at, source, target, channel, generation, payload, headers, idempotency_key, priority,
             trace_context)
         SELECT s.event_type, slot.at, s.source, s.target, core.channel_of(v_generation), v_generation, s.payload,
-               jsonb_build_object('schedule', s.name) || p_headers, 'schedule:' || s.name || ':' || slot.key, s.priority, p_trace_context
+               jsonb_build_object('schedule', s.name) || p_headers, 'schedule:' || s.name || ':' || slot.key, s.priority,
+               p_trace_context
         FROM core.schedules s CROSS JOIN unnest(p_slots, p_keys) AS slot (at, key)
         WHERE s.name = p_name
         ORDER BY slot.at

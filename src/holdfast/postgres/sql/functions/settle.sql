@@ -56,7 +56,7 @@ $$;
 -- The inbox rows are inserted plainly and, when one is there already (the same key published twice), once more around
 -- the conflict: ON CONFLICT on every insert costs a sixth of a settle.
 CREATE OR REPLACE FUNCTION core.outbox_deliver(
-    p_ids uuid[], p_tokens uuid[], p_routes text[], p_handlers text[], p_record boolean, p_outcome text DEFAULT NULL)
+    p_ids uuid[], p_tokens uuid[], p_routes text[], p_handlers text[], p_record boolean, p_outcome text)
 RETURNS SETOF uuid
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET jit = off SET plan_cache_mode = force_custom_plan
@@ -64,12 +64,11 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off S
 AS $$
 DECLARE
     settled   uuid[];
-    v_outcome text := coalesce(p_outcome, CASE WHEN p_record THEN 'delivered' ELSE 'duplicate' END);
 BEGIN
     PERFORM core.require_batch(p_ids, p_tokens, '{}');
     IF (core.is_list(p_routes) AND cardinality(p_routes) = cardinality(p_handlers) AND core.are_names(p_handlers)
         AND strpos(array_to_string(p_handlers, ''), '/') = 0
-        AND p_record IS NOT NULL AND v_outcome IN ('delivered', 'duplicate')) IS NOT TRUE THEN
+        AND p_record IS NOT NULL AND p_outcome IN ('delivered', 'duplicate')) IS NOT TRUE THEN
         PERFORM core.refuse_argument('p_handlers must name a handler for each of p_routes, p_outcome say delivered or duplicate');
     END IF;
     WITH done AS (
@@ -85,7 +84,7 @@ BEGIN
         ORDER BY d.handler_name COLLATE "C", d.idempotency_key COLLATE "C"),
     counted AS (
         INSERT INTO core.rollup_journal (handler_name, generation, outcome, n)
-        SELECT d.handler_name, d.generation, v_outcome, count(*) FROM done d GROUP BY d.handler_name, d.generation)
+        SELECT d.handler_name, d.generation, p_outcome, count(*) FROM done d GROUP BY d.handler_name, d.generation)
     SELECT array_agg(d.id) INTO settled FROM done d;
 
     IF cardinality(settled) IS DISTINCT FROM cardinality(p_ids) THEN
@@ -103,14 +102,14 @@ EXCEPTION WHEN unique_violation THEN
                 FOR NO KEY UPDATE) o
           ORDER BY o.handler COLLATE "C", o.key COLLATE "C"
           OFFSET 0) o;
-    RETURN QUERY SELECT core.outbox_deliver(p_ids, p_tokens, p_routes, p_handlers, false, v_outcome);
+    RETURN QUERY SELECT core.outbox_deliver(p_ids, p_tokens, p_routes, p_handlers, false, p_outcome);
 END
 $$;
 
 -- outbox_deliver_and_delete: outbox_deliver where the retention policies keep no delivered rows of some content class: it
 -- deletes those under the same fence, and delivers the others. Returns the ids whose lease is lost.
 CREATE OR REPLACE FUNCTION core.outbox_deliver_and_delete(
-    p_ids uuid[], p_tokens uuid[], p_routes text[], p_handlers text[], p_record boolean, p_outcome text DEFAULT NULL)
+    p_ids uuid[], p_tokens uuid[], p_routes text[], p_handlers text[], p_record boolean, p_outcome text)
 RETURNS SETOF uuid
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET jit = off SET plan_cache_mode = force_custom_plan
@@ -119,12 +118,11 @@ AS $$
 DECLARE
     v_deleted uuid[]; v_handlers text[]; v_keys text[]; v_sources text[];
     v_classes record;
-    v_outcome text := coalesce(p_outcome, CASE WHEN p_record THEN 'delivered' ELSE 'duplicate' END);
 BEGIN
     PERFORM core.require_batch(p_ids, p_tokens, '{}');
     IF (core.is_list(p_routes) AND cardinality(p_routes) = cardinality(p_handlers) AND core.are_names(p_handlers)
         AND strpos(array_to_string(p_handlers, ''), '/') = 0
-        AND p_record IS NOT NULL AND v_outcome IN ('delivered', 'duplicate')) IS NOT TRUE THEN
+        AND p_record IS NOT NULL AND p_outcome IN ('delivered', 'duplicate')) IS NOT TRUE THEN
         PERFORM core.refuse_argument('p_handlers must name a handler for each of p_routes, p_outcome say delivered or duplicate');
     END IF;
     -- Once for the batch: asked for each row, the policies take longer than all the rest.
@@ -138,7 +136,7 @@ BEGIN
                   o.idempotency_key, o.source, o.generation),
     counted AS (
         INSERT INTO core.rollup_journal (handler_name, generation, outcome, n)
-        SELECT d.handler_name, d.generation, v_outcome, count(*) FROM deleted d GROUP BY d.handler_name, d.generation),
+        SELECT d.handler_name, d.generation, p_outcome, count(*) FROM deleted d GROUP BY d.handler_name, d.generation),
     recorded AS (
         INSERT INTO core.event_handled (handler_name, idempotency_key, source)
         SELECT d.handler_name, d.idempotency_key, d.source FROM deleted d WHERE p_record
@@ -156,7 +154,7 @@ BEGIN
     END IF;
     IF cardinality(v_deleted) < cardinality(p_ids) THEN
         RETURN QUERY
-        SELECT core.outbox_deliver(array_agg(t.id), array_agg(t.token), p_routes, p_handlers, p_record, v_outcome)
+        SELECT core.outbox_deliver(array_agg(t.id), array_agg(t.token), p_routes, p_handlers, p_record, p_outcome)
         FROM unnest(p_ids, p_tokens) AS t (id, token) WHERE t.id NOT IN (SELECT unnest(v_deleted));
     END IF;
 END
@@ -200,21 +198,17 @@ END
 $$;
 
 -- outbox_release: back to pending as if the rows had not been claimed; the attempt is not counted. With a delay of zero a
--- row keeps its place in its lane; a longer delay is a snooze. p_handlers says whose they are counted as; without, their
--- routes'. Returns the ids whose lease is lost.
-CREATE OR REPLACE FUNCTION core.outbox_release(
-    p_ids uuid[], p_tokens uuid[], p_delays interval[], p_handlers text[] DEFAULT NULL)
+-- row keeps its place in its lane; a longer delay is a snooze. p_handlers says whose they are counted as. Returns the ids
+-- whose lease is lost.
+CREATE OR REPLACE FUNCTION core.outbox_release(p_ids uuid[], p_tokens uuid[], p_delays interval[], p_handlers text[])
 RETURNS SETOF uuid
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET jit = off SET plan_cache_mode = force_custom_plan
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 BEGIN
-    PERFORM core.require_batch(p_ids, p_tokens, ARRAY[cardinality(p_delays),
-                                                      coalesce(cardinality(p_handlers), cardinality(p_ids))]);
-    IF p_handlers IS NOT NULL THEN
-        PERFORM core.require_failures(p_handlers, '{}');
-    END IF;
+    PERFORM core.require_batch(p_ids, p_tokens, ARRAY[cardinality(p_delays), cardinality(p_handlers)]);
+    PERFORM core.require_failures(p_handlers, '{}');
     PERFORM core.require_delays(p_delays);
     RETURN QUERY
     WITH mine AS MATERIALIZED (
@@ -232,7 +226,7 @@ BEGIN
             claimed_by = CASE WHEN mine.delay > interval '0' THEN o.claimed_by END,
             lease_token = NULL, lease_expires_at = NULL
         FROM mine WHERE o.id = mine.id
-        RETURNING o.id, o.channel, mine.delay, o.attempts, o.generation, coalesce(mine.handler, o.route) AS handler),
+        RETURNING o.id, o.channel, mine.delay, o.attempts, o.generation, mine.handler),
     counted AS (
         INSERT INTO core.rollup_journal (handler_name, generation, outcome, n)
         SELECT d.handler, d.generation, CASE WHEN d.delay > interval '0' THEN 'snoozed' ELSE 'released' END, count(*)

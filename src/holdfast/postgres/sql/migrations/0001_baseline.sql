@@ -1,8 +1,9 @@
 -- The outbox and what stands around it: types, tables, indexes, triggers and views. The functions that work on them
 -- are in ../functions, and what each role may do with them is in ../grants.sql.
 --
--- One row of core.outbox is one event owed to one handler. A producer inserts it in its own transaction; from then on
--- only the functions change it.
+-- One row of core.outbox is an event that one handler is owed; an event that several handlers want is split into one
+-- row for each. A producer inserts it in its own transaction; from then on only the functions change it. What has
+-- been applied stands in core.migrations and core.contract, which ../ledger.sql makes.
 
 -- --- what the columns, triggers and views of the outbox name ---------------------------------------------------------
 
@@ -61,7 +62,7 @@ CREATE TABLE core.sources (
     PRIMARY KEY (source, role_name)
 );
 
--- One row. What others must not be able to compute is made with it: the ids of siblings, and keys of the inbox that
+-- One row: the secret of what no other login may compute, which is the ids of siblings, and keys of the inbox that
 -- belong to one source. Only functions of the owner read it.
 CREATE TABLE core.secrets (
     one     boolean PRIMARY KEY DEFAULT true CHECK (one),
@@ -69,18 +70,20 @@ CREATE TABLE core.secrets (
 );
 INSERT INTO core.secrets DEFAULT VALUES;
 
--- Empty here: functions/publish.sql gives them their bodies, in the same transaction.
+-- Triggers name these. functions/publish.sql gives them their bodies, in the same transaction.
 CREATE FUNCTION core.outbox_fill() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NEW; END $$;
 CREATE FUNCTION core.outbox_source() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NEW; END $$;
 CREATE FUNCTION core.outbox_changed() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;
 CREATE FUNCTION core.outbox_notify() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;
 CREATE FUNCTION core.sources_owned() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;
 
+-- The first line enables outbox_source, below.
+CREATE TRIGGER sources_owned AFTER INSERT OR UPDATE ON core.sources FOR EACH STATEMENT
+    EXECUTE FUNCTION core.sources_owned();
+
 -- --- the outbox ----------------------------------------------------------------------------------------------------
 
--- No CHECK: each one is read and compiled anew for each statement, and those that are needed took half the time of a
--- single INSERT and two thirds of that of a single settle. functions/publish.sql has the rules; what is refused has
--- the code and the name that a CHECK would give it.
+-- No CHECK: see require_row in functions/publish.sql, which has the rules.
 CREATE TABLE core.outbox (
     -- what happened
     id                uuid        PRIMARY KEY DEFAULT core.uuid7(),
@@ -106,7 +109,7 @@ CREATE TABLE core.outbox (
     failure_history   jsonb       NOT NULL DEFAULT '[]',
     delivered_at      timestamptz,
     deleted_at        timestamptz,
-    disposed_at       timestamptz,                             -- retention has taken what it takes; the rest stays
+    disposed_at       timestamptz,                             -- retention has stripped the row
     created_at        timestamptz NOT NULL DEFAULT now(),
     available_at      timestamptz NOT NULL DEFAULT now(),
     expires_at        timestamptz,
@@ -120,8 +123,8 @@ CREATE TABLE core.outbox (
     route             text        NOT NULL GENERATED ALWAYS AS
                                   (coalesce(handler_name, coalesce(target, '*') || '/' || event_type)) STORED,
     priority          smallint    NOT NULL DEFAULT 1,
-    ordering_key      text,                                    -- '': it has a fairness key, and no order
-    fairness_key      text,                                    -- NULL: the event stands in its lane like most
+    ordering_key      text,                                    -- NULL: none; '': it has only a fairness key
+    fairness_key      text,                                    -- events take turns over these; NULL: no turns
     seq               bigint      NOT NULL GENERATED ALWAYS AS IDENTITY,
     dedupe_key        text,
     -- who works on it
@@ -137,8 +140,8 @@ CREATE TABLE core.outbox (
     autovacuum_analyze_scale_factor = 0.05
 );
 
--- Lanes: a worker reads only what it serves. No index mentions status or the lease, so that a claim is a
--- heap-only update. See docs/architecture/claiming.md.
+-- A lane is a channel, generation, route and priority; a worker reads only the lanes that it serves. No index
+-- mentions status or the lease, so that a claim is a heap-only update. See docs/architecture/claiming.md.
 CREATE INDEX outbox_lane ON core.outbox (channel, generation, route, priority, available_at, id)
     WHERE settled_at IS NULL AND ordering_key IS NULL;
 CREATE INDEX outbox_keyed ON core.outbox (channel, generation, route, ordering_key, seq)
@@ -164,10 +167,10 @@ CREATE INDEX outbox_discarded ON core.outbox (content_class, settled_at)
 CREATE TRIGGER outbox_fill BEFORE INSERT ON core.outbox FOR EACH ROW
     EXECUTE FUNCTION core.outbox_fill();
 
--- A condition is compiled for each statement, which costs a tenth of an insert: so the trigger is enabled with the
--- first line in core.sources. What functions insert, as the owner, they have asked about already.
+-- Disabled until core.sources has a line: a trigger's condition costs a tenth of an insert. What functions insert, as
+-- the owner, they have asked about already.
 CREATE TRIGGER outbox_source BEFORE INSERT ON core.outbox FOR EACH ROW
-    WHEN (current_user <> 'holdfast_owner' AND pg_relation_size('core.sources'::regclass) > 0)
+    WHEN (current_user <> 'holdfast_owner')
     EXECUTE FUNCTION core.outbox_source();
 ALTER TABLE core.outbox DISABLE TRIGGER outbox_source;
 
@@ -213,9 +216,6 @@ CREATE VIEW core.my_outbox WITH (security_barrier) AS
     WHERE EXISTS (SELECT FROM core.sources s
                   WHERE s.source = o.source AND pg_has_role(current_user, to_regrole(quote_ident(s.role_name)), 'MEMBER'));
 
-CREATE TRIGGER sources_owned AFTER INSERT OR UPDATE ON core.sources FOR EACH STATEMENT
-    EXECUTE FUNCTION core.sources_owned();
-
 -- The pending event that holds a producer's key. A table of its own, because a unique index on the outbox could not
 -- survive partitioning.
 CREATE TABLE core.outbox_keys (
@@ -247,8 +247,8 @@ CREATE TABLE core.cancel_requests (
     requested_at  timestamptz NOT NULL DEFAULT now()
 );
 
--- Partitions of core.outbox by time, which an operator may ask for (functions/partitions.sql). The table stays plain
--- here. The one row is also the turn of who makes or drops partitions: the session's that has locked it.
+-- Partitions of core.outbox by time, which an operator may ask for (functions/partitions.sql); the table is plain
+-- until then. One row, which a session locks while it makes or drops partitions.
 CREATE TABLE core.partitioning (
     one             boolean PRIMARY KEY DEFAULT true CHECK (one),
     every           text    NOT NULL DEFAULT 'week' CHECK (every IN ('day', 'week')),
@@ -264,13 +264,12 @@ CREATE TABLE core.event_handled (
     handler_name     text        NOT NULL,
     idempotency_key  text        NOT NULL,
     handled_at       timestamptz NOT NULL DEFAULT now(),
-    source           text,                                     -- whose event it was; NULL: any
+    source           text        NOT NULL,                     -- whose event it was
     CONSTRAINT event_handled_once PRIMARY KEY (handler_name, idempotency_key)
 ) WITH (autovacuum_vacuum_insert_scale_factor = 0.1);
 
--- Interest: who is owed which events, running or not, until an operator retires it. What producers name stands beside
--- what workers subscribe, one line for each login that has named it: a transaction that has written such a line and
--- not committed keeps no worker from starting.
+-- Who is owed which events, running or not, until an operator retires it. What a producer's reactions name has lines
+-- of its own, one for each login, so that an open transaction of the producer keeps no worker from starting.
 CREATE TABLE core.subscriptions (
     handler_name    text        NOT NULL,
     event_type      text        NOT NULL CHECK (event_type <> ''),  -- '*' stands for any characters
@@ -349,8 +348,9 @@ CREATE TABLE core.handler_slots (
     PRIMARY KEY (handler_name, token)
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);
 
--- --- workers -------------------------------------------------------------------------------------------------------
+-- --- workers and the clock -----------------------------------------------------------------------------------------
 
+-- Who works, and when each was last heard of.
 CREATE TABLE core.workers (
     id                uuid PRIMARY KEY,
     name              text        NOT NULL,
@@ -369,8 +369,8 @@ CREATE TABLE core.workers (
     lease_expires_at  timestamptz
 );
 
--- One row: the latest time that a worker's heartbeat has found here, and the last time that it had jumped. A step
--- that a worker tells of is believed if this shows it.
+-- One row: the latest time that any heartbeat found here, and the last jump between two. A step of the clock that a
+-- worker tells of is believed only if it matches.
 CREATE TABLE core.clock (
     one        boolean     PRIMARY KEY DEFAULT true CHECK (one),
     latest     timestamptz NOT NULL DEFAULT clock_timestamp(),
@@ -387,7 +387,9 @@ CREATE TABLE core.clock_steps (
     step     interval    NOT NULL                 -- negative: back
 );
 
--- Schedules: events that time itself publishes.
+-- --- schedules -----------------------------------------------------------------------------------------------------
+
+-- Events that time itself publishes.
 --
 -- Code declares them, workers write them down when they start, and whoever comes first fires a slot. The slots are
 -- worked out by workers, because only they know calendars; which of them are due is decided by this database's clock.
@@ -502,8 +504,8 @@ CREATE TABLE core.plans (
     CONSTRAINT plans_finished CHECK ((finished_at IS NOT NULL) = (state IN ('cancelled', 'done')))
 );
 
--- pending: not yet its turn; replayed: moved, its outcome is not known; delivered, failed: the outcome; skipped: it was
--- not there to be replayed any more, and `why` is what it was instead.
+-- pending: not yet its turn; replayed: moved, its outcome is not known; delivered, failed: the outcome; skipped: it
+-- was not there to be replayed any more, and `why` is what it was instead.
 CREATE TABLE core.plan_rows (
     plan_id      bigint      NOT NULL REFERENCES core.plans,
     row_id       uuid        NOT NULL,                         -- core.outbox.id
@@ -576,9 +578,9 @@ CREATE INDEX archive_tombstones ON core.archive (content_class, failed_at)
 
 -- The record of every command that was sent with an idempotency key: what it was, and how it was answered.
 --
--- The row is inserted by the transaction that carries the command out and gets its answer from the same one, so nobody
--- ever sees a command that is under way: a duplicate waits on the primary key until the first commits or rolls back.
--- There is no lock to expire and no row to repair after a crash.
+-- The row is inserted by the transaction that carries the command out and gets its answer from the same one, so
+-- nobody ever sees a command that is under way: a duplicate waits on the primary key until the first commits or rolls
+-- back. There is no lock to expire and no row to repair after a crash.
 CREATE TABLE core.idempotency_records (
     scope                 text        NOT NULL,                 -- whose key it is: a user or a tenant
     key                   text        NOT NULL,
@@ -641,8 +643,8 @@ INSERT INTO core.sweeps DEFAULT VALUES;
 
 -- --- the roll-up: what has become of deliveries, by minute, handler and generation ---------------------------------
 
--- What claims and settles append, in their own transactions. No index and no update: sessions never wait for each other
--- here, and what a worker that was killed has settled is counted. Workers fold the lines into core.rollup.
+-- What claims and settles append, in their own transactions. No index and no update: sessions never wait for each
+-- other here, and what a worker that was killed has settled is counted. Workers fold the lines into core.rollup.
 CREATE TABLE core.rollup_journal (
     counted_at    timestamptz NOT NULL DEFAULT now(),
     generation    bigint      NOT NULL,
@@ -700,7 +702,7 @@ CREATE INDEX rollup_minutes ON core.rollup (period_start) WHERE NOT hourly;
 -- A week's failures, without reading a week.
 CREATE INDEX rollup_failures ON core.rollup (period_start) INCLUDE (handler_name, failed) WHERE failed > 0;
 
--- Both as one: what is counted, folded or not; of the journal's first pages, so that a large one costs no more to read.
+-- Counts, folded or not. Only the journal's first 8,192 pages are read, so that a long journal costs no more.
 CREATE VIEW core.rollup_counts AS
     SELECT period_start, hourly, handler_name, generation, begun, delivered, duplicate, retried, snoozed, failed, archived,
            expired, cancelled, released, lost_lease, handler_buckets, handler_seconds, outbox_buckets, outbox_seconds
@@ -727,7 +729,8 @@ CREATE TABLE core.broker_reports (
     -- When a worker was last about to ask the broker, and when it last had an answer.
     asked_at        timestamptz NOT NULL DEFAULT now(),
     reported_at     timestamptz,
-    -- Messages that nobody has taken, that were taken and are not acknowledged, and of those the ones delivered again.
+    -- Messages that nobody has taken, that were taken and are not acknowledged, and of those the ones delivered
+    -- again.
     waiting         bigint,
     unacknowledged  bigint,
     redelivered     bigint,
@@ -735,7 +738,7 @@ CREATE TABLE core.broker_reports (
     weaknesses      jsonb NOT NULL DEFAULT '[]',
     -- The templates of the address, as options of it; NULL where names make no difference.
     naming          text,
-    -- Those that the handler had before, and how many messages for it are left by them; null: not known.
+    -- Earlier templates, each with the number of messages that are left under it; null: not known.
     former          jsonb NOT NULL DEFAULT '{}',
     PRIMARY KEY (broker, channel, handler_name)
 );
@@ -751,4 +754,5 @@ CREATE TABLE core.relay_secrets (
     signs_at        timestamptz NOT NULL DEFAULT now() + interval '1 minute',
     accepted_until  timestamptz                                 -- NULL: it has no successor
 );
+-- The first secret signs at once.
 INSERT INTO core.relay_secrets (signs_at) VALUES (now());
