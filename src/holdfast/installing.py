@@ -32,6 +32,14 @@ def other_owners() -> dict[str, str]:
     }
 
 
+def missing_files() -> list[str]:
+    """Return the files of this package that are gone, as when another project was removed from its folder."""
+    from importlib.metadata import files
+
+    ours = [file for file in files(DISTRIBUTION) or () if file.parts[0] == "holdfast" and file.suffix != ".pyc"]
+    return [str(file) for file in ours if not Path(str(file.locate())).exists()]
+
+
 def extra_remedy(extra: str) -> str:
     """Return the command that installs an extra.
 
@@ -65,6 +73,9 @@ def release_remedy(release: str) -> str:
     return f"install {DISTRIBUTION} {release} or later, from a checkout or a wheel of it"
 
 
+REINSTALLING = "pip install --force-reinstall --no-deps PATH/TO/HOLDFAST.whl"
+
+
 def mending_remedy(other: str) -> str:
     """Return the commands that remove another distribution from the package, and restore the files they shared."""
-    return f"pip uninstall --yes {other}\npip install --force-reinstall --no-deps PATH/TO/HOLDFAST.whl"
+    return f"pip uninstall --yes {other}\n{REINSTALLING}"

@@ -117,8 +117,15 @@ def test_another_project_in_the_package_is_named_and_removed(
     named = typed("holdfast doctor --json")
     (finding,) = json.loads(named.stdout)["findings"]
     assert (named.returncode, finding["code"], finding["object"]) == (1, "package-shared", "holdfast 9.9.9")
-    assert finding["remedy"].replace("PATH/TO/HOLDFAST.whl", f"./{wheel.name}") == mending.strip()
-    assert typed(f"{mending}holdfast doctor").returncode == 0
+    remedy = finding["remedy"].replace("PATH/TO/HOLDFAST.whl", f"./{wheel.name}")
+    assert remedy == mending.strip()
+
+    first, second = remedy.splitlines()
+    assert typed(first).returncode == 0
+    (finding,) = json.loads(typed("holdfast doctor --json").stdout)["findings"]
+    assert finding["code"] == "package-incomplete"
+    assert finding["remedy"].replace("PATH/TO/HOLDFAST.whl", f"./{wheel.name}") == second
+    assert typed(f"{second}\nholdfast doctor").returncode == 0
 
 
 def test_the_import_brings_only_what_it_needs(wheel: Path, tmp_path: Path) -> None:

@@ -14,10 +14,12 @@ import asyncpg
 import psycopg
 import pytest
 
-from holdfast.errors import MigrationError, SchemaMismatch
+from holdfast.errors import ConfigurationError, MigrationError, SchemaMismatch
+from holdfast.importing import import_from
 from holdfast.installing import release_remedy
 from holdfast.postgres.schema import ddl, migrate
 from holdfast.postgres.schema.migrate import Step
+from holdfast.postgres.wakeup import mode
 from tests.migrations.conftest import FIRST, SECOND, MakeSource
 from tests.servers import SessionServer
 
@@ -164,16 +166,21 @@ async def test_a_schema_with_another_baseline_is_refused(
             migrate.state(empty_dsn, schema="shop"),
             migrate.apply(empty_dsn, schema="shop"),
             migrate.require_compatible(connection, "shop"),
+            mode.set_mode(empty_dsn, "never", "shop"),
+            import_from(empty_dsn, "shop", "table", source="shop", actor="ada", table="public.mine"),
         ):
             with pytest.raises(SchemaMismatch) as refused:
                 await attempt
             assert str(refused.value) == (
                 "the database has schema shop with another migration 0001, this version needs its own; no schema is "
-                "converted before 1.0: let the version that made it finish what is open, then run holdfast uninstall "
-                "--schema shop and holdfast migrate apply --schema shop"
+                "converted before 1.0: install beside it with --schema NAME; or stop the producers, let the version "
+                "that made it finish what is open, and run holdfast uninstall --schema shop and holdfast migrate apply "
+                "--schema shop"
             )
     finally:
         await connection.close()
+    with psycopg.connect(empty_dsn) as printed, pytest.raises(psycopg.Error, match="another migration 0001"):
+        printed.execute(migrate.printable("shop", since=1).encode())
     assert await catalog(empty_dsn, "shop") == before
     await migrate.uninstall(empty_dsn, "shop")
     await migrate.apply(empty_dsn, schema="shop")
@@ -413,6 +420,13 @@ async def test_the_script_since_a_version_brings_a_database_forward(empty_dsn: s
     with psycopg.connect(empty_dsn) as connection:
         connection.execute(script.encode())
     assert (await migrate.state(empty_dsn, source=both)).up_to_date
+
+
+@pytest.mark.parametrize("since", [-1, 2])
+def test_a_script_since_a_migration_that_is_not_there_is_refused(since: int) -> None:
+    """Otherwise it would have functions alone, which another schema may not be made for. (OBX-3)"""
+    with pytest.raises(ConfigurationError, match=rf"since is {since}; name a migration of this release: 0 to 1"):
+        migrate.printable(since=since)
 
 
 def test_the_printed_script_has_no_transaction_of_its_own() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from holdfast.errors import ConfigurationError
 from holdfast.importing.celery import import_celery
 from holdfast.importing.pending import Columns, Imported, import_pending
+from holdfast.postgres import migrate
 from holdfast.postgres.connection import Address, connect
 from holdfast.postgres.publisher import Publisher
 
@@ -43,6 +44,7 @@ async def import_from(
     await address.probe()
     connection = await connect(address, "import", statement_timeout=_STATEMENT_TIMEOUT)
     try:
+        await migrate.require_compatible(connection, schema, role="producer")
         if broker is not None:
             return await import_celery(
                 connection,

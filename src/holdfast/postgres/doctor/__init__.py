@@ -14,7 +14,7 @@ from typing import Final
 
 import asyncpg
 
-from holdfast.installing import DISTRIBUTION, mending_remedy, other_owners
+from holdfast.installing import DISTRIBUTION, REINSTALLING, mending_remedy, missing_files, other_owners
 from holdfast.postgres.doctor import (
     backlog,
     brokers,
@@ -81,25 +81,35 @@ async def _server(examination: Examination) -> list[Finding]:
 
 
 async def _package(examination: Examination) -> list[Finding]:
-    return [
+    folder = Path(__file__).parents[3]
+    shared = [
         Finding(
             "problem",
             "package-shared",
             f"{name} {version}",
             f"{name} {version}, another project, is installed into the package holdfast: the later of the two has "
             "overwritten files of the other",
-            f"{name} and {DISTRIBUTION} are both in {Path(__file__).parents[3]}",
+            f"{name} and {DISTRIBUTION} are both in {folder}",
             mending_remedy(name),
         )
         for name, version in other_owners().items()
     ]
+    if shared or not (missing := missing_files()):
+        return shared
+    what = f"files of {DISTRIBUTION} are missing, as when another project was removed from its folder"
+    evidence = f"{len(missing)} are not in {folder}, the first is {missing[0]}"
+    return [Finding("problem", "package-incomplete", DISTRIBUTION, what, evidence, REINSTALLING)]
 
 
 CHECKS: Final[tuple[Check, ...]] = (
     *drift.CHECKS,
     Check("server", "drift", "this release was tested with this Postgres", ("server-untested",), _server),
     Check(
-        "package", "health", "no other project is installed into the package holdfast", ("package-shared",), _package
+        "package",
+        "health",
+        "the package holdfast has all its files, and no other project's",
+        ("package-shared", "package-incomplete"),
+        _package,
     ),
     *horizon.CHECKS,
     *upkeep.CHECKS,

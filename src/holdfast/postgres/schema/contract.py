@@ -114,7 +114,8 @@ def apply_command(schema: str) -> str:
 def baseline_remedy(schema: str) -> str:
     """What helps against a schema with another baseline."""
     return (
-        "no schema is converted before 1.0: let the version that made it finish what is open, then run "
+        "no schema is converted before 1.0: install beside it with --schema NAME; or stop the producers, let the "
+        "version that made it finish what is open, and run "
         f"holdfast uninstall{_option(schema)} and {apply_command(schema)}"
     )
 

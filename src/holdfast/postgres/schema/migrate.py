@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import asyncpg
 
-from holdfast.errors import SchemaMismatch
+from holdfast.errors import ConfigurationError, SchemaMismatch
 from holdfast.postgres.queries import Queries, render, split
 from holdfast.postgres.schema.concurrent_index import statements_for
 from holdfast.postgres.schema.contract import Contract, apply_command, read_contract, read_terms
@@ -127,6 +127,8 @@ def printable(
     is in `trusted_roles`.
     """
     queries, release = Queries(schema), load(source)
+    if not 0 <= since <= release.version:
+        raise ConfigurationError("since", f"is {since}", f"name a migration of this release: 0 to {release.version}")
     last = release.version if to is None else to
     parts = [
         f"-- Holdfast, schema {schema}, version {last}. Run it in one transaction, for example:\n"
@@ -147,6 +149,9 @@ def printable(
     parts.append(queries.script("revoke_strangers.sql"))
     parts.append(queries.script("ledger.sql"))
     parts.append(queries.script("trusted.sql"))
+    if since > 0:
+        parts.append(_filled_in(queries, "tell_baseline", {"baseline": release.terms.schema.baseline}))
+        parts.append(queries.script("baseline.sql"))
     for migration in release.migrations[since:last]:
         text = migration.sql
         if not migration.transactional:

@@ -113,6 +113,10 @@ SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true),
 -- Whom trusted.sql, revoke_strangers.sql and roles.sql trust beside this login and superusers.
 SELECT pg_catalog.set_config('holdfast.trusted_roles', :trusted, true)
 
+-- name: tell_baseline
+-- The migration 0001 that baseline.sql wants.
+SELECT pg_catalog.set_config('holdfast.baseline', :baseline, true)
+
 -- name: begin_without_transaction
 -- CREATE INDEX CONCURRENTLY blocks no other session while it waits for old transactions, so it may wait.
 SELECT pg_catalog.set_config('lock_timeout', '0', false), pg_catalog.set_config('statement_timeout', '0', false),

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from holdfast.postgres.queries import Queries
 from holdfast.postgres.schema.ddl import MigrationRefused, change, connect, one_at_a_time, reading
+from holdfast.postgres.schema.migrate import require_compatible
 from holdfast.postgres.schema.ownership import OWNER, Facts, inspect
 
 Mode = Literal["when_idle", "always", "never"]
@@ -37,6 +38,7 @@ async def set_mode(
             facts = await inspect(connection, queries)
             _require_installed(facts, schema)
             _require_owner(facts)
+            await require_compatible(connection, schema, role="operator")
             before = await _bell(connection, queries)
             if before != wanted:
 
