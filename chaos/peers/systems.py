@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from benchmarks.environments import clean_environment, interpreter
 from chaos.peers.story import ATTEMPTS, CONCURRENCY, POISON_ATTEMPTS
 from chaos.workers import COMMAND, ROOT
+from holdfast.installing import package_version
 
 PROGRAMS = "chaos.peers.programs"
 _VERSION = "import importlib.metadata, sys; print(importlib.metadata.version(sys.argv[1]))"
@@ -39,6 +40,8 @@ class System:
         return [self.python, *self.worker] if self.peer else [str(COMMAND), *self.worker]
 
     def version(self) -> str:
+        if not self.peer:
+            return package_version()
         command = [self.python, "-c", _VERSION, self.name]
         return subprocess.run(
             command, cwd=ROOT, env=clean_environment(), check=True, capture_output=True, text=True

@@ -247,7 +247,7 @@ class Model:
                 "attempts": row.attempts,
                 "failing": row.failing,
                 "expired": row.expired,
-                "stopped": row.id in self.to_cancel,
+                "cancelled": row.id in self.to_cancel,
                 "handled": (handlers[row.route], row.idempotency_key) in self.inbox,
             }
         return claimed
