@@ -86,7 +86,7 @@ ENDINGS = {
     ),
     "consume": lambda outbox, held: outbox.call(
         "outbox_deliver_and_delete", ids=[held.id], tokens=[held.token], routes=[LANE], handlers=[HANDLER],
-        record=True, outcome=None,
+        record=True, outcome="delivered",
     ),
 }  # fmt: skip
 

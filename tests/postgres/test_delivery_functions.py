@@ -500,8 +500,11 @@ async def test_a_handler_that_would_have_the_name_of_a_lane_is_refused(outbox: O
     """S4, LSN-1: whatever settles an event for it."""
     held = await outbox.held()
     for function, values in (
-        ("outbox_deliver", {"routes": [held.route], "handlers": ["a/b"], "record": True, "outcome": None}),
-        ("outbox_deliver_and_delete", {"routes": [held.route], "handlers": ["a/b"], "record": True, "outcome": None}),
+        ("outbox_deliver", {"routes": [held.route], "handlers": ["a/b"], "record": True, "outcome": "delivered"}),
+        (
+            "outbox_deliver_and_delete",
+            {"routes": [held.route], "handlers": ["a/b"], "record": True, "outcome": "delivered"},
+        ),
         ("outbox_retry", {"handlers": ["a/b"], "delays": [timedelta()], "errors": ["boom"]}),
     ):
         with pytest.raises(asyncpg.InvalidParameterValueError):
