@@ -10,7 +10,7 @@ import contextlib
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Any
 from uuid import UUID
 
@@ -20,10 +20,15 @@ import pytest
 from holdfast import EventEnvelope, HandlerRegistry, Publisher, Reject, Retry, RetryPolicy, Snooze, Worker
 from holdfast.middleware import CallNext
 from holdfast.outcome import Outcome
+from holdfast.postgres.delivery import Delivery
 from holdfast.telemetry import Failed, Retried
+from holdfast.worker.dispatcher import Dispatcher
+from holdfast.worker.lease_keeper import digest_of
+from holdfast.worker.transactions import Transactions
 from tests.acceptance.support import Facts, drained, publish, publish_many, row, running, settled, until
 from tests.operator.kept import policy
 from tests.orm.kinds import ASYNCPG, KINDS, TABLE, Body, Kind, Work
+from tests.outbox import CHANNEL
 
 pytestmark = [pytest.mark.orm, pytest.mark.newest_postgres]
 
@@ -161,6 +166,40 @@ async def test_a_retry_that_is_due_at_once_is_counted(dsn: str, conn: asyncpg.Co
         await until(lambda: worker.in_flight == 0, what="the worker let go")
     assert (worker.counters.retried, worker.counters.lost_leases, worker.counters.snoozed) == (100, 0, 0)
     assert await written(conn) == Counter(ids)
+
+
+@every_kind
+async def test_a_look_at_leases_stops_no_retry_that_is_committed(
+    dsn: str, conn: asyncpg.Connection, kind: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LSN-14: the database finds no lease once the retry is committed; whose answer is on its way was not lost."""
+    settle, cancel, looked = Transactions._settle, Dispatcher.cancel, threading.Event()
+    outside = _Blocking(dsn)
+
+    async def settle_with_a_late_answer(self: Transactions, *values: Any) -> bool:
+        committed = await settle(self, *values)
+        while not looked.is_set():
+            outside.value(f"SELECT pg_notify('{CHANNEL}', 'cancel {digest_of(identity)}')")
+            await asyncio.sleep(0.02) if kind.asynchronous else time.sleep(0.02)
+        return committed
+
+    def cancel_what_has_no_lease(self: Dispatcher, lost: Iterable[Delivery]) -> None:
+        cancel(self, lost)
+        looked.set()
+
+    async def body(event: EventEnvelope, work: Work) -> None:
+        await work.book(event)
+        raise ConnectionError("the other side is not there")
+
+    monkeypatch.setattr(Transactions, "_settle", settle_with_a_late_answer)
+    monkeypatch.setattr(Dispatcher, "cancel", cancel_what_has_no_lease)
+    identity = await publish(conn, "order.booked")
+    later = RetryPolicy(base_delay=60.0, max_delay=60.0)
+    with contextlib.closing(outside):
+        async with working(dsn, kind, body, retry=later) as worker:
+            await until(lambda: worker.in_flight == 0 and looked.is_set(), what="the worker let go")
+            assert (worker.counters.retried, worker.counters.lost_leases) == (1, 0)
+    assert (await row(conn, identity))["attempts"] == 1
 
 
 @every_kind

@@ -6,6 +6,7 @@ asked for the run decides what becomes of it.
 
 import asyncio
 import contextvars
+import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Protocol, TypeVar, cast
@@ -178,6 +179,7 @@ class HandlerRunner:
 
     async def _call_here(self, thread: HandlerThread, call: Call[R], start: Start, tx: object) -> R:
         """Call the handler in this thread, which has its transaction. It never suspends."""
+        thread.started_at = time.monotonic()
         thread.post(start, True, thread)
         if not call.handler.middleware:
             return self._outcome(tx, call)

@@ -53,7 +53,7 @@ class Runner:
         """Start the handler's own time."""
         self.threaded = in_thread
         self.thread = thread
-        now = time.monotonic()
+        now = time.monotonic() if thread is None else thread.started_at
         for delivery in self.deliveries:
             delivery.started_at = now
             if delivery.began_at is None:
@@ -95,6 +95,7 @@ class Runner:
         """Stop the handler if the lease of its delivery is lost; of a batch, go on with the others.
 
         A thread cannot be stopped. What it returns for a delivery of a batch whose lease is lost settles nothing.
+        A handler that has returned is not stopped: the settlement that is on its way may be what ended the lease.
         """
         lost = gone.intersection(self.deliveries)
         if not lost:
@@ -103,7 +104,8 @@ class Runner:
             self.lost |= lost
             if not lost.intersection(self.called) or self.in_thread:
                 return
-        self.cancel("lost")
+        if not self.has_returned:
+            self.cancel("lost")
 
     async def forget_cancellation(self) -> None:
         """Clear a cancellation that the handler swallowed, or caused itself: it must not hit what follows."""

@@ -25,6 +25,7 @@ class HandlerThread:
         self._loop = loop
         self._transaction = transaction
         self._around: Future[Any] | None = None
+        self.started_at = 0.0  # when it called the handler, of which the event loop may hear after its end
 
     def post(self, callback: Callable[..., None], *arguments: Any) -> None:
         """Call a function on the event loop."""
