@@ -420,7 +420,7 @@ async def test_a_loop_does_not_wait_for_itself(dsn: str, conn: asyncpg.Connectio
 
 async def test_nothing_is_waited_for_that_was_given_up(dsn: str, conn: asyncpg.Connection) -> None:
     """IDM-3: a reaction that outlives even its cancellation does not keep anybody waiting for ever."""
-    begun, gate = asyncio.Event(), asyncio.Event()
+    begun, gate, tasks = asyncio.Event(), asyncio.Event(), asyncio.all_tasks()
 
     async def stubborn(event: EventEnvelope) -> None:
         begun.set()
@@ -435,6 +435,7 @@ async def test_nothing_is_waited_for_that_was_given_up(dsn: str, conn: asyncpg.C
         await asyncio.sleep(0)
     await asyncio.wait_for(waiting, 10)
     gate.set()
+    await until(lambda: asyncio.all_tasks() <= tasks, what="the reaction has ended, and its session")
 
 
 async def test_what_is_refused_at_the_start_leaves_nothing_behind(empty_dsn: str) -> None:

@@ -279,6 +279,8 @@ class Reactions:
             pass  # the grace is over; reactions that have not ended have failed
         alone = not self._wanted("outbox", event.event_type, event.target)
         recorded = await self._recorder.record(event, headers, results, alone=alone)
+        if self._loop_thread is None:
+            await self._connection.close()  # a reaction that outlived its cancellation has opened it again
         duplicates = sum(result is None for result in results.values())
         self.counters.delivered += len(recorded.done) - duplicates
         self.counters.duplicates += duplicates
