@@ -1,7 +1,7 @@
-"""Fixtures of all tests: real servers, a database per test, and the checks at the end of each.
+"""Fixtures of all tests: real servers, databases, and the checks at the end of each.
 
 postgres_server  the session's server; tests that use it, or any fixture below, run once per major version
-dsn              a fresh database with Holdfast's schema
+dsn              a database with Holdfast's schema, as after the installation
 empty_dsn        a fresh database without it
 conn             an asyncpg connection to `dsn`
 own_server       a server of the test's own, with fsync on, to restart, stop and kill
@@ -22,6 +22,7 @@ from holdfast.embedded import EmbeddedPostgres
 from tests.report import Report
 from tests.servers import (
     CHOICES,
+    EMPTY,
     SUPPORTED_MAJORS,
     SessionServer,
     apply_schema,
@@ -100,18 +101,14 @@ def postgres_server(request: pytest.FixtureRequest, session_servers: dict[int, S
     return session_servers[request.param]
 
 
-def _database(request: pytest.FixtureRequest, server: SessionServer, *, schema: bool) -> Iterator[str]:
-    yield from database_of_one_test(request, server, server.create(schema=schema))
-
-
 @pytest.fixture
 def dsn(request: pytest.FixtureRequest, postgres_server: SessionServer) -> Iterator[str]:
-    yield from _database(request, postgres_server, schema=True)
+    yield from database_of_one_test(request, postgres_server)
 
 
 @pytest.fixture
 def empty_dsn(request: pytest.FixtureRequest, postgres_server: SessionServer) -> Iterator[str]:
-    yield from _database(request, postgres_server, schema=False)
+    yield from database_of_one_test(request, postgres_server, EMPTY, new=True)
 
 
 @pytest.fixture

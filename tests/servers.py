@@ -7,6 +7,7 @@ import functools
 import itertools
 import os
 import time
+from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -17,6 +18,7 @@ from psycopg import sql
 from psycopg.rows import dict_row
 
 from holdfast.embedded import EmbeddedPostgres, PostgresBinaries, available_servers
+from tests.lending import KEEPER, LentDatabase, keep_as_it_is, rows_without_lease
 
 # Tests run on the newest and the oldest; --postgres names one of those between, or a candidate of the next.
 SUPPORTED_MAJORS = (18, 15)
@@ -49,7 +51,7 @@ def apply_schema(dsn: str) -> None:
 
 
 class SessionServer:
-    """One server for the whole session; every test gets a database of its own on it."""
+    """One server for the whole session; every test has a database on it for itself."""
 
     def __init__(self, binaries: PostgresBinaries) -> None:
         # The data lives for minutes and a crash of the machine ends the session anyway.
@@ -57,6 +59,8 @@ class SessionServer:
         self.binaries = binaries
         self._numbers = itertools.count(1)
         self._has_template = False
+        self._originals: dict[str, str] = {}  # what is copied to be lent, by what it is a copy of
+        self._idle: defaultdict[str, list[LentDatabase]] = defaultdict(list)
         self._admin: psycopg.Connection[dict[str, Any]] | None = None
 
     @property
@@ -67,25 +71,55 @@ class SessionServer:
         self.server.start()
 
     def stop(self) -> None:
+        for database in itertools.chain(*self._idle.values()):
+            database.close()
         if self._admin is not None:
             self._admin.close()
         self.server.stop("immediate")
 
     def create(self, *, schema: bool) -> str:
         """A fresh database, with Holdfast's schema or empty; returns its name."""
-        if schema and not self._has_template:
-            self._create(TEMPLATE, EMPTY)
-            apply_schema(self.server.database_dsn(TEMPLATE))
-            self._has_template = True
-        name = f"t{os.getpid()}_{next(self._numbers)}"
-        self._create(name, TEMPLATE if schema else EMPTY)
-        return name
+        return self.copy(self._template() if schema else EMPTY)
 
     def copy(self, template: str) -> str:
         """A database with all that another one has, to which nobody may be connected; returns its name."""
         name = f"t{os.getpid()}_{next(self._numbers)}"
         self._create(name, template)
         return name
+
+    def lend(self, original: str | None = None) -> LentDatabase:
+        """A database with all that another one has, by default Holdfast's schema: a new copy, or one that came back."""
+        original = original or self._template()
+        if self._idle[original]:
+            return self._idle[original].pop()
+        if original not in self._originals:
+            self._originals[original] = self.copy(original)
+            keep_as_it_is(self.dsn(self._originals[original]))
+        name = self.copy(self._originals[original])
+        return LentDatabase(name, self.dsn(name), original)
+
+    def take_back(self, database: LentDatabase, *, leases: bool = True) -> list[str]:
+        """Keep a database for the next test, or drop it if that one could see a difference; return what was left."""
+        again = False
+        try:
+            faults = self._sessions_left(database.name)
+            if leases and not faults:
+                faults = database.rows_without_lease()
+            again = not faults and database.bring_back()
+        finally:
+            if again:
+                self._idle[database.original].append(database)
+            else:
+                database.close()
+                self.drop(database.name)
+        return faults
+
+    def _template(self) -> str:
+        if not self._has_template:
+            self._create(TEMPLATE, EMPTY)
+            apply_schema(self.server.database_dsn(TEMPLATE))
+            self._has_template = True
+        return TEMPLATE
 
     def dsn(self, name: str) -> str:
         return self.server.database_dsn(name)
@@ -109,43 +143,49 @@ class SessionServer:
         """Connections, transactions and rows that the test left behind, in words. Those of an application that is
         still there, by its name `pooled`, may be idle.
         """
+        faults = self._sessions_left(name, pooled)
+        if leases:
+            with psycopg.connect(self.dsn(name), autocommit=True, row_factory=dict_row) as connection:
+                faults += rows_without_lease(lambda query: connection.execute(query).fetchall())
+        return faults
+
+    def _sessions_left(self, name: str, pooled: str | None = None) -> list[str]:
         deadline = time.monotonic() + QUIET_SECONDS
         while (left := self._backends(name, pooled)) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        faults = [
+            time.sleep(0.005)
+        return [
             f"backend {row['pid']} {row['application_name']!r} is {row['state']}: {row['query'][:120]!r}"
             for row in left
         ]
-        return faults + (self._rows_without_lease(name) if leases else [])
 
     def _backends(self, name: str, pooled: str | None) -> list[dict[str, Any]]:
         query = """
             SELECT pid, application_name, coalesce(state, 'starting') AS state, coalesce(query, '') AS query
             FROM pg_stat_activity WHERE datname = %(name)s AND backend_type = 'client backend'
+            AND application_name <> %(keeper)s
             AND (state = 'idle' AND application_name = %(pooled)s) IS NOT TRUE ORDER BY pid
         """
-        return self.admin().execute(query, {"name": name, "pooled": pooled}).fetchall()
-
-    def _rows_without_lease(self, name: str) -> list[str]:
-        with psycopg.connect(self.dsn(name), autocommit=True, row_factory=dict_row) as connection:
-            found = connection.execute("SELECT to_regclass('core.outbox') IS NOT NULL AS present").fetchone()
-            if not found or not found["present"]:
-                return []
-            rows = connection.execute(
-                """
-                SELECT id, claimed_by, lease_expires_at FROM core.outbox
-                WHERE status = 'in_flight' AND (lease_expires_at IS NULL OR lease_expires_at < now()) LIMIT 20
-                """
-            ).fetchall()
-        return [f"row {r['id']} is in flight without a live lease (until {r['lease_expires_at']})" for r in rows]
+        return self.admin().execute(query, {"name": name, "keeper": KEEPER, "pooled": pooled}).fetchall()
 
 
-def database_of_one_test(request: pytest.FixtureRequest, server: SessionServer, name: str) -> Iterator[str]:
-    """The address of a database that is dropped after the test, which may leave nothing behind in it."""
-    try:
-        yield server.dsn(name)
-        faults = server.faults_left(name, leases=request.node.get_closest_marker("abandons_leases") is None)
-    finally:
-        server.drop(name)
+def database_of_one_test(
+    request: pytest.FixtureRequest, server: SessionServer, original: str | None = None, *, new: bool = False
+) -> Iterator[str]:
+    """The address of a database for one test, which may leave nothing behind in it.
+
+    Other tests of the process have it before and after (tests/lending.py), unless it is to be a new one.
+    """
+    leases = request.node.get_closest_marker("abandons_leases") is None
+    if not (new or request.node.get_closest_marker("new_database")):
+        database = server.lend(original)
+        yield database.dsn
+        faults = server.take_back(database, leases=leases)
+    else:
+        name = server.copy(original) if original else server.create(schema=True)
+        try:
+            yield server.dsn(name)
+            faults = server.faults_left(name, leases=leases)
+        finally:
+            server.drop(name)
     if faults:
         pytest.fail("left behind by the test:\n  " + "\n  ".join(faults), pytrace=False)

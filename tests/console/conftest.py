@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from typing import Any
 
 import asyncpg
@@ -79,10 +80,11 @@ async def fill_all(dsn: str) -> None:
 
 
 async def awake(dsn: str) -> None:
-    """Have the workers of a copy heard of now: a copy is as old as its original."""
+    """Have the workers of a copy heard of now, and its schedules served: a copy is as old as its original."""
     conn = await asyncpg.connect(dsn)
     try:
         await conn.execute("UPDATE core.workers SET heartbeat_at = now()")
+        await conn.execute("UPDATE core.schedules SET attended_at = now()")
     finally:
         await conn.close()
 
@@ -116,14 +118,14 @@ def filled(postgres_server: SessionServer, staffed_original: str) -> Iterator[st
 @pytest.fixture
 def fresh(request: pytest.FixtureRequest, postgres_server: SessionServer, shop_original: str) -> Iterator[str]:
     """A database with the shop in it, for one test."""
-    name = postgres_server.copy(shop_original)
-    run_coroutine(lambda: awake(postgres_server.dsn(name)))
-    yield from database_of_one_test(request, postgres_server, name)
+    for dsn in database_of_one_test(request, postgres_server, shop_original):
+        run_coroutine(partial(awake, dsn))
+        yield dsn
 
 
 @pytest.fixture
 def staffed(request: pytest.FixtureRequest, postgres_server: SessionServer, staffed_original: str) -> Iterator[str]:
     """A database with the shop, plans, schedules, limits and all else that pages show, for one test."""
-    name = postgres_server.copy(staffed_original)
-    run_coroutine(lambda: awake(postgres_server.dsn(name)))
-    yield from database_of_one_test(request, postgres_server, name)
+    for dsn in database_of_one_test(request, postgres_server, staffed_original):
+        run_coroutine(partial(awake, dsn))
+        yield dsn

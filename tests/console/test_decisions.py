@@ -29,7 +29,8 @@ async def db(fresh: str) -> AsyncIterator[asyncpg.Connection]:
 
 
 async def group_of(db: asyncpg.Connection, handler: str = shop.FAILING) -> str:
-    found = await db.fetchval("SELECT error_signature FROM core.outbox WHERE handler_name = $1 LIMIT 1", handler)
+    query = "SELECT error_signature FROM core.outbox WHERE handler_name = $1 AND status = 'failed' LIMIT 1"
+    found = await db.fetchval(query, handler)
     return f"{handler}/{found}"
 
 

@@ -16,7 +16,7 @@ from tests.servers import SessionServer, database_of_one_test
 
 @pytest.fixture
 def other_dsn(request: pytest.FixtureRequest, postgres_server: SessionServer) -> Iterator[str]:
-    yield from database_of_one_test(request, postgres_server, postgres_server.create(schema=True))
+    yield from database_of_one_test(request, postgres_server)
 
 
 @pytest.fixture

@@ -55,6 +55,7 @@ async def test_no_login_can_keep_the_journal_from_being_folded(dsn: str, conn: a
     await neighbour.close()
 
 
+@pytest.mark.new_database
 async def test_a_fold_that_does_not_end_stops_no_other(conn: asyncpg.Connection, worker: asyncpg.Connection) -> None:
     """OBS-2: the others leave out its lines, wait for none of its locks, and all is counted once."""
     async with asyncio.timeout(10):
@@ -106,6 +107,7 @@ async def test_a_report_names_what_is_known(conn: asyncpg.Connection, worker: as
     assert await conn.fetchval("SELECT count(*) FROM core.rollup_reports") == 1
 
 
+@pytest.mark.new_database
 async def test_a_name_that_no_index_takes_stops_no_fold(conn: asyncpg.Connection, worker: asyncpg.Connection) -> None:
     """OBS-2: a claim refuses it, and a line that has one all the same is counted under its beginning."""
     await publish(conn, "order.placed", {})
