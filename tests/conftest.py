@@ -1,6 +1,6 @@
 """Fixtures of all tests: real servers, databases, and the checks at the end of each.
 
-postgres_server  the session's server; tests that use it, or any fixture below, run once per major version
+postgres_server  the session's server: the newest; tests of SQL (both_postgres) run once per major version
 dsn              a database with Holdfast's schema, as after the installation
 empty_dsn        a fresh database without it
 conn             an asyncpg connection to `dsn`
@@ -60,7 +60,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     wanted = metafunc.config.getoption("--postgres")
     found = [major for major in SUPPORTED_MAJORS if major in servers_by_major()]
     majors = found if wanted == "all" else [int(wanted)]
-    if wanted == "all" and metafunc.definition.get_closest_marker("newest_postgres"):
+    if not metafunc.definition.get_closest_marker("both_postgres"):
         majors = majors[:1]
     # With no server at all the tests must fail, not vanish: the fixture says which one is missing.
     majors = majors or [SUPPORTED_MAJORS[0]]

@@ -32,7 +32,7 @@ from examples.orders.handlers import registry
 from examples.orders.view import Scene, bars, draw
 from tests.acceptance.support import drained, running, until
 
-pytestmark = [pytest.mark.newest_postgres, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 DEMO = [sys.executable, "-m", "examples.orders"]

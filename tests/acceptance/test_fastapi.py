@@ -19,8 +19,6 @@ from holdfast.errors import SchemaMismatch
 from holdfast.integrations.fastapi import worker_lifespan
 from tests.acceptance.support import until
 
-pytestmark = pytest.mark.newest_postgres
-
 
 @asynccontextmanager
 async def served(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:

@@ -3,13 +3,10 @@
 import asyncio
 
 import asyncpg
-import pytest
 
 from holdfast import EventEnvelope, EventListener, EventPublisher, Publisher, WorkerSettings
 from holdfast.ids import uuid7
 from holdfast.worker import OutboxListener
-
-pytestmark = pytest.mark.newest_postgres
 
 
 async def test_an_event_travels_through_the_protocols(dsn: str, conn: asyncpg.Connection) -> None:

@@ -31,8 +31,6 @@ from holdfast.postgres.operations.status import Notifications, RouteStatus, Stat
 from holdfast.postgres.wakeup import mode as wakeup_mode
 from tests.acceptance.support import backends, insert, publish_many, running, until
 
-pytestmark = pytest.mark.newest_postgres
-
 Metrics = dict[str, dict[str, float]]
 
 SAMPLE = re.compile(r'(?P<name>holdfast_[a-z_]+)(?P<labels>\{(?:[a-z]+="(?:[^"\\\n]|\\[\\n"])*",?)+\})? (?P<value>\S+)')

@@ -13,8 +13,6 @@ from holdfast.worker.lease_keeper import digest_of
 from tests.acceptance.support import Facts, drained, running, until
 from tests.outbox import CHANNEL, NOBODY
 
-pytestmark = pytest.mark.newest_postgres
-
 
 async def test_a_forged_notification_cancels_nothing(dsn: str, conn: asyncpg.Connection) -> None:
     """LSN-11, S6: any role may send a notification; only the database's word ends a handler."""

@@ -18,8 +18,6 @@ import pytest
 
 from tests.acceptance.support import until
 
-pytestmark = pytest.mark.newest_postgres
-
 HANDLERS = """
 import os, time
 from holdfast import HandlerRegistry

@@ -6,13 +6,10 @@ import asyncio
 import time
 
 import asyncpg
-import pytest
 
 from holdfast import EventEnvelope, HandlerRegistry
 from holdfast.worker.auto_concurrency import START
 from tests.acceptance.support import Facts, publish_many, running, until
-
-pytestmark = pytest.mark.newest_postgres
 
 
 async def test_it_grows_with_handlers_that_wait(dsn: str, conn: asyncpg.Connection) -> None:

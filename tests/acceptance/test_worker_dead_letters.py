@@ -22,8 +22,6 @@ from tests.acceptance.support import (
     until,
 )
 
-pytestmark = pytest.mark.newest_postgres
-
 
 async def test_fail_fix_replay(dsn: str, conn: asyncpg.Connection) -> None:
     """DLQ-1, DLQ-3: the failed row is in the dead-letter queue; after the fix the operator's replay delivers it."""

@@ -1,11 +1,8 @@
 """`Worker.drain`: everything that is due, also what handlers publish on the way, and nothing that is not."""
 
 import asyncpg
-import pytest
 
 from holdfast import EventEnvelope, HandlerRegistry, NewEvent, Publisher, RetryPolicy, Worker
-
-pytestmark = pytest.mark.newest_postgres
 
 
 async def test_drain_works_through_what_is_due_and_ends(dsn: str, conn: asyncpg.Connection) -> None:

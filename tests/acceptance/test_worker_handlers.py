@@ -30,8 +30,6 @@ from tests.acceptance.support import (
     until,
 )
 
-pytestmark = pytest.mark.newest_postgres
-
 
 async def test_async_handler_gets_the_envelope(dsn: str, conn: asyncpg.Connection) -> None:
     """LSN-5, ENV-1: all ten fields arrive as they were published."""

@@ -15,8 +15,6 @@ from holdfast.telemetry import Retried
 from holdfast.worker.listener import Listener
 from tests.acceptance.support import Facts, effects, make_tables, publish, row, running, settled, until
 
-pytestmark = pytest.mark.newest_postgres
-
 QUICK = RetryPolicy(max_attempts=2, base_delay=0.001, max_delay=0.001)
 
 

@@ -13,8 +13,6 @@ from holdfast.operator import Operator
 from holdfast.worker import maintenance
 from tests.acceptance.support import Facts, publish, row, running, settled, until
 
-pytestmark = pytest.mark.newest_postgres
-
 
 async def test_a_channel_that_nobody_serves_is_reported(
     dsn: str, conn: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch

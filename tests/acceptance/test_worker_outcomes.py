@@ -36,8 +36,6 @@ from tests.acceptance.support import (
     until,
 )
 
-pytestmark = pytest.mark.newest_postgres
-
 QUICK = RetryPolicy(base_delay=0.001, max_delay=0.001)
 
 

@@ -21,8 +21,6 @@ from holdfast import (
 from holdfast.telemetry import Failed, Retried
 from tests.acceptance.support import Facts, drained, publish, publish_many, row, running, settled, until
 
-pytestmark = pytest.mark.newest_postgres
-
 CANARY = "canary-3141592653"
 
 

@@ -22,8 +22,6 @@ from tests.acceptance.support import (
     until,
 )
 
-pytestmark = pytest.mark.newest_postgres
-
 
 class Punctual:
     """A registry whose handlers note how late an event is, on the database's clock."""

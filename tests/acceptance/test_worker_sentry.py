@@ -30,8 +30,6 @@ from holdfast.errors import ConfigurationError
 from holdfast.integrations.sentry import SentryObserver
 from tests.acceptance.support import PATIENCE, Facts, drained, publish, publish_many, row, until
 
-pytestmark = pytest.mark.newest_postgres
-
 CANARY = "canary-2718281828"
 DSN = "http://key@127.0.0.1:1/1"
 

@@ -25,8 +25,6 @@ from tests.acceptance.support import (
     until,
 )
 
-pytestmark = pytest.mark.newest_postgres
-
 
 async def test_running_finish_and_waiting_are_given_back(dsn: str, conn: asyncpg.Connection) -> None:
     """LSN-4, A9: five running events finish, those in the buffer are back within a second with no attempt burned."""

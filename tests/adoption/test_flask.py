@@ -14,7 +14,7 @@ from holdfast import Publisher
 from holdfast.errors import ConfigurationError
 from holdfast.integrations.flask import TransactionPerRequest
 
-pytestmark = [pytest.mark.adoption, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.adoption
 
 
 def flask_application(dsn: str, connect: Any = None) -> Any:

@@ -33,7 +33,7 @@ from holdfast.integrations import fastapi as for_fastapi
 from holdfast.integrations.flask import TransactionPerRequest
 from tests.docs.support import ROOT
 
-pytestmark = [pytest.mark.adoption, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.adoption
 
 PUBLISHER = Publisher("shop")
 # How a request ends, the status that its client reads, and whether its event is kept.

@@ -27,7 +27,7 @@ from tests.adoption.bare import make_environment
 from tests.docs.support import read, sections
 from tests.newcomer.test_installing import PROJECT, declared
 
-pytestmark = [pytest.mark.adoption, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.adoption
 
 OFTEN = ("", "alembic", "cli", "schedules", "sqlalchemy")
 # What `import holdfast` brings of others, and what a publisher and a worker need besides.

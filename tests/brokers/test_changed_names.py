@@ -21,7 +21,7 @@ from tests.acceptance.support import Facts, publish_many, until
 from tests.brokers.messages import interest, outgoing
 from tests.brokers.test_operating import holdfast
 
-pytestmark = [pytest.mark.brokers, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.brokers
 
 HANDLER = "shop.note"
 NOTED = "SELECT naming = $1 FROM core.broker_reports WHERE handler_name = 'shop.note'"

@@ -16,7 +16,7 @@ from tests.acceptance.support import PUBLISHER, Facts, effects, make_tables, pub
 from tests.brokers.double import Broker
 from tests.brokers.messages import outgoing
 
-pytestmark = [pytest.mark.brokers, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.brokers
 
 OPTIONS = {"substrate": "nats://double", "lease": 2.0, "poll_interval": 0.2}
 QUICK = RetryPolicy(max_attempts=3, base_delay=0.01, max_delay=0.05)

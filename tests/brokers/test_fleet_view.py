@@ -21,7 +21,7 @@ from tests.acceptance.support import Facts, publish_many, until
 from tests.brokers.double import Broker, _Source
 from tests.brokers.test_operating import holdfast
 
-pytestmark = [pytest.mark.brokers, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.brokers
 
 WEAK = "SELECT max(jsonb_array_length(weaknesses)) = 1 FROM core.broker_reports"
 MOVED = "SELECT via = 'nats' FROM core.subscriptions WHERE handler_name = 'shop.note'"

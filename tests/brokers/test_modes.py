@@ -23,7 +23,7 @@ from servers.rabbitmq import RabbitmqServer
 from tests.acceptance.support import PUBLISHER, running, until
 from tests.brokers.messages import interest, outgoing, sent, taken
 
-pytestmark = [pytest.mark.brokers, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.brokers
 
 FORMAT = JSONFormat()
 HANDLER = "billing.charge_card"

@@ -21,7 +21,7 @@ from servers.valkey import DURABLE, ValkeyServer
 from tests.acceptance.support import publish_many, until
 from tests.brokers.messages import interest, numbers, outgoing, sent, taken
 
-pytestmark = [pytest.mark.brokers, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.brokers
 
 MOVED = "SELECT via <> 'outbox' FROM core.subscriptions WHERE handler_name = 'shop.note'"
 RELAYED = "SELECT count(*) FROM core.outbox WHERE handler_name LIKE 'relay.%' AND status = 'delivered'"

@@ -21,7 +21,7 @@ from servers.valkey import ValkeyServer
 from tests.acceptance.support import PUBLISHER, Facts, drained, effects, make_tables, publish_many, running, until
 from tests.brokers.double import Broker
 
-pytestmark = [pytest.mark.brokers, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.brokers
 
 HANDLER = "billing.charge_card"
 RELAYED = "SELECT count(*) = 1 FROM core.outbox WHERE handler_name = 'relay.nats' AND status = 'delivered'"

@@ -22,7 +22,6 @@ from tests.brokers.messages import interest, numbers, outgoing, sent, taken
 
 pytestmark = [
     pytest.mark.brokers,
-    pytest.mark.newest_postgres,
     pytest.mark.skipif(not POSSIBLE, reason="a disk that loses its power needs root and mkfs.ext4"),
 ]
 

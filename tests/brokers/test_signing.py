@@ -21,7 +21,7 @@ from tests.brokers.double import Broker
 from tests.brokers.messages import outgoing
 from tests.brokers.test_operating import holdfast
 
-pytestmark = [pytest.mark.brokers, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.brokers
 
 OPTIONS = {"substrate": "nats://double", "lease": 2.0, "poll_interval": 0.2}
 QUICK = RetryPolicy(max_attempts=3, base_delay=0.01, max_delay=0.05)

@@ -35,7 +35,7 @@ from servers.valkey import DURABLE, ValkeyServer
 from tests.acceptance.support import Facts, drained, effects, make_tables, publish, publish_many, running, until
 from tests.brokers.messages import outgoing, sent
 
-pytestmark = [pytest.mark.brokers, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.brokers
 
 DEFAULTS = WorkerSettings()
 QUICK = RetryPolicy(max_attempts=3, base_delay=0.01, max_delay=0.05)

@@ -14,7 +14,7 @@ from tests.acceptance.support import Facts, drained, publish_many, running, unti
 from tests.brokers.double import Broker
 from tests.orm.kinds import KINDS, TABLE, Kind, Work
 
-pytestmark = [pytest.mark.brokers, pytest.mark.orm, pytest.mark.newest_postgres]
+pytestmark = [pytest.mark.brokers, pytest.mark.orm]
 
 OPTIONS: dict[str, Any] = {"substrate": "nats://double", "lease": 5.0, "poll_interval": 0.2}
 QUICK = RetryPolicy(max_attempts=3, base_delay=0.02, max_delay=0.05)

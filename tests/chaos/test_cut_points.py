@@ -22,7 +22,7 @@ from holdfast import EventEnvelope, HandlerRegistry, NewEvent, Publisher, Reject
 from holdfast.telemetry import Failed
 from tests.acceptance.support import Facts, drained, make_tables, running, until
 
-pytestmark = [pytest.mark.newest_postgres, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
 

@@ -26,7 +26,7 @@ from holdfast.operator.catalogue import VERBS
 from tests.acceptance.support import until
 from tests.servers import SessionServer
 
-pytestmark = [pytest.mark.console, pytest.mark.newest_postgres, pytest.mark.slow]
+pytestmark = [pytest.mark.console, pytest.mark.slow]
 
 TOKEN = "a-token-of-an-admin"
 CHECKS = (

@@ -19,7 +19,7 @@ from tests.console.asking import ask
 from tests.console.conftest import Browser
 from tests.console.examples import address_of
 
-pytestmark = [pytest.mark.console, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.console
 
 Consoles = Callable[..., Console]
 NOT_HTML = ("palette", "failures.hand-over")

@@ -19,7 +19,7 @@ from holdfast.embedded import EmbeddedPostgres
 from holdfast.operator import Operator, ReadTimeout, Refused
 from tests.console.conftest import Browser, as_role, fill
 
-pytestmark = [pytest.mark.console, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.console
 
 Consoles = Callable[..., Console]
 

@@ -19,7 +19,7 @@ from holdfast.access.principal import Role
 from holdfast.console import Console, ConsoleSettings, create_console
 from holdfast.console.login import FileLogins
 
-pytestmark = [pytest.mark.console, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.console
 
 ROOT = Path(__file__).parents[2]
 PREFIX = "/ops/holdfast"

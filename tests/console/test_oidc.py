@@ -28,7 +28,7 @@ from holdfast.console import Console
 from holdfast.errors import ConfigurationError
 from tests.console.conftest import Browser
 
-pytestmark = [pytest.mark.console, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.console
 
 Consoles = Callable[..., Console]
 

@@ -14,7 +14,7 @@ from holdfast.operator import DatabaseAway, Operators, OperatorsBusy, ReadTimeou
 from tests.acceptance.support import until
 from tests.operator.support import driver_of
 
-pytestmark = [pytest.mark.console, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.console
 
 
 async def test_connections_are_used_again_and_the_audit_has_the_name_of_each(

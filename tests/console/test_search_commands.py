@@ -13,7 +13,7 @@ from holdfast.cli.app import run
 from tests.operator.support import fail
 from tests.servers import run_coroutine
 
-pytestmark = [pytest.mark.console, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.console
 
 
 class Shell:

@@ -22,7 +22,7 @@ from holdfast.console.pages import PAGES
 from holdfast.errors import ConfigurationError
 from tests.console.conftest import BASE, Browser, as_role
 
-pytestmark = [pytest.mark.console, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.console
 
 Consoles = Callable[..., Console]
 ORIGIN = {"origin": BASE}

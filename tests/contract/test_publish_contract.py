@@ -28,6 +28,8 @@ from holdfast.context import current_context
 from holdfast.errors import FieldError, PayloadError, PublishError
 from tests.servers import SessionServer
 
+pytestmark = pytest.mark.both_postgres
+
 
 class Transaction(Protocol):
     """The caller's side of one open transaction."""

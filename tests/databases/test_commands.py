@@ -24,7 +24,7 @@ from holdfast.operator import Finding, Report
 from tests.acceptance.support import drained, publish, until
 from tests.observability.scraping import command, scraped
 
-pytestmark = [pytest.mark.brokers, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.brokers
 
 NOWHERE = "postgresql://postgres@127.0.0.1:1/nowhere"
 APP = """

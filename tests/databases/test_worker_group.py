@@ -22,7 +22,7 @@ from tests.acceptance.support import Facts, drained, effects, make_tables, publi
 from tests.observability.scraping import scrape
 from tests.observability.spans import Spans
 
-pytestmark = [pytest.mark.brokers, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.brokers
 
 SETTINGS = WorkerSettings(lease=3.0, poll_interval=0.5, grace=5.0)
 

@@ -103,7 +103,6 @@ def saved(page: Path, folder: Path) -> None:
 
 
 @pytest.mark.newcomer
-@pytest.mark.newest_postgres
 @parameters([block for block in FILES if block.page.parent.name not in ADOPTION])
 async def test_files(world: asyncpg.Connection, dsn: str, block: Block, tmp_path: Path) -> None:
     """RUN-1: what a page says to save is a whole program, which finds the database as the command does."""
@@ -114,7 +113,6 @@ async def test_files(world: asyncpg.Connection, dsn: str, block: Block, tmp_path
     assert run.returncode == 0, run.stderr
 
 
-@pytest.mark.newest_postgres
 @parameters(PROGRAMS)
 async def test_python(world: asyncpg.Connection, dsn: str, block: Block) -> None:
     """With a connection, a publisher and a registry at hand, as in the text around it."""

@@ -28,6 +28,8 @@ from holdfast.embedded.account import server_account
 from holdfast.embedded.binaries import package_of
 from tests.servers import SessionServer
 
+pytestmark = pytest.mark.both_postgres
+
 
 @pytest.fixture
 def binaries(postgres_server: SessionServer) -> PostgresBinaries:

@@ -19,7 +19,7 @@ from tests.flow.batches import batch_handler, written
 from tests.orm.kinds import ASYNC_SESSION, ASYNCPG, NAME, PSYCOPG, TABLE, Kind, Work
 from tests.orm.test_cut_points import cuts
 
-pytestmark = [pytest.mark.flow, pytest.mark.newest_postgres, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.flow, pytest.mark.slow, pytest.mark.timeout(400)]
 
 EVENTS = 6
 SIDE_BY_SIDE = 12  # nearly all the time they wait before they connect again

@@ -17,7 +17,7 @@ from tests.acceptance.support import Observed, drained, running, until
 from tests.flow.batches import ONCE, QUICK, SETTINGS, BatchBody, Calls, batch_handler, publish, statuses, written
 from tests.orm.kinds import ASYNC_SESSION, ASYNCPG, DJANGO, KINDS, PSYCOPG, SESSION, TABLE, Kind, Work
 
-pytestmark = [pytest.mark.flow, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.flow
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=str)
 some_kinds = pytest.mark.parametrize("kind", (ASYNCPG, ASYNC_SESSION, SESSION, PSYCOPG, DJANGO), ids=str)
 

@@ -25,7 +25,7 @@ from holdfast.telemetry import Failed, Handled, Released
 from tests.acceptance.support import Observed, drained, running, until
 from tests.flow.batches import ONCE, PATIENT, QUICK, SETTINGS, Calls, publish, statuses
 
-pytestmark = [pytest.mark.flow, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.flow
 
 
 async def test_events_are_gathered(dsn: str, conn: asyncpg.Connection) -> None:

@@ -15,7 +15,7 @@ from holdfast.operator import Operator
 from tests.acceptance.support import publish, running, settled
 from tests.operator.support import ACTOR, command
 
-pytestmark = [pytest.mark.flow, pytest.mark.operator, pytest.mark.newest_postgres]
+pytestmark = [pytest.mark.flow, pytest.mark.operator]
 
 HANDLER = "billing.apply"
 KEY = "order 17's"

@@ -7,7 +7,7 @@ import pytest
 from tests.flow.keyed import claim_fair, claim_ordered
 from tests.outbox import EVENT, HANDLER, Outbox
 
-pytestmark = pytest.mark.flow
+pytestmark = [pytest.mark.flow, pytest.mark.both_postgres]
 
 OTHER = "shipping.print_label"
 

@@ -16,7 +16,7 @@ from tests.operator.test_commands import Run, holdfast, made
 
 __all__ = ["holdfast"]
 
-pytestmark = [pytest.mark.flow, pytest.mark.operator, pytest.mark.newest_postgres]
+pytestmark = [pytest.mark.flow, pytest.mark.operator]
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from holdfast.operator import Operator
 from holdfast.testing import MemoryOutbox
 from tests.acceptance.support import PUBLISHER, drained, publish, running, settled, until
 
-pytestmark = [pytest.mark.flow, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.flow
 
 
 async def test_an_operator_finds_and_releases_a_blocked_key(dsn: str, conn: asyncpg.Connection) -> None:

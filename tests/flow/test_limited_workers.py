@@ -17,7 +17,7 @@ from holdfast.operator import Operator
 from holdfast.telemetry import Retried
 from tests.acceptance.support import Facts, drained, publish_many, running, until
 
-pytestmark = [pytest.mark.flow, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.flow
 
 EVENT, HANDLER = "order.placed", "billing.charge_card"
 QUICK = Pause(after=3, first_probe=0.1, longest_wait=0.4)

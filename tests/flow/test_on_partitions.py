@@ -19,7 +19,7 @@ from tests.servers import SessionServer
 
 __all__ = ["outbox"]
 
-pytestmark = [pytest.mark.flow, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.flow
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import pytest
 from tests.flow.keyed import claim_fair, claim_ordered, publish
 from tests.outbox import EVENT, HANDLER, Lane, Outbox, connect
 
-pytestmark = pytest.mark.flow
+pytestmark = [pytest.mark.flow, pytest.mark.both_postgres]
 
 OTHER = "shipping.print_label"
 

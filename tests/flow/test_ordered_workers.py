@@ -93,7 +93,6 @@ async def test_several_workers_with_retries_and_snoozes_keep_the_order(dsn: str,
     assert model.done == {f"k{k}": list(range(6)) for k in range(100)}
 
 
-@pytest.mark.newest_postgres
 async def test_the_next_event_does_not_wait_for_a_poll(dsn: str, conn: asyncpg.Connection) -> None:
     """LSN-9: the worker that has settled a head goes on with its key, and a commit wakes it."""
     model = Model()
@@ -106,7 +105,6 @@ async def test_the_next_event_does_not_wait_for_a_poll(dsn: str, conn: asyncpg.C
     assert model.done == {"k": list(range(20))} and model.inversions == []
 
 
-@pytest.mark.newest_postgres
 async def test_another_worker_takes_over_a_key_soon(dsn: str, conn: asyncpg.Connection) -> None:
     """LSN-9: an idle worker does not miss for long what another one has made claimable and cannot run itself."""
     model, began, go = Model(), asyncio.Event(), asyncio.Event()
@@ -159,7 +157,6 @@ async def test_transactional_handlers_keep_the_order_when_a_worker_is_killed(
     assert len(await effects(conn)) == keys * events
 
 
-@pytest.mark.newest_postgres
 @pytest.mark.parametrize("policy", ["block", "skip"])
 async def test_a_failed_head_blocks_or_is_skipped(dsn: str, conn: asyncpg.Connection, policy: str) -> None:
     """LSN-9: the handler says what a dead letter does to the events behind it."""
@@ -188,7 +185,6 @@ async def test_a_failed_head_blocks_or_is_skipped(dsn: str, conn: asyncpg.Connec
     assert handled == ([7, 0, 1, 2] if policy == "block" else [1, 2, 0])
 
 
-@pytest.mark.newest_postgres
 async def test_events_without_a_key_cost_no_claim_by_key(
     dsn: str, conn: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,7 +209,6 @@ async def test_events_without_a_key_cost_no_claim_by_key(
         assert asked > 0
 
 
-@pytest.mark.newest_postgres
 async def test_cancelled_and_expired_heads_do_not_block(dsn: str, conn: asyncpg.Connection) -> None:
     """LSN-9, LSN-8: neither is a dead letter."""
     model = Model()

@@ -23,7 +23,7 @@ from tests.acceptance.support import Facts, publish, running, until
 from tests.flow.partitioned import id_at, partition
 from tests.outbox import EVENT, HANDLER, Lane, Outbox, connect
 
-pytestmark = pytest.mark.flow
+pytestmark = [pytest.mark.flow, pytest.mark.both_postgres]
 
 NOW = datetime.now(UTC)
 
@@ -479,7 +479,6 @@ async def test_later_migrations_work_on_partitions(outbox: Outbox, dsn: str, mak
 
 
 @pytest.mark.slow
-@pytest.mark.newest_postgres
 async def test_a_live_table_is_converted_there_and_back(outbox: Outbox, dsn: str) -> None:
     """OBX-6: 100,000 rows, three producers, a worker: no publish fails, no event is lost or handled twice."""
     await outbox.insert_many(100_000, "order.old")

@@ -12,7 +12,7 @@ from holdfast import EventEnvelope, HandlerRegistry, Publisher
 from holdfast.operator import Operator, Refused
 from tests.acceptance.support import running, until
 
-pytestmark = [pytest.mark.flow, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.flow
 
 EVENT = "order.placed"
 

@@ -11,7 +11,7 @@ import pytest
 from tests.http.shop import EVERY_DRIVER, ISOLATION
 from tests.http.support import Open, effects, opened, problem, records, runs
 
-pytestmark = [pytest.mark.http_contract, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.http_contract
 
 # asyncpg and SQLAlchemy at every level, everything else at one. Two processes serve each.
 EVERYWHERE = [*product(("asyncpg", "sqlalchemy"), ISOLATION)]

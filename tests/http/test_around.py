@@ -18,7 +18,7 @@ from holdfast.idempotency import exchange_of
 from tests.http.plain import Plain
 from tests.http.support import Client, names, problem, records, runs, served
 
-pytestmark = [pytest.mark.http_contract, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.http_contract
 
 
 @asynccontextmanager

@@ -34,7 +34,7 @@ from tests.http.support import (
 from tests.logins import Logins
 from tests.servers import SessionServer
 
-pytestmark = [pytest.mark.http_contract, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.http_contract
 
 
 async def settled(conn: asyncpg.Connection) -> int:

@@ -31,7 +31,7 @@ from tests.http.support import Client, Zygote, client, effects, expire, opened, 
 from tests.http.test_crashes import port_of, settled
 from tests.http.test_crashes import request as raw_request
 
-pytestmark = [pytest.mark.http_contract, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.http_contract
 at_every_level = pytest.mark.parametrize("isolation", ISOLATION, ids=lambda value: value.replace(" ", "-"))
 # Two requests that change the same row: the second one fails, and is not the view's fault.
 above_read_committed = pytest.mark.parametrize("isolation", ISOLATION[1:], ids=lambda value: value.replace(" ", "-"))

@@ -12,7 +12,7 @@ import pytest
 from tests.http.plain import Plain
 from tests.http.support import ALICE, ORDER, effects, opened, problem, records, runs, served
 
-pytestmark = [pytest.mark.http_contract, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.http_contract
 
 
 async def test_a_key_of_a_safe_method_is_ignored(dsn: str, conn: asyncpg.Connection) -> None:

@@ -19,7 +19,7 @@ from tests.http.plain import Plain
 from tests.http.shop import SECRET, Shop
 from tests.http.support import effects, opened, problem, records, served
 
-pytestmark = [pytest.mark.http_contract, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.http_contract
 
 
 async def anybody() -> str:

@@ -16,7 +16,7 @@ from holdfast.domain_events import RecordsEvents
 from holdfast.integrations.sqlalchemy import DomainEvents
 from tests.http.support import Client, opened, problem, records
 
-pytestmark = [pytest.mark.http_contract, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.http_contract
 
 
 class Base(DeclarativeBase):

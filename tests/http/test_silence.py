@@ -19,7 +19,7 @@ from tests.acceptance.support import until
 from tests.http.shop import Order, Shop
 from tests.http.support import Client, effects, problem, records, served
 
-pytestmark = [pytest.mark.http_contract, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.http_contract
 
 WITHIN = 0.3  # seconds for an answer of the database
 NAME = "silenced"

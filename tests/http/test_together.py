@@ -15,7 +15,7 @@ from tests.acceptance.support import until
 from tests.http.shop import DRIVERS, EVERY_DRIVER, ISOLATION
 from tests.http.support import Open, effects, expire, opened, problem, records, runs
 
-pytestmark = [pytest.mark.http_contract, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.http_contract
 
 
 def at(pairs: list[tuple[str, str]]) -> pytest.MarkDecorator:

@@ -21,6 +21,8 @@ import pytest
 from holdfast.postgres import migrate
 from tests.servers import SUPPORTED_MAJORS, SessionServer
 
+pytestmark = pytest.mark.both_postgres
+
 GOLDEN = Path(__file__).parent / "golden" / "schema.txt"
 UPDATE = "HOLDFAST_UPDATE_GOLDEN"
 ALEMBIC = Path(__file__).parents[2] / "docs" / "alembic.md"

@@ -19,6 +19,8 @@ from holdfast.postgres import migrate
 from holdfast.postgres.schema.migrate import Step
 from holdfast.postgres.schema.ownership import ROLES
 
+pytestmark = pytest.mark.both_postgres
+
 _numbers = itertools.count(1)
 
 

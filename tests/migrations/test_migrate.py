@@ -23,6 +23,8 @@ from holdfast.postgres.wakeup import mode
 from tests.migrations.conftest import FIRST, SECOND, MakeSource
 from tests.servers import SessionServer
 
+pytestmark = pytest.mark.both_postgres
+
 
 async def fetch(dsn: str, sql: str, *values: object) -> list[Any]:
     connection = await asyncpg.connect(dsn)

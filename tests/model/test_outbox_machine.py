@@ -50,7 +50,7 @@ from tests.nightly import nightly_examples
 from tests.outbox import NOBODY, START, InFlight, Lane, Outbox, connect
 from tests.servers import SessionServer
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.both_postgres]
 
 EXAMPLES = {18: 300, 15: 100}
 STEPS = 25

@@ -28,7 +28,7 @@ from holdfast.operator import Operator
 from holdfast.retry import classify
 from tests.acceptance.support import PATIENCE, drained, publish_many, running
 
-pytestmark = [pytest.mark.newcomer, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.newcomer
 
 ONCE = RetryPolicy(max_attempts=1)
 

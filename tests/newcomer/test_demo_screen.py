@@ -12,7 +12,7 @@ from rich.console import Console
 from examples.orders.view import Scene, draw
 from holdfast.embedded import EmbeddedPostgres, find_binaries
 
-pytestmark = [pytest.mark.newcomer, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.newcomer
 
 
 @pytest.mark.parametrize("width", [80, 120])

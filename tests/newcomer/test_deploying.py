@@ -20,7 +20,7 @@ from chaos.releases import make_next
 from tests.acceptance.support import until
 from tests.docs.support import ROOT, Block, blocks, parameters
 
-pytestmark = [pytest.mark.newcomer, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.newcomer
 
 DOCS = ROOT / "docs"
 

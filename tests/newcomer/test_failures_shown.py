@@ -42,7 +42,7 @@ from tests.acceptance.support import (
 )
 from tests.outbox import Outbox, connect
 
-pytestmark = [pytest.mark.newcomer, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.newcomer
 
 ONCE = RetryPolicy(max_attempts=1)
 THIS = "newcomer/test_failures_shown.py"

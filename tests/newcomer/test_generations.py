@@ -62,7 +62,6 @@ async def command(dsn: str, *arguments: str) -> str:
     return out.decode()
 
 
-@pytest.mark.newest_postgres
 async def test_a_deployment_is_begun_by_a_command(dsn: str, conn: asyncpg.Connection) -> None:
     """GEN-3: the number alone is printed, for a script to take."""
     assert await command(dsn, "generations", "begin", "--label", "v1.4.2") == "1\n"

@@ -201,7 +201,6 @@ def test_the_name_of_the_event_is_free() -> None:
         registered(function)
 
 
-@pytest.mark.newest_postgres
 async def test_no_runner_is_lost_to_a_strange_handler(dsn: str, conn: asyncpg.Connection) -> None:
     """LSN-14: what only shows when it runs fails its own event, and the next one is handled."""
     registry, handled = HandlerRegistry(), []

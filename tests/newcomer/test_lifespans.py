@@ -23,7 +23,7 @@ from holdfast.handling import lifespans
 from holdfast.integrations.fastapi import worker_lifespan
 from tests.acceptance.support import Facts, drained, publish, running, until
 
-pytestmark = [pytest.mark.newcomer, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.newcomer
 
 PUBLISHER = Publisher("shop")
 

@@ -23,7 +23,7 @@ from holdfast import EventEnvelope, HandlerRegistry, NewEvent, Publisher
 from holdfast.brokers.engines import engine_of
 from holdfast.errors import ConfigurationError, FieldError, TerminalHandlerError
 
-pytestmark = [pytest.mark.newcomer, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.newcomer
 
 PUBLISHER = Publisher("shop")
 

@@ -16,7 +16,7 @@ from holdfast import Done, EventEnvelope, HandlerContext, HandlerRegistry, Publi
 from holdfast.errors import ConfigurationError
 from tests.acceptance.support import Facts, drained, publish, running, until
 
-pytestmark = [pytest.mark.newcomer, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.newcomer
 
 PUBLISHER = Publisher("shop")
 tenant: contextvars.ContextVar[str] = contextvars.ContextVar("tenant", default="none")

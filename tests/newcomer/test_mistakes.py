@@ -102,7 +102,6 @@ def test_arguments_in_the_wrong_order() -> None:
         Worker(registry, DSN)  # type: ignore[arg-type]
 
 
-@pytest.mark.newest_postgres
 async def test_what_is_not_an_event_is_refused_before_any_sql(dsn: str) -> None:
     """PUB-3: the transaction stays usable."""
     connection = await asyncpg.connect(dsn)

@@ -12,7 +12,7 @@ from holdfast.failure import describe
 from holdfast.retry import classify
 from tests.acceptance.support import Facts, drained, publish, running
 
-pytestmark = [pytest.mark.newcomer, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.newcomer
 
 ATTRIBUTES = (
     "__cause__",

@@ -21,7 +21,7 @@ from tests.logins import PRODUCER, Logins
 from tests.operator.support import ACTOR, HANDLER, subscribe
 from tests.servers import SessionServer, run_coroutine
 
-pytestmark = [pytest.mark.newcomer, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.newcomer
 
 Run = Callable[..., tuple[int, str, str]]
 

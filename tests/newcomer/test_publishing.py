@@ -126,7 +126,6 @@ async def test_a_database_without_the_schema_names_the_command(empty_dsn: str, d
     assert refused.value.__cause__ is not None
 
 
-@pytest.mark.newest_postgres
 async def test_another_schema_is_named_in_the_command(empty_dsn: str) -> None:
     connection = await asyncpg.connect(empty_dsn)
     try:
@@ -138,7 +137,6 @@ async def test_another_schema_is_named_in_the_command(empty_dsn: str) -> None:
 
 
 @every_driver
-@pytest.mark.newest_postgres
 async def test_a_schema_of_another_release_names_the_command(dsn: str, conn: asyncpg.Connection, driver: Any) -> None:
     """PUB-6."""
     await conn.execute("ALTER TABLE core.outbox RENAME COLUMN channel TO was_channel")
@@ -205,7 +203,6 @@ async def test_one_envelope_twice_leaves_the_transaction_usable(
     assert [row[0] for row in types] == ["order.placed", "order.shipped", "order.paid"]
 
 
-@pytest.mark.newest_postgres
 async def test_an_envelope_that_is_published_again(conn: asyncpg.Connection) -> None:
     """PUB-6: through the protocol, in the same transaction; and twice in one call, before any SQL."""
     async with conn.transaction():
@@ -246,7 +243,6 @@ async def test_ids_that_are_given_are_written_like_others(conn: asyncpg.Connecti
 # --- an event alone ---
 
 
-@pytest.mark.newest_postgres
 async def test_an_event_alone_is_one_statement_that_commits(dsn: str, conn: asyncpg.Connection) -> None:
     """PUB-6: connections without a transaction, and a pool."""
     assert isinstance(await PUBLISHER.publish_alone(conn, "a.b", {"n": 1}), EventEnvelope)

@@ -19,7 +19,7 @@ from holdfast import Publisher
 from tests.acceptance.support import until
 from tests.docs.support import ROOT, blocks
 
-pytestmark = [pytest.mark.newcomer, pytest.mark.timeout(240), pytest.mark.newest_postgres, pytest.mark.slow]
+pytestmark = [pytest.mark.newcomer, pytest.mark.timeout(240), pytest.mark.slow]
 
 OLD, NEW = "billing.charge", "billing.charge_card"
 PAGE = ROOT / "docs" / "runbooks" / "renaming-a-handler.md"

@@ -25,7 +25,7 @@ from tests.acceptance.support import publish_many
 from tests.newcomer.test_event_ids import published
 from tests.operator.support import CAUSES, beat, fail, fail_with, subscribe
 
-pytestmark = [pytest.mark.newcomer, pytest.mark.newest_postgres, pytest.mark.timeout(240), pytest.mark.slow]
+pytestmark = [pytest.mark.newcomer, pytest.mark.timeout(240), pytest.mark.slow]
 
 GOLDEN = Path(__file__).parent / "golden"
 LONG = "ledger.book_into_the_general_ledger_of_the_company"

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast import EventEnvelope, HandlerRegistry, NewEvent, Publisher, Reactions
 
-pytestmark = [pytest.mark.newcomer, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.newcomer
 
 PUBLISHER = Publisher("shop")
 

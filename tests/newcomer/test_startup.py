@@ -18,7 +18,7 @@ import pytest
 from holdfast import HandlerRegistry, Worker
 from holdfast.errors import ConfigurationError
 
-pytestmark = [pytest.mark.newcomer, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.newcomer
 
 COMMON = """
 import os

@@ -20,7 +20,7 @@ from holdfast.domain_events import RecordsEvents
 from holdfast.errors import ConfigurationError, FieldError, PayloadError
 from holdfast.integrations.sqlalchemy import DomainEvents
 
-pytestmark = [pytest.mark.newcomer, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.newcomer
 
 PUBLISHER = Publisher("shop")
 

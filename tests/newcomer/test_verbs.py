@@ -17,7 +17,7 @@ from tests.logins import OPERATOR, PRODUCER, WORKER, Logins
 from tests.operator.support import HANDLER, beat, command, fail, subscribe
 from tests.servers import SessionServer
 
-pytestmark = [pytest.mark.newcomer, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.newcomer
 
 registry = HandlerRegistry()
 

@@ -19,7 +19,7 @@ from holdfast import Publisher
 from tests.acceptance.support import drained, running
 from tests.docs.support import ROOT, blocks
 
-pytestmark = [pytest.mark.newcomer, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.newcomer
 
 SECRET = b"between us"
 

@@ -29,7 +29,7 @@ from tests.observability.scraping import command, get, scraped
 from tests.outbox import Outbox, connect
 from tests.servers import SessionServer, apply_schema
 
-pytestmark = [pytest.mark.observability, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.observability
 
 ALERTS = {text.partition("\n")[0]: text for text in RULES.read_text().split("- alert: ")[1:]}
 

@@ -49,7 +49,7 @@ from tests.acceptance.test_worker_sentry import Recorder
 from tests.observability.test_logs import Terminal
 from tests.observability.test_otel_metrics import Metrics
 
-pytestmark = [pytest.mark.observability, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.observability
 
 PAYLOAD, NESTED, KEY, DEDUPE, HEADER = (
     f"canary-{name}-2718281828" for name in ("payload", "nested", "key", "dedupe", "hdr")

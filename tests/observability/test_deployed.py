@@ -22,7 +22,7 @@ from tests.observability.support import Command
 from tests.observability.test_service_manager import Manager
 from tests.trust.test_old_primary import free_port
 
-pytestmark = [pytest.mark.observability, pytest.mark.newest_postgres, pytest.mark.abandons_leases]
+pytestmark = [pytest.mark.observability, pytest.mark.abandons_leases]
 
 HANDLERS = """
 from holdfast import HandlerRegistry

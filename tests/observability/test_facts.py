@@ -24,7 +24,7 @@ from holdfast.worker.draining import Drainer
 from holdfast.worker.outage import Outages
 from tests.acceptance.support import Facts, Observed, drained, publish, publish_many, running, until
 
-pytestmark = [pytest.mark.observability, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.observability
 
 
 async def test_a_delivery_that_is_snoozed_and_then_released(dsn: str, conn: asyncpg.Connection) -> None:

@@ -31,7 +31,7 @@ from holdfast.telemetry import Fired, Handled, LostLease, Notice, Published, Rel
 from tests.acceptance.support import PATIENCE, drained, until
 from tests.docs.support import read, sections, table
 
-pytestmark = [pytest.mark.observability, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.observability
 
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 TRACE = f"00-{TRACE_ID}-00f067aa0ba902b7-01"

@@ -22,7 +22,7 @@ from holdfast.observing import FACTS, USUAL_FACTS, DirectObservers, ObserverGrou
 from holdfast.telemetry import Claimed, DeliveryFact, Fact, Failed, Handled, Notice, Published, Settled, trace_id_of
 from tests.acceptance.support import Facts, Observed, drained, publish_many, running, until
 
-pytestmark = [pytest.mark.observability, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.observability
 
 DSN = "postgresql://localhost/x"
 

@@ -31,7 +31,7 @@ from holdfast.postgres.deliveries import Deliveries
 from holdfast.telemetry import Claimed, DeliveryFact, Failed, Handled, LostLease, Notice
 from tests.acceptance.support import Observed, drained, until
 
-pytestmark = [pytest.mark.observability, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.observability
 
 # What a handler does, and how likely it is.
 BEHAVIOURS = {

@@ -26,7 +26,7 @@ from tests.newcomer.test_starting import IMPORTED, SLOW, python
 from tests.observability.support import Command, worker_command, worker_status
 from tests.trust.test_old_primary import free_port
 
-pytestmark = [pytest.mark.observability, pytest.mark.newest_postgres, pytest.mark.abandons_leases]
+pytestmark = [pytest.mark.observability, pytest.mark.abandons_leases]
 
 
 async def test_from_the_start_to_the_end(dsn: str, conn: asyncpg.Connection, tmp_path: Path) -> None:

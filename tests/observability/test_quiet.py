@@ -18,7 +18,7 @@ from tests.observability.alerting import OUTBOX, RULES, WORKERS
 from tests.observability.prometheus_server import ask, prometheus
 from tests.observability.scraping import command, scraped
 
-pytestmark = [pytest.mark.observability, pytest.mark.newest_postgres, pytest.mark.timeout(1_800)]
+pytestmark = [pytest.mark.observability, pytest.mark.timeout(1_800)]
 
 PAUSE, EACH = 0.5, 10  # twenty events a second, each for two handlers
 

@@ -21,7 +21,7 @@ from tests.acceptance.support import PATIENCE, publish, until
 from tests.observability.support import worker_command
 from tests.trust.test_old_primary import free_port
 
-pytestmark = [pytest.mark.observability, pytest.mark.newest_postgres, pytest.mark.abandons_leases]
+pytestmark = [pytest.mark.observability, pytest.mark.abandons_leases]
 
 
 class Manager:

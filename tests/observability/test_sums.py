@@ -71,7 +71,6 @@ async def struck(dsn: str) -> AsyncIterator[list[bool]]:
         await conn.close()
 
 
-@pytest.mark.newest_postgres
 async def test_the_pages_of_metrics_add_up_over_a_run_of_faults(
     dsn: str, conn: asyncpg.Connection, tmp_path: Path
 ) -> None:

@@ -15,7 +15,7 @@ from examples.orders.processes import Stage
 from tests.acceptance.support import until
 from tests.observability.collector import Collector, ExportedSpan, depths
 
-pytestmark = [pytest.mark.observability, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.observability
 
 SERVER, CONSUMER = 2, 5
 # Where `./dev docs trace` has the spans written, of which it draws the picture in docs/tracing.md.

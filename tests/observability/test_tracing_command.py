@@ -20,7 +20,7 @@ from tests.acceptance.support import drained, until
 from tests.observability.collector import Collector
 from tests.observability.spans import Spans
 
-pytestmark = [pytest.mark.observability, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.observability
 
 APP = """
 import asyncio

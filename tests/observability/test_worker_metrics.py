@@ -21,7 +21,7 @@ from holdfast.observability.prometheus import Collector
 from tests.acceptance.support import drained, insert, publish, publish_many, running, until
 from tests.observability.scraping import OPENMETRICS, command, get, read, read_openmetrics, scrape, scraped
 
-pytestmark = [pytest.mark.observability, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.observability
 
 
 class CardRefused(Exception):

@@ -43,7 +43,6 @@ FROM generate_series(1, $1::int) n
 """
 
 
-@pytest.mark.newest_postgres
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 async def test_ten_thousand_failures_of_seven_causes_are_seven_groups(

@@ -16,7 +16,7 @@ from holdfast.postgres import doctor
 from holdfast.postgres.doctor import examination
 from tests.docs.support import read, sections, table
 
-pytestmark = [pytest.mark.operator, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.operator
 
 Run = Callable[..., tuple[int, str, str]]
 

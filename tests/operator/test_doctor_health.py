@@ -37,7 +37,7 @@ from tests.acceptance.test_worker_pooler import pooled_dsn
 from tests.outbox import CHANNEL, EVENT, HANDLER, Outbox, connect
 from tests.servers import SessionServer, apply_schema
 
-pytestmark = pytest.mark.operator
+pytestmark = [pytest.mark.operator, pytest.mark.both_postgres]
 
 __all__ = ["pooled_dsn"]  # a fixture
 

@@ -313,7 +313,6 @@ async def test_a_locked_row_is_taken_later(dsn: str, conn: asyncpg.Connection, o
 # --- rate and death ---
 
 
-@pytest.mark.newest_postgres
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 async def test_a_runner_that_is_killed_is_followed_by_another(dsn: str, conn: asyncpg.Connection, shop: Shop) -> None:

@@ -14,7 +14,7 @@ from holdfast.cli import main
 from tests.operator.kept import archived, rows
 from tests.servers import run_coroutine
 
-pytestmark = [pytest.mark.operator, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.operator
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -19,7 +19,7 @@ from holdfast.embedded import find_binaries
 from tests.acceptance.support import until
 from tests.docs.support import ROOT, blocks
 
-pytestmark = [pytest.mark.operator, pytest.mark.timeout(240), pytest.mark.newest_postgres, pytest.mark.slow]
+pytestmark = [pytest.mark.operator, pytest.mark.timeout(240), pytest.mark.slow]
 
 BROKEN = """
 from pathlib import Path

@@ -25,7 +25,7 @@ from holdfast.cli import main
 from tests.operator.support import ACTOR, HANDLER, ROOT, fail
 from tests.operator.test_commands import made
 
-pytestmark = [pytest.mark.operator, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.operator
 
 # Of this test's own database: others run beside it.
 GONE = """SELECT pg_terminate_backend(pid) FROM pg_stat_activity

@@ -14,7 +14,7 @@ from tests.acceptance.support import drained, publish_many, row
 from tests.orm.kinds import KINDS, TABLE, Kind, Work
 from tests.orm.test_contract import working
 
-pytestmark = [pytest.mark.orm, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.orm
 
 COMMANDS = Commands(secrets={1: "a secret that only the tests know, of thirty-two bytes"})
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=str)

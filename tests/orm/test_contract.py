@@ -30,7 +30,7 @@ from tests.operator.kept import policy
 from tests.orm.kinds import ASYNCPG, KINDS, TABLE, Body, Kind, Work
 from tests.outbox import CHANNEL
 
-pytestmark = [pytest.mark.orm, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.orm
 
 QUICK = RetryPolicy(max_attempts=5, base_delay=0.02, max_delay=0.05)
 PUBLISHER = Publisher("ledger")

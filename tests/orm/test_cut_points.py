@@ -20,7 +20,7 @@ from holdfast import EventEnvelope, HandlerRegistry, Publisher, RetryPolicy
 from tests.acceptance.support import running, until
 from tests.orm.kinds import KINDS, NAME, TABLE, Kind, Work
 
-pytestmark = [pytest.mark.orm, pytest.mark.newest_postgres, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.orm, pytest.mark.slow, pytest.mark.timeout(400)]
 
 SIDE_BY_SIDE = 12  # nearly all the time they wait before they connect again
 SETTINGS = {"lease": 1.5, "poll_interval": 1.0, "connections": 1, "grace": 5.0}

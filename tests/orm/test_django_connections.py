@@ -13,7 +13,7 @@ from holdfast import EventEnvelope, HandlerRegistry, RetryPolicy
 from tests.acceptance.support import publish, running, settled, until
 from tests.orm.kinds import NAME, django
 
-pytestmark = [pytest.mark.orm, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.orm
 
 
 def plain(ask: Callable[[], None]) -> tuple[Any, int]:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.acceptance.support import drained
 
-pytestmark = [pytest.mark.orm, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.orm
 ROOT = Path(__file__).parents[2]
 
 ORDERS = """

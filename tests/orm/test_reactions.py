@@ -16,7 +16,7 @@ from holdfast.telemetry import Failed
 from tests.acceptance.support import Facts
 from tests.orm.kinds import ASYNCPG, KINDS, TABLE, Body, Kind, Work
 
-pytestmark = [pytest.mark.orm, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.orm
 
 PUBLISHER = Publisher("ledger")
 BACKENDS = """SELECT pid FROM pg_stat_activity WHERE datname = current_database()

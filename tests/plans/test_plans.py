@@ -16,7 +16,7 @@ import pytest
 
 from tests.servers import SessionServer, run_coroutine
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.both_postgres]
 
 DUE, KEPT, CROWD, DEAD = 50_000, 1_000_000, 100_000, 200
 NO_MARK = (datetime(1, 1, 2, tzinfo=UTC), uuid.UUID(int=0))

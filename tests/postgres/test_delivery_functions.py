@@ -22,6 +22,8 @@ from holdfast.postgres.queries import Queries
 from holdfast.postgres.statements import NamedStatements
 from tests.outbox import CHANNEL, EVENT, HANDLER, LANE, NOBODY, START, InFlight, Lane, Outbox, connect
 
+pytestmark = pytest.mark.both_postgres
+
 Settle = Callable[[Outbox, InFlight], Awaitable[list[UUID]]]
 SETTLES: dict[str, Settle] = {
     "deliver": lambda outbox, held: outbox.deliver(held),

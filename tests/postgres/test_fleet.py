@@ -6,10 +6,13 @@ import uuid
 from uuid import UUID
 
 import asyncpg
+import pytest
 
 from holdfast.postgres.fleet import Fleet, Registration
 from holdfast.postgres.queries import Queries
 from tests.outbox import CHANNEL, Outbox
+
+pytestmark = pytest.mark.both_postgres
 
 FLEET = Fleet(Queries())
 

@@ -16,6 +16,8 @@ import pytest
 from holdfast.ids import uuid7_time
 from tests.outbox import CHANNEL, EVENT, Outbox, connect
 
+pytestmark = pytest.mark.both_postgres
+
 DECIDED_COLUMNS = {
     "id": "uuid",
     "event_type": "text",

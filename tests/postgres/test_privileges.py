@@ -18,6 +18,8 @@ from tests.logins import OPERATOR, OWNER, PRODUCER, ROLES, RUNTIME, WORKER, Logi
 from tests.outbox import CHANNEL, EVENT, HANDLER, LANE, InFlight, Lane, Outbox, connect
 from tests.servers import SessionServer
 
+pytestmark = pytest.mark.both_postgres
+
 # --- the declared matrix: what is not here is denied ---
 
 TABLES: dict[str, dict[str, set[str]]] = {

@@ -26,6 +26,8 @@ from holdfast.ids import uuid7
 from tests.outbox import CHANNEL, HANDLER, InFlight, Lane, Outbox, connect
 from tests.servers import SessionServer, apply_schema
 
+pytestmark = pytest.mark.both_postgres
+
 SHOP = Publisher("shop")
 REMIND = Lane("*/order.remind")
 

@@ -18,6 +18,8 @@ from tests.outbox import CHANNEL, EVENT, Lane, Outbox
 from tests.report import used
 from tests.servers import SessionServer, run_coroutine
 
+pytestmark = pytest.mark.both_postgres
+
 INSERT = "INSERT INTO core.outbox (event_type, source, payload) VALUES ('order.placed', 'shop', '{\"n\": 1}')"
 
 

@@ -14,6 +14,8 @@ from holdfast.failure import FailureCycle
 from holdfast.worker.lease_keeper import digest_of
 from tests.outbox import CHANNEL, EVENT, HANDLER, LANE, NOBODY, InFlight, Lane, Outbox, connect
 
+pytestmark = pytest.mark.both_postgres
+
 
 @pytest.fixture
 async def other(shared_dsn: str) -> AsyncIterator[Outbox]:

@@ -17,6 +17,8 @@ from holdfast.postgres.subscriptions import Subscriptions, SubscriptionStatement
 from holdfast.worker.routing import subscribers
 from tests.outbox import CHANNEL, EVENT, HANDLER, LANE, Lane, Outbox, connect
 
+pytestmark = pytest.mark.both_postgres
+
 MAIL, SHIP = "mail.thank", "shipping.send"
 
 

@@ -8,6 +8,8 @@ import pytest
 from tests import servers
 from tests.servers import SessionServer
 
+pytestmark = pytest.mark.both_postgres
+
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,8 @@ from holdfast.postgres.queries import Queries, statements
 from tests.outbox import CHANNEL, EVENT, HANDLER, LANE, NOBODY, InFlight, Lane, Outbox, connect
 from tests.servers import SessionServer, run_coroutine
 
+pytestmark = pytest.mark.both_postgres
+
 STATEMENTS = {file: sorted(named) for file, named in statements().items()}
 FILES = [file for file, named in STATEMENTS.items() if named]
 ELSEWHERE = "hf_other"

@@ -21,6 +21,8 @@ from holdfast.postgres.wakeup import mode as wakeup_mode
 from tests.acceptance.support import until
 from tests.outbox import Lane, Outbox
 
+pytestmark = pytest.mark.both_postgres
+
 PUBLISH = """
 INSERT INTO core.outbox (event_type, source, payload, channel, target, created_at, available_at)
 SELECT $1, 'shop', '{}', $2, $3, least(now(), due.at), due.at

@@ -14,6 +14,8 @@ from holdfast.postgres.connection import Address, ReservedConnection
 from holdfast.postgres.queries import Queries
 from holdfast.postgres.wakeup.sleeper import Sleeper
 
+pytestmark = pytest.mark.both_postgres
+
 CHANNEL = "outbox_default"
 INSERT = "INSERT INTO core.outbox (event_type, source, payload) VALUES ('order.placed', 'shop', '{}')"
 ELSEWHERE = (

@@ -24,8 +24,6 @@ from holdfast.errors import DomainFault, NotFoundFault
 from holdfast.operator import Operator
 from tests.acceptance.support import insert, publish, running, settled, until
 
-pytestmark = pytest.mark.newest_postgres
-
 ROOT = Path(__file__).parents[2]
 SCHEMA = ROOT / "examples" / "agent_tasks" / "schema.sql"
 DISPUTE = {"order_id": "A-17", "cents": 2500}

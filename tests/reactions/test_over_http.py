@@ -19,8 +19,6 @@ from holdfast import EventEnvelope, HandlerRegistry, Publisher, Reactions
 from holdfast.integrations.fastapi import Idempotency
 from holdfast.integrations.sqlalchemy import DomainEvents
 
-pytestmark = pytest.mark.newest_postgres
-
 SCHEMA = Path("examples/orders/schema.sql")
 
 

@@ -16,7 +16,7 @@ from tests.testing_kit.test_plugin import passed, run, server
 
 __all__ = ["server"]
 
-pytestmark = [pytest.mark.testing_kit, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.testing_kit
 
 BEHIND_AN_ERROR = """
 import pytest

@@ -23,7 +23,7 @@ from holdfast.testing.loop import kit_loop
 from tests.docs.support import ROOT
 from tests.servers import servers_by_major
 
-pytestmark = [pytest.mark.testing_kit, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.testing_kit
 
 
 def registry_of(calls: list[str]) -> HandlerRegistry:

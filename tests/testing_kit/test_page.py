@@ -10,7 +10,7 @@ import pytest
 
 from tests.docs.support import ROOT, blocks
 
-pytestmark = [pytest.mark.testing_kit, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.testing_kit
 
 PAGE = ROOT / "docs" / "testing.md"
 

@@ -16,7 +16,7 @@ from psycopg.sql import SQL, Identifier
 
 from holdfast.testing.databases import TestDatabase, database_address
 
-pytestmark = [pytest.mark.testing_kit, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.testing_kit
 
 INI = """
 [pytest]

@@ -19,7 +19,7 @@ from tests.logins import Logins
 from tests.outbox import CHANNEL
 from tests.servers import SessionServer
 
-pytestmark = pytest.mark.trust
+pytestmark = [pytest.mark.trust, pytest.mark.both_postgres]
 
 WAKE_UP = f"core.{CHANNEL}"
 SLEEPER = f"{WAKE_UP}/sleeper"

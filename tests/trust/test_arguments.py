@@ -12,7 +12,7 @@ from tests.logins import PRODUCER, WORKER, Logins
 from tests.outbox import HANDLER, Outbox, connect
 from tests.servers import SessionServer
 
-pytestmark = pytest.mark.trust
+pytestmark = [pytest.mark.trust, pytest.mark.both_postgres]
 
 # What a call may end with: a bad value, no right, nothing there, or not the time for it. All are raised by name.
 DECLARED = {"22023", "42501", "P0002", "55000"}

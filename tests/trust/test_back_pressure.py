@@ -8,7 +8,7 @@ import pytest
 from holdfast import EventEnvelope, HandlerRegistry
 from tests.acceptance.support import drained, process, publish_many, running, until
 
-pytestmark = [pytest.mark.trust, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.trust
 
 # As with a synchronous standby far away.
 SLOW_SETTLES = """

@@ -22,7 +22,7 @@ from holdfast.observability.background import MOST, RESERVED, Background
 from holdfast.telemetry import Fact, Failed
 from tests.acceptance.support import Facts, drained, publish, publish_many, settled, until
 
-pytestmark = [pytest.mark.trust, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.trust
 
 HANDLERS = """
 import logging

@@ -14,7 +14,7 @@ from tests.brokers.double import Broker
 from tests.brokers.messages import outgoing
 from tests.brokers.test_signing import CHANNEL, OPTIONS, moved, registry_of
 
-pytestmark = [pytest.mark.trust, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.trust
 
 INSERT = (
     "INSERT INTO core.outbox (event_type, source, payload, headers) VALUES ('order.placed', 'evil', '{}', $1::jsonb)"

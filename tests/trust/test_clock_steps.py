@@ -53,7 +53,6 @@ async def outbox(dsn: str) -> AsyncIterator[Outbox]:
 # --- whole workers, with a server whose clock is set ---
 
 
-@pytest.mark.newest_postgres
 @pytest.mark.parametrize("step", ["+2h", "-1h", "+10y", "-10y"])
 async def test_deliveries_survive_a_step(
     stepping: SteppingServer, sessions: list[asyncpg.Connection], step: str
@@ -119,7 +118,6 @@ async def test_deliveries_survive_a_step(
     assert [finding.severity for finding in found] == ["warning"]
 
 
-@pytest.mark.newest_postgres
 async def test_a_step_back_while_no_worker_lives(stepping: SteppingServer, sessions: list[asyncpg.Connection]) -> None:
     """LSN-3, T14: what a dead worker held and what was due is delivered by the worker that starts after the step."""
     registry, runs = HandlerRegistry(), list[UUID]()

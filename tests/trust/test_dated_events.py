@@ -14,7 +14,7 @@ from holdfast.postgres.operations import status
 from holdfast.testing import MemoryOutbox
 from tests.outbox import Lane, Outbox, connect
 
-pytestmark = pytest.mark.trust
+pytestmark = [pytest.mark.trust, pytest.mark.both_postgres]
 
 LONG_AGO = datetime(1, 1, 3, tzinfo=UTC)
 

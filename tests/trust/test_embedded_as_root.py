@@ -16,7 +16,6 @@ from holdfast.embedded.account import server_account
 
 pytestmark = [
     pytest.mark.trust,
-    pytest.mark.newest_postgres,
     pytest.mark.skipif(os.geteuid() != 0, reason="only root hands the server to another user"),
 ]
 

@@ -12,7 +12,7 @@ import pytest
 from holdfast.operator import Operator
 from tests.outbox import EVENT, HANDLER, Outbox, connect
 
-pytestmark = pytest.mark.trust
+pytestmark = [pytest.mark.trust, pytest.mark.both_postgres]
 
 TABLES = "SELECT c.relname::text FROM pg_class c WHERE c.relnamespace = 'core'::regnamespace AND c.relkind = 'r'"
 

@@ -32,7 +32,7 @@ from holdfast.redact import redact_secrets, unredacted
 from tests.acceptance.support import Facts, publish, until
 from tests.acceptance.test_worker_sentry import DSN, Recorder
 
-pytestmark = [pytest.mark.trust, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.trust
 
 CANARY = "canary2718281828"
 

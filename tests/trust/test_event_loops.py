@@ -13,7 +13,7 @@ from holdfast import EventEnvelope, HandlerRegistry, Worker, WorkerSettings
 from holdfast.errors import ConfigurationError
 from tests.acceptance.support import publish, until
 
-pytestmark = [pytest.mark.trust, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.trust
 
 
 def _registry(seen: list[str]) -> HandlerRegistry:

@@ -166,7 +166,6 @@ async def test_wrong_password_at_the_start_is_an_answer(dsn: str, login: Login) 
             await Worker(login.dsn, registry, observers=()).run()
 
 
-@pytest.mark.newest_postgres
 async def test_no_connections_for_slow_handlers(conn: asyncpg.Connection, login: Login) -> None:
     """LSN-17: where the server allows no more than `connections`, one is left for a handler that has none."""
     registry, released, done = HandlerRegistry(), asyncio.Event(), Counter[str]()

@@ -15,7 +15,7 @@ from tests.logins import PRODUCER, Logins
 from tests.outbox import EVENT, HANDLER, Outbox, connect
 from tests.servers import SessionServer
 
-pytestmark = pytest.mark.trust
+pytestmark = [pytest.mark.trust, pytest.mark.both_postgres]
 
 FLOOD = 600  # lanes; to compare each of them for each key would take 360,000 looks
 INSERT = "INSERT INTO core.outbox (event_type, source, payload, ordering_key) VALUES ($1, 'shop', '{}', $2)"
@@ -119,7 +119,6 @@ async def looks(outbox: Outbox) -> int:
     return int(await outbox.value(LOOKS))
 
 
-@pytest.mark.newest_postgres
 @pytest.mark.parametrize("fair", [False, True])
 @pytest.mark.parametrize(
     "lanes",
@@ -145,7 +144,6 @@ async def test_many_lanes_do_not_multiply_the_work_of_a_claim(outbox: Outbox, la
     assert await looks(outbox) - before < 30 * FLOOD
 
 
-@pytest.mark.newest_postgres
 async def test_types_that_nobody_wants_are_not_walked_past(outbox: Outbox) -> None:
     """SEC-1, SCL-1: a handler that names its types in full has them looked up."""
     await outbox.subscribe(HANDLER, EVENT)

@@ -20,7 +20,7 @@ from tests.logins import PRODUCER, Logins
 from tests.outbox import EVENT, HANDLER, LANE, Outbox, connect
 from tests.servers import SessionServer
 
-pytestmark = pytest.mark.trust
+pytestmark = [pytest.mark.trust, pytest.mark.both_postgres]
 
 OTHER = "mail.thank"
 

@@ -15,7 +15,7 @@ from holdfast import EventEnvelope, HandlerRegistry, Worker
 from holdfast.errors import ConfigurationError
 from tests.acceptance.support import drained, publish_many, until
 
-pytestmark = [pytest.mark.trust, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.trust
 
 EVENTS = 20
 registry = HandlerRegistry()

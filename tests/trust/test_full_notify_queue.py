@@ -10,7 +10,7 @@ import pytest
 from holdfast.embedded import EmbeddedPostgres
 from holdfast.postgres.schema import migrate
 
-pytestmark = [pytest.mark.trust, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.trust
 
 INSERT = "INSERT INTO core.outbox (event_type, source, payload) VALUES ('order.placed', 'shop', '{}')"
 ASLEEP = "SELECT pg_advisory_lock(hashtextextended('core.outbox_default', 0))"

@@ -13,7 +13,7 @@ from holdfast.postgres.imports import PeerTable
 from tests.logins import PRODUCER, Logins
 from tests.servers import SessionServer
 
-pytestmark = [pytest.mark.trust]
+pytestmark = [pytest.mark.trust, pytest.mark.both_postgres]
 
 TABLE = """CREATE SCHEMA his AUTHORIZATION evil;
 SET ROLE evil;

@@ -13,7 +13,7 @@ import pytest
 from holdfast.stored_json import DEEPEST, decode
 from tests.operator.support import HANDLER, command
 
-pytestmark = [pytest.mark.trust, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.trust
 
 
 def nested(depth: int) -> str:

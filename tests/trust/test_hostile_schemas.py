@@ -18,7 +18,7 @@ from holdfast.postgres.schema.migrate import MigrationRefused
 from holdfast.postgres.schema.ownership import RolesMode
 from tests.servers import SessionServer
 
-pytestmark = pytest.mark.trust
+pytestmark = [pytest.mark.trust, pytest.mark.both_postgres]
 
 _numbers = itertools.count(1)
 

@@ -8,7 +8,7 @@ import pytest
 from holdfast import EventEnvelope, HandlerContext, HandlerRegistry, RetryPolicy
 from tests.acceptance.support import publish, running, settled
 
-pytestmark = pytest.mark.trust
+pytestmark = [pytest.mark.trust, pytest.mark.both_postgres]
 
 FAST = RetryPolicy(max_attempts=2, base_delay=0.01, max_delay=0.02)
 

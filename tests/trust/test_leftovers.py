@@ -17,7 +17,7 @@ import pytest
 
 from tests.acceptance.support import publish, settled, until
 
-pytestmark = [pytest.mark.trust, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.trust
 
 HANDLERS = """
 import asyncio, subprocess, threading, time

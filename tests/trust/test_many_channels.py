@@ -13,7 +13,7 @@ from holdfast.postgres.doctor import examine
 from tests.operator.support import beat
 from tests.outbox import Outbox, connect
 
-pytestmark = pytest.mark.trust
+pytestmark = [pytest.mark.trust, pytest.mark.both_postgres]
 
 FLOOD = 10_001
 

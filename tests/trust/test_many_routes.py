@@ -16,7 +16,7 @@ import pytest
 from holdfast import EventEnvelope, HandlerRegistry
 from tests.acceptance.support import publish, running, until
 
-pytestmark = [pytest.mark.trust, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.trust
 
 
 class Stalls:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.acceptance.support import drained, effects, make_tables, process
 
-pytestmark = [pytest.mark.trust, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.trust
 
 COUNT = 600
 HEADROOM = 192 * 1024 * 1024

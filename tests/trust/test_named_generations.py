@@ -11,7 +11,7 @@ from holdfast.operator import Operator
 from tests.operator.support import fail
 from tests.outbox import Outbox, connect
 
-pytestmark = pytest.mark.trust
+pytestmark = [pytest.mark.trust, pytest.mark.both_postgres]
 
 ROGUE = 987654321
 BEAT = "SELECT core.worker_beat(gen_random_uuid(), $1, 'host', 1, '1.0', $2, $3, '{billing.charge_card}')"

@@ -15,7 +15,7 @@ import pytest
 from holdfast import EventEnvelope, HandlerRegistry, RetryPolicy, WorkerSettings
 from tests.acceptance.support import Facts, publish, publish_many, running, until
 
-pytestmark = [pytest.mark.trust, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.trust
 
 STORM = RetryPolicy(max_attempts=1000, base_delay=0.01, max_delay=0.05)
 

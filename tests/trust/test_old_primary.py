@@ -21,7 +21,7 @@ from holdfast.postgres.connection import Address
 from holdfast.postgres.faults import OldPrimary
 from tests.acceptance.support import publish, running, terminate, until
 
-pytestmark = [pytest.mark.trust, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.trust
 
 QUICK = {"fsync": "off"}
 

@@ -11,7 +11,7 @@ from holdfast.operator import Operators
 from tests.logins import OPERATOR, PRODUCER, WORKER, Logins
 from tests.servers import SessionServer
 
-pytestmark = pytest.mark.trust
+pytestmark = [pytest.mark.trust, pytest.mark.both_postgres]
 
 BEGIN = "SELECT core.idempotency_begin($1, $2, '{h}', 1, '1 hour', 2000, NULL)"
 

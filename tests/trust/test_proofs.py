@@ -14,7 +14,7 @@ from tests.flow.partitioned import partition
 from tests.logins import PRODUCER, Logins
 from tests.servers import SessionServer
 
-pytestmark = pytest.mark.trust
+pytestmark = [pytest.mark.trust, pytest.mark.both_postgres]
 
 INSERT = "INSERT INTO core.outbox (event_type, source, payload) VALUES ('a.b', 'shop', '{}')"
 # Not as plain as most: such rows are looked at by functions.

@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.idempotency.hashing import HashedRequest, Secrets, canonical_json, multipart_parts
 
-pytestmark = [pytest.mark.trust, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.trust
 
 SECRETS = Secrets({1: "first secret 1234", 2: "second secret 123"})
 

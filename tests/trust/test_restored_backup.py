@@ -17,7 +17,7 @@ from holdfast.postgres import migrate
 from tests.acceptance.support import drained, make_tables, publish, running, until
 from tests.trust.test_old_primary import free_port
 
-pytestmark = [pytest.mark.trust, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.trust
 
 QUICK = {"fsync": "off"}
 

@@ -96,7 +96,6 @@ async def test_settings_of_the_login_change_nothing(
     await conn.close()
 
 
-@pytest.mark.newest_postgres
 async def test_worker_drains_under_a_short_transaction_timeout(dsn: str, postgres_server: SessionServer) -> None:
     """LSN-5, T21: the limit of the role is armed by BEGIN, and a longer one set later would not replace it."""
     if postgres_server.major < 17:

@@ -20,7 +20,7 @@ from holdfast.worker.rollup import RollupWriter
 from tests.acceptance.support import publish
 from tests.operator.support import ACTOR
 
-pytestmark = pytest.mark.trust
+pytestmark = [pytest.mark.trust, pytest.mark.both_postgres]
 
 APPEND = """INSERT INTO core.rollup_journal (counted_at, handler_name, generation, outcome, n)
             SELECT now() - $2::interval, 'shop.one', 0, 'delivered', 1 FROM generate_series(1, $1::int)"""

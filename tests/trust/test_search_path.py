@@ -23,7 +23,7 @@ from tests.operator.support import EVENT, fail
 from tests.pooler import pooler
 from tests.servers import SessionServer
 
-pytestmark = pytest.mark.trust
+pytestmark = [pytest.mark.trust, pytest.mark.both_postgres]
 
 SQL = Path(migrate.__file__).parents[1] / "sql"
 OPERATORS = ("=", "<>", "<", ">", "<=", ">=", "||", "+", "-", "*", "/", "~", "!~", "~~", "->", "->>")

@@ -12,7 +12,7 @@ from holdfast.idempotency import IdempotencyMiddleware, IdempotencySettings, exc
 from holdfast.integrations.fastapi import Idempotency
 from tests.http.shop import SECRET
 
-pytestmark = [pytest.mark.trust, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.trust
 
 POOL = 2
 

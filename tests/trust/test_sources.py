@@ -20,7 +20,7 @@ from tests.logins import PRODUCER, WORKER, Logins
 from tests.outbox import CHANNEL, EVENT, HANDLER, LANE, Outbox, connect
 from tests.servers import SessionServer
 
-pytestmark = pytest.mark.trust
+pytestmark = [pytest.mark.trust, pytest.mark.both_postgres]
 
 SQUAT = "INSERT INTO core.outbox (id, event_type, source, payload) VALUES ($1, 'junk.thing', 'bank', '{}')"
 

@@ -11,7 +11,7 @@ import pytest
 from holdfast import EventEnvelope, HandlerRegistry
 from tests.acceptance.support import Facts, drained, make_tables, publish, running, until
 
-pytestmark = pytest.mark.trust
+pytestmark = [pytest.mark.trust, pytest.mark.both_postgres]
 
 REWRITES = {
     "vacuum full": ["VACUUM FULL core.outbox", "VACUUM FULL core.event_handled"],

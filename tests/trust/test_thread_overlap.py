@@ -11,7 +11,7 @@ import pytest
 from holdfast import EventEnvelope, HandlerRegistry, RetryPolicy
 from tests.acceptance.support import Facts, publish, row, running, settled, until
 
-pytestmark = [pytest.mark.trust, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.trust
 
 FIVE = RetryPolicy(max_attempts=5, base_delay=0.001, max_delay=0.001)
 

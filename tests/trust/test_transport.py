@@ -11,7 +11,7 @@ from holdfast import HandlerRegistry
 from holdfast.postgres.transport import unverified_hosts, unverified_notice
 from tests.acceptance.support import Facts, running, until
 
-pytestmark = [pytest.mark.trust, pytest.mark.newest_postgres]
+pytestmark = pytest.mark.trust
 
 
 @pytest.mark.parametrize(

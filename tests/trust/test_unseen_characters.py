@@ -12,7 +12,7 @@ from holdfast.characters import CONTROL
 from holdfast.errors import ConfigurationError
 from holdfast.names import event_name, event_pattern
 
-pytestmark = pytest.mark.trust
+pytestmark = [pytest.mark.trust, pytest.mark.both_postgres]
 
 UNSEEN = ["\u00a0", "\u034f", "\u115f", "\u2003", "\u200b", "\u2800", "\u3000", "\u3164", "\ufe0f", "\U000e0100"]
 

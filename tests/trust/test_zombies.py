@@ -15,7 +15,7 @@ from holdfast import EventEnvelope, HandlerRegistry
 from holdfast.postgres.doctor import Limits, examine
 from tests.acceptance.support import Facts, make_tables, process, publish, running, settled, until
 
-pytestmark = pytest.mark.trust
+pytestmark = [pytest.mark.trust, pytest.mark.both_postgres]
 
 LEASE = 2.0
 
