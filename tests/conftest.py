@@ -6,11 +6,13 @@ empty_dsn        a fresh database without it
 conn             an asyncpg connection to `dsn`
 own_server       a server of the test's own, with fsync on, to restart, stop and kill
 own_dsn          a database with Holdfast's schema on `own_server`
-logs_of_its_own  for every test: structlog as it was
+logs_of_its_own, faults_of_its_own  for every test: structlog as it was, and what it left open is found
 """
 
 from __future__ import annotations
 
+import gc
+import sys
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -78,6 +80,16 @@ def logs_of_its_own(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(structlog, "configure", without_caching)
     yield
     structlog.reset_defaults()
+
+
+@pytest.fixture(autouse=True)
+def faults_of_its_own() -> Iterator[None]:
+    """What a failed test has left open fails that test, and not the next one: its error keeps it alive until then."""
+    yield
+    if hasattr(sys, "last_value"):
+        for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+            vars(sys).pop(name, None)
+        gc.collect()
 
 
 @pytest.fixture(scope="session")
