@@ -86,7 +86,7 @@ async def test_the_next_test_finds_what_the_first_one_found(postgres_server: Ses
         "COMMENT ON TABLE core.outbox IS 'changed'",
         "UPDATE pg_index SET indisvalid = false WHERE indrelid = 'core.outbox'::regclass",
         "INSERT INTO core.outbox (event_type, source, payload) VALUES ('a.b', 's', '{}'); ANALYZE core.outbox",
-        "INSERT INTO core.event_handled SELECT 'a.b', n::text || repeat('x', 100) FROM generate_series(1, 10000) n",
+        "INSERT INTO core.event_handled SELECT 'a', n || repeat('x', 99), now(), 's' FROM generate_series(1, 9999) n",
         "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET jit = off', current_database()); END $$",
         "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I CONNECTION LIMIT 50', current_database()); END $$",
     ],
