@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[1]
 # Tests of what may differ between versions of Python, libraries and servers: statements, the golden schema, publishing
 # with every driver, whole workers, frameworks, models and handlers.
 TESTS = (
-    "tests/acceptance/test_worker_outcomes.py",
+    "tests/worker/test_outcomes.py",
     "tests/adoption/test_alembic.py",
     "tests/adoption/test_django.py",
     "tests/adoption/test_faststream.py",

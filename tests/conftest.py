@@ -4,6 +4,9 @@ postgres_server  the session's server: the newest; tests of SQL (both_postgres) 
 dsn              a database with Holdfast's schema, as after the installation
 empty_dsn        a fresh database without it
 conn             an asyncpg connection to `dsn`
+logins           users that are members of the roles, in `dsn`
+other_dsn        a second database with Holdfast's schema
+other            an asyncpg connection to it
 own_server       a server of the test's own, with fsync on, to restart, stop and kill
 own_dsn          a database with Holdfast's schema on `own_server`
 logs_of_its_own, faults_of_its_own  for every test: structlog as it was, and what it left open is found
@@ -21,6 +24,7 @@ import pytest
 import structlog
 
 from holdfast.embedded import EmbeddedPostgres
+from tests.logins import Logins
 from tests.report import Report
 from tests.servers import (
     CHOICES,
@@ -126,6 +130,28 @@ def empty_dsn(request: pytest.FixtureRequest, postgres_server: SessionServer) ->
 @pytest.fixture
 async def conn(dsn: str) -> AsyncIterator[asyncpg.Connection]:
     connection = await asyncpg.connect(dsn)
+    yield connection
+    await connection.close()
+
+
+@pytest.fixture
+def logins(postgres_server: SessionServer, dsn: str) -> Iterator[Logins]:
+    made = Logins(postgres_server, dsn)
+    made.create()
+    try:
+        yield made
+    finally:
+        made.drop()
+
+
+@pytest.fixture
+def other_dsn(request: pytest.FixtureRequest, postgres_server: SessionServer) -> Iterator[str]:
+    yield from database_of_one_test(request, postgres_server)
+
+
+@pytest.fixture
+async def other(other_dsn: str) -> AsyncIterator[asyncpg.Connection]:
+    connection = await asyncpg.connect(other_dsn)
     yield connection
     await connection.close()
 

@@ -12,8 +12,8 @@ from xdist.scheduler import LoadScopeScheduling
 
 # In these folders every test makes what it needs, so its tests are handed out one by one. The files of the others are
 # kept whole, because their tests share a database or a server.
-SINGLY = ("acceptance", "chaos", "contract", "operator", "reactions", "schedules")
-WHOLE = ("tests/acceptance/test_benchmark_counters.py", "tests/operator/test_doctor_health.py")
+SINGLY = ("chaos", "contract", "handling", "operator", "publish", "reactions", "worker")
+WHOLE = "tests/operator/test_doctor_health.py"
 _MAJOR = re.compile(r"[\[-](pg\d+)[\]-]")  # as conftest names it
 
 
@@ -31,7 +31,7 @@ class Shares(LoadScopeScheduling):
 def share_of(nodeid: str) -> str:
     """Name the tests that one process runs together with this one: a file's on one server, or the test alone."""
     file = nodeid.partition("::")[0]
-    if file not in WHOLE and file.split("/")[1] in SINGLY:
+    if file != WHOLE and file.split("/")[1] in SINGLY:
         return nodeid
     major = _MAJOR.search(nodeid)
     return f"{file} {major[1]}" if major else file

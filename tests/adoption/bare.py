@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Protocol
 
 from holdfast.installing import DISTRIBUTION
+from tests.adoption.test_installing import declared
 from tests.docs.support import blocks
-from tests.newcomer.test_installing import declared
 
 _WHEEL = re.compile(r"\./(holdfast_outbox-\S+?\.whl)(?:\[([\w,]+)\])?")
 # As pip writes them: a path may be too long for the first line of a script.

@@ -23,9 +23,9 @@ from holdfast import Operator, Worker
 from holdfast.errors import ConfigurationError, FieldError, TransientHandlerError
 from holdfast.integrations.faststream import OutboxBroker
 from holdfast.retry import classify
-from tests.acceptance.support import until
 from tests.adoption.bare import Installed
 from tests.adoption.test_frameworks import FOLDER, run, saved
+from tests.worker.support import until
 
 pytestmark = [pytest.mark.adoption, pytest.mark.timeout(300)]
 

@@ -9,7 +9,7 @@ import pytest
 
 from release import matrix, wheel
 from release.matrix import EXTRAS, TESTS, Combination, NotMade, requirements
-from tests.newcomer.test_installing import PROJECT
+from tests.adoption.test_installing import PROJECT
 
 pytestmark = [pytest.mark.adoption]
 

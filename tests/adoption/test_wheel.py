@@ -24,8 +24,8 @@ from release.audit import verdict
 from release.extras import FIRST, run_first
 from release.wheel import write_decoy, write_wheel
 from tests.adoption.bare import make_environment
+from tests.adoption.test_installing import PROJECT, declared
 from tests.docs.support import read, sections
-from tests.newcomer.test_installing import PROJECT, declared
 
 pytestmark = pytest.mark.adoption
 

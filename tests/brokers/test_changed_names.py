@@ -17,9 +17,9 @@ from servers.kafka import kafka_server
 from servers.nats import NatsServer
 from servers.rabbitmq import RabbitmqServer
 from servers.valkey import DURABLE, ValkeyServer
-from tests.acceptance.support import Facts, publish_many, until
 from tests.brokers.messages import interest, outgoing
 from tests.brokers.test_operating import holdfast
+from tests.worker.support import Facts, publish_many, until
 
 pytestmark = pytest.mark.brokers
 

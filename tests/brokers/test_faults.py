@@ -12,9 +12,9 @@ import pytest
 
 from holdfast import EventEnvelope, HandlerRegistry, RetryPolicy, Worker, WorkerSettings
 from holdfast.brokers.engine import Answer, Confirmed, Outgoing, Refused, Unanswered
-from tests.acceptance.support import PUBLISHER, Facts, effects, make_tables, publish_many, running, terminate, until
 from tests.brokers.double import Broker
 from tests.brokers.messages import outgoing
+from tests.worker.support import PUBLISHER, Facts, effects, make_tables, publish_many, running, terminate, until
 
 pytestmark = pytest.mark.brokers
 

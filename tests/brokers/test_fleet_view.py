@@ -17,9 +17,9 @@ from holdfast.observability.prometheus import ProcessFamilies, exposition, outbo
 from holdfast.operator import Operator
 from holdfast.postgres.operations.metrics import snapshot
 from servers.nats import NatsServer
-from tests.acceptance.support import Facts, publish_many, until
 from tests.brokers.double import Broker, _Source
 from tests.brokers.test_operating import holdfast
+from tests.worker.support import Facts, publish_many, until
 
 pytestmark = pytest.mark.brokers
 

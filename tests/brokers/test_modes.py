@@ -20,8 +20,8 @@ from holdfast.errors import ConfigurationError
 from servers.kafka import kafka_server
 from servers.nats import NatsServer
 from servers.rabbitmq import RabbitmqServer
-from tests.acceptance.support import PUBLISHER, running, until
 from tests.brokers.messages import interest, outgoing, sent, taken
+from tests.worker.support import PUBLISHER, running, until
 
 pytestmark = pytest.mark.brokers
 

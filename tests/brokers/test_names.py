@@ -18,8 +18,8 @@ from holdfast.brokers.rabbitmq.topology import exchanges_of
 from holdfast.errors import ConfigurationError
 from servers.nats import NatsServer
 from servers.valkey import DURABLE, ValkeyServer
-from tests.acceptance.support import publish_many, until
 from tests.brokers.messages import interest, numbers, outgoing, sent, taken
+from tests.worker.support import publish_many, until
 
 pytestmark = pytest.mark.brokers
 

@@ -18,8 +18,8 @@ from holdfast.operator import Operator, Refused
 from servers.nats import NatsServer
 from servers.processes import free_port
 from servers.valkey import ValkeyServer
-from tests.acceptance.support import PUBLISHER, Facts, drained, effects, make_tables, publish_many, running, until
 from tests.brokers.double import Broker
+from tests.worker.support import PUBLISHER, Facts, drained, effects, make_tables, publish_many, running, until
 
 pytestmark = pytest.mark.brokers
 

@@ -17,8 +17,8 @@ from servers.nats import NatsServer
 from servers.power import POSSIBLE, Disk
 from servers.processes import ServerProcess
 from servers.valkey import ValkeyServer
-from tests.acceptance.support import PUBLISHER, drained, effects, make_tables, publish_many, running, until
 from tests.brokers.messages import interest, numbers, outgoing, sent, taken
+from tests.worker.support import PUBLISHER, drained, effects, make_tables, publish_many, running, until
 
 pytestmark = [
     pytest.mark.brokers,

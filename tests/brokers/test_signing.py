@@ -16,10 +16,10 @@ from holdfast.brokers.signing import Signatures, Verdict
 from holdfast.cli import environment
 from holdfast.errors import ConfigurationError
 from holdfast.postgres.brokers import RelayKeys
-from tests.acceptance.support import Facts, publish, running, until
 from tests.brokers.double import Broker
 from tests.brokers.messages import outgoing
 from tests.brokers.test_operating import holdfast
+from tests.worker.support import Facts, publish, running, until
 
 pytestmark = pytest.mark.brokers
 

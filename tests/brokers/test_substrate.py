@@ -32,8 +32,8 @@ from servers.kafka import kafka_server
 from servers.nats import NatsServer
 from servers.rabbitmq import RabbitmqServer
 from servers.valkey import DURABLE, ValkeyServer
-from tests.acceptance.support import Facts, drained, effects, make_tables, publish, publish_many, running, until
 from tests.brokers.messages import outgoing, sent
+from tests.worker.support import Facts, drained, effects, make_tables, publish, publish_many, running, until
 
 pytestmark = pytest.mark.brokers
 

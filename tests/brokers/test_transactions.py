@@ -10,9 +10,9 @@ import asyncpg
 import pytest
 
 from holdfast import EventEnvelope, HandlerRegistry, Publisher, Reject, RetryPolicy
-from tests.acceptance.support import Facts, drained, publish_many, running, until
 from tests.brokers.double import Broker
-from tests.orm.kinds import KINDS, TABLE, Kind, Work
+from tests.handling.kinds import KINDS, TABLE, Kind, Work
+from tests.worker.support import Facts, drained, publish_many, running, until
 
 pytestmark = [pytest.mark.brokers, pytest.mark.orm]
 

@@ -20,7 +20,7 @@ import pytest
 from chaos.wire import Cut, Direction, Watch, Wire, wired
 from holdfast import EventEnvelope, HandlerRegistry, NewEvent, Publisher, Reject, Retry, RetryPolicy
 from holdfast.telemetry import Failed
-from tests.acceptance.support import Facts, drained, make_tables, running, until
+from tests.worker.support import Facts, drained, make_tables, running, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.new_database]
 

@@ -18,7 +18,7 @@ from chaos.producers import Producer
 from chaos.scenarios import SCENARIOS
 from chaos.workers import LogPipe
 from chaos.world import numbers
-from tests.acceptance.support import until
+from tests.worker.support import until
 
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Connect = Callable[[], Awaitable[Stream]]

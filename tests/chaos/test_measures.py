@@ -11,7 +11,7 @@ import pytest
 from chaos.measures import Delivery, noticed, repeats
 from chaos.observer import Observer, Sample, in_flight
 from chaos.world import Strike
-from tests.acceptance.support import until
+from tests.worker.support import until
 
 LONG, SHORT = Strike("half_open", 100.0, 116.0), Strike("half_open", 140.0, 145.0)
 

@@ -23,8 +23,8 @@ from holdfast.api import create_api
 from holdfast.api.openapi import openapi
 from holdfast.operator import Operators
 from holdfast.operator.catalogue import VERBS
-from tests.acceptance.support import until
 from tests.servers import SessionServer
+from tests.worker.support import until
 
 pytestmark = [pytest.mark.console, pytest.mark.slow]
 

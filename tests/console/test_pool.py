@@ -11,8 +11,8 @@ from holdfast.access.principal import Principal, Role
 from holdfast.embedded import EmbeddedPostgres
 from holdfast.errors import ConfigurationError
 from holdfast.operator import DatabaseAway, Operators, OperatorsBusy, ReadTimeout
-from tests.acceptance.support import until
 from tests.operator.support import driver_of
+from tests.worker.support import until
 
 pytestmark = pytest.mark.console
 

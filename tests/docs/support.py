@@ -14,9 +14,9 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 # Pages whose commands tell a story: a test runs each of them as a whole, in its order.
 STORIES = {
-    "deploying.md": "tests/newcomer/test_deploying.py",
-    "installation.md": "tests/newcomer/test_first_hour.py",
-    "upgrading.md": "tests/newcomer/test_deploying.py",
+    "deploying.md": "tests/docs/test_deploying.py",
+    "installation.md": "tests/docs/test_first_hour.py",
+    "upgrading.md": "tests/docs/test_deploying.py",
 }
 
 # Folders whose programs are whole applications, which tests/adoption runs.

@@ -20,8 +20,8 @@ import asyncpg
 import httpx
 import uvicorn
 
-from tests.acceptance.support import until
 from tests.http.shop import Shop
+from tests.worker.support import until
 
 ROOT = Path(__file__).parents[2]
 ALICE = {"Authorization": "Bearer alice"}

@@ -15,7 +15,6 @@ import pytest
 
 from chaos.wire import Cut, Watch, wired
 from holdfast.idempotency.asgi import exchange
-from tests.acceptance.support import until
 from tests.http.plain import Plain, stepped
 from tests.http.shop import DRIVERS
 from tests.http.support import (
@@ -33,6 +32,7 @@ from tests.http.support import (
 )
 from tests.logins import Logins
 from tests.servers import SessionServer
+from tests.worker.support import until
 
 pytestmark = pytest.mark.http_contract
 

@@ -24,12 +24,12 @@ from chaos.wire import Cut, Watch, wired
 from holdfast.errors import ConfigurationError
 from holdfast.idempotency import Commands, job_key
 from holdfast.integrations.django import idempotent
-from tests.acceptance.support import until
 from tests.http.djangoshop import LONG
 from tests.http.shop import ISOLATION, SECRET
 from tests.http.support import Client, Zygote, client, effects, expire, opened, problem, records, reserved_port, runs
 from tests.http.test_crashes import port_of, settled
 from tests.http.test_crashes import request as raw_request
+from tests.worker.support import until
 
 pytestmark = pytest.mark.http_contract
 at_every_level = pytest.mark.parametrize("isolation", ISOLATION, ids=lambda value: value.replace(" ", "-"))

@@ -15,9 +15,9 @@ import pytest
 from fastapi import Depends, Response
 
 from chaos.wire import Cut, Watch, Wire, wired
-from tests.acceptance.support import until
 from tests.http.shop import Order, Shop
 from tests.http.support import Client, effects, problem, records, served
+from tests.worker.support import until
 
 pytestmark = pytest.mark.http_contract
 

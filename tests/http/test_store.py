@@ -20,10 +20,10 @@ from holdfast.errors import CommandUnderWay, ConfigurationError, KeyReused, Payl
 from holdfast.idempotency import Commands, IdempotencyMiddleware, IdempotencySettings, exchange_of, job_key
 from holdfast.operator import Operator
 from holdfast.retry import classify
-from tests.acceptance.support import drained, running
 from tests.http.plain import Plain
 from tests.http.shop import SECRET
 from tests.http.support import effects, opened, problem, records, served
+from tests.worker.support import drained, running
 
 pytestmark = pytest.mark.http_contract
 

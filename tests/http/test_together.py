@@ -11,9 +11,9 @@ from itertools import product
 import asyncpg
 import pytest
 
-from tests.acceptance.support import until
 from tests.http.shop import DRIVERS, EVERY_DRIVER, ISOLATION
 from tests.http.support import Open, effects, expire, opened, problem, records, runs
+from tests.worker.support import until
 
 pytestmark = pytest.mark.http_contract
 

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlencode
 from urllib.request import urlopen
 
-from tests.acceptance.support import until
+from tests.worker.support import until
 
 
 @asynccontextmanager

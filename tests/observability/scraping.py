@@ -16,7 +16,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast.observability import prometheus
-from tests.acceptance.support import PATIENCE, until
+from tests.worker.support import PATIENCE, until
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 

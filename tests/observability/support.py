@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 
-from tests.acceptance.support import PATIENCE, until
+from tests.worker.support import PATIENCE, until
 
 HOLDFAST = str(Path(sys.executable).with_name("holdfast"))
 

@@ -22,12 +22,12 @@ import pytest
 
 from holdfast import HandlerRegistry, RetryPolicy, Snooze, Worker, WorkerSettings
 from holdfast.embedded import EmbeddedPostgres
-from tests.acceptance.support import drained, publish, publish_many, until
 from tests.docs.support import ROOT
 from tests.observability.alerting import OUTBOX, RULES, WORKERS, Step, Watch, firing, scraped_outbox
 from tests.observability.scraping import command, get, scraped
 from tests.outbox import Outbox, connect
 from tests.servers import SessionServer, apply_schema
+from tests.worker.support import drained, publish, publish_many, until
 
 pytestmark = pytest.mark.observability
 

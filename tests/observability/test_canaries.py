@@ -43,11 +43,11 @@ from holdfast.observability.logging import LogObserver
 from holdfast.postgres.operations.metrics import snapshot
 from holdfast.redact import unredacted
 from holdfast.telemetry import Failed, Handled, Notice, Requested, Retried
-from tests.acceptance.support import Observed, drained, until
-from tests.acceptance.test_worker_sentry import DSN as SENTRY_DSN
-from tests.acceptance.test_worker_sentry import Recorder
 from tests.observability.test_logs import Terminal
 from tests.observability.test_otel_metrics import Metrics
+from tests.observability.test_worker_sentry import DSN as SENTRY_DSN
+from tests.observability.test_worker_sentry import Recorder
+from tests.worker.support import Observed, drained, until
 
 pytestmark = pytest.mark.observability
 

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from tests.acceptance.support import until
 from tests.docs.support import ROOT, blocks
-from tests.newcomer.test_deploying import documents
+from tests.docs.test_deploying import documents
 from tests.observability.support import Command
 from tests.observability.test_service_manager import Manager
-from tests.trust.test_old_primary import free_port
+from tests.worker.support import until
+from tests.worker.test_old_primary import free_port
 
 pytestmark = [pytest.mark.observability, pytest.mark.abandons_leases]
 

@@ -22,7 +22,7 @@ from holdfast.observing import DirectObservers
 from holdfast.telemetry import Fact, Fired, Handled, LostLease, Outage, Released, Requested, Snoozed
 from holdfast.worker.draining import Drainer
 from holdfast.worker.outage import Outages
-from tests.acceptance.support import Facts, Observed, drained, publish, publish_many, running, until
+from tests.worker.support import Facts, Observed, drained, publish, publish_many, running, until
 
 pytestmark = pytest.mark.observability
 

@@ -20,8 +20,8 @@ from holdfast.embedded import EmbeddedPostgres
 from holdfast.observability.health import Health, from_data, joined
 from holdfast.observability.health_pages import HealthApp
 from holdfast.worker import health, maintenance
-from tests.acceptance.support import Facts, publish, running, until
-from tests.trust.test_old_primary import free_port
+from tests.worker.support import Facts, publish, running, until
+from tests.worker.test_old_primary import free_port
 
 pytestmark = pytest.mark.observability
 

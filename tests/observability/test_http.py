@@ -15,7 +15,7 @@ import pytest
 
 from holdfast.observability import http
 from holdfast.observability.http import Request, Response, Site, UnixSite, combined, serve, serve_in_thread
-from tests.acceptance.support import until
+from tests.worker.support import until
 
 pytestmark = pytest.mark.observability
 

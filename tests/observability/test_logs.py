@@ -28,8 +28,8 @@ from holdfast.errors import ConfigurationError
 from holdfast.observability.logging import LogObserver
 from holdfast.observing import is_sampled
 from holdfast.telemetry import Fired, Handled, LostLease, Notice, Published, Released, Snoozed
-from tests.acceptance.support import PATIENCE, drained, until
 from tests.docs.support import read, sections, table
+from tests.worker.support import PATIENCE, drained, until
 
 pytestmark = pytest.mark.observability
 

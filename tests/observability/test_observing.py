@@ -20,7 +20,7 @@ from holdfast.observability.logging import log_fact
 from holdfast.observability.observers import Observers
 from holdfast.observing import FACTS, USUAL_FACTS, DirectObservers, ObserverGroup, is_sampled
 from holdfast.telemetry import Claimed, DeliveryFact, Fact, Failed, Handled, Notice, Published, Settled, trace_id_of
-from tests.acceptance.support import Facts, Observed, drained, publish_many, running, until
+from tests.worker.support import Facts, Observed, drained, publish_many, running, until
 
 pytestmark = pytest.mark.observability
 

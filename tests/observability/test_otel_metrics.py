@@ -16,9 +16,9 @@ from holdfast import EventEnvelope, HandlerRegistry, Publisher, Reject, RetryPol
 from holdfast.handler_tally import OUTCOMES
 from holdfast.observability.otel import OpenTelemetry
 from holdfast.observability.otel.metrics import meter_of
-from tests.acceptance.support import drained, until
 from tests.observability.collector import Collector
 from tests.observability.spans import Spans
+from tests.worker.support import drained, until
 
 pytestmark = pytest.mark.observability
 

@@ -29,7 +29,7 @@ from holdfast import (
 )
 from holdfast.postgres.deliveries import Deliveries
 from holdfast.telemetry import Claimed, DeliveryFact, Failed, Handled, LostLease, Notice
-from tests.acceptance.support import Observed, drained, until
+from tests.worker.support import Observed, drained, until
 
 pytestmark = pytest.mark.observability
 

@@ -21,10 +21,10 @@ from holdfast.observability.health_pages import response
 from holdfast.observability.http import Request, Response, UnixSite, serve_in_thread
 from holdfast.observability.runtime_dir import PAGE
 from holdfast.settings import WorkerSettings
-from tests.acceptance.support import publish, until
-from tests.newcomer.test_starting import IMPORTED, SLOW, python
 from tests.observability.support import Command, worker_command, worker_status
-from tests.trust.test_old_primary import free_port
+from tests.operator.test_starting import IMPORTED, SLOW, python
+from tests.worker.support import publish, until
+from tests.worker.test_old_primary import free_port
 
 pytestmark = [pytest.mark.observability, pytest.mark.abandons_leases]
 

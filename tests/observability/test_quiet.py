@@ -13,10 +13,10 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from tests.acceptance.support import drained, publish_many, until
 from tests.observability.alerting import OUTBOX, RULES, WORKERS
 from tests.observability.prometheus_server import ask, prometheus
 from tests.observability.scraping import command, scraped
+from tests.worker.support import drained, publish_many, until
 
 pytestmark = [pytest.mark.observability, pytest.mark.timeout(1_800)]
 

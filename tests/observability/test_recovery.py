@@ -24,9 +24,9 @@ from holdfast.embedded import EmbeddedPostgres, find_binaries, usable_data_dir
 from holdfast.embedded.account import server_account
 from holdfast.idempotency import Commands
 from holdfast.postgres import migrate
-from tests.acceptance.support import make_tables, publish, running, until
 from tests.docs.support import ROOT, blocks
-from tests.trust.test_old_primary import free_port
+from tests.worker.support import make_tables, publish, running, until
+from tests.worker.test_old_primary import free_port
 
 pytestmark = [pytest.mark.observability, pytest.mark.timeout(180)]
 

@@ -20,8 +20,8 @@ from holdfast.operator import HandlerRates, Operator
 from holdfast.postgres.doctor import examine
 from holdfast.postgres.queries import Queries
 from holdfast.postgres.retention import Sweep
-from tests.acceptance.support import PUBLISHER, drained, make_tables, process, publish, running, until
 from tests.operator.support import ACTOR, beat, command, subscribe
+from tests.worker.support import PUBLISHER, drained, make_tables, process, publish, running, until
 
 pytestmark = pytest.mark.observability
 

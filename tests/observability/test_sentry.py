@@ -15,8 +15,8 @@ import sentry_sdk
 from holdfast import EventEnvelope, HandlerRegistry, RetryPolicy, TransientHandlerError
 from holdfast.integrations.sentry import SentryObserver, trace_context, trace_handlers
 from holdfast.telemetry import Failed, Retried
-from tests.acceptance.support import drained, publish, running, until
-from tests.acceptance.test_worker_sentry import CANARY, DSN, Recorder
+from tests.observability.test_worker_sentry import CANARY, DSN, Recorder
+from tests.worker.support import drained, publish, running, until
 
 pytestmark = pytest.mark.observability
 

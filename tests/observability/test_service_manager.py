@@ -17,9 +17,9 @@ import pytest
 
 from holdfast.observability.health import Health
 from holdfast.observability.service_manager import ServiceManager
-from tests.acceptance.support import PATIENCE, publish, until
 from tests.observability.support import worker_command
-from tests.trust.test_old_primary import free_port
+from tests.worker.support import PATIENCE, publish, until
+from tests.worker.test_old_primary import free_port
 
 pytestmark = [pytest.mark.observability, pytest.mark.abandons_leases]
 

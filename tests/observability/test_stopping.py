@@ -14,10 +14,10 @@ import pytest
 from holdfast import HandlerRegistry
 from holdfast.operator import Operator, Refused
 from holdfast.worker import connections, heartbeat, listener
-from tests.acceptance.support import Facts, publish, running, until
 from tests.observability.support import Command, worker_command
 from tests.observability.test_health import registry, seen_by_a_thread
 from tests.operator.support import ACTOR
+from tests.worker.support import Facts, publish, running, until
 
 __all__ = ["registry"]
 

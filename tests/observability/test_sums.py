@@ -17,8 +17,8 @@ from chaos.balance import problems
 from holdfast import NewEvent, Publisher
 from holdfast.observability.prometheus import Collector
 from holdfast.operator import Balance
-from tests.acceptance.support import until
 from tests.observability.scraping import Scrape, command, scrape, scraped
+from tests.worker.support import until
 
 pytestmark = pytest.mark.observability
 

@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from examples.orders.processes import Stage
-from tests.acceptance.support import until
 from tests.observability.collector import Collector, ExportedSpan, depths
+from tests.worker.support import until
 
 pytestmark = pytest.mark.observability
 

@@ -36,9 +36,9 @@ from holdfast.errors import ConfigurationError
 from holdfast.observability.otel import OpenTelemetry
 from holdfast.observability.otel.spans import HandleSpan
 from holdfast.telemetry import Fact, Fired
-from tests.acceptance.support import Facts, drained, insert, make_tables, settled, until
 from tests.contract.test_publish_contract import DRIVERS, done
 from tests.observability.spans import Spans, attributes
+from tests.worker.support import Facts, drained, insert, make_tables, settled, until
 
 pytestmark = pytest.mark.observability
 

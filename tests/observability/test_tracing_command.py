@@ -16,9 +16,9 @@ from opentelemetry import trace
 
 from holdfast import Publisher
 from holdfast.cli import tracing
-from tests.acceptance.support import drained, until
 from tests.observability.collector import Collector
 from tests.observability.spans import Spans
+from tests.worker.support import drained, until
 
 pytestmark = pytest.mark.observability
 

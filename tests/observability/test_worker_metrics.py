@@ -18,8 +18,8 @@ from holdfast import HandlerRegistry, Reject, RetryPolicy, Snooze, Worker, Worke
 from holdfast.cli import main
 from holdfast.measurements import published
 from holdfast.observability.prometheus import Collector
-from tests.acceptance.support import drained, insert, publish, publish_many, running, until
 from tests.observability.scraping import OPENMETRICS, command, get, read, read_openmetrics, scrape, scraped
+from tests.worker.support import drained, insert, publish, publish_many, running, until
 
 pytestmark = pytest.mark.observability
 

@@ -15,7 +15,8 @@ from holdfast.failure import MAX_ERROR_BYTES, TRUNCATED, FailureCycle
 from holdfast.operator import Operator, Refused
 from holdfast.postgres.operations.connection import Statements
 from holdfast.telemetry import Failed
-from tests.acceptance.support import (
+from tests.outbox import CHANNEL, EVENT, HANDLER, InFlight, Lane, Outbox, connect
+from tests.worker.support import (
     Facts,
     drained,
     make_tables,
@@ -27,7 +28,6 @@ from tests.acceptance.support import (
     siblings,
     until,
 )
-from tests.outbox import CHANNEL, EVENT, HANDLER, InFlight, Lane, Outbox, connect
 
 pytestmark = pytest.mark.operator
 

@@ -15,8 +15,8 @@ from holdfast import HandlerRegistry, TerminalHandlerError
 from holdfast.errors import ConfigurationError
 from holdfast.operator import Operator, Refused, Selection
 from holdfast.postgres.operations import failed as statements
-from tests.acceptance.support import drained, publish_many, running, siblings
 from tests.operator.support import ACTOR, CAUSES, EVENT, HANDLER, driver_of, fail, fail_with, states, subscribe
+from tests.worker.support import drained, publish_many, running, siblings
 
 pytestmark = pytest.mark.operator
 

@@ -33,9 +33,9 @@ from holdfast.postgres.faults import CONNECTION_FAULTS
 from holdfast.postgres.fleet import Fleet, Registration
 from holdfast.postgres.queries import Queries, split
 from holdfast.postgres.wakeup import mode as wakeup_mode
-from tests.acceptance.test_worker_pooler import pooled_dsn
 from tests.outbox import CHANNEL, EVENT, HANDLER, Outbox, connect
 from tests.servers import SessionServer, apply_schema
+from tests.worker.test_pooler import pooled_dsn
 
 pytestmark = [pytest.mark.operator, pytest.mark.both_postgres]
 

@@ -14,8 +14,8 @@ import holdfast.operator.retention
 from holdfast import EventEnvelope, HandlerRegistry
 from holdfast.errors import ConfigurationError
 from holdfast.operator import Operator
-from tests.acceptance.support import publish, running, until
 from tests.operator.kept import archived, policy, row, rows, sweep, swept
+from tests.worker.support import publish, running, until
 
 pytestmark = pytest.mark.operator
 

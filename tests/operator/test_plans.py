@@ -18,7 +18,6 @@ from holdfast import HandlerRegistry, TerminalHandlerError
 from holdfast.errors import ConfigurationError
 from holdfast.operator import Operator, Refused, Selection
 from holdfast.operator.plan_runner import Progress, ReplayRate
-from tests.acceptance.support import running, until
 from tests.operator.support import (
     ACTOR,
     CAUSES,
@@ -32,6 +31,7 @@ from tests.operator.support import (
     subscribe,
 )
 from tests.operator.support import actions as audited
+from tests.worker.support import running, until
 
 pytestmark = pytest.mark.operator
 

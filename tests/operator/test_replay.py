@@ -14,9 +14,9 @@ from holdfast.errors import ConfigurationError
 from holdfast.operator import Operator, Refused, Selection
 from holdfast.operator.arguments import MOST_AT_ONCE
 from holdfast.postgres.operations import failed as statements
-from tests.acceptance.support import drained, publish, publish_many, running, settled
 from tests.operator import kept
 from tests.operator.support import ACTOR, EVENT, HANDLER, beat, fail, states, subscribe
+from tests.worker.support import drained, publish, publish_many, running, settled
 
 pytestmark = pytest.mark.operator
 

@@ -21,8 +21,8 @@ from holdfast.postgres.queries import Queries
 from holdfast.postgres.retention import MOST_IN_BATCH, BatchSize, Sweep, acquire_sweep, policies
 from holdfast.retention import DEFAULT_POLICIES, Disposal, RetentionPolicy
 from holdfast.worker import maintenance, sweeper
-from tests.acceptance.support import Facts, drained, publish, publish_many, running, settled, until
 from tests.operator.kept import age, archived, ids, policy, row, rows, sweep, swept
+from tests.worker.support import Facts, drained, publish, publish_many, running, settled, until
 
 pytestmark = pytest.mark.operator
 

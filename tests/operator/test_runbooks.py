@@ -16,8 +16,8 @@ import pytest
 
 from holdfast import Publisher
 from holdfast.embedded import find_binaries
-from tests.acceptance.support import until
 from tests.docs.support import ROOT, blocks
+from tests.worker.support import until
 
 pytestmark = [pytest.mark.operator, pytest.mark.timeout(240), pytest.mark.slow]
 
@@ -204,6 +204,6 @@ def test_every_runbook_has_a_drill() -> None:
     for page in pages:
         assert "--database NAME" in page.read_text().partition("\n## ")[0], page.name
         if page.name == "renaming-a-handler.md":
-            continue  # is one whole: tests/newcomer/test_renaming.py types it from its first line to its last
+            continue  # is one whole: tests/docs/test_renaming.py types it from its first line to its last
         assert "\n## Drill" in page.read_text(), f"{page.name} has no drill"
         assert f'"{page.name}"' in tests, f"no test types {page.name}"

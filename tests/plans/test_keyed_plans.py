@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from tests.flow.keyed import claim_fair, claim_ordered
 from tests.outbox import EVENT, HANDLER, Outbox, connect
+from tests.postgres.keyed import claim_fair, claim_ordered
 from tests.servers import SessionServer, run_coroutine
 
 pytestmark = [pytest.mark.flow, pytest.mark.slow, pytest.mark.both_postgres]

@@ -2,6 +2,7 @@
 
 shared_dsn  a database with Holdfast's schema, made once per file and server
 outbox      an `Outbox` on a connection to it, empty at the start of each test
+make_source a release of a few migrations, as in tests/migrations
 """
 
 from __future__ import annotations
@@ -10,8 +11,11 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
+from tests.migrations.conftest import make_source
 from tests.outbox import Outbox, connect
 from tests.servers import SessionServer
+
+__all__ = ["make_source", "outbox", "shared_dsn"]
 
 
 @pytest.fixture(scope="module")

@@ -18,8 +18,8 @@ from holdfast.postgres.operations import status
 from holdfast.postgres.queries import Queries
 from holdfast.postgres.schema import ddl
 from holdfast.postgres.wakeup import mode as wakeup_mode
-from tests.acceptance.support import until
 from tests.outbox import Lane, Outbox
+from tests.worker.support import until
 
 pytestmark = pytest.mark.both_postgres
 

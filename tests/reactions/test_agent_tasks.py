@@ -22,7 +22,7 @@ from examples.agent_tasks.tasks import RETENTION, AgentTask, Conversation
 from holdfast import EventEnvelope
 from holdfast.errors import DomainFault, NotFoundFault
 from holdfast.operator import Operator
-from tests.acceptance.support import insert, publish, running, settled, until
+from tests.worker.support import insert, publish, running, settled, until
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = ROOT / "examples" / "agent_tasks" / "schema.sql"

@@ -31,7 +31,7 @@ from holdfast.domain_events import RecordsEvents
 from holdfast.handlers import Via
 from holdfast.integrations.sqlalchemy import DomainEvents
 from holdfast.operator import Operator
-from tests.acceptance.support import Facts, drained, make_tables, running, until
+from tests.worker.support import Facts, drained, make_tables, running, until
 
 PUBLISHER = Publisher("shop")
 

@@ -22,9 +22,9 @@ from holdfast.integrations.sqlalchemy import DomainEvents
 from holdfast.operator import Operator
 from holdfast.postgres import migrate
 from holdfast.telemetry import Failed
-from tests.acceptance.support import Facts, drained, make_tables, publish, row, running, settled, terminate, until
 from tests.operator.test_commands import Run, holdfast
 from tests.outbox import Outbox
+from tests.worker.support import Facts, drained, make_tables, publish, row, running, settled, terminate, until
 
 __all__ = ["holdfast"]  # a fixture
 

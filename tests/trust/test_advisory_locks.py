@@ -14,10 +14,10 @@ from holdfast.operator import Operator
 from holdfast.postgres import migrate
 from holdfast.postgres.schema import ddl
 from holdfast.postgres.wakeup import mode
-from tests.acceptance.support import publish, running, until
 from tests.logins import Logins
 from tests.outbox import CHANNEL
 from tests.servers import SessionServer
+from tests.worker.support import publish, running, until
 
 pytestmark = [pytest.mark.trust, pytest.mark.both_postgres]
 

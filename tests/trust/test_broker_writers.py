@@ -9,10 +9,10 @@ import asyncpg
 import pytest
 
 from holdfast import EventEnvelope, Operator
-from tests.acceptance.support import Facts, publish, running, until
 from tests.brokers.double import Broker
 from tests.brokers.messages import outgoing
 from tests.brokers.test_signing import CHANNEL, OPTIONS, moved, registry_of
+from tests.worker.support import Facts, publish, running, until
 
 pytestmark = pytest.mark.trust
 

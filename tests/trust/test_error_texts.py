@@ -29,8 +29,8 @@ from holdfast.observability.logging import log_fact
 from holdfast.operator import Operator
 from holdfast.reactions.reactions import Reactions
 from holdfast.redact import redact_secrets, unredacted
-from tests.acceptance.support import Facts, publish, until
-from tests.acceptance.test_worker_sentry import DSN, Recorder
+from tests.observability.test_worker_sentry import DSN, Recorder
+from tests.worker.support import Facts, publish, until
 
 pytestmark = pytest.mark.trust
 

@@ -9,11 +9,11 @@ import asyncpg
 import pytest
 
 from holdfast import EventEnvelope, HandlerRegistry, NewEvent, Publisher, Reject
-from tests.acceptance.support import running, until
-from tests.flow.keyed import claim_fair, claim_ordered
 from tests.logins import PRODUCER, Logins
 from tests.outbox import EVENT, HANDLER, Outbox, connect
+from tests.postgres.keyed import claim_fair, claim_ordered
 from tests.servers import SessionServer
+from tests.worker.support import running, until
 
 pytestmark = [pytest.mark.trust, pytest.mark.both_postgres]
 

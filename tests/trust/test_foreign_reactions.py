@@ -15,10 +15,10 @@ from holdfast.ids import uuid7
 from holdfast.observing import DirectObservers
 from holdfast.telemetry import Fact, Notice
 from holdfast.worker.outage import Outages
-from tests.acceptance.support import drained, running
 from tests.logins import PRODUCER, Logins
 from tests.outbox import EVENT, HANDLER, LANE, Outbox, connect
 from tests.servers import SessionServer
+from tests.worker.support import drained, running
 
 pytestmark = [pytest.mark.trust, pytest.mark.both_postgres]
 

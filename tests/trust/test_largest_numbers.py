@@ -6,7 +6,7 @@ import asyncpg
 import pytest
 
 from holdfast import EventEnvelope, HandlerContext, HandlerRegistry, RetryPolicy
-from tests.acceptance.support import publish, running, settled
+from tests.worker.support import publish, running, settled
 
 pytestmark = [pytest.mark.trust, pytest.mark.both_postgres]
 

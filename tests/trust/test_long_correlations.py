@@ -11,7 +11,7 @@ from holdfast import EventEnvelope, HandlerRegistry, Reject
 from holdfast.context import HandlerContext, current_context
 from holdfast.observability.logging import add_delivery
 from holdfast.telemetry import Failed
-from tests.acceptance.support import Facts, drained, running
+from tests.worker.support import Facts, drained, running
 
 pytestmark = pytest.mark.trust
 

@@ -14,7 +14,7 @@ import asyncpg
 import pytest
 
 from holdfast import EventEnvelope, HandlerRegistry
-from tests.acceptance.support import publish, running, until
+from tests.worker.support import publish, running, until
 
 pytestmark = pytest.mark.trust
 

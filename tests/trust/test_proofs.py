@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 import asyncpg
 import pytest
 
-from tests.flow.partitioned import partition
 from tests.logins import PRODUCER, Logins
+from tests.postgres.partitioned import partition
 from tests.servers import SessionServer
 
 pytestmark = [pytest.mark.trust, pytest.mark.both_postgres]

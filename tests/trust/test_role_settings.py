@@ -13,8 +13,8 @@ import pytest
 from holdfast import EventEnvelope, HandlerRegistry, Worker
 from holdfast.operator import Operator
 from holdfast.postgres import migrate
-from tests.acceptance.support import Facts, publish, running, settled
 from tests.servers import SessionServer
+from tests.worker.support import Facts, publish, running, settled
 
 pytestmark = pytest.mark.trust
 

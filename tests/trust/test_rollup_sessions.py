@@ -17,8 +17,8 @@ from holdfast.postgres.doctor import examine
 from holdfast.postgres.operations.metrics import snapshot
 from holdfast.postgres.queries import Queries
 from holdfast.worker.rollup import RollupWriter
-from tests.acceptance.support import publish
 from tests.operator.support import ACTOR
+from tests.worker.support import publish
 
 pytestmark = [pytest.mark.trust, pytest.mark.both_postgres]
 

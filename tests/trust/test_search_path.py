@@ -17,11 +17,11 @@ from holdfast import EventEnvelope, HandlerRegistry, NewEvent, Publisher
 from holdfast.operator import Operator
 from holdfast.postgres import migrate
 from holdfast.postgres.wakeup import mode
-from tests.acceptance.support import Facts, drained, running, until
 from tests.logins import OPERATOR, PRODUCER, WORKER, Logins
 from tests.operator.support import EVENT, fail
 from tests.pooler import pooler
 from tests.servers import SessionServer
+from tests.worker.support import Facts, drained, running, until
 
 pytestmark = [pytest.mark.trust, pytest.mark.both_postgres]
 

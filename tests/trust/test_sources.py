@@ -15,10 +15,10 @@ from holdfast import EventEnvelope, HandlerRegistry, NewEvent, Publisher
 from holdfast.idempotency import Commands, job_key
 from holdfast.ids import uuid7
 from holdfast.operator import Operator
-from tests.acceptance.support import drained, running, until
 from tests.logins import PRODUCER, WORKER, Logins
 from tests.outbox import CHANNEL, EVENT, HANDLER, LANE, Outbox, connect
 from tests.servers import SessionServer
+from tests.worker.support import drained, running, until
 
 pytestmark = [pytest.mark.trust, pytest.mark.both_postgres]
 

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast import HandlerRegistry
 from holdfast.postgres.transport import unverified_hosts, unverified_notice
-from tests.acceptance.support import Facts, running, until
+from tests.worker.support import Facts, running, until
 
 pytestmark = pytest.mark.trust
 

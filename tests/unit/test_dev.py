@@ -189,7 +189,7 @@ def test_shares() -> None:
     """RUN-2: what shares a server or a database stays together, per version; the rest is handed out one by one."""
     assert share_of("tests/http/test_django.py::test_one[pg18-wsgi]") == "tests/http/test_django.py pg18"
     assert share_of("tests/unit/test_dev.py::test_shares") == "tests/unit/test_dev.py"
-    alone = "tests/acceptance/test_worker_crashes.py::test_frozen_worker_is_fenced[pg15]"
+    alone = "tests/worker/test_crashes.py::test_frozen_worker_is_fenced[pg15]"
     assert share_of(alone) == alone
 
 
